@@ -5,6 +5,8 @@ interpreter, and bad input.
 import inspect
 import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,9 +341,8 @@ def test_integers_take_the_scalars_that_they_take_in_torch() -> None:
         *(torch.ones(s, dtype=torch.int32) for s in ((3, 0), (0, 4))),
     )
     assert torch.equal(addmm(c, a, b, alpha=2), torch.addmm(c, a, b, alpha=2))
-    assert torch.equal(
-        addmm(c, a, b, alpha=np.float32(1.25)), torch.addmm(c, a, b, alpha=np.float32(1.25))
-    )
+    fraction: Any = np.float32(1.25)  # torch takes it, and its stub does not say so
+    assert torch.equal(addmm(c, a, b, alpha=fraction), torch.addmm(c, a, b, alpha=fraction))
     assert [inspect.signature(addmm).parameters[name].default for name in ("alpha", "beta")] == [
         1,
         1,
@@ -381,7 +382,11 @@ NAMES = {
     linear: (("input", A), ("weight", B.t())),
 }
 ALIASES = {matmul: ("a", "b"), addmm: ("c", "a", "b"), linear: ("x", "w")}
-TORCHS = {matmul: torch.matmul, addmm: torch.addmm, linear: torch.nn.functional.linear}
+TORCHS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    matmul: torch.matmul,
+    addmm: torch.addmm,
+    linear: torch.nn.functional.linear,
+}
 
 
 @pytest.mark.parametrize("function", NAMES)
@@ -525,7 +530,7 @@ def test_a_wrong_config_spoils_no_equal_one() -> None:
 
 BUFFER = torch.randn(20, 20)
 
-BAD = {
+BAD: dict[type[Exception], dict[str, Callable[[torch.Tensor], object]]] = {
     ValueError: {
         r"input.shape\[1\] is 5 but other.shape\[0\] is 4": lambda o: matmul(A, B[:4], out=o),
         r"input.shape\[0\] is 5 but other.shape\[0\] is 4": lambda o: matmul(A[0], B[:4]),

@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -274,7 +275,7 @@ def test_a_quantized_weight_is_not_swapped() -> None:
 
 
 def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one() -> None:
-    layer = nn.Linear(8, 6)
+    layer: Any = nn.Linear(8, 6)
     layer.activation = "gelu"
     want = layer(X)
     assert patch(layer).kept == {
@@ -356,7 +357,7 @@ def test_a_layer_made_as_ours_goes_there_and_back() -> None:
 
 
 def test_unpatch_reaches_a_forward_wrapped_after_patch(by_ours) -> None:
-    net = Net()
+    net: Any = Net()
     patch(net)
     bound(net.up, lambda y: 2 * y)
     want = net.up(X)
@@ -382,7 +383,7 @@ def test_a_wrapper_that_holds_our_forward_out_of_reach_calls_torchs_after_unpatc
     layer = nn.Linear(8, 6)
     patch(layer)
     ours = layer.forward
-    layer.forward = lambda x: 2 * ours(x)
+    layer.forward = lambda x: 2 * ours(x)  # type: ignore[method-assign, assignment]
     want = layer(X)
     by_ours.clear()
     unpatch(layer)
@@ -391,7 +392,7 @@ def test_a_wrapper_that_holds_our_forward_out_of_reach_calls_torchs_after_unpatc
 
 
 def test_torchs_own_forward_with_the_instance_is_no_replacement(by_ours) -> None:
-    layer = nn.Linear(8, 6)
+    layer: Any = nn.Linear(8, 6)
     unbound(bound(layer, lambda y: y))
     assert patch(layer).swapped == ("(root)",)
     layer(X)
@@ -429,7 +430,7 @@ def test_patch_computes_no_parametrization() -> None:
             self.calls += 1
             return w
 
-    layer = nn.Linear(8, 6)
+    layer: Any = nn.Linear(8, 6)
     patch(layer)
     nn.utils.parametrize.register_parametrization(layer, "weight", Counted())
     layer.parametrizations.weight[0].calls = 0

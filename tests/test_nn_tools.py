@@ -263,7 +263,8 @@ class TestSharded:
         assert patch(net).swapped == ("up", "down")
         assert unpatch(net) == outblas.nn.Report(("up", "down"))
         assert not any(Linear in type(module).__mro__ for module in net.modules())
-        assert isinstance(net.up, torch.distributed.fsdp.FSDPModule)
+        sharded = net.up
+        assert isinstance(sharded, torch.distributed.fsdp.FSDPModule)
         y = net(X)
         torch.testing.assert_close(y, want)
         y.sum().backward()

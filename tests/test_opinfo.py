@@ -13,7 +13,7 @@ import outblas
 from outblas.runtime import dispatch, launcher
 
 Tensor = torch.Tensor
-OURS = {
+OURS: dict[str, Callable[..., Tensor]] = {
     "matmul": outblas.matmul,
     "__rmatmul__": lambda x, y: outblas.matmul(y, x),
     "mm": outblas.matmul,
@@ -40,7 +40,7 @@ def scaled(t: Tensor) -> Tensor:
     lead = max(t.dim() - 2, 0)
     shape = [n if i < lead or n < 2 else n * -(-LEAST // n) for i, n in enumerate(t.shape)]
     stored = [n if stride else 1 for n, stride in zip(shape, t.stride(), strict=True)]
-    order = sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
+    order = sorted(range(t.dim()), key=lambda i: (-t.stride()[i], i))
     gap = min(
         (stride for n, stride in zip(t.shape, t.stride(), strict=True) if stride and n > 1),
         default=1,

@@ -12,6 +12,7 @@ import random
 import threading
 from collections import defaultdict
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ class World:
         return next((s for s in self.streams if s.cuda_stream == handle and not s.gone), None)
 
     def call(self, floats, counters):
-        lent = workspace.get_workspace(0, floats, counters)
+        lent: Any = workspace.get_workspace(0, floats, counters)  # its tensors are stand-ins
         self.pause()
         real, blocks = self.state.real, (lent.sums.block, lent.counters.block)
         if lent.sums.numel() < floats or lent.counters.numel() < counters:
@@ -228,7 +229,8 @@ class Lock:
 
 class Event:
     def __init__(self, world) -> None:
-        self.world, self.of, self.after = world, None, 0
+        self.world, self.after = world, 0
+        self.of: Stream | None = None  # the one that it was recorded on
 
     def record(self, stream) -> None:
         self.world.pause()
@@ -315,7 +317,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, bodies, seed, broken=lambda monkeypa
         for stream in world.streams:
             stream.running.clear()
             stream.gone = False
-        world.draw.choice = lambda among: among[0]
+        world.draw.choice = lambda among: among[0]  # type: ignore[method-assign, assignment]
         workspace._workspaces.clear()
         workspace._retired.clear()
     return found
@@ -424,8 +426,8 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch: pytest.M
     together, looked, found = threading.Barrier(2), set(), []
 
     class Held(dict):
-        def get(self, key):
-            held = super().get(key)
+        def get(self, key, default=None):
+            held = super().get(key, default)
             if threading.get_ident() not in looked:
                 looked.add(threading.get_ident())
                 together.wait(10)

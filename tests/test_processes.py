@@ -96,23 +96,27 @@ def test_a_worker_ends_at_any_byte_of_its_answer(end: str, monkeypatch: pytest.M
         else (0, 1, accepted - 1, accepted, accepted + 1, whole - 1, whole)
     )
 
+    endings: tuple[type[WorkerExited | WorkerTimeout], ...] = (WorkerExited, WorkerTimeout)
+
     def run(cut):
         with started(program=SCRIPTED) as worker:
             if cut == whole:
                 assert scripted(worker, ANSWER, cut, end) is True
                 assert soon(lambda: worker.exit is not None or end in ("hang", "garbage", "close"))
-                with pytest.raises((WorkerExited, WorkerTimeout)) as ended:
+                with pytest.raises(endings) as ended:
                     scripted(worker, ANSWER, seconds=0.2)
                 assert not ended.value.accepted
                 return
-            with pytest.raises((WorkerExited, WorkerTimeout)) as ended:
+            with pytest.raises(endings) as ended:
                 scripted(worker, ANSWER, cut, end, seconds=0.2)
             assert ended.value.accepted is (cut >= accepted)
             if end != "garbage":  # which may look like the rest of a frame
                 assert isinstance(ended.value, WorkerTimeout) is (end == "hang")
             if end == "kill":
+                assert isinstance(ended.value, WorkerExited)
                 assert ended.value.exit.from_outside
             if end == "exit":
+                assert isinstance(ended.value, WorkerExited)
                 assert ended.value.exit.status == 3
 
     with ThreadPoolExecutor(4) as threads:

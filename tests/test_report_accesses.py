@@ -12,7 +12,7 @@ from test_report import Entry, counted, invoke, loaded, rendered, shown, write
 
 from outblas.core import configs, registry
 from outblas.report import access_cases, accesses, profiles
-from outblas.report.accesses import Conflicts
+from outblas.report.accesses import Coalescing, Conflicts
 
 pytestmark = pytest.mark.compile
 FIRST, PADDED, SPLIT = "pad=0,piece_n=8", "piece_n=8", "pad=0"
@@ -198,7 +198,8 @@ def test_what_was_measured_is_what_was_predicted() -> None:
     measured = profiles.load([Path(__file__).parents[1] / "results" / "h100_simt_counters.json"])
     in_shared = [r for r in accesses.conflicts(measured) if r.measured]
     in_global = [r for r in accesses.coalescing(measured) if r.measured]
-    assert [r.cells() for r in (*in_shared, *in_global) if not r.within] == []
+    everywhere: list[Conflicts | Coalescing] = [*in_shared, *in_global]
+    assert [r.cells() for r in everywhere if not r.within] == []
     assert {configs.brief(r.case.config) for r in in_shared} >= {
         "piece_n=8,pad=0",
         "piece_n=8",

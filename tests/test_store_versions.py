@@ -7,12 +7,14 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stored
 from stored import BARE, H100, WORKLOAD, damage, fill, set_aside, silent, sql, trial, warned, winner
 
 from outblas.autotune.store import migrations, queries, salvage, sqlite
+from outblas.autotune.store.records import BestConfig, Trial
 from outblas.autotune.store.store import Store, StoreError
 
 SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
@@ -47,7 +49,8 @@ def old(path, count=100) -> None:
     sql(path, *VERSION_1)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
-        for record in [*TRIALS[:count], winner()]:
+        records: list[Trial | BestConfig] = [*TRIALS[:count], winner()]
+        for record in records:
             table, row = "winners" if record == winner() else "trials", queries._row(record)
             del row["digest"]  # which version 2 has
             queries._put(connection_with_rows(connection), table, row, record.gpu)
@@ -205,7 +208,7 @@ with Store(Path(sys.argv[1])) as store:
 def test_several_processes_migrate_once(path: Path) -> None:
     old(path)
     command = [sys.executable, "-c", OPENING, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"

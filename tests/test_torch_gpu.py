@@ -4,7 +4,7 @@
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -84,8 +84,8 @@ def test_the_gradient_of_a_weight_is_written_where_it_stays(activation: str | No
             reached.clear()
             w.grad = None
             layer(x, w, activation=activation).float().sum().backward()
-            assert [w.grad.data_ptr()] == reached
-            assert w.grad.stride() == w.stride()
+            assert [cast(torch.Tensor, w.grad).data_ptr()] == reached
+            assert cast(torch.Tensor, w.grad).stride() == w.stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)

@@ -2,6 +2,7 @@
 exported programs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,13 +29,14 @@ def torchs_layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tenso
     return apply(torch.nn.functional.linear(x, w, bias), "gelu", residual)
 
 
+Function = Callable[..., torch.Tensor]
 A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
     x, leaves = torch.randn(3, 6, 5), (W, BIAS)
-    pairs = [
+    pairs: list[tuple[Function, Function, tuple[torch.Tensor, ...]]] = [
         (matmul, torch.matmul, (x, W.t())),
         (matmul, torch.matmul, (x.to(dtype), W.t())),
         (matmul, torch.matmul, (x.double(), W.t().double())),
@@ -77,7 +79,7 @@ def test_vmap_over_any_dimension(shape_a: tuple[int, ...], shape_b: tuple[int, .
             close(vmap(matmul, (dim_a, dim_b))(*given), vmap(torch.matmul, (dim_a, dim_b))(*given))
 
 
-PAIRS = [
+PAIRS: list[tuple[Function, Function, list[tuple[int, ...]]]] = [
     (
         lambda c, a, b: addmm(c, a, b, alpha=0.5, beta=-2),
         lambda c, a, b: a @ b / 2 - 2 * c,
@@ -113,7 +115,7 @@ def test_vmap_over_any_arguments(i: int) -> None:
 
 R = torch.randn
 # calls that must raise as they do without vmap: the operands, and which of them are mapped
-WRONG = {
+WRONG: dict[str, tuple[Function, list[torch.Tensor], tuple[int | None, ...]]] = {
     "dtype of c": (addmm, [R(2, 5).bfloat16(), R(2, 3, 4), R(2, 4, 5)], (0, 0, 0)),
     "shape of c": (lambda *t: addmm(*t, beta=0), [R(2, 7), R(2, 3, 4), R(2, 4, 5)], (0, 0, 0)),
     "c of too many dimensions": (addmm, [R(2, 1, 3, 5), R(2, 3, 4), R(4, 5)], (0, 0, None)),

@@ -220,7 +220,7 @@ def test_whatever_ends_a_sweep_gives_its_lease_back(
     tune: Callable[..., Outcome], store: Store, path: Path, error
 ) -> None:
     bench = FakeWorker()
-    bench.screen = Mock(side_effect=error)
+    bench.screen = Mock(side_effect=error)  # type: ignore[method-assign]
     with Store(path) as beside:
         with pytest.raises(error):
             tune(bench)
