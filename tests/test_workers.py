@@ -332,3 +332,15 @@ def test_a_process_compiles_so_many_times(process, monkeypatch: pytest.MonkeyPat
         futures = [several.submit(SUBJECT, WORKLOAD, "", 90) for _ in range(7)]
         assert [future.result(5) for future in futures] == [1.5] * 7
     assert len(made) == 3
+
+
+def test_a_task_that_was_cancelled_is_settled_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The futures of the standard library log a critical error when they are asked twice."""
+    task = compilers._Task(print, ())
+    task.cancel()
+    assert not task.wanted
+    task.succeed(None)
+    assert task.future.cancelled()
+    assert caplog.records == []

@@ -157,6 +157,8 @@ class _Task:
     future: Future[Any] = field(default_factory=Future)
     process: WorkerProcess | None = None  # that runs it now
     lock: threading.Lock = field(default_factory=threading.Lock)
+    settling: threading.Lock = field(default_factory=threading.Lock)
+    settled: bool = False
 
     def __post_init__(self) -> None:
         self.future.add_done_callback(self._on_done)
@@ -194,13 +196,16 @@ class _Task:
         return not self.future.cancelled() or self._settle()
 
     def _settle(self) -> bool:
-        """Whether it was not cancelled, which nobody can do any more; who waits for one that was
-        hears of it here.
+        """Whether it was not cancelled; from here on nobody can cancel it.
+
+        Whoever waits for one that was cancelled hears of it here. Only the first call asks the
+        future: a second one would log a critical error.
         """
-        try:
+        with self.settling:
+            if self.settled:
+                return False
+            self.settled = True
             return self.future.set_running_or_notify_cancel()
-        except RuntimeError:  # they have heard
-            return False
 
     def _on_done(self, future: Future[Any]) -> None:
         if not future.cancelled():

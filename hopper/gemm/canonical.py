@@ -35,8 +35,8 @@ class CanonicalProblem:
     """How `hopper.gemm` computes a problem, in three steps:
 
     1. An operand that TMA cannot load is copied first (`operand_copies`).
-    2. A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says `swap`;
-       the two undo each other.
+    2. A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says
+       `swap_ab`; the two undo each other.
     3. Where there are several batch dimensions, a launch walks the longest of them, and the host
        loops over the others.
 

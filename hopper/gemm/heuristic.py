@@ -111,7 +111,7 @@ def shaped(
 
 
 def swaps_of_any_column(problem: Problem) -> list[bool]:
-    """The values of `swap` with which tiles may begin at any column, because B is stored by
+    """The values of `swap_ab` with which tiles may begin at any column, because B is stored by
     columns; the better one first.
 
     Where the rows of B are contiguous, a tile that does not begin at a multiple of 64 columns asks
