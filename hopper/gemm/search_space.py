@@ -67,8 +67,8 @@ def space(
 
 
 def _compile_key(config: HopperConfig) -> HopperConfig:
-    """`compile_key` for one problem, where `swap_ab` transposes the product, and `gpc_local` asks for a
-    table where others have none.
+    """`compile_key` for one problem, where `swap_ab` transposes the product, and `gpc_local` asks
+    for a table where others have none.
     """
     return replace(compile_key(config), swap_ab=config.swap_ab, gpc_local=config.gpc_local)
 
