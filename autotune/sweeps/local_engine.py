@@ -60,25 +60,39 @@ class _Engine:
         return self.found
 
     def _run_threads(self, compilers: Compilers | None) -> None:
-        threads = [
-            threading.Thread(target=self._drive, args=(gpu, compilers), daemon=True)
-            for gpu in self.gpus
-        ]
+        """Has a thread for each GPU, and returns when all have ended.
+
+        An event says that a thread has ended, not `Thread.join`: an interrupt within `join` marks a
+        thread as stopped that still runs (CPython's issue 90882). Nothing would wait for it then,
+        and its last result could come after all unsaved results have been exported.
+        """
+        started: list[threading.Event] = []
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)  # lets an interrupt through
+            for gpu in self.gpus:
+                ended = threading.Event()
+                arguments = (gpu, compilers, ended)
+                threading.Thread(target=self._drive_and_tell, args=arguments, daemon=True).start()
+                started.append(ended)
+            for ended in started:
+                while not ended.wait(0.2):  # lets an interrupt through
+                    pass
         except BaseException:  # an interrupt: nothing may go on behind the caller's back
             self.stop.set()
             for bench in self.benches:
                 bench.cancel()
             if compilers is not None:
                 compilers.close()
-            for thread in threads:
-                thread.join(STOP_SECONDS)
+            for ended in started:
+                ended.wait(STOP_SECONDS)
             raise
+
+    def _drive_and_tell(
+        self, gpu: str, compilers: Compilers | None, ended: threading.Event
+    ) -> None:
+        try:
+            self._drive(gpu, compilers)
+        finally:
+            ended.set()
 
     def _drive(self, gpu: str, compilers: Compilers | None) -> None:
         """Runs jobs on one GPU until none is left."""
