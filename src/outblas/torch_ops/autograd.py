@@ -64,6 +64,10 @@ class _Saved(NamedTuple):
     choice: OperatorChoice
 
 
+# Every forward pass makes one of each: without the Python function that a NamedTuple is called by.
+_new_tuple = tuple.__new__
+
+
 class Product(torch.autograd.Function):
     """All products.
 
@@ -107,7 +111,7 @@ class Product(torch.autograd.Function):
         # What runs on the CPU and is batch-invariant was named, and products of gradients have to
         # name theirs too.
         named = "portable" if batch_invariant and kernel and a.is_cpu else ""
-        ctx.saved = _Saved(
+        saved = (
             a.shape,
             b.shape,
             None if c is None else c.shape,
@@ -119,8 +123,9 @@ class Product(torch.autograd.Function):
             beta,
             activation,
             a.dtype,
-            OperatorChoice(named, "", tune, batch_invariant),
+            _new_tuple(OperatorChoice, (named, "", tune, batch_invariant)),
         )
+        ctx.saved = _new_tuple(_Saved, saved)
         return y if x is None else (y, x)
 
     @staticmethod

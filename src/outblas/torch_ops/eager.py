@@ -41,21 +41,22 @@ _LINE_MASK = LINE - 1
 RecordedRun = Callable[..., Tensor]
 
 
-# With slots, which Python reads faster than a tuple's fields; `eq` and `repr` cost import time.
+# Slots are read faster than a NamedTuple's fields; `eq` and `repr` would cost import time.
 @dataclass(slots=True, eq=False, repr=False)
-class EagerPlan:
-    """A plan that a call of known shapes may take, and what has to hold for it.
+class PlanConditions:
+    """What else has to hold where gradients or tf32 matter to a plan."""
 
-    `matches` says of a call's tensors whether their types, sizes, strides, dtypes, devices and need
-    of gradients, and what torch's dispatcher would do with them, are those remembered.
-    """
-
-    matches: Callable[..., bool]
-    plan: Plan
     requires_grad: bool | None  # whether gradients are on; None where no tensor needs them
     tf32: bool | None  # whether fp32 becomes tf32; None for other operands
     x_shape: tuple[int, ...] | None  # of x, the activation's argument, where gradients need it
 
+
+# A plan that a call of known shapes may take, a plain tuple because every warm call unpacks one.
+#
+# The first item says of a call's tensors whether their types, sizes, strides, dtypes, devices and
+# need of gradients, and what torch's dispatcher would do with them, are those remembered. The
+# conditions are None where neither gradients nor tf32 matter.
+EagerPlan = tuple[Callable[..., bool], Plan, PlanConditions | None]
 
 # Calls of the same shapes share an entry: they differ in layouts, dtypes, devices, and whether
 # inference mode is on.
@@ -136,17 +137,18 @@ def run(
     except RuntimeError:  # no address: sparse, wrapped
         return None
     plans = _cache.get(key, ())
-    for eager_plan in plans:
-        if not eager_plan.matches(*tensors):
+    for matches, plan, conditions in plans:
+        if not matches(*tensors):
             continue
-        plan, requires_grad, tf32 = eager_plan.plan, eager_plan.requires_grad, eager_plan.tf32
-        if requires_grad is not None and requires_grad is not _gradients_enabled():
-            continue
-        if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
-            continue
-        if requires_grad and _recorded_run is not None:
-            x_shape = eager_plan.x_shape
-            return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
+        if conditions is not None:
+            requires_grad, tf32 = conditions.requires_grad, conditions.tf32
+            if requires_grad is not None and requires_grad is not _gradients_enabled():
+                continue
+            if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
+                continue
+            if requires_grad and _recorded_run is not None:
+                x_shape = conditions.x_shape
+                return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
         if extra is None:
             result: Tensor = plan(a, b, c, out, alpha, beta)
         else:
@@ -193,14 +195,10 @@ def _remember(
         *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     )
     tf32 = tf32_requested() if call.a.dtype is torch.float32 else None
-    eager_plan = EagerPlan(
-        matches=guards.check,
-        plan=plan,
-        requires_grad=requires_grad,
-        tf32=tf32,
-        x_shape=x_shape,
-    )
-    _cache[key] = (*plans, eager_plan)
+    conditions = None
+    if requires_grad is not None or tf32 is not None:
+        conditions = PlanConditions(requires_grad, tf32, x_shape)
+    _cache[key] = (*plans, (guards.check, plan, conditions))
 
 
 def _unobserved(tensors: tuple[Tensor, ...]) -> bool:
