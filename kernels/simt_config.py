@@ -198,6 +198,7 @@ PRESETS: dict[str, tuple[str, str]] = {
     "000 kernel 7, padded": ("simt.warptile", "prefetch=False"),
     "003 v06": (
         "simt.warptile",
-        "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,piece_m=4,prefetch=False",
+        "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,"
+        "piece_m=4,prefetch=False",
     ),
 }

@@ -19,14 +19,14 @@ from sweeps import WORKLOAD, gone, soon, start
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers, outcome
 from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
-from outblas.autotune.search.target import Subject
+from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
-SUBJECT = Subject("misbehaving", "misbehaving")
+SUBJECT = TuneTarget("misbehaving", "misbehaving")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,7 @@ from outblas.autotune.measure.processes import (
     WorkerTimeout,
 )
 from outblas.autotune.measure.worker import Screened
-from outblas.autotune.search.target import Subject
+from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
@@ -83,7 +83,7 @@ def test_what_else_befalls_a_worker() -> None:
         assert bench.restarts == 1
 
 
-SLOW = Subject("slow", "slow_import")
+SLOW = TuneTarget("slow", "slow_import")
 
 
 def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ...core.configs import from_text
 from ..search import prune
-from ..search.target import Subject
+from ..search.target import TuneTarget
 from ..store.records import Status, Workload
 from . import limits
 from .processes import (
@@ -76,20 +76,22 @@ class Compilers:
         self._closed = False
         self._lock = threading.Lock()
 
-    def submit(self, subject: Subject, workload: Workload, config: str, arch: int) -> Future[float]:
+    def submit(
+        self, target: TuneTarget, workload: Workload, config: str, arch: int
+    ) -> Future[float]:
         """The seconds it takes, once it is done; `outcome` tells what went wrong.
 
         It can be cancelled while it runs.
         """
-        return self._schedule(_compile, subject, workload, config, arch)
+        return self._schedule(_compile, target, workload, config, arch)
 
-    def await_one(self, subject: Subject, seconds: float) -> None:
+    def await_one(self, target: TuneTarget, seconds: float) -> None:
         """Waits until a process has imported the first kernel asked for and its DSL, so many
         seconds at most.
         """
         with contextlib.suppress(Exception):  # of which every compile will tell
             if self._first is None:
-                self._first = self._schedule(_import, subject)
+                self._first = self._schedule(_import, target)
             self._first.result(seconds)
 
     def close(self) -> None:
@@ -389,14 +391,14 @@ class _Objection:
     reason: str
 
 
-def _import(subject: Subject) -> None:
-    subject.load()
+def _import(target: TuneTarget) -> None:
+    target.load()
 
 
-def _compile(subject: Subject, workload: Workload, config: str, arch: int) -> float | _Objection:
+def _compile(target: TuneTarget, workload: Workload, config: str, arch: int) -> float | _Objection:
     start = time.perf_counter()
     try:
-        module = subject.load()
+        module = target.load()
         module.precompile(prune.problem(workload), from_text(module.Config, config), arch)
     except OSError:
         return 0.0  # nothing can be kept on disk: whoever measures compiles

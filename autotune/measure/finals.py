@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ...core.configs import brief
-from ..search.prune import Candidate
+from ..search.candidates import Candidate
 from ..store.records import Workload
 from .isolated import MeasureWorker, WorkerDied
 from .progress import Progress
@@ -54,7 +54,7 @@ class Finals:
 
     def _tell(self, race: SuccessiveElimination[Candidate]) -> None:
         self.progress.rounds = race.rounds
-        self.progress.best = f"{race.leader.subject.name}[{brief(race.leader.config)}]"
+        self.progress.best = f"{race.leader.target.name}[{brief(race.leader.config)}]"
         self.progress.best_ratio = race.against_base(race.leader).median
         self.say()
 
@@ -67,7 +67,7 @@ class Finals:
                 continue
             try:
                 status: str = self.bench.enter(
-                    self.workload, (candidate.subject, candidate.text)
+                    self.workload, (candidate.target, candidate.text)
                 ).status
             except WorkerDied as death:
                 if self._spared(candidate, death):
@@ -110,4 +110,4 @@ class Finals:
 
 
 def _entries(candidates: Iterable[Candidate]) -> list[Entry]:
-    return [(candidate.subject, candidate.text) for candidate in candidates]
+    return [(candidate.target, candidate.text) for candidate in candidates]

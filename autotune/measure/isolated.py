@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ...core import cache
 from ...runtime import fallback
-from ..search.target import Subject
+from ..search.target import TuneTarget
 from ..store.records import Gpu, Workload
 from . import limits, worker
 from .gpu_lock import GpuLock, LockCancelled
@@ -70,8 +70,8 @@ class MeasureWorker:
         self._owning = threading.Lock()  # of the process: another thread may abandon it
         self._lock: GpuLock | None = None
         self._open: Workload | None = None
-        self._loaded: set[Subject] = set()  # by the worker that there is
-        self._unloadable: dict[Subject, str] = {}
+        self._loaded: set[TuneTarget] = set()  # by the worker that there is
+        self._unloadable: dict[TuneTarget, str] = {}
 
     def describe(self) -> Gpu:
         """The GPU it measures on. Raises WorkerDied."""
@@ -131,25 +131,25 @@ class MeasureWorker:
             return found
         raise WorkerDied("killed", "the worker died again and again")
 
-    def _load(self, subject: Subject) -> None:
+    def _load(self, target: TuneTarget) -> None:
         """Has the worker import a kernel and its DSL: the time that this takes is no config's.
 
         Raises WorkerDied; for a kernel that cannot be imported, all further calls raise at once.
         """
-        if reason := self._unloadable.get(subject):
+        if reason := self._unloadable.get(target):
             raise WorkerDied("killed", reason)
-        if subject in self._loaded and self._process is not None and self._process.exit is None:
+        if target in self._loaded and self._process is not None and self._process.exit is None:
             return
         try:
-            self._call(START_SECONDS, worker.load, subject)
+            self._call(START_SECONDS, worker.load, target)
         except RemoteError:  # every trial will say so
             pass
         except WorkerDied as death:
             if death.status == "killed":
                 raise
-            reason = self._unloadable[subject] = f"{subject.name} cannot be imported: {death}"
+            reason = self._unloadable[target] = f"{target.name} cannot be imported: {death}"
             raise WorkerDied("killed", reason) from None
-        self._loaded.add(subject)
+        self._loaded.add(target)
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         """µs a call of cuBLAS and of each entry, by round. Raises WorkerDied."""

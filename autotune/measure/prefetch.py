@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from ..search.prune import Candidate
+from ..search.candidates import Candidate
 from ..store.records import Workload
 from .compile_pool import Compilers
 
@@ -33,7 +33,7 @@ class Ahead:
     ) -> None:
         groups: dict[tuple[str, str], list[Candidate]] = {}
         for candidate in candidates:
-            groups.setdefault((candidate.subject.name, candidate.compile_key), []).append(candidate)
+            groups.setdefault((candidate.target.name, candidate.compile_key), []).append(candidate)
         self._begun = False
         self._waiting = deque(groups.values())
         self._running: dict[Future[float], list[Candidate]] = {}
@@ -87,7 +87,7 @@ class Ahead:
         while self._waiting and room > 0:
             group = self._waiting.popleft()
             first = group[0]
-            future = self._compilers.submit(first.subject, self._workload, first.text, self._arch)
+            future = self._compilers.submit(first.target, self._workload, first.text, self._arch)
             self._running[future] = group
             room -= 1
 

@@ -24,7 +24,7 @@ from ...core.configs import from_text
 from ...verify.cases import Case
 from ...verify.oracle import Exact
 from ..search import gpu
-from ..search.target import Subject
+from ..search.target import TuneTarget
 from ..store.records import Gpu, Status, Workload
 from .serve import brief
 
@@ -32,7 +32,7 @@ SCREEN_ROUNDS = 3
 SCREEN_IDLE = 0.01  # seconds before a screened turn
 SCREEN_US = 20_000.0  # of a screened turn, at most
 HOPELESS = 1.5  # times the best so far, beyond which one round is enough
-Entry = tuple[Subject, str]  # a kernel, and its config as text
+Entry = tuple[TuneTarget, str]  # a kernel, and its config as text
 
 _bench: _WorkloadTimer | None = None
 
@@ -103,8 +103,8 @@ class _WorkloadTimer:
 
     def prepare(self, entry: Entry) -> turn.Call:
         """Compiles or loads the kernel, and holds it to the oracle. Raises _Objection."""
-        subject, text = entry
-        module = subject.load()
+        target, text = entry
+        module = target.load()
         config = from_text(module.Config, text)
         asked = problem.problem(*self.tensors, tf32=self.workload.dtype == "tf32")
         if reason := module.unsupported(asked, config):
@@ -181,9 +181,9 @@ def open_bench(workload: Workload, on_gpu: bool) -> float:
     return _bench.cublas_us
 
 
-def load(subject: Subject) -> None:
+def load(target: TuneTarget) -> None:
     """Imports a kernel's module and its DSL, which may take longer than a trial."""
-    subject.load()
+    target.load()
 
 
 def screen(entry: Entry, best_us: float | None) -> Screened:

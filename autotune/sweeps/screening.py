@@ -192,7 +192,7 @@ class Screen:
         return trial, trial is not None
 
     def _leave_out(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
-        self.left_out(Unmeasured(attempt.candidate.subject.name, attempt.candidate.text, reason))
+        self.left_out(Unmeasured(attempt.candidate.target.name, attempt.candidate.text, reason))
         return None, True
 
     def _compile_again(self, attempt: Attempt, reason: str) -> tuple[None, bool]:

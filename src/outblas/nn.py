@@ -40,7 +40,8 @@ class Linear(torch.nn.Linear):
     operators.
     """
 
-    __constants__ = [*torch.nn.Linear.__constants__, "activation"]  # noqa: RUF012 (torch's own is a list)
+    # A list, as torch's own is.
+    __constants__ = [*torch.nn.Linear.__constants__, "activation"]  # noqa: RUF012
     activation: str | None = (
         None  # instances of torch.nn.Linear that become ones of this class have no other
     )

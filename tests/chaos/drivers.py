@@ -18,7 +18,7 @@ from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search import gpu as gpus
-from outblas.autotune.search.target import Subject
+from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import to_record
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import sweep as sweeping
@@ -34,7 +34,7 @@ ALONE = ("examine", "say_time", "stock", "use_objects")
 NOT_FINISHED = (
     4  # exit status of a sweep that ended by itself, and not with all that was asked of it
 )
-SUBJECT = Subject("chaos", kernel.__name__)
+SUBJECT = TuneTarget("chaos", kernel.__name__)
 SHAPE = (16, 16, 16)
 COMPILE_SECONDS = 5.0
 
