@@ -1,0 +1,226 @@
+"""Nonsense in the environment is told in a line: commands end with it, and products go on without a
+cache.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import invoke
+
+import outblas
+from outblas.autotune import automatic, lookup
+from outblas.autotune.store.tables import read_table
+from outblas.core import cache, filesystems
+
+LONG = "a" * 5000
+VALUES = {
+    "long": f"/tmp/{LONG}",
+    "deep": "/tmp/" + "/".join(["b" * 60] * 80),
+    "no such user": "~nobody-of-this-name/cache",
+    "below a file": f"{__file__}/cache",
+    "a file": __file__,
+    "relative": "some/folder",
+    "control": "/proc/x/\x1b[31m\n",
+}
+COMMANDS = [
+    ("doctor",),
+    ("list",),
+    ("cache", "ls"),
+    ("cache", "verify"),
+    ("cache", "prune", "--compiled"),
+    ("cache", "export", "results.json"),
+    ("tune", "--kernels", "portable", "--shapes", "64", "--dry-run"),
+]
+
+
+@pytest.fixture(params=VALUES)
+def environment(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", VALUES[request.param])
+    cache._warn_once.cache_clear()
+    lookup.clear_cache()
+    yield request.param
+    lookup.clear_cache()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_say_what_is_wrong(environment, command: str) -> None:
+    done = invoke(*command)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code in (0, 1, 2)
+    assert LONG[:1000] not in done.output
+    assert "\x1b[31m" not in done.output
+    if environment in ("long", "deep", "no such user") and command[0] in ("doctor", "cache"):
+        assert "OUTBLAS_CACHE_DIR is" in done.output
+        assert done.exit_code in (1, 2)
+
+
+@pytest.mark.filterwarnings("error")
+def test_compiled_kernels_are_built_with_one_warning(environment) -> None:
+    def fetch():
+        return cache.fetch(
+            {"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text
+        )
+
+    if environment == "relative":
+        assert cache.directory() == Path.cwd() / VALUES[environment]
+        return
+    with pytest.warns(UserWarning, match="outblas keeps no compiled kernels") as caught:
+        assert fetch() == "built"
+    assert fetch() == "built"
+    (warning,) = caught
+    assert len(str(warning.message)) < 500
+    assert str(warning.message).isprintable()
+    with pytest.raises(OSError, match=r"\w"):
+        cache.warm({"kernel": 1}, build=lambda: "built", save=lambda *_: None)
+
+
+@pytest.mark.interpreter
+@pytest.mark.filterwarnings("ignore:torch takes this call")
+def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", LONG)  # which only calls on a GPU ask
+    a, b = torch.ones(4, 8), torch.ones(8, 4)
+    expected = torch.full((4, 4), 8.0)
+    assert torch.equal(outblas.matmul(a, b), expected)
+    assert torch.equal(outblas.matmul(a, b, kernel="portable"), expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_store_of_no_place_is_left_out(environment) -> None:
+    gpu = next(iter(read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
+    known = lookup.TuningIndex(gpu)
+    assert known.entries
+    assert not [each for each in known.entries if each.origin in (lookup.HERE, lookup.MODEL)]
+
+
+def test_a_mode_that_is_none_is_told_in_short() -> None:
+    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '") as caught:
+        lookup.mode(None, f"\x1b[31m{LONG}")
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["soon", LONG, "nan", "-1", "0", "1e", "\x1b"])
+def test_a_budget_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", text)
+    with pytest.raises(
+        ValueError, match=r"OUTBLAS_TUNE_BUDGET is .*, expected a number of s"
+    ) as it:
+        automatic.first_seconds()
+    assert len(str(it.value)) < 300
+
+
+def test_a_budget_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "2.5")
+    assert automatic.first_seconds() == 2.5
+    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "")
+    assert automatic.first_seconds() == automatic.FIRST_SECONDS
+
+
+def test_a_null_character_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's environment has none, but a program may put its own in place of os.environ."""
+    monkeypatch.setattr(os, "environ", {**os.environ, "OUTBLAS_CACHE_DIR": "/tmp/a\0b"})
+    with pytest.raises(ValueError, match=r"/tmp/a\\x00b', expected a path without NUL"):
+        cache.directory()
+    with pytest.raises(OSError, match="without NUL"):
+        cache.objects_folder()
+
+
+def test_without_a_home_nothing_is_written_to_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`~` stays where there is no home; it would be a folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTBLAS_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(OSError, match=r"expected the home of a user|the home directory"):
+        cache.objects_folder()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(("cache", "ls"), "--store"), (("verify", "portable", "--shapes", "16"), "--save")],
+    ids=["store", "save"],
+)
+def test_an_option_that_is_too_long_is_an_error_of_usage(command: str, option: str) -> None:
+    done = invoke(*command, option, VALUES["long"], code=2)
+    assert "File name too long" in done.output
+    assert LONG[:1000] not in done.output
+
+
+MOUNTS = """\
+22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:28 / /home rw - nfs4 server:/home rw,vers=4.2
+31 30 0:29 / /home/me/local rw - xfs /dev/sdb rw
+32 22 0:30 / /mnt/with\\040blank rw - fuse.sshfs host:/ rw
+33 22 0:31 / /mnt/gpfs rw - gpfs gpfs0 rw
+34 22 0:32 / /mnt/covered rw - lustre a:/b rw
+35 22 0:33 / /mnt/covered rw - tmpfs tmpfs rw
+36 22 0:34 / /mnt/ntfs rw - fuseblk /dev/sdc rw
+37 22 0:42 / /mnt/overlay rw - fuse.fuse-overlayfs overlay rw
+broken line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", None),
+        ("/home", "nfs4"),
+        ("/home/me/.cache/outblas", "nfs4"),
+        ("/homes", None),
+        ("/home/me/local/x", None),
+        ("/mnt/with blank/x", "fuse.sshfs"),
+        ("/mnt/gpfs/", "gpfs"),
+        ("/mnt/covered/x", None),
+        ("/mnt/ntfs/x", None),
+        ("/mnt/overlay/x", None),
+    ],
+)
+def test_network_file_systems_are_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path, kind: str | None
+) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTS)
+    monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
+    assert cache.network_filesystem(path) == kind
+    assert cache.network_filesystem(Path(path)) == kind
+
+
+def test_a_link_lies_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_text(
+        f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path}/far rw - nfs x rw\n"
+    )
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").symlink_to("far")
+    monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
+    assert cache.network_filesystem(tmp_path / "near" / "not there yet") == "nfs"
+
+
+@pytest.mark.parametrize("text", [None, "", "nonsense - \n - - -\n"])
+def test_where_the_system_does_not_say_nothing_is_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "mountinfo").write_text(text)
+    monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
+    assert cache.network_filesystem("/home") is None
+    assert cache.network_filesystem("a\0b") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+def test_this_system_says_what_df_says() -> None:
+    told = subprocess.run(["df", "--output=fstype", "/"], capture_output=True, text=True)
+    if told.returncode == 0:
+        assert filesystems.filesystem("/") == told.stdout.split()[-1]
+
+
+def test_doctor_names_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "network_filesystem", lambda path: "nfs4")
+    assert "on nfs4" in invoke("doctor").output.replace("\n", " ")

@@ -1,0 +1,234 @@
+"""The harness of `make chaos`: it sees the faults that it looks for, and a tiny run of it finds
+none.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chaos import __main__ as chaos
+from chaos import damages, disks, examine, kernel, objects, processes, world
+from chaos.episode import Episode, Setting
+from chaos.kernel import Config
+from support.paths import ROOT
+
+from outblas.autotune.store.records import Workload, to_record
+from outblas.autotune.store.store import Store
+from outblas.core.configs import to_text
+
+SOUND, GUILTY = Config(number=0), Config(number=1, fault="segfault")
+
+
+@pytest.fixture
+def setting(tmp_path: Path):
+    """Without processes that start quickly: these tests start none."""
+    return Setting(0, 1, random.Random(1), tmp_path, None, None)
+
+
+def trial(config=SOUND, **changes):
+    return replace(
+        examine.trial(1),
+        config=to_text(config),
+        workload=Workload(16, 16, 16, "float32"),
+        **changes,
+    )
+
+
+def failed(status, config=SOUND):
+    none = dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high", "clock_mhz"))
+    return trial(config, **{"status": status, "reason": "because"} | none)
+
+
+def test_what_was_reported_and_is_gone_or_altered_is_lost() -> None:
+    reported = [to_record(trial())]
+    assert world.lost(reported, [trial()]) == []
+    assert world.lost(reported, []) == [f"{to_text(SOUND)} (ok) is gone"]
+    assert world.lost(reported, [trial(us=1.0)]) == [f"{to_text(SOUND)} has another us"]
+
+
+def test_a_sound_result_may_take_the_place_of_a_crash_and_not_the_other_way_round() -> None:
+    assert world.lost([to_record(failed("crash"))], [trial()]) == []
+    assert world.lost([to_record(trial())], [failed("crash")]) != []
+    assert world.lost([to_record(failed("wrong"))], [trial()]) != []
+
+
+def test_the_last_report_of_a_config_counts() -> None:
+    assert world.lost([to_record(trial()), to_record(trial(us=1.0))], [trial(us=1.0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "promises"),
+    [
+        ([trial(), failed("crash", GUILTY)], []),
+        ([failed("crash"), failed("crash", GUILTY)], ["innocent branded"]),
+        ([trial(), failed("hang", GUILTY)], ["wrong verdict"]),
+        ([trial(), trial(GUILTY)], ["wrong verdict"]),
+        ([trial()], ["config without a trial"]),
+    ],
+)
+def test_verdicts_are_checked(setting, monkeypatch: pytest.MonkeyPatch, stored, promises) -> None:
+    made, found = world.World(setting, [SOUND, GUILTY]), Episode()
+    monkeypatch.setattr(made, "check_verify", lambda episode: None)
+    with Store(made.store) as store:
+        for each in stored:
+            store.add(each)
+    made.check_store(found)
+    made.check_complete(found)
+    assert [failure.promise for failure in found.failures] == promises
+
+
+def test_what_outlives_its_driver_is_found_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["sleep", "60"]
+    with subprocess.Popen(command, env={**os.environ, processes.MARK: "here"}) as orphan:
+        assert [process.pid for process in processes.marked("here")] == [orphan.pid]
+        assert processes.marked("elsewhere") == []
+        assert orphan.pid in {process.pid for process in processes.descendants(os.getpid())}
+        assert [process.pid for process in processes.orphans("here", 0.1)] == [orphan.pid]
+        assert orphan.wait(10) < 0
+    assert processes.orphans("here", 0.1) == []
+
+
+@pytest.mark.parametrize("kind", damages.ALL)
+def test_damage_is_that_of_its_seed(kind, tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "other"):
+        path = tmp_path / name / "tuning.sqlite"
+        examine.stock(str(path), trials=60, winners=3, killed=False)
+        before = damages.snapshot(path.parent)
+        damages.apply(kind, "7", path)
+        found.append(before != damages.snapshot(path.parent))
+    assert (
+        found[0]
+        == found[1]
+        == ("log" not in kind or kind in ("log of another", "log and index swapped"))
+    )
+
+
+def examined(tmp_path: Path, kind="a table added"):
+    path = tmp_path / "cache" / "tuning.sqlite"
+    examine.stock(str(path), trials=40, winners=4, killed=False)
+    return examine.Examination(path, 40, 4).run(kind, "7", late=False)
+
+
+def test_a_store_that_is_sound_passes_its_examination(tmp_path: Path) -> None:
+    found = examined(tmp_path)
+    assert found == {
+        "faults": [],
+        "refused": False,
+        "there": 44,
+        "readable": 44,
+        "salvaged": 44,
+        "of": 44,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "faulty", "promise"),
+    [
+        (
+            "trials",
+            lambda real: [replace(each, us=each.us and each.us + 1) for each in real],
+            "altered record returned",
+        ),
+        (
+            "trials",
+            lambda real: [replace(each, source="other") for each in real],
+            "altered record returned",
+        ),
+        ("trials", lambda real: 1 / 0, "reading raises"),
+        ("winners", lambda real: [], "new results lost"),
+    ],
+)
+def test_a_store_that_is_not_fails(
+    method: str, faulty, promise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(Store, method)
+    monkeypatch.setattr(Store, method, lambda self, **options: faulty(real(self, **options)))
+    assert promise in {fault for fault, _ in examined(tmp_path)["faults"]}
+
+
+def test_success_without_trials_on_disk_is_seen(setting) -> None:
+    class Driver:
+        said, poll = staticmethod(lambda: ""), staticmethod(lambda: 0)
+
+    made, found = world.World(setting, [SOUND]), Episode()
+    made.acknowledged.write_text(json.dumps({"driver": "x", "trial": to_record(trial())}) + "\n")
+    disks._judge(made, Driver, found)
+    assert [failure.promise for failure in found.failures] == ["success though trials are not kept"]
+    Driver.poll, found = staticmethod(lambda: 1), Episode()
+    disks._judge(made, Driver, found)
+    assert [failure.promise for failure in found.failures] == [
+        "trials neither in the file nor exported"
+    ]
+
+
+def test_an_altered_object_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(objects.cache, "fetch", lambda facts, **options: b"altered")
+    monkeypatch.setattr(objects.cache, "SIZE_LIMIT", objects.cache.SIZE_LIMIT)
+    objects.use_objects(str(tmp_path), 1.0, 0.2)
+    found = Episode()
+    objects._count(tmp_path, found)
+    assert {(failure.promise, failure.detail) for failure in found.failures} == {
+        ("altered object loaded", "with other bytes")
+    }
+
+
+def test_every_fault_has_verdicts_and_sound_configs_have_one() -> None:
+    assert {fault for fault in kernel.STATUS if kernel.sound(fault)} == {"", "child"}
+    drawn = world.draw(random.Random(1), 5, ["raise", "gil"])
+    assert Counter(config.fault for config in drawn) == {"": 5, "raise": 1, "gil": 1}
+    assert not drawn[0].fault
+
+
+def test_a_fault_of_a_campaign_is_a_failure_with_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Broken:
+        NAME, UNIT, TARGET, EPISODE = "broken", "things", 2, 1
+
+        @staticmethod
+        def episode(setting):
+            raise RuntimeError("no luck today")
+
+    total = chaos.Total(Broken)
+    options = chaos.arguments(["--seed", "3"])
+    for index in range(2):
+        chaos.episode(options, total, index, 1, tmp_path, None)
+    chaos.report(options, [total], 1.0)
+    said = capsys.readouterr().out
+    assert "fault of the campaign" in said
+    assert "--seed 3 --only broken:0" in said
+
+
+def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (["--only", "floods"], ["--only", "kills:x"], ["--scale", "0"], ["--jobs", "0"]):
+        with pytest.raises(SystemExit):
+            chaos.arguments(given)
+    assert "expected of kills, damage, clocks, disks, sharing, objects" in capsys.readouterr().err
+
+
+def test_a_tiny_run_finds_nothing(tmp_path: Path) -> None:
+    """Of each campaign that is over in seconds; `make chaos` runs all."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos",
+        "--scale",
+        "0.004",
+        "--only",
+        "kills,damage,objects,disks:5",
+    ]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    found = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "no failures" in found.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,228 @@
+"""Imports form no circle and run down the layers; a ladder never imports another.
+
+All `import` statements count: those at the top of a module, those inside functions, and those for
+types alone (`if TYPE_CHECKING`). What `importlib` loads by name does not: that is how the registry
+finds kernels, and `outblas/__init__` what it exports lazily.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+from support.paths import ROOT
+
+FOLDERS = {
+    "outblas": "src/outblas",
+    "outblas.autotune": "autotune",
+    "outblas.hopper": "hopper",
+    "outblas.kernels": "kernels",
+    "outblas.turing": "turing",
+}
+
+# From the bottom up. A module belongs to the longest prefix of its name, and imports modules of its
+# own layer and of those below. `outblas` is the face, which names what it exports.
+LAYERS = (
+    ("outblas.core",),
+    ("outblas.device",),
+    ("outblas.runtime",),
+    ("outblas.hopper", "outblas.kernels", "outblas.turing"),
+    ("outblas.torch_ops",),
+    ("outblas.api",),
+    ("outblas.nn", "outblas.inductor"),
+    ("outblas.bench", "outblas.verify", "outblas.inspect"),
+    ("outblas.autotune",),
+    ("outblas",),
+    ("outblas.report",),
+    ("outblas.cli",),
+)
+LADDERS = LAYERS[3]
+LAYER_OF = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a module; `is_package` if it is an `__init__`."""
+
+    text: str
+    is_package: bool = False
+
+
+Edges = dict[str, set[str]]
+
+
+def sources() -> dict[str, Source]:
+    """All modules of the product by name."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join((package, *(parts[:-1] if is_package else parts)))
+            found[name] = Source(path.read_text(encoding="utf-8"), is_package)
+    return found
+
+
+def imported(module: str, source: Source, modules: Mapping[str, Source]) -> Iterator[str]:
+    """The modules, of those given, that the import statements of one of them name."""
+    package = module.split(".") if source.is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source.text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join((*base, *([node.module] if node.module else [])))
+            for alias in node.names:
+                name = f"{origin}.{alias.name}"
+                if name in modules or origin in modules:
+                    yield name if name in modules else origin
+
+
+def edges(modules: Mapping[str, Source]) -> Edges:
+    return {
+        name: {other for other in imported(name, source, modules) if other != name}
+        for name, source in modules.items()
+    }
+
+
+def circles(graph: Edges) -> set[frozenset[str]]:
+    """Sets of modules that reach one another: Tarjan's strongly connected components."""
+    found: set[frozenset[str]] = set()
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(name: str) -> None:
+        index[name] = lowest[name] = len(index)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in index:
+                visit(other)
+            if other in stack:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == index[name]:
+            component = frozenset(stack[stack.index(name) :])
+            del stack[stack.index(name) :]
+            if len(component) > 1:
+                found.add(component)
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def layer(module: str) -> int:
+    parts = module.split(".")
+    prefixes = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+    prefix = next(prefix for prefix in prefixes if prefix in LAYER_OF)
+    if prefix == "outblas" != module:
+        raise ValueError(f"{module} belongs to no layer: give it one in LAYERS")
+    return LAYER_OF[prefix]
+
+
+def upward(graph: Edges) -> list[str]:
+    """Imports of a higher layer, in words."""
+    return [
+        f"{name} -> {other}"
+        for name in sorted(graph)
+        for other in sorted(graph[name])
+        if layer(other) > layer(name)
+    ]
+
+
+def between_ladders(graph: Edges) -> list[str]:
+    """Imports of one ladder by another, in words."""
+
+    def ladder(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    return [
+        f"{name} -> {other}"
+        for name in sorted(graph)
+        for other in sorted(graph[name])
+        if {ladder(name), ladder(other)} <= {*LADDERS} and ladder(name) != ladder(other)
+    ]
+
+
+# ---- the product
+@pytest.fixture(scope="module")
+def product() -> Edges:
+    return edges(sources())
+
+
+def test_no_circle(product: Edges) -> None:
+    assert circles(product) == set()
+
+
+def test_imports_run_down(product: Edges) -> None:
+    assert upward(product) == []
+
+
+def test_no_ladder_imports_another(product: Edges) -> None:
+    assert between_ladders(product) == []
+
+
+def test_all_modules_are_read(product: Edges) -> None:
+    assert {"outblas", "outblas.api", "outblas.hopper.gemm", "outblas.cli.tune"} <= set(product)
+    assert "outblas.core.problem" in product["outblas.runtime.dispatch"]
+    assert "outblas.autotune.automatic" in product["outblas"]  # inside a function
+
+
+# ---- the checker
+BASE = {
+    "outblas.core": Source("", is_package=True),
+    "outblas.core.low": Source(""),
+    "outblas.runtime": Source("", is_package=True),
+    "outblas.runtime.middle": Source("from ..core import low\n"),
+    "outblas.autotune": Source("", is_package=True),
+    "outblas.autotune.high": Source("from ..runtime import middle\nimport outblas.core.low\n"),
+}
+
+
+def planted(module: str, text: str) -> Edges:
+    return edges({**BASE, module: Source(text)})
+
+
+def test_the_checker_passes_what_is_sound() -> None:
+    graph = edges(BASE)
+    assert graph["outblas.autotune.high"] == {"outblas.runtime.middle", "outblas.core.low"}
+    assert circles(graph) == set()
+    assert upward(graph) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from ..runtime import middle",
+        "from ..runtime.middle import run",
+        "import outblas.runtime.middle",
+        "def run():\n    from ..runtime import middle",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..runtime import middle",
+    ],
+)
+def test_the_checker_finds_a_circle_and_an_arrow_that_runs_up(text: str) -> None:
+    graph = planted("outblas.core.low", text)
+    assert circles(graph) == {frozenset({"outblas.core.low", "outblas.runtime.middle"})}
+    assert upward(graph) == ["outblas.core.low -> outblas.runtime.middle"]
+
+
+def test_the_checker_finds_a_circle_within_a_layer() -> None:
+    modules = {f"outblas.core.{a}": Source(f"from . import {b}") for a, b in ("xy", "yz", "zx")}
+    graph = edges({**BASE, **modules})
+    assert circles(graph) == {frozenset(modules)}
+    assert upward(graph) == []
+
+
+def test_the_checker_finds_an_import_between_ladders() -> None:
+    modules = {
+        "outblas.hopper.rung": Source("from ..turing import cp_async"),
+        "outblas.turing.cp_async": Source(""),
+    }
+    graph = edges({**BASE, **modules})
+    assert between_ladders(graph) == ["outblas.hopper.rung -> outblas.turing.cp_async"]
+
+
+def test_a_module_without_a_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"outblas\.elsewhere belongs to no layer"):
+        layer("outblas.elsewhere")

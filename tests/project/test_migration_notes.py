@@ -1,0 +1,33 @@
+"""docs/migrate.md and the list that the fuzz goes by are one, and each entry is a difference that
+there is.
+"""
+
+import re
+
+import pytest
+from fuzz import runner
+from fuzz.known import KNOWN
+from support.paths import ROOT
+
+NOTES = ROOT / "docs" / "migrate.md"
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_the_fuzz")]
+
+
+def noted():
+    """Names and reasons of the list in the notes, lines joined."""
+    text = NOTES.read_text(encoding="utf-8").split("## Differences")[1]
+    items = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(reason.split()) for name, reason in items}
+
+
+def test_the_notes_list_what_the_fuzz_lets_pass() -> None:
+    assert len({entry.name for entry in KNOWN}) == len(KNOWN)
+    assert noted() == {entry.name: entry.reason for entry in KNOWN}
+
+
+@pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: entry.name)
+def test_an_entry_is_a_difference(entry) -> None:
+    ours, theirs, rows = runner.once(entry.example)
+    found = {row["known"] for row in rows}
+    assert found == {entry.name}, f"outblas: {ours}, torch: {theirs}, {rows}"
