@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import own_cases
 
 from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
@@ -17,8 +18,14 @@ from outblas.verify.watchdog import real_stderr, watchdog
 GPU_TEST_SECONDS = 120
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    own_cases.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
+    if own_cases.narrowed(config):
+        own_cases.calls(config)  # says what is wrong with an option before anything is collected
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
@@ -44,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A kernel that hangs ends the run with every stack dumped, in the test that launched it."""
-    if not item.get_closest_marker("gpu"):
+    if not (item.get_closest_marker("gpu") or item.get_closest_marker("watched")):
         return (yield)
     seconds = GPU_TEST_SECONDS * (10 if item.get_closest_marker("slow") else 1)
     with watchdog(seconds, item.nodeid):

@@ -1,0 +1,147 @@
+"""Every kernel against torch: the first tests to read, and to run on a product of your own.
+
+    pytest tests/test_against_torch.py
+    pytest tests/test_against_torch.py --kernel hopper.gemm --shape 4096x4096x4096 --dtype bfloat16
+
+Where there is an NVIDIA GPU, each kernel runs that takes it, and so does the call that names none.
+Elsewhere `portable` runs, through Triton's interpreter. `--kernel`, `--shape`, `--dtype` and
+`--layout` may be repeated; each replaces what this file lists. `-rs` shows which calls a kernel
+refused, and why.
+
+Two questions are asked of a product. Of small integers, whose sums no order of summation rounds, it
+must be the exact product rounded once, bit by bit. Of random numbers, its error must be no larger
+than that of torch's own product by more than a small factor.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support import own_cases
+from support.own_cases import DEFAULT, DEVICE, Call
+
+import outblas
+from outblas.core import registry
+
+pytestmark = pytest.mark.watched if DEVICE == "cuda" else pytest.mark.interpreter
+
+# An error may be this many times torch's own. 16-bit products end in one rounding, which is nearly
+# all of their error; fp32 sums differ by the order in which a kernel adds up.
+ERROR_FACTOR = {torch.bfloat16: 1.1, torch.float16: 1.1, torch.float32: 4.0}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives each test the kernels, shapes, dtypes and layouts that are asked for."""
+    if "call" in metafunc.fixturenames:
+        metafunc.parametrize("call", own_cases.calls(metafunc.config), ids=str)
+    if "kernel" in metafunc.fixturenames:
+        kernels = own_cases.kernels(metafunc.config)
+        metafunc.parametrize("kernel", [name for name in kernels if name != DEFAULT])
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A (M×K), B (K×N) and C (M×N) of one call, stored as its layout says."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+
+    @classmethod
+    def of_integers(cls, call: Call) -> "Operands":
+        """Integers so small that fp32 holds every partial sum, and fp16 every result."""
+        largest = max(1, min(4, int((60_000 / max(call.K, 1)) ** 0.5)))
+
+        def make(*shape: int) -> torch.Tensor:
+            return torch.randint(-largest, largest + 1, shape, device=DEVICE).to(call.dtype)
+
+        return cls(*own_cases.stored(call, make))
+
+    @classmethod
+    def of_random_numbers(cls, call: Call) -> "Operands":
+        """Standard normal numbers."""
+
+        def make(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device=DEVICE).to(call.dtype)
+
+        return cls(*own_cases.stored(call, make))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same numbers in every run."""
+    torch.manual_seed(0)
+
+
+def test_matmul_of_integers_equals_torch(call: Call) -> None:
+    x = Operands.of_integers(call)
+
+    product = call.run(outblas.matmul, x.a, x.b)
+
+    exact = torch.matmul(x.a.double(), x.b.double()).to(call.dtype)
+    assert torch.equal(product, exact), own_cases.difference(product, exact)
+
+
+def test_addmm_of_integers_equals_torch(call: Call) -> None:
+    x = Operands.of_integers(call)
+
+    result = call.run(outblas.addmm, x.c, x.a, x.b, alpha=2, beta=-1)
+
+    exact = torch.addmm(x.c.double(), x.a.double(), x.b.double(), alpha=2, beta=-1)
+    exact = exact.to(call.dtype)
+    assert torch.equal(result, exact), own_cases.difference(result, exact)
+
+
+def test_matmul_of_random_numbers_is_as_accurate_as_torch(call: Call) -> None:
+    x = Operands.of_random_numbers(call)
+    exact = torch.matmul(x.a.double(), x.b.double())
+
+    ours = (call.run(outblas.matmul, x.a, x.b).double() - exact).norm()
+
+    theirs = (torch.matmul(x.a, x.b).double() - exact).norm()
+    least = torch.finfo(call.dtype).eps * exact.norm() / 16  # where torch happens to be exact
+    assert ours <= ERROR_FACTOR[call.dtype] * theirs + least
+
+
+def test_addmm_of_random_numbers_is_as_accurate_as_torch(call: Call) -> None:
+    x = Operands.of_random_numbers(call)
+    exact = torch.addmm(x.c.double(), x.a.double(), x.b.double())
+
+    ours = (call.run(outblas.addmm, x.c, x.a, x.b).double() - exact).norm()
+
+    theirs = (torch.addmm(x.c, x.a, x.b).double() - exact).norm()
+    least = torch.finfo(call.dtype).eps * exact.norm() / 16
+    assert ours <= ERROR_FACTOR[call.dtype] * theirs + least
+
+
+def test_out_holds_the_product(call: Call) -> None:
+    x = Operands.of_integers(call)
+    out = torch.full((call.M, call.N), float("nan"), dtype=call.dtype, device=DEVICE)
+
+    returned = call.run(outblas.matmul, x.a, x.b, out=out)
+
+    exact = torch.matmul(x.a.double(), x.b.double()).to(call.dtype)
+    assert returned is out
+    assert torch.equal(out, exact), own_cases.difference(out, exact)
+
+
+def test_a_kernel_takes_aligned_operands_of_all_its_dtypes(kernel: str) -> None:
+    """Other calls a kernel may refuse, and their tests are skipped then; these it may not."""
+    side = own_cases.ALIGNED
+    for name in registry.find(kernel).dtypes:
+        call = Call(kernel, side, side, side, getattr(torch, name), registry.layout_of(kernel))
+        x = Operands.of_integers(call)
+
+        product = outblas.matmul(x.a, x.b, kernel=kernel)
+
+        assert product.shape == (side, side), f"{kernel} of {name}"
+
+
+def test_every_kernel_of_this_machine_is_tested(pytestconfig: pytest.Config) -> None:
+    if own_cases.narrowed(pytestconfig):
+        pytest.skip("the command line names the cases")
+
+    tested = {call.kernel for call in own_cases.calls(pytestconfig)}
+
+    assert tested == set(own_cases.runnable())
+    assert "portable" in tested
