@@ -23,6 +23,7 @@ CALLS = 100  # a round
 FIRST_CALLS = 60  # shapes that are called for the first time
 TRIALS, WINNERS = 2000, 200  # in the store
 NEAR_SHAPES = 20  # that are looked up and were not tuned
+GRID = 64  # rows and columns of tiles
 
 
 def imports() -> Found:
@@ -133,7 +134,7 @@ def first_calls() -> Found:
 
 
 # ---- lookups
-def fill(path: str) -> Found:
+def fill(path: str) -> None:
     """Makes the store that `lookup` reads, with winners for many shapes of an H100."""
     records: Any = importlib.import_module("outblas.autotune.store.records")
     store: Any = importlib.import_module("outblas.autotune.store.store")
@@ -151,7 +152,6 @@ def fill(path: str) -> Found:
     ]
     with store.Store(Path(path)) as found:
         found.merge(trials, winners)
-    return {}
 
 
 def shape(i: int) -> tuple[int, int, int]:
@@ -202,6 +202,29 @@ def lookup(path: str, import_us: str) -> Found:
     }
 
 
+# ---- what sweeps and reports compute
+def models(import_us: str) -> Found:
+    """The plan of a sweep, an order of tiles, and the model of L2 under it; the least of three."""
+    prune: Any = importlib.import_module("outblas.autotune.search.prune")
+    target: Any = importlib.import_module("outblas.autotune.search.target")
+    records: Any = importlib.import_module("outblas.autotune.store.records")
+    raster: Any = importlib.import_module("outblas.device.raster")
+    l2: Any = importlib.import_module("outblas.device.l2")
+    workload, gpu = records.Workload(4096, 4096, 4096), h100()
+    kernel = target.of("portable")
+    tiles, tile = (GRID * 128, GRID * 128, 4096), (128, 128)
+    steps = raster.schedule("hilbert", GRID, GRID, 128)
+    works: dict[str, Callable[[], object]] = {
+        "plan of a sweep of portable": lambda: prune.prune((kernel,), workload, gpu),
+        f"order of {GRID}x{GRID} tiles": lambda: raster.order("hilbert", GRID, GRID),
+        f"L2 under {GRID}x{GRID} tiles": lambda: l2.simulate(steps, tiles, tile, capacity=5e7),
+    }
+    return {
+        name: ("import torch", min(timed(work, 1) for _ in range(3)), float(import_us))
+        for name, work in works.items()
+    }
+
+
 def timed(function: Callable[[], object], count: int) -> float:
     """µs of CPU time of a call."""
     begun = time.process_time_ns()
@@ -212,9 +235,15 @@ def timed(function: Callable[[], object], count: int) -> float:
 
 def main(kind: str, *given: str) -> None:
     found = imports()
-    if kind == "lookup":
-        given = (*given, str(found["import outblas"][2]))
-    found |= {"calls": calls, "fill": fill, "lookup": lookup}[kind](*given)
+    import_us = str(found["import outblas"][2])
+    if kind == "calls":
+        found |= calls(*given)
+    elif kind == "lookup":
+        found |= lookup(*given, import_us)
+    elif kind == "models":
+        found |= models(import_us)
+    else:
+        fill(*given)
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "outblas"]
     files = [file for module in modules if (file := getattr(module, "__file__", None))]
     print(json.dumps({"files": files, "figures": found}))

@@ -54,9 +54,12 @@ class Tree:
 
 @dataclass
 class Samples:
-    """What was measured of one tree: the samples of each figure, and its reference."""
+    """What was measured of one tree: the samples of each figure, and its reference; and why some
+    figures are lacking.
+    """
 
     references: dict[str, str] = field(default_factory=dict)
+    lacking: list[str] = field(default_factory=list)
     timings: dict[str, list[Timing]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, name: str, reference: str, timing: Timing) -> None:
@@ -129,7 +132,8 @@ def measure(
 ) -> list[Samples]:
     """Measures each tree once a round, in turns, for about so many seconds, or so many rounds.
 
-    The first round is for disks and byte code, and is not counted. Raises ProbeError.
+    The first round is for disks and byte code, and is not counted. Raises ProbeError where this
+    tree, the first, cannot be measured; another may lack some of the figures.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +141,7 @@ def measure(
         for i, tree in enumerate(measured):
             progress(f"warm-up of {tree.name}")
             runners.append(_Runner(tree, Path(folder, str(i))))
-            runners[-1].warm_up()
+            runners[-1].warm_up(may_lack=i > 0)
         done, longest = 0, 0.0
         while done < (rounds or LEAST_ROUNDS) or (
             rounds is None and time.monotonic() - began + longest < seconds
@@ -157,7 +161,12 @@ class _Runner:
         folder.mkdir()
         self.tree = tree
         self.samples = Samples()
-        self._store = folder / "tuning.sqlite"
+        # What the probe measures: the kinds of figures, and what it is told.
+        self._kinds: dict[str, tuple[str, ...]] = {
+            "calls": (str(WARM_ROUNDS),),
+            "lookup": (str(folder / "tuning.sqlite"),),
+            "models": (),
+        }
         # Byte code must be kept: without it every start compiles its imports.
         left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "TRITON_INTERPRET")
         self._environment = {
@@ -168,12 +177,22 @@ class _Runner:
         if tree.path is not None:
             self._environment["PYTHONPATH"] = str(tree.path)
 
-    def warm_up(self) -> None:
-        self._probe("fill", str(self._store))
-        self._probe("calls", "1")
-        self._probe("lookup", str(self._store))
+    def warm_up(self, *, may_lack: bool) -> None:
+        """Leaves out the kinds of figures that an older tree is not made for, if it may lack
+        any.
+        """
         for command in COMMANDS:
             self._start(*_command(command))
+        for kind, given in list(self._kinds.items()):
+            try:
+                if kind == "lookup":
+                    self._probe("fill", *given)
+                self._probe(kind, *given)
+            except ProbeError as error:
+                if not may_lack:
+                    raise
+                self.samples.lacking.append(str(error))
+                del self._kinds[kind]
 
     def run_round(self) -> None:
         bare = self._start("-c", "pass")
@@ -182,8 +201,8 @@ class _Runner:
         for command in COMMANDS:
             us = self._start(*_command(command))
             self.samples.add(" ".join(("outblas", *command)), IMPORT_TORCH, Timing(us, torch))
-        for kind, given in (("calls", str(WARM_ROUNDS)), ("lookup", str(self._store))):
-            for name, (reference, *times) in self._probe(kind, given).items():
+        for kind, given in self._kinds.items():
+            for name, (reference, *times) in self._probe(kind, *given).items():
                 self.samples.add(name, reference, Timing(*times))
 
     def _start(self, *arguments: str) -> float:
@@ -192,9 +211,9 @@ class _Runner:
         self._python(*arguments)
         return _children_us() - before
 
-    def _probe(self, kind: str, given: str) -> dict[str, Any]:
+    def _probe(self, kind: str, *given: str) -> dict[str, Any]:
         """The figures that the probe prints. Raises ProbeError if it measured another tree."""
-        found = json.loads(self._python(str(PROBE), kind, given))
+        found = json.loads(self._python(str(PROBE), kind, *given))
         if self.tree.path is not None:
             inside = self.tree.path / "outblas"
             strays = [file for file in found["files"] if not Path(file).is_relative_to(inside)]

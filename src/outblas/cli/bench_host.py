@@ -75,7 +75,7 @@ def bench_host(
         other = "recorded"
     else:
         rows = host.beside_tree(*(each.timings for each in found), host_turns.FOREIGN)
-        other, remark = "this tree over the other", None
+        other, remark = "this tree over the other", "\n".join(found[1].lacking) or None
 
     compared = {"compared": [asdict(row) for row in rows], "remark": remark}
     give(report | compared, lambda: _show(now, rows, other), json=json)
