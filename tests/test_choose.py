@@ -250,7 +250,7 @@ def test_a_first_lookup_predicts_for_few_of_many_winners(
     predict = Mock(side_effect=cost_model.predict)
     monkeypatch.setattr(cost_model, "predict", predict)
 
-    found = known.choices(Workload(100, 100, 5000))
+    found = known.choices(Workload(1000, 1000, 5000))
 
     assert found
     assert 0 < predict.call_count <= 2 * lookup.NEIGHBOURS + 1
