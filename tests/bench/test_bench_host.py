@@ -306,7 +306,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def measure(trees: list[Tree], *_: Any, **__: Any) -> list[host_turns.Samples]:
         found = []
-        for _, each in zip(trees, times, strict=True):
+        for _tree, each in zip(trees, times, strict=True):
             samples = host_turns.Samples()
             for us in each:
                 samples.add("matmul", "torch.matmul", Timing(us, 3.0))

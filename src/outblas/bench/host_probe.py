@@ -1,8 +1,8 @@
 """The program that times the host side of one tree of outblas, in a process of its own.
 
 `host_turns` runs it by its path, with the tree on PYTHONPATH, so that the same program measures
-this tree and another. It names the tree's modules through importlib and imports nothing at its top
-that outblas or torch would import. Times are CPU times, so that other processes weigh less.
+this tree and another. It names the tree's modules through importlib, and imports neither torch nor
+outblas at its top. Times are CPU times, so that other processes weigh less.
 """
 
 import gc
@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,9 @@ def first_calls() -> Found:
     b = torch.randn(SIZE, SIZE)
     for i in range(FIRST_CALLS):
         a = torch.randn(SIZE + 1 + i, SIZE)
-        times["torch"].append(min(timed(lambda a=a: torch.matmul(a, b), 1) for _ in range(3)))
-        times["first"].append(timed(lambda a=a: outblas.matmul(a, b), 1))
-        times["second"].append(timed(lambda a=a: outblas.matmul(a, b), 1))
+        times["torch"].append(min(timed(partial(torch.matmul, a, b), 1) for _ in range(3)))
+        times["first"].append(timed(partial(outblas.matmul, a, b), 1))
+        times["second"].append(timed(partial(outblas.matmul, a, b), 1))
     median = {name: sorted(found)[FIRST_CALLS // 2] for name, found in times.items()}
     return {
         f"matmul, {which} call of a shape": ("torch.matmul, one call", us, median["torch"])
@@ -189,7 +190,7 @@ def lookup(path: str, import_us: str) -> Found:
 
     near = [records.Workload(m + 8, n, k) for m, n, k in map(shape, range(NEAR_SHAPES + 1))]
     known.choices(near.pop())  # imports what the model needs of kernels
-    untuned = sorted(timed(lambda w=w: known.choices(w), 1) for w in near)[NEAR_SHAPES // 2]
+    untuned = sorted(timed(partial(known.choices, w), 1) for w in near)[NEAR_SHAPES // 2]
     a = torch.randn(SIZE, SIZE)
     again, call = 1e9, 1e9
     for _ in range(30):
@@ -237,13 +238,13 @@ def main(kind: str, *given: str) -> None:
     found = imports()
     import_us = str(found["import outblas"][2])
     if kind == "calls":
-        found |= calls(*given)
+        found |= calls(given[0])
     elif kind == "lookup":
-        found |= lookup(*given, import_us)
+        found |= lookup(given[0], import_us)
     elif kind == "models":
         found |= models(import_us)
     else:
-        fill(*given)
+        fill(given[0])
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "outblas"]
     files = [file for module in modules if (file := getattr(module, "__file__", None))]
     print(json.dumps({"files": files, "figures": found}))

@@ -74,7 +74,7 @@ def bench_host(
         rows, remark = _beside_recorded(now, recorded)
         other = "recorded"
     else:
-        rows = host.beside_tree(*(each.timings for each in found), host_turns.FOREIGN)
+        rows = host.beside_tree(found[0].timings, found[1].timings, host_turns.FOREIGN)
         other, remark = "this tree over the other", "\n".join(found[1].lacking) or None
 
     compared = {"compared": [asdict(row) for row in rows], "remark": remark}
