@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test coverage snapshot fuzz chaos claims lint clean
+.PHONY: demo test coverage snapshot bench-host fuzz chaos claims lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -27,6 +27,13 @@ coverage: $(READY)
 # Compiles the kernels that tests/data/machine_code.json lists and writes what their machine code is now.
 snapshot: $(READY)
 	$(BIN)/outblas inspect --against tests/data/machine_code.json --update
+
+# What outblas costs the host, beside torch and beside results/host.json; fails where a ratio rose beyond its spread.
+# BENCH_HOST='--against DIR' measures another checkout in turns with this one, '--save results/host.json' records.
+BENCH_HOST ?=
+
+bench-host: $(READY)
+	$(BIN)/outblas bench-host --check $(BENCH_HOST)
 
 # Not a part of CI: random calls beside torch's. FUZZ_DEVICE=cuda runs them on a GPU, and named kernels too.
 FUZZ_CALLS ?= 40000

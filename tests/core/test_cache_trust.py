@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -370,7 +369,6 @@ def test_objects_are_read_without_waiting(place) -> None:
     fetch()
     object_path(place).unlink()
     os.mkfifo(object_path(place))
-    begun = time.monotonic()
-    with pytest.raises(ownership.Refused, match="FIFO"):
+
+    with pytest.raises(ownership.Refused, match="FIFO"):  # without end, if it waited
         ownership.read(object_path(place))
-    assert time.monotonic() - begun < 10

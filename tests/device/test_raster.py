@@ -5,7 +5,8 @@ import itertools
 import json
 import math
 import re
-import time
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +185,44 @@ def test_multicast_halves_requests_of_the_shared_operand() -> None:
     assert alone.missed_bytes == shared.missed_bytes
 
 
-def test_orders_and_the_model_are_fast() -> None:
-    start = time.perf_counter()
-    assert len(order("hilbert", 250, 400)) == 100_000
-    traffic("consecutive", 50 * 2**20)
-    assert time.perf_counter() - start < 5
+def steps_of(work: Callable[[], object]) -> int:
+    """How many functions Python calls while it works, those of C too; resumed generators count."""
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_steps_of_an_order_grow_with_the_tiles(kind: str) -> None:
+    """Sixteen times the tiles: 16 times the steps, or with a recursion as deep as log n 24 times,
+    and not 256 times.
+    """
+    small, large = (steps_of(lambda n=n: order(kind, n, n)) for n in (40, 160))
+
+    assert large < 30 * small
+
+
+def test_the_steps_of_the_model_grow_with_the_tiles() -> None:
+    """In groups, of whose panels a wave has as many however large the product is."""
+
+    def simulate(size: int) -> None:
+        shape = size, size, 8192
+        steps = schedule("grouped", *l2.grid(shape, TILE), 128)
+        l2.simulate(steps, shape, TILE, capacity=50 * 2**20)
+
+    small, large = (steps_of(lambda size=size: simulate(size)) for size in (4096, 16384))
+
+    assert large < 24 * small
 
 
 @pytest.mark.parametrize(

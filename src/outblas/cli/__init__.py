@@ -4,6 +4,7 @@ import typer
 
 from . import (
     bench,
+    bench_host,
     cache,
     demo,
     doctor,
@@ -28,6 +29,7 @@ app.command("list")(listing.list_kernels)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
+app.command("bench-host")(bench_host.bench_host)
 app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)

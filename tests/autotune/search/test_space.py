@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import re
-import time
+import sys
 from dataclasses import replace
 from typing import Any, cast
 
@@ -256,14 +256,53 @@ def planned(*targets, asked=SQUARE, trials=None):
     return plan_of(targets, asked, gpu.imagined("h100"), trials=trials)
 
 
-def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+SYNTHETIC = TuneTarget("synthetic", "support.faulty_kernel")
+
+
+def test_a_plan_rates_each_config_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
-    targets = (HILBERT, PORTABLE, TuneTarget("synthetic", "support.faulty_kernel"))
-    for target in targets:
-        target.load()
-    began = time.process_time()
-    plan = planned(*targets)
-    assert time.process_time() - began < 5
+    rated = 0
+
+    def ranker(*of: Any) -> float:
+        nonlocal rated
+        rated += 1
+        return prune.by_model(*of)
+
+    plan = plan_of((SYNTHETIC,), SQUARE, gpu.imagined("h100"), ranker=ranker)
+
+    assert rated == plan.generated >= 10000
+
+
+def test_the_steps_of_a_plan_grow_with_the_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight times the configs: about 8 times the calls of functions, and not 64 times."""
+
+    def steps(configs: int) -> int:
+        monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
+        count = 0
+
+        def counted(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        before = sys.getprofile()
+        sys.setprofile(counted)
+        try:
+            planned(SYNTHETIC)
+        finally:
+            sys.setprofile(before)
+        return count
+
+    steps(1)  # what is computed once
+    small, large = steps(250), steps(2000)
+
+    assert large < 12 * small
+
+
+def test_ten_thousand_configs_are_ranked_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "10000")
+
+    plan = planned(HILBERT, PORTABLE, SYNTHETIC)
+
     assert plan.generated > 15000
     assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
     assert {candidate.target for candidate in plan.ranked} >= {HILBERT, PORTABLE}

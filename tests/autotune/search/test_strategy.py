@@ -16,12 +16,14 @@ from dataclasses import fields, replace
 
 import pytest
 from support import commands
-from support.fake_bench import FakeWorker, number
+from support.fake_bench import Clock, FakeWorker, number
 from support.faulty_kernel import Config, notes
 from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, run
 
 from outblas.autotune import Grid, ModelRanked, Random, Strategy, StrategyError, SweepOptions, sweep
+from outblas.autotune.measure import finals, prefetch
 from outblas.autotune.search import gpu
+from outblas.autotune.search import strategy as strategies
 from outblas.autotune.search.plan import MOST_STALE_BATCHES, batches, plan
 from outblas.autotune.search.prune import problem, prune
 from outblas.autotune.search.strategy import Search, strategy_of
@@ -349,22 +351,24 @@ def test_a_bad_strategy_ends_a_sweep_and_keeps_what_was_measured(path, monkeypat
         assert {number(trial) for trial in store.trials()} == {0, 1, 2}
 
 
-def test_a_budget_ends_the_proposals(store):
-    asked = []
+def test_a_budget_ends_the_proposals(store, monkeypatch: pytest.MonkeyPatch):
+    clock, asked = Clock(), []
+    for module in (tuner, strategies, prefetch, finals):
+        monkeypatch.setattr(module, "time", clock)
 
     def propose(search):
         for candidate in search.candidates:
             asked.append(search.seconds_left)
             yield [candidate]
 
-    bench = FakeWorker(seconds=0.2)
+    bench = FakeWorker(seconds=0.2, sleep=clock.sleep)
     job = Job((SUBJECT,), WORKLOAD, strategy=Proposing(propose), seconds=1.0, top_k=1)
+
     outcome = tuner.tune(job, H100, bench, None, store)
+
     assert not outcome.finished
-    assert 1 <= len(outcome.trials) < 6
     assert len(outcome.plan.ranked) == len(outcome.trials) + 1
-    assert asked == sorted(asked, reverse=True)
-    assert asked[0] <= 0.75
+    assert asked == pytest.approx([0.75, 0.15, 0.0])
     assert outcome.winner is not None
 
 

@@ -5,7 +5,6 @@ that ran.
 import json
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -240,12 +239,10 @@ def test_interrupted_program_leaves_nothing_behind(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
-    with start("run(sys.argv[1])", path) as process:
+    with start("run(sys.argv[1], trial_seconds=1e4)", path) as process:
         assert soon(lambda: any("hang" in note.config for note in notes()), 120)
         process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        process.wait(60)
-    assert time.monotonic() - began < 20
+        process.wait(60)  # nothing but the interrupt ends the trial
     assert process.returncode != 0
     assert soon(lambda: all(gone(note.process) for note in notes()))
     assert [trial.status for trial in stored(path)] == ["ok"]
