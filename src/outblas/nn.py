@@ -6,8 +6,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.proxy import TracerBase
 from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
@@ -15,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from .api import linear
 from .core import epilogue, problem
+from .core.compat.torch_private import FakeTensor, FunctionalTensor
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
