@@ -18,13 +18,21 @@ from . import take
 
 # ---- new memory
 _SLOWER_MEMORY = "torch.empty_strided allocates it, at twice the cost"
+
+
+def _empty_strided(
+    device: str, size: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    return torch.empty_strided(size, strides, dtype=dtype, device=device)
+
+
 # What Inductor's graphs allocate with, by the type of the device: less than half of what new_empty
 # costs, and like it in all but deterministic fills. Sizes and strides must be tuples, and the GPU
 # is the current one.
 empty_strided: dict[str, Callable[..., Tensor]] = {
     device: take(
         f"torch:_C._dynamo.guards._empty_strided_{device}",
-        functools.partial(torch.empty_strided, device=device),
+        functools.partial(_empty_strided, device),
         f"the output of a warm call on the {device}",
         _SLOWER_MEMORY,
     )
@@ -37,12 +45,15 @@ fills_memory: Callable[[], bool] = take(
     "whether new memory may have to be filled",
     "torch.are_deterministic_algorithms_enabled says it",
 )
-current_device: Callable[[], int] = take(
-    "torch:_C._cuda_getDevice",
-    torch.cuda.current_device,
-    "which GPU is the current one",
-    "torch.cuda.current_device says it, after a look for CUDA's state",
-)
+# A torch built without CUDA has no such name, and no need of it.
+current_device: Callable[[], int] = torch.cuda.current_device
+if torch.version.cuda is not None:
+    current_device = take(
+        "torch:_C._cuda_getDevice",
+        torch.cuda.current_device,
+        "which GPU is the current one",
+        "torch.cuda.current_device says it, after a look for CUDA's state",
+    )
 
 
 def _fp32_precision(backend: str, operation: str) -> str:
@@ -231,13 +242,20 @@ tracing_state: Callable[[], Any] = take(
     "whether torch.jit.trace records operators",
     "torch.jit.is_tracing says it",
 )
+
+
+def _no_level() -> int | None:
+    return None
+
+
 # The level of torch.func's transforms, None outside of them.
 transform_level: Callable[[], int | None] = take(
     "torch:_C._functorch.maybe_current_level",
-    lambda: None,
+    _no_level,
     "whether a call is inside torch.func's transforms",
     "torch has no public name for it: gradients by torch.func raise torch's own error",
 )
+knows_transforms = transform_level is not _no_level
 # Passes over inference tensors.
 increment_version: Callable[[Any], None] = take(
     "torch:_C._increment_version",
