@@ -12,6 +12,7 @@ from ..core.problem import DTYPES
 from ..runtime import fallback, hooks
 from . import ops
 from .autograd_levels import has_tangent, requires_grad, unobserved
+from .schema import library
 
 
 def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
@@ -104,4 +105,4 @@ for _key, _function in {
     "CUDA": _compute,
     "Autograd": activation_backward,
 }.items():
-    ops.library.impl("activation_backward", _function, _key)
+    library.impl("activation_backward", _function, _key)

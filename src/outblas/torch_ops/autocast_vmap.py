@@ -9,7 +9,7 @@ from ..core.compat.torch_private import AUTOCAST_KEYS, autocast_off
 from ..core.epilogue import GATED, apply
 from ..core.errors import OperandError
 from . import activation_backward, ops
-from .schema import ARGUMENTS
+from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
@@ -209,6 +209,6 @@ def _mapped(operator: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 for _name, _rule in _RULES.items():
     _operator = getattr(ops, _name)
     for _device, _key in AUTOCAST_KEYS.items():
-        ops.library.impl(_name, _cast(_operator, _name, _device), _key)
-    torch.library.register_vmap(f"outblas::{_name}", _mapped(_name, _rule), lib=ops.library)
-torch.library.register_vmap("outblas::activation_backward", _activation_backward, lib=ops.library)
+        library.impl(_name, _cast(_operator, _name, _device), _key)
+    torch.library.register_vmap(f"outblas::{_name}", _mapped(_name, _rule), lib=library)
+torch.library.register_vmap("outblas::activation_backward", _activation_backward, lib=library)

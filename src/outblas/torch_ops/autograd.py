@@ -44,7 +44,7 @@ from .autograd_levels import (
     within_forward,
 )
 from .call import OperatorChoice
-from .schema import ARGUMENTS
+from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 
@@ -403,6 +403,6 @@ def _without_gradients(name: str) -> Callable[..., None]:
 
 
 for _name in _SPLIT:
-    ops.library.impl(_name, _autograd(_name), "Autograd")
+    library.impl(_name, _autograd(_name), "Autograd")
 for _name in ("matmul_out", "addmm_out", "gemm_out"):
-    ops.library.impl(_name, _without_gradients(_name), "Autograd")
+    library.impl(_name, _without_gradients(_name), "Autograd")

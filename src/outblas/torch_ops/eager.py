@@ -16,6 +16,7 @@ from ..core import invariance
 from ..core.compat.torch_private import (
     DeviceContext,
     any_autocast,
+    fp32_precision,
     function_mode,
     tensor_guard,
     tracing_state,
@@ -33,7 +34,7 @@ from ..core.compat.torch_private import profiled as _profiled
 from ..core.epilogue import EpilogueArgs
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
-from ..runtime.dispatch import Call, Plan, fp32_precision, tf32_requested
+from ..runtime.dispatch import Call, Plan, tf32_requested
 from . import ops
 
 Tensor = torch.Tensor

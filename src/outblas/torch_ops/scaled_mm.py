@@ -26,7 +26,7 @@ from .autograd_levels import (
     requires_grad,
     within_forward,
 )
-from .schema import ARGUMENTS, define
+from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 
@@ -281,8 +281,8 @@ def _autograd(*given: Any) -> Any:
 
 
 for _key in ("CPU", "CUDA"):
-    ops.library.impl("scaled_mm", _scaled_mm, _key)
-ops.library.impl("scaled_mm", _autograd, "Autograd")
+    library.impl("scaled_mm", _scaled_mm, _key)
+library.impl("scaled_mm", _autograd, "Autograd")
 
 
 @ops.fake("scaled_mm")

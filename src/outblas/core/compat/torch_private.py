@@ -192,7 +192,8 @@ _disable_types = take(
 def as_plain(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function while no type of tensors overrides functions of torch."""
     if _disable_types is None:
-        return Tensor.__torch_function__(function, (), arguments, {})
+        call: Any = Tensor.__torch_function__  # which torch does not type
+        return call(function, (), arguments, {})
     with _disable_types():
         return function(*arguments)
 
@@ -232,7 +233,8 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 
 
 def _is_tracing() -> bool | None:
-    return torch.jit.is_tracing() or None
+    is_tracing: Any = vars(torch.jit)["is_tracing"]  # which torch does not type
+    return is_tracing() or None
 
 
 # None where nobody traces.
