@@ -62,9 +62,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a name when it is first used: a call of `matmul` needs the lookup alone."""
-    for module, names in _PLACES.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Type checkers know the names above, and are not to take any other for one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Imports a name when it is first used: a call of `matmul` needs the lookup alone."""
+        for module, names in _PLACES.items():
+            if name in names:
+                return getattr(import_module(f".{module}", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

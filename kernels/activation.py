@@ -7,9 +7,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
 
+from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.epilogue import GATED
 from ..device import language
 from ..device.grid import INT32_MAX

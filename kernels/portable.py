@@ -19,11 +19,10 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
 
 from ..core import machines
 from ..core.artifact import Artifact, example
+from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.problem import Launch, Problem, dtype_name
 from ..core.registry import Kernel
 from ..device import language, launch

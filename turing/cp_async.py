@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.compat.triton_private import mma
 from ..core.registry import Kernel
 from ..device import rung, tiles
-from ..device.gluon import commit_copies, copy_async, mma, wait_copies
+from ..device.gluon import commit_copies, copy_async, wait_copies
 from ..device.work_tile import current_tile
 from . import host, ldmatrix
 

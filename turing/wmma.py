@@ -16,9 +16,9 @@ Source: 003 v07 (1.870 TFLOP/s on a T4 at 2048).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.compat.triton_private import mma
 from ..core.registry import Kernel
 from ..device import rung, tiles
-from ..device.gluon import mma
 from ..device.work_tile import current_tile
 from . import host
 from .config import TuringConfig

@@ -3,11 +3,10 @@
 import contextlib
 import dataclasses
 import functools
-import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +14,6 @@ from typing import Any, Protocol
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass.base_dsl.dsl import BaseDSL
 from cutlass.cute.runtime import (
     load_module,
     make_fake_compact_tensor,
@@ -23,6 +21,7 @@ from cutlass.cute.runtime import (
 
 from ...core import cache
 from ...core.artifact import Artifact, cta_threads, example
+from ...core.compat import cute_private
 from ...core.configs import to_text
 from ...core.problem import Problem, dtype_name
 from . import tile_order
@@ -31,7 +30,7 @@ from .config import HopperConfig
 ARCH = "sm_90a"
 
 
-OPTIONS = "--enable-tvm-ffi --opt-level 3"
+OPTIONS = "--enable-tvm-ffi --opt-level 3" + cute_private.arch_option(ARCH)
 
 
 LONGEST_NAME = 200  # of a kernel
@@ -186,16 +185,6 @@ def assembler_log(remarks: str) -> str:
     return "\n".join(log.replace("''", "'").strip() for log in logs) + "\n"
 
 
-@contextlib.contextmanager
-def target_arch() -> Iterator[None]:
-    """Compiles for ARCH whatever GPU is present: the DSL's own choice without one is sm_100a."""
-    environment: Any = BaseDSL._get_dsl().envar
-    before = os.environ.get("CUTE_DSL_ARCH")
-    os.environ["CUTE_DSL_ARCH"] = environment.arch = ARCH
-    try:
-        yield
-    finally:
-        del environment.arch
-        del os.environ["CUTE_DSL_ARCH"]
-        if before is not None:
-            os.environ["CUTE_DSL_ARCH"] = before
+def target_arch() -> contextlib.AbstractContextManager[None]:
+    """Compiles for ARCH whatever GPU is present."""
+    return cute_private.target_arch(ARCH)

@@ -13,6 +13,9 @@ from .runtime.fallback import FallbackWarning
 from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
+    from . import autotune as autotune
+    from . import inductor as inductor
+    from . import nn as nn
     from .autotune.automatic import tune
     from .inductor import inductor_choice
     from .nn import Linear, patch, unpatch
@@ -47,12 +50,15 @@ _MODULE_OF = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module("." + _MODULE_OF[name], __name__), name)
-    if name in ("autotune", "inductor", "nn"):
-        return import_module("." + name, __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Type checkers know the names above, and are not to take any other for one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULE_OF:
+            return getattr(import_module("." + _MODULE_OF[name], __name__), name)
+        if name in ("autotune", "inductor", "nn"):
+            return import_module("." + name, __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from .core.arguments import renamed, show_signature
+from .core.compat.torch_private import function_mode_count as function_modes
+from .core.compat.torch_private import overrides_enabled, without_overrides
 from .core.epilogue import EpilogueArgs
 from .core.errors import OperandError
 from .torch_ops import autocast_vmap, autograd, slow_path
@@ -22,8 +24,7 @@ from .torch_ops.call import (
     is_plain_scalar,
     is_traced,
 )
-from .torch_ops.eager import function_modes, overriding_mode, run
-from .torch_ops.slow_path import overrides_enabled
+from .torch_ops.eager import overriding_mode, run
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -243,9 +244,9 @@ def _eager_linear(
 ) -> Tensor | None:
     """As `eager.run`."""
     if function_modes() and overrides_enabled():
-        if overriding_mode():
+        if without_overrides is None or overriding_mode():
             return None
-        with torch._C.DisableTorchFunction():
+        with without_overrides():
             return _eager_linear(input, weight, out, batch_invariant, extra)
     try:
         transposed = weight.t()

@@ -1,10 +1,9 @@
 """Our product among those that Inductor measures when it compiles with max-autotune."""
 
-from typing import Any
-
 import torch
 
 from . import api
+from .core.compat.torch_private import inductor_choices
 
 Tensor = torch.Tensor
 
@@ -23,12 +22,9 @@ def inductor_choice() -> None:
     By `torch._inductor.config.external_matmul`, which reaches `mm` alone, linear layers without a
     bias among it, but no `addmm` or `bmm`; Inductor fuses nothing into it. A process that takes
     compiled code from Inductor's cache must have called it too. `outblas.matmul` needs none of it:
-    it is compiled as itself.
+    it is compiled as itself. Raises RuntimeError where this torch has no such list.
     """
-    from torch._inductor import config
-    from torch._inductor.kernel.mm import lazy_register_extern_choice
-
-    lazy_register_extern_choice(outblas_mm)
-    offered: list[Any] = config.external_matmul
+    offered, register = inductor_choices()
+    register(outblas_mm)
     if outblas_mm not in offered:
         offered.append(outblas_mm)

@@ -6,8 +6,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.proxy import TracerBase
 from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
@@ -15,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from .api import linear
 from .core import epilogue, problem
+from .core.compat.torch_private import FakeTensor, FunctionalTensor
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -168,7 +167,7 @@ def patch(model: torch.nn.Module) -> Report:
                 kept[name] = reason
                 continue
             _rebind(module, "forward", torch.nn.Linear, Linear)
-            module.__class__ = Linear
+            _become(module, Linear)
         swapped.append(name)
         found = [why for why in (_torch_takes(module), bypassed.get(id(module))) if why]
         if found:
@@ -202,7 +201,7 @@ def unpatch(model: torch.nn.Module) -> Report:
             for attribute in vars(module):
                 _rebind(module, attribute, Linear, torch.nn.Linear)
             vars(module).pop("activation", None)  # None, where `Linear` was called
-            module.__class__ = _restored(kind, restored)
+            _become(module, _restored(kind, restored))
             swapped.append(name)
     for name, module in model.named_modules():
         if isinstance(module, torch.fx.GraphModule) and any(
@@ -251,6 +250,17 @@ def _restored(kind: type, done: dict[type, type]) -> type:
             kind.__name__, tuple(_restored(base, done) for base in kind.__bases__), own
         )
     return done[kind]
+
+
+def _become(module: torch.nn.Module, kind: type) -> None:
+    """Changes the class of a module, so that compiled code notices.
+
+    The guards of torch 2.11 pass over a module none of whose dictionaries has changed.
+    """
+    module.__class__ = kind
+    held, name = vars(module), "_class_has_changed"
+    held[name] = True
+    del held[name]
 
 
 def _rebind(

@@ -1,6 +1,7 @@
 """Commands: what they print, as tables and as JSON, and their exit codes."""
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_doctor() -> None:
     report = json.loads(result.stdout)
     assert result.exit_code == (1 if report["problems"] else 0)
     versions = {row["name"]: row for row in report["versions"]}
-    assert versions["torch"]["installed"] == torch.__version__
+    assert versions["torch"]["installed"] == metadata.version("torch")
     assert versions["triton"]["tested"] == "<3.10,>=3.6"
     assert {kernel["name"] for kernel in report["kernels"]} == {
         kernel.name for kernel in registry.ladder()

@@ -537,23 +537,10 @@ def test_a_compiled_backward_pass_has_no_copies() -> None:
     assert not [name for name in called if re.search("clone|copy|contiguous", name)], called
 
 
-def test_torch_has_the_names_that_gradients_take_from_it() -> None:
-    """Whichever is missing here has to be found anew; without some of them, gradients but
-    torch.func go on.
-    """
-    enable = torch._functorch.utils.enable_single_level_autograd_function
-    assert autograd_levels._ONE_LEVEL is torch.autograd.function._SingleLevelFunction
-    assert autograd_levels._allow_one_level is enable
-    assert autograd_levels._dispatch_modes is torch._C._len_torch_dispatch_stack
-    assert autograd_levels._tracing_state is torch._C._get_tracing_state
-    assert autograd_levels._level is torch._C._functorch.maybe_current_level
-    assert torch.autograd.forward_ad._set_fwd_grad_enabled
-
-
 def test_without_the_class_for_one_level_only_transforms_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(autograd_levels, "_ONE_LEVEL", torch.autograd.Function)
+    monkeypatch.setattr(autograd_levels, "OneLevelFunction", torch.autograd.Function)
     monkeypatch.setattr(autograd, "_record", autograd_levels.recorder(autograd.Product))
     a, b = grown((3, 4), (4, 2))
     (found,) = torch.autograd.grad(ops.matmul(a, b).sum(), a)

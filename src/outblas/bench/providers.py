@@ -123,7 +123,7 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[
     business.
     """
     # after eight shapes of one function Dynamo would run it eagerly, and we would time cuBLAS
-    torch._dynamo.reset()
+    torch.compiler.reset()
     product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
     out.copy_(product(a, b))  # compiles here, and gives the oracle what it looks at
     return lambda: product(a, b)

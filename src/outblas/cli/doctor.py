@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from .. import __version__
-from ..core import cache, registry, requirements
+from ..core import cache, compat, registry, requirements
 from ..core.ownership import shown
 from ..runtime import launcher
 from .common import NONE, JsonOption, console, give, note, table
@@ -47,6 +47,9 @@ def examine() -> dict[str, Any]:
         "cache": store,
         "tuning": tuning,
         "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()],
+        "lacking": [  # now that kernels have imported their DSLs
+            {"name": each.name, "without": each.without} for each in compat.lacking()
+        ],
         "problems": problems,
     }
 
@@ -159,5 +162,7 @@ def _show(report: dict[str, Any]) -> None:
     gpus = ", ".join(tuning["tables"]) or "no GPU"
     note(f"Tuning: {tuning['winners']} winners in the store; tables for {gpus}", None)
     table("Kernels", ("name", "runs here"), [(k["name"], k["runs"]) for k in report["kernels"]])
+    for name in report["lacking"]:
+        note(f"{name['name']} is missing: {name['without']}", None)
     for problem in report["problems"]:
         note(f"! {problem}", "yellow")

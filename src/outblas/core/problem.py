@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from . import epilogue
+from .compat.torch_private import FakeTensor
 from .epilogue import Epilogue, EpilogueArgs, View, glu_split
 from .errors import A, B, C, OperandError
 from .tensor_memory import (

@@ -2,15 +2,20 @@
 here.
 """
 
+import platform
 from dataclasses import dataclass
 from importlib import metadata
 
 from packaging.requirements import Requirement
 
+PYTHON = "Python"
+OUTSIDE = "outside the tested range"
+_CLASSIFIER = "Programming Language :: Python :: "
+
 
 @dataclass(frozen=True)
 class Status:
-    """One dependency: the versions tested, and the one installed (None: absent)."""
+    """Python or one dependency: the versions tested, and the one installed (None: absent)."""
 
     name: str
     tested: str
@@ -19,18 +24,31 @@ class Status:
     @property
     def problem(self) -> str | None:
         """Why the installed version will not do, or None."""
+        if self.name == PYTHON:
+            minor = ".".join(str(self.installed).split(".")[:2])
+            tested = minor in python_versions() or self.tested == "any"
+            return None if tested else f"{OUTSIDE}: use Python {self.tested}"
         if self.installed is None:
             return f"not installed: {install_command(self.name)}"
         if not _requirement(self.name).specifier.contains(self.installed, prereleases=True):
-            return f"outside the tested range: {install_command(self.name)}"
+            return f"{OUTSIDE}: {install_command(self.name)}"
         return None
 
 
 def statuses() -> list[Status]:
-    """Every dependency that applies to this platform, without those of extras."""
-    return [
+    """Python, and every dependency that applies to this platform, without those of extras."""
+    versions = python_versions()
+    tested = f"{versions[0]} to {versions[-1]}" if versions else "any"
+    return [Status(PYTHON, tested, platform.python_version())] + [
         Status(r.name, str(r.specifier), installed(r.name)) for r in _requirements() if _applies(r)
     ]
+
+
+def python_versions() -> list[str]:
+    """The versions of Python that outblas is tested with, as the classifiers list them."""
+    listed = metadata.metadata("outblas").get_all("Classifier") or []
+    found = (each.removeprefix(_CLASSIFIER) for each in listed if each.startswith(_CLASSIFIER))
+    return [version for version in found if "." in version]
 
 
 def install_command(name: str) -> str:

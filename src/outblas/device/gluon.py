@@ -1,20 +1,16 @@
-"""Gluon as the ladders use it: what differs between Triton's versions or is private in them, and
-layouts from maps.
+"""Gluon as the ladders use it: what differs between Triton's versions, and layouts from maps.
 
-Nothing else imports Gluon's private modules, nor names that changed between Triton 3.6 and 3.9.
+Nothing else imports names that changed between Triton 3.6 and 3.9.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import CompiledKernel
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ..core.compat.triton_private import CompiledKernel, GluonASTSource, GPUTarget
 from . import language
 from .mapping import Mapping
 
@@ -89,17 +85,6 @@ def dot_operand(index: int, mma: Any) -> Any:
     mma.sync.
     """
     return gl.DotOperandLayout(index, mma, 2)
-
-
-@builtin
-def mma(a, b, acc, _semantic=None):  # type: ignore[no-untyped-def]
-    """acc + a b on tensor cores, by mma.sync; a and b in DotOperandLayout of acc's layout, k_width
-    2. Gluon's own takes no layout of sm_75.
-    """
-    dot = _semantic.dot(
-        a, b, acc, input_precision=None, max_num_imprecise_acc=None, out_dtype=acc.dtype
-    )
-    return gl.tensor(dot.handle, acc.type)
 
 
 # All threads of a CTA have come here; Triton adds such barriers where accesses to shared memory

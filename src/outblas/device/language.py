@@ -7,14 +7,14 @@ from types import FunctionType
 from typing import Any
 
 from triton import JITFunction
-from triton.runtime.interpreter import InterpretedFunction
 
 from ..core import forks
+from ..core.compat.triton_private import interpreted_function
 
 lock = forks.Lock(held=True)
 
 
-def interpreted(kernel: Any) -> InterpretedFunction[Any]:
+def interpreted(kernel: Any) -> Any:
     """A kernel, and all jitted functions that it calls, for the interpreter; the kernel itself
     still compiles.
     """
@@ -26,4 +26,4 @@ def interpreted(kernel: Any) -> InterpretedFunction[Any]:
     copy = FunctionType(
         source.__code__, source.__globals__ | names, source.__name__, source.__defaults__
     )
-    return InterpretedFunction(functools.update_wrapper(copy, source))
+    return interpreted_function(functools.update_wrapper(copy, source))

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from triton.compiler import CompiledKernel
 
 from ..core import machines
 from ..core.artifact import Artifact, example
+from ..core.compat.triton_private import CompiledKernel
 from ..core.configs import mistyped, unread_reason
 from ..core.epilogue import NONE
 from ..core.problem import Launch, Problem, dtype_name

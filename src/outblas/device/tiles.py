@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.compat.triton_private import mma
 from .fused import gated_columns, store_outputs
-from .gluon import mma
 from .records import OutputCoord, TensorRef
 from .work_tile import matrix_ptr
 

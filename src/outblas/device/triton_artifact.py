@@ -2,21 +2,18 @@
 bank conflicts.
 """
 
-import contextlib
-import io
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
-from triton.compiler import CompiledKernel, make_backend
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..core import forks
 from ..core.artifact import Artifact, cta_threads
+from ..core.compat.triton_private import CompiledKernel, assemble
 from ..core.configs import to_text
 from ..core.problem import dtype_name
 from .gluon import compile as compile_gluon
@@ -73,16 +70,8 @@ def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
     Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by
     Triton itself, so that the assembler and its options are the same.
     """
-    metadata = compiled.metadata._asdict()
-    backend = make_backend(metadata["target"])
-    options = backend.parse_options(
-        {name: metadata[name] for name in ("enable_fp_fusion", "ptx_options")}
-    )
-    log = io.StringIO()
-    with _lock, triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
-        triton.knobs.nvidia.dump_ptxas_log = True
-        cubin = backend.make_cubin(compiled.asm["ptx"], {}, options, arch)
-    return cubin, log.getvalue()
+    with _lock:
+        return assemble(compiled.asm["ptx"], compiled.metadata._asdict(), arch)
 
 
 def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -152,10 +152,10 @@ def compilers() -> dict[str, str]:
 
 
 def _ptxas_version(arch: int) -> str:
-    from triton.backends.nvidia.compiler import get_ptxas
+    from ..core.compat.triton_private import ptxas
 
     told = subprocess.run(
-        [get_ptxas(arch).path, "--version"], capture_output=True, text=True, check=True
+        [ptxas(arch), "--version"], capture_output=True, text=True, check=True
     ).stdout
     found = re.search(r"\bV(\d[\d.]*)", told)
     return found[1] if found else told.strip()

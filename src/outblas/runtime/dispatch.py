@@ -8,6 +8,10 @@ import torch
 
 from ..core import invariance, registry
 from ..core import problem as operands
+from ..core.compat.torch_private import any_autocast, autocast_off, fp32_precision
+from ..core.compat.torch_private import current_device as _current_device
+from ..core.compat.torch_private import empty_strided as _empty_strided
+from ..core.compat.torch_private import fills_memory as _fills_memory
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.problem import Launch, Problem
@@ -17,18 +21,6 @@ from .cuda_graphs import capturing, not_ready
 from .overlap import check_epilogue_separate, check_separate, may_overlap
 
 Tensor = torch.Tensor
-
-# What Inductor's graphs allocate with: less than half of what new_empty costs, and like it in all
-# but deterministic fills. Sizes and strides must be tuples, and the GPU is the current one.
-_EMPTY_STRIDED = {
-    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
-    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
-}
-_fills_memory = torch._C._get_deterministic_algorithms  # whether new memory may have to be filled
-fp32_precision = (
-    torch._C._get_fp32_precision_getter
-)  # torch.backends takes six times as long to ask it
-_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class Call(NamedTuple):
@@ -64,9 +56,7 @@ class Call(NamedTuple):
 # plan(a, b, c, out, alpha, beta) -> out; the epilogue's tensors follow if there is an epilogue.
 Plan = Callable[..., Tensor]
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
-)
+_autocast_off = autocast_off("cpu", "cuda")
 
 
 # ---- the plan cache
@@ -92,8 +82,8 @@ def run(call: Call) -> Tensor:
             clear_cache()
         plan = _plans[key] = _prepare(call)
     # Calls that write cast nothing under autocast; torch's own functions would.
-    if call.out is not None and torch._C._is_any_autocast_enabled():
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+    if call.out is not None and any_autocast():
+        with _autocast_off():
             return plan(
                 call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.epilogue_tensors
             )
@@ -240,7 +230,7 @@ def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Laun
     """The plan that allocates the output, or checks that it overlaps nothing, and launches."""
     device, dtype = sample.device, sample.dtype
     several = device.type == "cuda" and torch.cuda.device_count() > 1
-    index, empty_strided = device.index, _EMPTY_STRIDED[device.type]
+    index, empty_strided = device.index, _empty_strided[device.type]
     size, strides = tuple(sample.shape), tuple(sample.stride())
     bytes_a, bytes_b, bytes_c, bytes_out, *bytes_epilogue = (
         0 if t is None else span_bytes(t)

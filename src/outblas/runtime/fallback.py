@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..core import epilogue, problem
+from ..core.compat.torch_private import as_plain
 from ..core.epilogue import EpilogueArgs, apply
 
 # Frames of files below these folders are not the caller's.
@@ -112,8 +113,23 @@ def fused(
 
 def autocasts(t: torch.Tensor, device: str) -> bool:
     """Whether autocast of a device gives a tensor its dtype."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return t.is_floating_point() and t.dtype != torch.float64 and t.device.type == device
+
+    return bool(as_plain(_autocasts, t, device))
+
+
+def _autocasts(t: torch.Tensor, device: str) -> bool:
+    return t.is_floating_point() and t.dtype != torch.float64 and t.device.type == device
+
+
+def _check_x(x: Any, activation: str) -> None:
+    """Checks the columns of what torch gave for a product, where they can be counted."""
+    if isinstance(x, torch.Tensor) and not (x.is_nested and x.layout is torch.strided):
+        epilogue.check_columns(activation, x.shape)
+
+
+def _check_written(written: torch.Tensor, value: torch.Tensor, name: str) -> None:
+    """Checks that `out` or `aux` can take a value."""
+    problem.check_out(written, value.shape, value.dtype, value.device, name)
 
 
 def whole(
@@ -146,12 +162,10 @@ def whole(
         with torch.autocast(autocast, enabled=False):
             return whole(function, a, b, c, out, alpha, beta, out_dtype, extra)
     if out_dtype is not None:
-        with torch._C.DisableTorchFunctionSubclass():
-            problem.check_alike(a, b)
+        as_plain(problem.check_alike, a, b)
     bias = extra.bias
     if function == "linear":
-        with torch._C.DisableTorchFunctionSubclass():
-            broadcast = isinstance(bias, torch.Tensor) and bias.dim() != 1
+        broadcast = as_plain(lambda: isinstance(bias, torch.Tensor) and bias.dim() != 1)
         x = torch.nn.functional.linear(a, b, None if broadcast else bias)
         bias = bias if broadcast else None
     elif c is not None:
@@ -160,14 +174,11 @@ def whole(
         x = matmul(a, b, None, out_dtype)
     if bias is not None:
         x = x + bias
-    with torch._C.DisableTorchFunctionSubclass():
-        if isinstance(x, torch.Tensor) and not (x.is_nested and x.layout is torch.strided):
-            epilogue.check_columns(extra.activation, x.shape)
+    as_plain(_check_x, x, extra.activation)
     y = apply(x, extra.activation, extra.residual)
-    with torch._C.DisableTorchFunctionSubclass():
-        for name, written, value in (("aux", extra.aux, x), ("out", out, y)):
-            if written is not None:
-                problem.check_out(written, value.shape, value.dtype, value.device, name)
+    for name, written, value in (("aux", extra.aux, x), ("out", out, y)):
+        if written is not None:
+            as_plain(_check_written, written, value, name)
     if extra.aux is not None:
         extra.aux.copy_(x)
     return y if out is None else out.copy_(y)

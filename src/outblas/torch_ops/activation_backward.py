@@ -5,12 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.compat.torch_private import below_autograd, from_below
 from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
 from ..core.errors import OperandError
 from ..core.problem import DTYPES
 from ..runtime import fallback, hooks
 from . import ops
-from .autograd_levels import below_autograd, has_tangent, requires_grad, unobserved
+from .autograd_levels import has_tangent, requires_grad, unobserved
+from .schema import library
 
 
 def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
@@ -88,7 +90,8 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if plain and unobserved():
         return _compute(grad, x, activation)
     with below_autograd():
-        return ops.activation_backward(grad, x, activation)
+        found = ops.activation_backward(grad, x, activation)
+    return from_below(found)
 
 
 @ops.fake("activation_backward")
@@ -102,4 +105,4 @@ for _key, _function in {
     "CUDA": _compute,
     "Autograd": activation_backward,
 }.items():
-    ops.library.impl("activation_backward", _function, _key)
+    library.impl("activation_backward", _function, _key)

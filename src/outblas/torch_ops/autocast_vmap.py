@@ -5,26 +5,25 @@ from typing import Any
 
 import torch
 
+from ..core.compat.torch_private import AUTOCAST_KEYS, autocast_off
 from ..core.epilogue import GATED, apply
 from ..core.errors import OperandError
 from . import activation_backward, ops
+from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
 
 
 # ---- autocast
-_KEYS = {"cpu": torch.DispatchKey.AutocastCPU, "cuda": torch.DispatchKey.AutocastCUDA}
-
-
-def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[..., Any]:
+def _cast(function: Callable[..., Any], operator: str, device: str) -> Callable[..., Any]:
     """`function`, which takes the arguments of `operator`, with tensors cast as autocast asks.
 
     Operands but float64 ones get autocast's dtype, bias and residual that of the product. Inside,
     autocast is off.
     """
-    keys = torch._C.DispatchKeySet(_KEYS[device])
-    names = [argument.name for argument in operator._schema.arguments]
+    without_autocast = autocast_off(device)
+    names = [each.name for each in ARGUMENTS[operator]]
     out_dtype_index = names.index("out_dtype") if "out_dtype" in names else len(names)
 
     def run(*given: Any) -> Any:
@@ -40,7 +39,7 @@ def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[
             wanted = out_dtype if name in ("bias", "residual") else dtype
             return value.to(wanted) if fits and value.device.type == device else value
 
-        with torch._C._ExcludeDispatchKeyGuard(keys):
+        with without_autocast():
             return function(*map(cast, names, given))
 
     return run
@@ -193,13 +192,13 @@ _RULES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _mapped(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+def _mapped(operator: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     """A vmap rule that casts first where autocast is on: the dispatcher comes to rules before it
     comes to autocast.
     """
 
     def run(info: Any, dims: Any, *given: Any) -> Any:
-        for device in _KEYS:
+        for device in AUTOCAST_KEYS:
             if given[0].device.type == device and torch.is_autocast_enabled(device):
                 return _cast(lambda *cast: rule(info, dims, *cast), operator, device)(*given)
         return rule(info, dims, *given)
@@ -209,7 +208,7 @@ def _mapped(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name, _rule in _RULES.items():
     _operator = getattr(ops, _name)
-    for _device, _key in _KEYS.items():
-        ops.library.impl(_name, _cast(_operator, _operator, _device), _key.name)
-    torch.library.register_vmap(f"outblas::{_name}", _mapped(_operator, _rule), lib=ops.library)
-torch.library.register_vmap("outblas::activation_backward", _activation_backward, lib=ops.library)
+    for _device, _key in AUTOCAST_KEYS.items():
+        library.impl(_name, _cast(_operator, _name, _device), _key)
+    torch.library.register_vmap(f"outblas::{_name}", _mapped(_name, _rule), lib=library)
+torch.library.register_vmap("outblas::activation_backward", _activation_backward, lib=library)

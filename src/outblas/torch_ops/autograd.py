@@ -19,9 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from ..core import invariance
+from ..core.compat.torch_private import (
+    below_autograd,
+    forward_levels,
+    from_below,
+    increment_version,
+    version,
+)
 from ..core.epilogue import EpilogueArgs, apply
 from ..core.errors import OperandError
 from ..core.problem import dtype_name
@@ -30,7 +36,6 @@ from ..runtime.dispatch import Plan
 from . import eager, ops
 from .activation_backward import activation_backward
 from .autograd_levels import (
-    below_autograd,
     direct_apply,
     has_tangent,
     recorder,
@@ -39,6 +44,7 @@ from .autograd_levels import (
     within_forward,
 )
 from .call import OperatorChoice
+from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 
@@ -98,7 +104,8 @@ class Product(torch.autograd.Function):
         else:
             x_needed = needs_a or needs_b or needs_c or needs_bias
             with within_forward():
-                y, x = _by_operator((a, b, c, bias, residual), arguments, bool(aux), x_needed)
+                found = _by_operator((a, b, c, bias, residual), arguments, bool(aux), x_needed)
+            y, x = from_below(found)
             if x is not None and not x_needed:
                 ctx.mark_non_differentiable(x)
         ctx.save_for_backward(
@@ -325,7 +332,7 @@ def _autograd(name: str) -> Callable[..., Any]:
 
     def run(*given: Any) -> Any:
         a, b, c, bias, residual, arguments = split(*given)
-        if forward_ad._current_level >= 0 and has_tangent(a, b, c, bias, residual):
+        if forward_levels._current_level >= 0 and has_tangent(a, b, c, bias, residual):
             tensors = a, b, c, bias, residual
             return _by_torch("forward-mode gradients", tensors, arguments, aux)
         if requires_grad(a, b, c, bias, residual):
@@ -346,7 +353,8 @@ def _autograd(name: str) -> Callable[..., Any]:
             if done is not None:
                 return done
         with below_autograd():
-            return operator(*given)
+            found = operator(*given)
+        return from_below(found)
 
     return run
 
@@ -368,9 +376,10 @@ def _by_torch(
     return (x.clone() if y is x else y, x) if aux else y
 
 
-def _without_gradients(operator: Any) -> Callable[..., None]:
+def _without_gradients(name: str) -> Callable[..., None]:
     """The Autograd kernel of an operator that writes to its arguments: it has no gradients."""
-    places = [i for i, argument in enumerate(operator._schema.arguments) if argument.is_write]
+    operator = getattr(ops, name)
+    places = [i for i, each in enumerate(ARGUMENTS[name]) if each.is_written]
 
     def run(*given: Any) -> None:
         tensors = [t for t in given if isinstance(t, Tensor)]
@@ -383,17 +392,17 @@ def _without_gradients(operator: Any) -> Callable[..., None]:
                 "out is given with inputs that carry forward-mode gradients, expected no out"
             )
         written = [t for t in (given[i] for i in places) if t is not None and not t.is_inference()]
-        versions = [t._version for t in written]
+        versions = [version(t) for t in written]
         with below_autograd():
             operator(*given)
-        for t, version in zip(written, versions, strict=True):
-            if t._version == version:  # a subclass, of which the operator wrote to what it holds
-                torch.autograd.graph.increment_version(t)
+        for t, before in zip(written, versions, strict=True):
+            if version(t) == before:  # a subclass, of which the operator wrote to what it holds
+                increment_version((t,))
 
     return run
 
 
 for _name in _SPLIT:
-    ops.library.impl(_name, _autograd(_name), "Autograd")
+    library.impl(_name, _autograd(_name), "Autograd")
 for _name in ("matmul_out", "addmm_out", "gemm_out"):
-    ops.library.impl(_name, _without_gradients(getattr(ops, _name)), "Autograd")
+    library.impl(_name, _without_gradients(_name), "Autograd")

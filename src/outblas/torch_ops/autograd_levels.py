@@ -1,6 +1,4 @@
-"""Which levels of autograd and of torch.func's transforms a call is on: what torch has no public
-name for.
-"""
+"""Which levels of autograd and of torch.func's transforms a call is on."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,23 +9,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Kernels of the Autograd key call the operator anew below this guard, where the other keys see it.
-# torch's own library code uses it too.
-below_autograd: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
-# A base class whose `apply` records at one level of torch.func's transforms, in a context that
-# allows it. Without them torch.autograd.Function serves all but torch.func, which then raises
-# torch's own error.
-_ONE_LEVEL: Any = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
-_functorch: Any = getattr(torch._functorch, "utils", None)
-_allow_one_level = getattr(
-    _functorch, "enable_single_level_autograd_function", contextlib.nullcontext
+from ..core.compat.torch_private import (
+    OneLevelFunction,
+    allow_one_level,
+    below_autograd,
+    forward_gradients,
+    forward_levels,
+    knows_transforms,
 )
-# How many dispatch modes are on. Without the name, calls do not take the short ways.
-_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_tracing_state: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: True)
-# The level of torch.func's transforms, or None. Without the name no level counts, as if the
-# transforms were not there.
-_level: Callable[[], int | None] = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from ..core.compat.torch_private import tracing_state as _tracing_state
+from ..core.compat.torch_private import transform_level as _level
 
 
 def within_forward() -> AbstractContextManager[Any]:
@@ -38,7 +30,7 @@ def within_forward() -> AbstractContextManager[Any]:
     if _level() is None:
         return below_autograd()
     stack = contextlib.ExitStack()
-    for each in (torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below_autograd()):
+    for each in (below_autograd(), torch.enable_grad(), forward_gradients(True)):
         stack.enter_context(each)
     return stack
 
@@ -50,13 +42,13 @@ def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     `function` needs no `setup_context`.
     """
     parts = {name: vars(function)[name] for name in ("forward", "backward")}
-    one_level: Any = type(function.__name__, (_ONE_LEVEL,), parts)
+    one_level: Any = type(function.__name__, (OneLevelFunction,), parts)
     plain = direct_apply(function)
 
     def record(*given: Any) -> Any:
         if _level() is None:
             return plain(*given)
-        with _allow_one_level():
+        with allow_one_level():
             return one_level.apply(*given)
 
     return record
@@ -64,8 +56,10 @@ def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` without the look for torch.func's transforms, which up to torch 2.14 costs 1
-    µs of a call.
+    µs of a call; with it where we do not know of them ourselves.
     """
+    if not knows_transforms:
+        return function.apply
     apply: Callable[..., Any] = getattr(
         super(torch.autograd.Function, function), "apply", function.apply
     )
@@ -91,6 +85,6 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 def has_tangent(*tensors: Tensor | None) -> bool:
     """Whether any carries a forward-mode gradient."""
-    return forward_ad._current_level >= 0 and any(
+    return forward_levels._current_level >= 0 and any(
         t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors
     )

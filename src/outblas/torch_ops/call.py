@@ -8,10 +8,9 @@ import sys
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ..core import configs, problem, registry
+from ..core.compat.torch_private import FakeTensor, FunctionalTensor
 from ..core.epilogue import ACTIVATIONS, EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..core.tensor_memory import read_address

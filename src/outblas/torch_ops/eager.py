@@ -11,28 +11,37 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
 from ..core import invariance
+from ..core.compat.torch_private import (
+    DeviceContext,
+    any_autocast,
+    fp32_precision,
+    function_mode,
+    tensor_guard,
+    tracing_state,
+    transform_level,
+    without_overrides,
+)
+
+# The guards of a plan do not see the modes of tracers and of fake tensors.
+from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from ..core.compat.torch_private import forward_levels as _forward_levels
+from ..core.compat.torch_private import function_mode_count as function_modes
+from ..core.compat.torch_private import increment_version as _increment_version
+from ..core.compat.torch_private import modes_disabled as _modes_disabled
+from ..core.compat.torch_private import profiled as _profiled
 from ..core.epilogue import EpilogueArgs
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
-from ..runtime.dispatch import Call, Plan, fp32_precision, tf32_requested
+from ..runtime.dispatch import Call, Plan, tf32_requested
 from . import ops
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
-# As torch's public functions answer, in one call each.
-function_modes = torch._C._len_torch_function_stack
-_modes_disabled = torch._C._is_torch_function_all_disabled
-# The guards of a plan do not see the modes of tracers and of fake tensors.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_profiled = torch._C._autograd._profiler_enabled
 _gradients_enabled = torch.is_grad_enabled
 _address = read_address
-_increment_version = torch._C._increment_version  # passes over inference tensors
 
 _LINE_MASK = LINE - 1
 
@@ -77,10 +86,7 @@ def overriding_mode() -> bool:
     A default device does not: it is the mode that `torch.set_default_device` and
     `with torch.device(...)` leave, and it concerns functions that make tensors from none.
     """
-    return any(
-        type(torch._C._get_function_stack_at(i)) is not DeviceContext
-        for i in range(function_modes())
-    )
+    return any(type(function_mode(i)) is not DeviceContext for i in range(function_modes()))
 
 
 def run(
@@ -102,7 +108,7 @@ def run(
         return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra)
     if (
         _dispatch_modes()
-        or forward_ad._current_level >= 0
+        or _forward_levels._current_level >= 0
         or _profiled()
         or (type(a) is not Tensor and type(a) is not Parameter)
         or (type(b) is not Tensor and type(b) is not Parameter)
@@ -166,9 +172,9 @@ def run(
 
 def _run_without_modes(*call: Any) -> Tensor | None:
     """`run` while function modes are on, which would be asked about every attribute it reads."""
-    if overriding_mode():
+    if without_overrides is None or overriding_mode():
         return None
-    with torch._C.DisableTorchFunction():
+    with without_overrides():
         return run(*call)
 
 
@@ -189,25 +195,19 @@ def _remember(
     plan = dispatch.cached_plan(call)
     if plan is None:
         return
-    sizes: Any = [list(t.shape) for t in tensors]
-    strides: Any = [list(t.stride()) for t in tensors]
-    guards = torch._C._dynamo.guards.TensorGuards(
-        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-    )
+    matches = tensor_guard(tensors)
+    if matches is None:
+        return
     tf32 = tf32_requested() if call.a.dtype is torch.float32 else None
     conditions = None
     if requires_grad is not None or tf32 is not None:
         conditions = PlanConditions(requires_grad, tf32, x_shape)
-    _cache[key] = (*plans, (guards.check, plan, conditions))
+    _cache[key] = (*plans, (matches, plan, conditions))
 
 
 def _unobserved(tensors: tuple[Tensor, ...]) -> bool:
     """Whether operators would compute the product of these tensors as they are, and no more."""
-    transformed = (
-        torch._C._functorch.maybe_current_level() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch._C._is_any_autocast_enabled()
-    )
+    transformed = transform_level() is not None or tracing_state() is not None or any_autocast()
     return not transformed and all(
         _address(t) and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors
     )

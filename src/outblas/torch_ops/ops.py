@@ -15,21 +15,19 @@ from ..core.epilogue import ACTIVATIONS, EpilogueArgs
 from ..core.errors import OperandError
 from ..core.invariance import wanted
 from ..runtime.dispatch import Call, run
+from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 
-library = torch.library.Library("outblas", "DEF")
 # Defaults cost nothing per call: the dispatcher passes them on unseen. An argument called `kernel`
 # Inductor would take for one of its own.
 _CHOICE = "str kernel_name='', str config='', str tune='', bool? batch_invariant=None"
-library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
-library.define(
+define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
+define(
     f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()"
 )
-library.define(
-    f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor"
-)
-library.define(
+define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
+define(
     "addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, "
     f"{_CHOICE}) -> ()"
 )
@@ -38,10 +36,10 @@ _GEMM = (
     "Scalar beta=1, "
     f"str activation='', ScalarType? out_dtype=None, {_CHOICE}"
 )
-library.define(f"gemm({_GEMM}) -> Tensor")
-library.define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
-library.define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
-library.define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
+define(f"gemm({_GEMM}) -> Tensor")
+define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
+define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
+define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
 # Parameters one by one: collecting them takes 0.2 µs of a call.
@@ -190,18 +188,18 @@ def _resolving(name: str) -> Callable[..., None]:
     plain memory, and then copies.
     """
     operator = getattr(torch.ops.outblas, name).default
-    arguments = [(each.name, each.is_write) for each in operator._schema.arguments]
+    declared = [(each.name, each.is_written) for each in ARGUMENTS[name]]
 
     def run(*given: Any) -> None:
         values, copies = list(given), []
-        for i, ((written, is_write), t) in enumerate(zip(arguments, given, strict=False)):
+        for i, ((written, is_write), t) in enumerate(zip(declared, given, strict=False)):
             if not isinstance(t, Tensor) or not (t.is_neg() or t.is_conj()):
                 continue
             if not is_write:
                 values[i] = t.resolve_conj().resolve_neg()
                 continue
             problem.check_out(t, t.shape, t.dtype, t.device, written)
-            pairs = zip(arguments, given, strict=False)
+            pairs = zip(declared, given, strict=False)
             others = {
                 other: x
                 for (other, _), x in pairs
@@ -312,4 +310,4 @@ gemm = _ops.gemm.default
 gemm_aux = _ops.gemm_aux.default
 gemm_out = _ops.gemm_out.default
 activation_backward = _ops.activation_backward.default
-DEFAULTS: tuple[Any, ...] = tuple(x.default_value for x in gemm._schema.arguments)
+DEFAULTS: tuple[Any, ...] = tuple(each.default for each in ARGUMENTS["gemm"])

@@ -8,10 +8,11 @@ for it. Other tensors may need gradients, as in torch: the backward pass raises 
 from typing import Any
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import handle_torch_function
 
 from ..core import epilogue, problem, registry
 from ..core.arguments import renamed, show_signature
+from ..core.compat.torch_private import below_autograd, from_below, has_override
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
@@ -20,19 +21,19 @@ from ..runtime.dispatch import Call
 from . import ops
 from .autograd import summed
 from .autograd_levels import (
-    below_autograd,
     has_tangent,
     recorder,
     requires_grad,
     within_forward,
 )
+from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
 
-ops.library.define(
+define(
     "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
     "out_dtype=None, "
     "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
@@ -83,7 +84,7 @@ def scaled_mm(
     given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
     traced = torch.compiler.is_dynamo_compiling()
-    if not traced and has_torch_function_variadic(*given.values()):
+    if not traced and has_override(*given.values()):
         keywords: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
         keywords |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
         keywords |= {} if activation is None else {"activation": activation}
@@ -259,7 +260,7 @@ class _Gradients(torch.autograd.Function):
 
 
 _operator = torch.ops.outblas.scaled_mm.default
-_ARGUMENTS = {argument.name: argument.default_value for argument in _operator._schema.arguments}
+_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_mm"]}
 _BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
 _record = recorder(_Gradients)
 
@@ -275,12 +276,13 @@ def _autograd(*given: Any) -> Any:
     if requires_grad(*tensors.values()):
         return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
     with below_autograd():
-        return _operator(*given)
+        found = _operator(*given)
+    return from_below(found)
 
 
 for _key in ("CPU", "CUDA"):
-    ops.library.impl("scaled_mm", _scaled_mm, _key)
-ops.library.impl("scaled_mm", _autograd, "Autograd")
+    library.impl("scaled_mm", _scaled_mm, _key)
+library.impl("scaled_mm", _autograd, "Autograd")
 
 
 @ops.fake("scaled_mm")

@@ -5,10 +5,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import handle_torch_function
 
 from ..core import epilogue, invariance, problem
+from ..core.compat.torch_private import (
+    as_plain,
+    forward_levels,
+    has_override,
+    overrides_enabled,
+    transform_level,
+    with_overrides,
+    without_overrides,
+)
 from ..core.errors import OperandError
 from ..runtime import fallback
 from ..runtime.overlap import check_epilogue_separate, check_separate
@@ -36,7 +44,6 @@ from .call import (
 from .eager import overriding_mode
 
 Tensor = torch.Tensor
-overrides_enabled = torch._C._is_torch_function_enabled
 
 # The public functions by name, registered by `api`: types of tensors are asked to override them.
 public_functions: dict[str, Callable[..., Tensor]] = {}
@@ -48,12 +55,13 @@ def run(call: Arguments) -> Tensor:
         problem.check_tensor(OPERANDS["addmm"]["c"], None)
     if is_traced():
         return _run_checked(call)
-    if has_torch_function_variadic(*call.all_tensors()):
+    if has_override(*call.all_tensors()):
         plain = all(t is None or type(t) in PLAIN for t in call.all_tensors())
         if overriding_mode() or not plain:
             return _run_overridden(call)
-        with torch._C.DisableTorchFunction():  # to a default device there is nothing to say
-            return run(call)
+        if without_overrides is not None:
+            with without_overrides():  # to a default device there is nothing to say
+                return run(call)
     try:
         return _run_checked(call)
     except OperandError as error:
@@ -125,18 +133,21 @@ def _run_as_given(call: Arguments, cause: str) -> Tensor:
     """By a function of torch on operands as they came, and then the epilogue by others."""
     problem.check_activation(call.given.activation)
     checked_tune(call.choice.tune)
-    with (
-        torch._C.DisableTorchFunctionSubclass()
-    ):  # no type is asked about the traits of its tensors
-        autocast = _check_as_given(call)
-        _hand_to_torch(call, cause)
+    autocast = as_plain(_handed_over, call, cause)  # no type is asked for traits of its tensors
     if not is_traced() and _offer.function == call.function and not overrides_enabled():
         # A type was asked about a function that it does not know, and had it called with functions
         # of torch no longer overridden: but torch's it may know.
         _offer.function = ""
-        with torch._C._EnableTorchFunction():
+        with with_overrides():
             return _torch_on_whole(call, autocast)
     return _torch_on_whole(call, autocast)
+
+
+def _handed_over(call: Arguments, cause: str) -> str:
+    """Checks a call that torch takes, and warns of it. Returns `_autocast_off`."""
+    autocast = _check_as_given(call)
+    _hand_to_torch(call, cause)
+    return autocast
 
 
 def _check_as_given(call: Arguments) -> str:
@@ -261,12 +272,12 @@ def _outside_operators_reason(call: Arguments, tensors: Iterable[Tensor]) -> str
             return f"{t.device.type} tensors"
         if t.layout is not torch.strided:
             return f"tensors of layout {t.layout}"
-    if forward_ad._current_level >= 0:
+    if forward_levels._current_level >= 0:
         return "forward-mode gradients"
     if (
         (call.out is None and call.given.aux is None)
         or torch.compiler.is_compiling()
-        or torch._C._functorch.maybe_current_level() is None
+        or transform_level() is None
     ):
         return None
     return "torch.func transforms of a call that writes to its arguments"

@@ -1,0 +1,107 @@
+"""What `outblas doctor` says of versions: each outside of the tested ones is named."""
+
+import json
+import platform
+
+import pytest
+from typer.testing import CliRunner
+
+from outblas.cli import app
+from outblas.core import compat, requirements
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch):
+    """Has `doctor` find another version of a package, or of Python; None: the package is absent."""
+
+    def pretend(name: str, version: str | None) -> None:
+        if name == "Python":
+            monkeypatch.setattr(platform, "python_version", lambda: version)
+            return
+        installed = requirements.installed
+        monkeypatch.setattr(
+            requirements, "installed", lambda asked: version if asked == name else installed(asked)
+        )
+
+    return pretend
+
+
+def problems() -> list[str]:
+    """The problems that `outblas doctor --json` reports."""
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    found = json.loads(result.stdout)["problems"]
+    assert result.exit_code == (1 if found else 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("torch", "2.10.0"),
+        ("torch", "2.16.0"),
+        ("triton", "3.5.1"),
+        ("triton", "3.10.0"),
+        ("nvidia-cutlass-dsl", "4.7.1"),
+        ("nvidia-cutlass-dsl", "4.9.0"),
+        ("apache-tvm-ffi", "0.1.11"),
+        ("apache-tvm-ffi", "0.2.0"),
+    ],
+)
+def test_a_package_outside_the_tested_range_is_named_with_a_command(
+    install, name: str, version: str
+) -> None:
+    install(name, version)
+
+    found = problems()
+
+    assert any(
+        each.startswith(f"{name}: outside the tested range: pip install '{name}") for each in found
+    ), found
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("torch", "2.11.0"),
+        ("torch", "2.15.0+cu130"),
+        ("triton", "3.6.0"),
+        ("triton", "3.9.0"),
+        ("nvidia-cutlass-dsl", "4.8.1"),
+        ("apache-tvm-ffi", "0.1.15.post2"),
+    ],
+)
+def test_a_package_in_the_tested_range_is_no_problem(install, name: str, version: str) -> None:
+    install(name, version)
+
+    assert not [each for each in problems() if each.startswith(f"{name}:")]
+
+
+@pytest.mark.parametrize("version", ["3.10.13", "3.15.0", "4.0.0"])
+def test_a_python_outside_the_tested_versions_is_named(install, version: str) -> None:
+    install("Python", version)
+
+    assert "Python: outside the tested range: use Python 3.11 to 3.14" in problems()
+
+
+@pytest.mark.parametrize("version", ["3.11.7", "3.14.10"])
+def test_a_python_of_the_tested_versions_is_no_problem(install, version: str) -> None:
+    install("Python", version)
+
+    assert not [each for each in problems() if each.startswith("Python:")]
+
+
+def test_a_package_that_is_absent_is_named_with_a_command(install) -> None:
+    install("apache-tvm-ffi", None)
+
+    assert any(each.startswith("apache-tvm-ffi: not installed: pip install") for each in problems())
+
+
+def test_a_private_name_that_a_version_lacks_is_shown_with_what_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing = compat.PrivateName("torch:_C._gone", "a test", "it is slower", False)
+    monkeypatch.setitem(compat.taken, missing.name, missing)
+
+    shown = CliRunner().invoke(app, ["doctor"]).output
+
+    assert "torch:_C._gone is missing: it is slower" in " ".join(shown.split())

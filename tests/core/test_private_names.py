@@ -1,0 +1,426 @@
+"""What outblas takes from private parts of its dependencies: where it is taken, what the installed
+versions lack, and that outblas computes the same without it.
+"""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from outblas.core import compat
+from outblas.core.compat import cute_private, torch_private, triton_private
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src/outblas", "autotune", "hopper", "kernels", "turing")
+LIBRARIES = ("torch", "triton", "cutlass")
+# No underscore, and yet the inside of a library.
+INSIDE = ("triton.compiler", "triton.runtime", "triton.backends", "cutlass.base_dsl")
+
+
+# ---- where private names are taken
+def private_uses(text: str) -> Iterator[str]:
+    """The private names of our dependencies that a module's code names."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            dotted = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            dotted = [ast.unparse(node)]
+        else:
+            continue
+        for name in dotted:
+            first, *others = name.split(".")
+            hidden = any(part.startswith("_") and not part.startswith("__") for part in others)
+            if first in LIBRARIES and (hidden or name.startswith(INSIDE)):
+                yield name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch._C._len_torch_function_stack()",
+        "from torch._subclasses.fake_tensor import FakeTensor",
+        "import torch._dynamo",
+        "from triton.compiler import ASTSource",
+        "from cutlass.base_dsl.dsl import BaseDSL",
+    ],
+)
+def test_a_private_name_in_a_module_is_found(text: str) -> None:
+    assert list(private_uses(text))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_private_names_are_taken_in_core_compat_alone(folder: str) -> None:
+    elsewhere = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.name != "compat"
+        for name in private_uses(path.read_text(encoding="utf-8"))
+    ]
+
+    assert elsewhere == []
+
+
+# ---- what the installed versions lack
+def test_the_installed_versions_have_every_private_name() -> None:
+    torch_private.inductor_choices()
+
+    lacking = compat.lacking()
+
+    assert lacking == [], "\n".join(
+        f"{each.name} is missing ({each.purpose}): {each.without}" for each in lacking
+    )
+
+
+def test_a_name_that_a_library_lacks_is_listed_with_what_happens_without_it() -> None:
+    try:
+        found = compat.take("torch:_C._no_such_name", "the public one", "a test", "nothing")
+
+        assert found == "the public one"
+        assert compat.PrivateName("torch:_C._no_such_name", "a test", "nothing", False) in (
+            compat.lacking()
+        )
+    finally:
+        del compat.taken["torch:_C._no_such_name"]
+
+
+def test_a_module_that_a_library_lacks_counts_as_a_missing_name() -> None:
+    assert compat.find("torch.no_such_module:name") == (False, None)
+
+
+# ---- each fallback beside the name that it replaces
+Without = Callable[..., Any]
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Without:
+    """Imports a module of `compat` anew, under a name of its own, where some names are missing."""
+
+    def imported(module: ModuleType, *names: str) -> Any:
+        find = compat.find
+        monkeypatch.setattr(
+            compat, "find", lambda name: (False, None) if name in names else find(name)
+        )
+        monkeypatch.setattr(compat, "taken", dict(compat.taken))
+        spec = importlib.util.spec_from_file_location(f"{module.__name__}_anew", module.__file__)
+        assert spec is not None
+        assert spec.loader is not None
+        fresh = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(fresh)
+        lacking = {each.name for each in compat.lacking()}
+        assert set(names) <= lacking, "the module takes these names"
+        return fresh
+
+    return imported
+
+
+def test_without_inductors_allocator_memory_is_as_asked_for(without: Without) -> None:
+    fresh = without(torch_private, "torch:_C._dynamo.guards._empty_strided_cpu")
+
+    made = fresh.empty_strided["cpu"]((2, 3), (1, 2), torch.float16)
+
+    expected = torch_private.empty_strided["cpu"]((2, 3), (1, 2), torch.float16)
+    assert (made.shape, made.stride(), made.dtype, made.device) == (
+        expected.shape,
+        expected.stride(),
+        expected.dtype,
+        expected.device,
+    )
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_without_its_name_deterministic_mode_is_seen(without: Without, enabled: bool) -> None:
+    fresh = without(torch_private, "torch:_C._get_deterministic_algorithms")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(enabled)
+
+    try:
+        assert fresh.fills_memory() is torch_private.fills_memory() is enabled
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_without_its_name_the_precision_of_fp32_is_read(without: Without, precision: str) -> None:
+    fresh = without(torch_private, "torch:_C._get_fp32_precision_getter")
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = precision
+
+    try:
+        assert fresh.fp32_precision("cuda", "matmul") == precision
+        assert torch_private.fp32_precision("cuda", "matmul") == precision
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("name", ["_ExcludeDispatchKeyGuard", "DispatchKeySet", "DispatchKey"])
+def test_without_dispatch_keys_autocast_is_turned_off(without: Without, name: str) -> None:
+    fresh = without(torch_private, f"torch:_C.{name}")
+    off, a = fresh.autocast_off("cpu", "cuda"), torch.ones(2, 2)
+
+    with torch.autocast("cpu"):
+        with off():
+            inside = (a @ a).dtype
+        outside = (a @ a).dtype
+
+    assert (inside, outside) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_its_name_autocast_is_seen(without: Without, device: str) -> None:
+    fresh = without(torch_private, "torch:_C._is_any_autocast_enabled")
+    before = torch.is_autocast_enabled(device)
+
+    try:
+        torch.set_autocast_enabled(device, True)
+        on = fresh.any_autocast()
+        torch.set_autocast_enabled(device, False)
+        off = fresh.any_autocast()
+    finally:
+        torch.set_autocast_enabled(device, before)
+
+    assert (on, off) == (True, False)
+
+
+FUNCTION_STATE = (
+    "torch:_C._len_torch_function_stack",
+    "torch:_C._is_torch_function_all_disabled",
+    "torch:_C._is_torch_function_enabled",
+    "torch.overrides:has_torch_function_variadic",
+)
+
+
+def test_without_their_names_a_mode_is_seen(without: Without) -> None:
+    fresh = without(torch_private, *FUNCTION_STATE)
+
+    before = bool(fresh.function_mode_count())
+    with torch.device("cpu"):
+        inside = bool(fresh.function_mode_count()), fresh.modes_disabled()
+
+    assert (before, inside) == (False, (True, False))
+
+
+def test_without_their_names_disabled_overriding_is_seen(without: Without) -> None:
+    fresh = without(torch_private, *FUNCTION_STATE)
+
+    before = fresh.overrides_enabled()
+    inside = fresh.as_plain(fresh.overrides_enabled)
+
+    assert (before, inside) == (True, False)
+
+
+def test_without_its_name_types_do_not_override_functions(without: Without) -> None:
+    fresh = without(torch_private, "torch:_C.DisableTorchFunctionSubclass")
+
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+            raise AssertionError("the type was asked")
+
+    loud = torch.ones(2).as_subclass(Loud)
+
+    assert fresh.as_plain(lambda t: t.dim(), loud) == 1
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_without_its_name_tracing_is_seen(without: Without, tracing: bool) -> None:
+    fresh = without(torch_private, "torch:_C._get_tracing_state")
+    seen: list[bool] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        seen.append(fresh.tracing_state() is not None)
+        return x + 1
+
+    if tracing:
+        torch.jit.trace(program, torch.ones(1), check_trace=False)
+    else:
+        program(torch.ones(1))
+
+    assert seen == [tracing]
+
+
+def test_without_its_name_forward_mode_is_seen(without: Without) -> None:
+    fresh = without(torch_private, "torch.autograd.forward_ad:_current_level")
+
+    before = fresh.forward_levels._current_level >= 0
+    with forward_ad.dual_level():
+        inside = fresh.forward_levels._current_level >= 0
+
+    assert (before, inside) == (False, True)
+
+
+def test_without_its_name_writes_are_counted(without: Without) -> None:
+    fresh = without(torch_private, "torch:_C._increment_version", "torch:Tensor._version")
+    t = torch.ones(2)
+
+    fresh.increment_version((t,))
+
+    assert t._version == 1
+    assert fresh.version(t) == 0
+
+
+def test_without_inductors_list_offering_a_product_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden, find = "torch._inductor.config:external_matmul", compat.find
+    monkeypatch.setattr(compat, "taken", dict(compat.taken))
+    monkeypatch.setattr(compat, "find", lambda name: (name != hidden, find(name)[1]))
+
+    with pytest.raises(RuntimeError, match="external_matmul is gone"):
+        torch_private.inductor_choices()
+
+
+def test_without_the_interpreters_name_a_kernel_runs_on_the_cpu(without: Without) -> None:
+    fresh = without(triton_private, "triton.runtime.interpreter:InterpretedFunction")
+
+    made = fresh.interpreted_function(_double)
+
+    expected = triton_private.interpreted_function(_double)
+    assert type(made) is type(expected)
+
+
+def _double(x: Any) -> Any:
+    return x * 2
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", [80, 90])
+def test_without_tritons_backend_ptx_is_assembled_by_ptxas(without: Without, arch: int) -> None:
+    fresh = without(triton_private, "triton.compiler:make_backend")
+    kind = f"sm_{arch}{'a' * (arch >= 90)}"
+    ptx = f".version 8.0\n.target {kind}\n.address_size 64\n.visible .entry f()\n{{\nret;\n}}\n"
+
+    cubin, log = fresh.assemble(ptx, {"enable_fp_fusion": True, "ptx_options": None}, arch)
+
+    assert cubin.startswith(b"\x7fELF")
+    assert "Compiling entry function 'f'" in log
+
+
+def test_without_a_choice_of_assemblers_there_is_one(without: Without) -> None:
+    fresh = without(triton_private, "triton.backends.nvidia.compiler:get_ptxas")
+
+    assert Path(fresh.ptxas(80)).name == "ptxas"
+
+
+def test_without_gluons_builtin_mma_is_gluons_own(without: Without) -> None:
+    fresh = without(triton_private, "triton.experimental.gluon.language._core:builtin")
+
+    assert fresh.mma is triton_private.gl.nvidia.ampere.mma_v2
+
+
+@pytest.mark.parametrize(
+    "name", ["triton.compiler:ASTSource", "triton.backends.compiler:GPUTarget"]
+)
+def test_without_tritons_compiler_kernels_say_what_is_missing(without: Without, name: str) -> None:
+    with pytest.raises(ImportError, match=f"has no {name.replace(':', '.')}"):
+        without(triton_private, name)
+
+
+def test_without_the_dsls_settings_its_compiler_is_told_the_architecture(without: Without) -> None:
+    fresh = without(cute_private, "cutlass.base_dsl.dsl:BaseDSL._get_dsl")
+
+    assert cute_private.arch_option("sm_90a") == ""
+    assert fresh.arch_option("sm_90a") == " --gpu-arch sm_90a"
+
+
+# ---- the whole without any of torch's private names
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from support import absent_names
+absent_names.hide(["torch*"])
+import warnings
+warnings.simplefilter("ignore")
+import torch
+import outblas
+from outblas.core import compat
+
+assert compat.lacking() and all(not each.found for each in compat.taken.values())
+torch.manual_seed(0)
+a, b, c, g = (torch.randn(8, 8) for _ in range(4))
+bias = torch.randn(8)
+F = torch.nn.functional
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+def gradients(function):
+    x, w = a.clone().requires_grad_(), b.clone().requires_grad_()
+    (first,) = torch.autograd.grad(function(x, w), x, g, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), w)
+    return torch.stack([first.detach(), second])
+
+
+def under_autocast(function):
+    with torch.autocast("cpu"):
+        return function(a, b).float()
+
+
+def under_default_device(function):
+    with torch.device("cpu"):
+        return function(a, b)
+
+
+def tangent(function):
+    with torch.autograd.forward_ad.dual_level():
+        dual = function(torch.autograd.forward_ad.make_dual(a, g), b)
+        return torch.autograd.forward_ad.unpack_dual(dual).tangent
+
+
+def written(function):
+    out = torch.empty(8, 8)
+    function(a, b, out=out)
+    assert out._version >= 1
+    return out
+
+
+def inference(function):
+    with torch.inference_mode():
+        return function(a, b).clone()
+
+
+ours, torchs = outblas.matmul, torch.matmul
+cases = {
+    "matmul": lambda f: f(a, b),
+    "gradients": gradients,
+    "autocast": under_autocast,
+    "default device": under_default_device,
+    "forward mode": tangent,
+    "out": written,
+    "inference": inference,
+    "vmap": lambda f: torch.vmap(f)(torch.stack([a, b]), torch.stack([b, a])),
+    "subclass": lambda f: f(a.as_subclass(Wrapped), b).as_subclass(torch.Tensor),
+    "compiled": lambda f: torch.compile(f, backend="aot_eager")(a, b),
+}
+pairs = {name: (case(ours), case(torchs)) for name, case in cases.items()}
+pairs["portable"] = ours(a, b, kernel="portable"), a @ b
+pairs["portable gradients"] = (
+    gradients(lambda x, w: ours(x, w, kernel="portable")), gradients(torchs)
+)
+pairs["addmm"] = outblas.addmm(c, a, b, beta=0.5), torch.addmm(c, a, b, beta=0.5)
+pairs["linear"] = outblas.linear(a, b, bias, activation="gelu"), F.gelu(F.linear(a, b, bias))
+for name, (found, expected) in pairs.items():
+    torch.testing.assert_close(found, expected, msg=lambda text: f"{name}: {text}")
+    print(name)
+"""
+
+
+@pytest.mark.interpreter
+def test_without_any_private_name_of_torch_products_are_torchs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROOT / "tests")], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split()[-1] == "linear"

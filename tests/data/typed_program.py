@@ -1,0 +1,71 @@
+"""A user's program with every public call, for type checkers: no line of it needs a comment for
+them. `tests/project/test_types.py` checks it, and runs nothing of it.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+import outblas
+from outblas import FallbackWarning, Kernel, OperandError
+from outblas.autotune import sweep
+from outblas.nn import Linear
+
+a, b, c = torch.randn(64, 32), torch.randn(32, 48), torch.randn(64, 48)
+bias = torch.randn(48)
+
+# ---- products
+product: Tensor = outblas.matmul(a, b)
+product = outblas.matmul(a, b, out=torch.empty(64, 48))
+product = outblas.matmul(a, b, out_dtype=torch.float32, batch_invariant=True)
+product = outblas.matmul(a, b, bias=bias, activation="gelu", residual=c, aux=torch.empty(64, 48))
+product = outblas.matmul(a, b, kernel="portable", tune="off")
+product = outblas.matmul(input=a, other=b)
+total: Tensor = outblas.addmm(c, a, b, alpha=0.5, beta=2)
+total = outblas.addmm(bias, a, b, activation="relu")
+layer_output: Tensor = outblas.linear(a, b.T, bias, activation="silu")
+layer_output = outblas.linear(x=a, w=b.T)
+scale = torch.ones(())
+eighths: Tensor = outblas.scaled_mm(
+    a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, scale, bias, use_fast_accum=True
+)
+
+# ---- layers
+layer = Linear(32, 48, activation="gelu")
+activation: str | None = layer.activation
+hidden: Tensor = layer(a)
+model = torch.nn.Sequential(torch.nn.Linear(32, 48), outblas.Linear(48, 16, bias=False))
+patched = outblas.patch(model)
+summary: str = str(patched)
+outblas.unpatch(model)
+
+# ---- kernels
+kernels: tuple[Kernel, ...] = outblas.ladder()
+names: list[str] = [kernel.name for kernel in outblas.ladder("hopper")]
+oldest: int = min(kernel.min_arch for kernel in kernels)
+
+# ---- contexts, CUDA graphs, Inductor
+invariant: AbstractContextManager[None] = outblas.batch_invariant()
+with outblas.batch_invariant(False):
+    outblas.warmup(outblas.matmul, a, b, tune="off")
+outblas.inductor_choice()
+
+
+def checked(x: Tensor, y: Tensor) -> Tensor | None:
+    """A product, None where the operands do not fit together."""
+    try:
+        return outblas.matmul(x, y)
+    except OperandError as error:
+        print(str(error))
+        return None
+
+
+warning: type[Warning] = FallbackWarning
+version: str = outblas.__version__
+
+# ---- tuning
+best = outblas.tune(a, b, budget=10.0, top_k=4)
+kernel_name: str = best.kernel
+configuration: str = best.config
+tuned = sweep

@@ -1,0 +1,79 @@
+"""A user's program passes `mypy --strict` against outblas as the wheel and the editable install for
+type checkers lay it out: a folder `outblas` that holds the ladders too, marked as typed.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "data" / "typed_program.py"
+LADDERS = ("autotune", "hopper", "kernels", "turing")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of links with the shape of site-packages."""
+    folder = tmp_path_factory.mktemp("site")
+    package = folder / "outblas"
+    package.mkdir()
+    for path in sorted((ROOT / "src" / "outblas").iterdir()):
+        (package / path.name).symlink_to(path)
+    for name in LADDERS:
+        (package / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where mypy keeps what it knows of torch between two checks."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def check(program: Path, installed: Path, cache: Path) -> tuple[int, str]:
+    """The exit code of `mypy --strict` for a program, and what it prints."""
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", cache]
+    # As of an installed package: errors inside are not the user's, who imports what is exported.
+    command += ["--follow-imports", "silent", program]
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        env={"MYPYPATH": str(installed), "PATH": "/usr/bin:/bin"},
+        cwd=cache,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (ROOT / "src" / "outblas" / "py.typed").is_file()
+
+
+def test_a_program_with_every_public_call_is_free_of_errors(installed: Path, cache: Path) -> None:
+    code, said = check(PROGRAM, installed, cache)
+
+    assert code == 0, said
+
+
+MISTAKES = {
+    "outblas.matmul(a, b, activation=1)": "arg-type",
+    "outblas.no_such_call(a)": "attr-defined",
+    "outblas.autotune.no_such_call(a)": "attr-defined",
+    "wrong: int = outblas.matmul(a, b)": "assignment",
+}
+
+
+def test_mistakes_in_a_program_are_found(installed: Path, cache: Path, tmp_path: Path) -> None:
+    program = tmp_path / "mistaken.py"
+    text = PROGRAM.read_text(encoding="utf-8")
+    program.write_text("\n".join([text, *MISTAKES, ""]), encoding="utf-8")
+
+    code, said = check(program, installed, cache)
+
+    assert code == 1, said
+    for at, error in enumerate(MISTAKES.values(), text.count("\n") + 2):
+        assert re.search(rf"mistaken\.py:{at}: error: .*\[{error}\]", said), said
