@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test snapshot fuzz chaos claims lint clean
+.PHONY: demo test snapshot fuzz chaos mutation claims lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -29,6 +29,10 @@ CHAOS_SCALE ?= 1
 
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --scale $(CHAOS_SCALE)
+
+# Nor this: plants faults in copies of the sources, each of which a named test has to catch.
+mutation: $(READY)
+	$(BIN)/python -m tests.mutation
 
 # What the seed documents claim beside what was measured: writes docs/claims.md from results/.
 claims: $(READY)
