@@ -4,6 +4,7 @@ predicted to be fast.
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def pruned(own: int = 128, slow: tuple[int, ...] = (), invalid: tuple[int, ...] 
         invalid_reason=lambda c: f"{c.tile_n} columns" if c.tile_n in invalid else None,
         footprint=lambda c: replace(FOOTPRINT, tile_n=c.tile_n),
     )
-    kernel = SimpleNamespace(
+    kernel: Any = SimpleNamespace(
         name="made_up", load=lambda: SimpleNamespace(space=lambda problem, machine: space)
     )
     return prune.prune(

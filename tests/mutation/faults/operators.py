@@ -5,6 +5,7 @@ from ..fault import Check, Fault
 GRADIENTS = (Check("test_gradients.py"),)
 FAKES = (Check("test_ops.py"),)
 TRANSFORMS = (Check("test_transforms.py", "autocast or vmap"),)
+FP8 = (Check("test_fp8_calls.py"),)
 SCALED = (Check("test_scaled.py"),)
 
 _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
@@ -109,16 +110,8 @@ FAULTS = (
         _OPS,
         "    return a.new_empty(problem.check_addend(c, a, b))\n",
         "    return a.new_empty(problem.check_pair(a, b))\n",
-        FAKES,
+        (Check("test_fake_addend.py"),),
         "The fake of addmm takes an addend of any shape.",
-    ),
-    Fault(
-        "written_version_kept",
-        _OPS,
-        "    if not out.is_inference():\n        torch.autograd.graph.increment_version(out)\n",
-        "    if False:\n        torch.autograd.graph.increment_version(out)\n",
-        FAKES,
-        "Autograd does not see that a saved tensor was written.",
     ),
     Fault(
         "autocast_of_the_bias",
@@ -165,7 +158,7 @@ FAULTS = (
         _SCALED,
         '+ ("" if use_fast_accum else " promoted"),',
         '+ (" promoted" if use_fast_accum else ""),',
-        SCALED,
+        FP8,
         "Sums are added up in fp32 only where a call asks for fast ones.",
     ),
     Fault(
@@ -174,7 +167,7 @@ FAULTS = (
         "    shape, dtype, *_ = _checked(a, *given)\n    return a.new_empty(shape, dtype=dtype)\n",
         "    shape, dtype, *_ = _checked(a, *given)\n"
         "    return a.new_empty(shape, dtype=torch.bfloat16)\n",
-        SCALED,
+        FP8,
         "The fake of an fp8 product is bf16, whatever is asked for.",
     ),
     Fault(

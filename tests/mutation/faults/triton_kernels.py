@@ -54,17 +54,6 @@ FAULTS = (
         "Only the last k-block counts.",
     ),
     Fault(
-        "even_tiles_of_b_for_outputs",
-        _PORTABLE,
-        "even_n=problem.N % out_columns(config, problem) == 0,",
-        "even_n=problem.columns % config.block_n == 0,",
-        (
-            Check("test_epilogue.py", "every_form or tiles_and_launches"),
-            Check("test_portable.py"),
-        ),
-        "Of a gated product, edges are masked by the columns of B.",
-    ),
-    Fault(
         "alpha_ignored",
         _FUSED,
         "x = acc * alpha",
