@@ -3,13 +3,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test coverage snapshot bench-host fuzz chaos claims lint clean
+.PHONY: demo test check coverage snapshot bench-host fuzz chaos mutation claims lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
 
 test: $(READY)
 	$(BIN)/pytest -n 3
+
+# For the inner loop, two minutes: the tests that compile nothing, interpret no kernel and start no process.
+# `make check TESTS=tests/hopper` runs all tests of a folder, or of a file, instead.
+TESTS ?= -m 'not (gpu or slow or compile or interpreter or processes)'
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -q -n 2 $(TESTS)
 
 # The suite of `make test` under coverage, which takes about twice as long. Fails where less than 90% of the branches
 # of host code are taken; pyproject.toml names what is left out, and why. COVERAGE_TESTS selects tests.
@@ -50,6 +59,10 @@ CHAOS_SCALE ?= 1
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --scale $(CHAOS_SCALE)
 
+# Nor this: plants faults in copies of the sources, each of which a named test has to catch.
+mutation: $(READY)
+	$(BIN)/python -m tests.mutation
+
 # What the seed documents claim beside what was measured: writes docs/claims.md from results/.
 claims: $(READY)
 	$(BIN)/python -m docs.seed_claims
@@ -63,10 +76,15 @@ lint: $(READY)
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.seed_claims
 	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .
 
+# uv installs in a fraction of pip's time, and links later environments to the files of the first. It reads none of
+# pip's settings: where pip finds wheels in a folder, uv is told so, and it trusts the system's certificates.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_NATIVE_TLS ?= true
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt torch -e '.[dev]'
 	touch $@
 
 clean:

@@ -1,0 +1,95 @@
+"""Which configs the pruner takes away: what cannot run, and what wastes the GPU and is not even
+predicted to be fast.
+"""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outblas.autotune.search import prune, target
+from outblas.autotune.search.gpu import imagined
+from outblas.autotune.store.records import Workload
+from outblas.core.space import Footprint, Space
+
+H100 = imagined("H100")
+WORKLOAD = Workload(128, 132 * 128, 4096)  # a tile of 128x128 for each SM
+FOOTPRINT = Footprint(
+    math="wgmma",
+    tile_m=128,
+    tile_n=128,
+    tile_k=64,
+    stages=4,
+    threads=384,
+    registers=168,
+    shared_memory=64 * 1024,
+    persistent=True,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile of so many columns: of 1024, an eighth of the SMs has one."""
+
+    tile_n: int = 128
+
+
+def pruned(own: int = 128, slow: tuple[int, ...] = (), invalid: tuple[int, ...] = ()):
+    """The space of a kernel whose own config has tiles of `own` columns, pruned: `slow` tiles are
+    predicted to be slow, `invalid` ones cannot run.
+    """
+    space = Space(
+        own=Config(own),
+        axes={"tile_n": (128, 256, 1024)},
+        invalid_reason=lambda c: f"{c.tile_n} columns" if c.tile_n in invalid else None,
+        footprint=lambda c: replace(FOOTPRINT, tile_n=c.tile_n),
+    )
+    kernel: Any = SimpleNamespace(
+        name="made_up", load=lambda: SimpleNamespace(space=lambda problem, machine: space)
+    )
+    return prune.prune(
+        [kernel], WORKLOAD, H100, lambda footprint, *_: 9.0 if footprint.tile_n in slow else 5.0
+    )
+
+
+def widths(found) -> list[int]:
+    """The tiles of the configs that are left."""
+    return sorted(each.config.tile_n for each in found.candidates)
+
+
+def test_what_wastes_the_gpu_and_is_not_predicted_to_be_fast_goes() -> None:
+    found = pruned(slow=(1024,))
+
+    assert widths(found) == [128, 256]
+    assert "of the SMs' work is wanted" in found.pruned[0].rule
+
+
+def test_what_wastes_the_gpu_and_is_predicted_to_be_the_fastest_stays() -> None:
+    assert widths(pruned(slow=(128, 256))) == [128, 256, 1024]
+
+
+def test_what_keeps_the_gpu_busy_stays_however_slow_it_is_predicted() -> None:
+    assert widths(pruned(slow=(128, 1024))) == [128, 256]
+
+
+def test_a_kernels_own_config_stays_whatever_it_wastes() -> None:
+    assert widths(pruned(own=1024, slow=(1024,))) == [128, 256, 1024]
+
+
+def test_what_cannot_run_goes_with_its_reason() -> None:
+    found = pruned(invalid=(128, 256))
+
+    assert widths(found) == [1024]
+    assert [(each.rule, each.example, each.count) for each in found.pruned] == [
+        ("# columns", "128 columns", 2)
+    ]
+    assert found.generated == 3
+
+
+@pytest.mark.parametrize(
+    ("kernel", "machine"), [("hopper.gemm", "A100"), ("turing.cp_async", "T4")]
+)
+def test_a_kernel_of_newer_gpus_is_refused(kernel: str, machine: str) -> None:
+    with pytest.raises(ValueError, match="needs sm_"):
+        prune.check(target.of(kernel), Workload(64, 64, 64, "float16"), imagined(machine))

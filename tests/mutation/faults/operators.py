@@ -1,0 +1,192 @@
+"""Faults in gradients, fakes, autocast, vmap, fp8 and what torch computes for us."""
+
+from ..fault import Check, Fault
+
+GRADIENTS = (Check("test_gradients.py"),)
+FAKES = (Check("test_ops.py"),)
+TRANSFORMS = (Check("test_transforms.py", "autocast or vmap"),)
+FP8 = (Check("test_fp8_calls.py"),)
+SCALED = (Check("test_scaled.py"),)
+
+_AUTOGRAD = "src/outblas/torch_ops/autograd.py"
+_OPS = "src/outblas/torch_ops/ops.py"
+_AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
+_SCALED = "src/outblas/torch_ops/scaled_mm.py"
+_FALLBACK = "src/outblas/runtime/fallback.py"
+
+FAULTS = (
+    Fault(
+        "gradient_of_b_without_alpha",
+        _AUTOGRAD,
+        "d_b = _gradient_of_b(g, a, saved)",
+        "d_b = _gradient_of_b(g, a, saved._replace(alpha=1))",
+        GRADIENTS,
+        "The gradient of B lacks alpha.",
+    ),
+    Fault(
+        "gradient_of_c_without_beta",
+        _AUTOGRAD,
+        "d_c = summed(g if saved.beta == 1 else g * saved.beta, saved.shape_c)",
+        "d_c = summed(g, saved.shape_c)",
+        GRADIENTS,
+        "The gradient of C lacks beta.",
+    ),
+    Fault(
+        "gradient_of_a_broadcast_operand",
+        _AUTOGRAD,
+        "return t.sum(tuple(range(lead))) if t.shape[lead:] == shape else t.sum_to_size(shape)",
+        "return t[(0,) * lead] if t.shape[lead:] == shape else t.sum_to_size(shape)",
+        GRADIENTS,
+        "The gradient of a repeated operand is that of its first repetition.",
+    ),
+    Fault(
+        "gradient_of_the_bias_behind_the_activation",
+        _AUTOGRAD,
+        "d_bias = summed(g, saved.shape_bias)",
+        "d_bias = summed(g if g_out is None or g_out.shape != g.shape else g_out, "
+        "saved.shape_bias)",
+        GRADIENTS,
+        "The gradient of the bias does not go through the activation.",
+    ),
+    Fault(
+        "gradient_of_the_residual_through_the_activation",
+        _AUTOGRAD,
+        "d_residual = summed(g_out, saved.shape_residual)",
+        "d_residual = summed(g_out * saved.alpha, saved.shape_residual)",
+        GRADIENTS,
+        "The gradient of the residual has a factor of alpha.",
+    ),
+    Fault(
+        "gradient_of_x_dropped",
+        _AUTOGRAD,
+        "return through if g is None else g + through",
+        "return through",
+        GRADIENTS,
+        "What x itself was used for does not count.",
+    ),
+    Fault(
+        "gradient_transposed_in_memory",
+        _AUTOGRAD,
+        "return type(row) is int and row == 1 and (type(column) is not int or column > 1)",
+        "return False",
+        GRADIENTS,
+        "The gradient of an operand by columns lies by rows.",
+    ),
+    Fault(
+        "gradient_of_silu",
+        "src/outblas/torch_ops/activation_backward.py",
+        "return grad * s * (1 + x * (1 - s))",
+        "return grad * s * (1 + x * s)",
+        GRADIENTS,
+        "The slope of silu is wrong.",
+    ),
+    Fault(
+        "gradient_of_a_gate",
+        "src/outblas/torch_ops/activation_backward.py",
+        "return torch.cat((d_gate, grad * FUNCTIONS[function](gate)), -1).to(dtype)",
+        "return torch.cat((d_gate, grad * gate), -1).to(dtype)",
+        GRADIENTS,
+        "The gradient of a gated value lacks the activation of its gate.",
+    ),
+    Fault(
+        "fake_of_the_operands_dtype",
+        _OPS,
+        "    return a.new_empty(problem.check_pair(a, b), "
+        "dtype=problem.check_out_dtype(out_dtype, a.dtype))\n",
+        "    return a.new_empty(problem.check_pair(a, b))\n",
+        FAKES,
+        "The fake of a product ignores out_dtype.",
+    ),
+    Fault(
+        "fake_of_x_for_the_output",
+        _OPS,
+        "return call.a.new_empty(result, dtype=dtype), call.a.new_empty(shape, dtype=dtype)",
+        "return call.a.new_empty(shape, dtype=dtype), call.a.new_empty(shape, dtype=dtype)",
+        FAKES,
+        "The fake of a gated product has the columns of x.",
+    ),
+    Fault(
+        "fake_of_any_addend",
+        _OPS,
+        "    return a.new_empty(problem.check_addend(c, a, b))\n",
+        "    return a.new_empty(problem.check_pair(a, b))\n",
+        (Check("test_fake_addend.py"),),
+        "The fake of addmm takes an addend of any shape.",
+    ),
+    Fault(
+        "autocast_of_the_bias",
+        _AUTOCAST,
+        'wanted = out_dtype if name in ("bias", "residual") else dtype',
+        "wanted = dtype",
+        TRANSFORMS,
+        "Autocast gives bias and residual the operands' dtype.",
+    ),
+    Fault(
+        "autocast_of_float64",
+        _AUTOCAST,
+        "                and value.dtype != torch.float64\n",
+        "",
+        TRANSFORMS,
+        "Autocast narrows float64 operands.",
+    ),
+    Fault(
+        "vmap_of_the_wrong_dimension",
+        _AUTOCAST,
+        "return t if dim is None else t.movedim(dim, 0)",
+        "return t if dim is None else t.movedim(dim, -1).movedim(0, -1)",
+        TRANSFORMS,
+        "vmap takes another dimension for the mapped one.",
+    ),
+    Fault(
+        "vmap_ignores_beta",
+        _AUTOCAST,
+        "x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta",
+        "x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype)",
+        TRANSFORMS,
+        "A mapped addmm ignores beta.",
+    ),
+    Fault(
+        "fp8_scale_of_a_ignored",
+        _SCALED,
+        "scale_a * a.float(), scale_b * b.float()",
+        "a.float(), scale_b * b.float()",
+        SCALED,
+        "The scale of A is ignored.",
+    ),
+    Fault(
+        "fp8_sums_not_promoted",
+        _SCALED,
+        '+ ("" if use_fast_accum else " promoted"),',
+        '+ (" promoted" if use_fast_accum else ""),',
+        FP8,
+        "Sums are added up in fp32 only where a call asks for fast ones.",
+    ),
+    Fault(
+        "fp8_fake_dtype",
+        _SCALED,
+        "    shape, dtype, *_ = _checked(a, *given)\n    return a.new_empty(shape, dtype=dtype)\n",
+        "    shape, dtype, *_ = _checked(a, *given)\n"
+        "    return a.new_empty(shape, dtype=torch.bfloat16)\n",
+        FP8,
+        "The fake of an fp8 product is bf16, whatever is asked for.",
+    ),
+    Fault(
+        "fallback_ignores_beta",
+        _FALLBACK,
+        "    if out is None:\n        return torch.addmm(c, a, b, alpha=alpha, beta=beta)\n",
+        "    if out is None:\n        return torch.addmm(c, a, b, alpha=alpha)\n",
+        (Check("test_api.py"),),
+        "Where torch takes a call, beta is ignored.",
+    ),
+    Fault(
+        "fallback_activation_after_residual",
+        "src/outblas/core/epilogue.py",
+        "    elif activation:\n        x = FUNCTIONS[activation](x)\n"
+        "    return x if residual is None else x + residual\n",
+        "    elif activation:\n        x = x if residual is None else x + residual\n"
+        "        return FUNCTIONS[activation](x)\n"
+        "    return x if residual is None else x + residual\n",
+        (Check("test_epilogue.py", "every_activation or forms or form"),),
+        "torch's epilogue activates the sum with the residual.",
+    ),
+)
