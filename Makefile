@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage snapshot bench-host fuzz chaos mutation claims lint clean
+.PHONY: demo test check coverage snapshot bench-host fuzz chaos mutation claims lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -73,7 +73,12 @@ lint: $(READY)
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	mkdir build/types/docs && ln -s $(CURDIR)/docs/seed_claims build/types/docs/
+	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
+
+types-of-package:
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.seed_claims
+
+types-of-tests:
 	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .
 
 # uv installs in a fraction of pip's time, and links later environments to the files of the first. It reads none of
