@@ -299,7 +299,7 @@ def said(log: str) -> tuple[int, ...]:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-# Of the Hopper ladder the ends: tests/test_hopper.py compiles and reads every rung.
+# Of the Hopper ladder the ends: tests/hopper/test_hopper.py compiles and reads every rung.
 @pytest.mark.parametrize(
     "name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]]
 )
