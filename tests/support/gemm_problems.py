@@ -82,9 +82,12 @@ class KernelArguments(NamedTuple):
 
 def kernel_arguments(*given: Any) -> KernelArguments:
     """The positional arguments of a compiled kernel, by name."""
-    first, last = 4, 4 + len(EPILOGUE_TENSORS)
-    epilogue = dict(zip(EPILOGUE_TENSORS, given[first:last], strict=True))
-    return KernelArguments(*given[:first], epilogue, *given[last:])
+    a, b, out, table, *others = given
+    epilogue = dict(zip(EPILOGUE_TENSORS, others, strict=False))
+    sums, counters, partitions, clusters, alpha, beta = others[len(EPILOGUE_TENSORS) :]
+    return KernelArguments(
+        a, b, out, table, epilogue, sums, counters, partitions, clusters, alpha, beta
+    )
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[KernelArguments]:

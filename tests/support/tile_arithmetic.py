@@ -167,4 +167,5 @@ def _plain(work: Any, config: HopperConfig, cta: int) -> tile_scheduler.WorkTile
     partition = tile_scheduler.KPartition(*map(int, partition))
     if config.cluster_k > 1:
         partition = partition._replace(index=cta, total=config.cluster_k)
-    return tile_scheduler.WorkTile(*map(int, place), partition)
+    m, column, narrow, matrix = map(int, place)
+    return tile_scheduler.WorkTile(m, column, narrow, matrix, partition)
