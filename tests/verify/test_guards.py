@@ -56,9 +56,13 @@ def place_of(buffer: Guarded, position: int) -> str:
 
 
 def flip_a_bit(buffer: Guarded, data: st.DataObject) -> int:
-    """Changes any bit of the storage but a sign, and returns its element's position."""
+    """Changes any bit of the storage but a sign, and returns its element's position: often one
+    beside the ends of the view or of the storage.
+    """
     bits = broken._bits(buffer.storage)
-    position = data.draw(st.integers(0, len(bits) - 1))
+    last = len(bits) - 1
+    edges = [0, buffer.start - 1, buffer.start, buffer.end - 1, buffer.end, last]
+    position = data.draw(st.sampled_from(edges) | st.integers(0, last))
     bits[position] ^= 1 << data.draw(st.integers(0, 8 * bits.itemsize - 2))
     return position
 
