@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from support import sanitizer
-from support.fused import Fused, run
+from support.epilogue_schedules import EPILOGUES, SCHEDULES, check
+from support.fused import Fused
 from support.paths import TESTS
 
 from outblas import matmul
-from outblas.core import configs
 from outblas.core.epilogue import ACTIVATIONS, apply, glu_split
 
 pytestmark = pytest.mark.gpu
@@ -28,10 +28,8 @@ def calls(draw: Any) -> Fused:
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
     addend = draw(st.booleans())
     batch = () if addend else draw(st.sampled_from([(), (), (3,), (2, 3)]))
-    form, layout = (
-        st.sampled_from(["", "row", "column", "matrix"]),
-        st.sampled_from(["nn", "nt", "tn", "tt"]),
-    )
+    form = st.sampled_from(["", "row", "column", "matrix"])
+    layout = st.sampled_from(["nn", "nt", "tn", "tt"])
     scales: dict[str, Any] = {"alpha": 2.0, "beta": 0.5} if addend else {}
     if not addend and dtype != torch.float32 and draw(st.booleans()):
         scales = {"out_dtype": torch.float32}
@@ -58,10 +56,12 @@ HOPPER = pytest.param("hopper.gemm", 90, marks=pytest.mark.sm90)
 @pytest.mark.parametrize(
     ("kernel", "examples"), [(None, 90), ("portable", 90), ("turing.cp_async", 30), HOPPER]
 )
-def test_any_combination(kernel: str | None, examples: int) -> None:
+def test_any_combination_of_steps_is_right(kernel: str | None, examples: int) -> None:
+    """A call that the kernel refuses does not count."""
+
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(call=calls())
-    def right(call: Fused) -> None:
+    def is_right(call: Fused) -> None:
         try:
             call.check(kernel, "cuda")
         except ValueError as error:
@@ -69,92 +69,66 @@ def test_any_combination(kernel: str | None, examples: int) -> None:
                 raise
             reject()
 
-    right()
+    is_right()
 
 
-# Several tiles a CTA: consumers in turn, slots that carry residuals between those of two tiles,
-# slabs used again, "variable_tile_n" ones that overlap but come in other slots.
-WAYS = {
-    "two": "tile_n=256,sms=8",
-    "variable_tile_n": "tile_n=160,variable_tile_n=True,sms=8",
-    "pingpong": "tile_n=176,pingpong=True,cluster_m=1,stages=4,epilogue_stages=1,sms=8",
-    "few slots": "tile_m=256,tile_n=128,stages=2,epilogue_stages=1,sms=8",
-    "registers": "tile_n=128,epilogue_stages=0,sms=8",
-    "pieces": "tile_n=256,split_k=3,k_serpentine=False,sms=8",
-}
-STEPS = {
-    "all": {"activation": "gelu", "bias": "row", "residual": "matrix", "aux": True},
-    "addend": {"activation": "silu", "alpha": 2.0, "beta": 0.5},
-    "pairs": {"activation": "swiglu", "bias": "row", "residual": "matrix"},
-    "columns": {"activation": "gelu", "bias": "column", "residual": "matrix", "layout": "ntt"},
-}
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
-from test_epilogue_gpu import STEPS, WAYS, check
-for way in WAYS:
-    for steps in STEPS:
-        check(way, steps, "", 1)
-    print("right:", way)
+from support.epilogue_schedules import EPILOGUES, SCHEDULES, check
+for schedule in SCHEDULES:
+    for epilogue in EPILOGUES:
+        check(schedule, epilogue, "", 1)
+    print("right:", schedule)
 """
 
 
-def check(way, steps, options, times) -> None:
-    """A call made so many times: right, and the same bits each time, over the addend too."""
-    from outblas.hopper import gemm
-
-    config, first = configs.from_text(gemm.Config, WAYS[way] + options), None
-
-    def by_config(a, b, c, out, *given, **extra):
-        nonlocal first
-        for _ in range(times):
-            run(a, b, c, out, *given, config=config, **extra)
-            first = first if first is not None else out.clone()
-            assert torch.equal(out, first)
-            if c is not None:
-                run(a, b, out.copy_(c), out, *given, config=config, **extra)
-                assert torch.equal(out, first)
-
-    try:
-        Fused(520, 776, 584, **STEPS[steps]).check("hopper.gemm", "cuda", by_config)
-    except ValueError as error:  # they have tiles of their own
-        assert (steps, "gated pairs" in str(error)) == ("pairs", True)
-
-
 @pytest.mark.sm90
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("steps", STEPS)
-def test_jittered_calls_give_equal_bits(way: str, steps) -> None:
-    check(way, steps, ",jitter=True", 100)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_jittered_calls_give_equal_bits(schedule: str, epilogue: str) -> None:
+    check(schedule, epilogue, ",jitter=True", 100)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("activation", ["gelu", "silu", "swiglu"])
-def test_rows_have_the_same_bits_in_all_batches(activation, dtype):
+def test_rows_have_the_same_bits_in_all_batches(activation: str, dtype: torch.dtype) -> None:
     columns = 776 * glu_split(activation)
-    x, w = (torch.randn(n, 520, device="cuda").bfloat16() for n in (1024, columns))
-    bias, residual = (
-        torch.randn(shape, device="cuda").to(dtype) for shape in ((columns,), (1024, 776))
-    )
+    x = torch.randn(1024, 520, device="cuda").bfloat16()
+    weight = torch.randn(columns, 520, device="cuda").bfloat16()
+    bias = torch.randn(columns, device="cuda").to(dtype)
+    residual = torch.randn(1024, 776, device="cuda").to(dtype)
 
-    def product(rows):
-        how = {"activation": activation, "residual": residual[rows], "out_dtype": dtype}
-        return matmul(x[rows], w.t(), bias=bias, **how, batch_invariant=True)
+    def layer(rows: slice) -> torch.Tensor:
+        return matmul(
+            x[rows],
+            weight.t(),
+            bias=bias,
+            activation=activation,
+            residual=residual[rows],
+            out_dtype=dtype,
+            batch_invariant=True,
+        )
 
-    whole = product(slice(None))
-    for rows in [slice(n) for n in (1, 17, 64, 200, 1000)] + [
-        slice(1024 - n, None) for n in (1, 63, 520)
-    ]:
-        assert torch.equal(product(rows), whole[rows]), rows
+    whole = layer(slice(None))
+
+    first_rows = [slice(n) for n in (1, 17, 64, 200, 1000)]
+    last_rows = [slice(1024 - n, None) for n in (1, 63, 520)]
+    for rows in first_rows + last_rows:
+        assert torch.equal(layer(rows), whole[rows]), rows
 
 
 @pytest.mark.parametrize("kernel", ["portable", HOPPER.values[0]])
-def test_more_than_two_to_the_31_elements(kernel) -> None:
+def test_more_than_two_to_the_31_elements(kernel: str) -> None:
     M, N, K = 2**16 + 8, 2**15 + 8, 16
-    a, b, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in ((M, K), (N, K), N))
+    a = torch.randn(M, K, device="cuda").bfloat16()
+    b = torch.randn(N, K, device="cuda").bfloat16()
+    bias = torch.randn(N, device="cuda").bfloat16()
     residual = torch.randn(M, N, device="cuda", dtype=torch.bfloat16)
     aux = torch.empty_like(residual)
+
     out = matmul(a, b.t(), bias=bias, activation="gelu", residual=residual, aux=aux, kernel=kernel)
+
     for rows in (slice(100), slice(M // 2, M // 2 + 100), slice(M - 100, None)):
         x = a[rows].double() @ b.t().double() + bias.double()
         torch.testing.assert_close(aux[rows].double(), x, rtol=2**-8, atol=1e-5)
@@ -166,4 +140,4 @@ def test_more_than_two_to_the_31_elements(kernel) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
 def test_sanitizers_find_nothing(tool: str) -> None:
-    sanitizer.finds_nothing(tool, PROGRAM, len(WAYS))
+    sanitizer.finds_nothing(tool, PROGRAM, len(SCHEDULES))

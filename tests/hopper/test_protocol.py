@@ -9,6 +9,8 @@ import importlib
 import os
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -67,11 +69,20 @@ SCHEDULES = {
 }
 
 
-def case_of(config, words="", *, rows=2, columns=3, k_tiles=5, clusters=2, matrices=0):
-    """So many cluster tiles, elastic ones of both widths. `words`: the epilogue, "fp32" for C's
-    dtype, "in_place".
+def case_of(
+    config: Config,
+    text: str = "",
+    *,
+    rows: int = 2,
+    columns: int = 3,
+    k_tiles: int = 5,
+    clusters: int = 2,
+    matrices: int = 0,
+) -> Case:
+    """A launch of so many cluster tiles, with variable tile N of both widths. `text`: words for
+    what the epilogue has, "fp32" for C's dtype, "in_place" for an addend in C's memory.
     """
-    words = frozenset(words.split())
+    words = frozenset(text.split())
     epilogue = words - {"fp32", "in_place"}
     N = config.tile_n * config.cluster_n * columns // (2 if "gated" in words else 1)
     return Case(
@@ -87,28 +98,43 @@ def case_of(config, words="", *, rows=2, columns=3, k_tiles=5, clusters=2, matri
     )
 
 
-def runs_clean(case, seed, **how):
+def runs_clean(case: Case, seed: int, **options: Any) -> Any:
+    """The run of a case in the timing that the seed draws, which has no fault."""
     try:
-        return simulate(case, seed, **how)
+        return simulate(case, seed, **options)
     except ProtocolFault as fault:
         pytest.fail(f"{fault}\nseed {seed}, {case}")
 
 
 # ---- the model itself
-def test_a_parity_passes_in_the_phase_after_it_and_again_two_phases_later() -> None:
-    barrier = Barrier("barrier")
-    barrier.init(1)
-    assert [barrier.passes(parity) for parity in (0, 1)] == [
-        False,
-        True,
-    ]  # before any phase has ended, parity 1 passes
-    barrier.arrive(1)
-    assert [barrier.passes(parity) for parity in (0, 1)] == [True, False]
-    barrier.arrive(1)
-    assert [barrier.passes(parity) for parity in (0, 1)] == [
-        False,
-        True,
-    ]  # who missed phase 0 waits for phase 2
+class TestAParity:
+    """A wait names a parity, and passes where the phase that ended last has it."""
+
+    def passing(self, barrier: Barrier) -> list[int]:
+        return [parity for parity in (0, 1) if barrier.passes(parity)]
+
+    def test_of_1_passes_before_any_phase_has_ended(self) -> None:
+        barrier = Barrier("barrier")
+        barrier.init(1)
+
+        assert self.passing(barrier) == [1]
+
+    def test_of_0_passes_after_the_first_phase(self) -> None:
+        barrier = Barrier("barrier")
+        barrier.init(1)
+
+        barrier.arrive(1)
+
+        assert self.passing(barrier) == [0]
+
+    def test_that_was_missed_passes_again_two_phases_later(self) -> None:
+        barrier = Barrier("barrier")
+        barrier.init(1)
+
+        barrier.arrive(1)
+        barrier.arrive(1)
+
+        assert self.passing(barrier) == [1]
 
 
 def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order() -> None:
@@ -133,7 +159,7 @@ def test_an_arrival_too_many_is_a_fault() -> None:
 
 # ---- every schedule
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_runs_clean_in_every_timing(name) -> None:
+def test_a_schedule_runs_clean_in_every_timing(name: str) -> None:
     config, words = SCHEDULES[name]
     for k_tiles in (1, 2, config.stages, 2 * config.stages + 1):
         k_tiles = max(k_tiles, config.cluster_k)
@@ -160,7 +186,9 @@ def test_a_batch_runs_clean(name: str) -> None:
 def test_sums_are_added_in_one_order_in_every_timing(name: str) -> None:
     config, words = SCHEDULES[name]
     case = case_of(config, words, columns=4, k_tiles=7, clusters=3)
+
     orders = [runs_clean(case, seed).order for seed in range(6)]
+
     assert all(order == orders[0] for order in orders)
 
 
@@ -174,7 +202,7 @@ def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(slow: str) -> 
 
 
 @pytest.mark.parametrize("rung", LADDERS["hopper"][:-1])
-def test_a_rung_of_the_ladder_runs_clean(rung) -> None:
+def test_a_rung_of_the_ladder_runs_clean(rung: str) -> None:
     name = rung.removeprefix("hopper.")
     config = importlib.import_module(f"outblas.hopper.{name}").Config()
     # 2 x 3 cluster tiles for four clusters, of which two have none in the last step.
@@ -206,7 +234,7 @@ EPILOGUES = (
 )
 
 
-def sampled(number):
+def sampled(number: int) -> Case:
     """A config of the search space, or one like them with fewer stages and buffers, for a problem
     of a few tiles.
     """
@@ -264,7 +292,8 @@ def test_samples_of_the_space_run_clean(eighth: int) -> None:
 
 
 # ---- planted faults
-MORE = {
+# Launches that only some faults show in.
+FAULT_CASES = {
     "pingpong, one k tile": case_of(
         replace(PINGPONG, tile_n=64), "addend fp32", rows=3, columns=3, k_tiles=1, clusters=1
     ),
@@ -281,8 +310,8 @@ SEEDS = range(1, 61)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_planted_fault_is_found(fault) -> None:
-    case = MORE.get(fault.schedule) or case_of(
+def test_a_planted_fault_is_found(fault: Any) -> None:
+    case = FAULT_CASES.get(fault.schedule) or case_of(
         *SCHEDULES[fault.schedule], rows=3, columns=4, k_tiles=9
     )
     calls = 2 if case.config.split else 1
@@ -318,22 +347,29 @@ def test_no_k_tile_is_no_product() -> None:
         simulate(case_of(COOPERATIVE, k_tiles=0), 0)
 
 
-def test_traits_of_the_cases_are_those_that_they_say():
-    def traits(name):
-        return traits_of(case_of(*SCHEDULES[name], k_tiles=9))
+@pytest.mark.parametrize(
+    ("name", "trait", "value"),
+    [
+        ("pingpong, addend fetched", "source", "addend"),
+        ("staggered turns, residual fetched", "staggered_tail", True),
+        ("staggered turns, residual fetched", "source", "residual"),
+        ("staggered turns, gated pairs", "aux", "staged"),
+    ],
+)
+def test_a_schedule_has_the_traits_that_its_name_says(name: str, trait: str, value: Any) -> None:
+    traits = traits_of(case_of(*SCHEDULES[name], k_tiles=9))
 
-    assert traits("pingpong, addend fetched").source == "addend"
-    assert traits("staggered turns, residual fetched").staggered_tail
-    assert traits("staggered turns, residual fetched").source == "residual"
-    assert traits("staggered turns, gated pairs").aux == "staged"
-    assert traits_of(MORE["cooperative, one tile"]).single_wave
+    assert getattr(traits, trait) == value
+
+
+def test_a_case_of_one_tile_is_a_single_wave() -> None:
+    assert traits_of(FAULT_CASES["cooperative, one tile"]).single_wave
 
 
 def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
-    class Few:
-        threads, observed = 128, set()
-
+    warpgroup = SimpleNamespace(threads=128, observed=set())
     barrier = NamedBarrier()
-    barrier.arrive(Few, 192)
+    barrier.arrive(warpgroup, 192)
+
     with pytest.raises(ProtocolFault, match="256 threads arrive"):
-        barrier.arrive(Few, 192)
+        barrier.arrive(warpgroup, 192)

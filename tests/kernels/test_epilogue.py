@@ -28,100 +28,121 @@ ALL = {"bias": "row", "residual": "matrix", "aux": True}
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_every_activation(activation: str | None) -> None:
+def test_every_activation_is_right_with_all_steps(activation: str | None) -> None:
     Fused(33, 41, 37, BF16, activation, **ALL).check("portable")
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_every_activation_is_right_on_strided_fp32(activation: str | None) -> None:
     Fused(33, 41, 37, FP32, activation, "column", layout="tts", offset=1).check("portable")
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)], ids=["a matrix", "a batch"])
 @pytest.mark.parametrize("activation", ["reglu", "swiglu"])
-def test_a_gated_pair_without_columns(activation: str, shape: tuple[int, ...]) -> None:
-    """Where B is a vector, the halves are those of a column, and no memory behind the output is
-    written.
-    """
-    a, b, bias = torch.randn(shape), torch.randn(5), torch.randn(shape[:-1])
-    want = apply(a @ b + bias, activation, None)
-    memory = torch.full((want.numel() + 64,), 7.0)
-    out, aux = memory[: want.numel()].view(want.shape), torch.empty(shape[:-1])
-    how: dict[str, Any] = {"bias": bias, "activation": activation, "kernel": "portable"}
-    torch.testing.assert_close(outblas.matmul(a, b, **how), want)
-    torch.testing.assert_close(outblas.matmul(a, b, out=out, aux=aux, **how), want)
-    torch.testing.assert_close(aux, a @ b + bias)
-    assert memory[want.numel() :].eq(7).all()
+class TestAGatedVector:
+    """Where B is a vector, the two halves of a gated pair are those of a column."""
+
+    def operands(self, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        return {"a": torch.randn(shape), "b": torch.randn(5), "bias": torch.randn(shape[:-1])}
+
+    def test_is_right(self, activation: str, shape: tuple[int, ...]) -> None:
+        a, b, bias = self.operands(shape).values()
+
+        out = outblas.matmul(a, b, bias=bias, activation=activation, kernel="portable")
+
+        torch.testing.assert_close(out, apply(a @ b + bias, activation, None))
+
+    def test_writes_its_outputs_and_no_memory_behind_them(
+        self, activation: str, shape: tuple[int, ...]
+    ) -> None:
+        a, b, bias = self.operands(shape).values()
+        expected = apply(a @ b + bias, activation, None)
+        memory = torch.full((expected.numel() + 64,), 7.0)
+        out, aux = memory[: expected.numel()].view(expected.shape), torch.empty(shape[:-1])
+
+        returned = outblas.matmul(
+            a, b, bias=bias, activation=activation, kernel="portable", out=out, aux=aux
+        )
+
+        torch.testing.assert_close(returned, expected)
+        torch.testing.assert_close(aux, a @ b + bias)
+        assert memory[expected.numel() :].eq(7).all()
+
+
+FORMS = {
+    "a row": Fused(1, 70, 5, **ALL | {"residual": "row"}, layout="ntn"),
+    "a column": Fused(65, 1, 70, bias="column", residual="column", aux=True, layout="tnt"),
+    "gaps between elements": Fused(
+        64, 64, 64, **ALL | {"bias": "matrix"}, layout="sss", pad=3, offset=5
+    ),
+    "an addend": Fused(20, 70, 9, **ALL, alpha=0.5, beta=-2.0, layout="ntt", pad=1),
+    "a batch": Fused(9, 35, 17, bias="matrix", residual="column", aux=True, batch=(2, 3), pad=1),
+    "four batch dimensions": Fused(9, 20, 17, **ALL, batch=(2, 1, 2, 3), pad=1, layout="nnt"),
+    "fp32 output": Fused(20, 35, 9, **ALL, out_dtype=FP32, layout="tts"),
+}
+FORMS_OF_DTYPES = [
+    pytest.param(replace(case, dtype=dtype), id=f"{name}-{dtype}")
+    for name, case in FORMS.items()
+    for dtype in (BF16, FP16, FP32)
+    if case.out_dtype != dtype
+]
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
-@pytest.mark.parametrize("activation", ["", "gelu", "reglu", "swiglu"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        Fused(1, 70, 5, **ALL | {"residual": "row"}, layout="ntn"),
-        Fused(65, 1, 70, bias="column", residual="column", aux=True, layout="tnt"),
-        Fused(64, 64, 64, **ALL | {"bias": "matrix"}, layout="sss", pad=3, offset=5),
-        Fused(20, 70, 9, **ALL, alpha=0.5, beta=-2.0, layout="ntt", pad=1),
-        Fused(9, 35, 17, bias="matrix", residual="column", aux=True, batch=(2, 3), pad=1),
-        Fused(9, 20, 17, **ALL, batch=(2, 1, 2, 3), pad=1, layout="nnt"),
-        Fused(20, 35, 9, **ALL, out_dtype=FP32, layout="tts"),
-    ],
-    ids=str,
-)
-def test_every_form(case: Fused, activation: str, dtype: torch.dtype) -> None:
-    if case.out_dtype != dtype:
-        replace(case, activation=activation or None, dtype=dtype).check("portable")
+@pytest.mark.parametrize("activation", [None, "gelu", "reglu", "swiglu"])
+@pytest.mark.parametrize("case", FORMS_OF_DTYPES)
+def test_every_form_of_an_epilogue_s_tensors_is_right(case: Fused, activation: str | None) -> None:
+    replace(case, activation=activation).check("portable")
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", ["bias", "activation", "residual", "aux"])
-def test_what_is_wrong_is_found(name: str) -> None:
+def test_the_check_finds_a_step_that_is_left_out(name: str) -> None:
+    def run_without(*operands: Any, **steps: Any) -> None:
+        run(*operands, **steps | {name: None})
+
     with pytest.raises(AssertionError, match=r"Fused\("):
-        Fused(20, 24, 8, FP16, "silu", **ALL).check(
-            "portable", run=lambda *a, **b: run(*a, **b | {name: None})
-        )
+        Fused(20, 24, 8, FP16, "silu", **ALL).check("portable", run=run_without)
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_is_not_finite_goes_the_way_of_torch(function: str) -> None:
-    x = torch.tensor([math.inf, -math.inf, math.nan, -0.0, 3e38, -3e38, 90.0, -90.0, 20.0, -20.0])[
-        :, None
-    ]
-    got = outblas.matmul(x, torch.ones(1, 1), activation=function, kernel="portable").double()
+def test_infinities_nans_and_extremes_become_what_torch_makes_of_them(function: str) -> None:
+    values = [math.inf, -math.inf, math.nan, -0.0, 3e38, -3e38, 90.0, -90.0, 20.0, -20.0]
+    x = torch.tensor(values)[:, None]
+
+    out = outblas.matmul(x, torch.ones(1, 1), activation=function, kernel="portable")
+
     torch.testing.assert_close(
-        got, FUNCTIONS[function](x.double()), rtol=1e-5, atol=1e-30, equal_nan=True
+        out.double(), FUNCTIONS[function](x.double()), rtol=1e-5, atol=1e-30, equal_nan=True
     )
 
 
 @pytest.mark.interpreter
+@pytest.mark.parametrize("activation", ["relu", "reglu"])
 @pytest.mark.parametrize("block_n", [32, 128])
-def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n: int) -> None:
-    """Launches of a part of the batch start inside of all tensors."""
+def test_launches_of_a_part_of_the_batch_start_inside_of_all_tensors(
+    monkeypatch: pytest.MonkeyPatch, block_n: int, activation: str
+) -> None:
     monkeypatch.setattr(grid, "MAX_PROGRAMS", 7)
     config = Config(16, block_n, 16, 2, 4, 1)
+    launches = []
 
-    def planned(a: Any, b: Any, c: Any, out: Any, *scales: Any, **extra: Any) -> None:
+    def run_in_chunks(a: Any, b: Any, c: Any, out: Any, *scales: Any, **extra: Any) -> None:
         given = problem(a, b, out, extra=EpilogueArgs(**extra))
-        assert len(grid.chunks_of(given, config)) > 1
+        launches.extend(grid.chunks_of(given, config))
         plan(given, config)(a, b, c, out, *scales[:2], *EpilogueArgs(**extra)[1:])
 
-    for activation in ("relu", "reglu"):
-        case = Fused(
-            20,
-            3 + block_n // 2,
-            17,
-            FP32,
-            activation,
-            "matrix",
-            "matrix",
-            True,
-            batch=(2, 3),
-            pad=1,
-        )
-        case.check("", run=planned)
+    columns = 3 + block_n // 2
+    case = Fused(20, columns, 17, FP32, activation, "matrix", "matrix", True, batch=(2, 3), pad=1)
+    case.check("", run=run_in_chunks)
+
+    assert len(launches) > 1
 
 
-def form(
+def problem_with_epilogue(
     M: int,
     N: int,
     K: int,
@@ -129,45 +150,49 @@ def form(
     dtype: torch.dtype = BF16,
     layout: str = "nt",
     *,
-    result: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
     addend: bool = False,
     tf32: bool = False,
 ) -> Problem:
-    wide, result = N * glu_split(activation), result or dtype
-    a, b, out = (
-        operand(M, K, layout[0], dtype),
-        operand(K, wide, layout[1], dtype),
-        operand(M, N, "n", result),
-    )
-    x, c = operand(M, wide, "n", result), operand(M, wide, "n", dtype) if addend else None
-    return problem(
-        a, b, out, c, tf32=tf32, scaled=addend, extra=EpilogueArgs(activation, x[0], out, x)
-    )
+    """An aligned product with a row of bias, a residual and an aux, without data."""
+    columns, out_dtype = N * glu_split(activation), out_dtype or dtype
+    a, b = operand(M, K, layout[0], dtype), operand(K, columns, layout[1], dtype)
+    out, aux = operand(M, N, "n", out_dtype), operand(M, columns, "n", out_dtype)
+    c = operand(M, columns, "n", dtype) if addend else None
+    extra = EpilogueArgs(activation, bias=aux[0], residual=out, aux=aux)
+    return problem(a, b, out, c, tf32=tf32, scaled=addend, extra=extra)
+
+
+COMPILED = {
+    "gelu": problem_with_epilogue(*SQUARE, "gelu"),
+    "swiglu, B by rows": problem_with_epilogue(*SQUARE, "swiglu", layout="nn"),
+    "geglu, addend": problem_with_epilogue(1000, 1000, 1000, "geglu", layout="tn", addend=True),
+    "geglu, fp32 output": problem_with_epilogue(*SQUARE, "geglu", out_dtype=FP32),
+    "geglu_tanh, fp32": problem_with_epilogue(1000, 1024, 512, "geglu_tanh", FP32),
+    "silu, TF32": problem_with_epilogue(*SQUARE, "silu", FP32, tf32=True),
+}
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize(
-    "given",
-    [
-        form(*SQUARE, "gelu"),
-        form(*SQUARE, "swiglu", layout="nn"),
-        form(1000, 1000, 1000, "geglu", layout="tn", addend=True),
-        form(*SQUARE, "geglu", result=FP32),
-        form(1000, 1024, 512, "geglu_tanh", FP32),
-        form(*SQUARE, "silu", FP32, tf32=True),
-    ],
-)
-def test_portable_compiles_without_spills(given: Problem, arch: int) -> None:
+@pytest.mark.parametrize("given", COMPILED.values(), ids=COMPILED)
+def test_portable_copies_and_stores_16_bytes_without_spills(given: Problem, arch: int) -> None:
     compiled = check(given, arch=arch)
+
     assert set(copies(compiled)) == {16}
     assert "st.global.v4" in compiled.asm["ptx"]
 
 
 @pytest.mark.compile
-def test_unaligned_products_and_those_of_fma() -> None:
-    assert 16 not in copies(check(form(1001, 1001, 1001, "swiglu", layout="nn")))
-    check(form(1000, 1000, 1000, "geglu"), arch=75)
+def test_portable_copies_unaligned_operands_in_less_than_16_bytes() -> None:
+    given = problem_with_epilogue(1001, 1001, 1001, "swiglu", layout="nn")
+
+    assert 16 not in copies(check(given))
+
+
+@pytest.mark.compile
+def test_portable_compiles_for_a_gpu_without_bf16_tensor_cores() -> None:
+    check(problem_with_epilogue(1000, 1000, 1000, "geglu"), arch=75)
 
 
 @pytest.mark.compile
@@ -175,26 +200,46 @@ def test_unaligned_products_and_those_of_fma() -> None:
     ("activation", "layout"), [("gelu", "nt"), ("swiglu", "nn"), ("geglu", "tt")]
 )
 @pytest.mark.parametrize("config", [SIZES[0][0], SIZES[-1][0]], ids=str)
-def test_cp_async_compiles_without_spills(config: Any, activation: str, layout: str) -> None:
-    given = form(1000, 1000, 1000, activation, FP16, layout, addend=True)
-    of = rung("turing.cp_async")
-    compiled = of._compiled(config, given, of.constants(config, given, 80), 80, None)
+def test_cp_async_copies_and_stores_16_bytes_without_spills(
+    config: Any, activation: str, layout: str
+) -> None:
+    given = problem_with_epilogue(1000, 1000, 1000, activation, FP16, layout, addend=True)
+    cp_async = rung("turing.cp_async")
+
+    compiled = cp_async._compiled(config, given, cp_async.constants(config, given, 80), 80, None)
+
     code = read_cubin(compiled.asm["cubin"])
     assert (code.stack, code.spills) == (0, 0)
     assert set(copies(compiled)) == {16}
-    assert not re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"]), (
-        "narrower than 16 bytes"
-    )
+    narrow = re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"])
+    assert not narrow, "an access of less than 16 bytes"
 
 
-def test_what_an_epilogue_is_refused_for() -> None:
-    given = form(*SQUARE, "swiglu", FP16)
-    reason = "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
-    assert rung("turing.ldmatrix").unsupported(given) == reason
+def test_a_rung_without_epilogues_refuses_one_by_name() -> None:
+    given = problem_with_epilogue(*SQUARE, "swiglu", FP16)
+
+    reason = rung("turing.ldmatrix").unsupported(given)
+
+    expected = "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
+    assert reason == expected
+
+
+def test_an_epilogue_needs_an_output_that_is_staged() -> None:
+    given = problem_with_epilogue(*SQUARE, "swiglu", FP16)
     unstaged = own("turing.cp_async", stage_out=False)
-    assert "stage_out" in str(rung("turing.cp_async").unsupported_reason(given, unstaged, 80))
+
+    reason = rung("turing.cp_async").unsupported_reason(given, unstaged, 80)
+
+    assert "stage_out" in str(reason)
 
 
-def test_offsets_of_an_epilogue_are_64_bit_where_they_must_be() -> None:
-    assert not grid.needs_int64(form(32768, 32768, 64, "relu"), Config())
-    assert grid.needs_int64(form(32768, 32768, 64, "reglu"), Config()), "aux"
+@pytest.mark.parametrize(
+    ("activation", "needs_int64"),
+    [("relu", False), pytest.param("reglu", True, id="reglu, whose aux is twice as wide")],
+)
+def test_offsets_are_64_bit_where_a_tensor_has_more_than_two_to_the_31_elements(
+    activation: str, needs_int64: bool
+) -> None:
+    given = problem_with_epilogue(32768, 32768, 64, activation)
+
+    assert grid.needs_int64(given, Config()) == needs_int64

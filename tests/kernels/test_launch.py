@@ -1,11 +1,15 @@
 """What a launch of a Triton or Gluon kernel passes, beside what its compiler was told."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 from support.rungs import own, rung
 
 from outblas.core.epilogue import EpilogueArgs
-from outblas.core.problem import problem
+from outblas.core.problem import Problem, problem
 from outblas.device import launch
 from outblas.device.grid import chunks_of
 from outblas.kernels import portable
@@ -13,7 +17,12 @@ from outblas.kernels import portable
 FP16, FP32 = torch.float16, torch.float32
 
 
-def flattened(types, value, path=()):
+Arguments = tuple[Any, ...]
+
+
+def flattened(
+    types: Any, value: Any, path: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[int, ...], str, Any]]:
     """Types and values by path, as Triton's launcher walks a signature and the arguments."""
     if isinstance(types, tuple):
         assert len(types) == len(value), path
@@ -23,71 +32,136 @@ def flattened(types, value, path=()):
         yield path, types, value
 
 
-def call(dtype, *, batch=(3, 5), addend=True, bias=None, residual=False, activation=None):
-    """Operands of a batch, all of whose strides differ, and their problem."""
-    M, N, K = 33, 40, 24
-    a = torch.empty(*batch, M, K + 2, dtype=dtype, device="meta")[..., :K]
-    b = torch.empty(*batch, K, N + 4, dtype=dtype, device="meta")[..., :N]
-    out = torch.empty(*batch, M, N + 6, dtype=dtype, device="meta")[..., :N]
-    c = torch.empty(M, N + 8, dtype=dtype, device="meta")[..., :N] if addend else None
-    column = torch.empty(M, 1, dtype=dtype, device="meta")
-    row = torch.empty(N, dtype=dtype, device="meta")
-    extra = EpilogueArgs(
-        activation or "",
-        bias={"column": column, "row": row}.get(bias),
-        residual=torch.empty_like(out) if residual else None,
-    )
-    given = problem(a, b, out, c, scaled=addend, extra=extra)
-    return given, (a, b, c, out), (extra.bias, extra.residual, extra.aux)
+@dataclass(frozen=True)
+class Call:
+    """A product of a batch, all of whose strides differ."""
+
+    kernel: str
+    dtype: torch.dtype
+    batch: tuple[int, ...] = (3, 5)
+    addend: bool = True
+    bias: str = ""
+    residual: bool = False
+    activation: str = ""
+
+    def tensors(self) -> Arguments:
+        """A, B, C and the output, None for a C that the call does not have."""
+        M, N, K = 33, 40, 24
+
+        def padded(rows: int, columns: int, pad: int, batch: tuple[int, ...]) -> torch.Tensor:
+            matrix = torch.empty(*batch, rows, columns + pad, dtype=self.dtype, device="meta")
+            return matrix[..., :columns]
+
+        a, b = padded(M, K, 2, self.batch), padded(K, N, 4, self.batch)
+        c = padded(M, N, 8, ()) if self.addend else None
+        return a, b, c, padded(M, N, 6, self.batch)
+
+    def epilogue(self, out: torch.Tensor) -> EpilogueArgs:
+        """What is done after the product."""
+        column = torch.empty(out.shape[-2], 1, dtype=self.dtype, device="meta")
+        row = torch.empty(out.shape[-1], dtype=self.dtype, device="meta")
+        return EpilogueArgs(
+            self.activation,
+            bias={"column": column, "row": row}.get(self.bias),
+            residual=torch.empty_like(out) if self.residual else None,
+        )
+
+    @property
+    def has_epilogue(self) -> bool:
+        return bool(self.bias or self.residual or self.activation)
 
 
-def specialization(kernel, given):
-    """What the compiler is told for sm_80, and the constants of the kernel."""
+def specialization(kernel: str, given: Problem) -> tuple[Any, Any, Any]:
+    """What the compiler is told for sm_80, the constants of the kernel, and its config."""
     if kernel == "portable":
         config = portable.Config(64, 64, 32)
         constants = portable._constants(given, config, "ieee", interpreted=False)
         return portable._specialize(given, config, 80), constants, config
-    config = own(kernel)
-    constants = rung(kernel).constants(config, given, 80)
-    return rung(kernel).specialization(config, given, constants, 80), constants, config
+    own_config = own(kernel)
+    constants = rung(kernel).constants(own_config, given, 80)
+    return rung(kernel).specialization(own_config, given, constants, 80), constants, own_config
 
 
-@pytest.mark.parametrize(
-    ("kernel", "dtype", "what"),
-    [
-        ("simt.naive", FP32, {}),
-        ("simt.pipelined", FP32, {"batch": (3,), "addend": False}),
-        ("turing.double_buffer", FP16, {}),
-        ("turing.cp_async", FP16, {"addend": False}),
-        ("turing.cp_async", FP16, {"bias": "row", "activation": "gelu"}),
-        ("portable", FP32, {"batch": ()}),
-        ("portable", FP16, {"bias": "column", "residual": True, "addend": False}),
-    ],
-)
-def test_a_launch_passes_what_the_compiler_was_told(kernel, dtype, what):
-    given, tensors, extra = call(dtype, **what)
-    special, constants, config = specialization(kernel, given)
-    passed = []
-    start = launch.bind(
-        given,
-        chunks_of(given, config),
-        lambda programs: lambda *args: passed.append(args),
-        constants,
-    )
-    start(*tensors, 2, 0.5, *(extra if what.keys() & {"bias", "residual", "activation"} else ()))
-    types = tuple(kind for _, kind in special.signature)
-    constant = dict(special.constants)
-    for path, kind, value in flattened(types, passed[0]):
-        if kind == "constexpr":
-            assert value == constant[path]
-        elif kind in ("i32", "i64"):
-            assert isinstance(value, int)
-            assert value > 1
-        elif kind == "fp32":
-            assert isinstance(value, float)
-        else:
-            assert any(value is tensor for tensor in (*tensors, *extra))
-            assert kind == launch.TYPES[value.dtype]
-    assert [value for value in passed[0][:4] if value is not None] == [
-        tensor for tensor in tensors if tensor is not None
-    ]
+CALLS = {
+    "naive": Call("simt.naive", FP32),
+    "pipelined, a batch": Call("simt.pipelined", FP32, batch=(3,), addend=False),
+    "double_buffer": Call("turing.double_buffer", FP16),
+    "cp_async": Call("turing.cp_async", FP16, addend=False),
+    "cp_async, bias and gelu": Call("turing.cp_async", FP16, bias="row", activation="gelu"),
+    "portable, a matrix": Call("portable", FP32, batch=()),
+    "portable, bias and residual": Call(
+        "portable", FP16, bias="column", residual=True, addend=False
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch passed, beside what the compiler was told."""
+
+    types: Arguments
+    constants: dict[tuple[int, ...], Any]
+    passed: Arguments
+    tensors: Arguments
+    epilogue: Arguments
+
+
+@pytest.fixture(params=CALLS.values(), ids=list(CALLS))
+def launched(request: pytest.FixtureRequest) -> Launch:
+    """The first launch of a call, whose compiled kernel notes its arguments."""
+    call: Call = request.param
+    tensors = a, b, c, out = call.tensors()
+    extra = call.epilogue(out)
+    given = problem(a, b, out, c, scaled=call.addend, extra=extra)
+    told, constants, config = specialization(call.kernel, given)
+    passed: list[Arguments] = []
+
+    def compiled_kernel(*arguments: Any) -> None:
+        passed.append(arguments)
+
+    start = launch.bind(given, chunks_of(given, config), lambda _: compiled_kernel, constants)
+    epilogue = (extra.bias, extra.residual, extra.aux)
+    start(*tensors, 2, 0.5, *(epilogue if call.has_epilogue else ()))
+    types = tuple(kind for _, kind in told.signature)
+    return Launch(types, dict(told.constants), passed[0], tensors, epilogue)
+
+
+def arguments_of(launched: Launch, *kinds: str) -> list[tuple[tuple[int, ...], Any]]:
+    """Path and value of the arguments of these types."""
+    walked = flattened(launched.types, launched.passed)
+    return [(path, value) for path, kind, value in walked if kind in kinds]
+
+
+def test_constants_are_those_of_the_compile(launched: Launch) -> None:
+    for path, value in arguments_of(launched, "constexpr"):
+        assert value == launched.constants[path], path
+
+
+def test_integers_are_no_constants_of_the_compiler(launched: Launch) -> None:
+    """It specializes on 1, so none may be."""
+    for path, value in arguments_of(launched, "i32", "i64"):
+        assert isinstance(value, int), path
+        assert value > 1, path
+
+
+def test_scales_are_floats(launched: Launch) -> None:
+    for path, value in arguments_of(launched, "fp32"):
+        assert isinstance(value, float), path
+
+
+def test_tensors_are_the_caller_s_and_have_the_type_that_was_told(launched: Launch) -> None:
+    callers = (*launched.tensors, *launched.epilogue)
+    others = ("constexpr", "i32", "i64", "fp32")
+
+    for path, kind, value in flattened(launched.types, launched.passed):
+        if kind not in others:
+            assert any(value is tensor for tensor in callers), path
+            assert kind == launch.TYPES[value.dtype], path
+
+
+def test_tensors_come_in_their_order(launched: Launch) -> None:
+    passed = [value for value in launched.passed[:4] if value is not None]
+
+    given = [tensor for tensor in launched.tensors if tensor is not None]
+    assert len(passed) == len(given)
+    assert all(value is tensor for value, tensor in zip(passed, given, strict=True))

@@ -3,10 +3,12 @@
 from __future__ import annotations  # handed on by compile() to the scheduler's source
 
 import ast
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,17 +19,33 @@ from outblas.hopper.gemm import records, tile_scheduler
 
 
 class Word(int):
-    """A 32-bit integer that is never more."""
+    """An integer of 32 bits: arithmetic that would leave them is an assertion's failure."""
 
     def __divmod__(self, other: int) -> tuple[Word, Word]:
         quotient, remainder = divmod(int(self), int(other))
         return Word(quotient), Word(remainder)
 
 
-@pytest.fixture(scope="module")
-def arithmetic():
-    """The scheduler's own source on Python's integers: what the DSL would trace is computed
-    instead.
+def _checked(name: str) -> Callable[[Word, int], Word]:
+    """An operator of int whose result must fit 32 bits."""
+    compute = getattr(int, name)
+
+    def operation(self: Word, other: int) -> Word:
+        result = compute(int(self), int(other))
+        assert -(1 << 31) <= result < 1 << 31, f"{self} {name} {other} is {result}"
+        return Word(result)
+
+    return operation
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(Word, f"__{_name}__", _checked(f"__{_name}__"))
+    setattr(Word, f"__r{_name}__", _checked(f"__r{_name}__"))
+
+
+def scheduler_on_integers() -> SimpleNamespace:
+    """The functions of the scheduler's own source, which compute on `Word` what the DSL would
+    trace.
     """
     tree = ast.parse(Path(tile_scheduler.__file__).read_text(encoding="utf-8"))
     dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
@@ -38,36 +56,41 @@ def arithmetic():
     return SimpleNamespace(**made)
 
 
+@pytest.fixture(scope="module")
+def arithmetic() -> SimpleNamespace:
+    """The scheduler's own source on Python's integers."""
+    return scheduler_on_integers()
+
+
 def launch(
     config: HopperConfig, M: int, N: int, K: int, batch: int = 0, fit: int = 132, order: str = ""
 ) -> tile_scheduler.TileScheduler:
     """What the kernel has of a call on a GPU where so many clusters fit, as the host and
-    `Gemm.__call__` make it.
+    `Gemm.__call__` make it. `order`: of the tiles, "" where clusters number them themselves,
+    "assigned" where each cluster is given one.
     """
-    tiles_m, tiles_n = tile_order.cluster_tiles(config, M, N)
-    tiles, k_tiles = tiles_m * tiles_n * max(batch, 1), -(-K // config.tile_k)
-    pieces = min(config.split_k, k_tiles)
-    columns, narrow = tile_order.columns(config, N), config.tile_n - 8
-    clusters = min(fit, tiles * (k_tiles if config.stream_k else pieces))
-    single_wave, table = tiles * pieces <= fit and not config.stream_k, None
-    if order == "dealt":  # a tile each, of any matrix, in any order that has them all
-        table = (
-            [Word(tile) for tile in reversed(range(tiles))]
-            if single_wave and not config.split
-            else None
-        )
+    rows, columns = tile_order.cluster_tiles(config, M, N)
+    tiles, k_tiles = rows * columns * max(batch, 1), -(-K // config.tile_k)
+    partitions = min(config.split_k, k_tiles)
+    clusters = min(fit, tiles * (k_tiles if config.stream_k else partitions))
+    single_wave = tiles * partitions <= fit and not config.stream_k
+    table = None
+    if order == "assigned":  # a tile each, of any matrix, in any order that has them all
+        if single_wave and not config.split:
+            table = [Word(tile) for tile in reversed(range(tiles))]
     elif order:
-        steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
-        table = [Word(tile) for step in steps for tile in step]
-    line = tiles_m if table is None else tiles_n
-    wide = min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.variable_tile_n else 0
+        waves = raster.schedule(order, rows, columns, fit, 8, 8)
+        table = [Word(tile) for wave in waves for tile in wave]
+    line = rows if table is None else columns
     params = tile_scheduler.ScheduleParams(
-        divmods=tile_scheduler.FastDivmods(*map(Word, (line, tiles_m * tiles_n, clusters, pieces))),
+        divmods=tile_scheduler.FastDivmods(
+            Word(line), Word(rows * columns), Word(clusters), Word(partitions)
+        ),
         tiles=Word(tiles),
-        wide_columns=Word(wide),
+        wide_columns=Word(_wide_columns(config, N)),
         k_tiles=Word(k_tiles),
         table=table,
-        partitions=Word(pieces),
+        partitions=Word(partitions),
         clusters=Word(clusters),
     )
     return tile_scheduler.TileScheduler(
@@ -81,6 +104,68 @@ def launch(
     )
 
 
-def coord(m=0, n=0, k=0):
+def _wide_columns(config: HopperConfig, N: int) -> int:
+    """How many columns of tiles have the greater of the two widths, with a variable tile N."""
+    if not config.variable_tile_n:
+        return 0
+    columns = tile_order.columns(config, N)
+    beyond_narrow = N - columns * (config.tile_n - 8)
+    return min(max(-(-beyond_narrow // 8), 0), columns)
+
+
+def coord(m: int = 0, n: int = 0, k: int = 0) -> records.ClusterCoord:
     """Where a CTA stands in its cluster."""
     return records.ClusterCoord(Word(m), Word(n), None, None, Word(k), Word(0), Word(0))
+
+
+class Step(NamedTuple):
+    """What the CTAs of a cluster compute at one of its steps."""
+
+    cluster: int
+    work: tile_scheduler.WorkTile
+
+
+class LaunchWork:
+    """All that a launch computes, step by step: `steps` of all clusters, and the partitions of each
+    tile, in their order, in `tiles`.
+    """
+
+    def __init__(
+        self,
+        arithmetic: SimpleNamespace,
+        scheduler: tile_scheduler.TileScheduler,
+        config: HopperConfig,
+    ) -> None:
+        self.params, self.config = scheduler.params, config
+        self.steps = list(_steps(arithmetic, scheduler, config))
+        self.tiles: dict[tuple[int, int, int], list[tile_scheduler.WorkTile]] = {}
+        for _, work in self.steps:
+            self.tiles.setdefault((work.matrix, work.m, work.column), []).append(work)
+        for works in self.tiles.values():
+            works.sort(key=lambda work: work.partition.index)
+
+    def steps_of(self, cluster: int) -> list[tile_scheduler.WorkTile]:
+        """What a cluster computes, partitions of its CTAs along K each for itself."""
+        return [step.work for step in self.steps if step.cluster == cluster]
+
+
+def _steps(
+    arithmetic: SimpleNamespace, scheduler: tile_scheduler.TileScheduler, config: HopperConfig
+) -> Iterator[Step]:
+    params = scheduler.params
+    for cluster, cta in itertools.product(range(int(params.clusters)), range(config.cluster_k)):
+        entry = params.table[cluster] if params.table and scheduler.single_wave else None
+        own = replace(scheduler, cluster=Word(cluster), coord=coord(k=cta), table_entry=entry)
+        for step in range(arithmetic.work_tile_count(own, config)):
+            work = arithmetic.current_work(own, config, Word(step))
+            yield Step(cluster, _plain(work, config, cta))
+
+
+def _plain(work: Any, config: HopperConfig, cta: int) -> tile_scheduler.WorkTile:
+    """Work on plain integers; what CTAs of a cluster share along K are its partitions."""
+    *place, partition = work
+    partition = tile_scheduler.KPartition(*map(int, partition))
+    if config.cluster_k > 1:
+        partition = partition._replace(index=cta, total=config.cluster_k)
+    m, column, narrow, matrix = map(int, place)
+    return tile_scheduler.WorkTile(m, column, narrow, matrix, partition)

@@ -2,27 +2,24 @@
 say.
 """
 
-import itertools
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import broken
 
-from outblas.core.shapes import LAYOUTS
 from outblas.verify import cases
-from outblas.verify.call import prepare
+from outblas.verify.call import Run, prepare
 from outblas.verify.cases import Case
-from outblas.verify.guards import Guarded
 from outblas.verify.oracle import (
     ORACLES,
+    Result,
     bounded,
     chained,
     determinism,
@@ -37,16 +34,20 @@ DTYPES = (BF16, FP16, FP32)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 SQUARE = Case(48, 48, 48, BF16)
 RAGGED = Case(45, 51, 37, BF16, layout="nt")
-NORMAL = 3 * [lambda t, generator: t.normal_(generator=generator)]
+Oracle = Callable[[Run, Case], Result]
+
+
+def normal(t: torch.Tensor, generator: torch.Generator) -> None:
+    """Fills an operand with normal data."""
+    t.normal_(generator=generator)
 
 
 @pytest.mark.parametrize("oracle", ORACLES.values(), ids=list(ORACLES))
 @each_dtype
-def test_right_kernel_passes(oracle, dtype) -> None:
-    failed = [
-        result for case in cases.quick(dtype) if not (result := oracle(broken.right, case)).ok
-    ]
-    assert not failed
+def test_a_right_kernel_passes(oracle: Oracle, dtype: torch.dtype) -> None:
+    results = [oracle(broken.right, case) for case in cases.quick(dtype)]
+
+    assert not [result for result in results if not result.ok]
 
 
 PLACE = r"first at offset {} \(row {}, column {} at a leading stride of {}\)"
@@ -212,40 +213,56 @@ CAUGHT = [
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_broken_kernel_is_caught(kernel, oracle, case, message: str) -> None:
+def test_a_broken_kernel_is_caught(kernel: Run, oracle: Oracle, case: Case, message: str) -> None:
     result = oracle(kernel, case)
+
     assert not result.ok
     assert re.search(message, result.message), result.message
     assert json.loads(json.dumps(result.record()))["case"] == str(case)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "case"),
+    dict.fromkeys((oracle, case) for _, oracles, case, _ in CAUGHT for oracle in oracles),
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
+)
+def test_a_right_kernel_passes_where_a_broken_one_is_caught(oracle: Oracle, case: Case) -> None:
     assert oracle(broken.right, case).ok
 
 
 @pytest.mark.parametrize(
     ("kernel", "K", "dtype"), [(broken.one_unit_off, 64, BF16), (broken.tf32, 16, FP32)]
 )
-def test_allclose_misses_what_exact_catches(kernel, K: int, dtype) -> None:
+def test_allclose_misses_what_exact_catches(kernel: Run, K: int, dtype: torch.dtype) -> None:
     """The check that the exact oracle replaces: normal data, bf16's usual tolerances."""
     case = Case(64, 64, K, dtype)
-    call = prepare(case, "cpu", *NORMAL)
+    call = prepare(case, "cpu", normal, normal, normal)
+
     call.run(kernel)
-    assert torch.allclose(
-        call.out.view.float(), call.torch_product().float(), rtol=1.6e-2, atol=1e-2
-    )
+
+    actual, expected = call.out.view.float(), call.torch_product().float()
+    assert torch.allclose(actual, expected, rtol=1.6e-2, atol=1e-2)
     assert not exact(kernel, case).ok
+
+
+def run_torch(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    out.copy_(a @ b if c is None else torch.addmm(c, a, b, alpha=alpha, beta=beta))
 
 
 @each_dtype
 @torch.backends.mkldnn.flags(enabled=False)  # which pads K of bf16 with what lies behind a row
-def test_torch_matmul_has_the_masks_of_nonfinite(dtype) -> None:
-    def run(a, b, c, out, alpha, beta):
-        out.copy_(a @ b if c is None else torch.addmm(c, a, b, alpha=alpha, beta=beta))
-
+def test_torch_matmul_has_the_masks_of_nonfinite(dtype: torch.dtype) -> None:
     for case in cases.quick(dtype):
         if case.result_dtype == dtype:
-            assert nonfinite(run, case).ok
-    assert (
-        nonfinite(run, replace(SQUARE, dtype=dtype)).message == "142 NaN or Inf in the right places"
-    )
+            assert nonfinite(run_torch, case).ok, case
+
+
+@each_dtype
+@torch.backends.mkldnn.flags(enabled=False)
+def test_nonfinite_says_how_many_values_it_compared(dtype: torch.dtype) -> None:
+    result = nonfinite(run_torch, replace(SQUARE, dtype=dtype))
+
+    assert result.message == "142 NaN or Inf in the right places"
 
 
 @given(
@@ -254,263 +271,129 @@ def test_torch_matmul_has_the_masks_of_nonfinite(dtype) -> None:
     tf32=st.booleans(),
     scale=st.sampled_from([(1.0, 0.0), (2.0, -0.5), (0.25, 3.0), (-1.0, 1.0), (0.0, 1.0)]),
 )
-def test_integer_ranges_keep_every_sum_exact(K: int, dtype, tf32: bool, scale) -> None:
+def test_integer_ranges_keep_every_sum_exact(
+    K: int, dtype: torch.dtype, tf32: bool, scale: tuple[float, float]
+) -> None:
     alpha, beta = scale
     case = Case(
         8, 8, K, dtype, addend="matrix", alpha=alpha, beta=beta, tf32=tf32 and dtype == FP32
     )
-    ra, rb, rc = integer_ranges(case)
-    bits = next(n for n in range(3) if (alpha * 2**n).is_integer() and (beta * 2**n).is_integer())
-    assert K * ra * rb < 2**24
-    assert (abs(alpha) * K * ra * rb + abs(beta) * rc) * 2**bits < 2**24
-    for r in (ra, rb, rc):
-        assert r >= 1
-        assert float(torch.tensor(float(r)).to(dtype)) == r
+
+    ranges = integer_ranges(case)
+
+    range_a, range_b, range_c = ranges
+    fraction_bits = next(
+        n for n in range(3) if (alpha * 2**n).is_integer() and (beta * 2**n).is_integer()
+    )
+    largest_sum = K * range_a * range_b
+    assert largest_sum < 2**24
+    assert (abs(alpha) * largest_sum + abs(beta) * range_c) * 2**fraction_bits < 2**24
+    assert min(ranges) >= 1
+    assert [float(torch.tensor(float(n)).to(dtype)) for n in ranges] == list(ranges)
 
 
-def test_integer_ranges_as_large_as_they_may_be() -> None:
-    largest = {
-        Case(1, 1, 64, BF16): (256, 256),
-        Case(1, 1, 4096, BF16): (63, 63),
-        Case(1, 1, 1, FP16, out_dtype=FP32): (2048, 2048),
-        Case(1, 1, 1, FP16): (255, 255),
-        Case(1, 1, 64, FP32): (4095, 64),
-        Case(1, 1, 1 << 20, FP32): (3, 3),
-    }
-    assert {case: integer_ranges(case)[:2] for case in largest} == largest
-    with pytest.raises(ValueError, match="K is 16777216"):
-        integer_ranges(Case(1, 1, 1 << 24, BF16))
-    with pytest.raises(ValueError, match=r"alpha 0\.1"):
-        integer_ranges(Case(1, 1, 16, BF16, addend="row", alpha=0.1))
+@pytest.mark.parametrize(
+    ("case", "ranges"),
+    [
+        (Case(1, 1, 64, BF16), (256, 256)),
+        (Case(1, 1, 4096, BF16), (63, 63)),
+        (Case(1, 1, 1, FP16, out_dtype=FP32), (2048, 2048)),
+        (Case(1, 1, 1, FP16), (255, 255)),
+        (Case(1, 1, 64, FP32), (4095, 64)),
+        (Case(1, 1, 1 << 20, FP32), (3, 3)),
+    ],
+    ids=str,
+)
+def test_integer_ranges_are_as_large_as_they_may_be(case: Case, ranges: tuple[int, int]) -> None:
+    assert integer_ranges(case)[:2] == ranges
 
 
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (Case(1, 1, 1 << 24, BF16), "K is 16777216"),
+        (Case(1, 1, 16, BF16, addend="row", alpha=0.1), r"alpha 0\.1"),
+    ],
+    ids=["K too long", "alpha no binary fraction"],
+)
+def test_a_case_without_exact_sums_is_refused(case: Case, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        integer_ranges(case)
+
+
+@pytest.mark.parametrize("K", [1, 16, 257, 8191])
 @each_dtype
-def test_fp16_sums_stay_finite_and_none_is_trivial(dtype) -> None:
+def test_sums_of_integers_are_finite_and_not_trivial(dtype: torch.dtype, K: int) -> None:
     sums = []
 
-    def run(a, b, c, out, alpha, beta):
+    def run(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         broken.right(a, b, c, out, alpha, beta)
         sums.append(out.double())
 
-    for K in (1, 16, 257, 8191):
-        assert exact(run, Case(40, 40, K, dtype)).ok
-        assert sums[-1].isfinite().all()
-        assert sums[-1].abs().max() > 2 ** (8 if dtype == BF16 else 11)
+    assert exact(run, Case(40, 40, K, dtype)).ok
+
+    assert sums[-1].isfinite().all()
+    assert sums[-1].abs().max() > 2 ** (8 if dtype == BF16 else 11)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @each_dtype
-def test_ulp_is_the_distance_to_the_next_number(dtype) -> None:
+def test_ulp_is_the_distance_to_the_next_number(dtype: torch.dtype, sign: int) -> None:
     info = torch.finfo(dtype)
-    x = torch.tensor([info.smallest_normal, 1.0, 1.5, 2.0, 4096.0, 3.0, info.max / 4], dtype=dtype)
-    x = torch.cat(
-        [
-            x,
-            x / 2 if dtype != FP32 else x,
-            torch.tensor([0.0, info.smallest_normal * info.eps], dtype=dtype),
-        ]
-    )
-    above = (x.view(torch.int16 if dtype.itemsize == 2 else torch.int32) + 1).view(dtype)
-    for signed in (x, -x):
-        assert torch.equal(ulp(signed.double(), dtype), above.double() - x.double())
+    numbers = [info.smallest_normal, 1.0, 1.5, 2.0, 4096.0, 3.0, info.max / 4]
+    x = torch.tensor(numbers, dtype=dtype)
+    subnormal = torch.tensor([0.0, info.smallest_normal * info.eps], dtype=dtype)
+    x = torch.cat([x, x / 2 if dtype != FP32 else x, subnormal])
+    bits = torch.int16 if dtype.itemsize == 2 else torch.int32
+    above = (x.view(bits) + 1).view(dtype)
+
+    distance = ulp(sign * x.double(), dtype)
+
+    assert torch.equal(distance, above.double() - x.double())
 
 
 @pytest.mark.parametrize("oracle", [exact, bounded, nonfinite], ids=lambda o: o.__name__)
 @pytest.mark.parametrize("kernel", [broken.right, broken.lost_k_tail, broken.unwritten_tile])
-def test_chunks_of_rows_change_nothing(kernel, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_rows_change_nothing(
+    kernel: Run, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A product judged a few rows at a time gets the verdict of one judged whole."""
     chosen = [
         RAGGED,
         replace(RAGGED, batch_a=(2, 1), batch_b=(3,)),
         replace(RAGGED, addend="column", beta=2.0),
     ]
-    whole = [oracle(kernel, case) for case in chosen]
+    at_once = [oracle(kernel, case) for case in chosen]
+
     monkeypatch.setattr("outblas.verify.call._CHUNK", 7 * 51)
-    parts = [oracle(kernel, case) for case in chosen]
-    for part, one in zip(parts, whole, strict=True):
-        assert (part.ok, part.message.split(";")[0]) == (one.ok, one.message.split(";")[0])
+    in_chunks = [oracle(kernel, case) for case in chosen]
+
+    def verdicts(results: list[Result]) -> list[tuple[bool, str]]:
+        return [(result.ok, result.message.split(";")[0]) for result in results]
+
+    assert verdicts(in_chunks) == verdicts(at_once)
 
 
 def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw() -> None:
     """Its 162 is the largest of 4096² errors of products that have nothing to do with each
     other.
     """
-    a, b = (torch.rand(shape) * 2 - 1 for shape in ((256, 1024), (1024, 256)))
-    wrong = a @ broken.swapped_rows(b) - a @ b
-    assert float(wrong.std()) == pytest.approx((2 * 1024) ** 0.5 / 3, rel=0.05)
+    a, b = torch.rand(256, 1024) * 2 - 1, torch.rand(1024, 256) * 2 - 1
+
+    error = a @ broken.swapped_rows(b) - a @ b
+
+    assert float(error.std()) == pytest.approx((2 * 1024) ** 0.5 / 3, rel=0.05)
 
 
 @pytest.mark.parametrize("kernel", [broken.plain_sum, broken.truncated_sum])
-def test_sums_much_worse_than_torch_s_are_told_apart(kernel) -> None:
+def test_sums_much_worse_than_torch_s_are_told_apart(kernel: Run) -> None:
     """In-order sums, rounded term by term or truncated every 16: within the bound, but twice
     torch's error and more.
     """
-    short, long = (bounded(kernel, Case(32, 32, K, FP32)) for K in (4, 4096))
+    short = bounded(kernel, Case(32, 32, 4, FP32))
+    long = bounded(kernel, Case(32, 32, 4096, FP32))
+
     assert short.ok, short.message
     assert not long.ok
     assert "relative Frobenius error" in long.message
     assert "wrong" not in long.message
-
-
-def test_kernels_see_the_case() -> None:
-    """Strides, offsets and expansion are those that the case names."""
-    case = Case(
-        6,
-        5,
-        7,
-        FP16,
-        layout="tn",
-        batch_a=(2, 1),
-        batch_b=(3,),
-        offset=3,
-        pad=2,
-        expand="b",
-        out_layout="t",
-    )
-    call = prepare(case, "cpu", *NORMAL)
-    assert call.a.view.stride() == (56, 56, 1, 8)
-    assert call.b.view.stride() == (7, 0, 1)
-    assert call.out.view.stride() == (120, 40, 1, 8)
-    assert call.out.view.shape == (2, 3, 6, 5)
-    assert {t.view.data_ptr() % 16 for t in (call.a, call.b, call.out)} == {6}
-    assert call.out.view.isnan().all()
-
-
-def test_case_generators() -> None:
-    everything = list(cases.full(BF16, 128, 256, 64))
-    small = list(cases.quick(BF16))
-    assert 200 < len(everything) < 400
-    assert 20 <= len(small) <= 32
-    assert max(max(c.M, c.N, c.K) for c in small) <= 130
-    for many in (everything, small):
-        assert len({str(c) for c in many}) == len(many)
-        assert {c.layout for c in many} == set(LAYOUTS)
-        assert {c.expand for c in many} == {"", "a", "b"}
-        assert {c.addend for c in many} == set(cases.ADDENDS)
-    assert {(c.M, c.N, c.K) for c in everything} >= {
-        *itertools.product((127, 128, 129), (255, 256, 257), (64,))
-    }
-    assert all(max(c.M * c.N, c.M * c.K, c.N * c.K) > 2**31 for c in cases.huge(BF16))
-    assert [cases.prime_after(n) for n in (0, 1, 2, 7, 256)] == [2, 2, 3, 11, 257]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layout": "nx"}, "layout is 'nx'"),
-        ({"pad": -1}, "pad is -1"),
-        ({"out_dtype": FP16}, "out_dtype is torch.float16"),
-        ({"alpha": 2.0}, "alpha is 2.0"),
-        ({"addend": "row", "batch_a": (2,)}, r"with batch \(2,\)"),
-        ({"tf32": True}, "tf32 with dtype torch.bfloat16"),
-        ({"addend": "out"}, "expected beta other than 0"),
-    ],
-)
-def test_cases_that_mean_nothing_are_refused(options, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Case(8, 8, 8, BF16, **options)
-
-
-@st.composite
-def guarded_views(draw):
-    """A buffer of up to three dimensions in any order of strides, with gaps, and for inputs stride
-    0.
-    """
-    shape = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
-    strides, reach = [0] * len(shape), 1
-    for dim in draw(st.permutations(range(len(shape)))):
-        strides[dim] = reach + draw(st.integers(0, 3))
-        reach = strides[dim] * max(1, shape[dim])
-    output = draw(st.booleans())
-    if not output and draw(st.booleans()):
-        strides[0] = 0
-    offset, dtype = draw(st.integers(0, 9)), draw(st.sampled_from(DTYPES))
-    return Guarded(
-        "x",
-        shape,
-        strides,
-        dtype,
-        offset=offset,
-        guard=draw(st.sampled_from([16, 256])),
-        output=output,
-    )
-
-
-@given(guarded_views(), st.data())
-@settings(max_examples=200, deadline=None)
-def test_guards_find_any_changed_bit_outside_the_view(buffer, data) -> None:
-    inside = {
-        buffer.start + sum(i * s for i, s in zip(index, buffer.strides, strict=True))
-        for index in itertools.product(*map(range, buffer.shape))
-    }
-    assert buffer.view.storage_offset() == buffer.start
-    assert buffer.view.isnan().all()
-    assert buffer.unwritten().all()
-    buffer.cells.fill_(1.5)
-    buffer.arm()
-    assert buffer.violation(writable=True) is None
-    assert buffer.violation(writable=False) is None
-
-    bits = broken._bits(buffer.storage)
-    position = data.draw(st.integers(0, len(bits) - 1))
-    bits[position] ^= 1 << data.draw(st.integers(0, 8 * bits.itemsize - 2))
-    reported = buffer.violation(writable=True)
-    assert (reported is None) == (position in inside)
-    everything = buffer.violation(writable=False)
-    where = (
-        "before it"
-        if position < buffer.start
-        else "inside it"
-        if position in inside
-        else "after it"
-        if position >= buffer.end
-        else "in its gaps"
-    )
-    assert everything.startswith(
-        f"x: elements overwritten 1 {where}; first at offset {position - buffer.start}"
-    )
-    buffer.reset()
-    assert buffer.violation(writable=False) is None
-
-
-def _python(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options
-    )
-
-
-def test_watchdog_ends_a_hang_that_holds_the_gil() -> None:
-    """The inner watchdog ended in time, and the outer one still bites."""
-    code = """
-import ctypes, time
-from outblas.verify.watchdog import watchdog
-def hangs_in_c():
-    ctypes.PyDLL(None).sleep(50)
-with watchdog(0.1, "quick"):
-    pass
-time.sleep(0.5)
-print("alive", flush=True)
-with watchdog(0.5, "outer"):
-    with watchdog(40, "inner"):
-        pass
-    hangs_in_c()
-print("not reached")
-"""
-    ended = _python("-c", code)
-    assert (ended.returncode, ended.stdout) == (1, "alive\n")
-    assert "in hangs_in_c" in ended.stderr
-    assert "quick" not in ended.stderr
-
-
-def test_watchdog_is_heard_through_pytests_capture(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(
-        "from outblas.verify.watchdog import real_stderr\ndef pytest_configure(config):\n    "
-        "real_stderr()\n"
-    )
-    (tmp_path / "test_hang.py").write_text(
-        "import time\nfrom outblas.verify.watchdog import watchdog\n"
-        "def test_hang():\n    with watchdog(0.3, 'my kernel'):\n        time.sleep(50)\n"
-    )
-    ended = _python("-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path), cwd=tmp_path)
-    assert ended.returncode == 1
-    assert "watchdog: my kernel: not done after 0.3 s" in ended.stderr
-    assert "in test_hang" in ended.stderr

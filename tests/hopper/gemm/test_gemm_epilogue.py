@@ -1,129 +1,192 @@
-"""The epilogue of `hopper.gemm` without a GPU: how a call's tensors come, what is refused, the
-machine code.
+"""The epilogue of hopper.gemm without a GPU: how it reads a call's tensors, what it refuses, and
+what it compiles to.
 """
 
-import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.gemm_problems import BF16, gemm_config
+from support.gemm_problems import variant_of as variant_of_config
 
-from outblas.core import configs
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
+from outblas.core.problem import Problem
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
 from outblas.hopper.gemm import epilogue_load, epilogue_tile
 from outblas.hopper.gemm.compile import compile_variant
-from outblas.hopper.gemm.variant import example_variant
+from outblas.hopper.gemm.variant import Variant
 
-BF16 = torch.bfloat16
-BASE, TALL = "", "tile_n=192,stages=5,epilogue_stages=1,cluster_m=1,pingpong=True"
-SMALL = (
+OWN = ""
+PINGPONG = "tile_n=192,stages=5,epilogue_stages=1,cluster_m=1,pingpong=True"
+SMALL_TILE = (
     "tile_m=64,consumers=1,cluster_m=1,epilogue_stages=1,producer_registers=0,consumer_registers=0"
 )
-STEPS = {"bias": "pairs", "residual": "staged", "aux": "staged"}
+PROMOTED = "tile_n=192,stages=5,epilogue_stages=1"  # of which fp8 sums in two steps have room
+SPLIT_K = "split_k=2,k_serpentine=False"
 
 
 def problem(
-    *shape: int, activation: str = "", turned: str = "", formats: str = "", **extra: Any
-) -> Any:
-    """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of
-    others.
+    M: int,
+    N: int,
+    K: int,
+    *,
+    activation: str = "",
+    by_columns: tuple[str, ...] = (),
+    formats: str = "",
+    **tensors: torch.Tensor | None,
+) -> Problem:
+    """A product with a row of bias, a residual and an aux, without data. The tensors named in
+    `by_columns` lie so; B lies by columns unless it is named. `tensors` take the place of those of
+    the epilogue, None: the call has none. `formats`: of fp8 operands.
     """
-    M, N, K = shape
 
-    def made(name: str, *size: int) -> torch.Tensor:
-        size = size[::-1] if name in turned else size
-        t = torch.empty(size, dtype=BF16, device="meta")
-        return t.t() if name in turned else t
+    def matrix(name: str, *size: int) -> torch.Tensor:
+        if name in by_columns:
+            return torch.empty(size[::-1], dtype=BF16, device="meta").t()
+        return torch.empty(size, dtype=BF16, device="meta")
 
-    wide = N * glu_split(activation)
-    found = {
-        "bias": made("bias", wide),
-        "residual": made("residual", M, N),
-        "aux": made("aux", M, wide),
-    } | extra
+    columns = N * glu_split(activation)
+    epilogue = {
+        "bias": matrix("bias", columns),
+        "residual": matrix("residual", M, N),
+        "aux": matrix("aux", M, columns),
+    }
     scales = (torch.empty(M, 1, device="meta"), torch.empty((), device="meta")) if formats else None
-    a, b, out = made("a", M, K), made("b" if "b" in turned else "w", wide, K).t(), made("out", M, N)
     return operands.problem(
-        a, b, out, extra=EpilogueArgs(activation, **found), scales=scales, formats=formats
+        matrix("a", M, K),
+        matrix("b", columns, K).t(),
+        matrix("out", M, N),
+        extra=EpilogueArgs(activation, **epilogue | tensors),
+        scales=scales,
+        formats=formats,
     )
 
 
-def variant(given, text=BASE):
-    return example_variant(
-        cast(functools.partial, gemm.plan).args[0], given, configs.from_text(gemm.Config, text)
-    )
+def variant_of(given: Problem, config: str = OWN) -> Variant:
+    return variant_of_config(given, gemm_config(config))
 
 
-@pytest.mark.parametrize(
-    ("given", "text", "want"),
-    [
-        ({}, BASE, STEPS),
-        ({"bias": torch.empty(64, 1)}, BASE, STEPS | {"bias": "rows"}),
-        (
-            {"residual": torch.empty(64, dtype=BF16), "aux": None},
-            BASE,
-            {"residual": "pairs", "aux": ""},
-        ),
-        ({"turned": "residual"}, BASE, STEPS | {"residual": "matrix"}),
-        ({"turned": "out residual aux"}, BASE, STEPS | {"bias": "rows"}),
-        (
-            {"turned": "out residual aux", "activation": "swiglu"},
-            BASE,
-            STEPS | {"gated": True, "by_columns": True},
-        ),
-        ({}, "split_k=2,k_serpentine=False", STEPS | {"residual": "matrix"}),
-        ({}, "tile_k=32", STEPS | {"residual": "matrix"}),
-        (
-            {"formats": "e4m3 e5m2"},
-            BASE,
-            STEPS | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"},
-        ),
-        (
-            {"formats": "e4m3 e5m2 promoted"},
-            "swap_ab=True",
-            {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"},
-        ),
-    ],
-)
-def test_how_tensors_come(given, text, want):
-    form = variant(problem(64, 64, 64, **given), text).traits
-    assert {name: getattr(form, name) for name in want} == want
+class AccessCase(NamedTuple):
+    """Options of a problem, a config, and traits that they lead to."""
+
+    given: dict[str, Any]
+    config: str
+    traits: dict[str, Any]
 
 
-@pytest.mark.parametrize(
-    ("given", "text", "reason"),
-    [
-        ({"activation": "geglu"}, "swap_ab=True", "gated pairs need swap_ab"),
-        (
-            {"activation": "geglu"},
-            "tile_n=80,cluster_m=1",
-            "tile_n is 80, expected a multiple of 32",
-        ),
-        (
-            {"formats": "e4m3 e4m3 promoted"},
-            BASE,
-            "needs 256 registers for sums and theirs of stages",
-        ),
-        (
-            {"formats": "e4m3 e4m3 promoted"},
-            f"{SMALL},tile_n=64,tile_k=128",
-            "tile_k is 128, expected at most 64",
-        ),
-    ],
-)
-def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:
-    config = configs.from_text(gemm.Config, text)
-    assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
+# A bias is read in pairs of a row; matrices that lie as C does go through shared memory.
+AS_C_LIES = {"bias": "pairs", "residual": "staged", "aux": "staged"}
+C_BY_COLUMNS = ("out", "residual", "aux")
+ACCESSES = {
+    "a row and matrices": AccessCase({}, OWN, AS_C_LIES),
+    "a column of bias": AccessCase({"bias": torch.empty(64, 1)}, OWN, AS_C_LIES | {"bias": "rows"}),
+    "a row of residual, no aux": AccessCase(
+        {"residual": torch.empty(64, dtype=BF16), "aux": None},
+        OWN,
+        {"residual": "pairs", "aux": ""},
+    ),
+    "a residual by columns": AccessCase(
+        {"by_columns": ("residual",)}, OWN, AS_C_LIES | {"residual": "matrix"}
+    ),
+    "all by columns": AccessCase({"by_columns": C_BY_COLUMNS}, OWN, AS_C_LIES | {"bias": "rows"}),
+    "all by columns, gated": AccessCase(
+        {"by_columns": C_BY_COLUMNS, "activation": "swiglu"},
+        OWN,
+        AS_C_LIES | {"gated": True, "by_columns": True},
+    ),
+    "split-K": AccessCase({}, SPLIT_K, AS_C_LIES | {"residual": "matrix"}),
+    "stages too small for a residual": AccessCase(
+        {}, "tile_k=32", AS_C_LIES | {"residual": "matrix"}
+    ),
+    "fp8": AccessCase(
+        {"formats": "e4m3 e5m2"},
+        OWN,
+        AS_C_LIES | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"},
+    ),
+    "fp8, swapped": AccessCase(
+        {"formats": "e4m3 e5m2 promoted"},
+        "swap_ab=True",
+        {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ACCESSES.values(), ids=ACCESSES)
+def test_tensors_are_read_and_written_as_they_lie(case: AccessCase) -> None:
+    traits = variant_of(problem(64, 64, 64, **case.given), case.config).traits
+
+    assert {name: getattr(traits, name) for name in case.traits} == case.traits
+
+
+def test_an_aux_of_one_row_is_written_element_by_element() -> None:
+    """Only what is read may be a vector."""
+    traits = variant_of(problem(1, 63, 64, activation="gelu")).traits
+
+    assert (traits.bias, traits.residual, traits.aux) == ("columns", "columns", "matrix")
+
+
+REFUSED = {
+    "gated pairs by rows in swapped tiles": (
+        {"activation": "geglu"},
+        "swap_ab=True",
+        "gated pairs need swap_ab",
+    ),
+    "gated pairs in tiles of 80 columns": (
+        {"activation": "geglu"},
+        "tile_n=80,cluster_m=1",
+        "tile_n is 80, expected a multiple of 32",
+    ),
+    "fp8 sums in two steps in large tiles": (
+        {"formats": "e4m3 e4m3 promoted"},
+        OWN,
+        "needs 256 registers for sums and theirs of stages",
+    ),
+    "fp8 sums in two steps of 128": (
+        {"formats": "e4m3 e4m3 promoted"},
+        f"{SMALL_TILE},tile_n=64,tile_k=128",
+        "tile_k is 128, expected at most 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_that_cannot_have_the_epilogue_is_refused(name: str) -> None:
+    given, config, reason = REFUSED[name]
+
+    assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), gemm_config(config)))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_epilogue_that_one_config_refuses_has_another(name: str) -> None:
+    given, _, _ = REFUSED[name]
+
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
 
 
+def test_gated_pairs_by_rows_come_in_multiples_of_8_columns() -> None:
+    given = problem(64, 60, 64, activation="swiglu", by_columns=("b",), aux=None)
+
+    assert "multiples of 8 columns" in str(gemm.unsupported(given))
+
+
+@pytest.mark.parametrize(("by_columns", "granule"), [(True, 1), (False, 8)])
+def test_a_gated_c_by_columns_may_have_any_number_of_them(by_columns: bool, granule: int) -> None:
+    given = problem(
+        64, 17, 64, activation="swiglu", by_columns=("out",), bias=None, residual=None, aux=None
+    )
+
+    traits = variant_of(given).traits
+
+    assert (traits.staged, traits.by_columns) == (True, True)
+    assert replace(traits, by_columns=by_columns).granule("nt", 2) == granule
+
+
 @pytest.mark.parametrize(
-    ("K", "activation", "want"),
+    ("K", "activation", "function"),
     [
         (64, "gelu", "gelu"),
         (112, "gelu", "gelu_fit"),
@@ -131,97 +194,98 @@ def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:
         (4096, "gelu_tanh", "gelu_tanh"),
     ],
 )
-def test_gelu_is_a_fit_where_sums_are_less_exact(K, activation, want):
-    assert variant(problem(64, 64, K, activation=activation)).traits.function == want
+def test_gelu_is_a_fit_where_sums_are_less_exact_than_it(
+    K: int, activation: str, function: str
+) -> None:
+    assert variant_of(problem(64, 64, K, activation=activation)).traits.function == function
 
 
-def test_x_of_one_row_is_no_vector() -> None:
-    """Vectors are read, never written."""
-    form = variant(problem(1, 63, 64, activation="gelu")).traits
-    assert (form.bias, form.residual, form.aux) == ("columns", "columns", "matrix")
+LARGE = (8192, 8192, 1024)
+STAGGERED = {
+    "many tiles with work after the product": (LARGE, {"activation": "gelu"}, OWN, True),
+    "nothing after the product": (LARGE, {"bias": None, "residual": None, "aux": None}, OWN, False),
+    "too few k tiles": ((8192, 8192, 384), {"activation": "gelu"}, OWN, False),
+    "one tile a CTA": ((512, 512, 1024), {"activation": "gelu"}, OWN, False),
+    "tiles of one consumer": (LARGE, {"activation": "gelu"}, PINGPONG, False),
+    "split-K": (LARGE, {"activation": "gelu"}, SPLIT_K, False),
+    "fp8 sums in two steps": (LARGE, {"formats": "e4m3 e5m2 promoted"}, PROMOTED, False),
+}
 
 
-@pytest.mark.parametrize(
-    ("shape", "given", "text", "want"),
-    [
-        ((8192, 8192, 1024), {"activation": "gelu"}, BASE, True),
-        ((8192, 8192, 1024), {"bias": None, "residual": None, "aux": None}, BASE, False),
-        ((8192, 8192, 384), {"activation": "gelu"}, BASE, False),  # too few slices
-        ((512, 512, 1024), {"activation": "gelu"}, BASE, False),  # one tile a CTA
-        ((8192, 8192, 1024), {"activation": "gelu"}, TALL, False),  # tiles of one consumer
-        ((8192, 8192, 1024), {"activation": "gelu"}, "split_k=2,k_serpentine=False", False),
-        (
-            (8192, 8192, 1024),
-            {"formats": "e4m3 e5m2 promoted"},
-            "tile_n=192,stages=5,epilogue_stages=1",
-            False,
-        ),
-    ],
-)
-def test_when_consumers_take_turns(shape, given, text, want):
-    assert variant(problem(*shape, **given), text).traits.staggered_tail == want
+@pytest.mark.parametrize("name", STAGGERED)
+def test_consumers_take_turns_where_one_s_epilogue_hides_behind_the_other_s_product(
+    name: str,
+) -> None:
+    shape, given, config, is_staggered = STAGGERED[name]
+
+    assert variant_of(problem(*shape, **given), config).traits.staggered_tail == is_staggered
 
 
-def test_any_gated_columns_of_a_c_by_columns() -> None:
-    form = variant(
-        problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)
-    ).traits
-    assert form.staged
-    assert form.by_columns
-    assert form.granule("nt", 2) == 1
-    assert replace(form, by_columns=False).granule("nt", 2) == 8
+@pytest.mark.parametrize("text", [OWN, PINGPONG, f"{SMALL_TILE},tile_n=16"])
+class TestTheSource:
+    """A matrix that lies as C does comes through the stages of the pipeline, in subtiles."""
 
+    def test_has_subtiles_that_fit_a_stage(self, text: str) -> None:
+        config, dtype = gemm_config(text), compile.NUMERIC[BF16]
 
-def test_pairs_in_rows_come_in_whole_granules() -> None:
-    assert "multiples of 8 columns" in gemm.unsupported(
-        problem(64, 60, 64, activation="swiglu", turned="b", aux=None)
-    )
-
-
-def test_subtiles_of_the_source_fit_the_stages_that_carry_them():
-    dtype = compile.NUMERIC[BF16]
-    for text in (BASE, TALL, f"{SMALL},tile_n=16"):
-        config = configs.from_text(gemm.Config, text)
-        per_stage = epilogue_load.subtiles_per_stage(config, config, dtype)
+        subtiles = epilogue_load.subtiles_per_stage(config, config, dtype)
         size = epilogue_load.subtile_bytes(config, dtype)
-        assert per_stage * config.warpgroups_per_tile * size <= config.stage_bytes
-        subtiles = epilogue_tile.subtiles(config, dtype, config.tile_n)
+
+        assert subtiles * config.warpgroups_per_tile * size <= config.stage_bytes
+
+    def test_has_stages_for_all_subtiles_of_a_tile(self, text: str) -> None:
+        config, dtype = gemm_config(text), compile.NUMERIC[BF16]
+
+        per_stage = epilogue_load.subtiles_per_stage(config, config, dtype)
         stages = epilogue_load.stages_per_tile(config, config, dtype)
+
+        subtiles = epilogue_tile.subtiles(config, dtype, config.tile_n)
         assert stages * per_stage >= len(subtiles)
 
 
+class CompileCase(NamedTuple):
+    """Options of a problem, a config, and what the PTX of its kernel has and lacks."""
+
+    given: dict[str, Any]
+    config: str
+    has: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+
+COMPILED = {
+    "gelu": CompileCase({"activation": "gelu"}, OWN, ("ex2.approx", "m64n256k16")),
+    "gelu, pingpong": CompileCase(
+        {"activation": "gelu", "aux": None}, PINGPONG, ("max.NaN", "m64n192k16")
+    ),
+    "swiglu": CompileCase({"activation": "swiglu"}, OWN, ("m64n256k16",)),
+    # A product and a sum are two roundings, whatever is between them.
+    "silu": CompileCase(
+        {"activation": "silu", "by_columns": ("a", "b", "residual")},
+        f"{SMALL_TILE},tile_n=64",
+        lacks=("fma.rn.f32",),
+    ),
+    "fp8, relu": CompileCase(
+        {"formats": "e4m3 e5m2", "activation": "relu"}, OWN, ("m64n256k32.f32.e4m3.e5m2",)
+    ),
+    "fp8 sums in two steps": CompileCase(
+        {"formats": "e5m2 e4m3 promoted"}, PROMOTED, ("m64n192k32.f32.e5m2.e4m3",)
+    ),
+}
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("given", "text", "code"),
-    [
-        ({"activation": "gelu"}, BASE, ("ex2.approx", "m64n256k16")),
-        ({"activation": "gelu", "aux": None}, TALL, ("max.NaN", "m64n192k16")),
-        ({"activation": "swiglu"}, BASE, ("m64n256k16",)),
-        ({"activation": "silu", "turned": "a b residual"}, f"{SMALL},tile_n=64", ()),
-        ({"formats": "e4m3 e5m2", "activation": "relu"}, BASE, ("m64n256k32.f32.e4m3.e5m2",)),
-        (
-            {"formats": "e5m2 e4m3 promoted"},
-            "tile_n=192,stages=5,epilogue_stages=1",
-            ("m64n192k32.f32.e5m2.e4m3",),
-        ),
-    ],
-)
-def test_machine_code(
-    given: dict[str, Any], text: str, code: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("case", COMPILED.values(), ids=COMPILED)
+def test_an_epilogue_compiles_without_spills_and_warnings(
+    case: CompileCase, tmp_path: Path
 ) -> None:
-    asked = variant(problem(4096, 4096, 4096, **given), text)
+    variant = variant_of(problem(4096, 4096, 4096, **case.given), case.config)
     remarks = tmp_path / "remarks.yaml"
-    made = compile_variant(
-        gemm.Gemm,
-        asked,
-        f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}",
-    )
+    options = f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}"
+
+    ptx = str(compile_variant(gemm.Gemm, variant, options).__ptx__)
+
     log = compile.assembler_log(remarks.read_text(encoding="utf-8"))
     assert "0 bytes spill stores, 0 bytes spill loads" in log
-    assert not [line for line in log.splitlines() if "C75" in line]
-    ptx = str(made.__ptx__)
-    assert all(found in ptx for found in code)
-    if (
-        asked.traits.function == "silu"
-    ):  # a product and a sum are two roundings, whatever is between them
-        assert "fma.rn.f32" not in ptx
+    assert "C75" not in log  # the numbers of warnings about serialised wgmma
+    assert all(text in ptx for text in case.has)
+    assert not any(text in ptx for text in case.lacks)

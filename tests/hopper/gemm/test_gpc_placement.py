@@ -1,13 +1,17 @@
-"""Tiles dealt out by where clusters run."""
+"""Tiles assigned to CTAs by the GPC that they run in: neighbours to the SMs of one GPC."""
 
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
 
 from outblas.core.problem import problem
 from outblas.device import raster
@@ -19,42 +23,68 @@ from outblas.hopper.gemm.kernel import Config
 DEVICE = torch.device("cuda", 0)
 
 
-def panels(tiles: Sequence[int], columns: int, gpc: Sequence[int]) -> int:
-    """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own."""
-    of = list(zip(tiles, gpc, strict=True))
-    return len({(home, tile // columns) for tile, home in of}) + len(
-        {(home, tile % columns) for tile, home in of}
-    )
+def panels_of_gpcs(tiles: Sequence[int], columns: int, gpcs: Sequence[int]) -> int:
+    """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own. `tiles` and `gpcs`: of
+    each cluster.
+    """
+    placed = list(zip(tiles, gpcs, strict=True))
+    rows = {(gpc, tile // columns) for tile, gpc in placed}
+    columns_of_tiles = {(gpc, tile % columns) for tile, gpc in placed}
+    return len(rows) + len(columns_of_tiles)
 
 
-def test_a_gpc_asks_for_as_little_as_it_can() -> None:
-    sms = random.Random(0).sample(range(128), 128)  # which SM has which cluster
-    gpc = [sm % 8 for sm in sms]
-    order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
-    made = gpc_placement.assigned(order, list(zip(gpc, sms, strict=True)))
-    assert sorted(made) == sorted(order)
-    assert panels(made, 8, gpc) == 8 * (4 + 4)
-    assert panels(raster.order("column", 16, 8), 8, gpc) > 2 * 8 * (4 + 4)
+class TestAssignedTiles:
+    """16x8 tiles on 128 SMs of eight GPCs, to which clusters came in any order."""
+
+    SMS = tuple(random.Random(0).sample(range(128), 128))  # the SM of each cluster
+    GPCS = tuple(sm % 8 for sm in SMS)
+    FEWEST_PANELS = 8 * (4 + 4)  # each GPC has 4x4 tiles
+
+    def test_are_all_tiles(self) -> None:
+        order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
+
+        assigned = gpc_placement.assigned(order, list(zip(self.GPCS, self.SMS, strict=True)))
+
+        assert sorted(assigned) == sorted(order)
+
+    def test_ask_l2_for_as_little_as_they_can(self) -> None:
+        order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
+
+        assigned = gpc_placement.assigned(order, list(zip(self.GPCS, self.SMS, strict=True)))
+
+        assert panels_of_gpcs(assigned, 8, self.GPCS) == self.FEWEST_PANELS
+
+    def test_ask_for_less_than_half_of_what_tiles_by_columns_do(self) -> None:
+        by_columns = raster.order("column", 16, 8)
+
+        assert panels_of_gpcs(by_columns, 8, self.GPCS) > 2 * self.FEWEST_PANELS
 
 
-def test_sms_that_clusters_connect_are_one_gpc():
+def test_sms_that_clusters_connect_are_one_gpc() -> None:
     assert gpc_placement.connected([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
-COUNT = 20  # SMs of the fakes' GPU
+SM_COUNT = 20  # SMs of the fakes' GPU
 
 
-class Fake:
-    """A GPU as probes see it. `order`: the SMs that CTAs of a launch get; `busy`: how many probes
-    to come find CTAs of other work; `groups`: what a probe of clusters of eight sees; `context`,
-    `capturing`, `now` are the caller's.
+class FakeGpu:
+    """A GPU as probes see it.
+
+    order: the SMs that CTAs of a launch get. busy: how many probes to come find CTAs of other work.
+    groups: what a probe of clusters of eight sees. context, capturing, now: the caller's context,
+    whether it captures a graph, and the time. made: the keys of tables that were made. probes: how
+    many there were.
     """
 
     def __init__(self) -> None:
-        self.order, self.busy, self.groups = list(range(COUNT)), 0, [*range(16)]
-        self.context, self.capturing, self.now, self.made, self.probes = 1, False, 0.0, [], 0
+        self.order, self.busy, self.groups = list(range(SM_COUNT)), 0, [*range(16)]
+        self.context, self.capturing, self.now = 1, False, 0.0
+        self.made: list[Any] = []
+        self.probes = 0
 
-    def sm_of_each_cta(self, device, cluster, ctas, *, jitter):
+    def sm_of_each_cta(
+        self, device: torch.device, cluster: int, ctas: int, *, jitter: bool
+    ) -> list[int]:
         assert not self.capturing, "a probe in a capture"
         self.probes += 1
         if self.busy:
@@ -62,20 +92,18 @@ class Fake:
             return [0] * ctas
         return self.groups if jitter else self.order[:ctas]
 
-    def kept(self, device, key, order):
+    def kept(self, device: torch.device, key: Any, order: Callable[[], list[int]]) -> list[int]:
         self.made.append(key)
         return order()
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch):
-    fake = Fake()
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A GPU of 20 SMs, on which no probe was made."""
+    properties = SimpleNamespace(multi_processor_count=SM_COUNT)
+    fake = FakeGpu()
     monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", fake.sm_of_each_cta)
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: type("", (), {"multi_processor_count": COUNT}),
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(gpc_placement.time, "monotonic", lambda: fake.now)
     monkeypatch.setattr(gpc_placement.driver, "context", lambda: fake.context)
@@ -106,49 +134,70 @@ def test_a_probe_that_was_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatc
     assert not seen
 
 
-def test_tiles_of_a_gpc_are_neighbours(gpu):
-    """On a GPU of its own one observation is enough, for all plans of the kind."""
-    gpu.order = random.Random(0).sample(range(COUNT), COUNT)
-    first = gpc_placement.table(*ASKED)
-    assert sorted(first) == sorted(BY_COLUMNS)
-    assert first != BY_COLUMNS
-    made = gpu.probes
-    assert gpc_placement.table(*ASKED) == first
-    assert gpu.probes == made
-    launch = object()
-    assert gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*ASKED)) is launch
+class TestAGpuOfItsOwn:
+    """Where nothing else runs, one observation is enough, for all plans of the kind."""
+
+    @pytest.fixture(autouse=True)
+    def any_order(self, gpu: FakeGpu) -> None:
+        """CTAs come to SMs in any order."""
+        gpu.order = random.Random(0).sample(range(SM_COUNT), SM_COUNT)
+
+    @pytest.mark.usefixtures("gpu")
+    def test_has_its_tiles_in_another_order(self) -> None:
+        table = gpc_placement.table(*ASKED)
+
+        assert sorted(table) == sorted(BY_COLUMNS)
+        assert table != BY_COLUMNS
+
+    def test_is_probed_once_for_all_plans(self, gpu: FakeGpu) -> None:
+        first = gpc_placement.table(*ASKED)
+        probes = gpu.probes
+
+        assert gpc_placement.table(*ASKED) == first
+        assert gpu.probes == probes
+
+    @pytest.mark.usefixtures("gpu")
+    def test_has_plans_that_are_not_watched(self) -> None:
+        launch = object()
+
+        watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*ASKED))
+
+        assert watched is launch
+
+
+Plan = Callable[..., tuple[Callable[[], None], list[Any]]]
 
 
 @pytest.fixture
-def planned(gpu):
+def planned(gpu: FakeGpu) -> Plan:
     """Plans a call; returns it, and the table of each launch."""
 
-    def plan(*asked):
-        tables = []
-        run = gpc_placement.watched(
-            lambda table: lambda: tables.append(table),
-            gpc_placement.Placement(*(asked or ASKED)),
-        )
+    def plan(*asked: Any) -> tuple[Callable[[], None], list[Any]]:
+        tables: list[Any] = []
+        placement = gpc_placement.Placement(*(asked or ASKED))
+        run = gpc_placement.watched(lambda table: lambda: tables.append(table), placement)
         return run, tables
 
     return plan
 
 
-def test_where_probes_fail_once_the_next_call_is_right(gpu, planned) -> None:
+def test_where_probes_fail_once_the_next_call_is_right(gpu: FakeGpu, planned: Plan) -> None:
     gpu.busy = 1 + 2 * gpc_placement.TRIES
     with pytest.warns(RuntimeWarning, match=WARNING):
         run, tables = planned()
     other, others = planned()
+
     for _ in range(3):
         run()
         other()
+
     good = gpc_placement.table(*ASKED)
     assert good != BY_COLUMNS
     assert tables == [good] * 3
     assert others == [good] * 3  # what one plan sees is every plan's
 
 
-def test_a_plan_of_a_failure_gets_better(gpu, planned) -> None:
+def test_a_plan_of_a_failure_gets_better(gpu: FakeGpu, planned: Plan) -> None:
     """Its calls until then go by the columns, in memory of its own, which is never written
     again."""
     gpu.busy = 1000
@@ -165,7 +214,7 @@ def test_a_plan_of_a_failure_gets_better(gpu, planned) -> None:
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned) -> None:
+def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu: FakeGpu, planned: Plan) -> None:
     gpu.busy = 10**9
     run, tables = planned()
     first = gpu.probes
@@ -173,6 +222,7 @@ def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned) -> None:
     for _ in range(5000):
         run()
         gpu.now += 0.5
+
     retries = gpu.probes - first
     assert retries == 3 * gpc_placement.RETRIES
     assert tables == [BY_COLUMNS] * 5000
@@ -182,7 +232,7 @@ def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned) -> None:
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_nobody_looks_in_a_capture(gpu, planned) -> None:
+def test_nobody_looks_in_a_capture(gpu: FakeGpu, planned: Plan) -> None:
     gpu.busy = 1000
     run, tables = planned()
     gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
@@ -195,7 +245,7 @@ def test_nobody_looks_in_a_capture(gpu, planned) -> None:
     assert tables[0] == BY_COLUMNS != tables[1]
 
 
-def test_contexts_have_sms_of_their_own(gpu, planned) -> None:
+def test_contexts_have_sms_of_their_own(gpu: FakeGpu, planned: Plan) -> None:
     """A plan goes on with the table of the context in which it was made, and looks again there
     alone."""
     first = gpc_placement.table(*ASKED)
@@ -218,11 +268,11 @@ def test_contexts_have_sms_of_their_own(gpu, planned) -> None:
 
 
 def test_gpcs_that_were_seen_in_part_are_completed(
-    gpu, planned, monkeypatch: pytest.MonkeyPatch
+    gpu: FakeGpu, planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
     else ran there."""
-    gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
+    gpu.order, gpu.groups = list(range(SM_COUNT))[::-1], [*range(8), *range(8, 16)]
     free, before = gpc_placement._all_free, [False]
     monkeypatch.setattr(
         gpc_placement, "_all_free", lambda *asked: before.pop() if before else free(*asked)
@@ -242,13 +292,13 @@ def test_gpcs_that_were_seen_in_part_are_completed(
 
 
 def test_a_launch_that_fails_costs_speed_only(
-    gpu, planned, monkeypatch: pytest.MonkeyPatch
+    gpu: FakeGpu, planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        gpc_placement,
-        "_sm_of_each_cta",
-        lambda *_, jitter: (_ for _ in ()).throw(RuntimeError("no such kernel")),
-    )
+
+    def failing_probe(*_: Any, jitter: bool) -> list[int]:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", failing_probe)
     with pytest.warns(RuntimeWarning, match="no such kernel"):
         run, tables = planned()
     run()
@@ -258,46 +308,25 @@ def test_a_launch_that_fails_costs_speed_only(
     assert tables[0] == BY_COLUMNS != tables[1]
 
 
-def test_a_plan_takes_the_better_table(monkeypatch: pytest.MonkeyPatch, gpu) -> None:
-    """The launch of `hopper.gemm` hands over what is known by then."""
-    handed, config = (
-        [],
-        Config(
-            tile_m=64,
-            tile_n=64,
-            consumers=1,
-            producer_registers=0,
-            consumer_registers=0,
-            epilogue_stages=1,
-            stages=4,
-            cluster_m=1,
-        ),
-    )
-    monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(compile, "load", lambda *_: lambda *given: handed.append(given[3]))
-    gpu.busy = 1000
+def test_hopper_gemm_launches_with_the_table_that_is_known_by_then(
+    monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu
+) -> None:
+    launches = record_launches(monkeypatch)
+    config = replace(gemm_config(f"{SMALL_TILE},tile_n=64"), stages=4)
     a, b, out = torch.empty(256, 64), torch.empty(320, 64).t(), torch.empty(256, 320)
+    gpu.busy = 1000
     with pytest.warns(RuntimeWarning, match=WARNING):
         launch = gemm.plan(problem(a, b, out), config)
+
     launch(a, b, None, out, 1.0, 0.0)
     gpu.busy, gpu.now = 0, 2.0
     for _ in range(2):
         launch(a, b, None, out, 1.0, 0.0)
-    assert handed[0] == BY_COLUMNS
-    assert handed[1] == handed[2] != BY_COLUMNS
-    assert sorted(handed[1]) == sorted(BY_COLUMNS)
 
-
-def test_a_table_is_kept_for_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is called: the order that stands for a failure is not in the way of the right
-    one."""
-    monkeypatch.setattr(tile_order.memory, "for_good", lambda device, make: make())
-    monkeypatch.setattr(tile_order, "_kept", {})
-    first, second = ([0, 1, 2], [2, 1, 0])
-    one, two = (
-        tile_order.kept(torch.device("cpu"), ("tiles", *t), lambda t=t: t) for t in (first, second)
-    )
-    assert (one.tolist(), two.tolist()) == (first, second)
+    while_busy, after, again = (made.table for made in launches)
+    assert while_busy == BY_COLUMNS
+    assert after == again != BY_COLUMNS
+    assert sorted(after) == sorted(BY_COLUMNS)
 
 
 @pytest.mark.gpu
@@ -315,7 +344,7 @@ def test_probes_see_gpcs_and_every_sm_once() -> None:
 
 
 @pytest.fixture
-def crowd():
+def crowd() -> Iterator[threading.Event]:
     """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one
     launch after another, each with so much shared memory that nothing of ours has room beside it.
     """
@@ -324,7 +353,7 @@ def crowd():
     stream, sms = torch.cuda.Stream(), torch.empty(16, dtype=torch.int32, device=DEVICE)
     torch.cuda.synchronize()
 
-    def work():
+    def work() -> None:
         with torch.cuda.stream(stream):
             while not stop.is_set():
                 for _ in range(50):
@@ -341,7 +370,9 @@ def crowd():
 @pytest.mark.gpu
 @pytest.mark.sm90
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
+def test_a_call_planned_beside_other_work_gets_its_table_later(
+    crowd: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpc_placement, "_context_maps", {})
     config = Config(
         tile_m=64,
@@ -358,7 +389,7 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatc
     found_map = gpc_placement._context_maps[DEVICE, gpc_placement.driver.context()]
     (observation,) = found_map.observations.values()
 
-    def call():
+    def call() -> None:
         out.fill_(torch.nan)
         launch(a, b, None, out, 1.0, 0.0)
         assert torch.equal(out, want)

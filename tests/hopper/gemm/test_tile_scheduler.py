@@ -1,203 +1,274 @@
-"""Who computes what in hopper.gemm: its arithmetic on tiles, k tiles and partitions of K, on
-Python's integers.
-"""
-
-from __future__ import annotations  # handed on by compile() to the scheduler's source
+"""Which CTA computes what in hopper.gemm: the scheduler's own source on Python's integers."""
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tile_arithmetic import Word, coord, launch
+from support.gemm_problems import BF16, OWN_CONFIG, SMALL_TILE, gemm_config
+from support.tile_arithmetic import LaunchWork, Word, coord, launch, scheduler_on_integers
 
-from outblas.core import configs
 from outblas.core.artifact import example
 from outblas.hopper import gemm
 from outblas.hopper.core import bounds, tile_order
-from outblas.hopper.gemm import tile_scheduler
+from outblas.hopper.gemm.tile_scheduler import TileScheduler
 
-BF16 = torch.bfloat16
-OWN = gemm.Config()
-SMALL = (
-    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,epilogue_stages=1,"
-    "stages=16,cluster_m=1"
+STREAM_K = replace(
+    gemm_config(f"{SMALL_TILE},tile_n=64,k_serpentine=False,stream_k=True"), stages=8
 )
 
 
-def _checked(name: str) -> Any:
-    compute = getattr(int, name)
-
-    def operation(self, other: int) -> Word:
-        found = compute(int(self), int(other))
-        assert -(1 << 31) <= found < 1 << 31, f"{self} {name} {other} is {found}"
-        return Word(found)
-
-    return operation
+@pytest.fixture(scope="module")
+def arithmetic() -> SimpleNamespace:
+    """The scheduler's functions, which compute on integers of 32 bits."""
+    return scheduler_on_integers()
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    setattr(Word, f"__{_name}__", _checked(f"__{_name}__"))
-    setattr(Word, f"__r{_name}__", _checked(f"__r{_name}__"))
+# ---- what is true of every launch
+def check_that_every_tile_is_computed(launched: LaunchWork, rows: int, columns: int) -> None:
+    tiles = launched.tiles
+
+    assert len(tiles) == int(launched.params.tiles)
+    assert {m for _, m, _ in tiles} == set(range(rows))
+    assert len({column for _, _, column in tiles}) == columns
 
 
-def all_work(arithmetic, scheduler, config):
-    """(cluster, step, work tile) of a whole launch; CTAs that share a tile along K as its
-    partitions.
-    """
-    found, params = [], scheduler.params
-    for cluster, part in itertools.product(range(int(params.clusters)), range(config.cluster_k)):
-        single = params.table and scheduler.single_wave
-        one = replace(
-            scheduler,
-            cluster=Word(cluster),
-            coord=coord(k=part),
-            table_entry=params.table[cluster] if single else None,
-        )
-        for step in range(arithmetic.work_tile_count(one, config)):
-            *place, partition = arithmetic.current_work(one, config, Word(step))
-            m, column, narrow, matrix = map(int, place)
-            partition = tile_scheduler.KPartition(*map(int, partition))
-            if config.cluster_k > 1:
-                partition = partition._replace(index=part, total=config.cluster_k)
-            work = tile_scheduler.WorkTile(m, column, narrow, matrix, partition)
-            found.append((cluster, step, work))
-    return found
+def check_that_partitions_cover_k_once_in_order(launched: LaunchWork) -> None:
+    k_tiles = int(launched.params.k_tiles)
+    for tile, works in launched.tiles.items():
+        partitions = [work.partition for work in works]
+        ends = list(itertools.accumulate(partition.count for partition in partitions))
+        assert [partition.index for partition in partitions] == list(range(len(partitions))), tile
+        assert [partition.begin for partition in partitions] == [0, *ends[:-1]], tile
+        assert ends[-1] == k_tiles, tile
+        if len(partitions) > 1 and k_tiles >= launched.config.cluster_k:
+            assert all(partition.count > 0 for partition in partitions), tile
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_every_k_tile_of_every_tile_is_computed_once(arithmetic, data):
-    draw = data.draw
-    kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
+def check_that_partitions_agree_about_their_tile(launched: LaunchWork) -> None:
+    for tile, works in launched.tiles.items():
+        shared = {
+            (work.narrow, partition.total, partition.split_tile, partition.workspace_index)
+            for work in works
+            for partition in (work.partition,)
+        }
+        assert len(shared) == 1, tile
+        assert works[0].partition.total == len(works), tile
+
+
+def check_that_partial_sums_have_places_of_their_own(launched: LaunchWork) -> None:
+    """And that the places and counters are within the room that the host makes for them."""
+    if not launched.config.split:
+        return
+    places, counters = [], []
+    for works in launched.tiles.values():
+        first = works[0].partition
+        if len(works) > 1:
+            counters.append(first.split_tile)
+            places += [first.workspace_index + work.partition.index for work in works]
+
+    room, split_tiles = room_for_partial_sums(launched)
+    assert len(set(places)) == len(places)
+    assert len(set(counters)) == len(counters)
+    assert max(places, default=-1) < room
+    assert max(counters, default=-1) < max(split_tiles, 1)
+
+
+def room_for_partial_sums(launched: LaunchWork) -> tuple[int, int]:
+    """Places for partitions, and tiles that are split."""
+    params = launched.params
+    if not launched.config.stream_k:
+        return int(params.tiles * params.partitions), int(params.tiles)
+    split_tiles = int(params.tiles % params.clusters)
+    return int(params.clusters) + split_tiles, split_tiles
+
+
+def check_that_work_is_shared_out(launched: LaunchWork) -> None:
+    """Every cluster has some, and those of stream-K have as many k tiles, or one more."""
+    params = launched.params
+    works = [launched.steps_of(cluster) for cluster in range(int(params.clusters))]
+
+    assert all(works)
+    if launched.config.stream_k:
+        k_tiles = [sum(work.partition.count for work in of_cluster) for of_cluster in works]
+        in_last_wave = int(params.tiles % params.clusters * params.k_tiles)
+        assert max(k_tiles) - min(k_tiles) <= 1 or in_last_wave < int(params.clusters)
+
+
+@st.composite
+def launches(draw: Any) -> tuple[gemm.Config, tuple[int, int], TileScheduler]:
+    """Config, rows and columns of cluster tiles, and scheduler of a launch of any kind."""
+    kind = draw(st.sampled_from(["whole tiles", "split-K", "stream-K", "cluster-K"]))
     config = replace(
-        OWN,
+        OWN_CONFIG,
         tile_m=64,
         tile_n=draw(st.sampled_from([32, 64])),
         cluster_m=1,
         k_serpentine=False,
-        variable_tile_n=kind != "cluster" and draw(st.booleans()),
-        cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster" else 1,
-        split_k=draw(st.integers(2, 7)) if kind == "split" else 1,
-        stream_k=kind == "stream",
+        variable_tile_n=kind != "cluster-K" and draw(st.booleans()),
+        cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster-K" else 1,
+        split_k=draw(st.integers(2, 7)) if kind == "split-K" else 1,
+        stream_k=kind == "stream-K",
     )
     M, N, K = draw(st.integers(1, 600)), draw(st.integers(1, 400)), draw(st.integers(1, 900))
-    batch, fit = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 7, 16, 132]))
+    batch = draw(st.sampled_from([0, 1, 3]))
+    resident = draw(st.sampled_from([1, 2, 7, 16, 132]))
     rows, columns = tile_order.cluster_tiles(config, M, N)
-    order = draw(
-        st.sampled_from(["serpentine", "hilbert"] if rows * columns > fit else ["", "dealt"])
-    )
-    check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
+    in_waves = ["serpentine", "hilbert"]
+    order = draw(st.sampled_from(in_waves if rows * columns > resident else ["", "assigned"]))
+    return config, (rows, columns), launch(config, M, N, K, batch, resident, order)
 
 
-def check(arithmetic, scheduler, config, rows, columns):
-    params = scheduler.params
-    k_tiles, clusters = int(params.k_tiles), int(params.clusters)
-    found = all_work(arithmetic, scheduler, config)
-    tiles = {}
-    for _, _, work in found:
-        partition = work.partition
-        assert partition.count > 0 or partition.total == 1 or k_tiles < config.cluster_k
-        tiles.setdefault((work.matrix, work.m, work.column), []).append(work)
-    assert len(tiles) == int(params.tiles)
-    assert {m for _, m, _ in tiles} == set(range(rows))
-    assert len({column for _, _, column in tiles}) == columns
-    places = set()
-    split_tiles = set()
-    for works in tiles.values():
-        works.sort(key=lambda work: work.partition.index)
-        parts = [work.partition for work in works]
-        first = parts[0]
-        assert [part.index for part in parts] == list(range(first.total))
-        assert len({work.narrow for work in works}) == 1
-        assert len({(part.total, part.split_tile, part.workspace_index) for part in parts}) == 1
-        ends = 0
-        for part in parts:
-            assert part.begin == ends
-            ends += part.count
-        assert ends == k_tiles
-        if len(parts) > 1 and config.split:
-            own = {first.workspace_index + part.index for part in parts}
-            assert not own & places
-            assert first.split_tile not in split_tiles
-            places |= own
-            split_tiles.add(first.split_tile)
-    # The host's room for partial sums and counters.
-    cut = int(params.tiles % params.clusters if config.stream_k else params.tiles)
-    room = clusters + cut if config.stream_k else int(params.tiles * params.partitions)
-    assert max(places, default=-1) < room
-    assert max(split_tiles, default=-1) < max(cut, 1)
-    steps = [sum(1 for cluster, _, _ in found if cluster == c) for c in range(clusters)]
-    assert min(steps) >= 1
-    if config.stream_k:
-        counts = [
-            sum(work.partition.count for cluster, _, work in found if cluster == c)
-            for c in range(clusters)
-        ]
-        row = int(params.tiles % params.clusters * params.k_tiles)
-        assert max(counts) - min(counts) <= 1 or row < clusters
+class TestEveryLaunch:
+    """Of any kind, on GPUs of any size."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(drawn=launches())
+    def test_computes_every_tile(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
+        config, (rows, columns), scheduler = drawn
+        launched = LaunchWork(arithmetic, scheduler, config)
+        check_that_every_tile_is_computed(launched, rows, columns)
+
+    @settings(max_examples=40, deadline=None)
+    @given(drawn=launches())
+    def test_adds_every_k_tile_once(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
+        config, _, scheduler = drawn
+        launched = LaunchWork(arithmetic, scheduler, config)
+        check_that_partitions_cover_k_once_in_order(launched)
+        check_that_partitions_agree_about_their_tile(launched)
+
+    @settings(max_examples=40, deadline=None)
+    @given(drawn=launches())
+    def test_keeps_partial_sums_apart(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
+        config, _, scheduler = drawn
+        launched = LaunchWork(arithmetic, scheduler, config)
+        check_that_partial_sums_have_places_of_their_own(launched)
+
+    @settings(max_examples=40, deadline=None)
+    @given(drawn=launches())
+    def test_gives_work_to_every_cluster(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
+        config, _, scheduler = drawn
+        launched = LaunchWork(arithmetic, scheduler, config)
+        check_that_work_is_shared_out(launched)
 
 
 @pytest.mark.parametrize(
-    ("M", "N", "K", "tiles", "clusters"),
+    ("shape", "tiles", "clusters"),
     [
-        (64, 64, 64 * 3, 1, 3),  # fewer k tiles than clusters fit
-        (128, 64, 64 * 5, 2, 10),
-        (64 * 7, 64, 64, 7, 7),  # a k tile each
-        (64 * 133, 64, 64, 133, 132),  # one tile of one k tile is left over
-        (64 * 264, 64, 128, 264, 132),  # none is
+        pytest.param((64, 64, 64 * 3), 1, 3, id="fewer k tiles than clusters fit"),
+        pytest.param((128, 64, 64 * 5), 2, 10, id="two tiles of five k tiles"),
+        pytest.param((64 * 7, 64, 64), 7, 7, id="a k tile each"),
+        pytest.param((64 * 133, 64, 64), 133, 132, id="one tile of one k tile is left over"),
+        pytest.param((64 * 264, 64, 128), 264, 132, id="no tile is left over"),
+        pytest.param(
+            (64 * 263, 64, bounds.MOST_K_TILES * 64), 263, 132, id="as many k tiles as are taken"
+        ),
     ],
 )
-def test_stream_k_with_few_k_tiles(arithmetic, M, N, K, tiles, clusters):
-    config = configs.from_text(
-        gemm.Config, f"{SMALL},tile_n=64,stages=8,k_serpentine=False,stream_k=True"
-    )
-    scheduler = launch(config, M, N, K)
-    assert (scheduler.params.tiles, scheduler.params.clusters) == (tiles, clusters)
-    check(arithmetic, scheduler, config, *tile_order.cluster_tiles(config, M, N))
+class TestStreamK:
+    """Launches at the edges of stream-K, on a GPU that holds 132 clusters."""
+
+    def test_launches_no_more_clusters_than_have_work(
+        self, shape: tuple[int, int, int], tiles: int, clusters: int
+    ) -> None:
+        params = launch(STREAM_K, *shape).params
+
+        assert (params.tiles, params.clusters) == (tiles, clusters)
+
+    def test_computes_every_k_tile_of_every_tile_once(
+        self, arithmetic: SimpleNamespace, shape: tuple[int, int, int], tiles: int, clusters: int
+    ) -> None:
+        launched = LaunchWork(arithmetic, launch(STREAM_K, *shape), STREAM_K)
+
+        check_that_every_tile_is_computed(launched, rows=tiles, columns=1)
+        check_that_partitions_cover_k_once_in_order(launched)
+        check_that_partitions_agree_about_their_tile(launched)
+
+    def test_shares_k_tiles_and_room_for_sums(
+        self, arithmetic: SimpleNamespace, shape: tuple[int, int, int], tiles: int, clusters: int
+    ) -> None:
+        launched = LaunchWork(arithmetic, launch(STREAM_K, *shape), STREAM_K)
+
+        check_that_partial_sums_have_places_of_their_own(launched)
+        check_that_work_is_shared_out(launched)
 
 
-def test_the_longest_row_of_k_tiles_is_numbered_in_32_bits(arithmetic):
-    config = configs.from_text(
-        gemm.Config, f"{SMALL},tile_n=64,stages=8,k_serpentine=False,stream_k=True"
-    )
-    M, K = 64 * 263, bounds.MOST_K_TILES * 64
-    check(arithmetic, launch(config, M, 64, K), config, 263, 1)
-    given = example(BF16, None, "nt", (M, 64, K))
-    assert gemm.unsupported(given, config) is None
-    assert "k tiles" in str(gemm.unsupported(replace(given, K=K + 1), config))
+@pytest.mark.parametrize(("excess", "is_taken"), [(0, True), (1, False)])
+def test_a_k_whose_tiles_cannot_be_numbered_in_32_bits_is_refused(
+    excess: int, is_taken: bool
+) -> None:
+    given = example(BF16, None, "nt", (64 * 263, 64, bounds.MOST_K_TILES * 64))
+
+    reason = gemm.unsupported(replace(given, K=given.K + excess), STREAM_K)
+
+    assert (reason is None) == is_taken
+    assert ("k tiles" in str(reason)) != is_taken
 
 
-def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:
-    config = replace(OWN, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
+def test_the_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: SimpleNamespace) -> None:
+    config = replace(OWN_CONFIG, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
     scheduler = replace(launch(config, 256, 256, 64), cluster=Word(3))
+
     tiles = set()
     for m, n in itertools.product(range(2), range(2)):
-        work = arithmetic.current_work(replace(scheduler, coord=coord(m, n)), config, Word(0))
+        cta = replace(scheduler, coord=coord(m, n))
+        work = arithmetic.current_work(cta, config, Word(0))
         tiles.add((int(work.m), int(work.column)))
-    assert tiles == {(m, column) for m in (2, 3) for column in (128, 192)}
+
+    assert tiles == {(2, 128), (2, 192), (3, 128), (3, 192)}
 
 
-@settings(max_examples=300, deadline=None)
-@given(tile_n=st.integers(3, 32).map(lambda n: 8 * n), N=st.integers(1, 20_000))
-def test_elastic_columns_cover_the_matrix(arithmetic: Any, tile_n: int, N: int) -> None:
-    """In whole steps of 8, unless narrow ones are too wide, of which one fewer would not do."""
-    config = replace(OWN, tile_n=tile_n, variable_tile_n=True, cluster_m=1)
+# ---- variable tile N
+def columns_of_tiles(
+    arithmetic: SimpleNamespace, config: gemm.Config, N: int
+) -> tuple[list[int], list[int]]:
+    """First columns and widths of the tiles of one row, from the left to the right."""
     scheduler = launch(config, 1, N, 64)
-    scheduler = replace(scheduler, params=scheduler.params._replace(clusters=Word(1)))
-    tiles = [
-        arithmetic.current_work(scheduler, config, Word(n))
-        for n in range(int(scheduler.params.tiles))
+    one_cluster = scheduler.params._replace(clusters=Word(1))
+    scheduler = replace(scheduler, params=one_cluster)
+    works = [
+        arithmetic.current_work(scheduler, config, Word(step))
+        for step in range(int(one_cluster.tiles))
     ]
-    widths = [config.tile_widths[int(work.narrow)] for work in tiles]
-    assert len(tiles) == tile_order.columns(config, N)
-    assert set(widths) <= {tile_n, tile_n - 8}
-    assert [int(work.column) for work in tiles] == [sum(widths[:n]) for n in range(len(widths))]
-    over = sum(widths) - N
-    assert over >= 0
-    if over >= 8:
-        assert set(widths) == {tile_n - 8}
-        assert (len(widths) - 1) * tile_n < N
+    widths = [config.tile_widths[int(work.narrow)] for work in works]
+    return [int(work.column) for work in works], widths
+
+
+TILE_N = st.integers(3, 32).map(lambda granules: 8 * granules)
+
+
+class TestVariableTileN:
+    """Tiles of `tile_n` columns, and of 8 columns less."""
+
+    def config(self, tile_n: int) -> gemm.Config:
+        return replace(OWN_CONFIG, tile_n=tile_n, variable_tile_n=True, cluster_m=1)
+
+    @settings(max_examples=150, deadline=None)
+    @given(tile_n=TILE_N, N=st.integers(1, 20_000))
+    def test_lays_tiles_of_two_widths_side_by_side(
+        self, arithmetic: SimpleNamespace, tile_n: int, N: int
+    ) -> None:
+        config = self.config(tile_n)
+
+        columns, widths = columns_of_tiles(arithmetic, config, N)
+
+        assert len(columns) == tile_order.columns(config, N)
+        assert set(widths) <= {tile_n, tile_n - 8}
+        assert columns == [0, *itertools.accumulate(widths)][:-1]
+
+    @settings(max_examples=150, deadline=None)
+    @given(tile_n=TILE_N, N=st.integers(1, 20_000))
+    def test_ends_less_than_8_columns_beyond_c_where_it_can(
+        self, arithmetic: SimpleNamespace, tile_n: int, N: int
+    ) -> None:
+        """It cannot where all tiles are narrow, and one tile fewer would not reach N."""
+        _, widths = columns_of_tiles(arithmetic, self.config(tile_n), N)
+
+        beyond = sum(widths) - N
+        assert beyond >= 0
+        if beyond >= 8:
+            assert set(widths) == {tile_n - 8}
+            assert (len(widths) - 1) * tile_n < N

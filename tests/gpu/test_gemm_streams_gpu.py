@@ -1,0 +1,246 @@
+"""hopper.gemm on a GPU: calls on several streams, and of several host threads."""
+
+import ctypes
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support import precompiled
+from support.gemm_levers import LEVERS, config_of, runner
+from support.precompiled import KERNEL, Ahead, of_case
+
+import outblas
+from outblas.core import configs
+from outblas.core.problem import problem
+from outblas.hopper import gemm
+from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.gemm import workspace
+from outblas.verify.call import prepare
+from outblas.verify.cases import Case
+
+pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture(scope="module")
+def ahead() -> Iterator[Ahead]:
+    """Compiles what calls need, in processes, before they are made."""
+    with precompiled.compilers() as compile_ahead:
+        yield compile_ahead
+
+
+# ---- streams
+CALLS, STREAMS, SECONDS = 10_000, 4, 60
+MIXED = (
+    (Case(256, 256, 256, BF16, layout="nt"), "rule"),
+    (Case(64, 512, 8192, BF16, layout="nt"), "rule"),  # K cut
+    (Case(1024, 1024, 1024, F16), "rule"),
+    (Case(100, 77, 130, BF16, layout="tn", offset=1), "rule"),
+    (Case(48, 96, 4096, F16, layout="tt", pad=1), "rule"),  # copied, and K cut
+    (Case(65, 127, 200, BF16, batch_a=(3,), batch_b=(3,)), "rule"),
+    (Case(33, 40, 520, BF16, layout="nt", batch_a=(2, 1), batch_b=(3,)), "rule"),
+    (Case(300, 264, 1000, BF16, layout="nt", addend="matrix", alpha=-0.5, beta=2.0), "rule"),
+    (Case(768, 768, 768, BF16, layout="nt"), "default"),
+    (Case(128, 4096, 4096, BF16, layout="nt"), "default"),
+    (Case(512, 512, 2048, BF16, layout="nt", out_layout="t"), "split_k"),
+    (Case(200, 136, 640, BF16, out_dtype=FP32), "small_split_k"),
+    (Case(700, 520, 1544, F16, layout="tn"), "stream_k"),
+    (Case(700, 904, 648, BF16, layout="nt"), "small_stream_k"),
+    (Case(384, 1000, 512, BF16, layout="nt"), "variable_tile_n"),
+    (Case(2048, 2048, 512, BF16, layout="nt"), "pingpong"),
+    (Case(16, 2048, 1024, BF16, layout="nt"), "swap"),
+    (Case(9, 2050, 1024, BF16, layout="nt"), "swap_split_k"),
+    (Case(1000, 1032, 2048, BF16, layout="nt"), "cluster_k"),  # several tiles a cluster
+    (Case(300, 264, 1000, BF16, layout="nt"), "small_cluster_k"),
+)
+
+
+class Mixed:
+    """Calls of many kinds on several streams, whose results are compared where they are."""
+
+    def __init__(self) -> None:
+        normal = [lambda t, generator: t.normal_(generator=generator)] * 3
+        self.calls = [prepare(case, "cuda", *normal) for case, _ in MIXED]
+        self.runs = [runner(way, case) for case, way in MIXED]
+        self.streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+        self.wrong = torch.zeros(STREAMS, len(MIXED), dtype=torch.bool, device="cuda")
+        self.first = [self.once(kind).clone() for kind in range(len(MIXED))]
+
+    def once(self, kind: int) -> torch.Tensor:
+        """The bits of a result in new memory, which held NaN."""
+        call, case = self.calls[kind], MIXED[kind][0]
+        room = call.out.end - call.out.start + case.offset
+        out = torch.full((room,), torch.nan, dtype=case.result_dtype, device="cuda")
+        view = out.as_strided(call.out.shape, call.out.strides, case.offset)
+        self.runs[kind](
+            call.a.view, call.b.view, call.c.view if call.c else None, view, case.alpha, case.beta
+        )
+        return view.view(torch.int16 if view.element_size() == 2 else torch.int32)
+
+    def compared(self, stream: int, kind: int) -> None:
+        """Makes a call on a stream and notes whether its bits are those of the first."""
+        with torch.cuda.stream(self.streams[stream]):
+            self.wrong[stream, kind].logical_or_((self.once(kind) != self.first[kind]).any())
+
+    def work(self, streams: range, calls: int, until: float) -> int:
+        """How many of so many calls, each of any kind on any of these streams, were made
+        by then.
+        """
+        draw = random.Random(streams.start)
+        for made in range(calls):
+            if time.monotonic() > until:
+                return made
+            self.compared(draw.choice(streams), draw.randrange(len(MIXED)))
+        return calls
+
+
+@pytest.mark.parametrize("threads", [1, STREAMS])
+def test_ten_thousand_mixed_calls_on_four_streams(threads: int, ahead: Ahead) -> None:
+    """They have the bits of the first call of their kind, and leave no memory behind."""
+    ahead((of_case(case), config_of(way, case)) for case, way in MIXED)
+    mixed = Mixed()
+    torch.cuda.synchronize()
+    for stream in range(STREAMS):
+        for kind in 3 * [*range(len(MIXED))]:
+            mixed.compared(stream, kind)
+    torch.cuda.synchronize()
+    memory_before, until = torch.cuda.memory_allocated(), time.monotonic() + SECONDS
+    of_each = STREAMS // threads
+    parts = [range(first, first + of_each) for first in range(0, STREAMS, of_each)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        made = sum(pool.map(lambda streams: mixed.work(streams, CALLS // threads, until), parts))
+    torch.cuda.synchronize()
+
+    wrong = [
+        (stream, str(MIXED[kind][0]), MIXED[kind][1])
+        for stream, kind in mixed.wrong.nonzero().tolist()
+    ]
+    assert not wrong, f"other bits than those of the first call: {wrong}"
+    assert torch.cuda.memory_allocated() == memory_before
+    assert made == CALLS, f"{made} calls in {SECONDS} s"
+
+
+# ---- host threads
+THREADS, ROUNDS = 4, 12
+GROWING_SHAPES = ((64, 64, 4096), (128, 192, 4096), (520, 512, 4096), (1024, 1032, 8192))
+SPLIT_LEVERS = ("split_k", "small_split_k", "stream_k", "small_stream_k")
+
+
+class SplitCall(NamedTuple):
+    """A product whose K is split, and what it has to be."""
+
+    name: str
+    a: torch.Tensor
+    b: torch.Tensor
+    config: HopperConfig
+    expected: torch.Tensor
+
+    def run(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        return outblas.matmul(self.a, self.b, out=out, kernel=KERNEL, config=self.config)
+
+
+def split_calls() -> list[SplitCall]:
+    """Calls that need more and more partial sums, on small integers."""
+    calls = []
+    for lever, (M, N, K) in itertools.product(SPLIT_LEVERS, GROWING_SHAPES):
+        a = torch.randint(-4, 5, (M, K), device="cuda").bfloat16()
+        b = torch.randint(-4, 5, (N, K), device="cuda").bfloat16().t()
+        config = configs.from_text(gemm.Config, LEVERS[lever])
+        expected = (a.double() @ b.double()).bfloat16()
+        calls.append(SplitCall(f"{lever} {M}x{N}x{K}", a, b, config, expected))
+    return calls
+
+
+@contextmanager
+def stream_that_ends() -> Iterator[None]:
+    """A stream of the driver's, whose handle a later one may have: it is destroyed while its
+    kernels run.
+    """
+    library, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    assert library.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        yield
+    assert library.cuStreamDestroy_v2(handle) == 0
+
+
+def stream_of_the_thread() -> AbstractContextManager[Any]:
+    """cudaStreamPerThread, which is another stream in each thread."""
+    return torch.cuda.stream(torch.cuda.ExternalStream(2))
+
+
+def stream_contexts(kind: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What a thread enters around its calls."""
+    shared = torch.cuda.Stream()
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "one stream": lambda: torch.cuda.stream(shared),
+        "the default stream": nullcontext,
+        "streams of threads": stream_of_the_thread,
+        "streams that end": stream_that_ends,
+    }
+    return contexts[kind]
+
+
+def run_in_threads(
+    calls: list[SplitCall],
+    outputs: list[list[list[torch.Tensor]]],
+    stream_context: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Each thread makes all calls in each of its rounds, which begin together. `outputs`: by
+    thread, round and call.
+    """
+    together = threading.Barrier(THREADS)
+
+    def work(rounds: list[list[torch.Tensor]]) -> None:
+        torch.cuda.current_stream().query()  # so that the thread has a context
+        for outs in rounds:
+            together.wait(60)
+            with stream_context():
+                for call, out in zip(calls, outs, strict=True):
+                    call.run(out)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, outputs))
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
+    "kind", ["one stream", "the default stream", "streams of threads", "streams that end"]
+)
+def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead) -> None:
+    """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces:
+    the allocator takes a handle for a stream.
+    """
+    calls = split_calls()
+    ahead((problem(call.a, call.b, call.expected), call.config) for call in calls)
+    for call in calls:
+        assert torch.equal(call.run(), call.expected), call.name
+    rounds = 3 if kind == "streams that end" else ROUNDS
+    outputs = [
+        [[torch.full_like(call.expected, torch.nan) for call in calls] for _ in range(rounds)]
+        for _ in range(THREADS)
+    ]
+    workspace._workspaces.clear()
+    torch.cuda.synchronize()
+
+    run_in_threads(calls, outputs, stream_contexts(kind))
+
+    wrong = [
+        f"{call.name} in round {number} of thread {thread}"
+        for thread, of_thread in enumerate(outputs)
+        for number, of_round in enumerate(of_thread)
+        for call, out in zip(calls, of_round, strict=True)
+        if not torch.equal(out, call.expected)
+    ]
+    assert not wrong, f"{len(wrong)} wrong results: {wrong[:10]}"
+    foreign = sum(held.done is not None for held in workspace._workspaces.values())
+    assert (foreign > 0) == (kind in ("streams of threads", "streams that end"))
+    assert foreign <= workspace.FOREIGN

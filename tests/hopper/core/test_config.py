@@ -1,0 +1,136 @@
+"""Which configs of the Hopper ladder can be built, and in which words others are refused."""
+
+import itertools
+
+import pytest
+from support.hopper_problems import load, problem
+
+from outblas.core import configs, registry
+from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, invalid_reason
+
+
+def refusal(rung: str, text: str) -> str:
+    """Why a rung refuses its config with the fields of the text."""
+    module = load(rung)
+    return str(module.unsupported(problem(), configs.from_text(module.Config, text)))
+
+
+Reasons = dict[HopperConfig, str | None]
+
+
+@pytest.fixture(scope="module")
+def reasons() -> Reasons:
+    """Configs with tiles of many sizes, and why each is invalid: None where it is valid."""
+    sizes_m, sizes_n = (64, 96, 128, 256), (8, 16, 64, 128, 192, 256, 264)
+    sizes_k = (8, 16, 64, 128, 256)
+    tiles = itertools.product(sizes_m, sizes_n, sizes_k)
+    return {config: invalid_reason(config) for config in itertools.starmap(HopperConfig, tiles)}
+
+
+def test_a_config_is_valid_or_says_what_is_expected(reasons: Reasons) -> None:
+    for config, reason in reasons.items():
+        assert reason is None or "expected" in reason, config
+
+
+def test_valid_configs_fit_shared_memory(reasons: Reasons) -> None:
+    valid = [config for config, reason in reasons.items() if reason is None]
+
+    assert len(valid) > 20
+    assert max(config.shared_memory_bytes for config in valid) <= SHARED_MEMORY
+
+
+def test_the_default_config_is_valid() -> None:
+    assert invalid_reason(HopperConfig()) is None
+
+
+def test_a_tile_of_too_many_accumulators_is_refused() -> None:
+    config = HopperConfig(tile_m=256, tile_n=256)
+
+    assert "accumulator registers" in str(invalid_reason(config))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tile_m=80", "64, 128, 192, 256 or 320"),
+        ("tile_n=24", "a multiple of 16 from 16 to 512"),
+        ("tile_k=48", "16, 32, 64 or 128"),
+        ("mma_n=96", "0 or a multiple of 16 that divides tile_n (256)"),
+        ("consumers=3", "1, 2 or 3 that share tile_m (128)"),
+        ("stages=0", "1 to 64"),
+        ("in_flight=1,stages=1", "0 or 1 and fewer than stages (1)"),
+        ("in_flight=2", "0 or 1"),
+        ("producer_registers=0", "a multiple of 8 from 24 to 168"),
+        ("consumer_registers=250", "a multiple of 8 from 168"),
+        ("mma_n=96,tile_n=192,epilogue_stages=0", "a divisor or a multiple of 64"),
+        ("consumer_registers=240,consumers=1,tile_n=128", "0 with one consumer"),
+        ("group_m=0", "at least 1"),
+        ("sms=1", "0 (all) or at least the 2 CTAs"),
+        ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
+        ("epilogue_stages=5", "0 to 4, the epilogue subtiles of a consumer"),
+    ],
+)
+def test_the_last_rung_refuses_the_first_field(text: str, expected: str) -> None:
+    field, value = text.split(",")[0].split("=")
+
+    assert refusal("hilbert", text).startswith(f"config: {field} is {value}, expected {expected}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "producer_registers=40",
+            "setmaxnreg 40/240 adds up to 520 over the warpgroups, expected at most 504",
+        ),
+        (
+            "producer_registers=32",
+            "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504",
+        ),
+        (
+            "tile_m=256,epilogue_stages=1",
+            "tile 256x256 needs 256 accumulator registers, expected at most 208",
+        ),
+        ("order=spiral", "order is 'spiral', expected one of row, column"),
+        ("cluster_m=4,cluster_n=4", "a cluster of 4x4 has 16 CTAs, expected at most 8"),
+        (
+            "tile_n=240,cluster_m=1,epilogue_stages=1",
+            "tile_n is 240 and mma_n 240, expected multiples of 64",
+        ),
+        ("stages=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
+    ],
+)
+def test_the_last_rung_refuses_fields_that_do_not_go_together(text: str, reason: str) -> None:
+    assert refusal("hilbert", text).startswith(f"config: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("rung", "text", "neutral"),
+    [
+        ("tma_wgmma", "stages=2", "1"),
+        ("large_tile", "consumers=2", "1"),
+        ("warp_specialized", "consumer_registers=240", "0"),
+        ("two_consumers", "order=hilbert", "column"),
+        ("lean_barriers", "cluster_m=2", "1"),
+        ("cluster_multicast", "accumulate_flag=True", "False"),
+        ("store_tuning", "epilogue_stages=2", "0"),
+    ],
+)
+def test_a_rung_refuses_what_a_later_one_introduces(rung: str, text: str, neutral: str) -> None:
+    field, value = text.split("=")
+
+    expected = f"config: {field} is {value}, expected {neutral}: a later rung"
+    assert refusal(rung, text).startswith(expected)
+
+
+@pytest.mark.parametrize("kernel", registry.ladder("hopper"), ids=lambda kernel: kernel.name)
+class TestARung:
+    """Its config is its parent's with the fields that the rung changes."""
+
+    def test_has_a_valid_config(self, kernel: registry.Kernel) -> None:
+        assert invalid_reason(registry.load(kernel.name).Config()) is None
+
+    def test_has_a_config_of_its_parent_s_class(self, kernel: registry.Kernel) -> None:
+        parent = registry.load(kernel.parent).Config if kernel.parent else HopperConfig
+
+        assert issubclass(registry.load(kernel.name).Config, parent)

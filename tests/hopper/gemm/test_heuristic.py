@@ -1,0 +1,107 @@
+"""The config that hopper.gemm chooses where none was tuned."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.gemm_problems import BF16, FP32, OWN_CONFIG, product
+
+from outblas.core import configs
+from outblas.core.artifact import example
+from outblas.core.problem import Problem
+from outblas.hopper import gemm
+from outblas.hopper.gemm import heuristic
+
+SMS = st.sampled_from([1, 78, 114, 132])
+
+
+@st.composite
+def problems(draw: Any) -> Problem:
+    """Products of any size, both output dtypes, both orders of C and of batches."""
+    extent = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
+    M, N, K = draw(extent), draw(extent), draw(extent)
+    dtype = draw(st.sampled_from([BF16, FP32]))
+    problem = product(M, N, K, dtype, batch_invariant=draw(st.booleans()))
+    if draw(st.booleans()):
+        problem = replace(problem, out=(1, M))
+    if draw(st.booleans()):
+        batch = (draw(st.integers(1, 40)),)
+        a, b, out = (0, *problem.a), (0, *problem.b), (M * N, *problem.out)
+        problem = replace(problem, batch=batch, a=a, b=b, out=out)
+    return problem
+
+
+@settings(max_examples=200, deadline=None)
+@given(problem=problems(), sms=SMS)
+def test_the_config_can_be_built_and_launched(problem: Problem, sms: int) -> None:
+    config = heuristic.config(problem, sms, OWN_CONFIG)
+
+    assert gemm.Gemm.invalid_reason(config) is None
+    assert gemm.unsupported(problem, config) is None
+    assert config.split_k <= max(1, math.ceil(problem.K / config.tile_k))
+    assert configs.from_text(gemm.Config, configs.to_text(config)) == config
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), sms=SMS)
+def test_k_is_in_one_order_where_a_row_s_bits_must_not_depend_on_others(
+    problem: Problem, sms: int
+) -> None:
+    config = heuristic.config(replace(problem, batch_invariant=True), sms, OWN_CONFIG)
+
+    assert not config.split
+    assert config.cluster_k == 1
+    assert not config.k_serpentine
+
+
+def test_few_tiles_of_a_long_k_are_split() -> None:
+    problem = product(64, 64, 65536)
+
+    assert heuristic.config(problem, 132, OWN_CONFIG).split_k > 8
+    assert heuristic.config(replace(problem, batch_invariant=True), 132, OWN_CONFIG).split_k == 1
+
+
+def test_few_rows_are_swapped_and_their_k_is_split_in_a_cluster() -> None:
+    config = heuristic.config(product(16, 4096, 4096), 132, OWN_CONFIG)
+
+    assert (config.cluster_k, config.split_k, config.swap_ab) == (2, 1, True)
+
+
+def test_few_rows_whose_bits_must_not_depend_on_others_have_whole_k() -> None:
+    problem = replace(product(16, 4096, 4096), batch_invariant=True)
+
+    assert heuristic.config(problem, 132, OWN_CONFIG).cluster_k == 1
+
+
+def test_a_large_product_has_whole_k_and_variable_tile_n() -> None:
+    config = heuristic.config(product(8192, 8192, 8192), 132, OWN_CONFIG)
+
+    assert (config.split_k, config.cluster_k, config.variable_tile_n) == (1, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "variable", "swap_ab"),
+    [("nn", True, True), ("nt", True, False), ("tt", True, False), ("tn", False, None)],
+)
+@pytest.mark.parametrize("size", [1280, 1536, 5120])
+def test_tiles_of_variable_width_lie_along_rows_of_k(
+    size: int, layout: str, variable: bool, swap_ab: bool | None
+) -> None:
+    """They begin at any column of B, or with operands swapped at any row of A, which costs nothing
+    where that operand's k lie together; in "tn" neither operand has such rows.
+    """
+    config = heuristic.config(example(BF16, None, layout, (size,) * 3), 132, OWN_CONFIG)
+
+    assert config.variable_tile_n == variable
+    if variable:
+        assert config.swap_ab == swap_ab
+
+
+@pytest.mark.parametrize("size", [1280, 1536, 5120])
+def test_tiles_begin_at_whole_cache_lines_where_no_operand_has_rows_of_k(size: int) -> None:
+    config = heuristic.config(example(BF16, None, "tn", (size,) * 3), 132, OWN_CONFIG)
+
+    assert config.tile_n % 64 == 0

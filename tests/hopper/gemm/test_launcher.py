@@ -1,0 +1,191 @@
+"""What a call of hopper.gemm hands to its compiled kernel, on a machine without a GPU."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.gemm_problems import (
+    RESIDENT_CLUSTERS,
+    SMALL_TILE,
+    KernelArguments,
+    gemm_config,
+    kernel_arguments,
+    numbered,
+    record_launches,
+)
+
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.problem import problem
+from outblas.hopper import gemm
+from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm import workspace
+
+CONFIG = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False")
+SWAPPED = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,swap_ab=True")
+each_order = pytest.mark.parametrize(
+    "config", [CONFIG, SWAPPED], ids=["own order", "swapped operands"]
+)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[KernelArguments]:
+    """What each launch hands to the compiled kernel, for which a recorder stands."""
+    return record_launches(monkeypatch)
+
+
+@each_order
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["a matrix", "a batch"])
+def test_a_call_hands_over_its_own_tensors(
+    batch: tuple[int, ...], config: gemm.Config, launches: list[KernelArguments]
+) -> None:
+    """Views of them in every call would cost the host 8 µs."""
+    a, b = torch.empty(*batch, 64, 72), torch.empty(*batch, 40, 72).mT
+    out = torch.empty(*batch, 64, 40)
+
+    gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
+
+    (launch,) = launches
+    first, second = (b, a) if config.swap_ab else (a, b)
+    assert launch.a is first
+    assert launch.b is second
+    assert launch.out is out
+
+
+def test_copies_are_handed_over_in_place_of_operands(launches: list[KernelArguments]) -> None:
+    a, b, out = numbered(64, 63), numbered(63, 40), numbered(64, 40)
+
+    gemm.plan(problem(a, b, out), CONFIG)(a, b, None, out, 1.0, 0.0)
+
+    (launch,) = launches
+    assert torch.equal(launch.a, a)
+    assert launch.a.stride() == (64, 1)
+    assert launch.b is b
+    assert launch.out is out
+
+
+@each_order
+class TestTwoBatchDimensions:
+    """The longer one is the kernel's, and the host launches once for each index of the other."""
+
+    @pytest.fixture
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """A batch of 2 times 3 matrices, of which no stride of B walks both dimensions."""
+        return {
+            "a": numbered(2, 3, 64, 72),
+            "b": numbered(3, 2, 40, 72).transpose(0, 1).mT,
+            "out": numbered(2, 3, 64, 40),
+            "residual": numbered(2, 3, 64, 40),
+        }
+
+    @pytest.fixture
+    def made(
+        self,
+        config: gemm.Config,
+        tensors: dict[str, torch.Tensor],
+        launches: list[KernelArguments],
+    ) -> list[KernelArguments]:
+        """The launches of one call."""
+        a, b, out, residual = tensors.values()
+        given = problem(a, b, out, extra=EpilogueArgs(residual=residual))
+        gemm.plan(given, config)(a, b, None, out, 1.0, 0.0, None, residual, None)
+        return launches
+
+    def test_make_a_launch_for_each_index_of_the_shorter(self, made: list[KernelArguments]) -> None:
+        assert len(made) == 2
+
+    def test_are_cut_alike_in_operands_and_output(
+        self, made: list[KernelArguments], tensors: dict[str, torch.Tensor], config: gemm.Config
+    ) -> None:
+        first, second = ("b", "a") if config.swap_ab else ("a", "b")
+
+        for i, launch in enumerate(made):
+            assert torch.equal(launch.a, tensors[first][i]), f"launch {i}"
+            assert torch.equal(launch.b, tensors[second][i]), f"launch {i}"
+            assert torch.equal(launch.out, tensors["out"][i]), f"launch {i}"
+
+    def test_are_cut_in_the_epilogue_s_tensors_that_the_call_has(
+        self, made: list[KernelArguments], tensors: dict[str, torch.Tensor]
+    ) -> None:
+        for i, launch in enumerate(made):
+            residual = launch.epilogue.pop("residual")
+            assert torch.equal(residual, tensors["residual"][i]), f"launch {i}"
+            assert set(launch.epilogue.values()) == {None}, f"launch {i}"
+
+
+class FakeEvent:
+    """Notes on which stream it is recorded."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        self.steps = steps
+
+    def record(self, stream: Any) -> None:
+        self.steps.append(("recorded on", stream))
+
+
+class WorkspaceWatcher:
+    """Lends workspaces, and stands for the compiled kernel that takes them.
+
+    `steps` has what happened, in its order. `error`: what the launch raises.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.error: Exception | None = None
+        self.lent: weakref.ref[workspace.Workspace] | None = None
+
+    def get_workspace(self, index: int, floats: int, counters: int) -> workspace.Workspace:
+        lent = workspace.Workspace(
+            torch.empty(floats), torch.empty(counters), FakeEvent(self.steps), "its stream"
+        )
+        self.lent = weakref.ref(lent)
+        return lent
+
+    def run(self, *given: Any) -> None:
+        gc.collect()
+        lent, launch = self.lent(), kernel_arguments(*given)
+        assert lent is not None, "the workspace is gone before the launch"
+        assert (launch.sums, launch.counters) == (lent.sums, lent.counters)
+        self.steps.append("enqueued")
+        if self.error:
+            raise self.error
+
+
+class TestAWorkspace:
+    """It is held until the launch is enqueued, and then its event is recorded, whatever came of the
+    launch: another thread may have replaced it meanwhile.
+    """
+
+    @pytest.fixture
+    def watcher(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkspaceWatcher]:
+        """Lends the workspaces of a call and sees how they are used. Those that were let go of wait
+        for no event afterwards.
+        """
+        watcher = WorkspaceWatcher()
+        monkeypatch.setattr(tile_order, "clusters", lambda *_: RESIDENT_CLUSTERS)
+        monkeypatch.setattr(compile, "load", lambda *_: watcher.run)
+        monkeypatch.setattr(workspace, "get_workspace", watcher.get_workspace)
+        yield watcher
+        workspace._retired.clear()
+
+    def call(self) -> None:
+        config = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,split_k=4,k_serpentine=False")
+        a, b, out = torch.empty(64, 512), torch.empty(40, 512).t(), torch.empty(64, 40)
+        gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
+
+    def test_has_its_event_recorded_after_the_launch(self, watcher: WorkspaceWatcher) -> None:
+        self.call()
+
+        assert watcher.steps == ["enqueued", ("recorded on", "its stream")]
+
+    def test_has_its_event_recorded_after_a_launch_that_fails(
+        self, watcher: WorkspaceWatcher
+    ) -> None:
+        watcher.error = RuntimeError("no launch")
+
+        with pytest.raises(RuntimeError, match="no launch"):
+            self.call()
+
+        assert watcher.steps == ["enqueued", ("recorded on", "its stream")]

@@ -1,0 +1,292 @@
+"""Operands that TMA cannot load are copied first, which the caller is told; rows that lie across
+cache lines cost requests, which the config takes into account.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.gemm_problems import (
+    BF16,
+    OWN_CONFIG,
+    problem_of,
+    product,
+    strided,
+    variant_of,
+)
+
+from outblas.core.artifact import example
+from outblas.core.problem import Problem, transposed
+from outblas.core.tensor_memory import LINE
+from outblas.hopper import gemm
+from outblas.hopper.gemm import canonical, heuristic, operand_copies
+from outblas.runtime import default_kernel
+
+
+class OperandCase(NamedTuple):
+    """A problem, and which of its operands are copied: "", "a", "b" or "ab"."""
+
+    problem: Problem
+    copied: str
+
+
+SQUARE = strided((64, 64), (64, 1))
+CASES = {
+    "K no multiple of 8": OperandCase(product(64, 64, 63), "ab"),
+    "N no multiple of 8": OperandCase(problem_of(SQUARE, strided((64, 60), (60, 1))), "b"),
+    "no unit stride": OperandCase(problem_of(strided((64, 64), (512, 2)), SQUARE), "a"),
+    "odd address": OperandCase(product(64, 64, 64, alignment=(2, 16, 16)), "a"),
+    "both odd": OperandCase(product(64, 64, 64, alignment=(8, 4, 2)), "ab"),
+    "a row": OperandCase(product(1, 63, 64), ""),
+    "a batch": OperandCase(
+        problem_of(
+            strided((3, 64, 64), (4096, 64, 1)),
+            strided((3, 64, 64), (4096, 64, 1)),
+            alignment=(16, 16, 16),
+        ),
+        "",
+    ),
+    "a batch that starts anywhere": OperandCase(
+        problem_of(strided((3, 64, 64), (4100, 64, 1)), strided((3, 64, 64), (4104, 64, 1))), "a"
+    ),
+    "one odd B for a batch": OperandCase(
+        problem_of(strided((3, 64, 63), (63, 200, 1)), strided((3, 63, 60), (0, 60, 1))), "ab"
+    ),
+    "two batch dimensions": OperandCase(
+        problem_of(
+            strided((2, 5, 64, 64), (7, 4096 * 3, 64, 1)), strided((2, 5, 64, 8), (0, 520, 1, 65))
+        ),
+        "ab",
+    ),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@each_case
+def test_operands_of_any_strides_are_taken(case: OperandCase) -> None:
+    assert gemm.unsupported(case.problem) is None
+
+
+@each_case
+def test_operands_that_tma_cannot_load_are_copied_and_no_others(case: OperandCase) -> None:
+    assert operand_copies.needs_copy(case.problem) == ("a" in case.copied, "b" in case.copied)
+
+
+@each_case
+def test_the_caller_is_told_which_operands_are_copied(case: OperandCase) -> None:
+    remarks = [remark for remark in gemm.remarks(case.problem) if "twice" not in remark]
+
+    assert [remark[0] for remark in remarks] == list(case.copied)
+    assert all("is copied first" in remark and "has strides" in remark for remark in remarks)
+
+
+@each_case
+def test_copies_are_what_tma_can_load(case: OperandCase) -> None:
+    aligned = operand_copies.aligned(case.problem)
+
+    assert operand_copies.needs_copy(aligned) == (False, False)
+    for name in case.copied:
+        strides = getattr(aligned, name)
+        row, column = strides[-2:]
+        assert 1 in (row, column), name
+        assert all(stride % 8 == 0 for stride in strides[:-2]), name
+        assert all(stride % 8 == 0 for stride in (row, column) if stride != 1), name
+
+
+@each_case
+def test_a_copy_is_broadcast_over_the_batch_where_its_operand_is(case: OperandCase) -> None:
+    aligned = operand_copies.aligned(case.problem)
+
+    for name in case.copied:
+        before, after = getattr(case.problem, name)[:-2], getattr(aligned, name)[:-2]
+        assert [stride == 0 for stride in before] == [stride == 0 for stride in after], name
+
+
+@each_case
+def test_only_the_copied_operands_change(case: OperandCase) -> None:
+    given = case.problem
+
+    aligned = operand_copies.aligned(given)
+
+    assert replace(aligned, a=given.a, b=given.b, alignment=given.alignment) == given
+    for name in {"a", "b"}.difference(case.copied):
+        assert getattr(aligned, name) == getattr(given, name), name
+
+
+@pytest.mark.parametrize("swap_ab", [False, True], ids=["own order", "swapped"])
+@each_case
+def test_operands_are_handed_over_with_a_unit_stride(case: OperandCase, swap_ab: bool) -> None:
+    config = replace(OWN_CONFIG, swap_ab=swap_ab)
+
+    made = canonical.canonicalize(case.problem, config)
+    a, b = canonical.operand_strides(made.launch)
+
+    assert made.transposed == swap_ab
+    assert 1 in a[-2:]
+    assert 1 in b[-2:]
+    assert variant_of(case.problem, config).layout[0] in "nt"
+
+
+@st.composite
+def operand_views(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of an operand with up to two batch dimensions, which may be broadcast; its
+    rows and columns may overlap, and one may be longer than a cache line.
+    """
+    extent = st.integers(1, 9)
+    extent_of_matrix = extent | st.just(70)
+    batch = draw(st.lists(extent, max_size=2))
+    shape = (*batch, draw(extent_of_matrix), draw(extent_of_matrix))
+    batch_strides = tuple(draw(st.integers(0, 40)) for _ in batch)
+    return shape, (*batch_strides, draw(st.integers(1, 40)), draw(st.integers(1, 40)))
+
+
+def strides_of_copy(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    given = replace(product(shape[-2], shape[-1], 8), batch=shape[:-2])
+    return operand_copies.copy_strides(given, strides, *shape[-2:])
+
+
+@settings(max_examples=100, deadline=None)
+@given(view=operand_views())
+def test_a_copy_has_the_elements_of_its_operand(
+    view: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    shape, strides = view
+    elements = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
+    memory = torch.arange(elements)
+    planned = strides_of_copy(shape, strides)
+
+    copy = operand_copies.copy(memory, shape, strides, planned)
+
+    assert copy.stride() == planned
+    assert torch.equal(copy, memory.as_strided(shape, strides))
+
+
+@settings(max_examples=100, deadline=None)
+@given(view=operand_views())
+def test_a_copy_starts_its_rows_at_16_bytes_and_long_ones_at_cache_lines(
+    view: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    shape, strides = view
+
+    planned = strides_of_copy(shape, strides)
+
+    is_long = 70 in shape[-2:] and max(planned[-2:]) > 64
+    granule = 64 if is_long else 8
+    assert all(stride % granule == 0 for stride in planned if stride > 1)
+
+
+class LineCase(NamedTuple):
+    """A problem, and how many cache lines a row of A and of B lies in where one could do."""
+
+    problem: Problem
+    lines: tuple[int, int]
+
+
+LINES = {
+    "rows are whole lines": LineCase(product(64, 64, 64), (1, 1)),
+    "rows of 1000 elements": LineCase(product(64, 64, 1000), (2, 2)),
+    "B of 1000 columns": LineCase(example(BF16, None, "nn", (512, 1000, 512)), (1, 2)),
+    "A by columns, of 1000 rows": LineCase(example(BF16, None, "tn", (1000, 512, 512)), (2, 1)),
+    "A starts inside of a line": LineCase(product(64, 64, 64, alignment=(16, LINE, 16)), (2, 1)),
+    "B starts inside of a line": LineCase(product(64, 64, 64, alignment=(LINE, 16, 2)), (1, 2)),
+    "rows of copies are whole lines": LineCase(product(64, 64, 1001), (1, 1)),
+    "A is copied, B starts inside of a line": LineCase(
+        product(64, 64, 64, alignment=(2, 16, 16)), (1, 2)
+    ),
+    "a single row has no next": LineCase(product(1, 64, 1000), (1, 2)),
+    "matrices of a batch start inside of lines": LineCase(
+        replace(product(64, 64, 64), batch=(3,), a=(0, 64, 1), b=(4104, 1, 64), out=(4096, 64, 1)),
+        (1, 2),
+    ),
+}
+each_line_case = pytest.mark.parametrize("case", LINES.values(), ids=LINES)
+
+
+@each_line_case
+def test_how_many_cache_lines_a_row_lies_in(case: LineCase) -> None:
+    assert operand_copies.cache_lines_per_row(case.problem) == case.lines
+
+
+@each_line_case
+def test_the_transposed_product_has_its_operands_lines_exchanged(case: LineCase) -> None:
+    assert operand_copies.cache_lines_per_row(transposed(case.problem)) == case.lines[::-1]
+
+
+@each_line_case
+def test_the_caller_is_told_which_operands_take_twice_the_requests(case: LineCase) -> None:
+    remarks = [remark for remark in operand_copies.remarks(case.problem) if "twice" in remark]
+
+    told = [name for name, lines in zip("ab", case.lines, strict=True) if lines == 2]
+    assert [remark[0] for remark in remarks] == told
+    assert all("twice the requests" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 2048])
+def test_rows_across_cache_lines_are_multicast_where_whole_lines_are_not(size: int) -> None:
+    """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines
+    do not merge.
+    """
+    whole_lines = heuristic.config(product(size, size, 1024), 132, OWN_CONFIG)
+    across_lines = heuristic.config(product(size, size, 1032), 132, OWN_CONFIG)
+
+    assert whole_lines.multicast_size == 1
+    assert across_lines.multicast_size == 2
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 2048])
+def test_an_address_inside_of_a_line_counts_as_rows_across_lines(size: int) -> None:
+    odd_rows, odd_address = product(size, size, 1032), product(size, size, 1024)
+    odd_address = replace(odd_address, alignment=(16, 16, 16))
+
+    chosen = heuristic.config(odd_rows, 132, OWN_CONFIG)
+
+    assert chosen == heuristic.config(odd_address, 132, OWN_CONFIG)
+
+
+# Times of hopper.gemm, copies included, over the portable kernel's, measured on an H100.
+TIME_OVER_PORTABLE = {
+    ((4096, 4096, 4095), "nt"): 0.26,
+    ((4096, 4095, 4096), "nn"): 0.29,
+    ((1024, 1024, 1023), "nt"): 0.61,
+    ((512, 512, 511), "nt"): 1.08,
+    ((128, 128, 127), "nt"): 2.96,
+    ((16, 4096, 4095), "nt"): 2.41,
+    ((128, 4096, 4095), "nt"): 0.56,
+    ((1, 4096, 4095), "nt"): 2.45,
+    ((8192, 8192, 63), "nt"): 0.70,
+    ((16, 1024, 1023), "nt"): 1.47,
+    ((64, 64, 4095), "nt"): 0.48,
+    ((16, 4096, 4096), "nt"): 0.70,
+}
+SM90, SMS = 90, 132
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    TIME_OVER_PORTABLE,
+    ids=["x".join(map(str, shape)) + f"-{layout}" for shape, layout in TIME_OVER_PORTABLE],
+)
+class TestTheDefaultKernel:
+    """`matmul` takes another kernel where copies cost more than hopper.gemm saves."""
+
+    def test_is_another_where_copies_cost_more_than_they_save(
+        self, shape: tuple[int, int, int], layout: str
+    ) -> None:
+        problem = example(BF16, None, layout, shape)
+        is_slower = TIME_OVER_PORTABLE[shape, layout] > 1
+
+        reason = default_kernel.pruned_reason("hopper.gemm", problem)
+        chosen = default_kernel.by_rule(problem, SM90, SMS)
+
+        assert (reason is not None) == is_slower
+        assert chosen == ("portable" if is_slower else "hopper.gemm")
+
+    def test_is_hopper_gemm_where_a_row_s_bits_must_not_depend_on_others(
+        self, shape: tuple[int, int, int], layout: str
+    ) -> None:
+        problem = replace(example(BF16, None, layout, shape), batch_invariant=True)
+
+        assert default_kernel.by_rule(problem, SM90, SMS) == "hopper.gemm"

@@ -1,0 +1,104 @@
+"""Problems of hopper.gemm without data, and what its launches hand to the compiled kernel."""
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+
+from outblas.core import configs
+from outblas.core.problem import Problem, problem
+from outblas.core.tensor_memory import LINE
+from outblas.hopper import gemm
+from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, example_variant
+
+BF16, FP32 = torch.bfloat16, torch.float32
+OWN_CONFIG = gemm.Config()
+# One consumer, one CTA, a tile of 64 rows: the config's fields but `tile_n`.
+SMALL_TILE = (
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,epilogue_stages=1,stages=16,"
+    "cluster_m=1"
+)
+RESIDENT_CLUSTERS = 132
+MEMORY = torch.empty(1 << 20, dtype=BF16, device="meta")
+
+
+def gemm_config(text: str) -> gemm.Config:
+    """The kernel's own config with the fields that the text names."""
+    return configs.from_text(gemm.Config, text)
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor without data of any strides."""
+    return MEMORY.as_strided(shape, strides)
+
+
+def problem_of(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, **changed: Any
+) -> Problem:
+    """The product of two tensors, by default into a contiguous C, with some fields changed."""
+    if out is None:
+        out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=BF16, device="meta")
+    return replace(problem(a, b, out), **changed)
+
+
+def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: Any) -> Problem:
+    """An aligned product of layout nt, with some fields changed."""
+    a = torch.empty(M, K, dtype=BF16, device="meta")
+    b = torch.empty(N, K, dtype=BF16, device="meta").t()
+    out = torch.empty(M, N, dtype=out_dtype, device="meta")
+    return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
+
+
+def variant_of(given: Problem, config: gemm.Config = OWN_CONFIG) -> Variant:
+    """What a GPU of 132 SMs would compile for a problem."""
+    rung = cast(functools.partial, gemm.plan).args[0]
+    return example_variant(rung, given, config)
+
+
+def numbered(*shape: int) -> torch.Tensor:
+    """A tensor whose elements all differ."""
+    return torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+
+
+class KernelArguments(NamedTuple):
+    """What one launch hands to a compiled kernel."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    table: Any
+    epilogue: dict[str, Any]
+    sums: Any
+    counters: Any
+    partitions: int
+    clusters: int
+    alpha: float
+    beta: float
+
+
+def kernel_arguments(*given: Any) -> KernelArguments:
+    """The positional arguments of a compiled kernel, by name."""
+    a, b, out, table, *others = given
+    epilogue = dict(zip(EPILOGUE_TENSORS, others, strict=False))
+    sums, counters, partitions, clusters, alpha, beta = others[len(EPILOGUE_TENSORS) :]
+    return KernelArguments(
+        a, b, out, table, epilogue, sums, counters, partitions, clusters, alpha, beta
+    )
+
+
+def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[KernelArguments]:
+    """Replaces every compiled kernel by a recorder, on a GPU that holds 132 clusters. Returns the
+    list of launches, which grows.
+    """
+    launches: list[KernelArguments] = []
+
+    def compiled_kernel(*given: Any) -> None:
+        launches.append(kernel_arguments(*given))
+
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: RESIDENT_CLUSTERS)
+    monkeypatch.setattr(compile, "load", lambda *_: compiled_kernel)
+    return launches
