@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 
+from outblas.core.compat import triton_private
 from outblas.core.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device.grid import chunks_of
@@ -212,7 +213,7 @@ LANGUAGE = types.SimpleNamespace(
 _STAND_INS: dict[int, Any] = {
     id(gl): LANGUAGE,
     id(tl): LANGUAGE,
-    id(gluon.mma): lambda a, b, acc: acc + a @ b,
+    id(triton_private.mma): lambda a, b, acc: acc + a @ b,
     id(gluon.barrier): nothing,
     id(gluon.copy_async): _cta.copy,
     id(gluon.commit_copies): _cta.commit,
