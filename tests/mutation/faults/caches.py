@@ -3,7 +3,7 @@
 from ..fault import Check, Fault
 
 TRUST = (Check("test_cache_trust.py"), Check("test_cache.py"))
-CHOICE = (Check("test_choose.py"),)
+CHOICE = (Check("test_lookup.py"),)
 KEY = (Check("test_compile_key.py"),)
 PLANS = (Check("test_plan_keys.py"),)
 
@@ -106,7 +106,7 @@ FAULTS = (
         _EAGER,
         "            if requires_grad is not None and requires_grad is not _gradients_enabled():\n",
         "            if False:\n",
-        (Check("test_eager.py"), Check("test_gradients.py", "warm")),
+        (Check("test_eager.py"), Check("test_autograd.py", "warm")),
         "A warm call under no_grad takes the plan of one that records gradients.",
     ),
     Fault(

@@ -2,7 +2,7 @@
 
 from ..fault import Check, Fault
 
-SUMS = (Check("test_partial_sums.py"),)
+SUMS = (Check("test_workspace.py"),)
 GEMM = (Check("test_gemm.py", "not rule"),)
 EPILOGUE = (Check("test_gemm_epilogue.py"),)
 ACCESS = (Check("test_epilogue_access.py"),)

@@ -2,11 +2,11 @@
 
 from ..fault import Check, Fault
 
-GRADIENTS = (Check("test_gradients.py"),)
+GRADIENTS = (Check("test_autograd.py"),)
 FAKES = (Check("test_ops.py"),)
 TRANSFORMS = (Check("test_transforms.py", "autocast or vmap"),)
 FP8 = (Check("test_fp8_calls.py"),)
-SCALED = (Check("test_scaled.py"),)
+SCALED = (Check("test_scaled_mm.py"),)
 
 _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
 _OPS = "src/outblas/torch_ops/ops.py"

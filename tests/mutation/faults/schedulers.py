@@ -2,9 +2,9 @@
 
 from ..fault import Check, Fault
 
-WORK = (Check("test_gemm_work.py"),)
+WORK = (Check("test_tile_scheduler.py"),)
 RASTER = (Check("test_raster.py", "order or hilbert or serpentine or schedule or runs"),)
-PLACEMENT = (Check("test_placement.py"),)
+PLACEMENT = (Check("test_gpc_placement.py"),)
 SCHEDULE = (Check("test_gemm.py", "schedule or clusters"),)
 GRID = (Check("test_tile_schedule.py"),)
 
