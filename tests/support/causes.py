@@ -1,5 +1,8 @@
 """What torch's functions compute of a call, and why."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from outblas import addmm, matmul
@@ -8,10 +11,12 @@ A, B = torch.randn(6, 5), torch.randn(5, 4)
 
 
 class Tagged(torch.Tensor):
-    pass
+    """A subclass that overrides nothing."""
 
 
-CAUSES = {
+# Calls that no kernel of ours takes, by the cause that a warning or an error names. They take
+# keywords of a product.
+CAUSES: dict[str, Callable[..., Any]] = {
     "CPU tensors": lambda **how: matmul(A, B, **how),
     "tensor subclass Tagged": lambda **how: addmm(B[0], A.as_subclass(Tagged), B, **how),
     "meta tensors": lambda **how: matmul(A.to("meta"), B.to("meta"), **how),

@@ -1,428 +1,370 @@
-"""The short way of an eager call: taken when warm, and not where somebody would see or change the
-operator.
+"""The short way of an eager call: taken when warm, whatever kernel runs, and by every kind of
+operand apart.
 """
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import EagerAndRecordGraphs
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.warm_calls import SHORT_WAY_CALLS, A, B, C, assert_short_way, product, warm
 
 from outblas import FallbackWarning, addmm, linear, matmul
 from outblas.runtime import dispatch, launcher
-from outblas.torch_ops import ops
 
-OPERATORS = torch.ops.outblas
-A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))
+pytestmark = [
+    pytest.mark.usefixtures("cpu_plans_run"),
+    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"),
+]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
-)
-
-
-@pytest.fixture(params=["torch's product", "portable"], autouse=True)
-def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What plans of CPU tensors run: torch, as ever, or a kernel of ours as on a GPU."""
-    if request.param == "portable":
-        monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
-    dispatch.clear_cache()
-    yield
-    dispatch.clear_cache()
+Tensor = torch.Tensor
 
 
-@pytest.fixture
-def operators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operators that calls go through."""
-    called = []
-    for name in ("matmul", "matmul_out", "addmm", "addmm_out"):
-        real = getattr(ops, name)
-
-        def counted(*arguments: Any, name: str = name, real: Any = real) -> Any:
-            called.append(name)
-            return real(*arguments)
-
-        monkeypatch.setattr(ops, name, counted)
-    return called
-
-
-def warm(call: Callable[[], Any], operators: list[str] | None = None) -> None:
-    for _ in range(3):
-        call()
-    if operators is not None:
-        operators.clear()
-        call()
-        assert operators == []
-
-
-def product() -> torch.Tensor:
-    return matmul(A, B)
-
-
-CALLS = {
-    "matmul": (product, lambda: A @ B),
-    "vector": (lambda: matmul(A[0], B), lambda: A[0] @ B),
-    "batch": (lambda: matmul(A.expand(3, 6, 5), B), lambda: A.expand(3, 6, 5) @ B),
-    "out": (lambda: matmul(A, B, out=torch.full((6, 4), torch.nan, device="cpu")), lambda: A @ B),
-    "addmm": (
-        lambda: addmm(C, A, B, alpha=0.5, beta=2),
-        lambda: torch.addmm(C, A, B, alpha=0.5, beta=2),
-    ),
-    "addmm beta 0": (lambda: addmm(C, A, B, beta=0), lambda: A @ B),
-    "addmm out": (
-        lambda: addmm(C, A, B, out=torch.full((6, 4), torch.nan, device="cpu")),
-        lambda: torch.addmm(C, A, B),
-    ),
-    "parameter": (lambda: matmul(A, torch.nn.Parameter(B, requires_grad=False)), lambda: A @ B),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None:
-    call, want = CALLS[name]
-    cold = call()
-    warm(call, operators)
-    assert torch.equal(call(), cold)
-    assert torch.equal(call(), want())
-    assert call().stride() == want().stride()
-
-
-def test_kinds_of_one_shape_keep_apart(operators: list[str]) -> None:
-    transposed = B.t().contiguous().t()
-    for _ in range(4):
-        assert torch.equal(matmul(A, transposed), A @ B)
-        assert torch.equal(matmul(A, B), A @ B)
-        assert matmul(A.bfloat16(), B.bfloat16()).dtype == torch.bfloat16
-        assert torch.equal(addmm(C, A, B), A @ B + C)
-        assert torch.equal(addmm(C, A, B, beta=0), A @ B)
-    operators.clear()
-    matmul(A, transposed)
-    assert operators == []
-
-
-def test_many_kinds_of_one_shape_stay_right() -> None:
-    for step in range(5, 30):
-        a = torch.empty(6, step)[:, :5].copy_(A)
-        for _ in range(3):
-            assert torch.equal(matmul(a, B), A @ B)
-
-
-def test_forgetting_and_tf32_plan_anew(
-    operators: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = []
-
-    def prepare(call: Any, prepare: Any = dispatch._prepare) -> Any:
-        planned.append(dispatch.tf32_requested())
-        return prepare(call)
-
-    monkeypatch.setattr(dispatch, "_prepare", prepare)
-    warm(product, operators)
-    dispatch.clear_cache()
-    product()
-    assert (operators, planned) == (["matmul"], [False, False])
-    warm(product, operators)
+@contextlib.contextmanager
+def tf32_allowed() -> Iterator[None]:
+    """Lets fp32 products on a GPU round their operands to tf32."""
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
-        warm(product, operators)
+        yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    warm(product, operators)
-    assert planned == [False, False, True]
 
 
-# ---- who must see the operator, or is in the way
-def test_dispatch_modes_see_the_operator() -> None:
-    seen = []
-
-    class Dispatched(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    out = torch.empty(6, 4)
-    calls = {
-        OPERATORS.matmul.default: product,
-        OPERATORS.matmul_out.default: lambda: matmul(A, B, out=out),
-    }
-    for operator, call in calls.items():
-        warm(call)
-        seen.clear()
-        with Dispatched():
-            call()
-        assert operator in seen
-
-
-def test_function_modes_see_the_function_once() -> None:
-    seen = []
-
-    class Called(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    w = B.t().contiguous()
-    calls = {
-        matmul: product,
-        addmm: lambda: addmm(C, A, B),
-        linear: lambda: linear(A, w, C, activation="relu"),
-    }
-    for function, call in calls.items():
-        warm(call)
-        seen.clear()
-        with Called():
-            call()
-        assert seen == [function]
-
-
-def test_tensors_in_the_mode_of_fake_ones_become_fake() -> None:
-    warm(product)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert isinstance(product(), FakeTensor)
-
-
-# ---- a default device, which torch holds in a function mode
-@pytest.fixture
-def default_device():
-    torch.set_default_device("meta")  # on which a tensor made by mistake would be seen
-    yield
-    torch.set_default_device(None)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_skips_the_operator_under_a_default_device(
-    name, operators: list[str], default_device
-) -> None:
-    test_a_warm_call_skips_the_operator(name, operators)
-
-
-def test_linear_is_warm_under_a_default_device(operators: list[str]) -> None:
-    w, bias = torch.nn.Parameter(B.t().contiguous(), requires_grad=False), C.clone()
-    with torch.device("meta"):
-        warm(lambda: linear(A, w), operators)
-        assert torch.equal(linear(A, w, bias), torch.nn.functional.linear(A, w, bias))
-
-
-def test_training_is_warm_under_a_default_device(operators: list[str], default_device) -> None:
-    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
-    grad = A @ B
-    warm(lambda: matmul(a, b).backward(grad), operators)
-    assert torch.equal(a.grad, 4 * grad @ B.t())
-
-
-def test_a_default_device_is_asked_about_nothing(
-    default_device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warm(product)
-    asked = []
-    monkeypatch.setattr(
-        DeviceContext, "__torch_function__", lambda mode, func, *_: asked.append(func)
-    )
-    product()
-    assert asked == []
-
-
-def test_a_mode_beside_a_default_device_sees_the_call(default_device) -> None:
-    seen = []
-
-    class Called(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    warm(product)
-    with Called():
-        product()
-    assert seen == [matmul]
-
-
-def test_tracers_record_the_operator() -> None:
-    warm(product)
-    graph = make_fx(lambda a, b: matmul(a, b))(A, B)
-    assert OPERATORS.matmul.default in [node.target for node in graph.graph.nodes]
-    traced = torch.jit.trace(lambda a, b: matmul(a, b), (A, B))
-    assert "outblas::matmul" in str(traced.graph)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        matmul(A, B)
-    assert "outblas::matmul" in [event.key for event in profile.key_averages()]
-
-
-def test_compiled_calls_keep_the_operator_in_one_graph() -> None:
-    warm(product)
-    backend = EagerAndRecordGraphs()
-    compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend=backend, fullgraph=True)
-    assert torch.equal(compiled(A, B), A @ B + 1)
-    (graph,) = backend.graphs
-    assert OPERATORS.matmul.default in [node.target for node in graph.graph.nodes]
-
-
-def test_what_torch_transforms_stays_transformed() -> None:
-    warm(product)
-    warm(lambda: matmul(A[0], B))
-    batched = torch.func.vmap(matmul, in_dims=(0, None))(A, B)
-    assert torch.equal(batched, A @ B)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert matmul(A, B).dtype == torch.bfloat16
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(A, torch.ones_like(A))
-        assert torch.allclose(
-            forward_ad.unpack_dual(matmul(dual, B)).tangent, torch.ones_like(A) @ B
-        )
-    grown = A.clone().requires_grad_()
-    with torch.no_grad():
-        warm(lambda: matmul(grown, B))
-        assert not matmul(grown, B).requires_grad
-    matmul(grown, B).sum().backward()
-    assert torch.allclose(grown.grad, B.sum(1).expand(6, 5))
-    assert torch.equal(matmul(torch._neg_view(A), B), -A @ B)
-
-
-def test_other_tensors_are_not_taken_for_warm_ones() -> None:
-    class Tagged(torch.Tensor):
-        pass
-
-    warm(product)
-    assert type(matmul(A.as_subclass(Tagged), B)) is Tagged
-    assert matmul(A.to("meta"), B.to("meta")).is_meta
-    with FakeTensorMode() as mode:
-        fake = OPERATORS.matmul(mode.from_tensor(A), mode.from_tensor(B))
-    assert isinstance(fake, FakeTensor)
-    with torch.inference_mode():
-        assert product().is_inference()
-        warm(product)
-        assert product().is_inference()
-    assert not product().is_inference()
-    for bad, message in (
-        (A.to("meta"), "other is on cpu but input is on meta"),
-        (A.half(), "other.dtype is torch.float32"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            matmul(bad, B)
-    with pytest.raises(TypeError, match="input is list"):
-        matmul([[1.0]], B)
-    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
-    with pytest.raises(TypeError, match="out is UntypedStorage"):
-        matmul(A, B, out=torch.empty(24).untyped_storage())
-    nested = torch.nested.nested_tensor([A, A])
-    with pytest.raises(ValueError, match=r"out\.\w+ is"):
-        matmul(
-            A.expand(2, 6, 5),
-            B,
-            out=torch.nested.nested_tensor([A @ B, A @ B]).to_padded_tensor(0.0)[:1],
-        )
-    assert torch.equal(matmul(nested, torch.nested.nested_tensor([B, B])).unbind()[0], A @ B)
-
-
-# ---- out
-def test_out_is_checked_and_its_version_moves(operators: list[str]) -> None:
-    out = torch.empty(6, 4)
-    warm(lambda: matmul(A, B, out=out), operators)
-    before = out._version
-    assert matmul(A, B, out=out) is out
-    assert out._version > before
-    weight = torch.rand(6, 4, requires_grad=True)
-    loss = (weight * out).sum()
-    matmul(A, B, out=out)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-    buffer = torch.zeros(64)
-    a, b, apart, c = (
-        buffer[:30].view(6, 5),
-        buffer[30:50].view(5, 4),
-        torch.zeros(6, 4),
-        torch.zeros(6, 4),
-    )
-    warm(lambda: matmul(a, B, out=apart), operators)
-    with pytest.raises(ValueError, match="out overlaps input"):
-        matmul(a, B, out=buffer[20:44].view(6, 4))
-    warm(lambda: matmul(A, b, out=apart), operators)
-    with pytest.raises(ValueError, match="out overlaps other"):
-        matmul(A, b, out=buffer[16:40].view(6, 4))
-    assert not buffer.any()
-    assert addmm(c, A, B, out=c) is c
-    with pytest.raises(ValueError, match="out requires grad"):
-        matmul(A, B, out=torch.empty(6, 4, requires_grad=True))
-    negated = torch.zeros(6, 4, dtype=torch.complex64).conj().imag
-    assert torch.equal(matmul(A, B, out=negated), A @ B)
-    with torch.inference_mode():
-        inference = torch.empty(6, 4)
-        warm(lambda: matmul(A, B, out=inference), operators)
-
-
-def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
-    monkeypatch.setattr(launcher, "best_launcher", lambda *_, no_product: lambda *_: None)
-    warm(product)
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Has torch's deterministic algorithms, which fill new memory with NaN."""
     torch.use_deterministic_algorithms(True)
     try:
-        assert matmul(A, B).isnan().all()
+        yield
     finally:
         torch.use_deterministic_algorithms(False)
 
 
+# ---- what is warm
+@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
+def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None:
+    call, want = SHORT_WAY_CALLS[name]
+
+    assert_short_way(call, operators)
+
+    assert torch.equal(call(), want())
+
+
+@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
+def test_a_warm_call_gives_what_the_cold_one_gave(name: str) -> None:
+    call, want = SHORT_WAY_CALLS[name]
+    cold = call()
+
+    warm(call)
+
+    assert torch.equal(call(), cold)
+    assert call().stride() == want().stride()
+
+
+TRANSPOSED = B.t().contiguous().t()
+KINDS: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
+    "rows": (lambda: matmul(A, B), A @ B),
+    "columns": (lambda: matmul(A, TRANSPOSED), A @ B),
+    "bf16": (lambda: matmul(A.bfloat16(), B.bfloat16()), A.bfloat16() @ B.bfloat16()),
+    "beside C": (lambda: addmm(C, A, B), A @ B + C),
+    "beside a C that does not count": (lambda: addmm(C, A, B, beta=0), A @ B),
+}
+
+
+def test_kinds_of_one_shape_keep_apart() -> None:
+    for _ in range(4):
+        for kind, (call, want) in KINDS.items():
+            got = call()
+
+            assert got.dtype == want.dtype, kind
+            assert torch.equal(got, want), kind
+
+
+def test_kinds_of_one_shape_are_warm_together(operators: list[str]) -> None:
+    for _ in range(4):
+        for call, _ in KINDS.values():
+            call()
+
+    operators.clear()
+    matmul(A, TRANSPOSED)
+
+    assert operators == []
+
+
+def test_many_kinds_of_one_shape_stay_right() -> None:
+    for row_stride in range(5, 30):
+        a = torch.empty(6, row_stride)[:, :5].copy_(A)
+        for _ in range(3):
+            assert torch.equal(matmul(a, B), A @ B), f"row stride {row_stride}"
+
+
 def test_every_thread_takes_it() -> None:
-    def work(_: int) -> None:
+    def multiply(_: int) -> None:
         for i in range(200):
-            n = 1 + i % 7
-            assert torch.equal(matmul(A[:n], B), A[:n] @ B)
+            rows = 1 + i % 7
+            assert torch.equal(matmul(A[:rows], B), A[:rows] @ B), f"{rows} rows"
             if i % 50 == 0:
                 dispatch.clear_cache()
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
+        list(pool.map(multiply, range(4)))
 
 
+# ---- what is planned anew
+def test_a_call_after_clear_cache_goes_through_the_operator(operators: list[str]) -> None:
+    assert_short_way(product, operators)
+    dispatch.clear_cache()
+
+    product()
+
+    assert operators == ["matmul"]
+    assert_short_way(product, operators)
+
+
+@pytest.fixture
+def planned_for_tf32(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each plan that is made, whether it is for tf32."""
+    planned: list[bool] = []
+    prepare = dispatch._prepare
+
+    def recording_prepare(call: dispatch.Call):
+        planned.append(dispatch.tf32_requested())
+        return prepare(call)
+
+    monkeypatch.setattr(dispatch, "_prepare", recording_prepare)
+    return planned
+
+
+def test_tf32_has_a_plan_of_its_own(planned_for_tf32: list[bool], operators: list[str]) -> None:
+    warm(product)
+
+    with tf32_allowed():
+        assert_short_way(product, operators)
+
+    assert planned_for_tf32 == [False, True]
+
+
+def test_the_plan_without_tf32_is_kept_beside_it(
+    planned_for_tf32: list[bool], operators: list[str]
+) -> None:
+    warm(product)
+    with tf32_allowed():
+        warm(product)
+
+    assert_short_way(product, operators)
+
+    assert planned_for_tf32 == [False, True]
+
+
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
 def test_strict_mode_is_read_on_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    if launcher.no_kernel_reason.__name__ == "<lambda>":
-        pytest.skip("nothing goes to torch")
-    with pytest.warns(FallbackWarning, match="CPU tensors"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
         warm(product)
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
+
     with pytest.raises(RuntimeError, match="OUTBLAS_STRICT=1 forbids"):
         matmul(A, B)
 
 
+# ---- out
+def test_out_is_written_on_the_short_way(operators: list[str]) -> None:
+    out = torch.empty(6, 4)
+    assert_short_way(lambda: matmul(A, B, out=out), operators)
+    version = out._version
+
+    assert matmul(A, B, out=out) is out
+
+    assert out._version > version
+
+
+def test_autograd_sees_that_a_warm_call_wrote_out() -> None:
+    out, weight = torch.empty(6, 4), torch.rand(6, 4, requires_grad=True)
+    warm(lambda: matmul(A, B, out=out))
+    loss = (weight * out).sum()
+
+    matmul(A, B, out=out)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_out_that_overlaps_a_is_refused_after_warm_calls() -> None:
+    buffer = torch.zeros(64)
+    a = buffer[:30].view(6, 5)
+    warm(lambda: matmul(a, B, out=torch.zeros(6, 4)))
+
+    with pytest.raises(ValueError, match="out overlaps input"):
+        matmul(a, B, out=buffer[20:44].view(6, 4))
+
+    assert not buffer.any()
+
+
+def test_an_out_that_overlaps_b_is_refused_after_warm_calls() -> None:
+    buffer = torch.zeros(64)
+    b = buffer[30:50].view(5, 4)
+    warm(lambda: matmul(A, b, out=torch.zeros(6, 4)))
+
+    with pytest.raises(ValueError, match="out overlaps other"):
+        matmul(A, b, out=buffer[16:40].view(6, 4))
+
+    assert not buffer.any()
+
+
+def test_an_out_that_needs_gradients_is_refused_after_warm_calls() -> None:
+    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
+
+    with pytest.raises(ValueError, match="out requires grad"):
+        matmul(A, B, out=torch.empty(6, 4, requires_grad=True))
+
+
+def test_c_may_be_out() -> None:
+    c = torch.zeros(6, 4)
+
+    assert addmm(c, A, B, out=c) is c
+    assert torch.equal(c, A @ B)
+
+
+def test_an_out_that_negates_when_read_is_right_after_warm_calls() -> None:
+    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
+    negated = torch.zeros(6, 4, dtype=torch.complex64).conj().imag
+
+    assert torch.equal(matmul(A, B, out=negated), A @ B)
+
+
+def test_an_out_of_inference_mode_is_warm(operators: list[str]) -> None:
+    with torch.inference_mode():
+        out = torch.empty(6, 4)
+        assert_short_way(lambda: matmul(A, B, out=out), operators)
+
+
+def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launcher_that_writes_nothing(*_: Any, no_product: bool) -> Callable[..., None]:
+        return lambda *_: None
+
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", launcher_that_writes_nothing)
+    warm(product)
+
+    with deterministic_algorithms():
+        filled = matmul(A, B)
+
+    assert filled.isnan().all()
+
+
+# ---- a default device, which torch holds in a function mode
+@pytest.mark.usefixtures("meta_by_default")
+@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
+def test_a_warm_call_skips_the_operator_under_a_default_device(
+    name: str, operators: list[str]
+) -> None:
+    call, want = SHORT_WAY_CALLS[name]
+
+    assert_short_way(call, operators)
+
+    assert torch.equal(call(), want())
+    assert call().stride() == want().stride()
+
+
+def test_linear_is_warm_under_a_device_context(operators: list[str]) -> None:
+    w, bias = torch.nn.Parameter(B.t().contiguous(), requires_grad=False), C.clone()
+
+    with torch.device("meta"):
+        assert_short_way(lambda: linear(A, w), operators)
+        got = linear(A, w, bias)
+
+    assert torch.equal(got, torch.nn.functional.linear(A, w, bias))
+
+
+@pytest.mark.usefixtures("meta_by_default")
+def test_training_is_warm_under_a_default_device(operators: list[str]) -> None:
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    grad = A @ B
+
+    def step() -> None:
+        a.grad = None
+        matmul(a, b).backward(grad)
+
+    assert_short_way(step, operators)
+
+    assert torch.equal(a.grad, grad @ B.t())
+
+
 # ---- on a GPU
+DEVICES = range(max(1, torch.cuda.device_count()))
+
+
+@pytest.fixture
+def gpu_operands(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
+    """Two matrices on the GPU of this index."""
+    shape, device = (256, 256), f"cuda:{request.param}"
+    return torch.randn(shape, device=device).bfloat16(), torch.randn(
+        shape, device=device
+    ).bfloat16()
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
-def test_warm_calls_keep_to_their_device_and_stream(index: int, operators: list[str]) -> None:
-    a, b = (
-        torch.randn(256, 256, device=f"cuda:{index}").bfloat16(),
-        torch.randn(256, 256, device=f"cuda:{index}"),
-    )
-    b, out = b.bfloat16(), torch.empty_like(a)
+@pytest.mark.parametrize("gpu_operands", DEVICES, indirect=True)
+@pytest.mark.parametrize("with_out", [False, True], ids=["new memory", "out"])
+def test_warm_calls_keep_to_their_device(
+    with_out: bool, gpu_operands: tuple[Tensor, Tensor], operators: list[str]
+) -> None:
+    a, b = gpu_operands
+    how = {"out": torch.empty_like(a)} if with_out else {}
+    cold = matmul(a, b)
+
+    assert_short_way(lambda: matmul(a, b, **how), operators)
+
+    got = matmul(a, b, **how)
+    assert got.device == a.device
+    assert torch.equal(got, cold)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpu_operands", DEVICES, indirect=True)
+def test_warm_calls_wait_for_what_is_queued_on_their_stream(
+    gpu_operands: tuple[Tensor, Tensor],
+) -> None:
+    a, b = gpu_operands
     want = matmul(a, b)
-    for call in (lambda: matmul(a, b), lambda: matmul(a, b, out=out)):
-        warm(call, operators)
-        assert call().device == a.device
-        assert torch.equal(call(), want)
+    warm(lambda: matmul(a, b))
     stream, late = torch.cuda.Stream(a.device), torch.zeros_like(a)
-    torch.cuda.synchronize(index)
+    torch.cuda.synchronize(a.device)
+
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         late.copy_(a)
         got = matmul(late, b)
     stream.synchronize()
+
     assert torch.equal(got, want)
-    with torch.cuda.device(index):
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpu_operands", DEVICES, indirect=True)
+def test_warm_calls_are_captured_by_a_graph(
+    gpu_operands: tuple[Tensor, Tensor], operators: list[str]
+) -> None:
+    a, b = gpu_operands
+    out = torch.empty_like(a)
+    stream = torch.cuda.Stream(a.device)
+    for call in (lambda: matmul(a, b), lambda: matmul(a, b, out=out)):
+        assert_short_way(call, operators)
+    # The default stream of captures is of the device that captured first.
+    with torch.cuda.device(a.device):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, stream=stream
-        ):  # the default one is of the device that captured first
-            kept = matmul(a, b)
+        with torch.cuda.graph(graph, stream=stream):
+            captured = matmul(a, b)
             matmul(a, b, out=out)
+
     a.zero_()
     graph.replay()
-    torch.cuda.synchronize(index)
-    assert not kept.any()
+    torch.cuda.synchronize(a.device)
+
+    assert not captured.any()
     assert not out.any()
     assert operators == []

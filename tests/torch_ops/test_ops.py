@@ -1,6 +1,8 @@
-"""The operators as torch sees them: schema, fake, mutation, tracing."""
+"""The operators as torch sees them: schema, fake tensors, mutation, errors, lazy views."""
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +10,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from outblas import OperandError, addmm, matmul
 
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+Tensor = torch.Tensor
 ops = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (6, 4)))
 
+
+def sevens() -> Tensor:
+    """An output that is full of sevens, so that a test sees whether it was written."""
+    return torch.full((6, 4), 7.0)
+
+
+# ---- schemas
 CALLS = {
     "matmul": (ops.matmul.default, (A, B)),
     "matmul batched": (ops.matmul.default, (A.expand(3, 6, 5), B)),
@@ -30,152 +42,271 @@ CALLS = {
     ),
     "activation_backward": (ops.activation_backward.default, (C[:, :2], C, "geglu")),
 }
+CALLS_WITH_GRADIENTS = [name for name in CALLS if "_out" not in name]
 
 
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("grown", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_opcheck(name: str, grown: bool) -> None:
-    op, arguments = CALLS[name]
-    if grown and "_out" not in name:
-        arguments = tuple(
-            t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments
-        )
-    torch.library.opcheck(op, arguments)
+def test_opcheck(name: str) -> None:
+    operator, arguments = CALLS[name]
+
+    torch.library.opcheck(operator, arguments)
 
 
-def test_fake_checks_like_the_real_one() -> None:
-    with FakeTensorMode() as mode:
-        a, b = mode.from_tensor(A), mode.from_tensor(B)
-        assert ops.matmul(a, b).shape == (6, 4)
-        assert ops.matmul(a.half(), b.half(), torch.float32).dtype == torch.float32
-        with pytest.raises(ValueError, match=r"a.shape\[1\] is 5 but b.shape\[0\] is 4"):
-            ops.matmul(a, b[:4])
-        with pytest.raises(ValueError, match=r"out\.dtype is"):
-            ops.matmul_out(a, b, mode.from_tensor(torch.empty(6, 4, dtype=torch.float64)))
+@pytest.mark.parametrize("name", CALLS_WITH_GRADIENTS)
+def test_opcheck_where_tensors_need_gradients(name: str) -> None:
+    operator, arguments = CALLS[name]
+    leaves = tuple(t.clone().requires_grad_() if isinstance(t, Tensor) else t for t in arguments)
+
+    torch.library.opcheck(operator, leaves)
 
 
-OUTS = {
-    "matmul_out": lambda out, aux: ops.matmul_out(A.to(out.device), B.to(out.device), out),
-    "addmm_out": lambda out, aux: ops.addmm_out(*(t.to(out.device) for t in (C, A, B)), out),
-    "gemm_out": lambda out, aux: ops.gemm_out(
-        out, aux, *(t.to(out.device) for t in (A, B)), None, None, None
-    ),
+# ---- fake tensors
+@pytest.fixture
+def fakes() -> tuple[Tensor, Tensor, Tensor]:
+    """A, B and an output of float64 as fake tensors."""
+    mode = FakeTensorMode()
+    wrong_out = torch.empty(6, 4, dtype=torch.float64)
+    return mode.from_tensor(A), mode.from_tensor(B), mode.from_tensor(wrong_out)
+
+
+def test_a_fake_product_has_the_shape_of_the_real_one(fakes: tuple[Tensor, ...]) -> None:
+    a, b, _ = fakes
+
+    assert ops.matmul(a, b).shape == (6, 4)
+
+
+def test_a_fake_product_has_the_dtype_that_is_asked_for(fakes: tuple[Tensor, ...]) -> None:
+    a, b, _ = fakes
+
+    assert ops.matmul(a.half(), b.half(), torch.float32).dtype == torch.float32
+
+
+def test_shapes_of_fake_operands_are_checked(fakes: tuple[Tensor, ...]) -> None:
+    a, b, _ = fakes
+
+    with pytest.raises(ValueError, match=r"a.shape\[1\] is 5 but b.shape\[0\] is 4"):
+        ops.matmul(a, b[:4])
+
+
+def test_a_fake_out_is_checked(fakes: tuple[Tensor, ...]) -> None:
+    a, b, out = fakes
+
+    with pytest.raises(ValueError, match=r"out\.dtype is"):
+        ops.matmul_out(a, b, out)
+
+
+# ---- what operators write
+def device_of(kind: str) -> str:
+    return "meta" if kind == "meta" else "cpu"
+
+
+def mode_of(kind: str) -> contextlib.AbstractContextManager[Any]:
+    """The mode in which tensors are of this kind."""
+    return (
+        FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else contextlib.nullcontext()
+    )
+
+
+kinds = pytest.mark.parametrize("kind", ["real", "fake", "meta"])
+# Operators that write `out`, and the operands that they take beside it.
+WRITERS: dict[str, Callable[..., object]] = {
+    "matmul_out": lambda a, b, c, out, aux: ops.matmul_out(a, b, out),
+    "addmm_out": lambda a, b, c, out, aux: ops.addmm_out(c, a, b, out),
+    "gemm_out": lambda a, b, c, out, aux: ops.gemm_out(out, aux, a, b, None, None, None),
 }
 
 
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("kind", ["real", "fake", "meta"])
-@pytest.mark.parametrize("name", OUTS)
-def test_versions_of_what_is_written_grow(name, kind: str) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else contextlib.nullcontext():
-        out, aux = (torch.empty(6, 4, device="meta" if kind == "meta" else "cpu") for _ in range(2))
-        before = out._version, aux._version
-        OUTS[name](out, aux)
-        assert out._version > before[0]
-        assert (aux._version > before[1]) == (name == "gemm_out")
+@kinds
+@pytest.mark.parametrize("operator", WRITERS)
+def test_versions_of_what_is_written_grow(operator: str, kind: str) -> None:
+    device = device_of(kind)
+    with mode_of(kind):
+        out, aux = (torch.empty(6, 4, device=device) for _ in range(2))
+        versions = out._version, aux._version
+
+        WRITERS[operator](*(t.to(device) for t in (A, B, C)), out, aux)
+
+        assert out._version > versions[0]
+        assert (aux._version > versions[1]) == (operator == "gemm_out")
 
 
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("kind", ["real", "fake", "meta"])
-@pytest.mark.parametrize("operator", ["gemm", "gemm_aux", "gemm_out"])
-def test_a_name_that_is_no_activation(operator: str, kind: str) -> None:
-    with FakeTensorMode() as mode:
-        make = {"fake": mode.from_tensor, "meta": lambda t: t.to("meta"), "real": lambda t: t}[kind]
-    a, b, c, out, aux = map(make, (A, B, C, torch.full((6, 4), 7.0), torch.full((6, 4), 7.0)))
-    written = [out, aux] if operator == "gemm_out" else []
-    for given in ((a, b), (a.clone().requires_grad_(), b)):
-        if written and given[0].requires_grad:
-            continue
-        with pytest.raises(
-            ValueError, match="activation is 'tanh', expected '' or one of relu, gelu"
-        ):
-            getattr(ops, operator)(*written, *given, c, None, None, 1, 1, "tanh")
-    if kind == "real":
+# ---- activations and epilogues
+@pytest.fixture
+def of_kind(kind: str) -> Callable[[Tensor], Tensor]:
+    """Makes a tensor one of this kind."""
+    if kind == "fake":
+        return FakeTensorMode().from_tensor
+    return lambda t: t.to(device_of(kind))
+
+
+UNKNOWN_ACTIVATION = "activation is 'tanh', expected '' or one of relu, gelu"
+
+
+@kinds
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "needs gradients"])
+@pytest.mark.parametrize("operator", ["gemm", "gemm_aux"])
+def test_a_name_that_is_no_activation_is_refused(
+    operator: str, needs_grad: bool, kind: str, of_kind: Callable[[Tensor], Tensor]
+) -> None:
+    a, b, c = (of_kind(t) for t in (A, B, C))
+    a = a.clone().requires_grad_(needs_grad)
+
+    with pytest.raises(ValueError, match=UNKNOWN_ACTIVATION):
+        getattr(ops, operator)(a, b, c, None, None, 1, 1, "tanh")
+
+
+@kinds
+def test_nothing_is_written_for_a_name_that_is_no_activation(
+    kind: str, of_kind: Callable[[Tensor], Tensor]
+) -> None:
+    a, b, c, out, aux = (of_kind(t) for t in (A, B, C, sevens(), sevens()))
+
+    with pytest.raises(ValueError, match=UNKNOWN_ACTIVATION):
+        ops.gemm_out(out, aux, a, b, c, None, None, 1, 1, "tanh")
+
+    if kind == "real":  # the others have no values
         assert out.eq(7).all()
         assert aux.eq(7).all()
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("written", [False, True])
-def test_an_operator_without_an_epilogue(written: bool) -> None:
+def test_an_operator_without_an_epilogue_is_a_product() -> None:
     """Its call brings an epilogue of nothing, with which a kernel is planned as for a bare
     product.
     """
     a, b = torch.randn(8, 16), torch.randn(16, 8)
-    if written:
-        found = torch.full((8, 8), float("nan"))
-        torch.ops.outblas.gemm_out(found, None, a, b, None, None, None, 1, 0, "", None, "portable")
-    else:
-        found = torch.ops.outblas.gemm(a, b, None, None, None, 1, 0, "", None, "portable")
-    torch.testing.assert_close(found, a @ b)
+
+    got = ops.gemm(a, b, None, None, None, 1, 0, "", None, "portable")
+
+    torch.testing.assert_close(got, a @ b)
 
 
-def test_torchs_errors_are_caught_as_its_own() -> None:
-    x, out = A.clone().requires_grad_(), torch.full((6, 4), 7.0)
-    calls = [
-        lambda: ops.matmul_out(x, B, out),
-        lambda: ops.addmm_out(C, x, B, out),
-        lambda: ops.gemm_out(out, None, x, B),
-        lambda: ops.gemm(A, B, None, None, None, 2),
-        lambda: ops.gemm(A.half(), B.half(), C.half(), None, None, 1, 1, "", torch.float32),
-        lambda: ops.activation_backward(C[:, :3], C, "gelu"),
-        lambda: ops.activation_backward(C[:, :3], C, "swiglu"),
-        lambda: ops.activation_backward(C[:, :1], C[:, :3], "swiglu"),
-        lambda: ops.activation_backward(C[0, 0], C[0, 0], "swiglu"),
-    ]
-    for call in calls:
-        with pytest.raises(OperandError) as caught:
-            call()
-        assert isinstance(caught.value, RuntimeError)
-        assert isinstance(caught.value, ValueError)
+@pytest.mark.interpreter
+def test_an_operator_without_an_epilogue_writes_a_product() -> None:
+    a, b, out = torch.randn(8, 16), torch.randn(16, 8), torch.full((8, 8), torch.nan)
+
+    ops.gemm_out(out, None, a, b, None, None, None, 1, 0, "", None, "portable")
+
+    torch.testing.assert_close(out, a @ b)
+
+
+# ---- errors
+LEAF = A.clone().requires_grad_()
+REFUSED: dict[str, Callable[[Tensor], object]] = {
+    "matmul_out with gradients": lambda out: ops.matmul_out(LEAF, B, out),
+    "addmm_out with gradients": lambda out: ops.addmm_out(C, LEAF, B, out),
+    "gemm_out with gradients": lambda out: ops.gemm_out(out, None, LEAF, B),
+    "alpha without c": lambda out: ops.gemm(A, B, None, None, None, 2),
+    "wide product beside a narrow c": lambda out: ops.gemm(
+        A.half(), B.half(), C.half(), None, None, 1, 1, "", torch.float32
+    ),
+    "gradient of too few columns": lambda out: ops.activation_backward(C[:, :3], C, "gelu"),
+    "gradient of no half": lambda out: ops.activation_backward(C[:, :3], C, "swiglu"),
+    "odd number of columns": lambda out: ops.activation_backward(C[:, :1], C[:, :3], "swiglu"),
+    "no columns": lambda out: ops.activation_backward(C[0, 0], C[0, 0], "swiglu"),
+}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, OperandError])
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_error_is_caught_as_torchs_and_as_ours(name: str, error: type[Exception]) -> None:
+    out = sevens()
+
+    with pytest.raises(error) as caught:
+        REFUSED[name](out)
+
+    assert type(caught.value) is OperandError
     assert out.eq(7).all()
 
 
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("lazy", ["neg", "conj", "neg conj"])
-def test_operators_write_through_lazy_views(lazy: str) -> None:
-    dtype = torch.complex64 if "conj" in lazy else torch.float32
-    a, b, c = (t.to(dtype) for t in (A, B, C))
-    if dtype.is_complex:
-        a = a + 1j
+# ---- views that change what they show
+LAZY_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "neg": torch._neg_view,
+    "conj": lambda t: t.conj(),
+    "neg conj": lambda t: torch._neg_view(t).conj(),
+}
+# Operators that write a product, and the function that returns it.
+PRODUCTS: dict[str, tuple[Callable[..., object], Callable[..., Tensor]]] = {
+    "matmul_out": (
+        lambda out, a, b, c: ops.matmul_out(a, b, out),
+        lambda a, b, c: matmul(a, b),
+    ),
+    "addmm_out": (
+        lambda out, a, b, c: ops.addmm_out(c, a, b, out, 2, 3),
+        lambda a, b, c: addmm(c, a, b, alpha=2, beta=3),
+    ),
+    "gemm_out": (
+        lambda out, a, b, c: ops.gemm_out(out, None, a, b, None, c),
+        lambda a, b, c: matmul(a, b, bias=c),
+    ),
+}
+lazy_views = pytest.mark.parametrize("lazy", LAZY_VIEWS)
 
-    def view(t):
-        t = torch._neg_view(t) if "neg" in lazy else t
-        return t.conj() if "conj" in lazy else t
 
-    calls = {
-        "matmul": (lambda out, a: ops.matmul_out(a, b, out), lambda a: matmul(a, b)),
-        "addmm": (
-            lambda out, a: ops.addmm_out(c, a, b, out, 2, 3),
-            lambda a: addmm(c, a, b, alpha=2, beta=3),
-        ),
-        "gemm": (
-            lambda out, a: ops.gemm_out(out, None, a, b, None, c),
-            lambda a: matmul(a, b, bias=c),
-        ),
-    }
-    for write, make in calls.values():
-        for operand in (a, view(a)):
-            out = view(torch.full((6, 4), torch.nan, dtype=dtype))
-            version = out._version
-            write(out, operand)
-            assert torch.equal(out, make(operand))
-            assert out._version > version
-    memory = c.clone()
-    out = view(memory)
+def operands_for(lazy: str) -> list[Tensor]:
+    """A, B and C, complex where a view conjugates."""
+    if "conj" not in lazy:
+        return [A, B, C]
+    a, b, c = (t.to(torch.complex64) for t in (A, B, C))
+    return [a + 1j, b, c]
+
+
+@lazy_views
+@pytest.mark.parametrize("lazy_operand", [False, True], ids=["plain a", "lazy a"])
+@pytest.mark.parametrize("operator", PRODUCTS)
+def test_operators_write_through_lazy_views(operator: str, lazy_operand: bool, lazy: str) -> None:
+    write, product = PRODUCTS[operator]
+    view, (a, b, c) = LAZY_VIEWS[lazy], operands_for(lazy)
+    a = view(a) if lazy_operand else a
+    out = view(torch.full((6, 4), torch.nan, dtype=a.dtype))
+    version = out._version
+
+    write(out, a, b, c)
+
+    assert torch.equal(out, product(a, b, c))
+    assert out._version > version
+
+
+@lazy_views
+def test_a_lazy_view_may_be_addend_and_out(lazy: str) -> None:
+    a, b, c = operands_for(lazy)
+    out = LAZY_VIEWS[lazy](c.clone())
     want = addmm(out.clone(), a, b)
+
     ops.addmm_out(out, a, b, out)
+
     assert torch.equal(out, want)
 
 
-def test_a_lazy_view_that_does_not_fit_is_not_written() -> None:
-    out = torch.full((6, 4), 7.0)
-    for wrong in (A[:, :4], A[:5]):
-        with pytest.raises(OperandError):
-            ops.matmul_out(wrong, B, torch._neg_view(out))
-    with pytest.raises(OperandError, match="out overlaps a in memory"):
-        ops.matmul_out(out, B[:4], torch._neg_view(out))
-    with pytest.raises(OperandError, match="elements share memory"):
-        ops.matmul_out(A, B, torch._neg_view(out[:1].expand(6, 4)))
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        pytest.param(
+            lambda out: ops.matmul_out(A[:, :4], B, torch._neg_view(out)),
+            r"a.shape\[1\] is 4",
+            id="inner size",
+        ),
+        pytest.param(
+            lambda out: ops.matmul_out(A[:5], B, torch._neg_view(out)), "out.shape", id="rows"
+        ),
+        pytest.param(
+            lambda out: ops.matmul_out(out, B[:4], torch._neg_view(out)),
+            "out overlaps a in memory",
+            id="overlap",
+        ),
+        pytest.param(
+            lambda out: ops.matmul_out(A, B, torch._neg_view(out[:1].expand(6, 4))),
+            "elements share memory",
+            id="expanded",
+        ),
+    ],
+)
+def test_a_lazy_view_that_does_not_fit_is_not_written(
+    write: Callable[[Tensor], object], message: str
+) -> None:
+    out = sevens()
+
+    with pytest.raises(OperandError, match=message):
+        write(out)
+
     assert out.eq(7).all()

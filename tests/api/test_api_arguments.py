@@ -1,0 +1,229 @@
+"""Arguments of the public calls: their names, by torch and by letters, and the scalars that addmm
+takes.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.causes import A, B
+
+from outblas import OperandError, addmm, linear, matmul
+
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+Tensor = torch.Tensor
+
+
+# ---- names
+@dataclass(frozen=True)
+class Signature:
+    """A function of ours, torch's of that name, and operands by torch's names and by ours."""
+
+    ours: Callable[..., Tensor]
+    torchs: Callable[..., Tensor]
+    operands: dict[str, Tensor]
+    letters: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What torch calls the operands."""
+        return tuple(self.operands)
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The operands, by position."""
+        return tuple(self.operands.values())
+
+
+SIGNATURES = [
+    Signature(matmul, torch.matmul, {"input": A, "other": B}, ("a", "b")),
+    Signature(
+        addmm, torch.addmm, {"input": torch.ones(6, 4), "mat1": A, "mat2": B}, ("c", "a", "b")
+    ),
+    Signature(linear, torch.nn.functional.linear, {"input": A, "weight": B.t()}, ("x", "w")),
+]
+signatures = pytest.mark.parametrize(
+    "signature", [pytest.param(each, id=each.ours.__name__) for each in SIGNATURES]
+)
+
+
+@signatures
+@pytest.mark.parametrize(
+    "keywords_of",
+    [
+        pytest.param(lambda names, letters: names, id="torch's names"),
+        pytest.param(lambda names, letters: letters, id="letters"),
+        pytest.param(lambda names, letters: (names[0], *letters[1:]), id="torch's name first"),
+        pytest.param(lambda names, letters: (*letters[:-1], names[-1]), id="torch's name last"),
+    ],
+)
+def test_operands_come_by_any_of_their_names(
+    signature: Signature, keywords_of: Callable[..., tuple[str, ...]]
+) -> None:
+    keywords = keywords_of(signature.names, signature.letters)
+
+    got = signature.ours(**dict(zip(keywords, signature.given, strict=True)))
+
+    assert torch.equal(got, signature.torchs(**signature.operands))
+
+
+@signatures
+def test_operands_come_by_position_and_the_last_by_a_letter(signature: Signature) -> None:
+    *first, last = signature.given
+
+    got = signature.ours(*first, **{signature.letters[-1]: last})
+
+    assert torch.equal(got, signature.torchs(**signature.operands))
+
+
+@signatures
+def test_the_signature_has_the_names_of_torch(signature: Signature) -> None:
+    parameters = inspect.signature(signature.ours).parameters
+
+    required = [p.name for p in parameters.values() if p.default is p.empty]
+
+    assert required == list(signature.names)
+    assert not {"aliases", *signature.letters} & parameters.keys()
+
+
+@signatures
+def test_an_unknown_keyword_is_named(signature: Signature) -> None:
+    message = rf"{signature.ours.__name__}\(\) got an unexpected keyword argument 'kernal'"
+    with pytest.raises(TypeError, match=message):
+        signature.ours(*signature.given, kernal="portable")
+
+
+@signatures
+def test_an_operand_that_comes_twice_is_named(signature: Signature) -> None:
+    name, letter = signature.names[-1], signature.letters[-1]
+
+    message = rf"{signature.ours.__name__}\(\) got '{name}' twice, the second time as '{letter}'"
+    with pytest.raises(TypeError, match=message):
+        signature.ours(*signature.given, **{letter: signature.given[-1]})
+
+
+@signatures
+def test_a_missing_operand_is_named(signature: Signature) -> None:
+    message = rf"{signature.names[-1]} is NoneType, expected a torch.Tensor"
+    with pytest.raises(TypeError, match=message):
+        signature.ours(*signature.given[:-1])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"bias": torch.ones(4)}, id="bias"),
+        pytest.param({"activation": "relu"}, id="activation"),
+        pytest.param({"kernel": "portable"}, id="kernel"),
+    ],
+)
+def test_addmm_without_an_addend_is_a_type_error(how: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
+        addmm(None, A, B, **how)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda x, y: matmul(a=x, b=y), id="letters"),
+        pytest.param(lambda x, y: matmul(input=x, other=y), id="torch's names"),
+    ],
+)
+def test_compiled_calls_take_either_name(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+
+    assert torch.equal(compiled(A, B), A @ B)
+
+
+# ---- scalars
+C = torch.rand(6, 4)
+SCALARS = [
+    pytest.param(2, id="int"),
+    pytest.param(2.5, id="float"),
+    pytest.param(True, id="bool"),
+    pytest.param(np.float32(0.5), id="numpy float32"),
+    pytest.param(np.int64(2), id="numpy int64"),
+    pytest.param(np.bool_(True), id="numpy bool"),
+    pytest.param(torch.tensor(2.5), id="tensor"),
+    pytest.param(torch.tensor(3), id="integer tensor"),
+    pytest.param(2 + 0j, id="complex without an imaginary part"),
+]
+
+
+@pytest.mark.parametrize("value", SCALARS)
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_a_scalar_is_taken_as_torch_takes_it(name: str, value: Any) -> None:
+    scale = {name: value}
+
+    assert torch.equal(addmm(C, A, B, **scale), torch.addmm(C, A, B, **scale))
+
+
+@pytest.mark.parametrize("value", SCALARS)
+def test_a_call_with_an_epilogue_takes_torchs_scalars(value: Any) -> None:
+    got = addmm(C, A, B, alpha=value, activation="relu")
+
+    torch.testing.assert_close(got, torch.relu(torch.addmm(C, A, B, alpha=value)))
+
+
+def test_both_scalars_may_be_numpys() -> None:
+    got = addmm(C, A, B, alpha=np.float32(0.5), beta=np.int64(2))
+
+    assert torch.allclose(got, torch.addmm(C, A, B, alpha=0.5, beta=2))
+
+
+@pytest.mark.parametrize("value", [2**70 * 10**40, 10**400, 1e300], ids=["1e61", "1e400", "1e300"])
+def test_a_scalar_beyond_the_dtype_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=r"alpha is .* expected a number that float32 can hold"):
+        addmm(C, A, B, alpha=value)
+
+
+@pytest.mark.parametrize(
+    "alpha", [pytest.param(2, id="int"), pytest.param(np.float32(1.25), id="numpy fraction")]
+)
+def test_integers_take_the_scalars_that_they_take_in_torch(alpha: Any) -> None:
+    c = torch.arange(4, dtype=torch.int32)
+    a, b = torch.ones(3, 0, dtype=torch.int32), torch.ones(0, 4, dtype=torch.int32)
+
+    assert torch.equal(addmm(c, a, b, alpha=alpha), torch.addmm(c, a, b, alpha=alpha))
+
+
+def test_bools_take_bools() -> None:
+    c, a, b = (torch.ones(shape, dtype=torch.bool) for shape in ((), (3, 0), (0, 4)))
+
+    assert torch.equal(addmm(c, a, b, beta=True), torch.addmm(c, a, b, beta=True))
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_scalars_are_one_by_default_as_an_integer(name: str) -> None:
+    """An integer fits operands of every dtype."""
+    default = inspect.signature(addmm).parameters[name].default
+
+    assert default == 1
+    assert type(default) is int
+
+
+COMPLEX_SCALARS = [
+    pytest.param(1 + 2j, id="complex"),
+    pytest.param(np.complex64(1 + 2j), id="numpy complex64"),
+    pytest.param(torch.tensor(1 + 2j), id="tensor"),
+]
+
+
+@pytest.mark.parametrize("alpha", COMPLEX_SCALARS)
+def test_complex_scalars_go_with_complex_operands(alpha: Any) -> None:
+    a, b, c = (t.to(torch.complex64) for t in (A, B, C))
+
+    assert torch.equal(addmm(c, a, b, alpha=alpha), torch.addmm(c, a, b, alpha=1 + 2j))
+
+
+@pytest.mark.parametrize("alpha", COMPLEX_SCALARS)
+def test_complex_scalars_do_not_go_with_real_operands(alpha: Any) -> None:
+    message = r"alpha is \(1\+2j\), expected a real number for operands of torch.float32"
+    with pytest.raises(OperandError, match=message):
+        addmm(C, A, B, alpha=alpha)

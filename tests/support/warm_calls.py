@@ -1,0 +1,52 @@
+"""Calls that are made until they are warm, and a look at whether they took the short way."""
+
+from collections.abc import Callable
+
+import torch
+
+from outblas import addmm, matmul
+
+Tensor = torch.Tensor
+
+A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))
+
+
+def product() -> Tensor:
+    return matmul(A, B)
+
+
+def _new_out() -> Tensor:
+    """An output on the CPU, whatever the default device is."""
+    return torch.full((6, 4), torch.nan, device="cpu")
+
+
+# Calls that take the short way when warm, and what torch makes of them.
+SHORT_WAY_CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "matmul": (product, lambda: A @ B),
+    "vector": (lambda: matmul(A[0], B), lambda: A[0] @ B),
+    "batch": (lambda: matmul(A.expand(3, 6, 5), B), lambda: A.expand(3, 6, 5) @ B),
+    "out": (lambda: matmul(A, B, out=_new_out()), lambda: A @ B),
+    "addmm": (
+        lambda: addmm(C, A, B, alpha=0.5, beta=2),
+        lambda: torch.addmm(C, A, B, alpha=0.5, beta=2),
+    ),
+    "addmm beta 0": (lambda: addmm(C, A, B, beta=0), lambda: A @ B),
+    "addmm out": (lambda: addmm(C, A, B, out=_new_out()), lambda: torch.addmm(C, A, B)),
+    "parameter": (lambda: matmul(A, torch.nn.Parameter(B, requires_grad=False)), lambda: A @ B),
+}
+
+
+def warm(call: Callable[[], object]) -> None:
+    """Calls often enough for the short way to be known."""
+    for _ in range(3):
+        call()
+
+
+def assert_short_way(call: Callable[[], object], operators: list[str]) -> None:
+    """A call that is warm goes through none of the operators that a fixture records."""
+    warm(call)
+    operators.clear()
+
+    call()
+
+    assert operators == []

@@ -1,0 +1,168 @@
+"""The gradient of an activation's argument: its kernel, its formula, and what reaches them."""
+
+import numpy as np
+import pytest
+import torch
+from support.gradients import COLD_THEN_WARM, leaves, present
+from triton.runtime.interpreter import InterpretedFunction
+
+from outblas import matmul
+from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.kernels import activation as kernels
+from outblas.torch_ops import activation_backward, ops
+from outblas.torch_ops.activation_backward import formula
+
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+Tensor = torch.Tensor
+
+
+# ---- the kernel
+@pytest.fixture
+def interpreted_kernel(monkeypatch: pytest.MonkeyPatch) -> InterpretedFunction:
+    """The kernel as Triton's interpreter runs it."""
+    slope = InterpretedFunction(kernels._value_and_slope.fn)
+    monkeypatch.setattr(kernels, "_value_and_slope", slope)
+    return InterpretedFunction(kernels.backward_kernel.fn)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("wide", [False, True], ids=["32-bit offsets", "64-bit offsets"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_kernel_computes_the_formula(
+    activation: str, wide: bool, interpreted_kernel: InterpretedFunction
+) -> None:
+    gated = activation in GATED
+    columns = 70
+    grad, x = torch.randn(37, columns), 3 * torch.randn(37, columns * (1 + gated))
+    x[0, :3] = torch.tensor([0.0, torch.nan, -30.0])
+    out = torch.full_like(x, -7)
+    function = GATED.get(activation, activation)
+
+    with np.errstate(all="ignore"):
+        interpreted_kernel[(3,)](
+            grad, x, out, grad.numel(), columns, function, gated, wide, kernels.BLOCK
+        )
+
+    want = formula(grad.double(), x.double(), activation).float()
+    torch.testing.assert_close(out, want, equal_nan=True, atol=3e-6, rtol=3e-6)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", [75, 90])
+@pytest.mark.parametrize("pointer", ["*bf16", "*fp32"])
+def test_the_kernel_moves_16_bytes_at_a_time(pointer: str, arch: int) -> None:
+    compiled = kernels.compile_for(("gelu", False, False, pointer, (16, 16, 16, 1)), arch)
+
+    assert "ld.global.v4" in compiled.asm["ptx"]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", [75, 90])
+def test_the_kernel_compiles_for_what_is_not_aligned(arch: int) -> None:
+    compiled = kernels.compile_for(("silu", True, True, "*fp16", (2, 16, 2, 2)), arch)
+
+    assert compiled.asm["cubin"]
+
+
+# ---- the formula
+def test_the_slope_of_relu_at_nan_is_one_as_torchs() -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
+
+    assert torch.equal(formula(torch.ones(4), x, "relu"), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("special", [1.0, torch.nan], ids=["finite", "nan"])
+@pytest.mark.parametrize("activation", ["relu", "reglu"])
+def test_relu_has_torchs_second_derivative_which_is_zero(activation: str, special: float) -> None:
+    """Zeros reach A and B, and NaN where those hold NaN; what has no gradient in torch has none
+    here.
+    """
+    a, b, bias = leaves((3, 4), (4, 2), (2,))
+    with torch.no_grad():
+        b[0, 0] = special
+
+    def second_derivatives(y: Tensor) -> tuple[Tensor | None, ...]:
+        grad = torch.ones_like(y).requires_grad_()
+        first = torch.autograd.grad(y, (a, b, bias), grad, create_graph=True)
+        loss = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        return torch.autograd.grad(loss, (a, b, bias, grad), allow_unused=True)
+
+    got = second_derivatives(matmul(a, b, bias=bias, activation=activation))
+
+    want = second_derivatives(apply(a @ b + bias, activation, None))
+    assert [t is None for t in got] == [t is None for t in want]
+    torch.testing.assert_close(present(got), present(want), equal_nan=True)
+
+
+# ---- what reaches the operator
+def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels read memory, where such a view has the other sign."""
+    negates = []
+
+    def kernel(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+        negates.append(grad.is_neg())
+        return formula(grad, x, activation)
+
+    monkeypatch.setattr(activation_backward, "_compute", kernel)
+    a, b, g = torch.randn(3, 4).requires_grad_(), torch.randn(4, 2), torch.randn(3, 2)
+
+    for _ in COLD_THEN_WARM:
+        y = matmul(a, b, activation="relu")
+        (gradient,) = torch.autograd.grad(y, a, torch._neg_view(g))
+
+        torch.testing.assert_close(gradient, torch.where(y > 0, -g, 0) @ b.t())
+    assert not any(negates)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "needs gradients"])
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_a_derivative_of_a_sparse_tensor_is_refused(layout: str, needs_grad: bool) -> None:
+    """As torch's dispatcher does for operators, also where gradients are asked for."""
+    x = getattr(torch.randn(3, 4), layout)().requires_grad_(needs_grad)
+
+    with pytest.raises(NotImplementedError):
+        torch.ops.outblas.activation_backward(torch.randn(3, 4), x, "relu")
+
+
+# ---- aux beside a residual
+activations = pytest.mark.parametrize("activation", ["", "gelu", "swiglu"])
+
+
+@activations
+def test_aux_needs_no_gradient_where_only_the_residual_does(activation: str) -> None:
+    a, b, residual = torch.randn(3, 4), torch.randn(4, 2), torch.randn(3, 1).requires_grad_()
+
+    y, x = ops.gemm_aux(a, b, None, None, residual, 1, 1, activation)
+
+    assert y.requires_grad
+    assert not x.requires_grad
+    assert x.is_leaf
+    assert x.grad_fn is None
+
+
+@activations
+def test_aux_needs_gradients_where_an_operand_does(activation: str) -> None:
+    a, b = torch.randn(3, 4).requires_grad_(), torch.randn(4, 2)
+    residual = torch.randn(3, 1).requires_grad_()
+
+    _, x = ops.gemm_aux(a, b, None, None, residual, 1, 1, activation)
+
+    assert x.requires_grad
+
+
+@activations
+def test_the_gradient_of_a_residual_alone_sums_over_columns(activation: str) -> None:
+    a, b, residual = torch.randn(3, 4), torch.randn(4, 2), torch.randn(3, 1).requires_grad_()
+
+    def total(residual: Tensor) -> Tensor:
+        return ops.gemm_aux(a, b, None, None, residual, 1, 1, activation)[0].sum()
+
+    total(residual).backward()
+    transformed = torch.func.grad(total)(residual.detach())
+
+    columns = 1 if activation in GATED else 2
+    assert torch.equal(residual.grad, torch.full((3, 1), float(columns)))
+    assert torch.equal(transformed, residual.grad)

@@ -1,0 +1,182 @@
+"""Compiled and exported programs keep our operators, in one graph, for sizes that vary."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import vmap
+from torch._dynamo.testing import CompileCounter
+from torch.func import grad
+
+from outblas import addmm, linear, matmul
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
+)
+
+Tensor = torch.Tensor
+
+
+class Perceptron(torch.nn.Module):
+    """A gated layer, a residual one, and an addmm of a matmul."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 32), torch.nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
+        x = linear(hidden, self.down.weight, self.down.bias, residual=x)
+        square = matmul(self.down.weight[:, :8], self.up.weight[:8])
+        return addmm(self.down.bias, x, square, alpha=0.5)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static first", "dynamic"])
+def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    model = Perceptron()
+    parameters = list(model.parameters())
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
+
+    for rows in (6, 6, 9):
+        x = torch.randn(rows, 8)
+        got, want = compiled(x), model(x)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(
+            torch.autograd.grad(got.square().mean(), parameters),
+            torch.autograd.grad(want.square().mean(), parameters),
+        )
+
+
+def test_functional_calls_give_what_the_model_gives() -> None:
+    model, x = Perceptron(), torch.randn(6, 8)
+
+    got = torch.func.functional_call(model, dict(model.named_parameters()), x)
+
+    torch.testing.assert_close(got, model(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda x, w, b: matmul(x, w.t(), bias=b, activation="gelu"), id="matmul gelu"),
+        pytest.param(lambda x, w, b: addmm(b, x, w.t(), alpha=0.5), id="addmm"),
+        pytest.param(
+            lambda x, w, b: linear(x[None].expand(2, -1, -1), w, activation="swiglu"),
+            id="linear swiglu",
+        ),
+        pytest.param(
+            lambda x, w, b: matmul(x, w.detach().t(), out=x.new_empty(x.shape[0], 4)), id="out"
+        ),
+    ],
+)
+def test_a_dynamic_size_is_compiled_once(call: Callable[..., Tensor]) -> None:
+    torch._dynamo.reset()
+    counter, w, bias = CompileCounter(), torch.randn(4, 8).requires_grad_(), torch.randn(4)
+    compiled = torch.compile(call, backend=counter, fullgraph=True)
+
+    for rows in (5, 7, 64):
+        x = torch.randn(rows, 8)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x, w, bias), call(x, w, bias))
+
+    assert counter.frame_count == 1
+
+
+A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
+
+
+def layer(x: Tensor) -> Tensor:
+    return linear(x, W, BIAS, activation="gelu")
+
+
+def layer_under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return layer(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(layer_under_autocast, id="autocast"),
+        pytest.param(vmap(layer), id="vmap"),
+        pytest.param(grad(lambda x: layer(x).sum()), id="grad"),
+    ],
+)
+def test_compiled_transforms_give_what_eager_ones_give(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    torch._dynamo.reset()
+
+    compiled = torch.compile(lambda x: function(x), backend="aot_eager", fullgraph=True)
+
+    torch.testing.assert_close(compiled(A), function(A))
+
+
+def test_gradients_of_what_was_compiled_under_autocast() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, want = compiled(A), layer(A)
+
+    torch.testing.assert_close(
+        torch.autograd.grad(got.float().sum(), (W, BIAS)),
+        torch.autograd.grad(want.float().sum(), (W, BIAS)),
+    )
+
+
+@pytest.mark.parametrize("columns_first", [False, True], ids=["row-major", "column-major"])
+def test_a_gradient_of_an_unbacked_size(columns_first: bool) -> None:
+    """A size that no graph knows asks for no guard, where its operand lies by rows or by
+    columns.
+    """
+    torch._dynamo.reset()
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        rows = x[torch.nonzero(x[:, 0]).squeeze(1)]
+        return matmul(rows.t().contiguous().t() if columns_first else rows, w.t()).sum()
+
+    x = torch.randn(6, 5).requires_grad_()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        y = torch.compile(product, backend="aot_eager", fullgraph=True)(x, W)
+        got = torch.autograd.grad(y, (x, W))
+
+    torch.testing.assert_close(got, torch.autograd.grad(product(x, W), (x, W)))
+
+
+# ---- exported programs
+@pytest.fixture(scope="module", params=[False, True], ids=["non-strict", "strict"])
+def exported(request: pytest.FixtureRequest) -> tuple[torch.export.ExportedProgram, Perceptron]:
+    """A program of a variable number of rows, and its model."""
+    model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)
+    program = torch.export.export(
+        model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=request.param
+    )
+    return program, model
+
+
+Exported = tuple[torch.export.ExportedProgram, Perceptron]
+
+
+@pytest.mark.parametrize(("operator", "calls"), [("gemm", 2), ("addmm", 1), ("matmul", 1)])
+def test_an_exported_program_keeps_our_operators(
+    operator: str, calls: int, exported: Exported
+) -> None:
+    program, _ = exported
+
+    targets = [str(node.target) for node in program.graph.nodes]
+
+    assert targets.count(f"outblas.{operator}.default") == calls
+
+
+@pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed"])
+def test_an_exported_program_takes_other_sizes(decomposed: bool, exported: Exported) -> None:
+    program, model = exported
+    x = torch.randn(31, 8)
+
+    if decomposed:
+        program = program.run_decompositions()
+
+    torch.testing.assert_close(program.module()(x), model(x))
