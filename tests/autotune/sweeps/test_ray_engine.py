@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import tuned
+from support.paths import TESTS
 from support.sweeps import soon
 
 from outblas.autotune import Progress, Store, StrategyError, Sweep, TuneTarget, sweep
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found = tmp_path_factory.mktemp("support.tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(tuned.FOLDER, str(found))
-        patch.setenv("PYTHONPATH", str(Path(tuned.__file__).parent))
+        patch.setenv("PYTHONPATH", str(TESTS))
         patch.setenv("RAY_worker_niceness", "0")  # else other tests starve it
         patch.setenv(
             "RAY_AUTH_TOKEN", secrets.token_hex(32)
