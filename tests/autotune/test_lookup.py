@@ -100,6 +100,10 @@ def test_places_are_looked_in_in_order(
     assert configs(know(*here, shipped=shipped)) == found
 
 
+def test_a_neighbour_beyond_reach_is_no_alternative(know: Know) -> None:
+    assert configs(know(TUNED_HERE, shipped=(winner(1, workload=FAR),))) == [0]
+
+
 def test_entries_say_where_they_are_from(know: Know) -> None:
     known = know(TUNED_HERE, shipped=(IN_TABLE, IN_COUSINS))
 
