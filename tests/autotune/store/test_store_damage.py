@@ -60,7 +60,7 @@ DAMAGES: dict[str, Callable[[bytes, Path], bytes]] = {
 }
 
 
-@pytest.fixture(params=DAMAGES.values(), ids=DAMAGES)
+@pytest.fixture(params=list(DAMAGES.values()), ids=list(DAMAGES))
 def damaged(path: Path, sound: bytes, tmp_path: Path, request: pytest.FixtureRequest) -> bytes:
     """What stands in place of a store of 100 trials."""
     found = request.param(sound, tmp_path)
