@@ -1,311 +1,531 @@
-"""From a call to what was tuned for it: workloads, modes, bad arguments. No GPU needed."""
+"""From a call to what was tuned for it: workloads, modes, tuning at the first call, bad arguments.
+No GPU needed.
+"""
 
+import itertools
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from support.known import A100, CONFIGS, H100, Know, knowing, winner
+from support.imagined_gpu import ImaginedGpu, empty, imagine, on_gpu
+from support.known import A100, CONFIGS, H100, winner
 
 import outblas
+from outblas import autotune
 from outblas.autotune import automatic, lookup
-from outblas.autotune.store.records import Gpu, Workload
+from outblas.autotune.search import gpu as gpus
+from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import StoreError
 from outblas.autotune.sweeps import outcome
 from outblas.autotune.sweeps import sweep as sweeping
 from outblas.core.configs import to_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
-from outblas.runtime import default_kernel, dispatch, fallback, launcher
+from outblas.runtime import dispatch, fallback, hooks, launcher
 
 AT = Workload(64, 64, 64)
-OWN = ("portable", "")  # what the rule says, and the kernel's own config
+HILBERT = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
 
 
-@pytest.fixture
-def know(tmp_path: Path) -> Know:
-    return knowing(tmp_path)
-
-
-def asked(
+def product(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more: Any
 ) -> Problem:
     return problem(a, b, (a @ b).to(out_dtype or a.dtype), **more)
 
 
-def empty(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
+# The workload that a call is tuned as.
 
 WORKLOADS = {
-    "nn": (asked(empty(6, 8), empty(8, 4)), "6x4x8 bfloat16 nn"),
-    "nt": (asked(empty(6, 8), empty(4, 8).t()), "6x4x8 bfloat16 nt"),
-    "tn": (asked(empty(8, 6).t(), empty(8, 4)), "6x4x8 bfloat16 tn"),
-    "tt": (asked(empty(8, 6).t(), empty(4, 8).t()), "6x4x8 bfloat16 tt"),
-    "to fp32": (asked(empty(6, 8), empty(8, 4), torch.float32), "6x4x8 bfloat16 to float32 nn"),
-    "fp32": (asked(empty(6, 8).float(), empty(8, 4).float()), "6x4x8 float32 nn"),
-    "tf32": (asked(empty(6, 8).float(), empty(8, 4).float(), tf32=True), "6x4x8 tf32 nn"),
-    "rows apart": (asked(empty(6, 16)[:, :8], empty(8, 16)[:, :4]), "6x4x8 bfloat16 nn"),
-    "a batch that shares b": (asked(empty(3, 6, 8), empty(8, 4)), "18x4x8 bfloat16 nn"),
-    "one row": (asked(empty(1, 8), empty(8, 4)), "1x4x8 bfloat16 nn"),
-    "one column": (asked(empty(6, 8), empty(8, 1)), "6x1x8 bfloat16 nn"),
-    "one term": (asked(empty(6, 1), empty(1, 4)), "6x4x1 bfloat16 nn"),
-    "a batch": (asked(empty(3, 6, 8), empty(3, 8, 4)), None),
-    "empty": (asked(empty(0, 8), empty(8, 4)), None),
-    "no terms": (asked(empty(6, 0), empty(0, 4)), None),
-    "no unit stride": (asked(empty(6, 16)[:, ::2], empty(8, 4)), None),
-    "repeated": (asked(empty(1, 1).expand(6, 8), empty(8, 4)), None),
+    "nn": (product(empty(6, 8), empty(8, 4)), "6x4x8 bfloat16 nn"),
+    "nt": (product(empty(6, 8), empty(4, 8).t()), "6x4x8 bfloat16 nt"),
+    "tn": (product(empty(8, 6).t(), empty(8, 4)), "6x4x8 bfloat16 tn"),
+    "tt": (product(empty(8, 6).t(), empty(4, 8).t()), "6x4x8 bfloat16 tt"),
+    "to fp32": (
+        product(empty(6, 8), empty(8, 4), torch.float32),
+        "6x4x8 bfloat16 to float32 nn",
+    ),
+    "fp32": (product(empty(6, 8).float(), empty(8, 4).float()), "6x4x8 float32 nn"),
+    "tf32": (product(empty(6, 8).float(), empty(8, 4).float(), tf32=True), "6x4x8 tf32 nn"),
+    "rows apart": (product(empty(6, 16)[:, :8], empty(8, 16)[:, :4]), "6x4x8 bfloat16 nn"),
+    "a batch that shares b": (product(empty(3, 6, 8), empty(8, 4)), "18x4x8 bfloat16 nn"),
+    "one row": (product(empty(1, 8), empty(8, 4)), "1x4x8 bfloat16 nn"),
+    "one column": (product(empty(6, 8), empty(8, 1)), "6x1x8 bfloat16 nn"),
+    "one term": (product(empty(6, 1), empty(1, 4)), "6x4x1 bfloat16 nn"),
+    "a batch": (product(empty(3, 6, 8), empty(3, 8, 4)), None),
+    "empty": (product(empty(0, 8), empty(8, 4)), None),
+    "no terms": (product(empty(6, 0), empty(0, 4)), None),
+    "no unit stride": (product(empty(6, 16)[:, ::2], empty(8, 4)), None),
+    "repeated": (product(empty(1, 1).expand(6, 8), empty(8, 4)), None),
 }
 
 
-@pytest.mark.parametrize("case", WORKLOADS)
-def test_workload_of_a_call(case: str) -> None:
-    call, expected = WORKLOADS[case]
+@pytest.mark.parametrize(("call", "workload"), WORKLOADS.values(), ids=WORKLOADS)
+def test_a_call_is_tuned_as_a_workload(call: Problem, workload: str | None) -> None:
     found = automatic.of_problem(call)
-    assert (found and str(found)) == expected
+
+    assert (found and str(found)) == workload
+
+
+# What matmul launches.
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Problem:
-    """A call on a GPU, as far as dispatch can tell."""
-    monkeypatch.setattr(default_kernel, "kernel_for", lambda problem: "portable")
-    monkeypatch.setattr(launcher, "unsupported_reason", lambda record, problem: None)
-    monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
-    return replace(asked(empty(64, 64), empty(64, 64).t()), device=torch.device("cuda", 0))
+def h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImaginedGpu]:
+    """An H100 for which nothing was tuned."""
+    yield imagine(H100, tmp_path, monkeypatch)
+    lookup.clear_cache()
 
 
 @pytest.fixture
-def taken(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """What `matmul` would launch, where the plans of some configs fail."""
-
-    def taken(known: Any, tune: str = "", failing: dict[str, Exception] | None = None) -> Any:
-        def named(kernel: str, config: str, problem: Problem, *, no_product: bool) -> Any:
-            if failing and config in failing:
-                raise failing[config]
-            return kernel, config
-
-        monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
-        monkeypatch.setattr(launcher, "named_launcher", named)
-        return launcher.best_launcher(on_gpu, tune, no_product=False)
-
-    return taken
-
-
-def test_matmul_takes_the_best_that_takes_the_call(
-    taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, know: Know
-) -> None:
-    best, second = ("portable", CONFIGS[0]), ("hopper.hilbert", to_text(hilbert.Config()))
-    known = know(
+def tuned(h100: ImaginedGpu) -> ImaginedGpu:
+    """An H100 where `portable` won at `AT`, `hopper.hilbert` was second, and another workload was
+    tuned too.
+    """
+    h100.tune(
         winner(0, workload=AT, ratio=1.0),
-        winner(workload=AT, kernel=second[0], config=second[1], ratio=0.9),
+        winner(workload=AT, ratio=0.9, **HILBERT),
         winner(1, workload=replace(AT, K=128)),
     )
-    assert taken(known) == best
-    assert taken(known, failing={best[1]: ValueError("a field is gone")}) == second
-    with pytest.warns(
-        RuntimeWarning, match=r"portable\[block_m=.*\], which was tuned for this call, fails: bad"
-    ):
-        assert taken(known, failing={best[1]: RuntimeError("bad")}) == second
-    assert taken(known, failing=dict.fromkeys((best[1], second[1]), ImportError("no DSL"))) == OWN
-    assert taken(known, "off") == OWN
-    monkeypatch.setenv("OUTBLAS_TUNE", "off")
-    assert taken(known) == OWN
-    assert taken(known, "lookup") == best
-    monkeypatch.setenv("OUTBLAS_TUNE", "always")
-    with pytest.raises(
-        ValueError, match="OUTBLAS_TUNE is 'always', expected one of off, lookup, on"
-    ):
-        taken(known)
+    return h100
 
 
-@pytest.mark.parametrize("gpu", [H100, A100])
-def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, know: Know
-) -> None:
-    """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not
-    turned.
-    """
-    a, b, out = empty(96, 64), empty(64, 128), empty(128, 96).t()
-    call = replace(problem(a, b, out), device=torch.device("cuda", 0))
-    given, other = Workload(96, 128, 64, layout="nn"), Workload(128, 96, 64, layout="tt")
-    text = to_text(gemm.Config())
-    known = know(
-        winner(0, workload=given, gpu=gpu),
-        winner(1, workload=other, gpu=gpu, ratio=0.9),
-        winner(kernel="hopper.gemm", config=text, workload=other, gpu=gpu),
-        of=gpu,
-    )
-    monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
-    expected = [("hopper.gemm", text), OWN] if gpu == H100 else [("portable", CONFIGS[0])]
-    assert list(automatic.choices(call))[: len(expected)] == expected
+CALL = on_gpu(empty(64, 64), empty(64, 64).t())
+BEST, SECOND = ("portable", CONFIGS[0]), ("hopper.hilbert", HILBERT["config"])
+DEFAULT = ("hopper.gemm", "")  # the kernel that an H100 takes by rule, with its own config
 
 
-def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(
+def test_matmul_takes_the_config_that_was_the_fastest_at_its_workload(tuned: ImaginedGpu) -> None:
+    assert tuned.launched(CALL) == BEST
+
+
+def test_matmul_takes_the_default_kernel_where_nothing_was_tuned(h100: ImaginedGpu) -> None:
+    assert h100.launched(CALL) == DEFAULT
+
+
+def test_the_next_best_is_taken_where_the_best_does_not_take_the_call(tuned: ImaginedGpu) -> None:
+    tuned.failures["portable"] = ValueError("a field is gone")
+
+    assert tuned.launched(CALL) == SECOND
+
+
+def test_a_kernel_that_fails_gives_way_with_a_warning(tuned: ImaginedGpu) -> None:
+    tuned.failures["portable"] = RuntimeError("bad")
+    message = r"portable\[block_m=.*\], which was tuned for this call, fails: bad"
+
+    with pytest.warns(RuntimeWarning, match=message):
+        assert tuned.launched(CALL) == SECOND
+
+
+def test_the_default_kernel_is_taken_where_no_tuned_one_can_be_imported(tuned: ImaginedGpu) -> None:
+    tuned.failures |= dict.fromkeys(("portable", "hopper.hilbert"), ImportError("no DSL"))
+
+    assert tuned.launched(CALL) == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("environment", "tune", "launched"),
+    [
+        pytest.param("", "off", DEFAULT, id="off by the argument"),
+        pytest.param("off", "", DEFAULT, id="off by the environment"),
+        pytest.param("off", "lookup", BEST, id="the argument before the environment"),
+    ],
+)
+def test_lookups_can_be_switched_off(
+    tuned: ImaginedGpu,
     monkeypatch: pytest.MonkeyPatch,
+    environment: str,
+    tune: str,
+    launched: tuple[str, str],
 ) -> None:
-    """No kernel can be compiled there, nor its tiles ordered."""
-    prepared = []
-    monkeypatch.setattr(
-        dispatch, "_prepare", lambda call: prepared.append(call) or (lambda *_: call.a)
-    )
-    monkeypatch.setattr(dispatch, "_plans", {})
-    buffer = torch.empty(1024)
-    buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
+    monkeypatch.setenv("OUTBLAS_TUNE", environment)
 
-    def product(*starts: int) -> Any:
-        a, b = (buffer[start : start + 64].view(8, 8) for start in starts)
-        return dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "", ""))
-
-    product(0, 128 + 4)
-    monkeypatch.setattr(dispatch, "capturing", lambda device: True)
-    for starts in ((0, 132), (4, 128), (0, 128), (8, 140)):
-        assert product(*starts).data_ptr() == buffer.data_ptr()
-    assert len(prepared) == 1
-    product(1, 132)  # at 4 bytes
-    assert len(prepared) == 2
+    assert tuned.launched(CALL, tune) == launched
 
 
-def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken: Callable[..., Any]) -> None:
-    broken = Mock(gpu=H100)
-    broken.choices.side_effect = KeyError("a bug")
+def test_a_mode_of_the_environment_that_is_none_is_an_error(
+    tuned: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", "always")
+
+    with pytest.raises(ValueError, match="OUTBLAS_TUNE is 'always', expected one of off, lookup"):
+        tuned.launched(CALL)
+
+
+def test_what_cannot_be_looked_up_costs_a_warning_and_no_product(
+    h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "current", Mock(side_effect=KeyError("a bug")))
+
     with pytest.warns(RuntimeWarning, match="a bug"):
-        assert taken(broken) == OWN
+        assert h100.launched(CALL) == DEFAULT
 
 
-def test_batches_and_empty_calls_ask_nothing(
-    on_gpu: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(launcher, "named_launcher", lambda *_, no_product: no_product)
-    for changed in ({"batch": (2,)}, {"M": 0}, {"device": torch.device("cpu")}):
-        launcher.best_launcher(replace(on_gpu, **changed), "on", no_product=False)
-    assert launcher.best_launcher(on_gpu, "on", no_product=True) is True
+COLUMN_MAJOR = on_gpu(empty(96, 64), empty(64, 128), empty(128, 96).t())
+GIVEN, TRANSPOSED = Workload(96, 128, 64, layout="nn"), Workload(128, 96, 64, layout="tt")
 
 
-def test_tuning_when_first_met(
-    on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Know
-) -> None:
-    """Once for a shape, with what the environment grants; a failure is said once, and then
-    forgotten.
+def test_an_h100_looks_a_c_stored_by_columns_up_as_the_product_that_runs(h100: ImaginedGpu) -> None:
+    """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not
+    transposed.
     """
-    swept = []
-    known = [know()]
+    own = to_text(gemm.Config())
+    h100.tune(
+        winner(0, workload=GIVEN),
+        winner(1, workload=TRANSPOSED, ratio=0.9),
+        winner(kernel="hopper.gemm", config=own, workload=TRANSPOSED),
+    )
 
-    def sweep(workload, index, kernels, *, budget, trials, allow_unsaved):
-        assert (trials, allow_unsaved) == (automatic.FIRST_TRIALS, True)
-        swept.append((workload, budget))
-        if budget == 1.5:
-            raise RuntimeError("the GPU is on fire")
-        known[0] = know(winner(3, workload=AT))
+    found = list(automatic.choices(COLUMN_MAJOR))
 
-    def choices(tune: str = "on") -> list[tuple[str, str]]:
-        return list(automatic.choices(on_gpu, tune))
-
-    def fails(budget: str, message: str) -> None:
-        monkeypatch.setattr(automatic, "_given_up", set())
-        monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", budget)
-        with pytest.warns(RuntimeWarning, match=message):
-            assert choices() == []
-
-    monkeypatch.setattr(automatic, "_sweep", sweep)
-    monkeypatch.setattr(lookup, "tuning_index", lambda index: known[0])
-    assert choices("") == []
-    assert swept == []
-    fails("1.5", "64 bfloat16 nt could not be tuned: the GPU is on fire")
-    assert choices() == []
-    assert swept == [(AT, 1.5)]
-    fails("soon", "OUTBLAS_TUNE_BUDGET is .soon., expected a number")
-    monkeypatch.setattr(automatic, "_given_up", set())
-    monkeypatch.delenv("OUTBLAS_TUNE_BUDGET")
-    assert choices() == choices() == [("portable", CONFIGS[3])]
-    assert swept == [(AT, 1.5), (AT, automatic.FIRST_SECONDS)]
+    assert found[:2] == [("hopper.gemm", own), ("portable", "")]
 
 
-def test_a_store_that_keeps_nothing_is_no_callers_concern(
-    on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Know
+def test_an_a100_looks_a_c_stored_by_columns_up_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shape is tuned once, and not at every call, where the winner cannot be looked up
-    afterwards.
-    """
-    swept = []
-    monkeypatch.setattr(automatic, "_given_up", set())
-    monkeypatch.setattr(automatic, "_sweep", lambda *facts, **options: swept.append(options))
-    monkeypatch.setattr(lookup, "tuning_index", lambda index: know())
-    for _ in range(3):
-        assert list(automatic.choices(on_gpu, "on")) == []
-    assert [options["allow_unsaved"] for options in swept] == [True]
+    a100 = imagine(A100, tmp_path, monkeypatch)
+    a100.tune(
+        winner(0, workload=GIVEN, gpu=A100), winner(1, workload=TRANSPOSED, gpu=A100, ratio=0.9)
+    )
+
+    found = list(automatic.choices(COLUMN_MAJOR))
+
+    lookup.clear_cache()
+    assert found[0] == ("portable", CONFIGS[0])
 
 
-@pytest.mark.parametrize(("options", "refused"), [({}, True), ({"allow_unsaved": True}, False)])
-def test_tune_refuses_a_store_that_keeps_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options, refused: bool
+# Calls for which nothing is looked up.
+
+
+@pytest.fixture
+def never_asked() -> Iterator[None]:
+    """Whoever asks what was tuned fails the test."""
+    tuner = Mock()
+    tuner.choices.side_effect = lambda *_: pytest.fail("asked what was tuned")
+    hooks.tuner.register(lambda: tuner)
+    yield
+    hooks.tuner.register(lambda: automatic)
+
+
+@pytest.mark.usefixtures("never_asked")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"batch": (2,)}, id="a batch"),
+        pytest.param({"M": 0}, id="empty"),
+        pytest.param({"device": torch.device("cpu")}, id="on the CPU"),
+    ],
+)
+def test_nothing_is_looked_up_for_batches_empty_calls_and_cpus(
+    h100: ImaginedGpu, changes: dict[str, Any]
 ) -> None:
-    """Before it measures; what OUTBLAS_TUNE=on does inside of a program goes on in memory."""
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
-    measured = Mock(return_value=outcome.Sweep())
-    monkeypatch.setattr(sweeping.local_engine, "run", measured)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(RuntimeError) as error:
-            automatic._sweep(AT, 0, ["portable"], budget=1.0, trials=1, **options)
-    assert isinstance(error.value, StoreError) == refused
-    assert measured.called != refused
+    call = replace(CALL, **changes)
+
+    launch = launcher.best_launcher(call, "on", no_product=False)
+
+    assert callable(launch)
 
 
-def test_modes() -> None:
-    assert lookup.mode(None, None) == lookup.mode("", "") == lookup.mode(None, "") == "lookup"
-    assert lookup.mode("on", "off") == "on"
-    assert lookup.mode(None, "off") == "off"
-    with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
-        lookup.mode("yes", "on")
-    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
-        lookup.mode("", "1")
+@pytest.mark.usefixtures("never_asked")
+def test_nothing_is_looked_up_where_nothing_is_multiplied(h100: ImaginedGpu) -> None:
+    assert callable(launcher.best_launcher(CALL, "on", no_product=True))
 
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)
 
 
+@pytest.mark.usefixtures("never_asked")
+@pytest.mark.parametrize("tune", ["off", "lookup", "on"])
+def test_calls_without_a_gpu_are_right_in_every_mode(tune: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fallback.FallbackWarning)
+        by_torch = outblas.matmul(A, B, tune=tune)
+    interpreted = outblas.matmul(A, B, tune=tune, kernel="portable")
+
+    assert torch.equal(by_torch, A @ B)
+    assert torch.allclose(interpreted, A @ B, atol=1e-5)
+
+
+# Tuning a shape that is met for the first time.
+
+
+@dataclass
+class FakeSweep:
+    """Stands for `autotune.sweep`: stores `found` as the winner, if there is one, or fails.
+
+    `calls` has the shape and the keywords of each call.
+    """
+
+    gpu: ImaginedGpu
+    found: str = ""
+    error: Exception | None = None
+    calls: list[tuple[tuple[int, int, int], dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, kernels: Any, shape: tuple[int, int, int], **options: Any) -> outcome.Sweep:
+        self.calls.append((shape, options))
+        if self.error:
+            raise self.error
+        best = winner(config=self.found or CONFIGS[0], workload=Workload(*shape))
+        if self.found:
+            self.gpu.tune(best)
+        return Mock(winners=[best], unsaved=0)
+
+
+@pytest.fixture
+def swept(h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch) -> FakeSweep:
+    """What stands for sweeps on the imagined H100."""
+    found = FakeSweep(h100, found=CONFIGS[3])
+    monkeypatch.setattr(sweeping, "sweep", found)
+    return found
+
+
+_sizes = itertools.count(72, 8)
+
+
+@pytest.fixture
+def first_met() -> Problem:
+    """A call of a shape that this process has not met: what could not be tuned once is not tried
+    again.
+    """
+    return on_gpu(empty(next(_sizes), 64), empty(64, 64).t())
+
+
+def choices(call: Problem, tune: str = "on") -> list[tuple[str, str]]:
+    return list(automatic.choices(call, tune))
+
+
+def test_a_shape_is_not_tuned_by_default(swept: FakeSweep, first_met: Problem) -> None:
+    assert choices(first_met, "") == []
+    assert swept.calls == []
+
+
+def test_a_shape_is_tuned_when_it_is_first_met(swept: FakeSweep, first_met: Problem) -> None:
+    assert choices(first_met) == [("portable", CONFIGS[3])]
+
+
+def test_the_first_tuning_is_short_and_goes_on_where_nothing_is_stored(
+    swept: FakeSweep, first_met: Problem
+) -> None:
+    choices(first_met)
+
+    ((shape, options),) = swept.calls
+    assert shape == (first_met.M, first_met.N, first_met.K)
+    assert options["budget"] == automatic.FIRST_SECONDS
+    assert options["trials"] == automatic.FIRST_TRIALS
+    assert options["allow_unsaved"] is True
+
+
+def test_a_shape_is_tuned_once(swept: FakeSweep, first_met: Problem) -> None:
+    first, again = choices(first_met), choices(first_met)
+
+    assert first == again
+    assert len(swept.calls) == 1
+
+
+def test_the_environment_sets_the_budget_of_the_first_tuning(
+    swept: FakeSweep, first_met: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "1.5")
+
+    choices(first_met)
+
+    assert [options["budget"] for _, options in swept.calls] == [1.5]
+
+
+def test_a_budget_that_is_no_number_is_warned_of(
+    swept: FakeSweep, first_met: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "soon")
+
+    with pytest.warns(RuntimeWarning, match="OUTBLAS_TUNE_BUDGET is .soon., expected a number"):
+        assert choices(first_met) == []
+
+    assert swept.calls == []
+
+
+def test_a_tuning_that_fails_is_warned_of_and_not_tried_again(
+    swept: FakeSweep, first_met: Problem
+) -> None:
+    swept.error = RuntimeError("the GPU is on fire")
+    message = f"{first_met.M}x64x64 bfloat16 nt could not be tuned: the GPU is on fire"
+
+    with pytest.warns(RuntimeWarning, match=message):
+        assert choices(first_met) == []
+
+    assert choices(first_met) == []
+    assert len(swept.calls) == 1
+
+
+def test_a_shape_is_tuned_once_though_the_store_keeps_nothing(
+    swept: FakeSweep, first_met: Problem
+) -> None:
+    """The winner cannot be looked up afterwards: the next call must not tune again."""
+    swept.found = ""
+
+    found = [choices(first_met) for _ in range(3)]
+
+    assert found == [[], [], []]
+    assert len(swept.calls) == 1
+
+
+@pytest.fixture
+def measured(h100: ImaginedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What measures on the imagined H100, where the user's store can have no file."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
+    found = Mock(return_value=outcome.Sweep())
+    monkeypatch.setattr(sweeping.local_engine, "run", found)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*lost when the process ends")
+def test_a_sweep_refuses_a_store_that_keeps_nothing_before_it_measures(measured: Mock) -> None:
+    with pytest.raises(StoreError):
+        autotune.sweep("portable", 64, trials=1)
+
+    assert not measured.called
+
+
+@pytest.mark.filterwarnings("ignore:.*lost when the process ends")
+def test_the_first_tuning_measures_with_a_store_that_keeps_nothing(
+    measured: Mock, first_met: Problem
+) -> None:
+    """It is inside of a program, and goes on in memory."""
+    with pytest.warns(RuntimeWarning, match="no config could be measured"):
+        choices(first_met)
+
+    assert measured.called
+
+
+# Modes.
+
+
+@pytest.mark.parametrize(
+    ("argument", "environment", "mode"),
+    [
+        (None, None, "lookup"),
+        ("", "", "lookup"),
+        (None, "", "lookup"),
+        ("on", "off", "on"),
+        (None, "off", "off"),
+    ],
+)
+def test_the_argument_says_the_mode_then_the_environment(
+    argument: str | None, environment: str | None, mode: str
+) -> None:
+    assert lookup.mode(argument, environment) == mode
+
+
+def test_an_argument_that_is_no_mode_is_an_error() -> None:
+    with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
+        lookup.mode("yes", "on")
+
+
+def test_an_environment_that_has_no_mode_is_an_error() -> None:
+    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
+        lookup.mode("", "1")
+
+
+# Plans while a CUDA graph is captured, when no kernel can be compiled, nor its tiles ordered.
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], torch.Tensor]:
+    """Calls a planned product of operands that begin at two indices of a buffer of cache lines.
+
+    The plan was made for operands at the beginning of a line and 16 bytes into one; now a graph is
+    captured.
+    """
+    buffer = torch.randn(1024)
+    buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
+
+    def multiply(start_a: int, start_b: int) -> torch.Tensor:
+        a, b = (buffer[start : start + 64].view(8, 8) for start in (start_a, start_b))
+        found = dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "portable", ""))
+        torch.testing.assert_close(found, a @ b)
+        return found
+
+    dispatch.clear_cache()
+    multiply(0, 128 + 4)
+    monkeypatch.setattr(dispatch, "capturing", lambda device: True)
+    return multiply
+
+
+@pytest.mark.parametrize("starts", [(0, 132), (4, 128), (0, 128), (8, 140)])
+def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(
+    planned: Callable[[int, int], torch.Tensor], starts: tuple[int, int]
+) -> None:
+    assert planned(*starts).shape == (8, 8)
+
+
+def test_a_capture_takes_no_plan_of_operands_of_another_alignment(
+    planned: Callable[[int, int], torch.Tensor],
+) -> None:
+    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+        planned(1, 132)  # A begins at 4 bytes
+
+
+# Bad arguments.
+
+
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
-        (
+        pytest.param(
             ValueError,
             "tune is 'yes', expected one of off, lookup, on",
             lambda: outblas.matmul(A, B, tune="yes"),
+            id="no mode",
         ),
-        (ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune="")),
-        (
+        pytest.param(
+            ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune=""), id="an empty mode"
+        ),
+        pytest.param(
             TypeError,
             "tune is bool, expected a str: off, lookup, on",
             lambda: outblas.matmul(A, B, tune=True),
+            id="a bool",
         ),
-        (ValueError, "tune is 'yes'", lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes")),
-        (ValueError, "a is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
-        (TypeError, "a is list, expected a torch.Tensor", lambda: outblas.tune([1.0], B)),
-        (ValueError, r"a.shape\[1\] is 5 but b.shape\[0\] is 4", lambda: outblas.tune(A, B[:4])),
-        (
+        pytest.param(
+            ValueError,
+            "tune is 'yes'",
+            lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes"),
+            id="no mode for addmm",
+        ),
+        pytest.param(
+            ValueError,
+            "a is on cpu, expected an NVIDIA GPU",
+            lambda: outblas.tune(A, B),
+            id="operands on the CPU",
+        ),
+        pytest.param(
+            TypeError,
+            "a is list, expected a torch.Tensor",
+            lambda: outblas.tune([1.0], B),
+            id="no tensor",
+        ),
+        pytest.param(
+            ValueError,
+            r"a.shape\[1\] is 5 but b.shape\[0\] is 4",
+            lambda: outblas.tune(A, B[:4]),
+            id="shapes that do not fit",
+        ),
+        pytest.param(
             ValueError,
             "out_dtype is torch.float16",
             lambda: outblas.tune(A, B, out_dtype=torch.float16),
+            id="no dtype of a product",
         ),
     ],
 )
-def test_bad_arguments(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+def test_bad_arguments_are_named(
+    error: type[Exception], message: str, call: Callable[[], Any]
+) -> None:
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize("tune", ["off", "lookup", "on"])
-def test_calls_without_a_gpu_look_nothing_up(tune, monkeypatch):
-    monkeypatch.setattr(lookup, "tuning_index", lambda index: pytest.fail("looked up"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fallback.FallbackWarning)
-        assert torch.equal(outblas.matmul(A, B, tune=tune), A @ B)
-    assert torch.allclose(outblas.matmul(A, B, tune=tune, kernel="portable"), A @ B, atol=1e-5)

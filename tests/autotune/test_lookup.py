@@ -1,34 +1,34 @@
-"""What matmul takes from what is known: places in order, refusals, damage; and its arguments. No
-GPU needed.
+"""What matmul takes from what is known: the places that are looked in, neighbours, the model, and
+operands that are not packed. No GPU needed.
 """
 
-import json
-import os
-import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from support.known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, Know, knowing, winner
-from support.stored import sql
 
 from outblas.autotune import lookup
 from outblas.autotune.lookup import COUSIN, HERE, MODEL, SHIPPED, Choice, TuningIndex
 from outblas.autotune.search import cost_model, prune
-from outblas.autotune.store.records import Workload
-from outblas.autotune.store.store import Store
-from outblas.autotune.store.tables import TABLES, read_table, ship
+from outblas.autotune.store.records import BestConfig, Gpu, Workload
+from outblas.autotune.store.tables import TABLES, read_table
 from outblas.core.configs import to_text
+from outblas.core.problem import Problem
 from outblas.hopper import gemm, hilbert
 from outblas.kernels.portable_config import PortableConfig
 
+# One binary order of magnitude from SQUARE, which is within reach, and two, which is beyond.
 NEAR, FAR = replace(SQUARE, M=2048), replace(SQUARE, M=1024)
 HILBERT = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
+NOTHING = "nothing for bfloat16 bfloat16 nt"
 
 
 @pytest.fixture
 def know(tmp_path: Path) -> Know:
+    """Makes the knowledge of a GPU from winners in its store, and from those that were shipped."""
     return knowing(tmp_path)
 
 
@@ -44,167 +44,155 @@ def kernels(known: TuningIndex) -> list[str]:
 # Places and their order.
 
 
-def test_nothing_known():
-    known = TuningIndex(H100, Path("/nonexistent/tuning.sqlite"), Path("/nonexistent/tables"))
-    assert known.choices(SQUARE) == ()
-    assert [place for place, _ in known.steps(SQUARE)] == [HERE, MODEL, SHIPPED, COUSIN, "model"]
-    nothing = "nothing for bfloat16 bfloat16 nt"
-    assert [said for _, said in known.steps(SQUARE)] == [nothing] * 4 + [
-        "no config that won somewhere runs here"
+@pytest.fixture
+def ignorant() -> TuningIndex:
+    """What is known of a GPU without a store and without tables."""
+    return TuningIndex(H100, Path("/nonexistent/tuning.sqlite"), Path("/nonexistent/tables"))
+
+
+def test_where_nothing_is_known_there_is_no_choice(ignorant: TuningIndex) -> None:
+    assert ignorant.choices(SQUARE) == ()
+
+
+def test_where_nothing_is_known_every_place_says_so(ignorant: TuningIndex) -> None:
+    assert ignorant.steps(SQUARE) == [
+        (HERE, NOTHING),
+        (MODEL, NOTHING),
+        (SHIPPED, NOTHING),
+        (COUSIN, NOTHING),
+        ("model", "no config that won somewhere runs here"),
     ]
 
 
-def test_places_in_order(know: Know) -> None:
-    here = winner(0), winner(1, workload=NEAR)
-    shipped = winner(2), winner(3, workload=NEAR), winner(4, gpu=H200)
-    known = know(*here, shipped=shipped)
-    assert {k.origin for k in known.entries} == {HERE, SHIPPED, COUSIN}
-    assert configs(known) == [0, 2, 4]
-    assert known.choices(SQUARE)[0].why == f"{HERE}, 4096 bfloat16 nt, 1.000 of cuBLAS there"
-    # without what comes first, the next
-    assert configs(know(here[1], shipped=shipped)) == [2, 1, 4]
-    assert configs(know(here[1], shipped=shipped[1:])) == [1, 3, 4]
-    assert configs(know(shipped=shipped[1:])) == [3, 4]
-    assert configs(know(shipped=shipped[2:])) == [4]
-    near = know(here[1]).choices(SQUARE)
-    assert near[0].why.startswith(
+TUNED_HERE, TUNED_HERE_NEAR = winner(0), winner(1, workload=NEAR)
+IN_TABLE, IN_TABLE_NEAR, IN_COUSINS = winner(2), winner(3, workload=NEAR), winner(4, gpu=H200)
+
+
+@pytest.mark.parametrize(
+    ("here", "shipped", "found"),
+    [
+        pytest.param(
+            (TUNED_HERE, TUNED_HERE_NEAR),
+            (IN_TABLE, IN_TABLE_NEAR, IN_COUSINS),
+            [0, 2, 4],
+            id="this GPU, the table, the nearest model's table",
+        ),
+        pytest.param(
+            (TUNED_HERE_NEAR,),
+            (IN_TABLE, IN_TABLE_NEAR, IN_COUSINS),
+            [2, 1, 4],
+            id="the workload in the table before a neighbour here",
+        ),
+        pytest.param(
+            (TUNED_HERE_NEAR,),
+            (IN_TABLE_NEAR, IN_COUSINS),
+            [1, 3, 4],
+            id="a neighbour here before one in the table",
+        ),
+        pytest.param((), (IN_TABLE_NEAR, IN_COUSINS), [3, 4], id="a neighbour in the table"),
+        pytest.param((), (IN_COUSINS,), [4], id="the nearest model's table alone"),
+    ],
+)
+def test_places_are_looked_in_in_order(
+    know: Know, here: tuple[BestConfig, ...], shipped: tuple[BestConfig, ...], found: list[int]
+) -> None:
+    assert configs(know(*here, shipped=shipped)) == found
+
+
+def test_a_neighbour_beyond_reach_is_no_alternative(know: Know) -> None:
+    assert configs(know(TUNED_HERE, shipped=(winner(1, workload=FAR),))) == [0]
+
+
+def test_entries_say_where_they_are_from(know: Know) -> None:
+    known = know(TUNED_HERE, shipped=(IN_TABLE, IN_COUSINS))
+
+    assert [(entry.origin, entry.gpu) for entry in known.entries] == [
+        (HERE, H100.name),
+        (SHIPPED, H100.name),
+        (COUSIN, H200.name),
+    ]
+
+
+def test_a_choice_says_why_it_was_made(know: Know) -> None:
+    (choice,) = know(TUNED_HERE).choices(SQUARE)
+
+    assert choice.why == f"{HERE}, 4096 bfloat16 nt, 1.000 of cuBLAS there"
+
+
+def test_a_choice_from_a_neighbour_says_what_it_should_take_here(know: Know) -> None:
+    choice = know(TUNED_HERE_NEAR).choices(SQUARE)[0]
+
+    *_, microseconds, _, _, _ = choice.why.split()
+    assert choice.why.startswith(
         f"{HERE}, neighbour 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, "
     )
-    assert 195 < float(near[0].why.split()[-4]) < 205  # twice the 100 µs there
+    assert 195 < float(microseconds) < 205  # twice the 100 µs there
 
 
-def test_other_software_of_the_same_model_counts_less(know: Know) -> None:
+def test_other_software_of_the_same_gpu_model_counts_less(know: Know) -> None:
     known = know(winner(5, gpu=OLDER, ratio=1.5), winner(0))
-    assert {k.origin for k in known.entries} == {HERE, MODEL}
+
+    assert {entry.origin for entry in known.entries} == {HERE, MODEL}
     assert configs(known) == [0]
-    assert know(winner(5, gpu=OLDER)).choices(SQUARE)[0].why.startswith(MODEL)
 
 
-def test_the_newest_of_two_sources_counts(know: Know) -> None:
-    assert configs(
-        know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))
-    ) == [1]
+def test_what_other_software_tuned_is_taken_where_there_is_nothing_else(know: Know) -> None:
+    (choice,) = know(winner(5, gpu=OLDER)).choices(SQUARE)
+
+    assert choice.why.startswith(MODEL)
 
 
-def test_kernels_compete_at_one_workload(know: Know) -> None:
-    """The faster by cuBLAS's time, though one was tuned here and the other shipped."""
-    slow, fast = winner(0, ratio=0.95), winner(**HILBERT, ratio=1.05)
-    for here, shipped in (
-        ((slow, fast), ()),
-        ((slow,), (fast,)),
-        ((fast,), (slow,)),
-        ((), (slow, fast)),
-    ):
-        assert kernels(know(*here, shipped=shipped)) == ["hopper.hilbert", "portable"]
+def test_the_newest_of_two_sources_of_a_kernel_counts(know: Know) -> None:
+    newer, older = winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1)
+
+    assert configs(know(newer, older)) == [1]
+
+
+SLOW, FAST = winner(0, ratio=0.95), winner(**HILBERT, ratio=1.05)
+
+
+@pytest.mark.parametrize(
+    ("here", "shipped"),
+    [
+        pytest.param((SLOW, FAST), (), id="both tuned here"),
+        pytest.param((SLOW,), (FAST,), id="the faster one shipped"),
+        pytest.param((FAST,), (SLOW,), id="the slower one shipped"),
+        pytest.param((), (SLOW, FAST), id="both shipped"),
+    ],
+)
+def test_of_two_kernels_the_one_with_the_better_ratio_to_cublas_comes_first(
+    know: Know, here: tuple[BestConfig, ...], shipped: tuple[BestConfig, ...]
+) -> None:
+    assert kernels(know(*here, shipped=shipped)) == ["hopper.hilbert", "portable"]
 
 
 def test_kernels_compete_at_the_nearest_workload(know: Know) -> None:
-    near = winner(0, workload=NEAR, ratio=0.9), winner(**HILBERT, workload=NEAR)
-    assert kernels(know(*near, winner(1, workload=FAR, ratio=2.0))) == [
-        "hopper.hilbert",
-        "portable",
-    ]
-
-
-def test_what_won_at_neighbours_is_weighed_by_the_model(know: Know) -> None:
-    """Of two winners at neighbours, what it took there and how well it fits here decide, not which
-    is nearer.
-    """
-    tall, flat = (to_text(gemm.Config(tile_n=n)) for n in (256, 128))
-    asked = replace(SQUARE, N=4096 - 256)
-    near, farther = replace(asked, N=4096 - 512), replace(asked, M=2048)
-    slow = winner(workload=near, kernel="hopper.gemm", config=flat, us=200.0)
-    fast = winner(workload=farther, kernel="hopper.gemm", config=tall, us=80.0)
-    found = know(slow, fast).choices(asked)
-    assert [c.config for c in found if c.config] == [tall, flat]
-    (ruled,) = (choice for choice in found if not choice.config)
-    assert ruled.why.startswith("its own rule, ")
-    assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [
-        flat,
-        tall,
-    ]
-
-
-def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines() -> None:
-    asked, odd = Workload(2048, 2048, 2048), Workload(2048, 2048, 2056)
-    packed = prune.problem(asked)
-    own, other = (Choice(kernel, "text", "") for kernel in ("hopper.gemm", "portable"))
-    for changed in ({"alignment": (16, 128, 16)}, {"a": (2056, 1)}):
-        astray = replace(packed, **changed)
-        assert lookup.suited(own, asked, astray) == ""
-        assert lookup.suited(other, asked, astray) == "text"
-    assert lookup.suited(own, asked, packed) == "text"
-    assert lookup.suited(own, asked, replace(packed, a=(4096, 1))) == "text"
-    assert lookup.suited(own, odd, prune.problem(odd)) == "text"
-
-
-def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know) -> None:
-    even, odd = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
-    text = to_text(gemm.Config())
     known = know(
-        *(winner(workload=each, kernel="hopper.gemm", config=text) for each in (even, odd))
+        winner(0, workload=NEAR, ratio=0.9),
+        winner(**HILBERT, workload=NEAR),
+        winner(1, workload=FAR, ratio=2.0),
     )
-    packed = prune.problem(even)
-    offset = replace(packed, alignment=(16, 2, 16))  # B is copied: 16 rows do not pay for it
-    assert known.pruned_reason("hopper.gemm", even, packed) is None
-    assert "copies operands first" in str(known.pruned_reason("hopper.gemm", even, offset))
-    assert known.pruned_reason("portable", even, offset) is None
-    assert known.pruned_reason("hopper.gemm", odd, prune.problem(odd)) is None
-    assert "copies" in str(know().pruned_reason("hopper.gemm", odd, prune.problem(odd)))
+
+    assert kernels(known) == ["hopper.hilbert", "portable"]
 
 
-def test_reach(know: Know) -> None:
-    near, far = Workload(4096, 4096, 128), Workload(4096, 4096, 192)
-    known = know(winner(0, workload=Workload(4096, 4096, 64)))
-    assert lookup.distance(Workload(4096, 4096, 64), near) == 1
-    assert configs(known, near) == [0]
-    assert known.choices(far)[0].why.startswith("analytic model")
-    said = "nearest is 4096x4096x64 bfloat16 nt, 1.58 away, expected at most 1.5"
-    assert dict(known.steps(far))[HERE] == said
+def test_the_tables_of_the_nearest_gpu_of_the_architecture_are_used(know: Know) -> None:
+    shipped = winner(0, gpu=PCIE), winner(1, gpu=H200), winner(2, gpu=A100)
 
+    known = know(shipped=shipped)
 
-def test_distance() -> None:
-    one, other = Workload(128, 256, 512), Workload(256, 256, 1024)
-    assert lookup.distance(one, other) == lookup.distance(other, one) == pytest.approx(2**0.5)
-    assert lookup.distance(one, one) == 0
-
-
-def test_other_dtypes_and_layouts_are_no_neighbours(know: Know) -> None:
-    kinds = (
-        {"dtype": "float16", "out_dtype": "float16"},
-        {"out_dtype": "float32"},
-        {"layout": "nn"},
-        {"dtype": "tf32", "out_dtype": "float32"},
-    )
-    known = know(*(winner(i, workload=replace(SQUARE, **kind)) for i, kind in enumerate(kinds)))
-    assert all(choice.why.startswith("analytic model") for choice in known.choices(SQUARE))
-    assert all(said == "nothing for bfloat16 bfloat16 nt" for _, said in known.steps(SQUARE)[:4])
-
-
-def test_the_nearest_cousin_of_the_same_architecture(know: Know) -> None:
-    known = know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200), winner(2, gpu=A100)))
-    assert {(k.origin, k.gpu) for k in known.entries} == {(COUSIN, H200.name)}
+    assert {(entry.origin, entry.gpu) for entry in known.entries} == {(COUSIN, H200.name)}
     assert configs(known) == [1]
-    assert configs(know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200)), of=PCIE)) == [0, 1]
+
+
+def test_the_table_of_the_gpu_itself_comes_before_that_of_the_nearest(know: Know) -> None:
+    known = know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200)), of=PCIE)
+
+    assert configs(known) == [0, 1]
+
+
+def test_the_tables_of_another_architecture_are_not_used(know: Know) -> None:
     assert know(shipped=(winner(2, gpu=A100),)).entries == ()
-
-
-def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know) -> None:
-    far = Workload(16384, 16384, 16384)
-    small, large = PortableConfig(16, 16, 32, 8, 4, 2), PortableConfig(128, 256, 64, 8, 8, 4)
-    known = know(
-        winner(0, workload=far, config=to_text(small)),
-        winner(1, workload=replace(far, N=8192), config=to_text(large)),
-        winner(2, workload=replace(far, K=8192), config="block_m=17"),
-        winner(3, workload=replace(far, M=8192), kernel="no.kernel", config=""),
-        winner(
-            4, workload=replace(far, M=4096), kernel="simt.pipelined", config="block_k=nonsense"
-        ),
-    )
-    found = known.choices(SQUARE)
-    assert [choice.config for choice in found] == [to_text(large), to_text(small)]
-    assert all(choice.why.startswith("analytic model, ") for choice in found)
-    assert "is the fastest of 2 configs that won somewhere" in dict(known.steps(SQUARE))["model"]
 
 
 def test_steps_say_what_each_place_has(know: Know) -> None:
@@ -212,19 +200,241 @@ def test_steps_say_what_each_place_has(know: Know) -> None:
         winner(0, ratio=1.234),
         shipped=(winner(1, workload=NEAR), winner(2, gpu=H200, workload=FAR)),
     )
+
     steps = dict(known.steps(SQUARE))
+
     assert steps[HERE] == "portable[group_m=1] 1.234 of cuBLAS"
-    assert steps[MODEL] == "nothing for bfloat16 bfloat16 nt"
+    assert steps[MODEL] == NOTHING
     assert steps[SHIPPED] == "1.00 from 2048x4096x4096: portable[group_m=2] 1.000 of cuBLAS"
     assert steps[COUSIN] == "nearest is 1024x4096x4096 bfloat16 nt, 2.00 away, expected at most 1.5"
 
 
-def test_refusals():
+# Neighbours.
+
+
+def test_the_distance_of_two_shapes_is_in_binary_orders_of_magnitude() -> None:
+    one, other = Workload(128, 256, 512), Workload(256, 256, 1024)
+
+    assert lookup.distance(one, other) == lookup.distance(other, one) == pytest.approx(2**0.5)
+    assert lookup.distance(one, one) == 0
+
+
+REACHING = Workload(4096, 4096, 64)
+
+
+def test_a_workload_within_reach_takes_what_its_neighbour_has(know: Know) -> None:
+    near = replace(REACHING, K=128)
+
+    assert lookup.distance(REACHING, near) == 1
+    assert configs(know(winner(0, workload=REACHING)), near) == [0]
+
+
+def test_a_workload_beyond_reach_is_left_to_the_model(know: Know) -> None:
+    far = replace(REACHING, K=192)
+    known = know(winner(0, workload=REACHING))
+
+    assert known.choices(far)[0].why.startswith("analytic model")
+    assert dict(known.steps(far))[HERE] == (
+        "nearest is 4096x4096x64 bfloat16 nt, 1.58 away, expected at most 1.5"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({"dtype": "float16", "out_dtype": "float16"}, id="dtype"),
+        pytest.param({"out_dtype": "float32"}, id="dtype of the output"),
+        pytest.param({"layout": "nn"}, id="layout"),
+        pytest.param({"dtype": "tf32", "out_dtype": "float32"}, id="tf32"),
+    ],
+)
+def test_workloads_of_another_dtype_or_layout_are_no_neighbours(
+    know: Know, kind: dict[str, str]
+) -> None:
+    known = know(winner(0, workload=replace(SQUARE, **kind)))
+
+    assert all(choice.why.startswith("analytic model") for choice in known.choices(SQUARE))
+    assert [message for _, message in known.steps(SQUARE)[:4]] == [NOTHING] * 4
+
+
+# Of two winners at neighbours, the nearer one has half-wide tiles.
+ASKED = replace(SQUARE, N=4096 - 256)
+TALL, FLAT = (to_text(gemm.Config(tile_n=tile_n)) for tile_n in (256, 128))
+NEARER = winner(workload=replace(ASKED, N=4096 - 512), kernel="hopper.gemm", config=FLAT, us=200.0)
+FARTHER = winner(workload=replace(ASKED, M=2048), kernel="hopper.gemm", config=TALL, us=80.0)
+
+
+@pytest.mark.parametrize(
+    ("us_of_nearer", "found"), [(200.0, [TALL, FLAT]), (120.0, [FLAT, TALL])], ids=["200 µs", "120"]
+)
+def test_the_time_at_a_neighbour_and_the_fit_here_decide_not_the_distance(
+    know: Know, us_of_nearer: float, found: list[str]
+) -> None:
+    choices = know(replace(NEARER, us=us_of_nearer), FARTHER).choices(ASKED)
+
+    assert [choice.config for choice in choices if choice.config] == found
+
+
+def test_the_production_kernels_own_rule_is_among_the_choices(know: Know) -> None:
+    (ruled,) = (choice for choice in know(NEARER, FARTHER).choices(ASKED) if not choice.config)
+
+    assert ruled.why.startswith("its own rule, ")
+
+
+# The model.
+
+SMALL, LARGE = PortableConfig(16, 16, 32, 8, 4, 2), PortableConfig(128, 256, 64, 8, 8, 4)
+
+
+@pytest.fixture
+def won_elsewhere(know: Know) -> TuningIndex:
+    """Two configs that won far away, and three that do not run at `SQUARE`."""
+    far = Workload(16384, 16384, 16384)
+    return know(
+        winner(0, workload=far, config=to_text(SMALL)),
+        winner(1, workload=replace(far, N=8192), config=to_text(LARGE)),
+        winner(2, workload=replace(far, K=8192), config="block_m=17"),
+        winner(3, workload=replace(far, M=8192), kernel="no.kernel", config=""),
+        winner(
+            4, workload=replace(far, M=4096), kernel="simt.pipelined", config="block_k=nonsense"
+        ),
+    )
+
+
+def test_the_model_orders_what_won_elsewhere_and_runs_here(won_elsewhere: TuningIndex) -> None:
+    found = won_elsewhere.choices(SQUARE)
+
+    assert [choice.config for choice in found] == [to_text(LARGE), to_text(SMALL)]
+    assert all(choice.why.startswith("analytic model, ") for choice in found)
+
+
+def test_the_model_says_how_many_configs_it_compared(won_elsewhere: TuningIndex) -> None:
+    message = dict(won_elsewhere.steps(SQUARE))["model"]
+
+    assert "is the fastest of 2 configs that won somewhere" in message
+
+
+# Operands that are not packed.
+
+EVEN, ODD = Workload(2048, 2048, 2048), Workload(2048, 2048, 2056)
+PACKED = prune.problem(EVEN)
+BETWEEN_LINES = [
+    pytest.param(replace(PACKED, alignment=(16, 128, 16)), id="A begins inside of a cache line"),
+    pytest.param(replace(PACKED, a=(2056, 1)), id="rows of A begin inside of cache lines"),
+]
+
+
+@pytest.mark.parametrize("problem", BETWEEN_LINES)
+def test_the_production_kernel_has_its_own_rule_for_operands_between_lines(
+    problem: Problem,
+) -> None:
+    assert lookup.suited(Choice("hopper.gemm", "text", ""), EVEN, problem) == ""
+
+
+@pytest.mark.parametrize("problem", BETWEEN_LINES)
+def test_another_kernel_keeps_its_config_for_operands_between_lines(problem: Problem) -> None:
+    assert lookup.suited(Choice("portable", "text", ""), EVEN, problem) == "text"
+
+
+@pytest.mark.parametrize(
+    ("workload", "problem"),
+    [
+        pytest.param(EVEN, PACKED, id="packed operands"),
+        pytest.param(EVEN, replace(PACKED, a=(4096, 1)), id="rows apart, at whole lines"),
+        pytest.param(ODD, prune.problem(ODD), id="packed operands that are between lines too"),
+    ],
+)
+def test_a_config_is_kept_for_operands_that_lie_in_lines_as_the_tuned_ones(
+    workload: Workload, problem: Problem
+) -> None:
+    assert lookup.suited(Choice("hopper.gemm", "text", ""), workload, problem) == "text"
+
+
+COPYING, COPIED = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
+# B is copied first, which 16 rows do not pay for.
+OFFSET = replace(prune.problem(COPYING), alignment=(16, 2, 16))
+
+
+@pytest.fixture
+def production_tuned(know: Know) -> TuningIndex:
+    """The production kernel won at `COPYING`, and at `COPIED`, whose packed operands are copied."""
+    own = to_text(gemm.Config())
+    return know(
+        winner(workload=COPYING, kernel="hopper.gemm", config=own),
+        winner(workload=COPIED, kernel="hopper.gemm", config=own),
+    )
+
+
+def test_a_kernel_that_won_with_packed_operands_may_not_copy_others(
+    production_tuned: TuningIndex,
+) -> None:
+    reason = production_tuned.pruned_reason("hopper.gemm", COPYING, OFFSET)
+
+    assert "copies operands first" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "workload", "problem"),
+    [
+        pytest.param("hopper.gemm", COPYING, prune.problem(COPYING), id="nothing is copied"),
+        pytest.param("portable", COPYING, OFFSET, id="a kernel that copies nothing"),
+        pytest.param(
+            "hopper.gemm", COPIED, prune.problem(COPIED), id="it won though it copied them"
+        ),
+    ],
+)
+def test_a_kernel_may_run_where_what_was_tuned_speaks_for_it(
+    production_tuned: TuningIndex, kernel: str, workload: Workload, problem: Problem
+) -> None:
+    assert production_tuned.pruned_reason(kernel, workload, problem) is None
+
+
+def test_a_kernel_that_was_not_tuned_may_not_copy(know: Know) -> None:
+    assert "copies" in str(know().pruned_reason("hopper.gemm", COPIED, prune.problem(COPIED)))
+
+
+# Configs that cannot run.
+
+
+def test_a_config_that_runs_has_no_reason_against_it() -> None:
     assert lookup.unsupported_reason("portable", "", SQUARE, H100) is None
-    assert "block_m is 17" in str(lookup.unsupported_reason("portable", "block_m=17", SQUARE, H100))
-    assert "needs sm_90" in str(lookup.unsupported_reason("hopper.hilbert", "", SQUARE, A100))
-    assert "expected one of" in str(lookup.unsupported_reason("no.kernel", "", SQUARE, H100))
-    assert "name=value" in str(lookup.unsupported_reason("portable", "tile_m=128", SQUARE, H100))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "gpu", "reason"),
+    [
+        pytest.param("portable", "block_m=17", H100, "block_m is 17", id="a wrong value"),
+        pytest.param("hopper.hilbert", "", A100, "needs sm_90", id="another architecture"),
+        pytest.param("no.kernel", "", H100, "expected one of", id="no kernel"),
+        pytest.param("portable", "tile_m=128", H100, "name=value", id="no field of the kernel"),
+    ],
+)
+def test_the_reason_against_a_config_is_named(
+    kernel: str, config: str, gpu: Gpu, reason: str
+) -> None:
+    assert reason in str(lookup.unsupported_reason(kernel, config, SQUARE, gpu))
+
+
+def shipped_entries() -> list[Any]:
+    tables = [read_table(path) for path in sorted(TABLES.glob("*.json"))]
+    return [(table.gpu, entry) for table in tables for entry in table.entries]
+
+
+def test_shipped_tables_name_configs_that_exist() -> None:
+    entries = shipped_entries()
+
+    reasons = {
+        (gpu.name, str(entry.workload), entry.kernel): lookup.unsupported_reason(
+            entry.kernel, entry.config, entry.workload, gpu
+        )
+        for gpu, entry in entries
+    }
+
+    assert entries
+    assert {entry: reason for entry, reason in reasons.items() if reason} == {}
+
+
+# What a lookup costs.
 
 
 def test_a_shape_is_looked_up_once(know: Know, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,104 +464,3 @@ def test_a_first_lookup_predicts_for_few_of_many_winners(
 
     assert found
     assert 0 < predict.call_count <= 2 * lookup.NEIGHBOURS + 1
-
-
-# Whatever is wrong with files.
-
-
-@pytest.fixture
-def path(path: Path) -> Path:
-    """Of a store with a winner."""
-    with Store(path) as store:
-        store.record_best(winner(3))
-    return path
-
-
-def read(store: Path) -> TuningIndex:
-    """With the tables beside it."""
-    return TuningIndex(H100, store, store.parent)
-
-
-DAMAGES = {
-    "garbage": lambda path: path.write_bytes(os.urandom(1 << 16)),
-    "text": lambda path: path.write_text("no database at all " * 1000),
-    "half a store": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "of another program": lambda path: (path.unlink(), sql(path, "CREATE TABLE shopping (item)")),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a newer version": lambda path: sql(path, "PRAGMA user_version = 99"),
-    "not readable": lambda path: path.chmod(0),
-    "a dangling link": lambda path: (path.unlink(), path.symlink_to("/nonexistent/store")),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path) -> None:
-    def content() -> bytes:
-        return path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else b""
-
-    DAMAGES[damage](path)
-    before = content()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        known = read(path)
-    readable = damage == "not readable" and os.getuid() == 0
-    assert len(known.entries) == len(known.choices(SQUARE)) == readable
-    assert caught or damage == "a dangling link" or readable
-    assert content() == before
-
-
-def test_a_store_in_a_folder_that_cannot_be_written(path: Path) -> None:
-    files = sorted(path.parent.iterdir())
-    path.chmod(0o400)
-    path.parent.chmod(0o500)
-    try:
-        assert configs(read(path)) == [3]
-        assert sorted(path.parent.iterdir()) == files
-    finally:
-        path.parent.chmod(0o700)
-
-
-def test_rows_that_are_no_winners_are_left_out(path: Path) -> None:
-    with Store(path) as store:
-        store.record_best(winner(1, workload=NEAR))
-    sql(path, "UPDATE winners SET config = '; rm -rf /' WHERE M = 4096")
-    assert [k.workload for k in read(path).entries] == [NEAR]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"[1, 2]", b"\xff\xfe", b'{"format": "outblas-table"}', b"[" * 100_000],
-    ids=["empty", "no fields", "a list", "no UTF-8", "a format alone", "deeply nested"],
-)
-def test_tables_that_cannot_be_read_are_left_out(content: bytes, tmp_path: Path) -> None:
-    ship([winner(1)], tmp_path)
-    (tmp_path / "0.json").write_bytes(content)
-    with pytest.warns(UserWarning, match=r"outblas leaves out the tuning table 0\.json"):
-        assert configs(read(tmp_path / "no.sqlite")) == [1]
-
-
-def test_tables_that_were_changed_are_left_out(tmp_path: Path) -> None:
-    (path,) = ship([winner(1)], tmp_path)
-    content = json.loads(path.read_text())
-    content["entries"][0]["ratio_high"] = 9.0
-    path.write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="sha256"):
-        assert read(tmp_path / "no.sqlite").entries == ()
-
-
-def test_shipped_tables_name_configs_that_exist() -> None:
-    tables = [read_table(path) for path in TABLES.glob("*.json")]
-    assert tables
-    for table in tables:
-        for entry in table.entries:
-            assert (
-                lookup.unsupported_reason(entry.kernel, entry.config, entry.workload, table.gpu)
-                is None
-            ), entry
-
-
-def test_a_winner_of_a_wrong_clock_does_not_count_as_the_newest(path: Path) -> None:
-    """That of another source, which no newer result replaces."""
-    with Store(path) as store:
-        store.record_best(winner(1, source="old", when="2099-01-01T00:00:00+00:00"))
-    assert configs(read(path)) == [3]

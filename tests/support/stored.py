@@ -102,6 +102,14 @@ def fill(path: Path, count: int = 3) -> list[Trial]:
     return trials
 
 
+def kept(path: Path, **options: bool) -> list[Trial]:
+    """The trials of a store that nothing is wrong with."""
+    with Store(path, **options) as store:
+        assert store.warning is None
+        assert store.verify() == []
+        return store.trials()
+
+
 def sql(path: Path, *statements: str) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:

@@ -6,7 +6,6 @@ import json
 import string
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -26,16 +25,11 @@ WORKLOAD = Workload(4096, 512, 64, "float16", "float32", "nn")
 
 
 TRIAL, FAILED = stored.trial(workload=WORKLOAD), stored.failed(1, workload=WORKLOAD)
-
-
 FIGURES = ("us", "ratio", "ratio_low", "ratio_high")
-
-
 winner = functools.partial(stored.winner, workload=WORKLOAD, config="tile_m=128")
 
 
-@pytest.fixture
-def content() -> dict[str, Any]:
+def first_version() -> dict[str, Any]:
     """What the first version of exports had of two trials and a winner, in one object."""
     tried, won = [
         [validation.fields_of(record) for record in records]
@@ -57,43 +51,19 @@ def signed(content: dict[str, Any]) -> str:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
-
 names = st.text(string.ascii_letters + string.digits + "_", min_size=1, max_size=8)
-
-
 configs = st.lists(st.tuples(names, names), max_size=4).map(
     lambda items: ",".join(map("=".join, items))
 )
-
-
 kernels = st.text(string.ascii_lowercase + string.digits + "_.", min_size=1, max_size=12)
-
-
 positive = st.floats(min_value=1e-9, max_value=1e15)
-
-
 numbers = st.none() | st.floats(min_value=0, max_value=1e15)
-
-
 counts = st.integers(min_value=0, max_value=1 << 48)
-
-
 dates = st.datetimes(datetime.datetime(2000, 1, 1)).map(lambda date: f"{date.isoformat()}+00:00")
-
-
 gpus = st.builds(Gpu, texts.filter(bool), counts, counts, numbers, *[st.none() | texts] * 5)
-
-
 sizes = [st.integers(min_value=1, max_value=1 << 48)] * 3
-
-
 kinds = st.sampled_from(PRECISIONS), st.sampled_from(("", "float32")), st.sampled_from(LAYOUTS)
-
-
 workloads = st.builds(Workload, *sizes, *kinds)
-
-
 places = {
     "gpu": gpus,
     "workload": workloads,
@@ -102,11 +72,7 @@ places = {
     "config": configs,
     "when": dates,
 }
-
-
 figures = dict.fromkeys(FIGURES, positive)
-
-
 winners = st.builds(
     BestConfig,
     **places,
@@ -123,8 +89,6 @@ winners = st.builds(
         st.builds(Finalist, kernel=kernels, config=configs, **figures), max_size=3
     ).map(tuple),
 )
-
-
 examples = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 

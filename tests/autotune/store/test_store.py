@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.leased import leases_of
 from support.stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
-from outblas.autotune.store import queries, sqlite, transfer, validation
+from outblas.autotune.store import sqlite, transfer, validation
 from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Trial, Workload, now
 from outblas.autotune.store.store import Store, StoreError
 
@@ -21,6 +22,7 @@ PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
 
 @pytest.fixture
 def store(path: Path) -> Iterator[Store]:
+    """An empty store."""
     with Store(path) as store:
         yield store
 
@@ -28,8 +30,11 @@ def store(path: Path) -> Iterator[Store]:
 # What is stored comes back.
 
 
-def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_in_the_cache_directory_by_default(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
+
     with Store() as store:
         assert store.path == path
         assert store.warning is None
@@ -37,102 +42,190 @@ def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_trials_and_winners_come_back_by_date(path: Path) -> None:
-    trials = [
-        trial(0),
-        failed(1),
-        trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3),
-    ]
+TRIALS = [
+    trial(0),
+    failed(1),
+    trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3),
+]
+
+
+@pytest.fixture
+def reopened(path: Path) -> Iterator[Store]:
+    """A store with `TRIALS`, the last of which was added first, and a winner; opened again."""
     with Store(path) as store:
-        assert [store.add(each) for each in reversed(trials)] == [True] * 3
+        for each in reversed(TRIALS):
+            assert store.add(each)
         store.record_best(winner())
-        assert store.trials() == trials
     with Store(path) as store:
-        assert store.trials() == trials
-        assert store.winners() == [winner()]
-        assert (
-            store.trials(kernel="simt.naive")
-            == store.trials(workload=OTHER)
-            == store.trials(gpu=H200.key)
-        )
-        assert store.trials(kernel="simt.naive", workload=WORKLOAD) == []
-        assert store.winners(gpu_name=H100.name, kernel="hopper.hilbert", workload=WORKLOAD) == [
-            winner()
-        ]
-        assert store.winners(gpu_name="nothing") == []
-        assert store.find(H100, *trials[1].identity[1:]) == trials[1]
-        assert store.verify() == []
+        yield store
 
 
-def test_the_first_of_an_identity_stays(store: Store) -> None:
+def test_trials_and_winners_come_back_by_date(reopened: Store) -> None:
+    assert reopened.trials() == TRIALS
+    assert reopened.winners() == [winner()]
+    assert reopened.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        pytest.param({"kernel": "simt.naive"}, TRIALS[2:], id="kernel"),
+        pytest.param({"workload": OTHER}, TRIALS[2:], id="workload"),
+        pytest.param({"gpu": H200.key}, TRIALS[2:], id="GPU"),
+        pytest.param({"kernel": "simt.naive", "workload": WORKLOAD}, [], id="kernel and workload"),
+    ],
+)
+def test_trials_are_chosen_by_what_they_are_of(
+    reopened: Store, wanted: dict[str, Any], found: list[Trial]
+) -> None:
+    assert reopened.trials(**wanted) == found
+
+
+def test_winners_are_chosen_by_what_they_are_of(reopened: Store) -> None:
+    own = {"gpu_name": H100.name, "kernel": "hopper.hilbert", "workload": WORKLOAD}
+
+    assert reopened.winners(**own) == [winner()]
+    assert reopened.winners(gpu_name="nothing") == []
+
+
+def test_a_trial_is_found_by_its_identity(reopened: Store) -> None:
+    assert reopened.find(H100, *TRIALS[1].identity[1:]) == TRIALS[1]
+
+
+# Of several results, the one that stays.
+
+
+def test_the_first_trial_of_an_identity_stays(store: Store) -> None:
     assert store.add(trial(us=1.0))
     assert not store.add(trial(us=2.0))
+
     assert store.find(*PLACE, trial().config) == trial(us=1.0)
+
+
+def test_a_trial_is_replaced_on_request(store: Store) -> None:
+    store.add(trial(us=1.0))
+
     assert store.add(trial(us=2.0), replace=True)
+
     assert store.trials() == [trial(us=2.0)]
+
+
+def test_a_trial_of_another_source_stands_beside_it(store: Store) -> None:
+    store.add(trial(us=1.0))
+
     assert store.add(trial(us=3.0, source="def"))
+
     assert len(store.trials()) == 2
 
 
-def test_the_winner_that_was_crowned_last_stays(store: Store) -> None:
+NEWER = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
+
+
+def test_the_winner_that_was_recorded_last_stays(store: Store) -> None:
     """Whatever the clocks said: that of a machine may have been wrong once."""
-    newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
-    for each in (winner(), newer, winner()):
+    for each in (winner(), NEWER, winner()):
         store.record_best(each)
+
         assert store.winners() == [each]
-    store.record_best(winner(source="def", when=newer.when))
-    assert store.winners() == [winner(), winner(source="def", when=newer.when)]
 
 
-def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store: Store) -> None:
-    wrong, right = winner(when="2099-01-01T00:00:00+00:00"), winner(ratio=1.2)
-    store.record_best(wrong)
-    store.record_best(right)
-    assert store.winners() == [right]
-    store.record_best(wrong)
-    assert store.merge([], [right]) == (0, 1)
-    assert store.merge([], [wrong]) == (0, 0)
-    assert store.winners() == [right]
-    store.record_best(winner(source="old", when=wrong.when))
-    assert [each.source for each in store.winners()] == ["old", "abc"]  # as the oldest
+def test_a_winner_of_another_source_stands_beside_it(store: Store) -> None:
+    other = winner(source="def", when=NEWER.when)
+    store.record_best(winner())
+
+    store.record_best(other)
+
+    assert store.winners() == [winner(), other]
 
 
-def test_what_may_have_been_circumstance_gives_way_to_what_is_known(store: Store) -> None:
-    for i, status in enumerate(sorted(CIRCUMSTANTIAL)):
-        assert store.add(failed(i, status=status))
-        assert not store.add(failed(i, status="hang", reason="another"))
-        assert store.add(trial(i) if i % 2 else failed(i, status="wrong"))
-        assert not store.add(trial(i, us=1.0))
-    assert store.add(failed(50, status="refused"))
-    assert not store.add(trial(50))
-    assert len(store.trials()) == len(CIRCUMSTANTIAL) + 1
+WRONG_CLOCK, RIGHT_CLOCK = winner(when="2099-01-01T00:00:00+00:00"), winner(ratio=1.2)
 
 
-def test_a_result_ends_its_lease(path: Path) -> None:
-    lease = {"owner": "somebody", "beat": 1, "machine_losses": 0, "when": now()}
-    with Store(path) as store:
-        for i in range(2):
-            place = queries.identity(H100, *trial(i).identity[1:])
-            sqlite.at_once(
-                store._file,
-                [lambda c, place=place: queries._insert(c, "leases", {**place, **lease})],
-            )
+def test_a_new_winner_takes_the_place_of_one_of_a_wrong_clock(store: Store) -> None:
+    store.record_best(WRONG_CLOCK)
+
+    store.record_best(RIGHT_CLOCK)
+
+    assert store.winners() == [RIGHT_CLOCK]
+
+
+def test_a_merged_winner_takes_the_place_of_one_of_a_wrong_clock(store: Store) -> None:
+    store.record_best(WRONG_CLOCK)
+
+    assert store.merge([], [RIGHT_CLOCK]) == (0, 1)
+    assert store.merge([], [WRONG_CLOCK]) == (0, 0)
+
+    assert store.winners() == [RIGHT_CLOCK]
+
+
+def test_a_winner_of_a_wrong_clock_counts_as_the_oldest(store: Store) -> None:
+    store.record_best(RIGHT_CLOCK)
+
+    store.record_best(winner(source="old", when=WRONG_CLOCK.when))
+
+    assert [each.source for each in store.winners()] == ["old", "abc"]
+
+
+@pytest.mark.parametrize("status", sorted(CIRCUMSTANTIAL))
+def test_what_may_have_been_circumstance_stays_while_nothing_is_known(
+    store: Store, status: str
+) -> None:
+    assert store.add(failed(status=status))
+
+    assert not store.add(failed(status="hang", reason="another"))
+
+
+@pytest.mark.parametrize("known", [trial(), failed(status="wrong")], ids=["ok", "wrong"])
+@pytest.mark.parametrize("status", sorted(CIRCUMSTANTIAL))
+def test_what_may_have_been_circumstance_gives_way_to_what_is_known(
+    store: Store, status: str, known: Trial
+) -> None:
+    store.add(failed(status=status))
+
+    assert store.add(known)
+
+    assert not store.add(trial(us=1.0))
+    assert store.trials() == [known]
+
+
+def test_a_refusal_is_no_circumstance(store: Store) -> None:
+    store.add(failed(status="refused"))
+
+    assert not store.add(trial())
+
+
+def test_a_result_ends_the_lease_of_its_config_whosever_it_is(path: Path, store: Store) -> None:
+    with Store(path) as others:
+        for each in (trial(0), trial(1)):
+            others.claim(*PLACE, each.config)
+
         store.add(trial(0))
-        left = store._read(lambda c: queries.select(c, "leases"))
-        assert [row["config"] for row in left] == [trial(1).config]
+
+        assert [lease["config"] for lease in leases_of(path)] == [trial(1).config]
 
 
-def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store) -> None:
-    store.add(failed(0, reason="x" * 10000))
-    store.add(failed(1, reason="na\udcffme\0 µs"))
-    first, second = store.trials()
-    assert first.reason == "x" * (validation.TEXT_LIMIT - 1) + "…"
-    assert second.reason == "na?me\0 µs"
+# What is stored.
+
+
+def test_long_reasons_are_cut(store: Store) -> None:
+    store.add(failed(reason="x" * 10000))
+
+    (found,) = store.trials()
+    assert found.reason == "x" * (validation.TEXT_LIMIT - 1) + "…"
+    assert store.verify() == []
+
+
+def test_characters_that_no_file_can_have_are_replaced(store: Store) -> None:
+    store.add(failed(reason="na\udcffme\0 µs"))
+
+    (found,) = store.trials()
+    assert found.reason == "na?me\0 µs"
     assert store.verify() == []
 
 
 def test_undated_trials_are_dated(store: Store) -> None:
     store.add(trial(when=""))
+
     (found,) = store.trials()
     assert now()[:10] >= found.when[:10] > "2026"
 
@@ -158,31 +251,74 @@ def test_what_could_not_be_read_again_is_refused(
     assert store.trials() == []
 
 
-def test_prune(store: Store) -> None:
-    naive = (H200, WORKLOAD, "simt.naive", "abc", "x=1")
-    for each in (
-        trial(0),
-        trial(1, source="new"),
-        trial(2, kernel="simt.naive", gpu=H200),
-        trial(9, when=""),
-    ):
+# Pruning.
+
+NAIVE = (H200, WORKLOAD, "simt.naive", "abc", "x=1")
+OLD, OF_A_NEW_SOURCE, OF_NAIVE, OF_TODAY = (
+    trial(0),
+    trial(1, source="new"),
+    trial(2, kernel="simt.naive", gpu=H200),
+    trial(9, when=""),
+)
+
+
+@pytest.fixture
+def various(store: Store) -> Store:
+    """A store of an old trial, one of a newer source, one of another kernel and GPU, one of today,
+    a winner, and a lease of the other kernel.
+    """
+    for each in (OLD, OF_A_NEW_SOURCE, OF_NAIVE, OF_TODAY):
         store.add(each)
     store.record_best(winner())
-    store.claim(*naive)
+    store.claim(*NAIVE)
+    return store
+
+
+def configs(store: Store) -> list[str]:
+    return [each.config for each in store.trials()]
+
+
+def test_pruning_needs_to_be_told_what(various: Store) -> None:
     with pytest.raises(ValueError, match="nothing says what to prune"):
-        store.prune()
+        various.prune()
+
+
+def test_pruning_refuses_a_negative_age(various: Store) -> None:
     with pytest.raises(ValueError, match="older_than_days is -1"):
-        store.prune(older_than_days=-1)
-    assert store.prune(kernel="nothing") == store.prune(sources={}) == 0
-    assert store.prune(sources={"hopper.hilbert": "new", "portable": "x"}, older_than_days=1) == 2
-    assert [t.source for t in store.trials()] == ["new", "abc", "abc"]
-    assert store.prune(kernel="simt.naive") == 1
-    assert store.claim(*naive).granted
-    store.release(*naive)
-    assert {t.gpu for t in store.trials()} == {H100}
-    assert store.prune(older_than_days=1) == 1
-    assert store.prune(older_than_days=0) == 1
-    assert store.trials() == store.winners() == store.verify() == []
+        various.prune(older_than_days=-1)
+
+
+@pytest.mark.parametrize("wanted", [{"kernel": "nothing"}, {"sources": {}}], ids=str)
+def test_pruning_leaves_what_is_not_named(various: Store, wanted: dict[str, Any]) -> None:
+    assert various.prune(**wanted) == 0
+
+    assert len(various.trials()) == 4
+
+
+def test_pruning_by_source_and_age_removes_old_results_of_other_sources(various: Store) -> None:
+    removed = various.prune(sources={"hopper.hilbert": "new", "portable": "x"}, older_than_days=1)
+
+    assert removed == 2  # with the winner
+    assert configs(various) == [each.config for each in (OF_A_NEW_SOURCE, OF_NAIVE, OF_TODAY)]
+
+
+def test_pruning_a_kernel_removes_its_trials_and_leases(various: Store) -> None:
+    assert various.prune(kernel="simt.naive") == 1
+
+    assert various.claim(*NAIVE).granted
+    assert {each.gpu for each in various.trials()} == {H100}
+
+
+def test_pruning_by_age_leaves_what_is_younger(various: Store) -> None:
+    assert various.prune(older_than_days=1) == 4  # with the winner
+
+    assert configs(various) == [OF_TODAY.config]
+
+
+def test_pruning_everything_leaves_nothing(various: Store) -> None:
+    assert various.prune(older_than_days=0) == 5
+
+    assert various.trials() == various.winners() == various.verify() == []
 
 
 def test_prune_gives_the_disk_back(path: Path) -> None:
@@ -193,9 +329,10 @@ def test_prune_gives_the_disk_back(path: Path) -> None:
         assert path.stat().st_size < before / 4
 
 
-def test_closed(store: Store) -> None:
+def test_a_store_can_be_closed_twice_and_not_read_afterwards(store: Store) -> None:
     store.close()
     store.close()
+
     with pytest.raises(StoreError, match="is closed"):
         store.trials()
 
@@ -267,7 +404,7 @@ def test_what_a_killed_process_added_is_there(path: Path) -> None:
         assert store.add(trial())
 
 
-def test_threads(store: Store) -> None:
+def test_threads_share_a_store(store: Store) -> None:
     def work(first: int) -> list[tuple[bool, bool]]:
         found = []
         for i in range(first, first + 40):
@@ -285,21 +422,25 @@ def test_threads(store: Store) -> None:
     assert store.trials() == [trial(i) for i in range(100)]
 
 
-def test_a_store_locked_for_long_costs_no_result(path: Path) -> None:
+def test_a_store_that_is_locked_for_long_costs_no_result(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.02)
     fill(path, 1)
     with (
         Store(path) as store,
-        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as rude,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other_program,
     ):
-        store._file.execute("PRAGMA busy_timeout = 20")
-        rude.execute("BEGIN IMMEDIATE")
+        other_program.execute("BEGIN IMMEDIATE")
         with pytest.warns(
             UserWarning, match="locked; results are kept in memory, and written as soon as"
         ):
             assert store.add(trial(1))
         assert store.in_memory
         assert store.trials() == [trial(0), trial(1)]
-        rude.execute("ROLLBACK")
+
+        other_program.execute("ROLLBACK")
+
         assert store.add(trial(2))
         assert not store.in_memory
     with Store(path) as store:

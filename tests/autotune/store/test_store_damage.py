@@ -1,113 +1,147 @@
-"""The store of trials: nothing lost to damage, folders that cannot be written or full disks."""
+"""A store's file that is damaged, goes away, is another program's, or has rows that are no
+records.
+"""
 
 import contextlib
 import os
 import re
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
-from support.stored import H100, WORKLOAD, fill, set_aside, silent, sql, trial, warned, winner
+from support.disks import overwrite, seeming_damaged, snapshot
+from support.stored import H100, WORKLOAD, fill, kept, set_aside, silent, sql, trial, winner
+from support.users import as_user
 
-from outblas.autotune.store import sqlite
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
 
-
-def snapshot(path: Path) -> dict[Path, tuple[int, bytes | None]]:
-    """When what lies in a store's folder was changed, and what it holds."""
-    return {
-        p: (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else None)
-        for p in path.parent.rglob("*")
-    }
-
-
-def kept(path: Path, **options: bool) -> list[Trial]:
-    """The trials of a store that nothing is wrong with."""
-    with Store(path, **options) as store:
-        assert store.warning is None
-        assert store.verify() == []
-        return store.trials()
-
-
-# Damage.
-
-CUTS = [1, 10, 99, 100, 512, 4096, 5000, 8192, 20000, -1, -4096]  # 100: the header
 TRIALS = [trial(i) for i in range(100)]
 
 
-@pytest.fixture(
-    params=[
-        "text",
-        "zeros",
-        "garbage after the header",
-        "garbage in the middle",
-        "no tables",
-        *CUTS,
-    ]
-)
-def damaged(path: Path, request: pytest.FixtureRequest) -> bytes:
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a store that has `TRIALS` and a winner."""
+    path = tmp_path_factory.mktemp("sound") / "tuning.sqlite"
+    fill(path, len(TRIALS))
+    return path.read_bytes()
+
+
+# Damage that is there when the store is opened.
+
+
+def without_tables(data: bytes, folder: Path) -> bytes:
+    path = folder / "without.sqlite"
+    path.write_bytes(data)
+    sql(path, "DROP TABLE trials")
+    return path.read_bytes()
+
+
+def cut(size: int) -> Callable[[bytes, Path], bytes]:
+    """Keeps so many bytes, or all but so many where the number is negative."""
+    return lambda data, _: data[:size]
+
+
+CUTS = 1, 10, 99, 100, 512, 4096, 5000, 8192, 20000  # the header has 100 bytes, a page 4096
+DAMAGES: dict[str, Callable[[bytes, Path], bytes]] = {
+    "text": lambda data, _: b"this is no database\n" * 1000,
+    "zeros": lambda data, _: bytes(len(data)),
+    "garbage after the header": lambda data, _: data[:100] + os.urandom(len(data) - 100),
+    "garbage in the middle": lambda data, _: data[:8192] + os.urandom(12288) + data[20480:],
+    "no tables": without_tables,
+    **{
+        f"cut to {size} bytes": cut(size) for size in (1, 10, 99, 100, 512, 4096, 5000, 8192, 20000)
+    },
+    "cut by a byte": cut(-1),
+    "cut by a page": cut(-4096),
+}
+
+
+@pytest.fixture(params=list(DAMAGES.values()), ids=list(DAMAGES))
+def damaged(path: Path, sound: bytes, tmp_path: Path, request: pytest.FixtureRequest) -> bytes:
     """What stands in place of a store of 100 trials."""
-    fill(path, 100)
-    if request.param == "no tables":
-        sql(path, "DROP TABLE trials")
-    data = path.read_bytes()
-    damages = {
-        "text": b"this is no database\n" * 1000,
-        "zeros": bytes(len(data)),
-        "garbage after the header": data[:100] + os.urandom(len(data) - 100),
-        "garbage in the middle": data[:8192] + os.urandom(4096 * 3) + data[8192 + 4096 * 3 :],
-        "no tables": data,
-        **{size: data[:size] for size in CUTS},
-    }
-    path.write_bytes(damages[request.param])
-    return damages[request.param]
+    found = request.param(sound, tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(found)
+    return found
 
 
-def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: bytes) -> None:
-    """Here or when it is first read from or written to."""
-    before = snapshot(path)
+@pytest.mark.usefixtures("damaged")
+def test_a_damaged_file_reads_as_empty(path: Path) -> None:
     with silent(), Store(path, read_only=True) as store:
-        assert store.trials() == store.winners() == []
+        found = store.trials(), store.winners()
+
+        assert found == ([], [])
         assert "cannot be read" in str(store.warning)
         assert store.verify() == [store.warning]
+
+
+@pytest.mark.usefixtures("damaged")
+def test_reading_leaves_a_damaged_file_as_it_is(path: Path) -> None:
+    before = snapshot(path)
+
+    with silent(), Store(path, read_only=True) as store:
+        store.trials()
+
     assert snapshot(path) == before
+
+
+def test_a_damaged_file_is_set_aside_as_it_was(path: Path, damaged: bytes) -> None:
     with silent(), Store(path) as store:
-        left = store.trials()
+        store.trials()  # some damage is found only when it is read
+
+    (aside,) = set_aside(path)
+    # SQLite counts the changes of an open file in its header.
+    assert aside.read_bytes()[100:] == damaged[100:]
+
+
+@pytest.mark.usefixtures("damaged")
+def test_what_can_be_read_of_a_damaged_file_is_carried_over_with_a_warning(path: Path) -> None:
+    with silent(), Store(path) as store:
+        left, winners = store.trials(), store.winners()
+
+        assert set(left) <= set(TRIALS)
         (aside,) = set_aside(path)
         assert re.search(
-            rf"is damaged .* it is now {aside.name}, and a fresh store was begun",
+            rf"is damaged .* it is now {aside.name}, and a fresh store was begun "
+            rf"with the {len(left)} trials and {len(winners)} winners",
             str(store.warning),
         )
-        assert f"with the {len(left)} trials and {len(store.winners())} winners" in str(
-            store.warning
-        )
-        assert not store.in_memory
-        assert set(left) <= set(TRIALS)
-        assert store.add(trial(1000))
         assert store.verify() == [store.warning]
-    assert (
-        aside.read_bytes()[100:] == damaged[100:]
-    )  # an open file counts its changes in the header
+
+
+@pytest.mark.usefixtures("damaged")
+def test_the_fresh_store_keeps_what_is_added(path: Path) -> None:
+    with silent(), Store(path) as store:
+        left = store.trials()
+        added = store.add(trial(1000))
+
+        assert added
+        assert not store.in_memory
     assert kept(path) == [*left, trial(1000)]
 
 
-@pytest.mark.parametrize("way", ["read", "write"])
-def test_damage_that_comes_later(path: Path, way: str) -> None:
+# Damage that comes while the store is open.
+
+
+def test_damage_that_comes_later_is_found_by_reading(path: Path) -> None:
     fill(path, 1000)
     with Store(path) as store, silent():
-        assert store._file
-        store._file.execute("PRAGMA cache_size = 0")
-        with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(os.urandom(path.stat().st_size - 4096))
-        store._file.execute("PRAGMA shrink_memory")
-        if way == "read":
-            assert store.trials() == []
+        overwrite(path)
+
+        assert store.trials() == []
+        assert "is damaged" in str(store.warning)
+    assert len(set_aside(path)) == 1
+
+
+def test_damage_that_comes_later_is_found_by_writing(path: Path) -> None:
+    fill(path, 1000)
+    with Store(path) as store, silent():
+        overwrite(path)
+
         assert store.add(trial(1))
         assert "is damaged" in str(store.warning)
         assert store.trials() == [trial(1)]
@@ -115,46 +149,85 @@ def test_damage_that_comes_later(path: Path, way: str) -> None:
     assert kept(path) == [trial(1)]
 
 
-def test_two_that_find_damage_set_it_aside_once(path: Path) -> None:
+def test_a_store_goes_on_after_damage_that_it_read(path: Path) -> None:
+    fill(path, 1000)
+    with Store(path) as store, silent():
+        overwrite(path)
+        store.trials()
+
+        assert store.add(trial(1))
+    assert kept(path) == [trial(1)]
+
+
+def add_and_damage(path: Path, store: Store) -> None:
+    """Adds a trial to an open store, and overwrites its file once that is in it."""
+    store.add(trial(0))
+    with contextlib.closing(sqlite3.connect(path)) as other_program:
+        other_program.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    overwrite(path)
+
+
+def test_two_that_find_damage_set_the_file_aside_once(path: Path) -> None:
     with Store(path) as first, Store(path) as second, silent():
-        first.add(trial(0))
-        with contextlib.closing(sqlite3.connect(path)) as rude:
-            rude.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(os.urandom(path.stat().st_size - 4096))
-        for i, store in enumerate((first, second), 1):
-            store._open(sqlite3.DatabaseError("malformed"))
-            assert store.add(trial(i))
+        add_and_damage(path, first)
+
+        for number, store in ((1, first), (2, second)):
+            with seeming_damaged():
+                assert store.add(trial(number))
+
         assert first.trials() == second.trials() == [trial(1), trial(2)]
     assert len(set_aside(path)) == 1
     assert kept(path) == [trial(1), trial(2)]
 
 
-def test_what_only_seems_damaged_is_read_again(path: Path) -> None:
+def test_a_reader_leaves_the_fresh_file_that_another_has_begun_meanwhile(path: Path) -> None:
+    with Store(path) as first, Store(path) as second, silent():
+        add_and_damage(path, first)
+        reads = 0
+
+        def read(trials: Iterator[Trial], _: object) -> list[Trial]:
+            nonlocal reads
+            reads += 1
+            if reads == 1:
+                with seeming_damaged():
+                    first.add(trial(1))  # which sets the file aside
+                raise sqlite3.DatabaseError("database disk image is malformed")
+            return list(trials)
+
+        assert second.stream(read) == [trial(1)]
+    assert len(set_aside(path)) == 1
+
+
+def test_what_only_seems_damaged_is_opened_again(path: Path) -> None:
     trials = fill(path)
     with Store(path) as store:
-        store._open(sqlite3.DatabaseError("malformed"))
+        with seeming_damaged():
+            assert store.add(trial(7))
+
         assert store.warning is None
-        assert store.trials() == trials
+        assert store.trials() == [*trials, trial(7)]
     assert not set_aside(path)
+
+
+# A file that goes away.
 
 
 @pytest.mark.parametrize(
     "lose",
     [
-        Path.unlink,
-        lambda path: path.rename(path.with_name("elsewhere")),
-        lambda path: shutil.rmtree(path.parent),
+        pytest.param(Path.unlink, id="deleted"),
+        pytest.param(lambda path: path.rename(path.with_name("elsewhere")), id="moved"),
+        pytest.param(lambda path: shutil.rmtree(path.parent), id="its folder deleted"),
     ],
-    ids=["deleted", "moved", "folder deleted"],
 )
 def test_a_file_that_goes_away_takes_no_new_result(
     path: Path, lose: Callable[[Path], object]
 ) -> None:
     with Store(path) as store:
         store.add(trial(0))
+
         lose(path)
+
         assert store.add(trial(1))
         assert store.trials() == [trial(1)]
     assert kept(path) == [trial(1)]
@@ -166,33 +239,54 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path: Path) -> None:
     """
     with Store(path) as first, Store(path) as second:
         assert first.add(trial(0))
+
         path.unlink()
+
         assert first.add(trial(1))
         assert second.add(trial(2))
         assert first.trials() == second.trials() == [trial(1), trial(2)]
     assert kept(path) == [trial(1), trial(2)]
 
 
+# A file that is not ours to touch.
+
+
+def of_a_newer_version(path: Path) -> None:
+    fill(path)
+    sql(path, "PRAGMA user_version = 3")
+
+
+def of_another_program(path: Path) -> None:
+    path.parent.mkdir()
+    sql(path, "CREATE TABLE cookies (x)")
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["to write", "to read"])
 @pytest.mark.parametrize(
-    "problem", ["is of version 3, expected 2", "is a database of another program"]
+    ("make", "problem"),
+    [
+        pytest.param(of_a_newer_version, "is of version 3, expected 2", id="a newer version's"),
+        pytest.param(
+            of_another_program, "is a database of another program", id="another program's"
+        ),
+    ],
 )
-def test_what_a_newer_version_or_another_program_has_is_not_touched(
-    path: Path, problem: str
+def test_what_is_not_ours_is_an_error_and_not_touched(
+    path: Path, make: Callable[[Path], None], problem: str, read_only: bool
 ) -> None:
-    if "version" in problem:
-        fill(path)
-        sql(path, "PRAGMA user_version = 3")
-    else:
-        path.parent.mkdir()
-        sql(path, "CREATE TABLE cookies (x)")
+    make(path)
     before = path.read_bytes()
-    for read_only in (False, True):
-        with pytest.raises(StoreError, match=problem):
-            Store(path, read_only=read_only)
+
+    with pytest.raises(StoreError, match=problem):
+        Store(path, read_only=read_only)
+
     assert path.read_bytes() == before
     assert not set_aside(path)
 
 
+# Rows that are no valid records.
+
+LEASED = H100, WORKLOAD, "hopper.hilbert", "abc", "x=1"
 PLANTED = {
     "trials": {
         "status = 'great'": "status is 'great'",
@@ -229,241 +323,92 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("table", "change", "problem"),
-    [(table, *each) for table, planted in PLANTED.items() for each in planted.items()],
-)
-def test_verify_finds_planted_rows_and_reading_leaves_them_out(
-    path: Path, table: str, change: str, problem: str
-) -> None:
-    leased = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
+class Row(NamedTuple):
+    """A change of the one row of a table, and what `verify` says of the row then."""
+
+    table: str
+    change: str
+    problem: str
+
+    @property
+    def trials(self) -> int:
+        """How many valid trials are left of one."""
+        return int(self.table not in ("trials", "gpus"))
+
+    @property
+    def winners(self) -> int:
+        return int(self.table not in ("winners", "gpus"))
+
+
+ROWS = [Row(table, *each) for table, planted in PLANTED.items() for each in planted.items()]
+
+
+@pytest.fixture(scope="module")
+def with_lease(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a store with a trial, a winner, and the lease of a process that has died."""
+    path = tmp_path_factory.mktemp("leased") / "tuning.sqlite"
     fill(path, 1)
-    with Store(path) as store:
-        store.claim(*leased)
-        store._leases.held.clear()  # as if it were killed
-    sql(path, f"UPDATE {table} SET {change}")
-    with Store(path) as store:
-        assert any(problem in line for line in store.verify()), store.verify()
-        assert len(store.trials()) == (table not in ("trials", "gpus"))
-        assert len(store.winners()) == (table not in ("winners", "gpus"))
-        assert store.claim(*leased).known is None
-        assert len(store.tuned(H100)) <= 1
-        shown, total = store.browse()
-        assert (len(shown), total) == (len(store.trials()), 1)
-        assert all(row.trials <= 1 for row in store.summaries())
-        assert store.stream(lambda trials, winners: (len(list(trials)), len(list(winners)))) == (
-            len(store.trials()),
-            len(store.winners()),
-        )
-    if table != "leases" and "kernel" not in change:
-        fill(path, 1)  # heals the row, or stands beside it
-        with Store(path) as store:
-            assert (store.trials(), store.winners()) == ([trial()], [winner()])
 
-
-# Where nothing can be written.
-
-
-@contextlib.contextmanager
-def unwritable(path: Path) -> Iterator[None]:
-    """Root may write in spite of modes, but not to what has the attribute i; not every file system
-    knows it.
-    """
-    mode, root = path.stat().st_mode, os.getuid() == 0
-    if not root:
-        path.chmod(mode & 0o555)
-    elif (
-        not shutil.which("chattr")
-        or subprocess.run(["chattr", "+i", path], capture_output=True).returncode
-    ):
-        pytest.skip("root may write everywhere here")
-    try:
-        yield
-    finally:
-        if root:
-            subprocess.run(["chattr", "-i", path], check=True)
-        else:
-            path.chmod(mode)
-
-
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: str) -> None:
-    trials = fill(path)
-    with unwritable(path if what == "file" else path.parent):
-        with warned("lost when the process ends", path) as store:
-            assert store.in_memory
-            assert store.trials() == trials
-            assert store.winners() == [winner()]
-            assert store.add(trial(7))
-            assert not store.add(trial(0))
-            assert len(store.trials()) == 4
-        assert kept(path, read_only=True) == trials
-    assert kept(path) == trials
-
-
-def test_a_log_in_a_folder_that_cannot_be_written(path: Path) -> None:
-    """A copy of a store in use, without the shared memory of those who use it: what is in the file
-    proper is read.
-    """
-    fill(path)
-    with Store(path) as store:
-        store.add(trial(7))
-        folder = path.parent.parent / "copy"
-        shutil.copytree(path.parent, folder)
-    (folder / "tuning.sqlite-shm").unlink()
-    with unwritable(folder):
-        assert len(kept(folder / path.name, read_only=True)) >= 3
-
-
-def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = fill(path)
-    real = sqlite._connection
-    monkeypatch.setattr(sqlite, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro")))
-    with warned("readonly", path) as store:
-        assert store.in_memory
-        assert store.trials() == trials
-        assert store.add(trial(7))
-
-
-def test_a_place_that_cannot_be(path: Path) -> None:
-    path.parent.write_text("")
-    with warned("lost when the process ends", path) as store:
-        assert store.add(trial())
-        assert store.trials() == [trial()]
-    with silent(), Store(path, read_only=True) as store:
-        assert store.trials() == []
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-@pytest.mark.parametrize("why", ["it is a folder", "can be written by others"])
-def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool) -> None:
-    if why == "it is a folder":
-        path.mkdir(parents=True)
-    else:
-        fill(path)
-        path.parent.chmod(0o777)
-    before = snapshot(path)
-    with warned(why, path, read_only=read_only) as store:
-        assert store.trials() == []
-        assert read_only or store.add(trial())
-    assert snapshot(path) == before
-
-
-def test_reading_only_leaves_no_trace(path: Path) -> None:
-    with Store(path, read_only=True) as store:
-        assert store.warning is None
-        assert store.trials() == store.winners() == store.verify() == []
-        for write in (
-            lambda: store.add(trial()),
-            lambda: store.record_best(winner()),
-            lambda: store.prune(kernel="x"),
-        ):
-            with pytest.raises(StoreError, match="for reading only"):
-                write()
-    assert not path.parent.exists()
-    trials = fill(path)
-    before = snapshot(path)
-    assert kept(path, read_only=True) == trials
-    assert snapshot(path) == before
-
-
-def test_reading_only_sees_what_others_write(path: Path) -> None:
-    with Store(path, read_only=True) as reader:
-        assert reader.trials() == []
-        with Store(path) as store:
-            store.add(trial(0))
-            assert reader.trials() == [trial(0)]
-            store.add(trial(1))
-            assert reader.trials() == [trial(0), trial(1)]
-        assert len(reader.trials()) == 2
-        with Store(path) as store:
-            store.add(trial(2))
-        assert len(reader.trials()) == 3
-
-
-# Full disks.
-
-
-def leave_room(store: Store, pages: int = 0) -> None:
-    assert store._file
-    used = store._file.execute("PRAGMA page_count").fetchone()[0]
-    store._file.execute(f"PRAGMA max_page_count = {used + pages}")
-
-
-def test_full_disk_costs_no_result(path: Path) -> None:
-    with Store(path) as store:
-        store.add(trial(0))
-        leave_room(store)
-        with pytest.warns(UserWarning, match="is full; results are kept in memory") as said:
-            assert all(store.add(trial(i)) for i in range(1, 200))
-        assert len(said) == 1
-        store.record_best(winner())
-        assert store.claim(H100, WORKLOAD, "k", "s", "x=1").granted
-        assert not store.add(trial(150))
-        assert store.in_memory
-        assert store.trials() == [trial(i) for i in range(200)]
-        assert store.winners() == [winner()]
-        with Store(path) as beside:
-            assert 1 <= len(beside.trials()) < 200
-            beside.add(trial(500))
-        leave_room(store, 1_000_000)
-        assert store.add(trial(200))
-        assert not store.in_memory
-        assert len(store.trials()) == 202
-    with Store(path) as store:
-        assert store.trials() == [*(trial(i) for i in range(201)), trial(500)]
-        assert store.winners() == [winner()]
-        assert store.claim(H100, WORKLOAD, "k", "s", "x=1").granted
-        assert store.verify() == []
-
-
-@pytest.mark.parametrize("room", [0, 1_000_000])
-def test_closing_writes_what_waits_or_says_what_is_lost(path: Path, room: int) -> None:
-    with silent():
+    def claim() -> bool:
         store = Store(path)
-        leave_room(store)
-        for i in range(100):
-            store.add(trial(i))
-        assert store.in_memory
-        leave_room(store, room)
-    with silent() if room else pytest.warns(UserWarning, match="the last [0-9]+ results are lost"):
-        store.close()
-    assert room == 0 or len(kept(path)) == 100
+        return store.claim(*LEASED).granted
+
+    assert as_user(os.geteuid(), claim)
+    with Store(path) as store:  # which moves into the file what is in the log
+        assert store.verify() == []
+    return path.read_bytes()
 
 
-@contextlib.contextmanager
-def refusing(message: str) -> Iterator[None]:
-    """Nothing can be written to a file."""
-    at_once = sqlite.at_once
+def in_words(row: Row) -> str:
+    return f"{row.table}: {row.change}"
 
-    def refuse(connection: sqlite3.Connection, operations: Any) -> Any:
-        if connection.execute("PRAGMA database_list").fetchone()["file"]:
-            raise sqlite3.OperationalError(message)
-        return at_once(connection, operations)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite, "at_once", refuse)
-        yield
+@pytest.fixture(params=ROWS, ids=in_words)
+def planted(path: Path, with_lease: bytes, request: pytest.FixtureRequest) -> Row:
+    """A store with one row of each table, of which one is no valid record."""
+    row: Row = request.param
+    path.parent.mkdir()
+    path.write_bytes(with_lease)
+    sql(path, f"UPDATE {row.table} SET {row.change}")
+    return row
+
+
+def test_verify_names_a_row_that_is_no_record(path: Path, planted: Row) -> None:
+    with Store(path) as store:
+        problems = store.verify()
+
+    assert any(planted.problem in problem for problem in problems), problems
+
+
+def test_reading_leaves_out_a_row_that_is_no_record(path: Path, planted: Row) -> None:
+    with Store(path) as store:
+        assert len(store.trials()) == planted.trials
+        assert len(store.winners()) == planted.winners
+        assert len(store.tuned(H100)) <= 1
+        assert store.claim(*LEASED).known is None
+
+
+def test_listings_leave_out_a_row_that_is_no_record(path: Path, planted: Row) -> None:
+    with Store(path) as store:
+        shown, total = store.browse()
+        summaries = store.summaries()
+        streamed = store.stream(lambda trials, winners: (len(list(trials)), len(list(winners))))
+
+    assert (len(shown), total) == (planted.trials, 1)
+    assert all(summary.trials <= 1 for summary in summaries)
+    assert streamed == (planted.trials, planted.winners)
 
 
 @pytest.mark.parametrize(
-    "message",
-    ["database or disk is full", "disk I/O error", "attempt to write a readonly database"],
+    "planted",
+    # No result has the key of these.
+    [row for row in ROWS if row.table != "leases" and "kernel" not in row.change],
+    ids=in_words,
+    indirect=True,
 )
-def test_any_refusal_to_write_costs_no_result(path: Path, message: str) -> None:
-    with silent(), Store(path) as store:
-        with refusing(message):
-            assert store.add(trial(0))
-            assert store.add(trial(1))
-            assert store.trials() == [trial(0), trial(1)]
-        assert store.add(trial(2))
-    assert len(kept(path)) == 3
+def test_a_result_heals_the_row_that_is_no_record(path: Path, planted: Row) -> None:
+    """Or it stands beside a row that has another key now."""
+    fill(path, 1)
 
-
-def test_full_disk_at_opening(path: Path) -> None:
-    with (
-        refusing("disk is full"),
-        warned("disk is full; .* lost when the process ends", path) as store,
-    ):
-        assert store.add(trial())
-        assert store.trials() == [trial()]
+    with Store(path) as store:
+        assert (store.trials(), store.winners()) == ([trial()], [winner()]), planted

@@ -1,27 +1,21 @@
 """The store of trials says what is on disk: folders of groups, full disks, emergency exports."""
 
-import contextlib
 import errno
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from support.disks import leave_room, refusing
 from support.stored import BARE, fill, set_aside, silent, sql, trial, winner
 
-from outblas.autotune.store import places, sqlite, transfer
+from outblas.autotune.store import places, transfer
 from outblas.autotune.store.store import Store, StoreError
 from outblas.core import filesystems
-
-
-def leave_room(store, pages=0) -> None:
-    used = store._file.execute("PRAGMA page_count").fetchone()[0]
-    store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
 def there(path):
@@ -146,27 +140,12 @@ def full(path):
     with silent():
         store = Store(path)
         store.add(trial(0))
-        with refusing():
+        with refusing("database or disk is full"):
             for each in (trial(1), trial(2)):
                 store.add(each)
             store.record_best(winner())
             yield store
             store.close()
-
-
-@contextlib.contextmanager
-def refusing():
-    """Nothing can be written to a database file, whichever."""
-    at_once = sqlite.at_once
-
-    def refuse(connection, operations):
-        if connection.execute("PRAGMA database_list").fetchone()["file"]:
-            raise sqlite3.OperationalError("database or disk is full")
-        return at_once(connection, operations)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite, "at_once", refuse)
-        yield
 
 
 def test_an_emergency_export_has_what_the_file_lacks(full, path: Path, tmp_path: Path) -> None:

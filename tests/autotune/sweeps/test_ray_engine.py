@@ -1,21 +1,26 @@
-"""The Ray engine on a local cluster without GPUs, where the portable kernel is interpreted."""
+"""The Ray engine on a local cluster without GPUs, where the portable kernel is interpreted.
+
+A sweep takes seconds there: what tests only read is found once, by a fixture of the module.
+"""
 
 import os
 import secrets
+import shutil
 import signal
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from support import tuned
+from support.paths import TESTS
 from support.sweeps import soon
 
 from outblas.autotune import Progress, Store, StrategyError, Sweep, TuneTarget, sweep
 from outblas.autotune.measure.progress import Report, silent
+from outblas.autotune.store.records import BestConfig, Trial
 from outblas.autotune.sweeps import ray_engine
 
 pytestmark = [
@@ -25,22 +30,23 @@ pytestmark = [
 ]
 TUNED = TuneTarget("tuned", "support.tuned")
 SHAPES = [(32, 32, 32), (16, 32, 16), (32, 16, 16)]
-TRIALS = 4
+TRIALS = 4  # of each shape
+KILL_ONCE, KILL_AGAIN = "kill-32x32x32", "kill-again"  # what tests/support/tuned.py looks for
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cluster, and where its workers look for what to do."""
+    """The folder where the workers of a cluster of two CPUs look for what to do."""
     ray = pytest.importorskip("ray")
-    found = tmp_path_factory.mktemp("support.tuned")
+    found = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(tuned.FOLDER, str(found))
-        patch.setenv("PYTHONPATH", str(Path(tuned.__file__).parent))
+        patch.setenv("PYTHONPATH", str(TESTS))
         patch.setenv("RAY_worker_niceness", "0")  # else other tests starve it
-        patch.setenv(
-            "RAY_AUTH_TOKEN", secrets.token_hex(32)
-        )  # else Ray keeps one in the home directory
-        patch.setenv("RAY_AUTH_MODE", "")  # so that it is restored: Ray sets it where it is not set
+        # Without a token Ray would keep one in the home directory.
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Ray sets the mode where it is not set; set here first, it is restored at the end.
+        patch.setenv("RAY_AUTH_MODE", "")
         patch.delenv("RAY_AUTH_MODE")
         ray.init(
             address="local",
@@ -57,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store."""
     with Store(tmp_path / "store.sqlite") as found:
         yield found
 
@@ -69,6 +76,7 @@ def run(
     kernel: str | TuneTarget = TUNED,
     **options,
 ) -> Sweep:
+    """A sweep of the first `shapes` of `SHAPES` on the cluster."""
     return sweep(
         kernel,
         SHAPES[:shapes],
@@ -83,113 +91,241 @@ def run(
     )
 
 
-def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, store: Store) -> None:
-    (folder / "kill-32x32x32").touch()
-    heard = []
+def leased(path: Path, trials: list[Trial]) -> list[str]:
+    """The configs among these that another process could not begin to measure now."""
+    with Store(path) as other:
+        claims = {
+            trial.config: other.claim(
+                trial.gpu, trial.workload, trial.kernel, trial.source, trial.config, again=True
+            )
+            for trial in trials
+        }
+    return [config for config, claim in claims.items() if not claim.granted]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A sweep that has ended, what was heard of it, and what its store held then.
+
+    `victim` is the config at whose measurement the worker was killed. `began` and `ended` are on
+    the clock of `time.monotonic`.
+    """
+
+    sweep: Sweep
+    heard: list[Progress]
+    began: float
+    ended: float
+    path: Path
+    trials: list[Trial]
+    winners: list[BestConfig]
+    victim: str
+
+
+def ended_sweep(folder: Path, path: Path, *, kills: tuple[str, ...], shapes: int) -> Ended:
+    """Runs a sweep in whose course workers are killed."""
+    (folder / "victim").unlink(missing_ok=True)
+    for name in kills:
+        (folder / name).touch()
+    heard: list[Progress] = []
     began = time.monotonic()
-    found = run(store, heard.append, shapes=3)
-    ended = time.monotonic()
-    assert not (folder / "kill-32x32x32").exists()
+    with Store(path) as store:
+        found = run(store, heard.append, shapes=shapes)
+        ended = time.monotonic()
+        trials, winners = store.trials(), store.winners()
+    assert not [name for name in kills if (folder / name).exists()], "a worker was not killed"
+    victim = (folder / "victim").read_text()
+    return Ended(found, heard, began, ended, path, trials, winners, victim)
+
+
+# A worker that is killed.
+
+
+@pytest.fixture(scope="module")
+def survived(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A sweep of three shapes; the worker of the first is killed while it measures its third
+    config.
+    """
+    path = tmp_path_factory.mktemp("survived") / "store.sqlite"
+    return ended_sweep(folder, path, kills=(KILL_ONCE,), shapes=3)
+
+
+def test_a_sweep_outlives_a_killed_worker(survived: Ended) -> None:
+    found = survived.sweep
+
     assert found.finished
     assert {winner.workload.shape for winner in found.winners} == set(SHAPES)
-    assert all(outcome.new == len(outcome.trials) == TRIALS for outcome in found.outcomes)
-    assert {outcome.gpu for outcome in found.outcomes} == {trial.gpu for trial in store.trials()}
-    assert sorted(winner.workload for winner in store.winners()) == sorted(
-        w.workload for w in found.winners
-    )
+    assert [outcome.new for outcome in found.outcomes] == [TRIALS] * len(SHAPES)
+    assert [len(outcome.trials) for outcome in found.outcomes] == [TRIALS] * len(SHAPES)
 
-    trials = store.trials()
-    assert len(trials) == len(SHAPES) * TRIALS
-    assert all(trial.ok for trial in trials)
-    victim = (folder / "victim").read_text()
-    assert [trial.config for trial in trials if trial.workload.shape == (32, 32, 32)][
-        -1
-    ] == victim  # it was put off
-    assert rows_of(store, "leases") == []
 
-    mine = [progress for progress in heard if progress.workload.shape == (32, 32, 32)]
-    assert any("died" in progress.message for progress in mine)
-    assert mine[-1].stage == "done"
-    assert mine[-1].known == 2
-    assert all(began - 1 < progress.started < ended + 1 for progress in heard)
+def test_a_killed_worker_costs_no_trial(survived: Ended) -> None:
+    assert len(survived.trials) == len(SHAPES) * TRIALS
+    assert {trial.status for trial in survived.trials} == {"ok"}
+    assert {trial.gpu for trial in survived.trials} == {o.gpu for o in survived.sweep.outcomes}
 
-    again = run(store, shapes=3)
+
+def test_the_winners_of_a_sweep_are_stored(survived: Ended) -> None:
+    stored = sorted(winner.workload for winner in survived.winners)
+
+    assert stored == sorted(winner.workload for winner in survived.sweep.winners)
+
+
+def test_the_config_at_which_a_worker_was_killed_is_put_off_to_the_end(survived: Ended) -> None:
+    measured = [trial.config for trial in survived.trials if trial.workload.shape == SHAPES[0]]
+
+    assert measured[-1] == survived.victim
+
+
+def test_a_finished_sweep_leaves_no_lease(survived: Ended) -> None:
+    assert leased(survived.path, survived.trials) == []
+
+
+def test_a_death_is_reported_and_the_trials_before_it_count_as_known(survived: Ended) -> None:
+    snapshots = [each for each in survived.heard if each.workload.shape == SHAPES[0]]
+
+    assert any("died" in each.message for each in snapshots)
+    assert (snapshots[-1].stage, snapshots[-1].known) == ("done", 2)
+
+
+def test_snapshots_are_on_the_clock_of_the_caller(survived: Ended) -> None:
+    """Machines share none."""
+    started = [each.started for each in survived.heard]
+
+    assert survived.began - 1 < min(started)
+    assert max(started) < survived.ended + 1
+
+
+@pytest.fixture
+def tried(survived: Ended, tmp_path: Path) -> Iterator[Store]:
+    """A copy of the store that the sweep with the killed worker has filled."""
+    with Store(shutil.copy(survived.path, tmp_path / "tried.sqlite")) as found:
+        yield found
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_was_measured_is_not_measured_again(survived: Ended, tried: Store) -> None:
+    again = run(tried, shapes=3)
+
     assert again.finished
     assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
     assert len(again.winners) == len(SHAPES)
-    assert store.trials() == trials
+    assert tried.trials() == survived.trials
 
 
-def rows_of(store, table):
-    with sqlite3.connect(store.path) as connection:
-        return connection.execute(f"SELECT config FROM {table}").fetchall()
+# A config that workers do not survive.
 
 
-def test_a_config_with_which_two_workers_die_is_left_unmeasured(folder: Path, store: Store) -> None:
-    """Their deaths say nothing about it; the others are measured meanwhile, and the next sweep
-    measures it too.
-    """
-    for name in ("kill-32x32x32", "kill-again"):
-        (folder / name).touch()
-    found = run(store)
-    (outcome,) = found.outcomes
+@pytest.fixture(scope="module")
+def given_up(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A sweep of one shape; two workers are killed while they measure the same config."""
+    path = tmp_path_factory.mktemp("given_up") / "store.sqlite"
+    return ended_sweep(folder, path, kills=(KILL_ONCE, KILL_AGAIN), shapes=1)
+
+
+def test_a_config_with_which_two_workers_die_is_left_unmeasured(given_up: Ended) -> None:
+    """Their deaths say nothing about it."""
+    (outcome,) = given_up.sweep.outcomes
+
     assert [left.reason for left in outcome.unmeasured] == [
         "2 workers of the cluster died while they measured it"
     ]
-    assert (found.failures, found.finished) == ([], False)
-    assert {trial.status for trial in store.trials()} == {"ok"}
-    assert len(store.trials()) == outcome.new == TRIALS - 1
-    assert len(found.winners) == 1
-    assert (folder / "victim").read_text() not in {trial.config for trial in store.trials()}
-    assert rows_of(store, "leases") == []
+    assert given_up.victim not in {trial.config for trial in given_up.trials}
+    assert (given_up.sweep.failures, given_up.sweep.finished) == ([], False)
 
-    again = run(store)
+
+def test_the_other_configs_are_measured_all_the_same(given_up: Ended) -> None:
+    (outcome,) = given_up.sweep.outcomes
+
+    assert len(given_up.trials) == outcome.new == TRIALS - 1
+    assert {trial.status for trial in given_up.trials} == {"ok"}
+    assert len(given_up.sweep.winners) == 1
+
+
+def test_the_config_that_was_left_has_no_lease(given_up: Ended) -> None:
+    left = replace(given_up.trials[0], config=given_up.victim)
+
+    assert leased(given_up.path, [*given_up.trials, left]) == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_next_sweep_measures_the_config_that_was_left(given_up: Ended, tmp_path: Path) -> None:
+    with Store(shutil.copy(given_up.path, tmp_path / "store.sqlite")) as store:
+        again = run(store)
+
     assert again.finished
     assert [outcome.new for outcome in again.outcomes] == [1]
 
 
-def test_what_has_failed_is_measured_anew_on_a_cluster(folder: Path, store: Store) -> None:
-    run(store)
-    fine = store.trials()
-    broken = replace(
-        fine[0],
-        status="out of memory",
-        reason="no luck",
-        us=None,
-        ratio=None,
-        ratio_low=None,
-        ratio_high=None,
-        clock_mhz=None,
-    )
-    store.add(broken, replace=True)
-    assert run(store).outcomes[0].new == 0
-    assert run(store, retry_failed=True).outcomes[0].new == 1
-    assert {trial.status for trial in store.trials()} == {"ok"}
-    assert run(store, resume=False).outcomes[0].new == TRIALS
+def test_a_workload_whose_workers_always_die_fails(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "RESTARTS", 1)
+    (folder / "deadly").touch()
+
+    try:
+        found = run(store)
+    finally:
+        (folder / "deadly").unlink()
+
+    assert not found.outcomes
+    assert [failure.workload.shape for failure in found.failures] == SHAPES[:1]
+    assert found.failures[0].reason.startswith("2 workers died in a row")
 
 
-def test_a_strategy_of_ones_own_works_on_a_cluster(folder, store):
+# What is measured anew.
+
+
+@pytest.fixture
+def with_a_failure(tried: Store) -> Store:
+    """A store where a config of the first shape has failed."""
+    nothing = dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high", "clock_mhz"))
+    fine = next(trial for trial in tried.trials() if trial.workload.shape == SHAPES[0])
+    broken = replace(fine, status="out of memory", reason="no luck", **nothing)
+    tried.add(broken, replace=True)
+    return tried
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "new"),
+    [
+        pytest.param({}, 0, id="by default nothing"),
+        pytest.param({"retry_failed": True}, 1, id="retry_failed: what has failed"),
+        pytest.param({"resume": False}, TRIALS, id="no resume: everything"),
+    ],
+)
+def test_the_options_say_what_is_measured_anew(
+    with_a_failure: Store, options: dict[str, bool], new: int
+) -> None:
+    found = run(with_a_failure, **options)
+
+    statuses = {trial.status for trial in with_a_failure.trials()}
+    assert found.outcomes[0].new == new
+    assert statuses == ({"ok"} if options else {"ok", "out of memory"})
+
+
+# Strategies.
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_strategy_of_ones_own_works_on_a_cluster(store: Store) -> None:
     """Its object travels to the workers, which hear of the results there."""
     found = run(store, strategy=tuned.SameRows())
+
     (outcome,) = found.outcomes
     assert found.finished
     assert isinstance(outcome.job.strategy, tuned.SameRows)
     assert len({candidate.footprint.tile_m for candidate in outcome.plan.ranked}) <= 2
     assert outcome.new == len(outcome.plan.ranked) > 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_error_of_a_strategy_on_a_worker_is_the_callers(store: Store) -> None:
     with pytest.raises(StrategyError, match="strategy Lost proposed 7, expected a list"):
         run(store, strategy=tuned.Lost())
 
 
-def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
-    monkeypatch.setattr(ray_engine, "RESTARTS", 1)
-    (folder / "deadly").touch()
-    try:
-        found = run(store)
-    finally:
-        (folder / "deadly").unlink()
-    assert not found.outcomes
-    assert [failure.workload.shape for failure in found.failures] == SHAPES[:1]
-    assert found.failures[0].reason.startswith("2 workers died in a row")
+# Interrupts and errors of the caller.
 
 
 def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
@@ -201,30 +337,40 @@ def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(store, interrupt)
+
     worker = Path("/proc") / (folder / "tuners").read_text().split()[-1]
     assert soon(lambda: not worker.exists())
 
 
 @pytest.mark.usefixtures("folder")
-def test_arguments_that_no_worker_can_take_are_the_callers_error(store: Store) -> None:
+def test_a_kernel_that_no_worker_can_run_is_the_callers_error(store: Store) -> None:
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         run(store, kernel="hopper.hilbert")
 
 
-def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_says_what_to_install(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
+
     with pytest.raises(ImportError, match=r"pip install 'outblas\[ray\]'"):
         run(store)
 
 
 @pytest.mark.parametrize(
     ("address", "error"),
-    [("127.0.0.1:1", ConnectionError), ("head", ValueError), ("ray://127.0.0.1:10001", ValueError)],
+    [
+        pytest.param("127.0.0.1:1", ConnectionError, id="nobody listens"),
+        pytest.param("head", ValueError, id="no port"),
+        pytest.param("ray://127.0.0.1:10001", ValueError, id="address of a Ray client"),
+    ],
 )
 def test_a_wrong_address_is_named(
     address: str, error: type[Exception], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
+    # A process that is connected already, as this one may be, needs no address.
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
     with pytest.raises(error, match=address):
         sweep("portable", 32, dtype="float32", engine="ray", address=address, store=store)

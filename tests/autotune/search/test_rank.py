@@ -1,0 +1,50 @@
+"""Ranks, and how well two orders agree."""
+
+import re
+
+import pytest
+
+from outblas.autotune.search.rank import ranks, spearman
+
+
+def test_equal_values_share_the_mean_of_their_ranks() -> None:
+    assert ranks([3.0, 1.0, 3.0, 2.0, 3.0]) == [4.0, 1.0, 4.0, 2.0, 4.0]
+
+
+def test_no_values_have_no_ranks() -> None:
+    assert ranks([]) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rho"),
+    [
+        pytest.param(
+            [106, 100, 86, 101, 99, 103, 97, 113, 112, 110],
+            [7, 27, 2, 50, 28, 29, 20, 12, 6, 17],
+            -29 / 165,
+            id="the textbook's IQ and hours of television",
+        ),
+        pytest.param([1, 1, 2, 3], [1, 2, 3, 4], 4.5 / (4.5 * 5) ** 0.5, id="equal values"),
+        pytest.param([1, 2, 3, 4], [10, 20, 30, 1000], 1, id="the same order"),
+        pytest.param([1, 2, 3, 4], [4, 3, 2, 1], -1, id="the reverse order"),
+    ],
+)
+def test_spearman_compares_two_orders(first: list[float], second: list[float], rho: float) -> None:
+    assert spearman(first, second) == pytest.approx(rho)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "message"),
+    [
+        pytest.param(
+            [1, 2], [1], "predicted has 2 values and measured 1", id="two values beside one"
+        ),
+        pytest.param([1], [1], "predicted has 1 values, expected at least 2", id="one value each"),
+        pytest.param([1, 2], [3, 3], "measured has 3 only", id="equal values only"),
+    ],
+)
+def test_spearman_of_what_has_no_order_is_an_error(
+    predicted: list[float], measured: list[float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        spearman(predicted, measured)

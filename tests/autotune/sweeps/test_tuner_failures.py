@@ -1,0 +1,250 @@
+"""A worker that is killed, goes down or fails under its driver, and what is measured anew then."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.fake_bench import FakeWorker, number
+from support.faulty_kernel import Config
+from support.jobs import ONE, FakeCompilers, facts, screened, tuning
+
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps.tuner import Outcome
+from outblas.core.configs import to_text
+
+pytestmark = pytest.mark.usefixtures("faulty_log")
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    """The store of the sweeps."""
+    with Store(path) as store:
+        yield store
+
+
+@pytest.fixture
+def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Tunes the faulty kernel, which has so many sound configs, with a worker that is played."""
+    return tuning(store, monkeypatch)
+
+
+def killed_times(count):
+    """A worker that is killed from outside whenever it measures config 1, so many times."""
+    bench = FakeWorker(("screen", 1), status="killed")
+    bench.dies = count
+    return bench
+
+
+@pytest.mark.parametrize(("times", "order"), [(1, [0, 1, 1, 2]), (2, [0, 1, 1, 2, 1])])
+def test_a_killed_worker_is_tried_again_at_once_and_at_the_end(
+    tune: Callable[..., Outcome], times: int, order
+) -> None:
+    bench = killed_times(times)
+    found = tune(bench)
+
+    assert bench.configs("screen") == order
+    assert [trial.status for trial in found.trials] == ["ok"] * 3
+    assert (found.finished, found.unmeasured) == (True, [])
+
+
+def test_what_is_killed_again_and_again_is_left_unmeasured(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
+    bench = killed_times(9)
+
+    found = tune(bench)
+
+    (left,) = found.unmeasured
+
+    assert bench.configs("screen") == [0, 1, 1, 2, 1]
+    assert (left.kernel, left.config) == ("faulty", ONE)
+    assert left.reason == "killed from outside 3 times: a bad day"
+    assert {number(trial) for trial in found.trials} == {0, 2}
+    assert {number(trial) for trial in store.trials()} == {0, 2}
+
+
+def test_a_sweep_that_leaves_a_config_has_a_winner_and_is_not_finished(
+    tune: Callable[..., Outcome],
+) -> None:
+    reports: list[dict[str, int]] = []
+
+    found = tune(killed_times(9), report=lambda progress: reports.append(dict(progress.failures)))
+
+    assert not found.finished
+    assert found.winner is not None
+    assert reports[-1] == {"unmeasured": 1}
+
+
+def test_what_was_left_unmeasured_is_measured_by_the_next_sweep(
+    tune: Callable[..., Outcome],
+) -> None:
+    tune(killed_times(9))
+
+    later = tune(FakeWorker())
+
+    assert (later.finished, later.new, later.unmeasured) == (True, 1, [])
+
+
+def test_a_killed_compile_is_tried_again(tune: Callable[..., Outcome]) -> None:
+    bench = FakeWorker()
+    compilers = FakeCompilers(bench, seconds=1.5, killed=1)
+
+    found = tune(bench, compilers=compilers)
+
+    assert found.finished
+    assert len(compilers.futures) == 4
+    assert bench.configs("screen") == [0, 2, 1]
+
+
+def test_what_is_killed_at_every_compile_is_left_unmeasured(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
+    tune(FakeWorker())
+    bench = FakeWorker()
+
+    found = tune(bench, 4, compilers=FakeCompilers(bench, seconds=1.5, killed=99))
+
+    (left,) = found.unmeasured
+
+    assert left.reason == (
+        "its compiler was killed from outside again and again: the compiler was killed"
+    )
+    assert len(store.trials()) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "times", "left"),
+    [
+        ("enter", 1, [0, 1, 2]),
+        ("race", 1, [0, 1, 2]),
+        ("race", 2, [0, 1, 2]),
+        ("enter", 2, [0, 2]),
+        ("race", 4, [0, 2]),
+    ],
+)
+def test_a_killed_finalist_is_not_out_at_once(
+    tune: Callable[..., Outcome], call: str, times: int, left
+) -> None:
+    bench = killed_times(times)
+    bench.down = (call, 1)
+
+    assert sorted(map(number, tune(bench).winner.finalists)) == left
+
+
+def test_machines_that_went_down_are_a_crash(
+    tune: Callable[..., Outcome], store: Store, path: Path
+) -> None:
+    """One may: it is measured at the end. Two say that it was the config."""
+    for losses in (1, 2):
+        config = to_text(Config(number=losses))
+        store.claim(*facts(config))
+        with sqlite3.connect(path) as connection:
+            connection.execute(
+                "UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config]
+            )
+        store.release(*facts(config))
+    bench = FakeWorker()
+    trials = {number(trial): trial for trial in tune(bench, 4).trials}
+
+    assert bench.configs("screen") == [0, 3, 1]
+    assert [trials[i].status for i in range(4)] == ["ok", "ok", "crash", "ok"]
+    assert trials[2].reason == "the machine went down 2 times while it was measured"
+
+
+@pytest.fixture
+def failed(tune: Callable[..., Outcome]) -> None:
+    """Of four configs that were tuned, 1 was out of memory and 3 was refused."""
+    tune(FakeWorker(("screen", 1), status="out of memory"))
+    tune(FakeWorker(("screen", 3), status="refused"), 4)
+
+
+def statuses(store: Store) -> Counter[str]:
+    return Counter(trial.status for trial in store.trials())
+
+
+@pytest.mark.usefixtures("failed")
+def test_what_has_failed_is_not_measured_again_by_default(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
+    bench = FakeWorker()
+
+    tune(bench, 4)
+
+    assert bench.configs("screen") == []
+    assert statuses(store) == {"ok": 2, "out of memory": 1, "refused": 1}
+
+
+@pytest.mark.usefixtures("failed")
+def test_what_has_failed_is_measured_anew_on_request(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
+    """But for what was refused: that has nothing to do with the day."""
+    bench = FakeWorker()
+
+    found = tune(bench, 4, retry_failed=True)
+
+    assert bench.configs("screen") == [1]
+    assert (found.new, found.finished) == (1, True)
+    assert statuses(store) == {"ok": 3, "refused": 1}
+
+
+@pytest.mark.usefixtures("failed")
+def test_what_is_right_now_is_not_measured_anew(tune: Callable[..., Outcome]) -> None:
+    tune(FakeWorker(), 4, retry_failed=True)
+    bench = FakeWorker()
+
+    tune(bench, 4, retry_failed=True)
+
+    assert bench.configs("screen") == []
+
+
+def test_two_who_retry_share_what_has_failed(
+    tune: Callable[..., Outcome], store: Store, path: Path
+) -> None:
+    tune(FakeWorker(status="crash", down=("screen", None)), 8)
+    assert len(store.trials()) == 8
+    benches = [FakeWorker(seconds=0.02) for _ in range(2)]
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda bench: tune(bench, 8, top_k=1, retry_failed=True), benches))
+
+    assert screened(*benches) == list(range(8))
+    assert {trial.status for trial in store.trials()} == {"ok"}
+
+
+def test_measuring_anew_replaces_the_trials_each_time(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
+    for us in (50.0, 60.0, 70.0, 80.0):
+        found = tune(FakeWorker(us=us), resume=False)
+
+        assert [trial.status for trial in found.trials] == ["ok"] * 3, us
+        assert found.new == 3, us
+        assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
+
+
+def test_a_workload_that_goes_down_is_said_to_fail(tune: Callable[..., Outcome]) -> None:
+    found = tune(FakeWorker(("open", None)))
+
+    assert (found.finished, found.trials, found.winner) == (False, [], None)
+
+
+@pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
+def test_a_finalist_that_fails_takes_nobody_along(
+    tune: Callable[..., Outcome], call: str, spared: int
+) -> None:
+    """It passed its screen, and takes the worker down in the finals, and with it all that had
+    entered.
+    """
+    found = tune(FakeWorker((call, 1), spared))
+
+    assert found.finished
+    assert number(found.winner) == 0
+    assert list(map(number, found.winner.finalists)) == [0, 2]
+
+
+def test_a_worker_that_goes_down_at_forgetting(tune: Callable[..., Outcome]) -> None:
+    assert tune(FakeWorker(("forget", None))).winner is not None
