@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
-SCRIPTED = str(Path(__file__).with_name("scripted_worker.py"))
+SCRIPTED = str(TESTS / "support" / "scripted_worker.py")
 SECONDS = 20.0  # for what takes milliseconds
 
 YES = bytes([128, 4, 136, 46])  # True, pickled

@@ -154,7 +154,8 @@ def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.Monkey
 # The driver's death.
 def test_nothing_survives_the_driver(path: Path) -> None:
     """Of a worker that holds Python's lock, and a compile with children that ignore signals."""
-    code = """
+    code = f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_supervision import submitted, screened, MeasureWorker, Compilers
 with MeasureWorker("cpu") as bench, Compilers(1) as compilers:
     submitted(compilers, "compile-children")
