@@ -4,7 +4,7 @@ from ..fault import Check, Fault
 
 GRADIENTS = (Check("test_autograd.py"),)
 FAKES = (Check("test_ops.py"),)
-TRANSFORMS = (Check("test_transforms.py", "autocast or vmap"),)
+TRANSFORMS = (Check("test_autocast_vmap.py"),)
 FP8 = (Check("test_fp8_calls.py"),)
 SCALED = (Check("test_scaled_mm.py"),)
 
