@@ -37,7 +37,7 @@ SPECIAL = (
 OVERFLOW = Case(300, 264, 1024, F16, layout="nt")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _special(ahead: Ahead) -> None:
     ahead(
         (of_case(case), config_of(way, case))
