@@ -102,7 +102,7 @@ addend_shapes = pytest.mark.parametrize("shape", [(6, 4), (4,), (6, 1), (1,), ()
     "scales", [{}, {"alpha": 0.5, "beta": -2.0}], ids=["unscaled", "alpha=0.5 beta=-2"]
 )
 def test_addmm_is_torch_addmm(
-    scales: dict[str, float], shape: tuple[int, ...], kernel: str | None
+    scales: dict[str, Any], shape: tuple[int, ...], kernel: str | None
 ) -> None:
     a, b, c = integers((6, 5), (5, 4), shape)
 

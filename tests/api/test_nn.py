@@ -151,7 +151,7 @@ def test_an_optimizer_goes_on() -> None:
     untouched.load_state_dict(patched.state_dict())
     optimizers = {net: torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (patched, untouched)}
 
-    def step(net: nn.Module) -> Tensor:
+    def step(net: Net) -> Tensor:
         loss = (net(X) - 1).square().mean()
         optimizers[net].zero_grad()
         loss.backward()

@@ -18,6 +18,12 @@ def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
+def stored_gradient(leaf: Tensor) -> Tensor:
+    """The gradient that backward passes have left with a leaf."""
+    assert leaf.grad is not None
+    return leaf.grad
+
+
 def present(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """The gradients that there are, without those of tensors that a function does not use."""
     return [gradient for gradient in gradients if gradient is not None]

@@ -15,6 +15,7 @@ from support.warm_calls import SHORT_WAY_CALLS, A, B, C, assert_short_way, produ
 from outblas import FallbackWarning, addmm, linear, matmul
 from outblas.runtime import dispatch, launcher
 
+pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [
     pytest.mark.usefixtures("cpu_plans_run"),
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"),

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outblas import addmm, linear, matmul
 
+pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [
     pytest.mark.usefixtures("cpu_plans_run"),
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"),

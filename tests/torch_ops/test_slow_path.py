@@ -2,6 +2,9 @@
 knows as it came.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from support.tensor_types import (
@@ -155,14 +158,22 @@ def test_a_residual_may_override_our_function() -> None:
     assert linear(X, W, residual=Overriding(C))[0] == "ours"
 
 
-LEADING_OPERANDS = {matmul: (X,), addmm: (C, X), linear: (X,)}
-TORCHS = {matmul: torch.matmul, addmm: torch.addmm, linear: F.linear}
+LEADING_OPERANDS: dict[Callable[..., Any], tuple[torch.Tensor, ...]] = {
+    matmul: (X,),
+    addmm: (C, X),
+    linear: (X,),
+}
+TORCHS: dict[Callable[..., Any], Callable[..., Any]] = {
+    matmul: torch.matmul,
+    addmm: torch.addmm,
+    linear: F.linear,
+}
 functions = pytest.mark.parametrize("function", LEADING_OPERANDS, ids=lambda f: f.__name__)
 
 
 @strict_warning
 @functions
-def test_what_is_no_tensor_may_override_our_functions(function) -> None:
+def test_what_is_no_tensor_may_override_our_functions(function: Callable[..., Any]) -> None:
     duck = Duck(known=[function])
     operands = (*LEADING_OPERANDS[function], duck)
 
@@ -170,7 +181,7 @@ def test_what_is_no_tensor_may_override_our_functions(function) -> None:
 
 
 @functions
-def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(function) -> None:
+def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(function: Callable[..., Any]) -> None:
     duck = Duck(known=[TORCHS[function]])
     operands = (*LEADING_OPERANDS[function], duck)
 

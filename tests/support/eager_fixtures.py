@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the short way."""
+"""Fixtures of the tests of the short way: what plans run, and what calls go through."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
