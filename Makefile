@@ -11,9 +11,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest -n 3
 
-# For the inner loop, two minutes: the tests that compile nothing, interpret no kernel and start no process.
+# For the inner loop, two minutes: the tests that compile no kernel, interpret none and are not marked `long`.
 # `make check TESTS=tests/hopper` runs all tests of a folder, or of a file, instead.
-TESTS ?= -m 'not (gpu or slow or compile or interpreter or processes)'
+TESTS ?= -m 'not (gpu or slow or compile or interpreter or long)'
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import own_cases
+from support import own_cases, shared_compiles
 
+from outblas.core import registry
 from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
 
@@ -68,6 +69,30 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("OUTBLAS_CACHE_DIR")
     if before is not None:
         os.environ["OUTBLAS_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session")
+def compiled_variants(tmp_path_factory: pytest.TempPathFactory) -> shared_compiles.Store:
+    """Machine code of the Hopper ladder, which all processes of this run compile once."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    store = shared_compiles.Store(folder / "compiled_variants")
+    for kernel in registry.ladder("hopper"):
+        store.share(kernel.name)
+    return store
+
+
+@pytest.fixture(autouse=True)
+def _share_compiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that compile share what they compile, but those that are marked `own_compile`."""
+    if request.node.get_closest_marker("compile") is None:
+        yield
+        return
+    store: shared_compiles.Store = request.getfixturevalue("compiled_variants")
+    store.active = request.node.get_closest_marker("own_compile") is None
+    yield
+    store.active = True
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from outblas.bench.host_turns import ProbeError, Tree
 from outblas.cli import app
 from outblas.runtime import launcher
 
+pytestmark = pytest.mark.long
+
 ENVIRONMENT = {"cpu": "a CPU", "python": "3.11.7", "torch": "2.13.0", "load": 0.1}
 
 

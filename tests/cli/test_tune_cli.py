@@ -30,6 +30,8 @@ from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.cli import tune_result
 from outblas.cli.tune import parse_budget
 
+pytestmark = pytest.mark.long
+
 PLAIN = "--dtype float32 --layout nn --gpus cpu"
 
 

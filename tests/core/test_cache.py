@@ -14,6 +14,8 @@ import pytest
 
 from outblas.core import cache
 
+pytestmark = pytest.mark.long
+
 FACTS = {"kernel": "x", "arch": "sm_90a"}
 
 

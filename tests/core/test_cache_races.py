@@ -17,6 +17,8 @@ import pytest
 
 from outblas.core import cache
 
+pytestmark = pytest.mark.long
+
 SIZE = 2000  # bytes of an object
 OBJECTS = 12
 FETCHES = 200  # by each of several processes

@@ -11,6 +11,8 @@ from support.users import PLANTER, VICTIM, as_user, needs_root, shared_folder, w
 
 from outblas.core import cache, ownership
 
+pytestmark = pytest.mark.long
+
 FACTS = {"kernel": "x", "arch": "sm_90a", "dtypes": ("bfloat16", "float32")}
 OTHER = {**FACTS, "arch": "sm_100a"}
 PLANTED = b"planted"

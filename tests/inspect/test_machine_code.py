@@ -132,6 +132,7 @@ def test_what_counts_as_different(changed: Any, expected) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.own_compile
 def test_one_more_barrier_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = RECORDED.entries["hopper.tma_wgmma"].variant
     entry, once = Entry(variant, snapshot.summarize(variant)), cute.arch.sync_threads

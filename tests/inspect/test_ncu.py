@@ -17,6 +17,8 @@ from support.ncu_recording import RECORDING
 from outblas.inspect import counters, ncu
 from outblas.inspect.profiled import Request
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

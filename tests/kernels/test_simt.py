@@ -154,6 +154,7 @@ def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int) -> None:
     assert found.count("FFMA") >= config.accumulators * config.block_k
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")]
 )

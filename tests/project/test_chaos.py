@@ -22,6 +22,8 @@ from outblas.autotune.store.records import Workload, to_record
 from outblas.autotune.store.store import Store
 from outblas.core.configs import to_text
 
+pytestmark = pytest.mark.long
+
 SOUND, GUILTY = Config(number=0), Config(number=1, fault="segfault")
 
 

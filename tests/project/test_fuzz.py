@@ -12,7 +12,11 @@ import outblas
 CALLS, SEED = 1500, 20
 A, B, C = tensor(3, 4), tensor(4, 5), tensor(3, 5)
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_the_fuzz")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("as_in_the_fuzz"),
+]
 
 
 def test_random_calls_are_those_of_torch() -> None:

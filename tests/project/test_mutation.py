@@ -11,6 +11,8 @@ from mutation.faults import FAULTS
 from mutation.runner import BROKEN, CAUGHT, SURVIVED, BaselineFailed, Runner, error_class
 from mutation.shadow import Project, Shadow
 
+pytestmark = pytest.mark.long
+
 TOY = Check("test_toy.py")
 SOURCE = "src/toy/numbers.py"
 PYPROJECT = """

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "data" / "typed_program.py"
 LADDERS = ("autotune", "hopper", "kernels", "turing")

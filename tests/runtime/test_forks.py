@@ -13,7 +13,7 @@ from support.paths import ROOT
 import outblas
 from outblas.core import forks
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
 SECONDS = 15.0  # for a child to be done
 

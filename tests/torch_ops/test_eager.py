@@ -103,6 +103,7 @@ def test_many_kinds_of_one_shape_stay_right() -> None:
             assert torch.equal(matmul(a, B), A @ B), f"row stride {row_stride}"
 
 
+@pytest.mark.long
 def test_every_thread_takes_it() -> None:
     def multiply(_: int) -> None:
         for i in range(200):

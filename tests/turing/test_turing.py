@@ -64,6 +64,7 @@ def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
     assert found.count("LDGSTS") == 0 or name == "turing.cp_async"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
 @pytest.mark.parametrize(("name", "arch"), [build for build in BUILDS if build[1] != 80])
 def test_machine_code_of_other_layouts(name: str, arch: int, layout: str) -> None:
@@ -245,6 +246,7 @@ def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reaso
         inspect(name, **asked)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "config"), valid_configs(8, seed=1), ids=str)
 def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
     artifact = registry.load(name).artifact(config, arch=80, layout="tn")

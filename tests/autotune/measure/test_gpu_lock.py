@@ -23,6 +23,7 @@ from outblas.autotune.measure.isolated import Cancelled, MeasureWorker
 from outblas.core import cache
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]

@@ -29,6 +29,7 @@ from outblas.autotune.measure.processes import (
 from outblas.autotune.measure.serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]

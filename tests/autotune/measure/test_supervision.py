@@ -23,6 +23,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]

@@ -84,6 +84,7 @@ def order_before_strategies(candidates, trials):
     return chosen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65)])
 @pytest.mark.parametrize("trials", [None, 1, 5, 64])
 @pytest.mark.parametrize("model", ["h100", "a100"])

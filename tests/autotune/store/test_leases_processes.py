@@ -17,6 +17,8 @@ from outblas.autotune.store import leases
 from outblas.autotune.store.leases import Claim, Holder, Observer
 from outblas.autotune.store.store import Store
 
+pytestmark = pytest.mark.long
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
 CLAIM = f"""{BARE}

@@ -24,6 +24,7 @@ from outblas.autotune.store.records import BestConfig, Trial
 from outblas.autotune.sweeps import ray_engine
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.interpreter,
     pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),

@@ -29,7 +29,7 @@ from outblas.autotune.sweeps.sweep import sweep, visible_gpus
 from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text
 
-pytestmark = pytest.mark.usefixtures("faulty_log")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log")]
 
 
 def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def test_arrival_counts_follow_from_the_roles(
 
 
 @pytest.mark.compile
+@pytest.mark.own_compile
 @pytest.mark.parametrize(
     ("method", "broken", "message"),
     [
@@ -66,6 +67,7 @@ def test_a_pipeline_that_breaks_its_contract_fails_the_compile(
 
 
 @pytest.mark.compile
+@pytest.mark.own_compile
 @pytest.mark.parametrize("rung", FIRST_AND_LAST)
 def test_bytes_that_do_not_match_the_config_fail_the_compile(
     rung: str, monkeypatch: pytest.MonkeyPatch
