@@ -3,7 +3,7 @@ seeds said.
 """
 
 import json
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 from support.reports import MEASURED, Entry, Page, shown, write
@@ -19,24 +19,36 @@ def roofline_points(*arguments: object) -> dict[str, Entry]:
     return {point["kernel"]: point for point in points}
 
 
-@pytest.fixture
-def of_four_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
-    """The arguments of a roofline of four kernels, one of each ladder, with measurements."""
+@dataclass(frozen=True)
+class Roofline:
+    """What the command prints, by kernel, and what it writes."""
+
+    points: dict[str, Entry]
+    page: Page
+    chart: str
+
+
+@pytest.fixture(scope="module")
+def of_four_kernels(tmp_path_factory: pytest.TempPathFactory) -> Roofline:
+    """A roofline of four kernels, one of each ladder, with measurements."""
+    folder = tmp_path_factory.mktemp("roofline")
+    html, chart = folder / "roofline.html", folder / "roofline.svg"
+    measured = write(folder / "bench.json", *MEASURED)
     kernels = [registry.find(name) for name in KERNELS]
-    monkeypatch.setattr(registry, "ladder", lambda name=None: kernels)
-    return "--results", write(tmp_path / "bench.json", *MEASURED)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(registry, "ladder", lambda name=None: kernels)
+        points = roofline_points("--results", measured, "--html", html, "--chart", chart)
+    return Roofline(points, Page(html.read_text()), chart.read_text())
 
 
 @pytest.mark.compile
-def test_a_roofline_has_every_kernel_of_a_ladder(of_four_kernels: tuple[object, ...]) -> None:
-    assert tuple(roofline_points(*of_four_kernels)) == KERNELS
+def test_a_roofline_has_every_kernel_of_a_ladder(of_four_kernels: Roofline) -> None:
+    assert tuple(of_four_kernels.points) == KERNELS
 
 
 @pytest.mark.compile
-def test_a_point_has_what_was_measured_and_what_bounds_it(
-    of_four_kernels: tuple[object, ...],
-) -> None:
-    point = roofline_points(*of_four_kernels)["hopper.tma_wgmma"]
+def test_a_point_has_what_was_measured_and_what_bounds_it(of_four_kernels: Roofline) -> None:
+    point = of_four_kernels.points["hopper.tma_wgmma"]
 
     assert point["measured_tflops"] == pytest.approx(0.41 * 780)
     assert point["intensity"]["l2"] == 32
@@ -46,15 +58,9 @@ def test_a_point_has_what_was_measured_and_what_bounds_it(
 
 
 @pytest.mark.compile
-def test_a_roofline_is_drawn_and_written_as_a_page(
-    of_four_kernels: tuple[object, ...], tmp_path: Path
-) -> None:
-    html, chart = tmp_path / "roofline.html", tmp_path / "roofline.svg"
-
-    roofline_points(*of_four_kernels, "--html", html, "--chart", chart)
-
-    assert "svg" in Page(html.read_text()).seen
-    assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
+def test_a_roofline_is_drawn_and_written_as_a_page(of_four_kernels: Roofline) -> None:
+    assert "svg" in of_four_kernels.page.seen
+    assert "hopper.tma_wgmma: L2 allows 300, measured 320" in of_four_kernels.chart
 
 
 # ---- a T4, of which document 003 has figures
