@@ -369,7 +369,8 @@ def test_another_thread_ends_a_worker(phase: str) -> None:
 
 
 DRIVER = f"""
-import sys, threading, types
+import signal, sys, threading, types
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has its children ignore it
 lean = types.ModuleType("lean")
 lean.__path__ = [{str(Path(processes.__file__).parent)!r}]
 sys.modules["lean"] = lean
