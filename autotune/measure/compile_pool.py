@@ -323,7 +323,7 @@ class _Compiler:
         self._calls += 1
         if self._calls >= TASKS:
             self._retire()
-        if isinstance(found, _Objection):
+        if isinstance(found, _CompileFailure):
             raise CompileError(found.status, found.reason)
         return found
 
@@ -384,7 +384,7 @@ def _failure(gone: WorkerExited | WorkerTimeout, timeout: float) -> CompileError
 
 # In the process.
 @dataclass(frozen=True)
-class _Objection:
+class _CompileFailure:
     """A config does not compile."""
 
     status: Status
@@ -395,7 +395,9 @@ def _import(target: TuneTarget) -> None:
     target.load()
 
 
-def _compile(target: TuneTarget, workload: Workload, config: str, arch: int) -> float | _Objection:
+def _compile(
+    target: TuneTarget, workload: Workload, config: str, arch: int
+) -> float | _CompileFailure:
     start = time.perf_counter()
     try:
         module = target.load()
@@ -403,7 +405,7 @@ def _compile(target: TuneTarget, workload: Workload, config: str, arch: int) -> 
     except OSError:
         return 0.0  # nothing can be kept on disk: whoever measures compiles
     except MemoryError:
-        return _Objection("compile crash", "out of memory: the compiler reached its bound")
+        return _CompileFailure("compile crash", "out of memory: the compiler reached its bound")
     except BaseException as error:  # a config may raise anything
-        return _Objection("failed", brief(error))
+        return _CompileFailure("failed", brief(error))
     return time.perf_counter() - start

@@ -31,7 +31,7 @@ from .serve import brief
 SCREEN_ROUNDS = 3
 SCREEN_IDLE = 0.01  # seconds before a screened turn
 SCREEN_US = 20_000.0  # of a screened turn, at most
-HOPELESS = 1.5  # times the best so far, beyond which one round is enough
+ONE_ROUND_BEYOND = 1.5  # times the best so far, beyond which one round is enough
 Entry = tuple[TuneTarget, str]  # a kernel, and its config as text
 
 _bench: _WorkloadTimer | None = None
@@ -102,17 +102,17 @@ class _WorkloadTimer:
         return turn.eager(call, max(2, min(turn.CALLS, int(SCREEN_US / us))))
 
     def prepare(self, entry: Entry) -> turn.Call:
-        """Compiles or loads the kernel, and holds it to the oracle. Raises _Objection."""
+        """Compiles or loads the kernel, and holds it to the oracle. Raises _UnusableConfig."""
         target, text = entry
         module = target.load()
         config = from_text(module.Config, text)
         asked = problem.problem(*self.tensors, tf32=self.workload.dtype == "tf32")
         if reason := module.unsupported(asked, config):
-            raise _Objection("refused", reason)
+            raise _UnusableConfig("refused", reason)
         launch: Callable[..., None] = module.plan(asked, config)
         result = self.exact(launch)
         if not result.ok:
-            raise _Objection("wrong", result.message)
+            raise _UnusableConfig("wrong", result.message)
         a, b, out = self.tensors
         return lambda: launch(a, b, None, out, 1.0, 0.0)
 
@@ -120,7 +120,7 @@ class _WorkloadTimer:
         call = self.prepare(entry)
         us = self._rough(call)
         self.calls[entry] = call, self._batch(call, us)
-        rounds = 1 if best_us is not None and us > HOPELESS * best_us else SCREEN_ROUNDS
+        rounds = 1 if best_us is not None and us > ONE_ROUND_BEYOND * best_us else SCREEN_ROUNDS
         times, clocks = self.rounds([entry], rounds, SCREEN_IDLE)
         own, base = times[entry], times[None]
         mhz = statistics.median(clocks[entry]) if clocks else None
@@ -155,7 +155,7 @@ class _WorkloadTimer:
         return times, {}
 
 
-class _Objection(Exception):
+class _UnusableConfig(Exception):
     """A config cannot be timed, and why."""
 
     def __init__(self, status: Status, reason: str) -> None:
@@ -235,8 +235,8 @@ def _guarded(body: Callable[[_WorkloadTimer], Screened]) -> Screened:
     bench = _opened()
     try:
         return body(bench)
-    except _Objection as objection:
-        return Screened(objection.status, str(objection)[:1000])
+    except _UnusableConfig as error:
+        return Screened(error.status, str(error)[:1000])
     except (torch.OutOfMemoryError, MemoryError) as error:
         return Screened("out of memory", brief(error))
     except BaseException as error:  # a config may raise anything

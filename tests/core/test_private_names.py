@@ -18,6 +18,8 @@ from torch.autograd import forward_ad
 from outblas.core import compat
 from outblas.core.compat import cute_private, torch_private, triton_private
 
+pytestmark = pytest.mark.versions
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src/outblas", "autotune", "hopper", "kernels", "turing")
 LIBRARIES = ("torch", "triton", "cutlass")
