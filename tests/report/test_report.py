@@ -277,3 +277,13 @@ BAD_ARGUMENTS = {
 @pytest.mark.parametrize("command", BAD_ARGUMENTS)
 def test_bad_arguments_are_usage_errors(command: str) -> None:
     commands.refuses(BAD_ARGUMENTS[command], "report", *command.split())
+
+
+def test_a_record_of_the_hosts_costs_is_no_report(tmp_path: Path) -> None:
+    """`outblas bench-host` keeps its record beside the timings, which reports read whole."""
+    record = tmp_path / "host.json"
+    record.write_text(json.dumps({"environment": {}, "figures": []}))
+
+    files = results.by_kind([record])
+
+    assert not any((files.bench, files.profiles, files.phases))

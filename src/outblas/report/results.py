@@ -103,10 +103,14 @@ class Files:
 
 
 def by_kind(paths: Iterable[Path]) -> Files:
-    """The files by what they hold. One without counters or phases is taken for timings."""
+    """The files by what they hold. One without counters or phases is taken for timings; one of what
+    outblas costs the host, which no report has, is left out.
+    """
     files = Files([], [], [])
     for path in paths:
         report = parsed(path)
+        if is_host_record(report):
+            continue
         kind = (
             files.profiles
             if is_profile(report)
@@ -116,6 +120,11 @@ def by_kind(paths: Iterable[Path]) -> Files:
         )
         kind.append(path)
     return files
+
+
+def is_host_record(report: Any) -> bool:
+    """Whether a file's JSON came from `outblas bench-host`, which has figures and no results."""
+    return isinstance(report, dict) and "figures" in report and "results" not in report
 
 
 def is_profile(report: Any) -> bool:
