@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from support import own_cases, shared_compiles
 from outblas.core import registry
 from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
+
+if TYPE_CHECKING:
+    from support.precompiled import Ahead
 
 GPU_TEST_SECONDS = 120
 
@@ -81,6 +85,15 @@ def compiled_variants(tmp_path_factory: pytest.TempPathFactory) -> shared_compil
     for kernel in registry.ladder("hopper"):
         store.share(kernel.name)
     return store
+
+
+@pytest.fixture(scope="session")
+def ahead() -> Iterator["Ahead"]:
+    """Compiles what calls of hopper.gemm need, in processes, before they are made."""
+    from support import precompiled
+
+    with precompiled.compilers() as compile_ahead:
+        yield compile_ahead
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import commands
+from support.steps import steps_of
 
 from outblas.device import l2
 from outblas.device.raster import ORDERS, PAD, order, schedule
@@ -183,23 +182,6 @@ def test_multicast_halves_requests_of_the_shared_operand() -> None:
     of_b = 8192 * 64 * 8192 * 2  # every CTA its panel: 64 rows of tiles, and all of B in each
     assert alone.requested_bytes - shared.requested_bytes == of_b // 2
     assert alone.missed_bytes == shared.missed_bytes
-
-
-def steps_of(work: Callable[[], object]) -> int:
-    """How many functions Python calls while it works, those of C too; resumed generators count."""
-    count = 0
-
-    def counted(*_: object) -> None:
-        nonlocal count
-        count += 1
-
-    before = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 @pytest.mark.parametrize("kind", ORDERS)

@@ -1,10 +1,8 @@
 """hopper.gemm on a GPU: rows of any batch, more than 2³¹ elements, sanitizers."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from support import precompiled, sanitizer
+from support import sanitizer
 from support.gemm_levers import LEVERS, LateCompiles, note_late_compiles
 from support.precompiled import KERNEL, Ahead, Asked, by_rule
 
@@ -16,13 +14,6 @@ from outblas.verify.kernels import check
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def ahead() -> Iterator[Ahead]:
-    """Compiles what calls need, in processes, before they are made."""
-    with precompiled.compilers() as compile_ahead:
-        yield compile_ahead
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 Most tests compile their kernels first, on all cores: without `-n` they take a few minutes together.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support import precompiled
 from support.gemm_levers import LEVERS, LateCompiles, config_of, note_late_compiles, runner
 from support.precompiled import KERNEL, Ahead, of_case
 
@@ -29,13 +27,6 @@ from outblas.verify.oracle import Exact, Result, against, bounded, exact
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-@pytest.fixture(scope="module")
-def ahead() -> Iterator[Ahead]:
-    """Compiles what calls need, in processes, before they are made."""
-    with precompiled.compilers() as compile_ahead:
-        yield compile_ahead
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """hopper.gemm on a GPU: NaN, Inf, and what is too large for fp16."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from support import precompiled
 from support.gemm_levers import LEVERS, config_of, runner
 from support.precompiled import Ahead, of_case
 
@@ -15,13 +13,6 @@ from outblas.verify.cases import Case
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-@pytest.fixture(scope="module")
-def ahead() -> Iterator[Ahead]:
-    """Compiles what calls need, in processes, before they are made."""
-    with precompiled.compilers() as compile_ahead:
-        yield compile_ahead
 
 
 SPECIAL = (

@@ -7,12 +7,12 @@ import itertools
 import math
 import random
 import re
-import sys
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from support import faulty_kernel
+from support.steps import steps_of
 
 from outblas.autotune.search import cost_model, gpu, prune, rank
 from outblas.autotune.search.plan import plan as plan_of
@@ -278,19 +278,7 @@ def test_the_steps_of_a_plan_grow_with_the_configs(monkeypatch: pytest.MonkeyPat
 
     def steps(configs: int) -> int:
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        count = 0
-
-        def counted(*_: object) -> None:
-            nonlocal count
-            count += 1
-
-        before = sys.getprofile()
-        sys.setprofile(counted)
-        try:
-            planned(SYNTHETIC)
-        finally:
-            sys.setprofile(before)
-        return count
+        return steps_of(lambda: planned(SYNTHETIC))
 
     steps(1)  # what is computed once
     small, large = steps(250), steps(2000)
