@@ -18,18 +18,6 @@ def number_in(config):
     return from_text(Config, config).number
 
 
-class Clock:
-    """Stands for `time` in modules whose budgets a test plays: only what sleeps takes any."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @dataclass
 class FakeWorker:
     """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at

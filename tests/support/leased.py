@@ -7,6 +7,7 @@ from typing import Any
 
 from outblas.autotune.store.leases import Claim
 from outblas.autotune.store.store import Store
+from support.clocks import Clock
 from support.stored import H100, WORKLOAD, sql
 
 # As `Store.claim` and `Store.release` take it.
@@ -23,16 +24,6 @@ def leases_of(path: Path) -> list[dict[str, Any]]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute("SELECT * FROM leases")]
-
-
-class Clock:
-    """A monotonic clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def watched(path: Path, store: Store, clock: Clock, seconds: float, *, beat: bool = False) -> Claim:

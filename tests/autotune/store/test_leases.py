@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clocks import Clock
 from support.disks import leave_room
-from support.leased import CONFIG, Clock, config, leases_of, watched
+from support.leased import CONFIG, config, leases_of, watched
 from support.stored import WORKLOAD, silent, sql, trial
 from support.sweeps import soon
 
@@ -148,7 +149,7 @@ def test_what_the_disk_refuses_is_not_claimed_later(path: Path, mine: Store) -> 
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the stores that are opened from now on, by which they watch others' leases."""
     found = Clock()
-    monkeypatch.setattr(leases, "Holder", lambda: Holder(observer=Observer(found)))
+    monkeypatch.setattr(leases, "Holder", lambda: Holder(observer=Observer(found.monotonic)))
     return found
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.leased import CONFIG, Clock, leases_of, watched
+from support.clocks import Clock
+from support.leased import CONFIG, leases_of, watched
 from support.stored import BARE
 from support.sweeps import soon
 
@@ -69,7 +70,7 @@ def test_the_lease_of_a_killed_process_is_free_at_once(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the stores that this process opens, by which they watch others' leases."""
     found = Clock()
-    monkeypatch.setattr(leases, "Holder", lambda: Holder(observer=Observer(found)))
+    monkeypatch.setattr(leases, "Holder", lambda: Holder(observer=Observer(found.monotonic)))
     return found
 
 

@@ -12,7 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 from support import faulty_kernel
-from support.fake_bench import Clock, FakeWorker, number
+from support.clocks import Clock
+from support.fake_bench import FakeWorker, number
 from support.faulty_kernel import Config
 from support.jobs import ONE, FakeCompilers, facts, screened, tuning
 from support.sweeps import H100, SUBJECT, WORKLOAD
