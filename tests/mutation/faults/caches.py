@@ -34,7 +34,7 @@ FAULTS = (
         "hopper/core/compile.py",
         '        "source": source_fingerprint(),\n',
         '        "source": "",\n',
-        (Check("test_hopper.py", "compiled_once", compiles=True),),
+        (Check("test_compile.py", compiles=True), Check("test_launcher.py", compiles=True)),
         "Kernels that were compiled from other sources are loaded from disk.",
     ),
     Fault(
@@ -42,7 +42,7 @@ FAULTS = (
         "hopper/core/compile.py",
         "cache.digest(dataclasses.asdict(variant))",
         "cache.digest(dataclasses.asdict(variant.config))",
-        (Check("test_names.py"), Check("test_gemm.py", "one_compile or key")),
+        (Check("test_names.py"), Check("test_variant.py")),
         "Variants that differ in dtypes, layout or traits beyond the readable part share a name.",
     ),
     Fault(
