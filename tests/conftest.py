@@ -2,6 +2,7 @@
 GPU tests.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -51,6 +52,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="checks what a machine without a GPU is told"))
         if item.get_closest_marker("gpu") and capability is None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there now stays until the end: the collector of garbage need not look through
+    thousands of tests and all of torch again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
