@@ -185,7 +185,7 @@ FAULTS = (
         _CONFIG,
         "    if requested > available:  # the last to ask would wait for ever\n",
         "    if requested > 2 * available:\n",
-        (Check("test_config.py"), Check("test_hopper.py")),
+        (Check("test_config.py"), Check("hopper/core")),
         "A config counts as valid whose last warpgroup waits for registers for ever.",
     ),
     Fault(
