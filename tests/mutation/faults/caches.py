@@ -106,7 +106,7 @@ FAULTS = (
         _EAGER,
         "            if requires_grad is not None and requires_grad is not _gradients_enabled():\n",
         "            if False:\n",
-        (Check("test_eager.py"), Check("test_autograd.py", "warm")),
+        (Check("test_eager_observers.py"), Check("torch_ops")),
         "A warm call under no_grad takes the plan of one that records gradients.",
     ),
     Fault(
@@ -138,7 +138,7 @@ FAULTS = (
         _DISPATCH,
         "        call.out_dtype,\n        call.kernel,\n        call.config,\n",
         "        call.out_dtype,\n        call.config,\n",
-        (Check("test_api.py"),),
+        (Check("test_plan_keys.py"),),
         "A call that names a kernel takes the plan of one that names none.",
     ),
     Fault(
