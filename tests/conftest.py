@@ -14,7 +14,6 @@ import pytest
 import torch
 from support import own_cases, shared_compiles
 
-from outblas.core import registry
 from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
 
@@ -91,15 +90,12 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def compiled_variants(tmp_path_factory: pytest.TempPathFactory) -> shared_compiles.Store:
-    """Machine code of the Hopper ladder, which all processes of this run compile once."""
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> shared_compiles.Store:
+    """What compilers and tools made of kernels, which all processes of this run pay for once."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    store = shared_compiles.Store(folder / "compiled_variants")
-    for kernel in registry.ladder("hopper"):
-        store.share(kernel.name)
-    return store
+    return shared_compiles.Store(folder / "compiled")
 
 
 @pytest.fixture(scope="session")
@@ -113,11 +109,12 @@ def ahead() -> Iterator["Ahead"]:
 
 @pytest.fixture(autouse=True)
 def _share_compiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests that compile share what they compile, but those that are marked `own_compile`."""
+    """Tests that compile share what came of it, but those that are marked `own_compile`."""
     if request.node.get_closest_marker("compile") is None:
         yield
         return
-    store: shared_compiles.Store = request.getfixturevalue("compiled_variants")
+    store: shared_compiles.Store = request.getfixturevalue("shared_store")
+    store.share()
     store.active = request.node.get_closest_marker("own_compile") is None
     yield
     store.active = True
