@@ -4,7 +4,7 @@ from ..fault import Check, Fault
 
 PORTABLE = (Check("test_portable.py"),)
 GUARDED = (Check("test_portable.py", "surroundings"),)
-FORMS = (Check("test_epilogue.py", "every_form or tiles_and_launches"),)
+FORMS = (Check("test_epilogue.py", "every_form or launches_of_a_part"),)
 SIMT_MAPS = (Check("test_simt.py", "maps or owns or lanes or copies or passes"),)
 
 _PORTABLE = "kernels/portable.py"
