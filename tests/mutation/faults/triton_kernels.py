@@ -179,7 +179,7 @@ FAULTS = (
         "return math.gcd(WIDEST // problem.dtype.itemsize, extents[unit], *others)",
         (
             Check("test_simt.py", "aligned"),
-            Check("test_portable.py", "vector"),
+            Check("test_portable_config.py", "vector"),
         ),
         "Loads are as wide as strides allow, at whatever address.",
     ),
