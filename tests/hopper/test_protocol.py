@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from protocol.fault import ProtocolFault
 from protocol.faults import FAULTS, TURN_EARLY
 from protocol.launch import Case, simulate, simulate_rung, traits_of
-from protocol.machine import Barrier, NamedBarrier, ProtocolFault
+from protocol.machine import Barrier, NamedBarrier
 
 from outblas.core.registry import LADDERS
 from outblas.hopper.core.config import gated_reason
