@@ -2,11 +2,11 @@
 write.
 """
 
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def fetch(value: str = "built", facts: dict[str, Any] = FACTS) -> str:
+def fetch(
+    value: str = "built",
+    facts: dict[str, Any] = FACTS,
+    build: Callable[[], str] | None = None,
+) -> str:
+    """The object of these facts, which is the value where it has to be built."""
     return cache.fetch(
         facts,
-        build=lambda: value,
+        build=build or (lambda: value),
         save=lambda built, path: path.write_text(built) and None,
         load=Path.read_text,
     )
@@ -126,22 +131,33 @@ def test_prune_keeps_the_newest(folder: Path) -> None:
 
 
 def test_eight_cold_processes_build_once(folder: Path) -> None:
-    code = """
-import sys, time
-from pathlib import Path
-from outblas.core import cache
-def build():
-    with open(sys.argv[1], "a") as log:
-        log.write("built\\n")
-    time.sleep(0.5)
-    return "object"
-save = lambda built, path: path.write_text(built) and None
-print(cache.fetch({"kernel": "x"}, build=build, save=save, load=Path.read_text))
-"""
     log = folder.parent / "log"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    assert [process.communicate(timeout=120)[0] for process in processes] == ["object\n"] * 8
+
+    def build() -> str:
+        with open(log, "a") as file:
+            file.write("built\n")
+        time.sleep(0.2)
+        return "object"
+
+    found = in_processes(8, lambda: fetch(build=build))
+
+    assert found == ["object"] * 8
     assert log.read_text() == "built\n"
+
+
+def in_processes(count: int, function: Callable[[], str]) -> list[str]:
+    """What so many forks of this process return that begin at the same moment."""
+    context = multiprocessing.get_context("fork")
+    begin, found = context.Barrier(count), context.SimpleQueue()
+
+    def run() -> None:
+        begin.wait(60)
+        found.put(function())
+
+    processes = [context.Process(target=run) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * count
+    return [found.get() for _ in processes]
