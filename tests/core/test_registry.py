@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 import tomllib
 
 import pytest
+from support.fresh_torch import run_beside_torch
 from support.paths import ROOT
 
 import outblas
@@ -70,7 +70,8 @@ def test_every_package_is_declared() -> None:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    """What a program prints that begins with torch imported."""
+    done = run_beside_torch(code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -98,6 +99,7 @@ def test_works_without_triton_and_cutlass() -> None:
     out = run(
         """
 import sys, warnings
+assert not {"triton", "cutlass", "tvm_ffi"} & {*sys.modules}
 for name in ("triton", "cutlass", "tvm_ffi"):
     sys.modules[name] = None
 import torch, outblas

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from protocol.fault import ProtocolFault
 from protocol.faults import FAULTS, TURN_EARLY
 from protocol.launch import Case, simulate, simulate_rung, traits_of
-from protocol.machine import Barrier, NamedBarrier, ProtocolFault
+from protocol.machine import Barrier, NamedBarrier
 
 from outblas.core.registry import LADDERS
 from outblas.hopper.core.config import gated_reason
@@ -25,7 +26,7 @@ from outblas.hopper.gemm.kernel import Config, Gemm
 
 OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
 SMALL = heuristic.shaped(OWN, 64, 1, 1, 1)
-SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "160"))
+SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "80"))
 
 COOPERATIVE = OWN
 PINGPONG = replace(OWN, tile_n=192, stages=5, pingpong=True, epilogue_stages=1)
@@ -158,17 +159,20 @@ def test_an_arrival_too_many_is_a_fault() -> None:
 
 
 # ---- every schedule
+@pytest.mark.parametrize(
+    "timing", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_runs_clean_in_every_timing(name: str) -> None:
+def test_a_schedule_runs_clean_in_every_timing(name: str, timing: int) -> None:
     config, words = SCHEDULES[name]
     for k_tiles in (1, 2, config.stages, 2 * config.stages + 1):
         k_tiles = max(k_tiles, config.cluster_k)
-        for rows, columns, clusters in ((1, 1, 2), (2, 3, 1), (3, 3, 2)):
+        for number, (rows, columns, clusters) in enumerate(((1, 1, 2), (2, 3, 1), (3, 3, 2))):
             case = case_of(
                 config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
             )
-            for seed in range(3):
-                runs_clean(case, seed + 10 * k_tiles, calls=2 if config.split else 1)
+            seed = (timing + number) % 3 + 10 * k_tiles
+            runs_clean(case, seed, calls=2 if config.split else 1)
 
 
 @pytest.mark.parametrize("name", ["cooperative", "multicast", "pingpong", "split-K", "cluster-K"])
@@ -286,7 +290,17 @@ def sampled(number: int) -> Case:
 
 @pytest.mark.parametrize("eighth", range(8))
 def test_samples_of_the_space_run_clean(eighth: int) -> None:
-    for number in range(eighth, SAMPLES, 8):
+    samples_run_clean(range(eighth, SAMPLES, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eighth", range(8))
+def test_more_samples_of_the_space_run_clean(eighth: int) -> None:
+    samples_run_clean(range(SAMPLES + eighth, 2 * SAMPLES, 8))
+
+
+def samples_run_clean(numbers: range) -> None:
+    for number in numbers:
         case = sampled(number)
         runs_clean(case, number + 1, calls=2 if case.config.split else 1)
 
