@@ -12,9 +12,14 @@ def invoke(*arguments: object, code: int | None = None) -> Result:
     return done
 
 
-def refuses(message: str, *arguments: object, code: int = 2) -> None:
+def refuses(message: str, *arguments: object, code: int = 2) -> Result:
     """By default as an error of usage, however the box breaks the message."""
     done = invoke(*arguments, code=code)
-    said = done.stderr.replace("│", "")
-    assert "".join(message.split()) in "".join(said.split())
-    assert "Traceback" not in said
+    assert squeezed(message) in squeezed(done.stderr.replace("│", ""))
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def squeezed(text: str) -> str:
+    """A text without white space, however a terminal breaks it."""
+    return "".join(text.split())

@@ -1,0 +1,228 @@
+"""`outblas tune --dry-run` and `--explain`: what would be tried, and what matmul would take."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import commands, known
+
+from outblas.autotune import lookup
+from outblas.autotune.search import gpu
+from outblas.autotune.store.store import Store
+
+
+def shown(line: str) -> str:
+    """What `outblas tune` prints for people."""
+    return commands.invoke("tune", *line.split(), code=0).stdout
+
+
+def parsed(line: str) -> Any:
+    return json.loads(shown(f"{line} --json"))
+
+
+# Dry runs.
+
+
+@pytest.fixture(scope="module")
+def on_two_shapes() -> Any:
+    """The record of a dry run of an H100 at two shapes, 20 trials each."""
+    return parsed("--dry-run --gpu h100 --shapes 1024,128x1024x1024 --trials 20")
+
+
+def test_a_dry_run_has_a_plan_for_each_shape(on_two_shapes: Any) -> None:
+    assert on_two_shapes["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert [plan["workload"] for plan in on_two_shapes["plans"]] == [
+        "1024 bfloat16 nt",
+        "128x1024x1024 bfloat16 nt",
+    ]
+
+
+def test_a_plan_counts_what_was_generated_and_pruned(on_two_shapes: Any) -> None:
+    for plan in on_two_shapes["plans"]:
+        assert set(plan) == {"workload", "generated", "valid", "pruned", "ranked"}
+        assert plan["generated"] == plan["valid"] + sum(rule["count"] for rule in plan["pruned"])
+
+
+def test_a_plan_has_the_trials_of_each_kernel_and_its_own_config(on_two_shapes: Any) -> None:
+    for plan in on_two_shapes["plans"]:
+        assert {c["kernel"] for c in plan["ranked"]} == {"hopper.gemm", "portable"}
+        assert 40 <= len(plan["ranked"]) <= 42
+
+
+def test_a_plan_is_in_the_order_of_the_predictions(on_two_shapes: Any) -> None:
+    for plan in on_two_shapes["plans"]:
+        times = [c["predicted_us"] for c in plan["ranked"]]
+        assert times == sorted(times)
+        assert all("waves" in c["limits"] for c in plan["ranked"])
+
+
+def test_a_dry_run_says_what_is_pruned_and_what_comes_first() -> None:
+    text = shown("--dry-run --gpu a100 --kernels turing.cp_async --dtype float16")
+
+    assert "4096 float16 nt on NVIDIA A100" in text
+    assert "configs generated" in text
+    assert "expected at most 64" in text
+    assert "The first 10 by model" in text
+
+
+def test_a_dry_run_of_the_interpreter_has_portable_alone() -> None:
+    found = parsed("--dry-run --shapes 64 --dtype float32 --layout nn --gpus cpu")
+
+    assert found["gpu"].startswith("CPU, interpreted")
+    assert {c["kernel"] for c in found["plans"][0]["ranked"]} == {"portable"}
+
+
+MINE = """
+from outblas.autotune import Strategy
+
+
+class Last(Strategy):
+    def propose(self, search):
+        yield search.ranked()[-2:]
+"""
+
+
+def test_a_strategy_in_the_current_folder_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my_strategies.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+
+    text = shown("--dry-run --gpu h100 --kernels portable --strategy my_strategies:Last")
+
+    assert "The first 3 by Last" in text
+    assert "3 to be measured" in text
+
+
+def test_a_dry_run_goes_by_a_strategy_that_has_a_seed() -> None:
+    text = shown("--dry-run --gpu h100 --kernels portable --strategy random:4")
+
+    assert "The first 10 by Random" in text
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("gpus", ["0", "all", "cpu"])
+def test_a_machine_without_a_gpu_may_name_the_first_or_all_where_nothing_is_measured(
+    gpus: str,
+) -> None:
+    line = "--dry-run --shapes 64 --dtype float32 --kernels portable --trials 1"
+
+    assert shown(f"{line} --gpus {gpus}")
+
+
+# Explanations.
+
+
+@pytest.fixture
+def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Options for an H100 of which one winner is known, with changes, and no table."""
+    monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
+    monkeypatch.setattr(lookup, "TABLES", path.parent)
+
+    def recorded(**changes: Any) -> str:
+        with Store(path) as store:
+            store.record_best(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
+        return f"--gpu h100 --store {path}"
+
+    return recorded
+
+
+def test_an_explanation_has_a_choice_for_each_shape_and_why(on_h100: Callable[..., str]) -> None:
+    found = parsed(f"--explain 4096,8192x4096x4096,64 {on_h100()}")
+
+    here, near, nowhere = found["choices"]
+    assert found["mode"] == "lookup"
+    assert (here["kernel"], here["config"]) == ("portable", known.CONFIGS[4])
+    assert here["why"] == "tuned on this GPU, 4096 bfloat16 nt, 1.100 of cuBLAS there"
+    assert "neighbour 4096 bfloat16 nt" in near["why"]
+    assert nowhere["why"].startswith("analytic model")
+
+
+def test_an_explanation_has_the_places_that_were_looked_at(on_h100: Callable[..., str]) -> None:
+    (found,) = parsed(f"--explain 4096 {on_h100()}")["choices"]
+
+    assert [step["place"] for step in found["steps"]] == [
+        "tuned on this GPU",
+        "tuned on this GPU model, other versions",
+        "shipped table of this GPU model",
+        "shipped table of the nearest GPU model",
+        "model",
+    ]
+
+
+def test_an_explanation_for_people_has_what_was_found_and_the_choice(
+    on_h100: Callable[..., str],
+) -> None:
+    text = shown(f"--explain 4096 {on_h100()}")
+
+    assert "portable[group_m=5] 1.100 of cuBLAS" in text
+    assert "matmul takes portable, group_m=5: tuned on this GPU" in text
+
+
+def test_an_explanation_passes_over_what_cannot_run(on_h100: Callable[..., str]) -> None:
+    (found,) = parsed(f"--explain 4096 {on_h100(config='block_m=17')}")["choices"]
+
+    assert (found["why"], found["config"]) == ("nothing is known: by rule", "")
+    assert found["passed_over"] == [
+        "portable cannot: block_m is 17, expected a power of two from 16 to 1024"
+    ]
+
+
+def test_an_explanation_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", "off")
+    line = "--gpu h100 --layout nn --explain 1024x1023x1024"
+
+    odd, even = parsed(f"{line},1024")["choices"]
+
+    assert odd["kernel"] == even["kernel"] == "hopper.gemm"
+    assert even["remarks"] == []
+    (remark,) = odd["remarks"]
+    assert "b is copied first" in remark
+    assert "strides (1023, 1)" in remark
+
+
+def test_an_explanation_for_people_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", "off")
+
+    assert "b is copied first" in shown("--gpu h100 --layout nn --explain 1024x1023x1024")
+
+
+def test_an_explanation_passes_over_what_copies_more_than_it_saves(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
+
+    (found,) = parsed(f"--explain 16x4096x4095 --gpu h100 --store {path}")["choices"]
+
+    assert found["kernel"] == "portable"
+    assert any(
+        reason.startswith("hopper.gemm had better not: it copies")
+        for reason in found["passed_over"]
+    )
+
+
+def test_an_explanation_of_lookups_that_are_off_has_the_rule_alone(
+    on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", "off")
+
+    found = parsed(f"--explain 4096 {on_h100()}")
+
+    assert found["mode"] == "off"
+    assert found["choices"][0]["why"] == "OUTBLAS_TUNE=off: by rule"
+    assert found["choices"][0]["steps"] == []
+
+
+def test_an_explanation_refuses_a_mode_of_the_environment_that_is_none(
+    on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"--explain 4096 {on_h100()}"
+    monkeypatch.setenv("OUTBLAS_TUNE", "perhaps")
+
+    commands.refuses(
+        "OUTBLAS_TUNE is 'perhaps', expected one of off, lookup, on", "tune", *line.split()
+    )

@@ -1,0 +1,61 @@
+"""Sweeps that measure in the process of the test: a worker imports torch, which takes a core for a
+second and a half.
+"""
+
+from typing import Any
+
+import pytest
+
+from outblas.autotune.measure import worker
+from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.autotune.sweeps import local_engine
+
+
+class InProcessWorker:
+    """Stands for a `MeasureWorker` of the CPU: the functions of `worker` called here, not in a
+    process of their own. For configs that do no harm to the process that runs them.
+    """
+
+    def __init__(self, visible: str, **_: Any) -> None:
+        assert visible == "cpu", visible
+        self.restarts = 0
+        self.unlocked = ""
+        self._open: Workload | None = None
+
+    def describe(self) -> Gpu:
+        return worker.describe()
+
+    def open(self, workload: Workload) -> float:
+        if self._open != workload:
+            self._us = worker.open_bench(workload, on_gpu=False)
+            self._open = workload
+        return self._us
+
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
+        self.open(workload)
+        return worker.screen(entry, best_us)
+
+    def enter(self, workload: Workload, entry: Entry) -> Screened:
+        self.open(workload)
+        return worker.enter(entry)
+
+    def race(self, entries: list[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
+        return worker.race(entries, rounds)
+
+    def forget(self, entries: list[Entry]) -> None:
+        worker.forget(entries)
+
+    def cancel(self) -> None:
+        pass
+
+    def __enter__(self) -> "InProcessWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def measure_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the local engine measure in this process from now on."""
+    monkeypatch.setattr(local_engine, "MeasureWorker", InProcessWorker)
