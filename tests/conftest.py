@@ -29,9 +29,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
+    _one_thread_for_torch()
     if own_cases.narrowed(config):
         own_cases.calls(config)  # says what is wrong with an option before anything is collected
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+
+def _one_thread_for_torch() -> None:
+    """Has torch compute on one thread in the tests and in the processes that they start.
+
+    A pool of its own beside as many test processes as there are cores mostly spins: products of a
+    few numbers took eight times the processor time with two threads on two busy cores.
+    """
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
