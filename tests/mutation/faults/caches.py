@@ -42,7 +42,7 @@ FAULTS = (
         "hopper/core/compile.py",
         "cache.digest(dataclasses.asdict(variant))",
         "cache.digest(dataclasses.asdict(variant.config))",
-        (Check("test_names.py"), Check("test_gemm.py", "one_compile or key")),
+        (Check("test_names.py"), Check("test_variant.py", "one_compile")),
         "Variants that differ in dtypes, layout or traits beyond the readable part share a name.",
     ),
     Fault(
