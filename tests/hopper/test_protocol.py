@@ -108,54 +108,69 @@ def runs_clean(case: Case, seed: int, **options: Any) -> Any:
 
 
 # ---- the model itself
+@pytest.fixture
+def barrier() -> Barrier:
+    """An mbarrier of two arrivals, in its first phase."""
+    made = Barrier("barrier")
+    made.init(2)
+    return made
+
+
 class TestAParity:
     """A wait names a parity, and passes where the phase that ended last has it."""
 
     def passing(self, barrier: Barrier) -> list[int]:
         return [parity for parity in (0, 1) if barrier.passes(parity)]
 
-    def test_of_1_passes_before_any_phase_has_ended(self) -> None:
-        barrier = Barrier("barrier")
-        barrier.init(1)
-
+    def test_of_1_passes_before_any_phase_has_ended(self, barrier: Barrier) -> None:
         assert self.passing(barrier) == [1]
 
-    def test_of_0_passes_after_the_first_phase(self) -> None:
-        barrier = Barrier("barrier")
-        barrier.init(1)
-
-        barrier.arrive(1)
+    def test_of_0_passes_after_the_first_phase(self, barrier: Barrier) -> None:
+        barrier.arrive(2)
 
         assert self.passing(barrier) == [0]
 
-    def test_that_was_missed_passes_again_two_phases_later(self) -> None:
-        barrier = Barrier("barrier")
-        barrier.init(1)
-
-        barrier.arrive(1)
-        barrier.arrive(1)
+    def test_that_was_missed_passes_again_two_phases_later(self, barrier: Barrier) -> None:
+        barrier.arrive(2)
+        barrier.arrive(2)
 
         assert self.passing(barrier) == [1]
 
 
-def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order() -> None:
-    barrier = Barrier("barrier")
-    barrier.init(2)
+def test_a_phase_goes_on_until_its_bytes_have_landed(barrier: Barrier) -> None:
     barrier.landed(64)  # before anyone has announced it
     barrier.arrive(1, 96)
     barrier.arrive(1)
+
     assert barrier.phase == 0
+
+
+def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order(
+    barrier: Barrier,
+) -> None:
+    barrier.landed(64)
+    barrier.arrive(1, 96)
+    barrier.arrive(1)
     barrier.landed(32)
+
     assert barrier.phase == 1
     assert barrier.idle
 
 
-def test_an_arrival_too_many_is_a_fault() -> None:
-    barrier = Barrier("barrier")
-    barrier.init(1)
-    barrier.arrive(1, 16)
+def test_an_arrival_too_many_is_a_fault(barrier: Barrier) -> None:
+    barrier.arrive(2, 16)
+
     with pytest.raises(ProtocolFault, match="gets 1 arrivals and awaits 0"):
         barrier.arrive(1)
+
+
+def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
+    warpgroup = SimpleNamespace(threads=128, observed=set())
+    barrier = NamedBarrier()
+    barrier.arrive(warpgroup, 192)
+
+    with pytest.raises(ProtocolFault, match="256 threads arrive"):
+        barrier.arrive(warpgroup, 192)
 
 
 # ---- every schedule
@@ -378,12 +393,3 @@ def test_a_schedule_has_the_traits_that_its_name_says(name: str, trait: str, val
 
 def test_a_case_of_one_tile_is_a_single_wave() -> None:
     assert traits_of(FAULT_CASES["cooperative, one tile"]).single_wave
-
-
-def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
-    warpgroup = SimpleNamespace(threads=128, observed=set())
-    barrier = NamedBarrier()
-    barrier.arrive(warpgroup, 192)
-
-    with pytest.raises(ProtocolFault, match="256 threads arrive"):
-        barrier.arrive(warpgroup, 192)
