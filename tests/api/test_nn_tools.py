@@ -298,7 +298,7 @@ def test_a_wrapper_with_a_base_layer_holds(net: Net) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.base_layer(x) + self.b(self.a(x))
 
-    net.up = Lora(net.up)
+    net.set_submodule("up", Lora(net.up))
     want = net(X)
 
     assert patch(net).swapped == ("up.base_layer", "up.a", "up.b", "down")
