@@ -2,6 +2,7 @@
 GPU tests.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -13,7 +14,6 @@ import pytest
 import torch
 from support import own_cases, shared_compiles
 
-from outblas.core import registry
 from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
 
@@ -29,9 +29,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
+    _one_thread_for_torch()
     if own_cases.narrowed(config):
         own_cases.calls(config)  # says what is wrong with an option before anything is collected
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+
+def _one_thread_for_torch() -> None:
+    """Has torch compute on one thread in the tests and in the processes that they start.
+
+    A pool of its own beside as many test processes as there are cores mostly spins: products of a
+    few numbers took eight times the processor time with two threads on two busy cores.
+    """
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -51,6 +62,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="checks what a machine without a GPU is told"))
         if item.get_closest_marker("gpu") and capability is None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there now stays until the end: the collector of garbage need not look through
+    thousands of tests and all of torch again and again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Libraries of C++ say at the end what was never freed."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,15 +101,12 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def compiled_variants(tmp_path_factory: pytest.TempPathFactory) -> shared_compiles.Store:
-    """Machine code of the Hopper ladder, which all processes of this run compile once."""
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> shared_compiles.Store:
+    """What compilers and tools made of kernels, which all processes of this run pay for once."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    store = shared_compiles.Store(folder / "compiled_variants")
-    for kernel in registry.ladder("hopper"):
-        store.share(kernel.name)
-    return store
+    return shared_compiles.Store(folder / "compiled")
 
 
 @pytest.fixture(scope="session")
@@ -98,11 +120,12 @@ def ahead() -> Iterator["Ahead"]:
 
 @pytest.fixture(autouse=True)
 def _share_compiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests that compile share what they compile, but those that are marked `own_compile`."""
+    """Tests that compile share what came of it, but those that are marked `own_compile`."""
     if request.node.get_closest_marker("compile") is None:
         yield
         return
-    store: shared_compiles.Store = request.getfixturevalue("compiled_variants")
+    store: shared_compiles.Store = request.getfixturevalue("shared_store")
+    store.share()
     store.active = request.node.get_closest_marker("own_compile") is None
     yield
     store.active = True

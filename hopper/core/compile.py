@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import cutlass
 import cutlass.cute as cute
@@ -62,6 +62,20 @@ class CompileKey(Protocol):
     @property
     def cache_key_fields(self) -> dict[str, object]: ...
 
+
+@dataclasses.dataclass(frozen=True)
+class CompiledCode:
+    """What the compilers made of a variant: machine code, PTX, all that ptxas said, and the MLIR of
+    the function that launches it.
+    """
+
+    cubin: bytes
+    ptx: str
+    log: str
+    launch: str
+
+
+V = TypeVar("V", bound=CompileKey)
 
 _loaded: dict[CompileKey, Callable[..., None]] = {}
 
@@ -128,11 +142,24 @@ def compact(dtype: Any, dims: int) -> Any:
     return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
 
 
-def compiled(
+def compile_code(variant: CompileKey, build: Callable[[str], Any]) -> CompiledCode:
+    """The code of a variant, without a GPU; `build` compiles it with further options of the DSL."""
+    with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
+        remarks = Path(folder) / "remarks.yaml"
+        made = build(
+            f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
+        )
+        log = assembler_log(remarks.read_text(encoding="utf-8"))
+    return CompiledCode(bytes(made.__cubin__), str(made.__ptx__), log, str(made.ir_module))
+
+
+def artifact(
     kernel: str,
     config: HopperConfig,
     unsupported: Callable[[Problem, HopperConfig], str | None],
-    build: Callable[[Problem, HopperConfig, str], Any],
+    variant_of: Callable[[Problem, HopperConfig], V],
+    build: Callable[[V, str], Any],
+    shared_memory: Callable[[V], int],
     *,
     arch: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -141,7 +168,8 @@ def compiled(
     shape: tuple[int, int, int] = (4096, 4096, 4096),
     problem: Problem | None = None,
 ) -> Artifact:
-    """The machine code that `build` makes with the compiler's options.
+    """The machine code of the variant that serves a problem, which `build` makes with the options
+    of the DSL that it is given; `shared_memory` says how many bytes of it a CTA takes.
 
     `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
     `shape` describe. Raises ValueError for an architecture other than 90, and for what the kernel
@@ -154,14 +182,8 @@ def compiled(
         raise ValueError(f"dtype is {dtype_name(problem.dtype)}, expected bfloat16 or float16")
     if reason := unsupported(problem, config):
         raise ValueError(reason)
-    with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
-        remarks = Path(folder) / "remarks.yaml"
-        keep = (
-            f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
-        )
-        made = build(problem, config, keep)
-        log = assembler_log(remarks.read_text(encoding="utf-8"))
-    ptx = str(made.__ptx__)
+    variant = variant_of(problem, config)
+    code = compile_code(variant, functools.partial(build, variant))
     return Artifact(
         kernel=kernel,
         arch=ARCH,
@@ -169,11 +191,11 @@ def compiled(
         dtype=dtype_name(problem.dtype),
         out_dtype=dtype_name(problem.out_dtype),
         layout=layout,
-        cubin=bytes(made.__cubin__),
-        ptx=ptx,
-        log=log,
-        threads=cta_threads(ptx),
-        smem_bytes=config.shared_memory_bytes,
+        cubin=code.cubin,
+        ptx=code.ptx,
+        log=code.log,
+        threads=cta_threads(code.ptx),
+        smem_bytes=shared_memory(variant),
         stages=config.stages,
         tile=(config.tile_m, config.tile_n, config.tile_k),
     )

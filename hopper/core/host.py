@@ -20,7 +20,7 @@ from cutlass.cute.runtime import (
 
 from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem, has_row_major_output, with_row_major_output
-from . import bounds, tile_order
+from . import bounds, compile, tile_order
 from .base import HopperGemm
 from .compile import (
     NUMERIC,
@@ -28,7 +28,6 @@ from .compile import (
     SHORT,
     cache_key_fields,
     compact,
-    compiled,
     full_name,
     keep,
     load,
@@ -288,16 +287,14 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """What `plan` would launch for aligned, row-major operands; needs no GPU. Arguments and errors
-    are those of `compile.compiled`.
+    are those of `compile.artifact`.
     """
-
-    def build(problem: Problem, config: HopperConfig, options: str) -> Any:
-        return compile_variant(rung.gemm, _variant(rung.name, problem, config), options)
-
-    return compiled(
+    return compile.artifact(
         rung.name,
         config or rung.config,
         functools.partial(unsupported, rung.gemm),
-        build,
+        functools.partial(_variant, rung.name),
+        functools.partial(compile_variant, rung.gemm),
+        lambda variant: variant.config.shared_memory_bytes,
         **requested,
     )

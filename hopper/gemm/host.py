@@ -7,7 +7,6 @@ A plan is a chain of frozen values:
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ...core.artifact import Artifact
@@ -120,19 +119,14 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none.
-    Arguments and errors are those of `hopper.core.compile.compiled`.
+    Arguments and errors are those of `hopper.core.compile.artifact`.
     """
-    variants = []
-
-    def build(problem: Problem, config: HopperConfig, options: str) -> Any:
-        variants.append(example_variant(rung, problem, config))
-        return compile_variant(rung.gemm, variants[-1], options)
-
-    made = compile.compiled(
+    return compile.artifact(
         "hopper.gemm",
         config or rung.config,
         functools.partial(unsupported, rung.gemm),
-        build,
+        functools.partial(example_variant, rung),
+        functools.partial(compile_variant, rung.gemm),
+        functools.partial(shared_memory, rung.gemm),
         **requested,
     )
-    return replace(made, smem_bytes=shared_memory(rung.gemm, variants[-1]))

@@ -1,45 +1,75 @@
-"""Our product as a choice of Inductor's, in a process of its own: what it registers stays."""
+"""Our product as a choice of Inductor's."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import torch
+from support.inductor import inductor_settings
 
-pytestmark = pytest.mark.long
-
-PROGRAM = """
-import torch, outblas
-from torch._inductor import config, select_algorithm
+import outblas
 from outblas.inductor import outblas_mm
 
-outblas.inductor_choice()
-outblas.inductor_choice()
-assert config.external_matmul == [outblas_mm]
-called, product, real = [], outblas.api.matmul, select_algorithm.AlgorithmSelectorCache.__call__
+Tensor = torch.Tensor
 
-def ours_alone(self, name, choices, *args, **kwargs):
-    kept = [choice for choice in choices if choice.name.startswith("outblas_mm")]
-    return real(self, name, kept, *args, **kwargs)
-
-select_algorithm.AlgorithmSelectorCache.__call__ = ours_alone
-config.max_autotune_gemm = True
-a, b = torch.randint(-8, 9, (64, 48)).float(), torch.randint(-8, 9, (48, 32)).float()
-outblas.api.matmul = lambda *a, **k: called.append(k) or product(*a, **k)
-got = torch.compile(lambda a, b: torch.mm(a, b) + 1)(a, b)
-assert torch.equal(got, a @ b + 1)
-print(list(called[-1]))
-"""
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"),
+]
 
 
-def test_inductor_measures_and_takes_it(tmp_path: Path) -> None:
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.stdout == "['out']\n", done.stderr[-2000:]
+@pytest.fixture
+def offered() -> Iterator[list[Callable[..., Any]]]:
+    """Inductor's list of products from outside, empty before the test and restored after it. It
+    takes no compiled code from its caches.
+    """
+    torch._dynamo.reset()
+    with inductor_settings(external_matmul=[], max_autotune_gemm=True, force_disable_caches=True):
+        yield torch._inductor.config.external_matmul
+
+
+@pytest.fixture
+def ours_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor is shown no product but ours."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    select = AlgorithmSelectorCache.__call__
+
+    def select_ours(self: Any, name: str, choices: list[Any], *given: Any, **how: Any) -> Any:
+        ours = [choice for choice in choices if choice.name.startswith("outblas_mm")]
+        return select(self, name, ours, *given, **how)
+
+    monkeypatch.setattr(AlgorithmSelectorCache, "__call__", select_ours)
+
+
+@pytest.fixture
+def keywords(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of the keywords of each call of `outblas.matmul` that Inductor makes."""
+    found: list[list[str]] = []
+    product = outblas.api.matmul
+
+    def recording(*given: Tensor, **how: Any) -> Tensor:
+        found.append(list(how))
+        return product(*given, **how)
+
+    monkeypatch.setattr(outblas.api, "matmul", recording)
+    return found
+
+
+def test_our_product_is_offered_once(offered: list[Callable[..., Any]]) -> None:
+    outblas.inductor_choice()
+    outblas.inductor_choice()
+
+    assert offered == [outblas_mm]
+
+
+@pytest.mark.usefixtures("offered", "ours_is_the_fastest")
+def test_a_compiled_product_is_ours_where_ours_is_the_fastest(keywords: list[list[str]]) -> None:
+    a, b = torch.randint(-8, 9, (64, 48)).float(), torch.randint(-8, 9, (48, 32)).float()
+    outblas.inductor_choice()
+    compiled = torch.compile(lambda a, b: torch.mm(a, b) + 1)
+
+    got = compiled(a, b)
+
+    assert torch.equal(got, a @ b + 1)
+    assert keywords[-1] == ["out"]

@@ -3,6 +3,8 @@ shards modules.
 """
 
 import io
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,78 +21,94 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Tensor = torch.Tensor
 X = torch.randn(3, 8)
 
 
 class Net(nn.Module):
+    """Two layers, one without a bias."""
+
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.relu(self.up(x)))
 
 
 @pytest.fixture
-def net():
+def net() -> Net:
+    """A patched model."""
     net = Net().eval()
     patch(net)
     return net
 
 
-def targets(graph):
+def targets(graph: torch.fx.Graph) -> list[Any]:
     """Functions that a graph calls, and modules by name."""
     return [node.target for node in graph.nodes if node.op in ("call_function", "call_module")]
 
 
-def test_a_symbolic_trace_has_a_call_of_ours_for_a_layer(net) -> None:
+# ---- traces
+def test_a_symbolic_trace_has_a_call_of_ours_for_a_layer(net: Net) -> None:
     traced = torch.fx.symbolic_trace(net)
+
     assert targets(traced.graph) == [outblas.linear, torch.relu, outblas.linear]
     assert traced.state_dict().keys() == net.state_dict().keys()
     assert torch.equal(traced(X), net(X))
 
 
-def test_a_symbolic_trace_trains(net) -> None:
+def test_a_symbolic_trace_trains(net: Net) -> None:
     traced = torch.fx.symbolic_trace(net)
+
     traced(X).sum().backward()
+
     assert net.up.weight.grad is not None
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_symbolic_trace_keeps_the_activation(activation) -> None:
+def test_a_symbolic_trace_keeps_the_activation(activation: str) -> None:
     layer = Linear(8, 6, activation=activation)
+
     traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+
     assert targets(traced.graph) == [outblas.linear]
     assert torch.equal(traced(X), layer(X))
 
 
-def test_hooks_of_a_layer_are_traced_once(net) -> None:
+def test_hooks_of_a_layer_are_traced_once(net: Net) -> None:
     net.up.register_forward_hook(lambda module, given, y: 3 * y)
+
     assert torch.equal(torch.fx.symbolic_trace(net)(X), net(X))
 
 
-def test_a_tracer_that_names_the_layer_a_leaf_keeps_it(net) -> None:
+def test_a_tracer_that_names_the_layer_a_leaf_keeps_it(net: Net) -> None:
     """As torchvision's create_feature_extractor with `leaf_modules`."""
 
     class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, m, name):
-            return isinstance(m, nn.Linear) or super().is_leaf_module(m, name)
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
     traced = torch.fx.GraphModule(net, Tracer().trace(net))
+
     assert targets(traced.graph) == ["up", torch.relu, "down"]
     assert torch.equal(traced(X), net(X))
     assert unpatch(traced).swapped == ("up", "down")
 
 
-def test_features_are_extracted_by_the_layers_names(net) -> None:
+def test_features_are_extracted_by_the_layers_names(net: Net) -> None:
     """As torchvision's create_feature_extractor: the last node of a module is its output."""
 
     class Tracer(torch.fx.Tracer):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
-            self.last = {}
+            self.last: dict[str, torch.fx.Node] = {}
 
-        def create_node(self, *given, **how):
+        def create_node(self, *given: Any, **how: Any) -> torch.fx.Node:
             node = super().create_node(*given, **how)
             self.last[self.scope.module_path] = node
             return node
@@ -99,122 +117,193 @@ def test_features_are_extracted_by_the_layers_names(net) -> None:
     graph = tracer.trace(net)
     output = next(node for node in graph.nodes if node.op == "output")
     output.args = ({name: tracer.last[name] for name in ("up", "down")},)
+
     features = torch.fx.GraphModule(net, graph)(X)
+
     assert torch.equal(features["up"], net.up(X))
     assert torch.equal(features["down"], net(X))
 
 
-def test_unpatch_says_that_a_graph_calls_ours(net) -> None:
+def test_unpatch_says_that_a_graph_calls_ours(net: Net) -> None:
     model = nn.ModuleDict({"traced": torch.fx.symbolic_trace(net)})
+
+    report = unpatch(model)
+
     why = "its graph calls outblas.linear: trace the model after unpatch"
-    assert unpatch(model).kept == {"traced": why}
+    assert report.kept == {"traced": why}
+
+
+def test_unpatch_says_nothing_of_a_graph_that_calls_torchs(net: Net) -> None:
     unpatch(net)
+
     assert unpatch(torch.fx.symbolic_trace(net)) == outblas.nn.Report()
 
 
+# ---- quantization
 @pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
 def test_graph_mode_quantization_quantizes_a_layer(activation: str | None) -> None:
-    layer = Linear(8, 16, activation=activation)
-    model = nn.Sequential(layer).eval()
-    prepared = quantize_fx.prepare_fx(
-        model, quantization.get_default_qconfig_mapping(torch.backends.quantized.engine), (X,)
-    )
-    prepared(X)
+    torch.manual_seed(0)  # how near quantized numbers come depends on them
+    layer, x = Linear(8, 16, activation=activation), torch.randn(3, 8)
+    qconfigs = quantization.get_default_qconfig_mapping(torch.backends.quantized.engine)
+    prepared = quantize_fx.prepare_fx(nn.Sequential(layer).eval(), qconfigs, (x,))
+    prepared(x)
+
     converted = quantize_fx.convert_fx(prepared)
+
     assert torch.ops.quantized.linear in targets(converted.graph)
-    torch.testing.assert_close(
-        converted(X), layer(X), rtol=0, atol=0.05 * layer(X).abs().max().item() + 0.01
-    )
+    want = layer(x)
+    atol = 0.05 * want.abs().max().item() + 0.01
+    torch.testing.assert_close(converted(x), want, rtol=0, atol=atol)
 
 
-def test_dynamic_quantization_leaves_a_layer_and_the_report_says_so(net) -> None:
-    notes = patch(net).notes
-    assert any("quantize_dynamic" in note and "unpatch first" in note for note in notes)
-    assert str(patch(net)).splitlines()[-len(notes) :] == list(notes)
+def test_dynamic_quantization_leaves_a_layer_of_ours(net: Net) -> None:
     assert type(quantization.quantize_dynamic(net).up) is Linear
+
+
+def test_the_report_says_what_dynamic_quantization_leaves(net: Net) -> None:
+    report = patch(net)
+
+    assert any("quantize_dynamic" in note and "unpatch first" in note for note in report.notes)
+
+
+def test_a_report_ends_with_its_notes(net: Net) -> None:
+    report = patch(net)
+
+    assert str(report).splitlines()[-len(report.notes) :] == list(report.notes)
+
+
+def test_dynamic_quantization_takes_a_layer_after_unpatch(net: Net) -> None:
     unpatch(net)
-    assert type(quantization.quantize_dynamic(net).up) is torch.ao.nn.quantized.dynamic.Linear
+
+    quantized = quantization.quantize_dynamic(net)
+
+    assert type(quantized.up) is torch.ao.nn.quantized.dynamic.Linear
 
 
 def test_notes_are_of_swapped_layers_only() -> None:
     assert patch(nn.Sequential(nn.ReLU())).notes == ()
 
 
-def test_a_scripted_model_computes_the_same(net) -> None:
+# ---- scripts and exported programs
+@pytest.fixture
+def script(net: Net) -> io.BytesIO:
+    """The file of the scripted model."""
     file = io.BytesIO()
     torch.jit.save(torch.jit.script(net), file)
-    assert b"outblas::" not in file.getvalue()
     file.seek(0)
-    torch.testing.assert_close(torch.jit.load(file)(X), net(X))
+    return file
+
+
+def test_a_scripted_model_computes_the_same(script: io.BytesIO, net: Net) -> None:
+    torch.testing.assert_close(torch.jit.load(script)(X), net(X))
+
+
+def test_a_scripted_model_needs_no_operator_of_ours(script: io.BytesIO) -> None:
+    assert b"outblas::" not in script.getvalue()
+
+
+@pytest.mark.usefixtures("script")
+def test_scripting_leaves_the_model_patched(net: Net) -> None:
     assert type(net.up) is Linear
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_scripted_layer_has_its_activation(activation) -> None:
+def test_a_scripted_layer_has_its_activation(activation: str) -> None:
     layer = Linear(8, 6, activation=activation)
     torch.testing.assert_close(torch.jit.script(layer)(X), layer(X))
 
 
-def test_a_jit_trace_computes_the_same(net) -> None:
+def test_a_jit_trace_computes_the_same(net: Net) -> None:
     torch.testing.assert_close(torch.jit.trace(net, X)(X), net(X))
 
 
-def test_an_exported_program_has_our_operators(net) -> None:
+def test_an_exported_program_has_our_operators(net: Net) -> None:
     program = torch.export.export(net, (X,))
+
     operators = {node.target for node in program.graph.nodes}
     assert {torch.ops.outblas.gemm.default, torch.ops.outblas.matmul.default} < operators
     torch.testing.assert_close(program.module()(X), net(X))
 
 
-def test_a_functional_call_takes_other_weights(net) -> None:
+def test_a_functional_call_takes_other_weights(net: Net) -> None:
     state = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+
     assert not torch.func.functional_call(net, state, (X,)).any()
 
 
-@pytest.mark.parametrize(
+# ---- hooks and wrappers
+Hook = Callable[[nn.Module], Any]
+computed_weights = pytest.mark.parametrize(
     ("put_on", "take_off"),
     [
-        (
+        pytest.param(
             lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
-            lambda m: prune.remove(m, "weight"),
+            lambda layer: prune.remove(layer, "weight"),
+            id="prune",
         ),
-        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
-        (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+        pytest.param(nn.utils.weight_norm, nn.utils.remove_weight_norm, id="weight_norm"),
+        pytest.param(nn.utils.spectral_norm, nn.utils.remove_spectral_norm, id="spectral_norm"),
     ],
-    ids=["prune", "weight_norm", "spectral_norm"],
 )
-def test_hooks_that_compute_the_weight_hold(put_on, take_off) -> None:
+
+
+@pytest.fixture
+def hooked(put_on: Hook) -> Net:
+    """A model, not patched, whose first layer has a hook that computes its weight."""
     model = Net().eval()
     put_on(model.up)
-    want = model(X)
-    assert patch(model).swapped == ("up", "down")
-    torch.testing.assert_close(model(X), want)
-    unpatch(model)
-    assert torch.equal(model(X), want)
-    take_off(model.up)
-    assert type(model.up) is nn.Linear
-    assert dict(model.up.named_parameters()).keys() == {"bias", "weight"}
+    return model
 
 
-def test_a_wrapper_with_a_base_layer_holds(net) -> None:
+@computed_weights
+def test_hooks_that_compute_the_weight_hold(hooked: Net, take_off: Hook) -> None:
+    want = hooked(X)
+
+    assert patch(hooked).swapped == ("up", "down")
+
+    torch.testing.assert_close(hooked(X), want)
+
+
+@computed_weights
+def test_hooks_that_compute_the_weight_hold_after_unpatch(hooked: Net, take_off: Hook) -> None:
+    want = hooked(X)
+    patch(hooked)
+
+    unpatch(hooked)
+
+    assert torch.equal(hooked(X), want)
+
+
+@computed_weights
+def test_hooks_that_compute_the_weight_come_off_after_unpatch(hooked: Net, take_off: Hook) -> None:
+    patch(hooked)
+    hooked(X)
+    unpatch(hooked)
+
+    take_off(hooked.up)
+
+    assert type(hooked.up) is nn.Linear
+    assert dict(hooked.up.named_parameters()).keys() == {"bias", "weight"}
+
+
+def test_a_wrapper_with_a_base_layer_holds(net: Net) -> None:
     """As LoRA's of peft."""
 
     class Lora(nn.Module):
-        def __init__(self, base_layer):
+        def __init__(self, base_layer: nn.Module) -> None:
             super().__init__()
-            self.base_layer, self.a, self.b = (
-                base_layer,
-                nn.Linear(8, 2, bias=False),
-                nn.Linear(2, 16, bias=False),
-            )
+            self.base_layer = base_layer
+            self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return self.base_layer(x) + self.b(self.a(x))
 
-    net.up = Lora(net.up)
+    net.set_submodule("up", Lora(net.up))
     want = net(X)
+
     assert patch(net).swapped == ("up.base_layer", "up.a", "up.b", "down")
     torch.testing.assert_close(net(X), want)
+
     assert unpatch(net).kept == {}
     torch.testing.assert_close(net(X), want)
 
@@ -223,7 +312,8 @@ class TestSharded:
     """On one CPU process."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def mesh(self):
+    def mesh(self) -> Iterator["DeviceMesh"]:
+        """A mesh of one process, in a process group of its own."""
         if not torch.distributed.is_available():
             pytest.skip("needs torch.distributed")
         torch.distributed.init_process_group(
@@ -232,48 +322,73 @@ class TestSharded:
         yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
         torch.distributed.destroy_process_group()
 
-    def test_a_sharded_weight_is_not_swapped(self, mesh) -> None:
+    def test_a_sharded_weight_is_not_swapped(self, mesh: "DeviceMesh") -> None:
         layer = torch.distributed.tensor.distribute_module(nn.Linear(8, 6), mesh)
+
         assert patch(layer).kept == {"(root)": "its weight is a DTensor, which torch takes"}
 
     def test_a_weight_sharded_afterwards_goes_to_torch_whole(
-        self, net, mesh, monkeypatch: pytest.MonkeyPatch
+        self, net: Net, mesh: "DeviceMesh", monkeypatch: pytest.MonkeyPatch
     ) -> None:
         want = net(X)
         torch.distributed.tensor.distribute_module(net, mesh)
-        weights, by_torch = [], nn.functional.linear
+        weights: list[Tensor] = []
+        by_torch = nn.functional.linear
 
-        def seen(input, weight, bias=None):
+        def recording_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             weights.append(weight)
             return by_torch(input, weight, bias)
 
-        monkeypatch.setattr(nn.functional, "linear", seen)
-        y = net(torch.distributed.tensor.distribute_tensor(X, mesh))
-        torch.testing.assert_close(y.full_tensor(), want)
-        assert [
-            weight is layer.weight
-            for weight, layer in zip(weights, (net.up, net.down), strict=True)
-        ] == [True] * 2
+        monkeypatch.setattr(nn.functional, "linear", recording_linear)
 
-    def test_a_layer_of_fully_shard_is_restored(self, net, mesh) -> None:
+        y = net(torch.distributed.tensor.distribute_tensor(X, mesh))
+
+        torch.testing.assert_close(y.full_tensor(), want)
+        assert len(weights) == 2
+        assert weights[0] is net.up.weight
+        assert weights[1] is net.down.weight
+
+    @pytest.fixture
+    def fully_sharded(self, net: Net, mesh: "DeviceMesh") -> tuple[Net, Tensor]:
+        """A patched model that was sharded afterwards, and what it gave before."""
         want = net(X)
         torch.distributed.fsdp.fully_shard(net.up, mesh=mesh)
         torch.distributed.fsdp.fully_shard(net, mesh=mesh)
+        return net, want
+
+    def test_a_fully_sharded_model_stays_ours(self, fully_sharded: tuple[Net, Tensor]) -> None:
+        net, want = fully_sharded
+
         torch.testing.assert_close(net(X), want)
         assert patch(net).swapped == ("up", "down")
+
+    def test_a_layer_of_fully_shard_is_restored(self, fully_sharded: tuple[Net, Tensor]) -> None:
+        net, _ = fully_sharded
+
         assert unpatch(net) == outblas.nn.Report(("up", "down"))
+
         assert not any(Linear in type(module).__mro__ for module in net.modules())
-        sharded = net.up
-        assert isinstance(sharded, torch.distributed.fsdp.FSDPModule)
+        assert isinstance(net.get_submodule("up"), torch.distributed.fsdp.FSDPModule)
+
+    def test_a_restored_model_of_fully_shard_trains(
+        self, fully_sharded: tuple[Net, Tensor]
+    ) -> None:
+        net, want = fully_sharded
+        net(X)
+        unpatch(net)
+
         y = net(X)
-        torch.testing.assert_close(y, want)
         y.sum().backward()
+
+        torch.testing.assert_close(y, want)
         assert net.up.weight.grad is not None
 
-    def test_other_models_of_fully_shard_stay_ours(self, net, mesh) -> None:
+    def test_other_models_of_fully_shard_stay_ours(self, net: Net, mesh: "DeviceMesh") -> None:
         other = Net()
         patch(other)
         for model in (net, other):
             torch.distributed.fsdp.fully_shard(model.up, mesh=mesh)
+
         unpatch(net)
+
         assert Linear in type(other.up).__mro__

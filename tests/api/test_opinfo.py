@@ -3,7 +3,8 @@ computed them.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,100 +22,156 @@ OURS: dict[str, Callable[..., Tensor]] = {
     "addmm": outblas.addmm,
     "nn.functional.linear": outblas.linear,
 }
-DTYPES = torch.float32, torch.bfloat16, torch.float16
+REAL = torch.float32, torch.bfloat16, torch.float16
 COMPLEX = torch.complex64, torch.complex128
-LEAST = 256
+INTERPRETED = torch.float32, torch.bfloat16
+
+names = pytest.mark.parametrize("name", OURS)
+
+
+# ---- samples
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of one call, by position and by keyword."""
+
+    given: tuple[Any, ...]
+    how: dict[str, Any]
+
+    def __str__(self) -> str:
+        shapes = [tuple(t.shape) if isinstance(t, Tensor) else t for t in self.given]
+        return f"{shapes} {self.how}"
+
+    def relaid(self, change: Callable[[Tensor], Tensor]) -> "Sample":
+        """The sample with other tensors in the places of its own."""
+        return Sample(
+            tuple(change(t) if isinstance(t, Tensor) else t for t in self.given), self.how
+        )
+
+    def with_leaves(self) -> "Sample":
+        """The sample with tensors that need gradients and share memory with its own."""
+        return self.relaid(lambda t: t.detach().requires_grad_())
+
+    def widened(self) -> "Sample":
+        """The sample in the widest dtype, with tensors that need gradients."""
+        return self.relaid(
+            lambda t: (
+                t.detach()
+                .to(torch.complex128 if t.is_complex() else torch.float64)
+                .requires_grad_()
+            )
+        )
+
+    def kind(self) -> object:
+        """What samples that differ only in sizes above 1 have in common: their numbers of
+        dimensions, the empty ones, those of one element, the order of the strides, the keywords.
+        """
+        tensors = [
+            (t.dtype, tuple(min(n, 2) for n in t.shape), tuple(storage_order(t)))
+            if isinstance(t, Tensor)
+            else t
+            for t in self.given
+        ]
+        return (*tensors, *self.how.items())
 
 
 @functools.cache
 def operator(name: str) -> Any:
+    """What torch's tests know about an operator."""
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
     return next(op for op in op_db if op.name == name and not op.variant_test_name)
 
 
-def scaled(t: Tensor) -> Tensor:
-    """At least LEAST rows and columns, laid out as it is: the same order of strides, repeats, gaps
-    and ones.
+def samples(name: str, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+    """All of torch's samples of an operator."""
+    for sample in operator(name).sample_inputs(device, dtype):
+        yield Sample((sample.input, *sample.args), sample.kwargs)
+
+
+def one_of_each_kind(found: Iterator[Sample]) -> Iterator[Sample]:
+    """The first sample of each kind, with at most two matrices along a dimension of a batch."""
+    seen = set()
+    for sample in found:
+        if sample.kind() not in seen:
+            seen.add(sample.kind())
+            yield sample.relaid(narrowed)
+
+
+# ---- tensors of other sizes that lie as a sample's do
+def storage_order(t: Tensor) -> list[int]:
+    """The dimensions of a tensor from that of the greatest stride to that of the least."""
+    return sorted(range(t.dim()), key=lambda i: (-t.stride()[i], i))
+
+
+def resized(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """Random numbers of a shape, laid out as `t` is: the same order of strides, repeats, gaps and
+    ones.
     """
-    lead = max(t.dim() - 2, 0)
-    shape = [n if i < lead or n < 2 else n * -(-LEAST // n) for i, n in enumerate(t.shape)]
+    if not t.dim():
+        return torch.testing.make_tensor((), device=t.device, dtype=t.dtype, low=-4, high=4)
     stored = [n if stride else 1 for n, stride in zip(shape, t.stride(), strict=True)]
-    order = sorted(range(t.dim()), key=lambda i: (-t.stride()[i], i))
-    gap = min(
-        (stride for n, stride in zip(t.shape, t.stride(), strict=True) if stride and n > 1),
-        default=1,
-    )
+    order = storage_order(t)
+    strides = [stride for n, stride in zip(t.shape, t.stride(), strict=True) if stride and n > 1]
+    gap = min(strides, default=1)
     memory = torch.testing.make_tensor(
         *(stored[i] for i in order), gap, device=t.device, dtype=t.dtype, low=-4, high=4
     )[..., 0]
-    return (
-        memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape)
-        if t.dim()
-        else memory
+    return memory.permute(*(order.index(i) for i in range(t.dim()))).expand(*shape)
+
+
+def narrowed(t: Tensor) -> Tensor:
+    """At most two matrices along each dimension of a batch."""
+    batch = max(t.dim() - 2, 0)
+    return resized(t, [min(n, 2) if i < batch else n for i, n in enumerate(t.shape)])
+
+
+def unchanged(t: Tensor) -> Tensor:
+    return t
+
+
+def scaled(t: Tensor) -> Tensor:
+    """At least 256 rows and columns, where there is more than one."""
+    batch = max(t.dim() - 2, 0)
+    return resized(
+        t, [n if i < batch or n < 2 else n * -(-256 // n) for i, n in enumerate(t.shape)]
     )
 
 
-def widened(t):
-    return t.detach().to(torch.complex128 if t.is_complex() else torch.float64).requires_grad_()
-
-
-def compare(name: str, given: list[Any], how: dict[str, Any]) -> None:
-    """Values and gradients, of the same gradient of the output: near to those of the widest dtype
-    if torch's are.
+# ---- comparisons
+def assert_near(name: str, sample: Sample) -> None:
+    """Values, and gradients for the same gradient of the output, are as near to those of the widest
+    dtype as torch's, but for a factor of two.
     """
-    op, exact = operator(name).op, [widened(t) if isinstance(t, Tensor) else t for t in given]
-    got, want, truth = OURS[name](*given, **how), op(*given, **how), op(*exact, **how)
-    assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True)
-    weight = torch.testing.make_tensor(
+    ours, torchs, wide = sample.with_leaves(), sample.with_leaves(), sample.widened()
+    product = operator(name).op
+    got = OURS[name](*ours.given, **ours.how)
+    want = product(*torchs.given, **torchs.how)
+    truth = product(*wide.given, **wide.how)
+    assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True), sample
+    arriving = torch.testing.make_tensor(
         want.shape, dtype=want.dtype, device=want.device, low=-1, high=1
     )
 
-    def results(y, operands):
-        return [
-            y,
-            *torch.autograd.grad(
-                y, [t for t in operands if isinstance(t, Tensor)], weight.to(y.dtype)
-            ),
-        ]
+    def results(y: Tensor, operands: Sample) -> list[Tensor]:
+        leaves = [t for t in operands.given if isinstance(t, Tensor)]
+        return [y, *torch.autograd.grad(y, leaves, arriving.to(y.dtype))]
 
     unit = 4 * torch.finfo(want.dtype).eps
-    for ours, torchs, right in zip(
-        results(got, given), results(want, given), results(truth, exact), strict=True
+    for mine, theirs, right in zip(
+        results(got, ours), results(want, torchs), results(truth, wide), strict=True
     ):
         if right.numel():
-            error, theirs, largest = (
-                float(t.detach().abs().amax()) for t in (ours - right, torchs - right, right)
+            my_error, their_error, largest = (
+                float(t.detach().abs().amax()) for t in (mine - right, theirs - right, right)
             )
-            assert error <= max(2 * theirs, unit * max(1.0, largest))
-
-
-def share(
-    name: str, device: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda t: t
-) -> float:
-    """Of a name's samples, how many were right and, where OUTBLAS_STRICT=1, ran on kernels
-    of ours.
-    """
-    taken = []
-    for sample in operator(name).sample_inputs(device, dtype):
-        given = [change(t) if isinstance(t, Tensor) else t for t in (sample.input, *sample.args)]
-        try:
-            compare(
-                name,
-                [t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in given],
-                sample.kwargs,
-            )
-            taken.append(True)
-        except RuntimeError as error:
-            if "OUTBLAS_STRICT=1 forbids" not in str(error):
-                raise
-            taken.append(False)
-    return sum(taken) / len(taken)
+            assert my_error <= max(2 * their_error, unit * max(1.0, largest)), sample
 
 
 @pytest.fixture
-def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On the CPU, `portable` takes all, as some kernel does on a GPU."""
+def ours_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A product that torch would compute raises (OUTBLAS_STRICT=1). On the CPU, `portable` takes
+    all of them, as some kernel does on a GPU.
+    """
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     real = launcher.no_kernel_reason
     monkeypatch.setattr(
@@ -125,35 +182,81 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch.clear_cache()
 
 
+# ---- on the CPU
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, *COMPLEX], ids=str)
-@pytest.mark.parametrize("name", OURS)
-def test_samples_by_torch(name: str, dtype: torch.dtype) -> None:
-    assert share(name, "cpu", dtype) == 1
+@pytest.mark.parametrize("dtype", [*REAL, torch.float64, *COMPLEX], ids=str)
+@names
+def test_samples_that_torch_takes_are_near(name: str, dtype: torch.dtype) -> None:
+    for sample in samples(name, "cpu", dtype):
+        assert_near(name, sample)
 
 
+# The samples of `__rmatmul__` are those of `matmul` with the operands exchanged.
 @pytest.mark.interpreter
-@pytest.mark.usefixtures("_strict")
-@pytest.mark.parametrize("name", OURS)
-def test_samples_by_kernels(name: str) -> None:
-    for dtype in DTYPES[:2]:
-        assert share(name, "cpu", dtype) == 1
+@pytest.mark.usefixtures("ours_alone")
+@pytest.mark.parametrize("dtype", INTERPRETED, ids=str)
+@pytest.mark.parametrize("name", [name for name in OURS if name != "__rmatmul__"])
+def test_a_sample_of_each_kind_is_near_by_kernels_of_ours(name: str, dtype: torch.dtype) -> None:
+    for sample in one_of_each_kind(samples(name, "cpu", dtype)):
+        assert_near(name, sample)
 
 
-def test_scaling_keeps_the_pattern() -> None:
-    t = torch.empty(3, 1, 10, 5).transpose(0, 3)[:, :, ::2].expand(5, 4, 5, 3)
-    large = scaled(t)
-    assert large.shape == (5, 4, 260, 258)
-    assert [bool(stride) for stride in large.stride()] == [True, False, True, True]
-    assert sorted(range(4), key=large.stride) == sorted(range(4), key=t.stride)
+@pytest.mark.slow
+@pytest.mark.interpreter
+@pytest.mark.usefixtures("ours_alone")
+@pytest.mark.parametrize("dtype", INTERPRETED, ids=str)
+@names
+def test_all_samples_are_near_by_kernels_of_ours(name: str, dtype: torch.dtype) -> None:
+    for sample in samples(name, "cpu", dtype):
+        assert_near(name, sample)
 
 
+def test_exchanged_samples_of_rmatmul_are_those_of_matmul() -> None:
+    by_matmul = [sample.kind() for sample in samples("matmul", "cpu", torch.float32)]
+
+    exchanged = [
+        Sample(sample.given[::-1], sample.how).kind()
+        for sample in samples("__rmatmul__", "cpu", torch.float32)
+    ]
+
+    assert set(exchanged) <= set(by_matmul)
+
+
+# ---- how samples are resized
+@pytest.fixture
+def laid_out() -> Tensor:
+    """A tensor with a transposed, an expanded and a strided dimension."""
+    return torch.empty(3, 1, 10, 5).transpose(0, 3)[:, :, ::2].expand(5, 4, 5, 3)
+
+
+def test_scaling_enlarges_rows_and_columns(laid_out: Tensor) -> None:
+    assert scaled(laid_out).shape == (5, 4, 260, 258)
+
+
+def test_narrowing_leaves_two_matrices_of_a_batch(laid_out: Tensor) -> None:
+    assert narrowed(laid_out).shape == (2, 2, 5, 3)
+
+
+@pytest.mark.parametrize("change", [narrowed, scaled])
+def test_resizing_keeps_the_pattern(change: Callable[[Tensor], Tensor], laid_out: Tensor) -> None:
+    strides = change(laid_out).stride()
+
+    assert [bool(stride) for stride in strides] == [True, False, True, True]
+    assert sorted(range(4), key=strides.__getitem__) == sorted(range(4), key=laid_out.stride)
+
+
+def test_resizing_leaves_a_number_a_number() -> None:
+    assert scaled(torch.empty(())).shape == ()
+
+
+# ---- on a GPU
 @pytest.mark.gpu
-@pytest.mark.usefixtures("_strict")
-@pytest.mark.parametrize("change", [lambda t: t, scaled], ids=["as they are", "scaled"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", OURS)
-def test_samples_on_a_gpu(
+@pytest.mark.usefixtures("ours_alone")
+@pytest.mark.parametrize("change", [unchanged, scaled], ids=["as they are", "scaled"])
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+@names
+def test_samples_on_a_gpu_are_near_by_kernels_of_ours(
     name: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor]
 ) -> None:
-    assert share(name, "cuda", dtype, change) == 1
+    for sample in samples(name, "cuda", dtype):
+        assert_near(name, sample.relaid(change))

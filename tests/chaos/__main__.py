@@ -103,6 +103,13 @@ def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     warnings.simplefilter("ignore")  # stores are damaged on purpose
     os.nice(10)
+    return run_all(options)
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """Runs the campaigns that are asked for and reports what came of them; 1 where anything
+    failed.
+    """
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="outblas-chaos-"))
     totals = []

@@ -76,7 +76,7 @@ def _full_before(setting: Setting, world: World, found: Episode) -> None:
             found.fail(
                 "measures though nothing can be kept", "on a disk that is full from the beginning"
             )
-        _judge(world, driver, found)
+        judge(world, driver, found)
 
 
 def _fills_up(setting: Setting, world: World, found: Episode) -> None:
@@ -85,7 +85,7 @@ def _fills_up(setting: Setting, world: World, found: Episode) -> None:
         _await_trials(world, driver, setting.random.randrange(1, CONFIGS // 2))
         fill(world.store.parent / "filler", 2 * DISK)
         _await(world, driver, found)
-        _judge(world, driver, found)
+        judge(world, driver, found)
 
 
 def _is_freed(setting: Setting, world: World, found: Episode) -> None:
@@ -97,7 +97,7 @@ def _is_freed(setting: Setting, world: World, found: Episode) -> None:
         _await_trials(world, driver, first + setting.random.randrange(1, CONFIGS // 4))
         (world.store.parent / "filler").unlink()
         _await(world, driver, found)
-        _judge(world, driver, found)
+        judge(world, driver, found)
         if driver.poll() not in (0, None):
             found.fail("no success though all could be kept", f"status {driver.poll()}")
 
@@ -109,7 +109,7 @@ def _limited(setting: Setting, world: World, found: Episode) -> None:
         world, file_limit=setting.random.choice([0, 4096, 40_000, 100_000, 200_000, 1_000_000])
     )
     _await(world, driver, found)
-    _judge(world, driver, found)
+    judge(world, driver, found)
 
 
 def _read_only(setting: Setting, world: World, found: Episode) -> None:
@@ -126,7 +126,7 @@ def _read_only(setting: Setting, world: World, found: Episode) -> None:
                 "measures though nothing can be kept",
                 "on a disk that is read-only from the beginning",
             )
-        _judge(world, driver, found)
+        judge(world, driver, found)
         child = world.command("cache", "ls", "--store", str(world.store))
         if child.wait(60) != 0:
             found.fail("a store that is read-only cannot be listed", child.said().splitlines()[-1:])
@@ -137,7 +137,7 @@ def _group_writable(setting: Setting, world: World, found: Episode) -> None:
     world.store.parent.chmod(0o775)
     driver = _tune(world, umask=0o002)
     _await(world, driver, found)
-    _judge(world, driver, found)
+    judge(world, driver, found)
     if driver.poll() != 0:
         found.fail("a group-writable folder is refused", driver.said()[-200:])
 
@@ -164,13 +164,13 @@ def _fill_once(setting: Setting, world: World, found: Episode) -> None:
     _await_trials(world, driver, setting.random.randrange(1, CONFIGS // 2))
     fill(world.store.parent / "filler", 2 * DISK)
     _await(world, driver, found)
-    _judge(world, driver, found)
+    judge(world, driver, found)
 
 
 # What the driver has to make of it.
 
 
-def _judge(world: World, driver: Child, found: Episode) -> None:
+def judge(world: World, driver: Child, found: Episode) -> None:
     """Exit 0 says that all is in the file; after any other, what was measured is in the file or in
     an export.
     """

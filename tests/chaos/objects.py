@@ -64,7 +64,7 @@ def episode(setting: Setting) -> Episode:
         elif child.poll() != 0:
             found.fail("dies", f"status {child.poll()}: {child.said()[-300:]}")
     _check_left(setting, environment, found)
-    _count(setting.folder, found)
+    tell_counted(setting.folder, found)
     return found
 
 
@@ -87,7 +87,8 @@ def _check_left(setting: Setting, environment: dict[str, str], found: Episode) -
         found.fail("scratch of killed processes is left", "folders of killed writers")
 
 
-def _count(folder: Path, found: Episode) -> None:
+def tell_counted(folder: Path, found: Episode) -> None:
+    """What the processes of an episode have fetched, and the problems that they have told."""
     counted = folder / "counted"
     found.units = counted.stat().st_size if counted.exists() else 0
     problems = folder / "problems"

@@ -131,12 +131,22 @@ CUTS = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=130, deadline=None)
 @given(data=st.data())
 def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
-    """The scheduler's own arithmetic, at the first and last steps of the first and last clusters,
-    on integers of 32 bits.
-    """
+    """The scheduler's own arithmetic, on integers of 32 bits."""
+    fits_32_bits(arithmetic, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(data=st.data())
+def test_more_of_what_is_taken_fits(arithmetic, data):  # noqa: F811
+    fits_32_bits(arithmetic, data)
+
+
+def fits_32_bits(arithmetic, data):  # noqa: F811
+    """Draws a launch, and looks at the first and last steps of its first and last clusters."""
     draw = data.draw
     M, N, K, batch = draw(EDGE), draw(EDGE), draw(EDGE), draw(EDGE)
     shared = draw(st.sampled_from(["", "cluster_n=2", "cluster_m=2"]))

@@ -2,11 +2,11 @@
 write.
 """
 
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,127 +21,194 @@ FACTS = {"kernel": "x", "arch": "sm_90a"}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache's folder, which is not there yet."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
-    cache._warn_once.cache_clear()
     return tmp_path / "cache"
 
 
-def fetch(value: str = "built", facts: dict[str, Any] = FACTS) -> str:
+def fetch(
+    value: str = "built",
+    facts: dict[str, Any] = FACTS,
+    build: Callable[[], str] | None = None,
+) -> str:
+    """The object of these facts, which is the value where it has to be built."""
     return cache.fetch(
         facts,
-        build=lambda: value,
+        build=build or (lambda: value),
         save=lambda built, path: path.write_text(built) and None,
         load=Path.read_text,
     )
 
 
-def test_built_once_then_loaded(folder: Path) -> None:
-    assert fetch("first") == "first"
+def written(folder: Path) -> list[str]:
+    """Names of all files of the cache."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# ---- what is stored
+def test_an_object_is_built_once_then_loaded(folder: Path) -> None:
+    fetch("first")
+
     assert fetch("second") == "first"
-    assert fetch("third", {**FACTS, "arch": "sm_100a"}) == "third"
+
+
+def test_other_facts_have_an_object_of_their_own(folder: Path) -> None:
+    fetch("first")
+
+    assert fetch("other", {**FACTS, "arch": "sm_100a"}) == "other"
+
+
+def test_the_folder_is_the_users_alone(folder: Path) -> None:
+    fetch()
+
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert not list((folder / "objects").glob(".new-*"))
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no record", "bad record"])
-def test_damaged_objects_are_built_anew(folder: Path, damage: str) -> None:
+def test_nothing_but_objects_and_records_is_left(folder: Path) -> None:
+    fetch()
+
+    name = cache.digest(FACTS)
+    assert written(folder) == [f"{name}.json", f"{name}.o"]
+
+
+# ---- what cannot be used
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "an object cut off": lambda path: path.write_text("fir"),
+    "a flipped bit": lambda path: path.write_text("fIrst"),
+    "no record": lambda path: path.with_suffix(".json").unlink(),
+    "a record cut off": lambda path: path.with_suffix(".json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_object_is_built_anew_and_replaced(folder: Path, damage: str) -> None:
     fetch("first")
     (path,) = (folder / "objects").glob("*.o")
-    match damage:
-        case "truncate":
-            path.write_text("fir")
-        case "flip":
-            path.write_text("fIrst")
-        case "no record":
-            path.with_suffix(".json").unlink()
-        case "bad record":
-            path.with_suffix(".json").write_text("{")
+    DAMAGES[damage](path)
+
     assert fetch("second") == "second"
     assert fetch("third") == "second"
 
 
-def test_directory_that_others_can_write_is_not_used(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    folder.chmod(0o777)
-    with pytest.warns(UserWarning, match="can be written by others"):
-        assert fetch("first") == "first"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert fetch("second") == "second"
-    assert not list(folder.iterdir())
-
-
-def test_directory_of_another_user_is_not_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.mkdir(mode=0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.warns(UserWarning, match="belongs to another user"):
-        assert fetch() == "built"
-
-
-def test_unwritable_place_costs_speed_only(folder: Path) -> None:
-    folder.write_text("a file")
-    with pytest.warns(UserWarning, match="outblas keeps no compiled kernels"):
-        assert fetch() == "built"
-
-
-def test_full_disk_costs_speed_only(folder: Path) -> None:
-    def full(built: str, path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.warns(UserWarning, match="No space left"):
-        assert cache.fetch(FACTS, build=lambda: "built", save=full, load=Path.read_text) == "built"
-    assert not list((folder / "objects").glob("*.o"))
-
-
-def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path) -> None:
+def test_an_object_that_cannot_be_loaded_is_built_anew(folder: Path) -> None:
     def unloadable(path: Path) -> str:
         raise RuntimeError("cannot map")
 
     fetch("first")
+
     with pytest.warns(UserWarning, match="cannot map"):
-        got = cache.fetch(
+        found = cache.fetch(
             FACTS,
             build=lambda: "second",
-            save=lambda b, p: p.write_text(b) and None,
+            save=lambda built, path: path.write_text(built) and None,
             load=unloadable,
         )
-    assert got == "second"
+
+    assert found == "second"
 
 
-def test_folder_below_one_that_others_can_write_is_not_used(folder: Path) -> None:
+# ---- where nothing is stored
+@pytest.fixture
+def open_folder(folder: Path) -> Path:
+    """The cache's folder, which everybody can write."""
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777)
+    return folder
+
+
+def test_a_folder_that_others_can_write_is_not_used(open_folder: Path) -> None:
+    with pytest.warns(UserWarning, match="can be written by others"):
+        assert fetch() == "built"
+
+    assert written(open_folder) == []
+
+
+def test_a_folder_that_is_not_used_is_told_once(open_folder: Path) -> None:
+    with pytest.warns(UserWarning, match="can be written by others"):
+        fetch("first")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fetch("second") == "second"
+
+
+def test_a_folder_below_one_that_others_can_write_is_not_used(folder: Path) -> None:
     folder.parent.chmod(0o777)
+
     with pytest.warns(UserWarning, match="can be written by others"):
         assert fetch() == "built"
 
 
-def test_prune_keeps_the_newest(folder: Path) -> None:
-    for i in range(4):
-        fetch("x" * 100, {"i": i})
-        time.sleep(0.02)
+def test_the_folder_of_another_user_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    with pytest.warns(UserWarning, match="belongs to another user"):
+        assert fetch() == "built"
+
+
+def test_a_place_that_is_no_folder_costs_speed_only(folder: Path) -> None:
+    folder.write_text("a file")
+
+    with pytest.warns(UserWarning, match="outblas keeps no compiled kernels"):
+        assert fetch() == "built"
+
+
+def test_a_full_disk_costs_speed_only(folder: Path) -> None:
+    def full(built: str, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.warns(UserWarning, match="No space left"):
+        found = cache.fetch(FACTS, build=lambda: "built", save=full, load=Path.read_text)
+
+    assert found == "built"
+    assert written(folder) == []
+
+
+# ---- how much is stored
+def test_pruning_keeps_the_newest(folder: Path) -> None:
+    for number in range(4):
+        fetch("x" * 100, {"number": number})
+        path = folder / "objects" / f"{cache.digest({'number': number})}.o"
+        os.utime(path, (number, number))
+
     cache.prune(folder / "objects", limit=250)
-    kept = [i for i in range(4) if (folder / "objects" / f"{cache.digest({'i': i})}.o").exists()]
-    assert kept == [2, 3]
+
+    newest = [f"{cache.digest({'number': number})}.o" for number in (2, 3)]
+    assert [name for name in written(folder) if name.endswith(".o")] == sorted(newest)
 
 
+# ---- several processes
 def test_eight_cold_processes_build_once(folder: Path) -> None:
-    code = """
-import sys, time
-from pathlib import Path
-from outblas.core import cache
-def build():
-    with open(sys.argv[1], "a") as log:
-        log.write("built\\n")
-    time.sleep(0.5)
-    return "object"
-save = lambda built, path: path.write_text(built) and None
-print(cache.fetch({"kernel": "x"}, build=build, save=save, load=Path.read_text))
-"""
     log = folder.parent / "log"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    assert [process.communicate(timeout=120)[0] for process in processes] == ["object\n"] * 8
+
+    def build() -> str:
+        with open(log, "a") as file:
+            file.write("built\n")
+        time.sleep(0.2)
+        return "object"
+
+    found = in_processes(8, lambda: fetch(build=build))
+
+    assert found == ["object"] * 8
     assert log.read_text() == "built\n"
+
+
+def in_processes(count: int, function: Callable[[], str]) -> list[str]:
+    """What so many forks of this process return that begin at the same moment."""
+    context = multiprocessing.get_context("fork")
+    begin, found = context.Barrier(count), context.SimpleQueue()
+
+    def run() -> None:
+        begin.wait(60)
+        found.put(function())
+
+    processes = [context.Process(target=run) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * count
+    return [found.get() for _ in processes]

@@ -28,8 +28,6 @@ LIMIT = 4 * SIZE  # so that most of them are evicted again and again
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
-    cache._warn_once.cache_clear()
-    cache._warn_of_refusal.cache_clear()
     return tmp_path / "cache" / "objects"
 
 

@@ -1,10 +1,13 @@
 """Compiled kernels that somebody else may have written are never loaded, whoever asks for them."""
 
+import hashlib
 import json
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.users import PLANTER, VICTIM, as_user, needs_root, shared_folder, with_warnings
@@ -35,15 +38,15 @@ def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch):
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that every user can enter, in which the cache's is to be made."""
     with shared_folder() as folder:
         monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
-        cache._warn_once.cache_clear()
-        cache._warn_of_refusal.cache_clear()
         yield folder
 
 
-def fetch(value=b"built", facts=FACTS):
+def fetch(value: bytes = b"built", facts: dict[str, Any] = FACTS) -> bytes:
+    """The object of these facts, which is the value where it has to be built."""
     return cache.fetch(
         facts,
         build=lambda: value,
@@ -52,75 +55,102 @@ def fetch(value=b"built", facts=FACTS):
     )
 
 
-def object_path(place, facts=FACTS):
+def object_path(place: Path, facts: dict[str, Any] = FACTS) -> Path:
     return place / "cache" / "objects" / f"{cache.digest(facts)}.o"
 
 
-def plant(path, code=PLANTED, facts=FACTS) -> None:
+def plant(path: Path, facts: dict[str, Any] = FACTS) -> None:
     """An object whose record is all that a record should be."""
-    import hashlib
-
-    path.write_bytes(code)
-    record = {**facts, "sha256": hashlib.sha256(code).hexdigest()}
+    path.write_bytes(PLANTED)
+    record = {**facts, "sha256": hashlib.sha256(PLANTED).hexdigest()}
     path.with_suffix(".json").write_text(json.dumps(record, default=str))
 
 
-def open_to_all(place, uid):
-    """The user's cache folder, once open to others."""
+def belong_to(folder: Path, user: int) -> None:
+    """Gives a folder to the user, where that is another one."""
+    if user != OWN:
+        os.chown(folder, user, user)
+
+
+@pytest.fixture(params=USERS)
+def planted(request: pytest.FixtureRequest, place: Path) -> int:
+    """The user whose cache folder was open to others until somebody else had planted an object in
+    it, and a second one that others may write.
+    """
+    user: int = request.param
     objects = place / "cache" / "objects"
+
+    def set_modes(mode: int) -> None:
+        for folder in (objects, objects.parent):
+            folder.chmod(mode)
+
+    def make_open() -> None:
+        objects.mkdir(parents=True)
+        set_modes(0o777)
+
+    def plant_both() -> None:
+        plant(object_path(place))
+        plant(object_path(place, OTHER), OTHER)
+        object_path(place, OTHER).chmod(0o666)
+
     place.chmod(0o777)
-    as_user(uid, lambda: objects.mkdir(parents=True))
-    for folder in (objects, objects.parent):
-        as_user(uid, lambda folder=folder: folder.chmod(0o777))
-    return objects
-
-
-def close_to_others(place, uid) -> None:
+    as_user(user, make_open)
+    as_user(PLANTER, plant_both)
     place.chmod(0o755)
-    for folder in (place / "cache" / "objects", place / "cache"):
-        as_user(uid, lambda folder=folder: folder.chmod(0o700))
+    as_user(user, lambda: set_modes(0o700))
+    return user
+
+
+# ---- what another user has written
+@needs_root
+@pytest.mark.parametrize("facts", [FACTS, OTHER], ids=["closed", "open to all"])
+def test_what_another_planted_is_not_loaded_once_the_folder_is_closed(
+    planted: int, facts: dict[str, Any]
+) -> None:
+    found, said = as_user(planted, with_warnings(lambda: fetch(facts=facts)))
+
+    assert found == b"built"
+    assert "belongs to another user" in "".join(said)
+
+
+@needs_root
+@pytest.mark.parametrize("facts", [FACTS, OTHER], ids=["closed", "open to all"])
+def test_ones_own_object_takes_the_place_of_what_was_planted(
+    planted: int, facts: dict[str, Any]
+) -> None:
+    as_user(planted, lambda: fetch(facts=facts))
+
+    found = as_user(planted, with_warnings(lambda: fetch(b"again", facts)))
+
+    assert found == (b"built", [])
 
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_what_another_planted_is_not_loaded_once_the_folder_is_closed(place, user) -> None:
-    objects = open_to_all(place, user)
-
-    def planted():
-        plant(objects / object_path(place).name)
-        plant(objects / object_path(place, OTHER).name, facts=OTHER)
-        os.chmod(objects / object_path(place, OTHER).name, 0o666)
-
-    as_user(PLANTER, planted)
-    close_to_others(place, user)
-
-    for facts in (FACTS, OTHER):
-        found, said = as_user(user, with_warnings(lambda facts=facts: fetch(facts=facts)))
-        assert found == b"built"
-        assert "belongs to another user" in "".join(said)
-        found, said = as_user(user, with_warnings(lambda facts=facts: fetch(b"again", facts)))
-        assert (found, said) == (b"built", [])  # its own took the place of what was planted
-
-
-@needs_root
-@pytest.mark.parametrize("user", USERS)
-def test_a_record_of_ours_does_not_vouch_for_the_code_of_another(place, user) -> None:
+def test_a_record_of_ours_does_not_vouch_for_the_code_of_another(place: Path, user: int) -> None:
     os.chown(place, user, user)
     as_user(user, fetch)
-    path = object_path(place)
-    os.chown(path, PLANTER, PLANTER)
+    os.chown(object_path(place), PLANTER, PLANTER)
+
     found, said = as_user(user, with_warnings(lambda: fetch(b"anew")))
+
     assert found == b"anew"
     assert "belongs to another user" in "".join(said)
 
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_the_folder_of_another_user_is_not_used(place, user) -> None:
+def test_the_folder_of_another_user_is_not_used(place: Path, user: int) -> None:
     place.chmod(0o1777)  # as /tmp is
-    as_user(PLANTER, lambda: (place / "cache" / "objects").mkdir(parents=True))
-    as_user(PLANTER, lambda: plant(object_path(place)))
+
+    def make() -> None:
+        object_path(place).parent.mkdir(parents=True)
+        plant(object_path(place))
+
+    as_user(PLANTER, make)
+
     found, said = as_user(user, with_warnings(fetch))
+
     assert found == b"built"
     assert "belongs to another user" in said[0]
     assert "remove" not in said[0]
@@ -129,132 +159,172 @@ def test_the_folder_of_another_user_is_not_used(place, user) -> None:
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_a_folder_below_that_of_another_user_is_not_used(
-    place, user, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_below_that_of_another_user_is_not_used(place: Path, user: int) -> None:
     """Its owner can put another in its place."""
     os.chown(place, PLANTER, PLANTER)
     os.mkdir(place / "cache", 0o700)
     os.chown(place / "cache", user, user)
+
     found, said = as_user(user, with_warnings(fetch))
+
     assert found == b"built"
     assert f"{place} belongs to another user" in said[0]
 
 
-@needs_root
-@pytest.mark.parametrize("user", USERS)
-def test_a_link_to_a_folder_is_judged_where_it_leads(
-    place, user, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The parents of the link are sound, those of the folder are not."""
+@pytest.fixture(params=USERS)
+def linked(request: pytest.FixtureRequest, place: Path) -> int:
+    """The user whose cache folder is a link: its parents are sound, those of where it leads are
+    open to others.
+    """
+    user: int = request.param
     outside = place / "outside"
     outside.mkdir()
     (outside / "mine").mkdir(mode=0o700)
-    os.chown(outside / "mine", user, user)
-    outside.chmod(0o777)
-    os.chown(place, user, user)
     (place / "cache").symlink_to(outside / "mine")
-    found, said = as_user(user, with_warnings(fetch))
-    assert found == b"built"
-    assert f"{outside} can be written by others" in said[0]
-    assert not list((outside / "mine").iterdir())
+    outside.chmod(0o777)
+    belong_to(outside / "mine", user)
+    belong_to(place, user)
+    return user
 
-    outside.chmod(0o755)
-    assert as_user(user, with_warnings(fetch)) == (b"built", [])
-    assert (outside / "mine" / "objects").is_dir()
+
+@needs_root
+def test_a_link_to_a_folder_is_judged_where_it_leads(place: Path, linked: int) -> None:
+    found, said = as_user(linked, with_warnings(fetch))
+
+    assert found == b"built"
+    assert f"{place / 'outside'} can be written by others" in said[0]
+    assert not list((place / "outside" / "mine").iterdir())
+
+
+@needs_root
+def test_a_link_to_a_sound_folder_is_used(place: Path, linked: int) -> None:
+    (place / "outside").chmod(0o755)
+
+    found = as_user(linked, with_warnings(fetch))
+
+    assert found == (b"built", [])
+    assert (place / "outside" / "mine" / "objects").is_dir()
+
+
+# ---- files that are not the user's own
+def put_in_place(path: Path, kind: str, elsewhere: Path) -> None:
+    """Puts something of this kind in place of a file."""
+    content = path.read_bytes()
+    if kind == "mode":
+        path.chmod(0o662)
+        return
+    path.unlink()
+    match kind:
+        case "symlink":
+            path.symlink_to("/etc/passwd")
+        case "symlink to own":
+            elsewhere.write_bytes(content)
+            path.symlink_to(elsewhere)
+        case "fifo":
+            os.mkfifo(path, 0o600)
+        case "socket":
+            os.chdir(path.parent)  # names of sockets are short
+            socket.socket(socket.AF_UNIX).bind(path.name)
+        case "folder":
+            path.mkdir()
+        case "hard link":
+            elsewhere.write_bytes(content)
+            elsewhere.chmod(0o600)
+            os.link(elsewhere, path)
+
+
+REFUSALS = {
+    "symlink": "regular file",
+    "symlink to own": "regular file",
+    "fifo": "regular file",
+    "socket": "regular file",
+    "folder": "regular file",
+    "hard link": "2 names",
+    "mode": "can be written by others",
+}
 
 
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize(
-    "kind", ["symlink", "symlink to own", "fifo", "socket", "folder", "hard link", "mode"]
-)
+@pytest.mark.parametrize("kind", REFUSALS)
 @pytest.mark.parametrize("which", [".o", ".json"])
 def test_only_regular_files_of_ones_own_are_loaded(
-    place, user, kind: str, which: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, user: int, kind: str, which: str
 ) -> None:
-    if user != OWN:
-        os.chown(place, user, user)
-    as_user(user, fetch)
+    belong_to(place, user)
     path = object_path(place).with_suffix(which)
 
-    def change():
-        content, elsewhere = path.read_bytes(), place / "elsewhere"
-        if kind != "mode":
-            path.unlink()
-        match kind:
-            case "symlink":
-                path.symlink_to("/etc/passwd")
-            case "symlink to own":
-                elsewhere.write_bytes(content)
-                path.symlink_to(elsewhere)
-            case "fifo":
-                os.mkfifo(path, 0o600)
-            case "socket":
-                monkeypatch.chdir(path.parent)  # names of sockets are short
-                socket.socket(socket.AF_UNIX).bind(path.name)
-            case "folder":
-                path.mkdir()
-            case "hard link":
-                elsewhere.write_bytes(content)
-                elsewhere.chmod(0o600)
-                os.link(elsewhere, path)
-            case "mode":
-                path.chmod(0o662)
+    def fetch_twice() -> tuple[bytes, list[str]]:
+        fetch()
+        put_in_place(path, kind, place / "elsewhere")
+        found: tuple[bytes, list[str]] = with_warnings(lambda: fetch(b"anew"))()
+        return found
 
-    as_user(user, change)
-    found, said = as_user(user, with_warnings(lambda: fetch(b"anew")))
+    found, said = as_user(user, fetch_twice)
+
     assert found == b"anew"
-    expected = {"hard link": "2 names", "mode": "can be written by others"}.get(
-        kind, "regular file"
-    )
-    assert any(expected in line for line in said)
-    assert all(str(path.parent) in line for line in said)
+    assert any(REFUSALS[kind] in line for line in said), said
+    assert all(str(path.parent) in line for line in said), said
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_the_record_of_another_kernel_is_refused(place, user) -> None:
+def test_the_record_of_another_kernel_is_refused(place: Path, user: int) -> None:
     """Sound files under a wrong name: of another architecture, version or config."""
-    if user != OWN:
-        os.chown(place, user, user)
-    as_user(user, lambda: fetch(b"other", OTHER))
-    wanted, other = object_path(place), object_path(place, OTHER)
-    for suffix in (".o", ".json"):
-        as_user(
-            user,
-            lambda suffix=suffix: os.rename(other.with_suffix(suffix), wanted.with_suffix(suffix)),
-        )
-    found, said = as_user(user, with_warnings(fetch))
+    belong_to(place, user)
+
+    def fetch_renamed() -> tuple[bytes, list[str]]:
+        fetch(b"other", OTHER)
+        for suffix in (".o", ".json"):
+            name = object_path(place).with_suffix(suffix)
+            object_path(place, OTHER).with_suffix(suffix).rename(name)
+        found: tuple[bytes, list[str]] = with_warnings(fetch)()
+        return found
+
+    found, said = as_user(user, fetch_renamed)
+    again = as_user(user, with_warnings(lambda: fetch(b"again")))
+
     assert found == b"built"
     assert "the record of another kernel" in said[0]
-    assert as_user(user, with_warnings(lambda: fetch(b"again"))) == (b"built", [])
+    assert again == (b"built", [])
 
 
 def test_facts_are_compared_even_where_digests_agree(
-    place, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "digest", lambda facts: "0" * 32)
     fetch(b"other", OTHER)
+
     with pytest.warns(UserWarning, match="the record of another kernel"):
         assert fetch(b"built") == b"built"
 
 
+NO_RECORDS = {
+    "list": "[]",
+    "number": "3",
+    "null": "null",
+    "empty": "{}",
+    "digest that is a number": '{"sha256": 3}',
+    "deep": "[" * 100_000,
+    "cut off": '{"sha256": "',
+    "NUL": "\0",
+}
+
+
 @pytest.mark.filterwarnings("ignore:outblas does not load")
-def test_a_record_is_no_program(place) -> None:
-    """Whatever JSON it is, the kernel is built anew."""
+@pytest.mark.parametrize("text", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_whatever_a_record_says_the_kernel_is_built_anew(place: Path, text: str) -> None:
     fetch()
-    for i, text in enumerate(
-        ["[]", "3", "null", "{}", '{"sha256": 3}', "[" * 100_000, '{"sha256": "', "\0"]
-    ):
-        object_path(place).with_suffix(".json").write_text(text)
-        assert fetch(b"%d" % i) == b"%d" % i
+    object_path(place).with_suffix(".json").write_text(text)
+
+    assert fetch(b"anew") == b"anew"
 
 
-def test_what_is_loaded_is_what_was_checked(place) -> None:
+# ---- how an object is read
+def test_what_is_loaded_is_what_was_checked(place: Path) -> None:
     """Another process changes the file after it was checked, before it is loaded."""
     fetch(b"sound")
     path = object_path(place)
 
-    def load(copy):
+    def load(copy: Path) -> bytes:
         path.write_bytes(PLANTED)
         return copy.read_bytes()
 
@@ -264,7 +334,7 @@ def test_what_is_loaded_is_what_was_checked(place) -> None:
 
 @pytest.mark.parametrize("missing", ["memfd_create", "proc"])
 def test_loads_without_files_in_memory(
-    place, monkeypatch: pytest.MonkeyPatch, missing: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     fetch(b"sound")
     if missing == "proc":
@@ -286,7 +356,7 @@ def test_loads_without_files_in_memory(
     assert not seen[0].exists()
 
 
-def test_whatever_the_umask_others_cannot_write(place) -> None:
+def test_whatever_the_umask_others_cannot_write(place: Path) -> None:
     before = os.umask(0)
     try:
         fetch()
@@ -297,29 +367,41 @@ def test_whatever_the_umask_others_cannot_write(place) -> None:
     assert fetch(b"again") == b"built"
 
 
-def test_advice_is_to_remove_what_is_ours_alone(place) -> None:
-    """Not to change modes, which leaves what was planted, and nothing of a system's folder or a
-    parent.
-    """
+# ---- advice
+def test_advice_is_to_remove_what_is_ours_alone(place: Path) -> None:
+    """Not to change modes, which leaves what was planted."""
     folder = place / "cache"
     folder.mkdir()
     folder.chmod(0o777)
+
     advice = cache.unusable_reason(folder)
+
     assert f"remove {folder}" in advice
     assert "chmod" not in advice
 
-    for shared in (Path("/tmp"), Path("/")):
-        advice = cache.unusable_reason(shared)
-        assert advice is None or ("remove" not in advice and "chmod" not in advice)
-    folder.chmod(0o700)
+
+@pytest.mark.parametrize("shared", ["/tmp", "/"])
+def test_no_advice_is_to_remove_a_folder_of_the_system(shared: str) -> None:
+    advice = cache.unusable_reason(Path(shared)) or ""
+
+    assert "remove" not in advice
+    assert "chmod" not in advice
+
+
+def test_no_advice_is_to_remove_a_parent(place: Path) -> None:
+    folder = place / "cache"
+    folder.mkdir(mode=0o700)
     place.chmod(0o777)
+
     advice = cache.unusable_reason(folder)
+
+    assert advice is not None
     assert "remove" not in advice
     assert "chmod" not in advice
 
 
 def test_control_characters_of_a_path_are_shown_escaped(
-    place, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = place / "a\x1b[31mred\nline\u202e"
     folder.mkdir()
@@ -332,7 +414,7 @@ def test_control_characters_of_a_path_are_shown_escaped(
 
 
 @needs_root
-def test_who_has_given_up_root_without_a_new_program_loads_too(place) -> None:
+def test_who_has_given_up_root_without_a_new_program_loads_too(place: Path) -> None:
     """/proc/self is closed to such a process, and with it files in memory."""
     import ctypes
 
@@ -346,7 +428,7 @@ def test_who_has_given_up_root_without_a_new_program_loads_too(place) -> None:
 
 
 @needs_root
-def test_root_of_the_host_is_trusted_in_a_container(place) -> None:
+def test_root_of_the_host_is_trusted_in_a_container(place: Path) -> None:
     """In a user namespace the host's root shows as the overflow uid, which is nobody's there."""
     import ctypes
 
@@ -366,7 +448,7 @@ def test_root_of_the_host_is_trusted_in_a_container(place) -> None:
     assert found[1:] == (b"first", b"first")
 
 
-def test_objects_are_read_without_waiting(place) -> None:
+def test_objects_are_read_without_waiting(place: Path) -> None:
     """A FIFO without a writer would hold up whoever opens it."""
     fetch()
     object_path(place).unlink()

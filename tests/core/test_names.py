@@ -98,11 +98,11 @@ def distinct(variants):
     alone are one."""
     keys = {}
     for variant in variants:
-        name, key = variant.name, tuple(dataclasses.asdict(variant).items())
+        name, key = variant.name, repr(variant)
         assert len(name) <= compile.LONGEST_NAME
         assert name.isidentifier()
         assert name.isascii()
-        assert keys.setdefault(name, str(key)) == str(key), name
+        assert keys.setdefault(name, key) == key, name
     return keys
 
 

@@ -4,8 +4,6 @@ versions lack, and that outblas computes the same without it.
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fresh_torch import run_beside_torch
 from torch.autograd import forward_ad
 
 from outblas.core import compat
@@ -420,9 +419,7 @@ for name, (found, expected) in pairs.items():
 
 @pytest.mark.interpreter
 def test_without_any_private_name_of_torch_products_are_torchs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROOT / "tests")], capture_output=True, text=True
-    )
+    done = run_beside_torch(PROGRAM, str(ROOT / "tests"))
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split()[-1] == "linear"

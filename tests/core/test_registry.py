@@ -3,74 +3,136 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
+from support.fresh_torch import run_beside_torch
 from support.paths import ROOT
 
 import outblas
 from outblas.core import configs, registry
 
+KERNELS = [kernel.name for kernel in registry.ladder()]
 
-@pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_record_read_from_source_is_the_module_s(name: str) -> None:
-    module = registry.load(name)
-    assert registry.find(name) == module.KERNEL
-    config = module.Config()
+
+# ---- records
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_record_read_from_source_is_the_modules(name: str) -> None:
+    assert registry.find(name) == registry.load(name).KERNEL
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_default_config_is_read_from_its_text(name: str) -> None:
+    kind = registry.load(name).Config
+
+    config = configs.from_text(kind, configs.to_text(kind()))
+
     assert dataclasses.is_dataclass(config)
-    assert configs.from_text(module.Config, configs.to_text(config)) == config
+    assert config == kind()
 
 
-@pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_rung_opens_with_its_idea(name: str) -> None:
-    doc = registry.load(name).__doc__
-    assert doc is not None
-    assert doc.startswith(name)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_rung_opens_with_its_idea(name: str) -> None:
+    doc = registry.load(name).__doc__ or ""
+
     headings = re.findall(r"^(Idea|Parent|Changes|Why it pays|Source):", doc, re.MULTILINE)
+
+    assert doc.startswith(name)
     assert headings == ["Idea", "Parent", "Changes", "Why it pays", "Source"]
 
 
 def test_parents_come_first() -> None:
-    seen = set()
+    before: set[str | None] = {None}
     for kernel in outblas.ladder():
-        assert kernel.parent is None or kernel.parent in seen
-        seen.add(kernel.name)
+        assert kernel.parent in before, kernel.name
+        before.add(kernel.name)
+
+
+def test_the_ladder_of_hopper_begins_with_the_plain_kernel() -> None:
     assert outblas.ladder("hopper")[0].name == "hopper.tma_wgmma"
 
 
-def test_records_are_frozen() -> None:
+def test_a_record_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         registry.find("portable").name = "other"
 
 
-def test_config_text() -> None:
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("simt", "nn"),
+        ("simt.warptile", "nn"),
+        ("hopper.hilbert", "nt"),
+        ("portable", "nt"),
+        ("turing.wmma", "nt"),
+        ("cublas", "nt"),
+    ],
+)
+def test_a_ladder_is_measured_in_its_layout(name: str, layout: str) -> None:
+    assert registry.layout_of(name) == layout
+
+
+# ---- configs as text
+def test_a_text_sets_the_fields_that_it_names() -> None:
     kind = registry.load("hopper.tma_wgmma").Config
-    assert configs.from_text(kind, "tile_m=128,jitter=True") == kind(tile_m=128, jitter=True)
-    for text, message in (
+
+    config = configs.from_text(kind, "tile_m=128,jitter=True")
+
+    assert config == kind(tile_m=128, jitter=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("tile=1", "config has 'tile=1'"),
         ("tile_m=x", "tile_m is 'x'"),
         ("jitter=2", "jitter is '2'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            configs.from_text(kind, text)
+    ],
+    ids=["unknown field", "no number", "no truth value"],
+)
+def test_a_text_that_is_no_config_is_refused(text: str, message: str) -> None:
+    kind = registry.load("hopper.tma_wgmma").Config
+
+    with pytest.raises(ValueError, match=message):
+        configs.from_text(kind, text)
 
 
-def test_every_package_is_declared() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    src = ROOT / "src"
-    found = {".".join(p.parent.relative_to(src).parts) for p in src.rglob("__init__.py")}
+# ---- packaging
+@pytest.fixture(scope="module")
+def setuptools() -> dict[str, Any]:
+    """What pyproject.toml tells setuptools."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return found["tool"]["setuptools"]
+
+
+def test_every_package_is_declared(setuptools: dict[str, Any]) -> None:
+    source = ROOT / "src"
+
+    packages = {path.parent.relative_to(source) for path in source.rglob("__init__.py")}
     for ladder in ("autotune", "hopper", "kernels", "turing"):
-        packages = [path.parent for path in (ROOT / ladder).rglob("__init__.py")]
-        found |= {".".join(("outblas", *path.relative_to(ROOT).parts)) for path in packages}
-    assert set(settings["packages"]) == found
-    for package, folder in settings["package-dir"].items():
-        assert package == "" or (ROOT / folder / "__init__.py").exists()
+        packages |= {
+            Path("outblas") / path.parent.relative_to(ROOT)
+            for path in (ROOT / ladder).rglob("__init__.py")
+        }
+
+    assert set(setuptools["packages"]) == {".".join(package.parts) for package in packages}
 
 
+def test_declared_folders_are_packages(setuptools: dict[str, Any]) -> None:
+    folders = {name: folder for name, folder in setuptools["package-dir"].items() if name}
+
+    missing = [name for name in folders if not (ROOT / folders[name] / "__init__.py").exists()]
+
+    assert missing == []
+
+
+# ---- imports
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    """What a program prints that begins with torch imported."""
+    done = run_beside_torch(code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -94,41 +156,74 @@ def test_import_is_light() -> None:
     assert parts <= IMPORTED_AT_ONCE, f"import outblas imports {sorted(parts - IMPORTED_AT_ONCE)}"
 
 
-def test_works_without_triton_and_cutlass() -> None:
-    out = run(
-        """
+HIDDEN = """
 import sys, warnings
+assert not {"triton", "cutlass", "tvm_ffi"} & {*sys.modules}
 for name in ("triton", "cutlass", "tvm_ffi"):
     sys.modules[name] = None
-import torch, outblas
-from outblas.cli import app
 warnings.simplefilter("ignore")
+import torch, outblas
+from outblas.core import registry
 a, b = torch.ones(2, 3), torch.ones(3, 4)
-assert torch.equal(outblas.matmul(a, b), a @ b)
+"""
+
+
+def test_without_triton_and_cutlass_a_product_is_torchs() -> None:
+    run(HIDDEN + "assert torch.equal(outblas.matmul(a, b), a @ b)")
+
+
+def test_without_triton_and_cutlass_every_exported_name_is_there() -> None:
+    run(
+        HIDDEN
+        + """
 assert {*outblas.__all__} < {*dir(outblas)} and "outblas.nn" not in sys.modules
 from outblas import *
 assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune
-from outblas.core import registry
-for name, missing in (("portable", "triton"), ("hopper.tma_wgmma", "nvidia-cutlass-dsl")):
-    try:
-        outblas.core.registry.load(name)
-    except ImportError as error:
-        assert f"pip install '{missing}" in str(error), error
-    else:
-        raise AssertionError(name)
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("portable", "triton"), ("hopper.tma_wgmma", "nvidia-cutlass-dsl")]
+)
+def test_a_kernel_whose_package_is_not_installed_says_how_to_install_it(
+    name: str, package: str
+) -> None:
+    said = run(
+        HIDDEN
+        + f"""
+try:
+    registry.load({name!r})
+except ImportError as error:
+    print(error)
+"""
+    )
+
+    assert f"pip install '{package}" in said
+
+
+def test_a_product_by_a_kernel_whose_package_is_not_installed_says_so() -> None:
+    said = run(
+        HIDDEN
+        + """
 try:
     outblas.matmul(a, b, kernel="portable")
 except ImportError as error:
     print(error)
-app(["list"], standalone_mode=False)
-app(["doctor"], standalone_mode=False)
 """
     )
-    assert "kernel 'portable' needs triton, which is not installed: pip install 'triton" in out
-    assert "hopper.tma_wgmma" in out
+
+    assert "kernel 'portable' needs triton, which is not installed: pip install 'triton" in said
 
 
-def test_each_ladder_is_measured_in_its_layout() -> None:
-    names = ("hopper.hilbert", "portable", "turing.wmma", "cublas")
-    assert [registry.layout_of(name) for name in ("simt", "simt.warptile")] == ["nn", "nn"]
-    assert [registry.layout_of(name) for name in names] == ["nt"] * 4
+@pytest.mark.parametrize(("command", "named"), [("list", "hopper.tma_wgmma"), ("doctor", "triton")])
+def test_without_triton_and_cutlass_a_command_runs(command: str, named: str) -> None:
+    said = run(
+        HIDDEN
+        + f"""
+from outblas.cli import app
+app([{command!r}], standalone_mode=False)
+"""
+    )
+
+    assert named in said

@@ -88,6 +88,7 @@ _REFUSED_BY_SCALED_MM = (
     r"|Expected both dimensions of mat2 to be divisible|Expected self\.size\(1\) to be divisible"
     r"|mat2 shape \(|Expected trailing dimension of mat1|Only multiplication of row-major and "
     r"column-major"
+    r"|\(scale_a\.numel\(\) == 1"  # of torch 2.11, on a CPU
     r"|Multiplication of two Float8_e5m2|Bias is not supported when out_dtype"
     r"|CUDA error: CUBLAS_STATUS_NOT_SUPPORTED)"
 )
@@ -419,7 +420,7 @@ KNOWN = [
     Known(
         "scaled_mm takes more",
         "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each "
-        "operand. "
+        "operand, and torch 2.11 on a CPU one scale of each operand. "
         "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that "
         "broadcasts.",
         lambda spec, ours, theirs, found: (

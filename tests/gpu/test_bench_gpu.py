@@ -3,7 +3,7 @@ kernel.
 """
 
 import json
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from outblas.bench import campaign, providers, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.power import EnergyMeter
+from outblas.bench.record import Record
 from outblas.cli import app
 from outblas.core.shapes import LAYOUTS
 from outblas.verify.cases import Case
@@ -22,50 +23,86 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 BASE = providers.parse("cublas")
 
 
-def test_cublas_ties_with_itself() -> None:
+@pytest.fixture(scope="module")
+def cublas_twice() -> tuple[Record, Record]:
+    """cuBLAS beside itself."""
     first, second = Campaign([BASE, BASE]).run([(2048, 2048, 2048)], ["nt"], ["burst"])
+    return first, second
+
+
+def test_cublas_ties_with_itself(cublas_twice: tuple[Record, Record]) -> None:
+    first, second = cublas_twice
+
     assert (first.provider, second.provider, second.verdict) == ("cublas", "cublas (2)", "tied")
     assert second.ratio == pytest.approx(1, abs=0.01)
     assert second.ratio_apart == pytest.approx(1, abs=0.02)
-    assert first.graph
-    assert 5 < first.host_us < 200
+
+
+def test_a_record_has_the_graph_and_the_hosts_time(cublas_twice: tuple[Record, Record]) -> None:
+    record, _ = cublas_twice
+
+    assert record.graph
+    assert 5 < record.host_us < 200
 
 
 def test_clock_counts_cycles() -> None:
     clock = Clock()
+
     clock.start(wait_us=2000)
     torch.cuda._sleep(1_000_000)
     clock.stop()
+
     assert 200 < clock.mhz() < 3000
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_cublaslt_best_is_right(dtype: str) -> None:
+def test_cublaslt_best_is_right(dtype: str, layout: str) -> None:
     best = providers.parse("cublaslt-best")
-    for layout in LAYOUTS:
-        assert best.fault(Case(256, 384, 512, getattr(torch, dtype), layout=layout)) is None
+
+    assert best.fault(Case(256, 384, 512, getattr(torch, dtype), layout=layout)) is None
 
 
-def test_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns too short to be worth anything, but with every figure."""
-    monkeypatch.setattr(
-        sustained.run, "__kwdefaults__", {**sustained.run.__kwdefaults__, "seconds": 1.0}
-    )
-    first, ours = Campaign([BASE, providers.kernel("portable")], rounds={"sustained": 2}).run(
-        [(2048, 2048, 2048)], ["nt"], ["sustained"]
-    )
-    assert (ours.check, ours.rounds, first.rounds) == ("exact", 2, 3)
+@pytest.fixture(scope="module")
+def sustained_records() -> tuple[Record, Record]:
+    """Those of cuBLAS and of `portable`, in turns too short to be worth anything."""
+    short = {**sustained.run.__kwdefaults__, "seconds": 1.0}
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(sustained.run, "__kwdefaults__", short)
+        cublas, ours = Campaign([BASE, providers.kernel("portable")], rounds={"sustained": 2}).run(
+            [(2048, 2048, 2048)], ["nt"], ["sustained"]
+        )
+    return cublas, ours
+
+
+def test_sustained_turns_alternate(sustained_records: tuple[Record, Record]) -> None:
+    cublas, ours = sustained_records
+
+    assert (ours.check, ours.rounds, cublas.rounds) == ("exact", 2, 3)
+
+
+def has_energy_meter() -> bool:
     try:
         EnergyMeter()
     except RuntimeError:
-        assert ours.watts is None
-    else:
+        return False
+    return True
+
+
+def test_sustained_turns_have_their_energy_where_it_is_metered(
+    sustained_records: tuple[Record, Record],
+) -> None:
+    _, ours = sustained_records
+
+    if has_energy_meter():
         assert 30 < ours.watts < 2000
         assert ours.joules == pytest.approx(ours.watts * ours.us / 1e6, rel=0.2)
+    else:
+        assert ours.watts is None
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepare(a: Any, b: Any, out: Any) -> Any:
+    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
         def call() -> None:
             torch.mm(a, b, out=out)
             out[-1, -1] = torch.inf
@@ -74,18 +111,21 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(campaign.turn, "host_us", lambda call, us: 0.0)
     wrong = providers.Provider("wrong", "", prepare)
+
     _, record = Campaign([BASE, wrong], rounds={"burst": 2}).run(
         [(256, 256, 256)], ["nn"], ["burst"]
     )
+
     assert record.check.startswith("wrong: 1 of 65536 elements, first at [255, 255]")
     assert record.us is None
     assert not record.passed
 
 
-def test_command() -> None:
+def test_the_command_reports_what_it_timed() -> None:
     result = CliRunner().invoke(
         app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"]
     )
+
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["environment"]["gpu"] == torch.cuda.get_device_name()

@@ -30,7 +30,7 @@ SHAPES = {
 class OnDevice:
     """Memory of the host under the address at which the GPU reads it."""
 
-    def __init__(self, pinned) -> None:
+    def __init__(self, pinned: torch.Tensor) -> None:
         self.pinned = pinned
         self.__cuda_array_interface__ = {
             "version": 3,
@@ -41,7 +41,7 @@ class OnDevice:
         }
 
 
-def mapped(t):
+def mapped(t: torch.Tensor) -> torch.Tensor:
     """A CUDA tensor of bfloat16 whose memory is the host's."""
     pinned = t.cpu().contiguous().view(torch.int16).pin_memory()
     found = torch.as_tensor(OnDevice(pinned), device="cuda").view(torch.bfloat16)
@@ -49,37 +49,32 @@ def mapped(t):
     return found
 
 
-def integers(*shape, most=3):
+def integers(*shape: int, most: int = 3) -> torch.Tensor:
     return torch.randint(-most, most + 1, shape, device="cuda").to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_an_addend_that_comes_late_is_added_and_never_multiplied(name, where: str) -> None:
+def test_an_addend_that_comes_late_is_added_and_never_multiplied(name: str, where: str) -> None:
     (M, N, K), layout, config = SHAPES[name]
     torch.manual_seed(0)
     a, b = integers(M, K), integers(N, K).t() if layout == "nt" else integers(K, N)
     c = integers(M, N, most=100)
     want = (torch.mm(a.float(), b.float()) + c.float()).to(torch.bfloat16)
     addend = mapped(c) if where == "host" else c
-    for _ in range(5):
-        got = addmm(
-            addend, a, b, kernel="hopper.gemm", config=configs.from_text(gemm.Config, config)
-        )
-        assert torch.equal(got, want)
+    own = configs.from_text(gemm.Config, config)
+
+    for call in range(5):
+        got = addmm(addend, a, b, kernel="hopper.gemm", config=own)
+        assert torch.equal(got, want), f"call {call}"
 
 
 def test_an_addend_in_place_that_comes_late() -> None:
     (M, N, K), _, config = SHAPES["8192x8192x1024 nn"]
     a, b, c = integers(M, K), integers(K, N), integers(M, N, most=100)
     want = (torch.mm(a.float(), b.float()) + c.float()).to(torch.bfloat16)
-    addend = mapped(c)
-    got = addmm(
-        addend,
-        a,
-        b,
-        out=addend,
-        kernel="hopper.gemm",
-        config=configs.from_text(gemm.Config, config),
-    )
+    addend, own = mapped(c), configs.from_text(gemm.Config, config)
+
+    got = addmm(addend, a, b, out=addend, kernel="hopper.gemm", config=own)
+
     assert torch.equal(got.cpu(), want.cpu())

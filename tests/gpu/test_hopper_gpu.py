@@ -3,7 +3,8 @@ phases, sanitizers.
 """
 
 import random
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -60,30 +61,37 @@ def own(kernel: str, **changes: Any) -> HopperConfig:
 @pytest.mark.parametrize("kernel", NAMES)
 def test_two_hundred_jittered_calls_give_equal_bits(kernel: str) -> None:
     """More tiles than SMs, so that persistent CTAs have several each."""
-    case = Case(3000, 3400, 456, BF16, layout="nt")
-    assert check(kernel, case, config=own(kernel, jitter=True)).ok
-    result = determinism(caller(kernel, own(kernel, jitter=True)), case, "cuda", times=200)
+    case, config = Case(3000, 3400, 456, BF16, layout="nt"), own(kernel, jitter=True)
+    assert check(kernel, case, config=config).ok
+
+    result = determinism(caller(kernel, config), case, "cuda", times=200)
+
     assert result.ok, result.message
 
 
-@pytest.mark.parametrize("kernel", NAMES)
-def test_configs_run_or_say_why_not(kernel: str) -> None:
-    """Every valid config of a sample, a few fields away from the rung's own, is exact on ragged
-    sizes.
-    """
+def drawn_configs(kernel: str, draw: random.Random) -> Iterator[HopperConfig]:
+    """2000 configs a few fields away from the rung's own, of the fields that it understands."""
     gemm = registry.load(kernel).plan.args[0].gemm
-    draw = random.Random(kernel)
     understood = {name for parent in gemm.__mro__ for name in vars(parent).get("introduces", ())}
     fields = [name for name in VALUES if name in understood]
-    valid = 0
     for _ in range(2000):
-        changes = {
+        changes: dict[str, Any] = {
             name: draw.choice(VALUES[name])
             for name in draw.sample(fields, k=draw.randint(1, min(5, len(fields))))
         }
         if "consumer_registers" in understood:
             changes["producer_registers"], changes["consumer_registers"] = draw.choice(SETMAXNREG)
-        config = own(kernel, **changes)
+        yield own(kernel, **changes)
+
+
+@pytest.mark.parametrize("kernel", NAMES)
+def test_configs_run_or_say_why_not(kernel: str) -> None:
+    """The first 24 valid configs of a sample are exact on ragged sizes."""
+    gemm = registry.load(kernel).plan.args[0].gemm
+    draw = random.Random(kernel)
+    valid = 0
+
+    for config in drawn_configs(kernel, draw):
         if reason := gemm.invalid_reason(config):
             assert "expected" in reason
             continue
@@ -93,6 +101,7 @@ def test_configs_run_or_say_why_not(kernel: str) -> None:
         valid += 1
         if valid == 24:
             return
+
     pytest.fail(f"only {valid} valid configs in 2000")
 
 
@@ -121,34 +130,78 @@ def ragged(draw: random.Random, config: HopperConfig) -> Case:
 def test_few_sms_compute_all_tiles(kernel: str, sms: int) -> None:
     config = own(kernel)
     few = replace(config, sms=max(sms, config.cluster) if sms else 0)
+
     result = check(kernel, Case(900, 1800, 200, BF16, layout="nt"), config=few)
+
     assert result.ok, result.message
 
 
-@pytest.mark.parametrize("kernel", NAMES[:-1])  # hopper.gemm has no stopwatch
-def test_phases_add_up(kernel: str) -> None:
-    module = registry.load(kernel)
+# ---- phases
+@dataclass(frozen=True)
+class Phases:
+    """What the stopwatch of a rung found for a product of 1024 x 1024 x 1024."""
+
+    kernel: str
+    config: HopperConfig
+    roles: list[Any]
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+
+    @property
+    def least_cycles(self) -> float:
+        """Cycles that the tensor cores need for a tile."""
+        return 2 * self.config.tile_m * self.config.tile_n * 1024 / 4096
+
+
+@pytest.fixture(scope="module", params=NAMES[:-1])  # hopper.gemm has no stopwatch
+def phases(request: pytest.FixtureRequest) -> Phases:
+    """The phases of a rung, measured once."""
+    module = registry.load(request.param)
     a, b = (torch.randn(1024, 1024, device="cuda").to(BF16) for _ in range(2))
     out = torch.empty_like(a)
     roles = module.phases(a, b.t(), out)
-    assert torch.equal(out, outblas.matmul(a, b.t(), kernel=kernel))
-    names = [role.name for role in roles]
-    assert names == (
-        ["all"] if len(names) == 1 else ["producer", "consumer 1", "consumer 2"][: len(names)]
-    )
-    steps = 1024 // module.Config().tile_k
-    config = module.Config()
-    least = (
-        2 * config.tile_m * config.tile_n * 1024 / 4096
-    )  # cycles that the tensor cores need for a tile
-    for role in roles:
+    return Phases(request.param, module.Config(), roles, a, b.t(), out)
+
+
+def test_a_product_under_the_stopwatch_is_right(phases: Phases) -> None:
+    want = outblas.matmul(phases.a, phases.b, kernel=phases.kernel)
+
+    assert torch.equal(phases.out, want)
+
+
+def test_there_is_a_role_for_each_warpgroup(phases: Phases) -> None:
+    names = [role.name for role in phases.roles]
+
+    if len(names) == 1:
+        assert names == ["all"]
+    else:
+        assert names == ["producer", "consumer 1", "consumer 2"][: len(names)]
+
+
+def test_a_role_takes_as_long_as_its_products(phases: Phases) -> None:
+    for role in phases.roles:
+        # A producer has loaded its last k-blocks before they are multiplied.
+        least = phases.least_cycles / (2 if role.name == "producer" else 1)
+        assert least < role.total < 12 * phases.least_cycles, f"{role}, and wgmma needs {least}"
+
+
+def test_only_consumers_multiply_and_store(phases: Phases) -> None:
+    for role in phases.roles:
         multiplies = role.name != "producer"
-        # A producer has loaded its last slices before they are multiplied.
-        assert (least if multiplies else least / 2) < role.total < 12 * least, (
-            f"{role}, and wgmma needs {least}"
-        )
-        assert (role.tensor > 0) == (role.store > 0) == multiplies
-        assert not multiplies or steps * role.tensor > 0.5 * least / config.consumers
+        assert (role.tensor > 0) == (role.store > 0) == multiplies, role
+
+
+def test_consumers_multiply_for_half_of_the_least_time(phases: Phases) -> None:
+    steps = 1024 // phases.config.tile_k
+
+    for role in phases.roles:
+        if role.name != "producer":
+            least = phases.least_cycles / phases.config.consumers
+            assert steps * role.tensor > 0.5 * least, role
+
+
+# ---- sanitizers
 
 
 SANITIZED = """

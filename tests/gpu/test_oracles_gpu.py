@@ -5,8 +5,7 @@ starts.
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 import outblas
-from outblas import FallbackWarning
 from outblas.core import registry
 from outblas.kernels.portable import CANDIDATES
 from outblas.runtime import launcher
@@ -94,44 +92,86 @@ def test_oracles(kernel: str, case: Case) -> None:
         assert result.ok, f"{oracle}: {result.message}"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_default_is_right_without_a_fallback(dtype: torch.dtype) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
-        for shapes in (
-            ((65, 70), (70, 33)),
-            ((3, 1, 5, 70), (2, 70, 9)),
-            ((70,), (70,)),
-            ((4, 0), (0, 3)),
-        ):
-            a, b = (torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in shapes)
-            torch.full((1 << 20,), torch.nan, device="cuda")  # what freed memory holds
-            assert torch.equal(outblas.matmul(a, b), torch.matmul(a.double(), b.double()).to(dtype))
-        c = torch.randint(-8, 9, (33,), device="cuda").to(dtype)
-        a, b = (
-            torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in ((65, 70), (70, 33))
-        )
-        want = (0.5 * c.double() - 2 * (a.double() @ b.double())).to(dtype)
-        assert torch.equal(outblas.addmm(c, a, b, alpha=-2, beta=0.5), want)
+# ---- calls that name no kernel
+def integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small integers, whose products are exact."""
+    return torch.randint(-8, 9, shape, device="cuda").to(dtype)
 
 
-def test_tf32_only_when_torch_asks_for_it() -> None:
+dtypes = pytest.mark.parametrize("dtype", [BF16, torch.float16, FP32])
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        pytest.param((65, 70), (70, 33), id="matrices"),
+        pytest.param((3, 1, 5, 70), (2, 70, 9), id="batches"),
+        pytest.param((70,), (70,), id="vectors"),
+        pytest.param((4, 0), (0, 3), id="K=0"),
+    ],
+)
+@pytest.mark.filterwarnings("error::outblas.FallbackWarning")
+def test_the_default_is_right_without_a_fallback(
+    shape_a: tuple[int, ...], shape_b: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    a, b = integers(*shape_a, dtype=dtype), integers(*shape_b, dtype=dtype)
+    torch.full((1 << 20,), torch.nan, device="cuda")  # what freed memory holds
+
+    got = outblas.matmul(a, b)
+
+    assert torch.equal(got, torch.matmul(a.double(), b.double()).to(dtype))
+
+
+@dtypes
+@pytest.mark.filterwarnings("error::outblas.FallbackWarning")
+def test_the_default_of_addmm_is_right_without_a_fallback(dtype: torch.dtype) -> None:
+    c = integers(33, dtype=dtype)
+    a, b = integers(65, 70, dtype=dtype), integers(70, 33, dtype=dtype)
+
+    got = outblas.addmm(c, a, b, alpha=-2, beta=0.5)
+
+    want = 0.5 * c.double() - 2 * (a.double() @ b.double())
+    assert torch.equal(got, want.to(dtype))
+
+
+def error_of_fp32() -> float:
+    """The relative error of a product of fp32 operands."""
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     want = a.double() @ b.double()
+    return float((outblas.matmul(a, b) - want).norm() / want.norm())
 
-    def error() -> float:
-        return float((outblas.matmul(a, b) - want).norm() / want.norm())
 
-    assert error() < 1e-6
+@pytest.fixture
+def tf32_allowed() -> Iterator[None]:
+    """Torch allows fp32 products to round their operands to tf32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_fp32_is_not_rounded_to_tf32_by_itself() -> None:
+    assert error_of_fp32() < 1e-6
+
+
+@pytest.mark.usefixtures("tf32_allowed")
+def test_fp32_is_rounded_to_tf32_when_torch_allows_it() -> None:
+    assert 1e-5 < error_of_fp32() < 2e-3
+
+
+def test_fp32_is_not_rounded_to_tf32_once_torch_forbids_it_again() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert 1e-5 < error() < 2e-3
+        error_of_fp32()
     finally:
         torch.set_float32_matmul_precision(before)
-    assert error() < 1e-6
+
+    assert error_of_fp32() < 1e-6
 
 
+# ---- streams, graphs, other devices
 TURING = [kernel.name for kernel in registry.ladder("turing")]
 KERNELS = [
     *map(pytest.param, ("portable", *SIMT, *TURING)),
@@ -149,11 +189,13 @@ def test_runs_on_the_current_stream(kernel: str) -> None:
     stream = torch.cuda.Stream()
     late = torch.zeros_like(a)
     torch.cuda.synchronize()
+
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         late.copy_(a)
         got = outblas.matmul(late, b, kernel=kernel)
     stream.synchronize()
+
     assert torch.equal(got, want)
 
 
@@ -170,7 +212,9 @@ def test_captured_in_a_cuda_graph(kernel: str) -> None:
     a.copy_(torch.randn_like(a))
     want = outblas.matmul(a, b, kernel=kernel)
     out.fill_(torch.nan)
+
     graph.replay()
+
     assert torch.equal(out, want)
 
 
@@ -187,95 +231,135 @@ def test_captured_where_operands_lie_elsewhere_in_lines(kernel: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outblas.matmul(x, y.t(), out=out, out_dtype=FP32, kernel=kernel)
+
     graph.replay()
+
     assert torch.equal(out, x.float() @ y.float().t())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_deterministic_alone_and_beside_other_streams(kernel: str) -> None:
     result = check(kernel, Case(1000, 520, 2048, BF16, layout="nt"), "determinism")
+
     assert result.ok, result.message
 
 
+# ---- what runs and what is refused
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("config", CANDIDATES, ids=str)
-def test_every_portable_preset_runs_or_says_why_not(config: Any) -> None:
-    for dtype in (BF16, torch.float32):
-        case = Case(
-            config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt"
-        )
-        try:
-            result = check("portable", case, config=config)
-        except Refused as refusal:
-            assert "shared memory" in str(refusal)
-            continue
-        assert result.ok, result.message
+def test_every_portable_preset_runs_or_says_why_not(config: Any, dtype: torch.dtype) -> None:
+    case = Case(
+        config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt"
+    )
+
+    try:
+        result = check("portable", case, config=config)
+    except Refused as refusal:
+        assert "shared memory" in str(refusal)
+        return
+
+    assert result.ok, result.message
 
 
-BAD = [
-    (ValueError, "other is on cpu but input is on cuda:0", lambda a: outblas.matmul(a, a.cpu())),
-    (
-        ValueError,
-        "input is on cpu|other is on cuda:0 but input is on cpu",
-        lambda a: outblas.matmul(a.cpu(), a),
-    ),
-    (
-        ValueError,
-        "out is on cpu but input is on cuda:0",
-        lambda a: outblas.matmul(a, a, out=a.cpu()),
-    ),
-    (ValueError, "other.dtype is torch.float16", lambda a: outblas.matmul(a, a.half())),
-    (ValueError, "out overlaps input", lambda a: outblas.matmul(a, a, out=a)),
-    (
-        ValueError,
-        r"input.shape\[1\] is 64 but other.shape\[0\] is 63",
-        lambda a: outblas.matmul(a, a[:63]),
-    ),
-]
-
-
-@pytest.mark.parametrize("case", range(len(BAD)))
-def test_bad_input_on_the_gpu(case: int) -> None:
-    kind, message, call = BAD[case]
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        pytest.param(
+            lambda a: outblas.matmul(a, a.cpu()),
+            "other is on cpu but input is on cuda:0",
+            id="B on the CPU",
+        ),
+        pytest.param(
+            lambda a: outblas.matmul(a.cpu(), a),
+            "input is on cpu|other is on cuda:0 but input is on cpu",
+            id="A on the CPU",
+        ),
+        pytest.param(
+            lambda a: outblas.matmul(a, a, out=a.cpu()),
+            "out is on cpu but input is on cuda:0",
+            id="out on the CPU",
+        ),
+        pytest.param(
+            lambda a: outblas.matmul(a, a.half()), "other.dtype is torch.float16", id="two dtypes"
+        ),
+        pytest.param(
+            lambda a: outblas.matmul(a, a, out=a), "out overlaps input", id="out overlaps A"
+        ),
+        pytest.param(
+            lambda a: outblas.matmul(a, a[:63]),
+            r"input.shape\[1\] is 64 but other.shape\[0\] is 63",
+            id="two K",
+        ),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    call: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
     a = torch.ones(64, 64, device="cuda", dtype=BF16)
-    with pytest.raises(kind, match=message):
+
+    with pytest.raises(ValueError, match=message):
         call(a)
+
     torch.cuda.synchronize()
     assert torch.equal(a, torch.ones_like(a))
 
 
+rungs_by_tma = pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA refuses
+
+
 @pytest.mark.sm90
-@pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA cannot take
-def test_what_tma_cannot_take_is_refused_by_name(kernel: str) -> None:
-    a = torch.ones(64, 63, device="cuda", dtype=BF16)
+@rungs_by_tma
+def test_strides_that_tma_cannot_take_are_refused_by_name(kernel: str) -> None:
+    a, b = torch.ones(64, 63, device="cuda").to(BF16), torch.ones(63, 64, device="cuda").to(BF16)
+
     with pytest.raises(
         ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"
     ):
-        outblas.matmul(a, torch.ones(63, 64, device="cuda", dtype=BF16), kernel=kernel)
+        outblas.matmul(a, b, kernel=kernel)
+
+
+@pytest.mark.sm90
+@rungs_by_tma
+def test_an_addend_is_refused_by_name(kernel: str) -> None:
+    a = torch.ones(64, 63, device="cuda", dtype=BF16)
+
     with pytest.raises(ValueError, match=rf"kernel '{kernel}': .* given an addend"):
         outblas.addmm(a[:, :1], a, a.t(), kernel=kernel)
+
+
+@pytest.mark.sm90
+@rungs_by_tma
+def test_fp32_is_refused_by_name(kernel: str) -> None:
+    a = torch.ones(64, 63, device="cuda")
+
     with pytest.raises(
         ValueError, match=rf"kernel '{kernel}' needs operands of dtype .* given float32"
     ):
-        outblas.matmul(a.float(), a.float().t(), kernel=kernel)
+        outblas.matmul(a, a.t(), kernel=kernel)
 
 
-def test_kernels_for_other_architectures_are_refused() -> None:
+@pytest.mark.parametrize("kernel", registry.ladder(), ids=lambda kernel: kernel.name)
+def test_a_kernel_for_another_architecture_is_refused(kernel: registry.Kernel) -> None:
     major, minor = torch.cuda.get_device_capability()
     arch = 10 * major + minor
-    for kernel in registry.ladder():
-        runs = kernel.min_arch <= arch and (kernel.max_arch is None or arch <= kernel.max_arch)
-        assert (launcher.unsupported_device_reason(kernel, torch.device("cuda")) is None) == runs
+    runs = kernel.min_arch <= arch and (kernel.max_arch is None or arch <= kernel.max_arch)
+
+    reason = launcher.unsupported_device_reason(kernel, torch.device("cuda"))
+
+    assert (reason is None) == runs, reason
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_runs_on_the_operands_device(kernel: str) -> None:
     a = torch.randn(256, 256, device="cuda:1").bfloat16()
+    on_the_first = a.to("cuda:0")
+
     with torch.cuda.device(0):
-        assert torch.equal(
-            outblas.matmul(a, a, kernel=kernel),
-            outblas.matmul(a.to("cuda:0"), a.to("cuda:0"), kernel=kernel).to(a.device),
-        )
+        got = outblas.matmul(a, a, kernel=kernel)
+        want = outblas.matmul(on_the_first, on_the_first, kernel=kernel)
+
+        assert torch.equal(got, want.to(a.device))
 
 
 HUGE = (
@@ -303,7 +387,9 @@ def test_more_than_two_to_the_31_elements(case: Case, kernel: str) -> None:
     assert result.ok, result.message
 
 
+# ---- cold starts
 def run(code: str, cache: Path) -> str:
+    """What a program prints in a process of its own, whose compiled kernels a folder keeps."""
     # Byte code must be kept: without it every start compiles its imports.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["OUTBLAS_CACHE_DIR"] = str(cache)
@@ -353,7 +439,9 @@ for b in (a, a.t()):
     assert torch.equal(outblas.matmul(a, b, kernel="hopper.tma_wgmma"), expected)
 """
     environment = {**os.environ, "OUTBLAS_CACHE_DIR": str(tmp_path / "cache")}
+
     processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(8)]
+
     assert [process.wait(timeout=110) for process in processes] == [0] * 8
     names = (tmp_path / "log").read_text().split()
     assert len(names) == len(set(names)) == 2

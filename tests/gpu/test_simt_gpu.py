@@ -3,6 +3,7 @@ configs, memcheck.
 """
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -37,18 +38,28 @@ def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str
         else torch.randn(N, K, device="cuda").t()
     )
     want = outblas.matmul(a, b, kernel=NAMES[0])
+
     for name in NAMES[1:]:
         assert torch.equal(outblas.matmul(a, b, kernel=name), want), name
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("dtype", [FP32, torch.bfloat16], ids=str)
-def test_presets_are_right(preset: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for dtype in (FP32, torch.bfloat16)
+        for case in (Case(257, 130, 67, dtype, layout="nt"), Case(256, 256, 64, dtype))
+    ],
+    ids=str,
+)
+def test_presets_are_right(preset: str, case: Case) -> None:
     kernel, text = PRESETS[preset]
     config = from_text(registry.load(kernel).Config, text)
-    for case in (Case(257, 130, 67, dtype, layout="nt"), Case(256, 256, 64, dtype)):
-        result = check(kernel, case, config=config)
-        assert result.ok, result.message
+
+    result = check(kernel, case, config=config)
+
+    assert result.ok, result.message
 
 
 @pytest.mark.parametrize("config", valid_configs(40, seed=7), ids=str)
@@ -71,17 +82,22 @@ def test_a_config_that_is_valid_is_right(config: SimtConfig) -> None:
             assert result.ok, result.message
 
 
+@pytest.fixture
+def tf32_allowed() -> Iterator[None]:
+    """Torch allows fp32 products to round their operands to tf32."""
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("tf32_allowed")
 def test_ieee_products_are_refused_as_tf32() -> None:
     a = torch.randn(64, 64, device="cuda")
-    torch.set_float32_matmul_precision("high")
-    try:
-        with pytest.raises(
-            ValueError,
-            match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, and was given fp32",
-        ):
-            outblas.matmul(a, a, kernel="simt.pipelined")
-    finally:
-        torch.set_float32_matmul_precision("highest")
+
+    with pytest.raises(
+        ValueError, match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, and was given fp32"
+    ):
+        outblas.matmul(a, a, kernel="simt.pipelined")
 
 
 TAILS = """

@@ -4,7 +4,9 @@ matmul takes.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,12 @@ import torch
 import outblas
 from outblas.autotune import automatic, lookup
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import Workload
+from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
+from outblas.autotune.sweeps.tuner import Outcome
 from outblas.core.configs import from_text
-from outblas.core.problem import problem
+from outblas.core.problem import Problem, problem
 from outblas.hopper import hilbert
 from outblas.runtime import dispatch
 
@@ -24,16 +27,21 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHAPE = (512, 768, 256)
 
 
+def tuned_in(folder: Path, patches: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store in a folder, which `matmul` reads, and no shipped tables."""
+    patches.setenv("OUTBLAS_CACHE_DIR", str(folder))
+    patches.setattr(lookup, "TABLES", folder)
+    lookup.clear_cache()
+    dispatch.clear_cache()
+    yield folder / "tuning.sqlite"
+    lookup.clear_cache()
+    dispatch.clear_cache()
+
+
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A store of the test's own, which `matmul` reads, and no shipped tables."""
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(lookup, "TABLES", tmp_path)
-    lookup.clear_cache()
-    dispatch.clear_cache()
-    yield tmp_path / "tuning.sqlite"
-    lookup.clear_cache()
-    dispatch.clear_cache()
+    yield from tuned_in(tmp_path, monkeypatch)
 
 
 def operands(
@@ -46,65 +54,145 @@ def operands(
     ]
 
 
-@pytest.mark.sm90
-def test_faults_cost_a_trial_each(fresh):
-    target = TuneTarget("faulty", "support.faulty_hopper")
-    shape = (
-        4096,
-        4096,
-        256,
-    )  # where the rung's own tile, which the faulty ones have, is among the best
-    found = sweep(target, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
+# ---- faults
+FAULTY = TuneTarget("faulty", "support.faulty_hopper")
+FAULTY_SHAPE = (4096, 4096, 256)  # the rung's own tile, which the faulty ones have, is good there
+
+
+@pytest.fixture(scope="module")
+def faulty_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The store of the sweep of faulty configs, without shipped tables."""
+    folder = tmp_path_factory.mktemp("faulty")
+    with pytest.MonkeyPatch.context() as patches:
+        yield from tuned_in(folder, patches)
+
+
+@pytest.fixture(scope="module")
+def faulty(faulty_store: Path) -> Outcome:
+    """A sweep of which three configs are faulty: one hangs, one strays and one is wrong."""
+    found = sweep(FAULTY, FAULTY_SHAPE, trials=24, top_k=3, trial_seconds=5, store=faulty_store)
     (outcome,) = found.outcomes
-    by_fault = {
-        from_text(target.load().Config, trial.config).fault: trial for trial in outcome.trials
-    }
-    assert by_fault["hang"].status == "hang"
-    assert by_fault["illegal"].status == "device lost"
-    assert "illegal" in by_fault["illegal"].reason
-    assert by_fault["wrong"].status == "wrong"
-    counts = Counter(trial.status for trial in outcome.trials)
-    assert counts["ok"] == len(outcome.trials) - 3
-    assert outcome.winner is not None
-    again = sweep(target, shape, trials=24, top_k=3, store=fresh)
+    return outcome
+
+
+def trial_with(fault: str, outcome: Outcome) -> Any:
+    """The trial of the config that has a fault."""
+    config_type = FAULTY.load().Config
+    (trial,) = (t for t in outcome.trials if from_text(config_type, t.config).fault == fault)
+    return trial
+
+
+@pytest.mark.sm90
+def test_a_config_that_hangs_is_given_up(faulty: Outcome) -> None:
+    assert trial_with("hang", faulty).status == "hang"
+
+
+@pytest.mark.sm90
+def test_a_config_that_strays_loses_the_device(faulty: Outcome) -> None:
+    trial = trial_with("illegal", faulty)
+
+    assert trial.status == "device lost"
+    assert "illegal" in trial.reason
+
+
+@pytest.mark.sm90
+def test_a_config_that_is_wrong_is_found_out(faulty: Outcome) -> None:
+    assert trial_with("wrong", faulty).status == "wrong"
+
+
+@pytest.mark.sm90
+def test_faults_cost_a_trial_each(faulty: Outcome) -> None:
+    statuses = Counter(trial.status for trial in faulty.trials)
+
+    assert statuses["ok"] == len(faulty.trials) - 3
+    assert faulty.winner is not None
+
+
+@pytest.mark.sm90
+def test_faulty_configs_are_not_measured_again(faulty: Outcome, faulty_store: Path) -> None:
+    again = sweep(FAULTY, FAULTY_SHAPE, trials=24, top_k=3, store=faulty_store)
+
     assert again.outcomes[0].new == 0
 
 
-@pytest.mark.sm90
-def test_matmul_takes_the_winner(fresh: Path) -> None:
+# ---- what matmul takes
+@dataclass(frozen=True)
+class Tuned:
+    """Operands that were tuned, and the winner."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    winner: BestConfig
+
+    def problem(self) -> Problem:
+        return problem(self.a, self.b, torch.empty(SHAPE[:2], dtype=self.a.dtype, device="cuda"))
+
+
+@pytest.fixture
+def tuned(fresh: Path) -> Tuned:
+    """A product for which hopper.hilbert alone was tuned."""
     a, b = operands()
-    winner = outblas.tune(a, b, kernels=["hopper.hilbert"], trials=6, top_k=2)
-    assert winner.workload == Workload(*SHAPE)
-    asked = problem(a, b, torch.empty(SHAPE[:2], dtype=a.dtype, device="cuda"))
-    assert next(automatic.choices(asked)) == ("hopper.hilbert", winner.config)
-    config = from_text(hilbert.Config, winner.config)
-    assert torch.equal(
-        outblas.matmul(a, b), outblas.matmul(a, b, kernel="hopper.hilbert", config=config)
-    )
-    assert list(automatic.choices(asked, "off")) == []
-    off = outblas.matmul(a, b, tune="off")
-    assert torch.equal(off, outblas.matmul(a, b, kernel="portable"))
+    return Tuned(a, b, outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2))
 
 
 @pytest.mark.sm90
-def test_a_call_that_the_winner_cannot_take(fresh: Path) -> None:
-    """Unaligned operands of the same shape go to another kernel, and addmm too."""
-    a, b = operands()
-    outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2)
+def test_the_winner_is_the_choice_for_its_shape(tuned: Tuned) -> None:
+    assert tuned.winner.workload == Workload(*SHAPE)
+
+    choice = next(automatic.choices(tuned.problem()))
+
+    assert choice == ("hopper.hilbert", tuned.winner.config)
+
+
+@pytest.mark.sm90
+def test_matmul_takes_the_winner(tuned: Tuned) -> None:
+    config = from_text(hilbert.Config, tuned.winner.config)
+
+    got = outblas.matmul(tuned.a, tuned.b)
+
+    by_name = outblas.matmul(tuned.a, tuned.b, kernel="hopper.hilbert", config=config)
+    assert torch.equal(got, by_name)
+
+
+@pytest.mark.sm90
+def test_matmul_takes_no_winner_where_tuning_is_off(tuned: Tuned) -> None:
+    assert list(automatic.choices(tuned.problem(), "off")) == []
+
+    got = outblas.matmul(tuned.a, tuned.b, tune="off")
+
+    assert torch.equal(got, outblas.matmul(tuned.a, tuned.b, kernel="portable"))
+
+
+@pytest.mark.sm90
+def test_unaligned_operands_that_the_winner_cannot_take_go_to_portable(tuned: Tuned) -> None:
     base = torch.randn(SHAPE[0] * SHAPE[2] + 1, device="cuda").bfloat16()
     shifted = base[1:].view(SHAPE[0], SHAPE[2])
-    assert torch.equal(outblas.matmul(shifted, b), outblas.matmul(shifted, b, kernel="portable"))
+
+    got = outblas.matmul(shifted, tuned.b)
+
+    assert torch.equal(got, outblas.matmul(shifted, tuned.b, kernel="portable"))
+
+
+@pytest.mark.sm90
+def test_an_addend_that_the_winner_cannot_take_is_added(tuned: Tuned) -> None:
     c = torch.randn(SHAPE[:2], device="cuda").bfloat16()
-    torch.testing.assert_close(outblas.addmm(c, a, b), torch.addmm(c, a, b), atol=0.5, rtol=0.02)
+
+    got = outblas.addmm(c, tuned.a, tuned.b)
+
+    want = torch.addmm(c, tuned.a, tuned.b)
+    torch.testing.assert_close(got, want, atol=0.5, rtol=0.02)
 
 
-def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# ---- captures, first use, damage
+@pytest.mark.usefixtures("fresh")
+def test_capture_neither_tunes_nor_looks_up(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = operands((256, 256, 256))
     out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
     outblas.warmup(outblas.matmul, a, b, out=out)
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked in a capture"))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
+
     with torch.cuda.graph(graph):
         outblas.matmul(a, b, out=out)
         with pytest.raises(RuntimeError, match="captured"):
@@ -113,31 +201,55 @@ def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.Mon
             outblas.tune(a, b)
     graph.replay()
     torch.cuda.synchronize()
+
     torch.testing.assert_close(out, a @ b)
 
 
-def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stored_trials(path: Path) -> list[Any]:
+    with Store(path, read_only=True) as store:
+        return list(store.trials())
+
+
+@pytest.fixture
+def tunes_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OUTBLAS_TUNE=on, with three trials a shape."""
     monkeypatch.setenv("OUTBLAS_TUNE", "on")
     monkeypatch.setattr(automatic, "FIRST_TRIALS", 3)
+
+
+@pytest.mark.usefixtures("tunes_on_first_use")
+def test_the_first_use_of_a_shape_tunes_it(fresh: Path) -> None:
     a, b = operands((320, 256, 192))
-    torch.testing.assert_close(outblas.matmul(a, b), a @ b)
-    with Store(fresh, read_only=True) as store:
-        before = store.trials()
-    assert len(before) >= 3
+
+    got = outblas.matmul(a, b)
+
+    torch.testing.assert_close(got, a @ b)
+    assert len(stored_trials(fresh)) >= 3
+
+
+@pytest.mark.usefixtures("tunes_on_first_use")
+def test_the_second_use_of_a_shape_tunes_nothing(fresh: Path) -> None:
+    a, b = operands((320, 256, 192))
     outblas.matmul(a, b)
-    with Store(fresh, read_only=True) as store:
-        assert store.trials() == before
+    before = stored_trials(fresh)
+
+    outblas.matmul(a, b)
+
+    assert stored_trials(fresh) == before
 
 
 def test_a_broken_store_is_not_the_callers_concern(fresh: Path) -> None:
     fresh.write_bytes(b"no database" * 1000)
     a, b = operands((128, 128, 128))
+
     with pytest.warns(UserWarning, match="damaged|store"):
         product = outblas.matmul(a, b)
+
     torch.testing.assert_close(product, a @ b)
 
 
-def test_a_shape_is_looked_up_once(fresh):
+@pytest.mark.usefixtures("fresh")
+def test_a_shape_is_looked_up_once() -> None:
     known, workload = lookup.tuning_index(0), Workload(4096, 4096, 4096)
 
     first = known.choices(workload)

@@ -39,17 +39,18 @@ def test_code_for_sm_75_is_right(name: str, case: Case) -> None:
         assert result.ok, f"{oracle}: {result.message}"
 
 
-def test_code_for_sm_80_is_right_too() -> None:
-    for case in cases.quick(torch.bfloat16, 128, 256, 32):
-        result = check("turing.cp_async", case, config=own("turing.cp_async", arch=80))
-        assert result.ok, result.message
+@pytest.mark.parametrize("case", list(cases.quick(torch.bfloat16, 128, 256, 32)), ids=str)
+def test_code_for_sm_80_is_right_too(case: Case) -> None:
+    result = check("turing.cp_async", case, config=own("turing.cp_async", arch=80))
+
+    assert result.ok, result.message
 
 
 def test_bfloat16_is_refused_where_turing_has_none() -> None:
+    case, config = Case(64, 64, 64, torch.bfloat16), own("turing.shared", arch=75)
+
     with pytest.raises(Refused, match="needs sm_80 for bfloat16 operands"):
-        check(
-            "turing.shared", Case(64, 64, 64, torch.bfloat16), config=own("turing.shared", arch=75)
-        )
+        check("turing.shared", case, config=config)
 
 
 @pytest.mark.parametrize("arch", [0, 75])
@@ -64,6 +65,7 @@ def test_a_config_that_is_valid_is_right(name: str, config: TuringConfig, arch: 
         draw.choice((1, 40, 67, 500)),
     )
     even = 2 * config.block_m, config.block_n, config.block_k * config.stages * 3
+
     for shape in (sizes, even):
         case = Case(*shape, FP16, layout=draw.choice(("nn", "nt", "tn", "tt")))
         result = check(name, case, config=replace(config, arch=arch))
@@ -87,21 +89,21 @@ def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str, edge: in
     )
     a = torch.randint(-8, 9, (edge, edge), device="cuda").half()
     b = torch.randint(-8, 9, (edge, edge + 1), device="cuda").half()[:, :edge].t()
-    assert torch.equal(
-        outblas.matmul(a, b, kernel=name, config=config), (a.double() @ b.double()).half()
-    )
+
+    got = outblas.matmul(a, b, kernel=name, config=config)
+
+    assert torch.equal(got, (a.double() @ b.double()).half())
 
 
-def test_calls_repeat_to_the_bit() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_repeat_to_the_bit(name: str) -> None:
     """A race of copies and products would show as a sum that wavers."""
-    a, b = (
-        torch.randn(1111, 1000, device="cuda").half(),
-        torch.randn(777, 1000, device="cuda").half().t(),
-    )
-    for name in NAMES:
-        want = outblas.matmul(a, b, kernel=name)
-        for _ in range(100):
-            assert torch.equal(outblas.matmul(a, b, kernel=name), want), name
+    a = torch.randn(1111, 1000, device="cuda").half()
+    b = torch.randn(777, 1000, device="cuda").half().t()
+    want = outblas.matmul(a, b, kernel=name)
+
+    for call in range(100):
+        assert torch.equal(outblas.matmul(a, b, kernel=name), want), f"call {call}"
 
 
 CALLS = """
@@ -154,6 +156,7 @@ print("launched")
 def test_racecheck_sees_that_barriers_are_missing() -> None:
     """What `ONLY_OURS` lets it look at are our kernels."""
     done = sanitizer.run("racecheck", WITHOUT_BARRIERS, *ONLY_OURS)
+
     assert done.returncode == sanitizer.FOUND, done.stdout[-3000:] + done.stderr[-2000:]
     assert "launched" in done.stdout
     assert "outblas_turing_shared" in done.stdout

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from protocol.fault import ProtocolFault
 from protocol.faults import FAULTS, TURN_EARLY
 from protocol.launch import Case, simulate, simulate_rung, traits_of
-from protocol.machine import Barrier, NamedBarrier, ProtocolFault
+from protocol.machine import Barrier, NamedBarrier
 
 from outblas.core.registry import LADDERS
 from outblas.hopper.core.config import gated_reason
@@ -25,7 +26,7 @@ from outblas.hopper.gemm.kernel import Config, Gemm
 
 OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
 SMALL = heuristic.shaped(OWN, 64, 1, 1, 1)
-SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "160"))
+SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "80"))
 
 COOPERATIVE = OWN
 PINGPONG = replace(OWN, tile_n=192, stages=5, pingpong=True, epilogue_stages=1)
@@ -107,68 +108,86 @@ def runs_clean(case: Case, seed: int, **options: Any) -> Any:
 
 
 # ---- the model itself
+@pytest.fixture
+def barrier() -> Barrier:
+    """An mbarrier of two arrivals, in its first phase."""
+    made = Barrier("barrier")
+    made.init(2)
+    return made
+
+
 class TestAParity:
     """A wait names a parity, and passes where the phase that ended last has it."""
 
     def passing(self, barrier: Barrier) -> list[int]:
         return [parity for parity in (0, 1) if barrier.passes(parity)]
 
-    def test_of_1_passes_before_any_phase_has_ended(self) -> None:
-        barrier = Barrier("barrier")
-        barrier.init(1)
-
+    def test_of_1_passes_before_any_phase_has_ended(self, barrier: Barrier) -> None:
         assert self.passing(barrier) == [1]
 
-    def test_of_0_passes_after_the_first_phase(self) -> None:
-        barrier = Barrier("barrier")
-        barrier.init(1)
-
-        barrier.arrive(1)
+    def test_of_0_passes_after_the_first_phase(self, barrier: Barrier) -> None:
+        barrier.arrive(2)
 
         assert self.passing(barrier) == [0]
 
-    def test_that_was_missed_passes_again_two_phases_later(self) -> None:
-        barrier = Barrier("barrier")
-        barrier.init(1)
-
-        barrier.arrive(1)
-        barrier.arrive(1)
+    def test_that_was_missed_passes_again_two_phases_later(self, barrier: Barrier) -> None:
+        barrier.arrive(2)
+        barrier.arrive(2)
 
         assert self.passing(barrier) == [1]
 
 
-def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order() -> None:
-    barrier = Barrier("barrier")
-    barrier.init(2)
+def test_a_phase_goes_on_until_its_bytes_have_landed(barrier: Barrier) -> None:
     barrier.landed(64)  # before anyone has announced it
     barrier.arrive(1, 96)
     barrier.arrive(1)
+
     assert barrier.phase == 0
+
+
+def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order(
+    barrier: Barrier,
+) -> None:
+    barrier.landed(64)
+    barrier.arrive(1, 96)
+    barrier.arrive(1)
     barrier.landed(32)
+
     assert barrier.phase == 1
     assert barrier.idle
 
 
-def test_an_arrival_too_many_is_a_fault() -> None:
-    barrier = Barrier("barrier")
-    barrier.init(1)
-    barrier.arrive(1, 16)
+def test_an_arrival_too_many_is_a_fault(barrier: Barrier) -> None:
+    barrier.arrive(2, 16)
+
     with pytest.raises(ProtocolFault, match="gets 1 arrivals and awaits 0"):
         barrier.arrive(1)
 
 
+def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
+    warpgroup = SimpleNamespace(threads=128, observed=set())
+    barrier = NamedBarrier()
+    barrier.arrive(warpgroup, 192)
+
+    with pytest.raises(ProtocolFault, match="256 threads arrive"):
+        barrier.arrive(warpgroup, 192)
+
+
 # ---- every schedule
+@pytest.mark.parametrize(
+    "timing", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_runs_clean_in_every_timing(name: str) -> None:
+def test_a_schedule_runs_clean_in_every_timing(name: str, timing: int) -> None:
     config, words = SCHEDULES[name]
     for k_tiles in (1, 2, config.stages, 2 * config.stages + 1):
         k_tiles = max(k_tiles, config.cluster_k)
-        for rows, columns, clusters in ((1, 1, 2), (2, 3, 1), (3, 3, 2)):
+        for number, (rows, columns, clusters) in enumerate(((1, 1, 2), (2, 3, 1), (3, 3, 2))):
             case = case_of(
                 config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
             )
-            for seed in range(3):
-                runs_clean(case, seed + 10 * k_tiles, calls=2 if config.split else 1)
+            seed = (timing + number) % 3 + 10 * k_tiles
+            runs_clean(case, seed, calls=2 if config.split else 1)
 
 
 @pytest.mark.parametrize("name", ["cooperative", "multicast", "pingpong", "split-K", "cluster-K"])
@@ -286,7 +305,17 @@ def sampled(number: int) -> Case:
 
 @pytest.mark.parametrize("eighth", range(8))
 def test_samples_of_the_space_run_clean(eighth: int) -> None:
-    for number in range(eighth, SAMPLES, 8):
+    samples_run_clean(range(eighth, SAMPLES, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eighth", range(8))
+def test_more_samples_of_the_space_run_clean(eighth: int) -> None:
+    samples_run_clean(range(SAMPLES + eighth, 2 * SAMPLES, 8))
+
+
+def samples_run_clean(numbers: range) -> None:
+    for number in numbers:
         case = sampled(number)
         runs_clean(case, number + 1, calls=2 if case.config.split else 1)
 
@@ -364,12 +393,3 @@ def test_a_schedule_has_the_traits_that_its_name_says(name: str, trait: str, val
 
 def test_a_case_of_one_tile_is_a_single_wave() -> None:
     assert traits_of(FAULT_CASES["cooperative, one tile"]).single_wave
-
-
-def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
-    warpgroup = SimpleNamespace(threads=128, observed=set())
-    barrier = NamedBarrier()
-    barrier.arrive(warpgroup, 192)
-
-    with pytest.raises(ProtocolFault, match="256 threads arrive"):
-        barrier.arrive(warpgroup, 192)

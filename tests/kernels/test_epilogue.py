@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.covering import covering
 from support.fused import Fused, run
 from support.portable_builds import check, copies, operand
 from support.rungs import own, rung
@@ -17,12 +18,13 @@ import outblas
 from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, EpilogueArgs, apply, glu_split
 from outblas.core.problem import Problem, problem
 from outblas.device import grid
-from outblas.inspect.machine_code import read_cubin
+from outblas.inspect import machine_code
 from outblas.kernels.portable import Config, plan
 from outblas.turing.cp_async import SIZES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SQUARE = (4096, 4096, 4096)
+SLOW = pytest.mark.slow
 ALL = {"bias": "row", "residual": "matrix", "aux": True}
 
 
@@ -82,19 +84,24 @@ FORMS = {
     "four batch dimensions": Fused(9, 20, 17, **ALL, batch=(2, 1, 2, 3), pad=1, layout="nnt"),
     "fp32 output": Fused(20, 35, 9, **ALL, out_dtype=FP32, layout="tts"),
 }
-FORMS_OF_DTYPES = [
-    pytest.param(replace(case, dtype=dtype), id=f"{name}-{dtype}")
-    for name, case in FORMS.items()
-    for dtype in (BF16, FP16, FP32)
-    if case.out_dtype != dtype
-]
+DTYPES = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("activation", [None, "gelu", "reglu", "swiglu"])
-@pytest.mark.parametrize("case", FORMS_OF_DTYPES)
-def test_every_form_of_an_epilogue_s_tensors_is_right(case: Fused, activation: str | None) -> None:
-    replace(case, activation=activation).check("portable")
+@pytest.mark.parametrize(
+    ("case", "activation", "dtype"),
+    covering(
+        FORMS,
+        {str(name): name for name in (None, "gelu", "reglu", "swiglu")},
+        DTYPES,
+        of=2,
+        possible=lambda case, activation, dtype: case.out_dtype != dtype,
+    ),
+)
+def test_every_form_of_an_epilogue_s_tensors_is_right(
+    case: Fused, activation: str | None, dtype: torch.dtype
+) -> None:
+    replace(case, activation=activation, dtype=dtype).check("portable")
 
 
 @pytest.mark.interpreter
@@ -121,8 +128,10 @@ def test_infinities_nans_and_extremes_become_what_torch_makes_of_them(function: 
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("activation", ["relu", "reglu"])
-@pytest.mark.parametrize("block_n", [32, 128])
+@pytest.mark.parametrize(
+    ("block_n", "activation"),
+    covering({"32 columns": 32, "128 columns": 128}, {"relu": "relu", "reglu": "reglu"}),
+)
 def test_launches_of_a_part_of_the_batch_start_inside_of_all_tensors(
     monkeypatch: pytest.MonkeyPatch, block_n: int, activation: str
 ) -> None:
@@ -173,9 +182,17 @@ COMPILED = {
 }
 
 
+def compiled_in_turn() -> list[Any]:
+    """Every product for one architecture after the other; for the other one in slow runs."""
+    return [
+        pytest.param(given, arch, id=f"{name}-sm_{arch}", marks=() if i % 2 == k else SLOW)
+        for i, (name, given) in enumerate(COMPILED.items())
+        for k, arch in enumerate((90, 80))
+    ]
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("given", COMPILED.values(), ids=COMPILED)
+@pytest.mark.parametrize(("given", "arch"), compiled_in_turn())
 def test_portable_copies_and_stores_16_bytes_without_spills(given: Problem, arch: int) -> None:
     compiled = check(given, arch=arch)
 
@@ -197,19 +214,22 @@ def test_portable_compiles_for_a_gpu_without_bf16_tensor_cores() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("activation", "layout"), [("gelu", "nt"), ("swiglu", "nn"), ("geglu", "tt")]
+    ("config", "form"),
+    covering(
+        {"the largest tile": SIZES[0][0], "the smallest tile": SIZES[-1][0]},
+        {"gelu, nt": ("gelu", "nt"), "swiglu, nn": ("swiglu", "nn"), "geglu, tt": ("geglu", "tt")},
+    ),
 )
-@pytest.mark.parametrize("config", [SIZES[0][0], SIZES[-1][0]], ids=str)
 def test_cp_async_copies_and_stores_16_bytes_without_spills(
-    config: Any, activation: str, layout: str
+    config: Any, form: tuple[str, str]
 ) -> None:
+    activation, layout = form
     given = problem_with_epilogue(1000, 1000, 1000, activation, FP16, layout, addend=True)
     cp_async = rung("turing.cp_async")
 
     compiled = cp_async._compiled(config, given, cp_async.constants(config, given, 80), 80, None)
 
-    code = read_cubin(compiled.asm["cubin"])
-    assert (code.stack, code.spills) == (0, 0)
+    assert machine_code.resources(compiled.asm["cubin"]).stack == 0, "spills lie on the stack"
     assert set(copies(compiled)) == {16}
     narrow = re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"])
     assert not narrow, "an access of less than 16 bytes"

@@ -13,7 +13,8 @@ class StaleFault(Exception):
 class Check:
     """Tests on which a fault is tried.
 
-    file: the base name of a test file, wherever it lies below the folder of tests.
+    file: the base name of a test file, wherever it lies below the folder of tests; or a folder
+        there, such as `hopper/gemm`, which is to be tried after the files that are meant.
     select: what `pytest -k` takes of it; all tests where it is empty.
     compiles: whether tests that compile device code take part, which are slow.
     """
@@ -32,10 +33,13 @@ class Check:
         return ["-m", marks, *(("-k", self.select) if self.select else ())]
 
     def path(self, tests: Path) -> Path:
-        """The test file. Raises StaleFault unless there is exactly one of this name."""
-        found = sorted(tests.rglob(self.file))
+        """The test file or folder. Raises StaleFault unless there is exactly one of this name."""
+        if not self.file.endswith(".py"):
+            found = [tests / self.file] if (tests / self.file).is_dir() else []
+        else:
+            found = sorted(tests.rglob(self.file))
         if len(found) != 1:
-            raise StaleFault(f"{self.file} is {len(found)} files below {tests}, expected one")
+            raise StaleFault(f"{self.file} stands {len(found)} times below {tests}, expected one")
         return found[0]
 
 

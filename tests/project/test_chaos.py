@@ -6,8 +6,9 @@ import json
 import os
 import random
 import subprocess
-import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from chaos import __main__ as chaos
 from chaos import damages, disks, examine, kernel, objects, processes, world
 from chaos.episode import Episode, Setting
 from chaos.kernel import Config
-from support.paths import ROOT
 
-from outblas.autotune.store.records import Workload, to_record
+from outblas.autotune.store.records import Trial, Workload, to_record
 from outblas.autotune.store.store import Store
 from outblas.core.configs import to_text
 
@@ -47,23 +47,45 @@ def failed(status, config=SOUND):
     return trial(config, **{"status": status, "reason": "because"} | none)
 
 
-def test_what_was_reported_and_is_gone_or_altered_is_lost() -> None:
-    reported = [to_record(trial())]
-    assert world.lost(reported, [trial()]) == []
-    assert world.lost(reported, []) == [f"{to_text(SOUND)} (ok) is gone"]
-    assert world.lost(reported, [trial(us=1.0)]) == [f"{to_text(SOUND)} has another us"]
+# ---- what was reported and has to be kept
+def test_what_was_reported_and_is_kept_is_not_lost() -> None:
+    assert world.lost([to_record(trial())], [trial()]) == []
 
 
-def test_a_sound_result_may_take_the_place_of_a_crash_and_not_the_other_way_round() -> None:
-    assert world.lost([to_record(failed("crash"))], [trial()]) == []
-    assert world.lost([to_record(trial())], [failed("crash")]) != []
-    assert world.lost([to_record(failed("wrong"))], [trial()]) != []
+def test_what_was_reported_and_is_gone_is_lost() -> None:
+    assert world.lost([to_record(trial())], []) == [f"{to_text(SOUND)} (ok) is gone"]
+
+
+def test_what_was_reported_and_is_altered_is_lost() -> None:
+    lost = world.lost([to_record(trial())], [trial(us=1.0)])
+
+    assert lost == [f"{to_text(SOUND)} has another us"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "kept", "may_replace"),
+    [
+        (failed("crash"), trial(), True),
+        (trial(), failed("crash"), False),
+        (failed("wrong"), trial(), False),
+    ],
+    ids=["a crash by a sound result", "a sound result by a crash", "a wrong result by a sound one"],
+)
+def test_which_result_may_take_the_place_of_another(
+    reported: Trial, kept: Trial, may_replace: bool
+) -> None:
+    lost = world.lost([to_record(reported)], [kept])
+
+    assert (lost == []) == may_replace
 
 
 def test_the_last_report_of_a_config_counts() -> None:
-    assert world.lost([to_record(trial()), to_record(trial(us=1.0))], [trial(us=1.0)]) == []
+    reported = [to_record(trial()), to_record(trial(us=1.0))]
+
+    assert world.lost(reported, [trial(us=1.0)]) == []
 
 
+# ---- verdicts
 @pytest.mark.parametrize(
     ("stored", "promises"),
     [
@@ -85,17 +107,37 @@ def test_verdicts_are_checked(setting, monkeypatch: pytest.MonkeyPatch, stored, 
     assert [failure.promise for failure in found.failures] == promises
 
 
-def test_what_outlives_its_driver_is_found_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["sleep", "60"]
-    with subprocess.Popen(command, env={**os.environ, processes.MARK: "here"}) as orphan:
-        assert [process.pid for process in processes.marked("here")] == [orphan.pid]
-        assert processes.marked("elsewhere") == []
-        assert orphan.pid in {process.pid for process in processes.descendants(os.getpid())}
-        assert [process.pid for process in processes.orphans("here", 0.1)] == [orphan.pid]
-        assert orphan.wait(10) < 0
+# ---- what a driver leaves behind
+@pytest.fixture
+def orphan() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the mark "here" that would sleep for a minute."""
+    environment = {**os.environ, processes.MARK: "here"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_found_by_its_mark(orphan: subprocess.Popen[bytes]) -> None:
+    assert [process.pid for process in processes.marked("here")] == [orphan.pid]
+    assert processes.marked("elsewhere") == []
+
+
+def test_a_process_is_among_the_descendants_of_its_parent(orphan: subprocess.Popen[bytes]) -> None:
+    assert orphan.pid in {process.pid for process in processes.descendants(os.getpid())}
+
+
+def test_what_outlives_its_driver_is_told_and_ended(orphan: subprocess.Popen[bytes]) -> None:
+    found = processes.orphans("here", 0.1)
+
+    assert [process.pid for process in found] == [orphan.pid]
+    assert orphan.wait(10) < 0
+
+
+def test_where_nothing_outlives_its_driver_nothing_is_told() -> None:
     assert processes.orphans("here", 0.1) == []
 
 
+# ---- damage
 @pytest.mark.parametrize("kind", damages.ALL)
 def test_damage_is_that_of_its_seed(kind, tmp_path: Path) -> None:
     found = []
@@ -155,19 +197,34 @@ def test_a_store_that_is_not_fails(
     assert promise in {fault for fault, _ in examined(tmp_path)["faults"]}
 
 
-def test_success_without_trials_on_disk_is_seen(setting) -> None:
-    class Driver:
-        said, poll = staticmethod(lambda: ""), staticmethod(lambda: 0)
+class Ended:
+    """A driver that has ended with this status and said nothing."""
 
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def poll(self) -> int:
+        return self.status
+
+    def said(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("status", "promise"),
+    [
+        (0, "success though trials are not kept"),
+        (1, "trials neither in the file nor exported"),
+    ],
+    ids=["success", "failure"],
+)
+def test_a_trial_that_is_on_no_disk_is_seen(setting: Setting, status: int, promise: str) -> None:
     made, found = world.World(setting, [SOUND]), Episode()
     made.acknowledged.write_text(json.dumps({"driver": "x", "trial": to_record(trial())}) + "\n")
-    disks._judge(made, Driver, found)
-    assert [failure.promise for failure in found.failures] == ["success though trials are not kept"]
-    Driver.poll, found = staticmethod(lambda: 1), Episode()
-    disks._judge(made, Driver, found)
-    assert [failure.promise for failure in found.failures] == [
-        "trials neither in the file nor exported"
-    ]
+
+    disks.judge(made, Ended(status), found)
+
+    assert [failure.promise for failure in found.failures] == [promise]
 
 
 def test_an_altered_object_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,20 +232,27 @@ def test_an_altered_object_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(objects.cache, "fetch", lambda facts, **options: b"altered")
     monkeypatch.setattr(objects.cache, "SIZE_LIMIT", objects.cache.SIZE_LIMIT)
     objects.use_objects(str(tmp_path), 1.0, 0.2)
+
     found = Episode()
-    objects._count(tmp_path, found)
+    objects.tell_counted(tmp_path, found)
     assert {(failure.promise, failure.detail) for failure in found.failures} == {
         ("altered object loaded", "with other bytes")
     }
 
 
-def test_every_fault_has_verdicts_and_sound_configs_have_one() -> None:
+# ---- what is drawn
+def test_sound_faults_are_none_and_that_of_a_child() -> None:
     assert {fault for fault in kernel.STATUS if kernel.sound(fault)} == {"", "child"}
+
+
+def test_configs_are_drawn_with_each_fault_once_and_a_sound_one_first() -> None:
     drawn = world.draw(random.Random(1), 5, ["raise", "gil"])
+
     assert Counter(config.fault for config in drawn) == {"": 5, "raise": 1, "gil": 1}
     assert not drawn[0].fault
 
 
+# ---- the command
 def test_a_fault_of_a_campaign_is_a_failure_with_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -209,28 +273,41 @@ def test_a_fault_of_a_campaign_is_a_failure_with_a_command(
     assert "--seed 3 --only broken:0" in said
 
 
-def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for given in (["--only", "floods"], ["--only", "kills:x"], ["--scale", "0"], ["--jobs", "0"]):
-        with pytest.raises(SystemExit):
-            chaos.arguments(given)
-    assert "expected of kills, damage, clocks, disks, sharing, objects" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--only", "floods"], "expected of kills, damage, clocks, disks, sharing, objects"),
+        (["--only", "kills:x"], "expected of kills, damage, clocks, disks, sharing, objects"),
+        (["--scale", "0"], "--scale is 0.0, expected a number above 0"),
+        (["--jobs", "0"], "--jobs is 0, expected at least 1"),
+    ],
+    ids=["unknown campaign", "no index", "no scale", "no jobs"],
+)
+def test_a_bad_option_is_an_error_of_usage(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        chaos.arguments(given)
+
+    assert said in capsys.readouterr().err
 
 
-def test_a_tiny_run_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "campaigns", ["damage,objects,disks:5", pytest.param("kills", marks=pytest.mark.slow)]
+)
+def test_a_tiny_run_finds_nothing(
+    campaigns: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Of each campaign that is over in seconds; `make chaos` runs all."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.chaos",
-        "--scale",
-        "0.004",
-        "--only",
-        "kills,damage,objects,disks:5",
-    ]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    found = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "no failures" in found.stdout
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    status = chaos.run_all(chaos.arguments(["--scale", "0.004", "--only", campaigns]))
+
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert "no failures" in said
     assert list(tmp_path.iterdir()) == []

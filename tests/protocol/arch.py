@@ -27,7 +27,7 @@ class Arch(Opaque):
         return value
 
     def elect_one(self):
-        return state.machine.agent.alone()
+        return state.machine.agent.alone
 
     def mbarrier_init(self, pointer, count):
         state.machine.agent.cta.barrier(pointer.address).init(count)
@@ -36,11 +36,12 @@ class Arch(Opaque):
         agent = state.machine.agent
         agent.pause()
         barrier = agent.cta.barrier(pointer.address)
-        barrier.wait(
-            agent,
-            lambda: barrier.passes(parity),
-            lambda: f"{barrier.name}, parity {parity} in phase {barrier.phase}",
-        )
+        if not barrier.passes(parity):
+            barrier.wait(
+                agent,
+                lambda: barrier.passes(parity),
+                lambda: f"{barrier.name}, parity {parity} in phase {barrier.phase}",
+            )
 
     def mbarrier_arrive(self, pointer, rank=None):
         agent = state.machine.agent
@@ -69,17 +70,19 @@ class Arch(Opaque):
     def barrier(self, barrier_id, number_of_threads):
         agent = state.machine.agent
         agent.pause()
-        barrier = agent.cta.named.setdefault(int(barrier_id), NamedBarrier())
+        barrier = agent.cta.named[int(barrier_id)]
         turn = barrier.arrive(agent, number_of_threads)
+        if barrier.turn > turn:
+            return
         barrier.wait(agent, lambda: barrier.turn > turn, lambda: f"named barrier {barrier_id}")
 
     def barrier_arrive(self, barrier_id, number_of_threads):
         agent = state.machine.agent
         agent.pause()
-        agent.cta.named.setdefault(int(barrier_id), NamedBarrier()).arrive(agent, number_of_threads)
+        agent.cta.named[int(barrier_id)].arrive(agent, number_of_threads)
 
     def sync_threads(self):
-        self.barrier(0, sum(agent.threads for agent in state.machine.agent.cta.agents))
+        self.barrier(0, state.machine.agent.cta.threads)
 
     def cluster_arrive(self):
         """Releases: what the agent has sent is performed before."""
@@ -94,11 +97,8 @@ class Arch(Opaque):
         agent.pause()
         first = agent.cta.index - agent.cta.rank
         barrier = state.machine.cluster_barriers.setdefault(first, NamedBarrier())
-        threads = sum(
-            a.threads
-            for cta in state.machine.ctas[first : first + state.machine.cluster]
-            for a in cta.agents
-        )
+        ctas = state.machine.ctas[first : first + state.machine.cluster]
+        threads = sum(cta.threads for cta in ctas)
         agent.cluster_turn = barrier.arrive(agent, threads)
 
     def cluster_wait(self):

@@ -1,13 +1,14 @@
 """What stands for CuTe DSL while the kernels' source runs on `machine`: plain Python, one agent at
 a time.
 
-`load` executes modules of `hopper/` over it, and may change their source first, to plant a fault.
+`Modules` executes those of `hopper/` over it, and may change their source first, to plant a fault.
 """
 
 import builtins
 import importlib.util
 import math
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -16,7 +17,9 @@ import outblas.hopper
 
 from . import state
 from .arch import Arch, WarpgroupOps
-from .machine import InFlight, ProtocolFault, Store, Write
+from .fault import ProtocolFault
+from .machine import Store
+from .memory import InFlight, Write
 from .tensors import (
     Allocator,
     GlobalTensor,
@@ -28,12 +31,12 @@ from .tensors import (
     Table,
     make_tensor,
 )
-from .values import LANES_OF_ELEMENT, NUMERICS, Numeric, Opaque, Registers, Sum
+from .values import LANES_OF_ELEMENT, NUMERICS, Numeric, Opaque, Registers, empty_sums
 
 if TYPE_CHECKING:
     from .launch import Launch
 
-__all__ = ["GlobalTensor", "Matrix", "Numeric", "Table", "content", "load", "use"]
+__all__ = ["GlobalTensor", "Matrix", "Modules", "Numeric", "Table", "content", "use"]
 
 FOLDER = Path(outblas.hopper.__file__).parent
 # Modules that the kernels import as they are: configs and the host's side.
@@ -48,7 +51,7 @@ def use(on: "Launch") -> None:
 # ---- cute
 def make_rmem_tensor(shape, dtype):
     count = shape if isinstance(shape, int) else math.prod(shape)
-    return Registers([Sum((), i // LANES_OF_ELEMENT) for i in range(count)])
+    return Registers(list(empty_sums(count)))
 
 
 def size(x, mode=None):
@@ -80,29 +83,25 @@ def tma_partition(atom, rank, parts, shared, matrix):
 
 def copy(atom, source, target, tma_bar_ptr=None, mcast_mask=None):
     agent = state.machine.agent
-    match source, target:
-        case Matrix(), Shared():
-            tma_load(agent, source, target, tma_bar_ptr, mcast_mask)
-        case Shared(), Matrix():
-            if agent.lane == 0:
-                tma_store(agent, source, target)
-        case Shared(), Registers():
-            agent.pause()
-            low, high = source.range()
-            regions = agent.cta.memory.read(low, high, agent.name)
-            target.fetched = content(regions)
-        case Registers(), Shared():
-            write_buffer(agent, source, target)
-        case Registers(), GlobalWords():
-            write_workspace(agent, source, target)
-        case GlobalWords(), Registers():
-            read_workspace(agent, source, target)
-        case _:
-            raise TypeError(f"copy of {source!r} to {target!r}")
+    kinds = type(source), type(target)
+    if kinds == (Matrix, Shared):
+        tma_load(agent, source, target, tma_bar_ptr, mcast_mask)
+    elif kinds in COPIES:
+        COPIES[kinds](agent, source, target)
+    else:
+        raise TypeError(f"copy of {source!r} to {target!r}")
+
+
+def read_buffer(agent, source, target):
+    agent.pause()
+    low, high = source.range()
+    target.fetched = content(agent.cta.memory.read(low, high, agent.name))
 
 
 def content(regions):
     """What a range holds, if all of it holds the same; of gated pairs there are two halves."""
+    if len(regions) == 1:
+        return regions[0].tag
     tags = list(dict.fromkeys(region.tag for region in regions))
     return tags[0] if len(tags) == 1 else tuple(tags)
 
@@ -110,31 +109,31 @@ def content(regions):
 def tma_load(agent, source, target, pointer, mask):
     agent.pause("issue")
     low, high = target.range()
+    tag = source.tag
+    kind = f"load {source.name.split('@')[0]}"
     mask = 1 << agent.cta.rank if mask is None else int(mask)
     for rank in range(state.machine.cluster):
         if not mask >> rank & 1:
             continue
         cta = state.machine.peer(agent.cta, rank)
         cta.check_present(f"a load of {agent.name}")
-        cta.memory.write(low, high, InFlight(source.tag))
+        cta.memory.write(low, high, InFlight(tag))
 
         def land(cta=cta):
             cta.check_present(f"a load of {agent.name}")
-            for tag in cta.memory.in_range(low, high):
-                if tag != InFlight(source.tag):
-                    raise ProtocolFault(
-                        "overwritten", f"{cta.name}: {source.tag} lands where {tag} is"
-                    )
-            cta.memory.write(low, high, source.tag)
-            state.machine.fetched(source.tag)
+            for found in cta.memory.in_range(low, high):
+                if type(found) is not InFlight or found.tag != tag:
+                    raise ProtocolFault("overwritten", f"{cta.name}: {tag} lands where {found} is")
+            cta.memory.write(low, high, tag)
+            state.machine.fetched(tag)
             cta.barrier(pointer.address).landed(high - low)
 
-        state.machine.after(
-            state.machine.timing.delay(f"load {source.name.split('@')[0]}", cta.name), land
-        )
+        state.machine.after(state.machine.timing.delay(kind, cta.name), land)
 
 
 def tma_store(agent, source, target):
+    if agent.lane != 0:
+        return
     agent.pause("issue")
     low, high = source.range()
     memory = agent.cta.memory
@@ -198,6 +197,15 @@ def read_workspace(agent, source, target):
                 "early read", f"{agent.name} reads partial sums that nobody has written"
             )
         target[i] = value
+
+
+COPIES = {
+    (Shared, Matrix): tma_store,
+    (Shared, Registers): read_buffer,
+    (Registers, Shared): write_buffer,
+    (Registers, GlobalWords): write_workspace,
+    (GlobalWords, Registers): read_workspace,
+}
 
 
 def autovec_copy(source, target):
@@ -407,42 +415,51 @@ def store_fragment(consumer, fragments, gC, cC, shape, width, cache):
 
 
 # ---- the kernels' modules
-def load(patches=None):
+class Modules:
     """The modules of `hopper/` over this DSL, by their path in it ("gemm.kernel"), made as they are
     asked for. `patches`: of a module's source, pairs of what to replace, all of it, and by what.
+    Modules that see nothing of a patch are those of `intact`.
     """
-    patches = patches or {}
-    made: dict[str, ModuleType] = {}
 
-    def find(name):
+    def __init__(self, patches=None, intact: "Modules | None" = None):
+        self.patches, self.intact = patches or {}, intact
+        self.made: dict[str, ModuleType] = {}
+        self.imports: dict[str, set[str]] = {}  # of each module, others of `hopper/`
+
+    def find(self, name):
         if name == "gemm.epilogue_math":
             return EPILOGUE_MATH
         if name in PLAIN:
             return importlib.import_module(f"outblas.hopper.{name}")
-        if name not in made:
-            module = made[name] = ModuleType(f"outblas.hopper.{name}")
-            path = FOLDER / f"{name.replace('.', '/')}.py"
-            source = path.read_text(encoding="utf-8")
-            for old, new in patches.get(name, ()):
-                assert old in source, f"{name} has no {old!r}"
-                source = source.replace(old, new)
-            module.__package__ = module.__name__.rpartition(".")[0]
-            module.__file__ = str(path)
-            module.__dict__["__builtins__"] = vars(builtins) | {"__import__": imported}
-            exec(compile(source, str(path), "exec"), module.__dict__)
-            after(name, module)
-        return made[name]
+        if self.intact is not None and not self._sees_a_patch(name):
+            return self.intact.find(name)
+        if name not in self.made:
+            self._make(name)
+        return self.made[name]
 
-    def after(name, module):
-        if name == "core.pipeline":
-            # It compares what one trace has of all roles.
-            module.Pipeline.check_arrival_counts = lambda self: None
-        if name == "core.roles":
-            module.store_fragment = store_fragment
-        if name == "core.epilogue_store":
-            module.round_subtile = lambda consumer, *_: Registers([consumer.fragments.acc[0]])
+    def _sees_a_patch(self, name):
+        self.intact.find(name)
+        others = self.intact.imports.get(name, ())
+        return name in self.patches or any(self._sees_a_patch(other) for other in others)
 
-    def imported(name, scope=None, local=None, wanted=(), level=0):
+    def _make(self, name):
+        module = self.made[name] = ModuleType(f"outblas.hopper.{name}")
+        self.imports[name] = set()
+        path = FOLDER / f"{name.replace('.', '/')}.py"
+        source = path.read_text(encoding="utf-8")
+        for old, new in self.patches.get(name, ()):
+            assert old in source, f"{name} has no {old!r}"
+            source = source.replace(old, new)
+        module.__package__ = module.__name__.rpartition(".")[0]
+        module.__file__ = str(path)
+        module.__dict__["__builtins__"] = vars(builtins) | {
+            "__import__": partial(self._imported, self.imports[name])
+        }
+        exec(compile(source, str(path), "exec"), module.__dict__)
+        adapt(name, module)
+
+    def _imported(self, imports, name, scope=None, local=None, wanted=(), level=0):
+        """What stands for `__import__` in a module that imports so many others."""
         if level == 0 and name.split(".")[0] == "cutlass":
             return MODULES[name] if wanted else CUTLASS
         if level == 0:
@@ -452,7 +469,23 @@ def load(patches=None):
         if not absolute.startswith("outblas.hopper"):
             return builtins.__import__(name, scope, local, wanted, level)
         if (FOLDER / inside.replace(".", "/")).is_dir():
-            return SimpleNamespace(**{each: find(f"{inside}.{each}".strip(".")) for each in wanted})
-        return find(inside)
+            names = {each: f"{inside}.{each}".strip(".") for each in wanted}
+            imports.update(names.values())
+            return SimpleNamespace(**{each: self.find(names[each]) for each in wanted})
+        imports.add(inside)
+        return self.find(inside)
 
-    return find
+
+def adapt(name, module):
+    """Puts the model's functions in place of some of a module that was made."""
+    match name:
+        case "core.pipeline":
+            # It compares what one trace has of all roles.
+            module.Pipeline.check_arrival_counts = lambda self: None
+        case "core.roles":
+            module.store_fragment = store_fragment
+        case "core.epilogue_store":
+            module.round_subtile = lambda consumer, *_: Registers([consumer.fragments.acc[0]])
+        case "gemm.epilogue_store":
+            # Every thread asks for every tile; a trace asks once.
+            module.buffer_count = lru_cache(maxsize=256)(module.buffer_count)

@@ -2,9 +2,10 @@
 right.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -14,12 +15,16 @@ from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
 from outblas.hopper.core import tile_order
+from outblas.hopper.core.compile import NUMERIC
 from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.gemm import epilogue_tile
 from outblas.hopper.gemm.schedule import tile_grid
 from outblas.hopper.gemm.variant import Rung, variant_of
 
 from . import dsl
-from .machine import GlobalMemory, Machine, ProtocolFault, Timing
+from .fault import ProtocolFault
+from .machine import Machine, Timing
+from .memory import GlobalMemory
 
 ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"
 
@@ -85,14 +90,11 @@ class Launch(Machine):
         wide = self.columns_at_once
         return any((row, c, *matrix) in self.written for c in range(column, column + wide, 8))
 
-    @property
+    @cached_property
     def columns_at_once(self) -> int:
         """Of a part of C that is stored or fetched at once."""
-        from outblas.hopper.core import compile
-        from outblas.hopper.gemm import epilogue_tile
-
         stored = self.config.epilogue_config(self.traits.gated)
-        return epilogue_tile.subtile_columns(stored, compile.NUMERIC[self.case.out_dtype])
+        return epilogue_tile.subtile_columns(stored, NUMERIC[self.case.out_dtype])
 
     def stored(self, agent, target, found, columns=None) -> None:
         """A part of C, or of x, is written."""
@@ -151,14 +153,10 @@ class Launch(Machine):
     def check_all(self) -> None:
         """All of C has been stored."""
         case = self.case
-        for matrix in range(case.matrices) if case.matrices else (None,):
-            rest = () if matrix is None else (matrix,)
-            for row in range(0, case.M, 64):
-                for column in range(0, case.N, 8):
-                    if (row, column, *rest) not in self.written:
-                        raise ProtocolFault(
-                            "wrong result", f"C at {(row, column, *rest)} is never stored"
-                        )
+        matrices = [range(case.matrices)] if case.matrices else []
+        parts = itertools.product(range(0, case.M, 64), range(0, case.N, 8), *matrices)
+        if missing := set(parts) - self.written:
+            raise ProtocolFault("wrong result", f"C at {min(missing)} is never stored")
 
     def check_stages(self) -> None:
         """Every stage that was filled has been released."""
@@ -174,17 +172,21 @@ class Launch(Machine):
                     )
 
 
+INTACT = dsl.Modules()
+
+
 @lru_cache(maxsize=64)
-def modules(patches: tuple = ()):
+def modules(patches: tuple = ()) -> dsl.Modules:
     """The kernel's modules with planted faults: (module, old text, new text) each."""
+    if not patches:
+        return INTACT
     by_module: dict[str, list[tuple[str, str]]] = {}
     for name, old, new in patches:
         by_module.setdefault(name, []).append((old, new))
-    find = dsl.load(by_module)
-    find("gemm.kernel")
-    return find
+    return dsl.Modules(by_module, INTACT)
 
 
+@lru_cache(maxsize=256)
 def traits_of(case: Case):
     """What the host makes of the call, on a GPU where so many clusters fit."""
     config, dtype = case.config, torch.bfloat16
@@ -208,7 +210,7 @@ def traits_of(case: Case):
     )
     c = empty(case.M, columns) if "addend" in has else None
     problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
-    rung = Rung(real_gemm.Gemm, modules()("gemm.traits").KernelTraits, real_gemm.Config())
+    rung = Rung(real_gemm.Gemm, modules().find("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
     return variant_of(
         rung, problem, False, config, tile_grid(problem, config), case.clusters
@@ -242,8 +244,7 @@ def simulate(
     ProtocolFault.
     """
     config, traits = case.config, traits_of(case)
-    find = modules(patches)
-    gemm = find("gemm.kernel").Gemm(config, traits)
+    gemm = modules(patches).find("gemm.kernel").Gemm(config, traits)
     rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if traits.gated else 1))
     tiles = rows * columns * max(case.matrices, 1)
     pieces = min(config.split_k, max(case.k_tiles, 1))
@@ -314,8 +315,7 @@ def simulate_rung(
     patches: tuple = (),
 ):
     """Runs a rung of the ladder, by its module. Returns the launch. Raises ProtocolFault."""
-    find = modules(patches)
-    module = find(name)
+    module = modules(patches).find(name)
     kind = module.__dict__[next(n for n in vars(module) if n.lower() == name.replace("_", ""))]
     case = Case(config, M, N, k_tiles, clusters)
     launch = Launch(case, PlainTraits(), Timing(seed), 0)

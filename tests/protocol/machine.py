@@ -2,28 +2,26 @@
 wrong between them.
 """
 
-import heapq
+import gc
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from .fault import ProtocolFault
+from .memory import SharedMemory, Write
+
+Operands = tuple[tuple[int, int], ...]  # the bytes of each
 WARPGROUP = 128
 MOST_EVENTS = 3_000_000
 
 
-class ProtocolFault(Exception):
-    """A run that went wrong. `kind` is one of "deadlock", "early read", "overwritten", "unreleased
-    stage", "arrivals", "exit" and "wrong result".
-    """
-
-    def __init__(self, kind: str, text: str):
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
+def endless() -> ProtocolFault:
+    return ProtocolFault("deadlock", f"{MOST_EVENTS} events and no end")
 
 
 class Timing:
@@ -36,22 +34,34 @@ class Timing:
     """
 
     def __init__(self, seed: int, slow: dict[str, float] | None = None):
-        self.seed, self.random = seed, random.Random(seed)
-        self.scales: dict[Any, float] = dict(slow or {})
+        self.random = random.Random(seed)
+        self.draw = self.random.random
+        self.of_kinds: dict[str, float] = dict(slow or {})
+        self.of_places: dict[tuple[str, object], float] = {}  # both factors' product
+        self.instant = seed == 0 and not slow
 
     def delay(self, kind: str, place: object) -> float:
-        if self.seed == 0 and not self.scales:
+        if self.instant:
             return 0.0
-        if kind not in self.scales:
-            self.scales[kind] = self.random.choice((0, 1, 1, 10, 100, 1000))
-        if (kind, place) not in self.scales:
-            self.scales[kind, place] = self.random.choice((1, 1, 1, 1, 3, 30))
-        outlier = 50 if self.random.random() < 0.02 else 1
-        return self.scales[kind] * self.scales[kind, place] * self.random.random() * outlier
+        scale = self.of_places.get((kind, place))
+        if scale is None:
+            scale = self._scale(kind, place)
+        outlier = self.draw() < 0.02
+        delay = scale * self.draw()
+        return delay * 50 if outlier else delay
+
+    def _scale(self, kind: str, place: object) -> float:
+        if kind not in self.of_kinds:
+            self.of_kinds[kind] = self.random.choice((0, 1, 1, 10, 100, 1000))
+        scale = self.of_kinds[kind] * self.random.choice((1, 1, 1, 1, 3, 30))
+        self.of_places[kind, place] = scale
+        return scale
 
 
 class Waiting:
     """Agents that wait for a condition, which is looked at again whenever something has changed."""
+
+    __slots__ = ("agents",)
 
     def __init__(self) -> None:
         self.agents: list[Agent] = []
@@ -60,29 +70,28 @@ class Waiting:
         while not condition():
             agent.waits_for = text
             self.agents.append(agent)
-            agent.machine.hub.switch()
+            agent.machine.go_on(agent)
         agent.waits_for = None
 
     def changed(self) -> None:
+        if not self.agents:
+            return
         woken, self.agents = self.agents, []
         for agent in woken:
-            agent.machine.after(agent.machine.timing.delay("wake", agent.name), agent.resume)
+            agent.machine.resume_after(agent.machine.timing.delay("wake", agent.name), agent)
 
 
-@dataclass
 class Barrier(Waiting):
     """An mbarrier. A phase ends when all its arrivals have come and as many bytes have landed as
     were announced.
     """
 
-    name: str
-    expected: int = 0
-    pending: int = 0
-    bytes: int = 0
-    phase: int = 0
+    __slots__ = ("bytes", "expected", "name", "pending", "phase")
 
-    def __post_init__(self) -> None:
+    def __init__(self, name: str):
         super().__init__()
+        self.name = name
+        self.expected = self.pending = self.bytes = self.phase = 0
 
     def init(self, count: int) -> None:
         self.expected = self.pending = int(count)
@@ -122,6 +131,8 @@ class Barrier(Waiting):
 class NamedBarrier(Waiting):
     """bar.sync and bar.arrive: the last of so many threads lets all go on that wait."""
 
+    __slots__ = ("arrived", "members", "turn")
+
     def __init__(self) -> None:
         super().__init__()
         self.arrived = self.turn = 0
@@ -137,97 +148,13 @@ class NamedBarrier(Waiting):
                 "arrivals", f"{self.arrived} threads arrive at a named barrier of {threads}"
             )
         if self.arrived == threads:
-            seen = set().union(*(member.observed for member in self.members))
-            for member in self.members:
-                member.observed = set(seen)
+            if seen := set().union(*[member.observed for member in self.members]):
+                for member in self.members:
+                    member.observed = set(seen)
             self.arrived, self.members = 0, []
             self.turn += 1
             self.changed()
         return turn
-
-
-@dataclass
-class Write:
-    """What an agent writes to shared memory; TMA may read it once the agent has fenced."""
-
-    agent: str
-    fenced: bool = False
-
-
-@dataclass
-class Region:
-    low: int
-    high: int
-    tag: object
-    write: "Write | None" = None  # by threads, not by TMA
-
-
-class SharedMemory:
-    """What lies where: tags of ranges of bytes, and who reads which range at the moment."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.regions: list[Region] = []
-        self.readers: dict[int, tuple[int, int, str]] = {}
-        self.words: dict[int, object] = {}
-        self.numbers = itertools.count()
-
-    def write(self, low: int, high: int, tag: object, write: Write | None = None) -> None:
-        self.check_unread(low, high, tag)
-        kept = []
-        for region in self.regions:
-            if region.high <= low or high <= region.low:
-                kept.append(region)
-                continue
-            if region.low < low:
-                kept.append(Region(region.low, low, region.tag, region.write))
-            if high < region.high:
-                kept.append(Region(high, region.high, region.tag, region.write))
-        kept.append(Region(low, high, tag, write))
-        self.regions = kept
-
-    def check_unread(self, low: int, high: int, tag: object) -> None:
-        for start, end, who in self.readers.values():
-            if start < high and low < end:
-                raise ProtocolFault(
-                    "overwritten", f"{self.name}: {tag} is written over what {who} still reads"
-                )
-
-    def read(self, low: int, high: int, who: str) -> list[Region]:
-        """The regions of a range, all of it written."""
-        found = sorted(
-            (r for r in self.regions if r.low < high and low < r.high), key=lambda r: r.low
-        )
-        covered = sum(min(r.high, high) - max(r.low, low) for r in found)
-        if covered < high - low:
-            raise ProtocolFault(
-                "early read", f"{self.name}: {who} reads bytes that nobody has written"
-            )
-        for region in found:
-            if isinstance(region.tag, InFlight):
-                raise ProtocolFault(
-                    "early read", f"{self.name}: {who} reads where {region.tag.tag} has not landed"
-                )
-        return found
-
-    def in_range(self, low: int, high: int) -> list[object]:
-        """Tags of the regions that a range meets."""
-        return [r.tag for r in self.regions if r.low < high and low < r.high]
-
-    def begin_read(self, low: int, high: int, who: str) -> int:
-        number = next(self.numbers)
-        self.readers[number] = low, high, who
-        return number
-
-    def end_read(self, number: int) -> None:
-        del self.readers[number]
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """What will land here."""
-
-    tag: object
 
 
 class Cta:
@@ -236,16 +163,18 @@ class Cta:
         self.name = f"CTA {index}"
         self.memory = SharedMemory(self.name)
         self.barriers: dict[int, Barrier] = {}
-        self.named: dict[int, NamedBarrier] = {}
+        self.named: defaultdict[int, NamedBarrier] = defaultdict(NamedBarrier)
         self.warpgroups: dict[int, Warpgroup] = {}
         self.agents: list[Agent] = []
+        self.threads = 0
         self.left = 0
         self.ended = False
 
     def barrier(self, address: int) -> Barrier:
-        if address not in self.barriers:
-            self.barriers[address] = Barrier(f"{self.name}, mbarrier at {address}")
-        return self.barriers[address]
+        barrier = self.barriers.get(address)
+        if barrier is None:
+            barrier = self.barriers[address] = Barrier(f"{self.name}, mbarrier at {address}")
+        return barrier
 
     def check_present(self, what: str) -> None:
         if self.ended:
@@ -260,50 +189,67 @@ class Cta:
             self.ended = True
 
 
+class Product:
+    """A wgmma: how many threads have issued it, their accumulators, and its operands' ranges."""
+
+    __slots__ = ("accumulators", "operands", "overwrite", "threads")
+
+    def __init__(self, operands: Operands, overwrite: bool):
+        self.operands, self.overwrite = operands, overwrite
+        self.threads, self.accumulators = 0, []
+
+
 class Warpgroup(Waiting):
     """Four warps that multiply together: a wgmma starts when all of them have issued it, and reads
     shared memory until it ends; groups end in their order.
     """
 
+    __slots__ = ("cta", "ended", "issued", "name", "tensor_core_free")
+
     def __init__(self, cta: Cta, number: int):
         super().__init__()
         self.cta, self.name = cta, f"{cta.name}, warpgroup {number}"
-        self.issued: list[
-            list
-        ] = []  # of each wgmma: threads that have issued it, accumulators, operands
+        self.issued: list[Product] = []
         self.ended = 0
         self.tensor_core_free = 0.0
 
-    def issue(self, agent: "Agent", number: int, accumulator, operands, overwrite: bool) -> None:
+    def issue(
+        self, agent: "Agent", number: int, accumulator: Any, operands: Operands, overwrite: bool
+    ) -> None:
         if number == len(self.issued):
-            self.issued.append([0, [], operands, overwrite])
-        entry = self.issued[number]
-        if entry[2] != operands or entry[3] != overwrite:
+            self.issued.append(Product(operands, overwrite))
+        product = self.issued[number]
+        if product.operands != operands or product.overwrite != overwrite:
             raise ProtocolFault(
-                "wrong result", f"{self.name}: warps issue different wgmma: {entry[2]}, {operands}"
+                "wrong result",
+                f"{self.name}: warps issue different wgmma: {product.operands}, {operands}",
             )
-        entry[0] += agent.threads
-        entry[1].append(accumulator)
+        product.threads += agent.threads
+        product.accumulators.append(accumulator)
         accumulator.running += 1
-        if entry[0] == WARPGROUP:
-            self._start(entry)
+        if product.threads == WARPGROUP:
+            self._start(product)
 
-    def _start(self, entry) -> None:
-        machine = self.cta.machine
+    def _start(self, product: Product) -> None:
+        machine, memory = self.cta.machine, self.cta.memory
         tags, numbers = [], []
-        for low, high in entry[2]:
+        for low, high in product.operands:
             who = f"wgmma of {self.name}"
-            tags.append(machine.content(self.cta.memory.read(low, high, who)))
-            numbers.append(self.cta.memory.begin_read(low, high, who))
+            tags.append(machine.content(memory.read(low, high, who)))
+            numbers.append(memory.begin_read(low, high, who))
         begin = max(machine.now, self.tensor_core_free)
         self.tensor_core_free = begin + machine.timing.delay("wgmma", self.name)
-        machine.after(self.tensor_core_free - machine.now, lambda: self._end(entry, tags, numbers))
 
-    def _end(self, entry, tags, numbers) -> None:
+        def end() -> None:
+            self._end(product, tuple(tags), numbers)
+
+        machine.after(self.tensor_core_free - machine.now, end)
+
+    def _end(self, product: Product, tags: tuple[object, ...], numbers: list[int]) -> None:
         for number in numbers:
             self.cta.memory.end_read(number)
-        for accumulator in entry[1]:
-            accumulator.multiplied(tags, entry[3])
+        for accumulator in product.accumulators:
+            accumulator.multiplied(tags, product.overwrite)
         self.ended += 1
         self.changed()
 
@@ -322,6 +268,9 @@ class Agent:
         self.name = f"{cta.name}, warpgroup {warpgroup}, lane {lane}"
         self.waits_for: Callable[[], str] | None = None
         self.thread: greenlet | None = None
+        self.alone = Alone(self)
+        self._warpgroup: Warpgroup | None = None
+        self._ordinal: tuple[int, int] | None = None
         self.allocated = 0
         self.multiplied = 0  # wgmma issued
         self.groups: list[
@@ -337,54 +286,45 @@ class Agent:
 
     @property
     def warpgroup(self) -> Warpgroup:
-        number = self.tidx // WARPGROUP
-        return self.cta.warpgroups.setdefault(number, Warpgroup(self.cta, number))
+        if self._warpgroup is None:
+            number = self.tidx // WARPGROUP
+            self._warpgroup = self.cta.warpgroups.setdefault(number, Warpgroup(self.cta, number))
+        return self._warpgroup
 
     @property
     def ordinal(self) -> tuple[int, int]:
         """Which of the warpgroup's agents this is, and of how many."""
-        mates = [
-            agent for agent in self.cta.agents if agent.tidx // WARPGROUP == self.tidx // WARPGROUP
-        ]
-        return mates.index(self), len(mates)
-
-    def resume(self) -> None:
-        self.thread.switch()
+        if self._ordinal is None:
+            number = self.tidx // WARPGROUP
+            mates = [agent for agent in self.cta.agents if agent.tidx // WARPGROUP == number]
+            self._ordinal = mates.index(self), len(mates)
+        return self._ordinal
 
     def pause(self, kind: str = "step") -> None:
         """Some time passes."""
-        delay = self.machine.timing.delay(kind, self.name)
+        machine = self.machine
+        delay = machine.timing.delay(kind, self.name)
         if delay:
-            self.machine.after(delay, self.resume)
-            self.machine.hub.switch()
-
-    @contextmanager
-    def alone(self):
-        """One of its threads acts."""
-        threads, self.threads = self.threads, 1
-        yield
-        self.threads = threads
+            machine.sleep(delay, self)
 
 
-@dataclass
+class Alone:
+    """The time in which one thread of an agent acts."""
+
+    def __init__(self, agent: Agent):
+        self.agent, self.threads = agent, agent.threads
+
+    def __enter__(self) -> None:
+        self.agent.threads = 1
+
+    def __exit__(self, *_: object) -> None:
+        self.agent.threads = self.threads
+
+
 class Store:
     """A TMA store: it reads shared memory for some time."""
 
-    reading: bool = True
-
-
-@dataclass
-class GlobalMemory:
-    """So many 32-bit words, which outlive a launch. What is written is visible to others some time,
-    or by a fence.
-    """
-
-    words: int
-    values: dict[int, object] = field(default_factory=dict)
-
-    def check(self, index: int) -> None:
-        if not 0 <= index < self.words:
-            raise ProtocolFault("wrong result", f"word {index} of a workspace of {self.words}")
+    reading = True
 
 
 class Machine:
@@ -392,18 +332,53 @@ class Machine:
 
     def __init__(self, timing: Timing, *, content: Callable):
         self.timing, self.content = timing, content
-        self.now, self.heap, self.numbers = 0.0, [], itertools.count()
+        self.now = 0.0
+        # Time, number, and either the agent that goes on then or what happens.
+        self.heap: list[tuple[float, int, Agent | None, Callable[[], None] | None]] = []
+        self.numbers = itertools.count()
         self.hub = getcurrent()
+        self.agent: Agent | None = None  # which runs
         self.ctas: list[Cta] = []
         self.cluster = 1
         self.cluster_barriers: dict[int, NamedBarrier] = {}
 
-    @property
-    def agent(self) -> Agent:
-        return getcurrent().agent
-
     def after(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self.heap, (self.now + delay, next(self.numbers), action))
+        heappush(self.heap, (self.now + delay, next(self.numbers), None, action))
+
+    def resume_after(self, delay: float, agent: Agent) -> None:
+        heappush(self.heap, (self.now + delay, next(self.numbers), agent, None))
+
+    def sleep(self, delay: float, agent: Agent) -> None:
+        """The agent that runs goes on after a delay."""
+        time, number = self.now + delay, next(self.numbers)
+        if self.heap and self.heap[0][0] <= time:
+            heappush(self.heap, (time, number, agent, None))
+            self.go_on(agent)
+        else:  # nothing happens before
+            if number > MOST_EVENTS:
+                raise endless()
+            self.now = time
+
+    def go_on(self, until: Agent | None = None) -> None:
+        """Lets happen what is to happen until an agent goes on. It is called in that agent's
+        thread, which switches to others itself; without an agent, in the hub, until nothing
+        happens any more.
+        """
+        heap = self.heap
+        while heap:
+            self.now, number, agent, action = heappop(heap)
+            if number > MOST_EVENTS:
+                raise endless()
+            if agent is None:
+                action()
+                continue
+            self.agent = agent
+            if agent is not until:
+                agent.thread.switch()
+            if until is not None:
+                return
+        if until is not None:
+            self.hub.switch()  # and never back
 
     def peer(self, cta: Cta, rank: int) -> Cta:
         return self.ctas[cta.index - cta.rank + int(rank)]
@@ -425,13 +400,13 @@ class Machine:
                     parts = [*((lane, 1) for lane in range(lanes)), (32, WARPGROUP - lanes)]
                 for lane, threads in parts:
                     self._begin(cta, warpgroup, lane, threads, body)
-        for events in itertools.count():
-            if not self.heap:
-                break
-            if events == MOST_EVENTS:
-                raise ProtocolFault("deadlock", f"{MOST_EVENTS} events and no end")
-            self.now, _, action = heapq.heappop(self.heap)
-            action()
+        collects = gc.isenabled()
+        gc.disable()  # threads are cycles, of which none is garbage before the end
+        try:
+            self.go_on()
+        finally:
+            if collects:
+                gc.enable()
         self._check_end()
 
     def _begin(
@@ -439,16 +414,17 @@ class Machine:
     ) -> None:
         agent = Agent(self, cta, warpgroup, lane, threads)
         cta.agents.append(agent)
+        cta.threads += threads
 
         def run() -> None:
+            self.hub.switch()  # begun there, or its depth of calls would add to another thread's
             body()
             cta.leave()
 
         agent.thread = greenlet(run, parent=self.hub)
-        agent.thread.agent = agent
-        self.after(
-            self.timing.delay("start", cta.name) + self.timing.delay("step", agent.name),
-            agent.resume,
+        agent.thread.switch()
+        self.resume_after(
+            self.timing.delay("start", cta.name) + self.timing.delay("step", agent.name), agent
         )
 
     def _check_end(self) -> None:

@@ -6,13 +6,14 @@ import math
 from types import SimpleNamespace
 
 from . import state
-from .machine import ProtocolFault
+from .fault import ProtocolFault
 from .values import NUMERICS, Opaque, RegisterPointer, Registers
 
 
 class Pointer:
     """An address in a CTA's shared memory."""
 
+    __slots__ = ("address", "size")
     memspace = "shared"
 
     def __init__(self, address, size):
@@ -26,6 +27,7 @@ class Pointer:
 
 
 class GlobalPointer:
+    __slots__ = ("index", "memory")
     memspace = "global"
 
     def __init__(self, memory, index):
@@ -59,18 +61,17 @@ class SharedLayout:
 
     def __init__(self, shape, dtype, count):
         self.shape, self.dtype, self.count = tuple(shape), dtype, count
+        self.unit = math.prod(self.shape) * dtype.width // 8  # bytes of one
 
     @property
     def outer(self):
         return self
 
-    @property
-    def unit(self):
-        return math.prod(self.shape) * self.dtype.width // 8
-
 
 class Shared:
     """Parts of equal size in shared memory: stages of an operand, or buffers of C."""
+
+    __slots__ = ("base", "count", "offset", "shape", "size", "stride")
 
     def __init__(self, base, stride, size, count, shape, offset=0):
         self.base, self.stride, self.size, self.count = base, stride, size, count
@@ -79,7 +80,8 @@ class Shared:
     def range(self):
         if self.count != 1:
             raise AssertionError("a stage has to be named")
-        return self.base + self.offset, self.base + self.offset + self.size
+        low = self.base + self.offset
+        return low, low + self.size
 
     def __getitem__(self, index):
         at = index[-1]
@@ -133,6 +135,8 @@ class Matrix:
     `rest`: modes that are still to be chosen, and their steps; `box`: the shape of a tile.
     """
 
+    __slots__ = ("box", "name", "offset", "rest", "shape")
+
     def __init__(self, name, shape, offset=None, rest=(), box=None):
         self.name, self.shape, self.box = name, tuple(shape), box
         self.offset = tuple(offset or (0,) * len(self.shape))
@@ -151,7 +155,7 @@ class Matrix:
         return SimpleNamespace(shape=self.shape, stride=tuple(1 for _ in self.shape))
 
     def tile(self, box, at):
-        steps = (*box, *(1 for _ in self.shape))
+        steps = (*box, *(1,) * len(self.shape))
         offset, rest = list(self.offset), []
         for mode, number in enumerate(at):
             if number is None:

@@ -2,8 +2,10 @@
 protocol.
 """
 
+from functools import cache
+
 from . import state
-from .machine import ProtocolFault
+from .fault import ProtocolFault
 
 LANES_OF_ELEMENT = 4  # registers a thread has in the model, of each part of K of a cluster
 
@@ -17,13 +19,16 @@ class Opaque:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Opaque()
+        return OPAQUE
 
     def __call__(self, *_, **__):
-        return Opaque()
+        return OPAQUE
 
     def __getitem__(self, _):
-        return Opaque()
+        return OPAQUE
+
+
+OPAQUE = Opaque()
 
 
 class Numeric:
@@ -63,8 +68,18 @@ class Sum:
     `part`: which part of the tile's columns its thread has it of.
     """
 
+    __slots__ = ("_longer", "part", "products")
+
     def __init__(self, products, part):
         self.products, self.part = products, part
+        self._longer = None
+
+    def with_product(self, product, part):
+        """This sum and one product more: one object for all registers that have held this one."""
+        longer = self._longer
+        if longer is None or longer.products[-1] is not product or longer.part != part:
+            longer = self._longer = Sum((*self.products, product), part)
+        return longer
 
     def __add__(self, other):
         if not isinstance(other, Sum):
@@ -86,17 +101,26 @@ class Sum:
         return f"Sum({self.products}, {self.part})"
 
 
-class Registers:
-    """Registers of a thread, or a view of some."""
+@cache
+def empty_sums(count):
+    """What so many registers hold before any product."""
+    parts = [Sum((), part) for part in range(-(-count // LANES_OF_ELEMENT))]
+    return tuple(parts[i // LANES_OF_ELEMENT] for i in range(count))
 
-    fetched: object  # what was last copied to them from shared memory
+
+class Registers:
+    """Registers of a thread, or a view of some. `fetched`: what was last copied to them from shared
+    memory; `running`: wgmma that add to them.
+    """
+
+    __slots__ = ("count", "fetched", "owner", "running", "start", "values")
 
     def __init__(self, values, start=0, count=None, owner=None):
         self.values, self.start = values, start
         self.count = len(values) - start if count is None else count
         self.owner = owner or self
         if owner is None:
-            self.running = 0  # wgmma that add to it
+            self.running = 0
 
     @property
     def iterator(self):
@@ -112,30 +136,31 @@ class Registers:
 
     element_type = NUMERICS["Float32"]
 
-    def _settled(self):
-        if self.owner.running:
-            raise ProtocolFault(
-                "early read",
-                f"{state.machine.agent.name} uses accumulators while wgmma adds to them",
-            )
+    def _used_early(self):
+        return ProtocolFault(
+            "early read", f"{state.machine.agent.name} uses accumulators while wgmma adds to them"
+        )
 
     def __getitem__(self, i):
-        self._settled()
+        if self.owner.running:
+            raise self._used_early()
         return self.values[self.start + i]
 
     def __setitem__(self, i, value):
-        self._settled()
+        if self.owner.running:
+            raise self._used_early()
         self.values[self.start + i] = value
 
     def fill(self, _):
-        for i in range(self.count):
-            self[i] = Sum((), i // LANES_OF_ELEMENT)
+        for i, empty in enumerate(empty_sums(self.count)):
+            self[i] = empty
 
-    def multiplied(self, tags, overwrite):
+    def multiplied(self, product, overwrite):
+        """A wgmma has added its product."""
         self.owner.running -= 1
+        values = empty_sums(self.count) if overwrite else self.values
         for i in range(self.count):
-            before = () if overwrite else self.values[i].products
-            self.values[i] = Sum((*before, tuple(tags)), i // LANES_OF_ELEMENT)
+            self.values[i] = values[i].with_product(product, i // LANES_OF_ELEMENT)
 
     def load(self):
         return Vector([self[i] for i in range(self.count)])

@@ -11,7 +11,7 @@ from outblas.autotune import automatic
 from outblas.runtime import cuda_graphs, dispatch, launcher
 
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
-GROWN, OUT = A.clone().requires_grad_(), torch.full((6, 4), torch.nan)
+GROWN, OUT = A.clone().requires_grad_(), torch.empty(6, 4)
 MESSAGE = r"a CUDA graph is being captured, .* outblas\.warmup\(function, \*args\)"
 CALLS = {
     "out": lambda: matmul(A, B, out=OUT),
@@ -29,6 +29,12 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     yield lambda enabled: monkeypatch.setattr(dispatch, "capturing", lambda device: enabled)
     dispatch.clear_cache()
+
+
+@pytest.fixture(autouse=True)
+def _unwritten() -> None:
+    """What `OUT` holds before each test."""
+    OUT.fill_(torch.nan)
 
 
 @pytest.mark.parametrize("name", CALLS)

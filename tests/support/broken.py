@@ -41,7 +41,8 @@ def _store(product: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: f
     out.copy_(result)
 
 
-def _bits(t: Tensor) -> Tensor:
+def bits_of(t: Tensor) -> Tensor:
+    """The bits of a tensor's elements, as integers in the same memory."""
     return t.view(torch.int16 if t.itemsize == 2 else torch.int32)
 
 
@@ -56,7 +57,7 @@ def one_unit_off(
     a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float
 ) -> None:
     right(a, b, c, out, alpha, beta)
-    _bits(out)[..., -1, -1] += 1
+    bits_of(out)[..., -1, -1] += 1
 
 
 def unwritten_tile(
@@ -129,7 +130,7 @@ def bf16_accumulator(
 
 
 def tf32(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
-    rounded = [((_bits(t) + 0x1000) & ~0x1FFF).view(torch.float32) for t in (a, b)]
+    rounded = [((bits_of(t) + 0x1000) & ~0x1FFF).view(torch.float32) for t in (a, b)]
     right(rounded[0], rounded[1], c, out, alpha, beta)
 
 
@@ -240,5 +241,5 @@ class Wavering:
         self, a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float
     ) -> None:
         right(a, b, c, out, alpha, beta)
-        _bits(out)[..., 1, 2] += self.calls % 2
+        bits_of(out)[..., 1, 2] += self.calls % 2
         self.calls += 1

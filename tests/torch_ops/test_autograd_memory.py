@@ -15,6 +15,7 @@ from outblas import addmm, linear, matmul
 from outblas.runtime import dispatch
 from outblas.torch_ops import ops
 
+pytest_plugins = ("support.inductor",)
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 Tensor = torch.Tensor
@@ -177,6 +178,7 @@ def test_the_memory_of_a_gradient_is_that_of_its_product(products: Products) -> 
         assert stored_gradient(w).data_ptr() == products.addresses[-1], f"call {call}"
 
 
+@pytest.mark.usefixtures("scalar_inductor")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_program_copies_no_gradient(backend: str) -> None:
     torch._dynamo.reset()

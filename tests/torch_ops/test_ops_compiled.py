@@ -10,6 +10,7 @@ from torch.func import grad
 
 from outblas import addmm, linear, matmul
 
+pytest_plugins = ("support.inductor",)
 pytestmark = pytest.mark.filterwarnings(
     "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
 )
@@ -31,6 +32,7 @@ class Perceptron(torch.nn.Module):
         return addmm(self.down.bias, x, square, alpha=0.5)
 
 
+@pytest.mark.usefixtures("scalar_inductor")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static first", "dynamic"])
 def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> None:

@@ -5,12 +5,14 @@ A stand-in for the kernels fills an output with the number of the plan that ran.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import outblas
+from outblas.kernels import portable
 from outblas.runtime import dispatch
 
 WARM = 4  # calls after which the eager cache has a plan
@@ -19,15 +21,16 @@ WARM = 4  # calls after which the eager cache has a plan
 @pytest.fixture(autouse=True)
 def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every plan has a number, which its launches write."""
-    plans = []
+    numbers = itertools.count(1)
 
-    def best_launcher(problem, tune, *, no_product):
-        plans.append(problem)
-        number = len(plans)
+    def plan(*_: object, no_product: bool) -> Callable[..., object]:
+        number = next(numbers)
         return lambda a, b, c, out, *_: out.fill_(number)
 
     monkeypatch.setattr(dispatch.launcher, "no_kernel_reason", lambda problem: None)
-    monkeypatch.setattr(dispatch.launcher, "best_launcher", best_launcher)
+    monkeypatch.setattr(dispatch.launcher, "unsupported_reason", lambda kernel, problem: None)
+    monkeypatch.setattr(dispatch.launcher, "best_launcher", plan)
+    monkeypatch.setattr(dispatch.launcher, "named_launcher", plan)
     dispatch.clear_cache()
     yield
     dispatch.clear_cache()
@@ -82,6 +85,15 @@ PAIRS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] 
     "activation": (fused, lambda: fused(activation="gelu")),
     "epilogue": (matmul, fused),
     "batch invariance": (matmul, lambda: matmul(batch_invariant=True)),
+    "named kernel": (matmul, lambda: matmul(kernel="portable")),
+    "name of the kernel": (
+        lambda: matmul(kernel="simt.naive"),
+        lambda: matmul(kernel="portable"),
+    ),
+    "config of a named kernel": (
+        lambda: matmul(kernel="portable"),
+        lambda: matmul(kernel="portable", config=portable.Config(block_m=32)),
+    ),
     "dtype of the output": (lambda: narrow(torch.bfloat16), lambda: narrow(torch.float32)),
 }
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import assembled
+from support.covering import covering
 from support.rungs import own, problem, rung
+from support.shared_compiles import Store
 from support.turing_rungs import BF16, FP16, FP32, NAMES, valid_configs
 
 from outblas.core import machines, registry
@@ -29,6 +32,12 @@ SQUARE = (4096, 4096, 4096)
 # K-blocks that an iteration of a kernel's loop multiplies.
 K_BLOCKS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
 BUILDS = [(name, arch) for name in NAMES for arch in compilable(registry.find(name))]
+
+
+@pytest.fixture(autouse=True)
+def _shared(shared_store: Store) -> None:
+    """Tests without the mark `compile` share what was assembled and disassembled, too."""
+    shared_store.share()
 
 
 def compiled(name: str, config: TuringConfig, given: Problem, arch: int) -> Any:
@@ -65,21 +74,45 @@ def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
-@pytest.mark.parametrize(("name", "arch"), [build for build in BUILDS if build[1] != 80])
-def test_machine_code_of_other_layouts(name: str, arch: int, layout: str) -> None:
-    out_dtype = "float32" if layout == "nn" else None
-    found = inspect(name, arch=arch, layout=layout, out_dtype=out_dtype)
-    found.require(has=("HMMA",), lacks=absent(name))
-    if name in BY_LDMATRIX:
-        found.require(has=("LDSM.16.MT88.4",))  # transposed on its way to registers
+@pytest.mark.parametrize(
+    ("name", "layout", "arch"),
+    covering(
+        {name: name for name in NAMES},
+        {layout: layout for layout in ("nn", "tn", "tt")},
+        {"sm_75": 75, "sm_90": 90},
+        possible=lambda name, layout, arch: (name, arch) in BUILDS,
+    ),
+)
+def test_other_layouts_take_the_tensor_cores_without_spills(
+    name: str, layout: str, arch: int
+) -> None:
+    out_dtype = torch.float32 if layout == "nn" else None
+
+    artifact = registry.load(name).artifact(arch=arch, layout=layout, out_dtype=out_dtype)
+
+    transposing = ("ldmatrix.sync.aligned.m8n8.x4.trans",)  # on its way to registers
+    assembled.require(
+        artifact,
+        has=("mma.sync", *(transposing if name in BY_LDMATRIX else ())),
+        lacks=("fma.rn.f32",) if name in BY_LDMATRIX else ("fma.rn.f32", "ldmatrix"),
+    )
 
 
 def test_bfloat16_has_its_own_instruction() -> None:
     inspect("turing.shared", dtype="bfloat16", arch=80).require(has=("HMMA.16816.F32.BF16",))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "turing.cp_async"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "turing.shared",
+        "turing.ldmatrix",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("turing.wmma", "turing.double_buffer", "turing.vectorized")
+        ),
+    ],
+)
 def test_code_for_turing_assembles_for_hopper(name: str) -> None:
     found = inspect(name, config="arch=75", arch=90)
     assert found.arch == "sm_90"
@@ -247,7 +280,14 @@ def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reaso
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "config"), valid_configs(8, seed=1), ids=str)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        pytest.param(*build, marks=pytest.mark.slow if i >= 4 else ())
+        for i, build in enumerate(valid_configs(8, seed=1))  # a rung after the other
+    ],
+    ids=str,
+)
 def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
     artifact = registry.load(name).artifact(config, arch=80, layout="tn")
     assert artifact.cubin

@@ -59,7 +59,7 @@ def flip_a_bit(buffer: Guarded, data: st.DataObject) -> int:
     """Changes any bit of the storage but a sign, and returns its element's position: often one
     beside the ends of the view or of the storage.
     """
-    bits = broken._bits(buffer.storage)
+    bits = broken.bits_of(buffer.storage)
     last = len(bits) - 1
     edges = [0, buffer.start - 1, buffer.start, buffer.end - 1, buffer.end, last]
     position = data.draw(st.sampled_from(edges) | st.integers(0, last))

@@ -1,15 +1,9 @@
 """The watchdog ends a process whose test hangs, and says where."""
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-
-def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options
-    )
+import pytest
+from support.fresh_torch import run_beside_torch
 
 
 def test_watchdog_ends_a_hang_that_holds_the_gil() -> None:
@@ -30,14 +24,17 @@ with watchdog(0.5, "outer"):
 print("not reached")
 """
 
-    ended = run_python("-c", code)
+    ended = run_beside_torch(code)
 
     assert (ended.returncode, ended.stdout) == (1, "alive\n")
     assert "in hangs_in_c" in ended.stderr
     assert "quick" not in ended.stderr
 
 
-def test_watchdog_is_heard_through_pytests_capture(tmp_path: Path) -> None:
+def test_watchdog_is_heard_through_pytests_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "conftest.py").write_text(
         "from outblas.verify.watchdog import real_stderr\ndef pytest_configure(config):\n    "
         "real_stderr()\n"
@@ -47,7 +44,7 @@ def test_watchdog_is_heard_through_pytests_capture(tmp_path: Path) -> None:
         "def test_hang():\n    with watchdog(0.3, 'my kernel'):\n        time.sleep(50)\n"
     )
 
-    ended = run_python("-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path), cwd=tmp_path)
+    ended = run_beside_torch("import pytest; pytest.main(['-p', 'no:cacheprovider', '-q'])")
 
     assert ended.returncode == 1
     assert "watchdog: my kernel: not done after 0.3 s" in ended.stderr

@@ -6,10 +6,10 @@ MODEL = (Check("test_space.py"),)
 TIMES = (Check("test_cost_model.py"),)
 PRUNED = (Check("test_prune.py"),)
 LIMITS = (Check("test_config_limits.py"),)
-RULE = (Check("test_gemm.py", "rule or elastic or cannot_be_built"),)
+RULE = (Check("test_heuristic.py"), Check("hopper/gemm"))
 STRATEGY = (Check("test_strategy.py", "default or grid or random or trials or hears"),)
 FINALS = (Check("test_finals.py"),)
-RANKS = (Check("test_report_tune.py", "spearman or ranks or rank"),)
+RANKS = (Check("test_rank.py"), Check("test_report_tune.py"))
 
 _MODEL = "autotune/search/cost_model.py"
 _PRUNE = "autotune/search/prune.py"
@@ -185,7 +185,7 @@ FAULTS = (
         _CONFIG,
         "    if requested > available:  # the last to ask would wait for ever\n",
         "    if requested > 2 * available:\n",
-        (Check("test_hopper.py", "refus or cannot or reason or built or config"),),
+        (Check("test_config.py"), Check("hopper/core")),
         "A config counts as valid whose last warpgroup waits for registers for ever.",
     ),
     Fault(
@@ -241,7 +241,7 @@ FAULTS = (
         _RULE,
         "        base = replace(base, k_serpentine=False)\n",
         "        pass\n",
-        (Check("test_gemm.py", "order_of_k or rule"), Check("test_batch_invariant.py")),
+        (Check("test_heuristic.py"), Check("test_batch_invariant.py")),
         "The rule has a batch-invariant product walk K in two orders.",
     ),
     Fault(

@@ -34,7 +34,7 @@ FAULTS = (
         "hopper/core/compile.py",
         '        "source": source_fingerprint(),\n',
         '        "source": "",\n',
-        (Check("test_hopper.py", "compiled_once", compiles=True),),
+        (Check("test_compile.py", compiles=True), Check("test_launcher.py", compiles=True)),
         "Kernels that were compiled from other sources are loaded from disk.",
     ),
     Fault(
@@ -42,7 +42,7 @@ FAULTS = (
         "hopper/core/compile.py",
         "cache.digest(dataclasses.asdict(variant))",
         "cache.digest(dataclasses.asdict(variant.config))",
-        (Check("test_names.py"), Check("test_gemm.py", "one_compile or key")),
+        (Check("test_names.py"), Check("test_variant.py")),
         "Variants that differ in dtypes, layout or traits beyond the readable part share a name.",
     ),
     Fault(
@@ -106,7 +106,7 @@ FAULTS = (
         _EAGER,
         "            if requires_grad is not None and requires_grad is not _gradients_enabled():\n",
         "            if False:\n",
-        (Check("test_eager.py"), Check("test_autograd.py", "warm")),
+        (Check("test_eager_observers.py"), Check("torch_ops")),
         "A warm call under no_grad takes the plan of one that records gradients.",
     ),
     Fault(
@@ -138,7 +138,7 @@ FAULTS = (
         _DISPATCH,
         "        call.out_dtype,\n        call.kernel,\n        call.config,\n",
         "        call.out_dtype,\n        call.config,\n",
-        (Check("test_api.py"),),
+        (Check("test_plan_keys.py"),),
         "A call that names a kernel takes the plan of one that names none.",
     ),
     Fault(

@@ -2,7 +2,12 @@
 
 from ..fault import Check, Fault
 
-GRADIENTS = (Check("test_autograd.py"),)
+GRADIENTS = (
+    Check("test_autograd.py"),
+    Check("test_autograd_memory.py"),
+    Check("test_autograd_random.py"),
+    Check("torch_ops"),
+)
 FAKES = (Check("test_ops.py"),)
 TRANSFORMS = (Check("test_autocast_vmap.py"),)
 FP8 = (Check("test_fp8_calls.py"),)

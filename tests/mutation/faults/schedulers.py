@@ -5,7 +5,7 @@ from ..fault import Check, Fault
 WORK = (Check("test_tile_scheduler.py"),)
 RASTER = (Check("test_raster.py", "order or hilbert or serpentine or schedule or runs"),)
 PLACEMENT = (Check("test_gpc_placement.py"),)
-SCHEDULE = (Check("test_gemm.py", "schedule or clusters"),)
+SCHEDULE = (Check("test_schedule.py"), Check("hopper/core"), Check("hopper/gemm"))
 GRID = (Check("test_tile_schedule.py"),)
 
 _SCHEDULER = "hopper/gemm/tile_scheduler.py"

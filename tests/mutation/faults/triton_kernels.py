@@ -4,8 +4,8 @@ from ..fault import Check, Fault
 
 PORTABLE = (Check("test_portable.py"),)
 GUARDED = (Check("test_portable.py", "surroundings"),)
-FORMS = (Check("test_epilogue.py", "every_form or tiles_and_launches"),)
-SIMT_MAPS = (Check("test_simt.py", "maps or owns or lanes or copies or passes"),)
+FORMS = (Check("test_epilogue.py", "every_form or launches_of_a_part"),)
+SIMT_MAPS = (Check("test_simt_maps.py", "maps or owns or lanes or copies or passes"),)
 
 _PORTABLE = "kernels/portable.py"
 _FUSED = "src/outblas/device/fused.py"
@@ -178,8 +178,8 @@ FAULTS = (
         "return math.gcd(max(alignment, 1), extents[unit], *others)",
         "return math.gcd(WIDEST // problem.dtype.itemsize, extents[unit], *others)",
         (
-            Check("test_simt.py", "aligned"),
-            Check("test_portable.py", "vector"),
+            Check("test_simt_maps.py", "aligned"),
+            Check("test_portable_config.py", "vector"),
         ),
         "Loads are as wide as strides allow, at whatever address.",
     ),

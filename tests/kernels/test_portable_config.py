@@ -1,0 +1,202 @@
+"""What the host decides for the portable kernel: what it takes, its configs and presets, and how
+wide it loads.
+"""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from support.portable_builds import DEVICES, KIB, form
+
+from outblas.core.problem import Problem, problem
+from outblas.kernels import portable_config
+from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
+from outblas.kernels.portable_config import cycles, uses_fma, vector
+
+BF16, FP16, FP32 = DTYPES = torch.bfloat16, torch.float16, torch.float32
+H100 = DEVICES[90]
+row_major = functools.partial(form, layout="nn")
+
+
+# ---- what it takes
+def square(dtype: torch.dtype, device: str) -> Problem:
+    """A product of one matrix with itself, into itself."""
+    matrix = torch.empty(16, 16, dtype=dtype, device=device)
+    return problem(matrix, matrix, matrix)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "reason"),
+    [
+        pytest.param(
+            torch.float64,
+            "cpu",
+            "needs bfloat16, float16 or float32, and was given float64 operands for float64 "
+            "outputs",
+            id="a dtype",
+        ),
+        pytest.param(
+            FP32,
+            "meta",
+            "needs CUDA or CPU tensors, and was given tensors on meta",
+            id="a device",
+        ),
+        pytest.param(FP16, "cpu", None, id="nothing"),
+    ],
+)
+def test_unsupported_says_what_it_needs_and_what_it_was_given(
+    dtype: torch.dtype, device: str, reason: str | None
+) -> None:
+    assert unsupported(square(dtype, device)) == reason
+
+
+# ---- configs
+def test_an_invalid_config_is_not_planned() -> None:
+    with pytest.raises(ValueError, match="block_m is 24, expected a power of two"):
+        plan(square(FP16, "cpu"), Config(block_m=24))
+
+
+def test_the_default_config_is_valid() -> None:
+    assert invalid_reason(Config(), FP16, H100[2]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"block_m": 8}, "block_m is 8"),
+        ({"block_n": 48}, "block_n is 48"),
+        ({"block_k": 0}, "block_k is 0"),
+        ({"num_warps": 3}, "num_warps is 3"),
+        ({"num_warps": 64}, "num_warps is 64"),
+        ({"group_m": 0}, "group_m is 0"),
+        ({"num_stages": 0}, "num_stages is 0"),
+        ({"block_n": 256}, "256 accumulators a thread, expected at most 128"),
+        ({"num_stages": 8}, "needs 262208 bytes of shared memory, the device has 232448"),
+    ],
+    ids=str,
+)
+def test_invalid_configs_say_why(change: dict[str, int], complaint: str) -> None:
+    reason = invalid_reason(dataclasses.replace(Config(), **change), FP16, H100[2])
+
+    assert complaint in str(reason)
+
+
+def test_fields_of_a_config_are_integers() -> None:
+    assert all(type(field.default) is int for field in dataclasses.fields(Config))
+
+
+# ---- presets
+def test_no_preset_is_there_twice() -> None:
+    assert len(set(CANDIDATES)) == len(CANDIDATES)
+
+
+@pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
+@pytest.mark.parametrize("limit", [limit for _, _, limit in DEVICES.values()])
+def test_every_preset_fits_or_says_why(limit: int, dtype: torch.dtype) -> None:
+    for config in CANDIDATES:
+        reason = invalid_reason(config, dtype, limit)
+
+        if config.shared_memory(dtype) <= limit:
+            assert reason is None, config
+        else:
+            assert f"the device has {limit}" in str(reason), config
+
+
+SHAPES = [
+    (1, 1, 1),
+    (16, 4096, 4096),
+    (4096, 16, 4096),
+    (512, 512, 512),
+    (4096, 4096, 4096),
+    (1001, 77, 1),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=[f"sm_{arch}" for arch in DEVICES])
+@pytest.mark.parametrize(
+    ("dtype", "tf32"),
+    [(BF16, False), (FP16, False), (FP32, False), (FP32, True)],
+    ids=["bf16", "fp16", "fp32", "tf32"],
+)
+@pytest.mark.parametrize("pad", [0, 1, 2, 4])
+def test_choose_finds_the_cheapest_preset_that_fits(
+    device: tuple[int, int, int], dtype: torch.dtype, tf32: bool, pad: int
+) -> None:
+    sms, arch, limit = device
+    for shape in SHAPES:
+        given = row_major(*shape, dtype=dtype, pad=pad, tf32=tf32)
+        presets = portable_config.FMA if uses_fma(given, arch) else portable_config.TENSOR_CORE
+
+        config = choose(given, *device)
+
+        assert invalid_reason(config, dtype, limit) is None, shape
+        assert config in presets, shape
+        costs = [
+            cycles(other, given, sms, arch)
+            for other in portable_config.candidates(given, arch, limit)
+        ]
+        assert cycles(config, given, sms, arch) <= min(costs), shape
+
+
+@pytest.mark.parametrize("size", [4096, 8192])
+def test_a_large_product_gets_the_largest_tile(size: int) -> None:
+    config = choose(row_major(size, size, size), *H100)
+
+    assert (config.block_m, config.block_n) == (128, 256)
+
+
+def test_few_rows_get_a_tile_of_few_rows() -> None:
+    assert choose(row_major(16, 4096, 4096), *H100).block_m == 16
+
+
+def test_few_columns_get_a_tile_of_few_columns() -> None:
+    assert choose(row_major(4096, 16, 4096), *H100).block_n == 16
+
+
+def test_a_small_product_gets_small_tiles() -> None:
+    config = choose(row_major(512, 512, 512), *H100)
+
+    assert max(config.block_m, config.block_n) <= 64, "large ones would leave most SMs idle"
+
+
+def test_a_device_without_room_for_any_preset_is_refused() -> None:
+    with pytest.raises(ValueError, match="no preset"):
+        choose(row_major(64, 64, 64), 1, 90, KIB)
+
+
+# ---- vectors
+@pytest.mark.parametrize(
+    ("given", "operand", "arch", "width"),
+    [
+        pytest.param(row_major(64, 64, 64), "a", 90, 8, id="16 bytes of bf16"),
+        pytest.param(row_major(64, 64, 64, FP32), "a", 90, 4, id="16 bytes of fp32"),
+        pytest.param(row_major(64, 64, 64, pad=4), "a", 90, 4, id="rows aligned to 8 bytes"),
+        pytest.param(row_major(64, 64, 64, pad=1), "b", 90, 1, id="rows aligned to 2 bytes"),
+        pytest.param(row_major(64, 66, 64, pad=6), "b", 90, 2, id="edge within a vector"),
+        pytest.param(row_major(64, 64, 64, FP32, tf32=True), "a", 90, 4, id="tf32, along K"),
+        pytest.param(
+            row_major(64, 64, 64, FP32, tf32=True), "b", 90, 1, id="tf32 by wgmma, along N"
+        ),
+        pytest.param(row_major(64, 64, 64, FP32, tf32=True), "b", 80, 4, id="tf32 by mma, along N"),
+    ],
+)
+def test_loads_are_as_wide_as_strides_and_extents_allow(
+    given: Problem, operand: str, arch: int, width: int
+) -> None:
+    assert vector(given, operand, arch) == width
+
+
+@pytest.mark.parametrize(("operand", "width"), [("a", 4), ("b", 8)], ids=["8 bytes", "16 bytes"])
+def test_a_vector_is_not_wider_than_its_address_is_aligned(operand: str, width: int) -> None:
+    """A begins 8 bytes into a row, B 16."""
+    rows = torch.empty(64, 72, dtype=FP16)
+    given = problem(rows[:, 4:68], rows[:, 8:72].mT, torch.empty(64, 64, dtype=FP16))
+
+    assert vector(given, operand, 90) == width
+
+
+def test_elements_with_gaps_are_loaded_singly() -> None:
+    gaps = torch.empty(64, 128, dtype=FP16)[:, ::2]
+
+    assert vector(problem(gaps, gaps, gaps), "a", 90) == 1
