@@ -29,7 +29,10 @@ from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.usefixtures("faulty_log", "forked_workers_of_module"),
+]
 
 
 def screened(bench: MeasureWorker, fault: str = "") -> Screened:
