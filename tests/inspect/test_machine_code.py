@@ -6,7 +6,7 @@ why.
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +16,60 @@ import torch
 from support import commands
 from support.paths import DATA
 
+from outblas.core import registry
 from outblas.core.artifact import example
+from outblas.core.configs import from_text
+from outblas.hopper import gemm
 from outblas.inspect import snapshot
 from outblas.inspect.snapshot import CodeSummary, Difference, Entry, Snapshot
 from outblas.inspect.variant import KernelVariant, from_record, problem
 
 FILE = DATA / "machine_code.json"
 RECORDED = snapshot.load(FILE)
-# CI leaves these to `pytest -m slow` and to `outblas inspect --against`: pairs of features that it
-# has one by one.
-LEFT_TO_SLOW_RUNS = {
-    f"hopper.gemm {name}"
-    for name in (
-        "16 columns",
-        "GELU, short K",
-        "addend, bias and GELU",
-        "K in a cluster of 2",
-        "all epilogue steps, float32 output",
-        "all epilogue steps, one consumer",
-        "all epilogue steps, output by columns",
-        "all epilogue steps, pingpong",
-        "batch, all epilogue steps",
-        "batch, swapped operands",
-        "bias of rows, ReLU",
-        "cluster 1x2",
-        "cluster 4x1",
-        "even N",
-        "fp8, GELU and residual",
-        "fp8, promoted sums, scales by rows, bias",
-        "fp8, swapped operands",
-        "jitter",
-        "one row",
-        "one wave nn",
-        "one wave without GPC placement",
-        "output by columns",
-        "pingpong nn",
-        "programmatic dependent launch",
-        "residual by columns",
-        "split-K, all epilogue steps",
-        "split-K, three consumers",
-        "stream-K",
-        "swapped operands",
-        "tanh GELU, pingpong",
-        "tt",
-        "three consumers, cluster 1x2",
-        "variable tile N, three consumers",
-    )
+# A Hopper variant takes a core for about a second, so CI compiles each rung as it is called by
+# default, and of `hopper.gemm` a variant for each of its features. `make machine-code` and
+# `pytest -m slow` compile all.
+HOPPER_IN_CI = {
+    *(kernel.name for kernel in registry.ladder("hopper")),
+    "hopper.cluster_multicast 2x2",
+    "hopper.hilbert float32 output",
+    "hopper.hilbert three consumers",
+    "hopper.hilbert tt",
+    "hopper.store_tuning stores through L1",
+    "hopper.tma_wgmma float16",
+    "hopper.tma_wgmma nn",
+    "hopper.gemm GeGLU, bias, residual and aux",
+    "hopper.gemm K in a cluster of 2, 16 rows",
+    "hopper.gemm addend",
+    "hopper.gemm batch, swapped operands",
+    "hopper.gemm cluster 2x2",
+    "hopper.gemm float16",
+    "hopper.gemm fp8, fast sums, scales by rows",
+    "hopper.gemm fp8, promoted sums",
+    "hopper.gemm odd N",
+    "hopper.gemm one wave",
+    "hopper.gemm operands that TMA cannot load",
+    "hopper.gemm output without contiguous dimension",
+    "hopper.gemm pingpong, tall tile",
+    "hopper.gemm split-K",
+    "hopper.gemm stores from registers",
+    "hopper.gemm stream-K nn",
+    "hopper.gemm swapped operands, float32 output",
+    "hopper.gemm three consumers",
+    "hopper.gemm tn",
+    "hopper.gemm variable tile N nn",
+}
+# Fields of `KernelVariant`, and of the config of `hopper.gemm`, that a variant of it in CI sets.
+FEATURES = {
+    *("activation", "addend", "alignment", "aux", "batch", "bias", "dtype", "formats", "layout"),
+    *("out", "out_dtype", "residual", "scale_a", "scale_b"),
+    *("cluster_k", "cluster_m", "cluster_n", "consumers", "pingpong", "split_k"),
+    *("epilogue_stages", "stream_k", "swap_ab", "variable_tile_n"),
+}
+IN_CI = {
+    name
+    for name, entry in RECORDED.entries.items()
+    if name in HOPPER_IN_CI or not entry.variant.kernel.startswith("hopper.")
 }
 PLAIN = KernelVariant(kernel="simt.naive", arch=80, dtype="float32", layout="nn")
 SMALL = CodeSummary(
@@ -87,7 +95,7 @@ def same_compilers() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in LEFT_TO_SLOW_RUNS else ())
+        pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow)
         for name in RECORDED.entries
     ],
 )
@@ -98,7 +106,6 @@ def test_machine_code_is_that_of_the_snapshot(name) -> None:
 
 def test_the_snapshot_has_every_kernel() -> None:
     assert not snapshot.uncovered(RECORDED)
-    assert RECORDED.entries.keys() >= LEFT_TO_SLOW_RUNS
     assert list(RECORDED.entries) == sorted(RECORDED.entries)
     assert sum(entry.variant.kernel == "hopper.gemm" for entry in RECORDED.entries.values()) >= 40
     without = {
@@ -110,6 +117,34 @@ def test_the_snapshot_has_every_kernel() -> None:
     assert [(each.name, each.what) for each in found] == [
         ("turing.wmma", f"sm_{arch}") for arch in (75, 80, 90)
     ]
+
+
+def test_what_ci_compiles_is_in_the_snapshot() -> None:
+    assert RECORDED.entries.keys() >= HOPPER_IN_CI
+
+
+def test_ci_compiles_every_kernel_for_every_architecture() -> None:
+    in_ci = {name: RECORDED.entries[name] for name in IN_CI}
+
+    assert not snapshot.uncovered(Snapshot({}, in_ci))
+
+
+def changed_fields(record: Any, plain: Any) -> set[str]:
+    """The names of the fields in which a record differs from another."""
+    return {f.name for f in fields(record) if getattr(record, f.name) != getattr(plain, f.name)}
+
+
+def test_ci_compiles_every_feature_of_the_production_kernel() -> None:
+    variants = [RECORDED.entries[name].variant for name in IN_CI]
+    plain = RECORDED.entries["hopper.gemm"].variant
+    found: set[str] = set()
+
+    for variant in variants:
+        if variant.kernel == "hopper.gemm":
+            config = from_text(gemm.Config, variant.config)
+            found |= changed_fields(variant, plain) | changed_fields(config, gemm.Config())
+
+    assert found >= FEATURES
 
 
 # ---- the comparison
