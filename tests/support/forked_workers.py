@@ -15,13 +15,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import pytest
 import torch
 
 from outblas.autotune.measure import processes, serve, supervisor, worker
+
+_start_guard = processes.start_guard
 
 
 class ForkedGuard:
@@ -114,8 +116,8 @@ def _serve(_: str, command: Sequence[str]) -> NoReturn:
 
 
 @contextlib.contextmanager
-def forking():
-    """Within, workers of this process are forks of it."""
+def forking(forked: bool = True) -> Iterator[None]:
+    """Within, workers of this process are forks of it, or not even where they were."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "start_guard", fork_guard)
+        patch.setattr(processes, "start_guard", fork_guard if forked else _start_guard)
         yield

@@ -62,13 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ray.shutdown()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store(tmp_path / "store.sqlite") as found:
-        yield found
-
-
 def run(
     store: Store,
     report: Report = silent,
