@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..bench.plotting import check_chart
 from ..core import shapes
@@ -25,6 +24,7 @@ from ..core.terminal import printable as printable
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
 from ..runtime import launcher
+from . import tables
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,8 @@ SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
 ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")]
 
-console = Console(width=None if sys.stdout.isatty() else 140)
+PIPED_WIDTH = 140  # where no terminal and no COLUMNS says how wide a line may be
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -108,17 +109,8 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) 
 
 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    view = Table(title=_plain(title), title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        view.add_column(_plain(column), overflow="fold", no_wrap=i == 0)
-    for row in rows:
-        view.add_row(*(_plain(str(cell)) for cell in row))
-    return view
-
-
-def _plain(text: str) -> Text:
-    """A text in which nothing is markup."""
-    return Text(printable(text, keep="\n"))
+    """A table as wide as the terminal allows."""
+    return tables.make_table(title, columns, rows, console.width)
 
 
 def say(text: object, *, err: bool = False) -> None:

@@ -55,8 +55,10 @@ def tune(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the
-    model beside them. Needs no GPU.
+    """Reports one kernel's trials at one product; needs no GPU.
+
+    It shows tiles and stages, the best configs, what failed and why, and the model's predictions
+    beside the measurements.
     """
     from ..autotune import lookup
     from ..bench import plotting

@@ -109,8 +109,9 @@ def tune(
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Finds the fastest configs of kernels on this GPU. Kill it at any moment: it goes on where it
-    was.
+    """Finds the fastest configs of kernels on this GPU.
+
+    A sweep may be killed at any moment: the next one goes on where it was.
 
     Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after
     Ctrl-C.
