@@ -19,14 +19,12 @@ def list_kernels(
     """Lists the kernels that can be called by name."""
     with usage_errors(options={"name": "ladder"}):
         kernels = registry.ladder(ladder)
-    if long:
-        columns = ("name", "idea", "parent", "DSL", "GPUs", "source")
-        rows = [(k.name, k.idea, k.parent or NONE, k.dsl, _archs(k), k.source) for k in kernels]
-    else:
-        columns, rows = ("name", "idea"), [(k.name, k.idea) for k in kernels]
+    columns = ("name", "idea", "parent", "DSL", "GPUs", "source")
+    rows = [(k.name, k.idea, k.parent or NONE, k.dsl, _archs(k), k.source) for k in kernels]
+    shown = len(columns) if long else 2
     give(
         [dataclasses.asdict(kernel) for kernel in kernels],
-        lambda: table("Kernels", columns, rows),
+        lambda: table("Kernels", columns[:shown], [row[:shown] for row in rows]),
         json=json,
     )
 
