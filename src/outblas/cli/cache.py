@@ -19,6 +19,7 @@ from ..core.shapes import LAYOUTS, Shape
 from .common import (
     NONE,
     JsonOption,
+    check_length,
     check_one_of,
     check_writable,
     figure,
@@ -330,6 +331,8 @@ def _opened(
     from ..autotune.store.store import Store, StoreError
 
     with usage_errors(StoreError), warnings.catch_warnings():
+        if path is not None:
+            check_length(path)
         if path is not None and not (new or path.exists()):
             raise ValueError(f"--store is {str(path)!r}, expected a file that exists")
         warnings.simplefilter("ignore")

@@ -70,8 +70,23 @@ def note(text: str, style: str | None = "dim", *, highlight: bool | None = None)
     console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
 
 
+def check_length(path: Path) -> None:
+    """Raises OSError for a path that is longer than the system allows; `Path.exists` and its like
+    say of such a path that it is not there.
+    """
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise
+
+
 def check_writable(path: Path | None, option: str = "--save") -> None:
-    """Raises ValueError for a file that could not be written once the work is done."""
+    """Raises ValueError for a file that could not be written once the work is done, and OSError for
+    a path that is too long.
+    """
+    if path is not None:
+        check_length(path)
     if path is not None and (
         path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))
     ):

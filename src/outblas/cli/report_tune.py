@@ -17,6 +17,7 @@ from .common import (
     LayoutOption,
     SaveOption,
     check_files,
+    check_length,
     check_one_of,
     console,
     give,
@@ -102,7 +103,10 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
     from ..autotune.store.store import Store, StoreError
 
     for path, option in ((store, "--store"), (source, "--from")):
-        if path is not None and not path.is_file():
+        if path is None:
+            continue
+        check_length(path)
+        if not path.is_file():
             raise ValueError(f"{option} is {str(path)!r}, expected a file")
     if source is not None:
         if store is not None:

@@ -20,6 +20,7 @@ from .common import (
     SaveOption,
     ShapesOption,
     check_given,
+    check_length,
     check_one_of,
     check_writable,
     give,
@@ -239,7 +240,10 @@ def _strategy(name: str) -> Strategy:
 
 
 def _check_store(store: Path | None) -> None:
-    if store is not None and store.is_dir():
+    if store is None:
+        return
+    check_length(store)
+    if store.is_dir():
         raise ValueError(f"--store is {str(store)!r}, expected a file, and it is a folder")
 
 
