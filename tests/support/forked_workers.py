@@ -3,6 +3,8 @@ fork of this process, which has imported it.
 
 Guard, supervisor and worker are processes as they are for a user, and die, hang and are killed as
 those do. Only two things differ: there is no `exec`, and what this process has imported is there.
+So tests of what befalls a start itself, such as a bound on memory that it cannot meet, need workers
+that are not forks.
 """
 
 import contextlib

@@ -22,6 +22,8 @@ from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
+pytest_plugins = ("support.worker_fixtures",)
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(120),

@@ -23,6 +23,8 @@ from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.store.records import BestConfig, Trial
 from outblas.autotune.sweeps import ray_engine
 
+pytest_plugins = ("support.sweep_fixtures",)
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.interpreter,

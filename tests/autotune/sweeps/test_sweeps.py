@@ -40,6 +40,8 @@ from outblas.autotune.sweeps.sweep import sweep, visible_gpus
 from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text
 
+pytest_plugins = ("support.worker_fixtures",)
+
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log", "forked_workers_of_module")]
 
 

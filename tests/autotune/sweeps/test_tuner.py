@@ -29,6 +29,8 @@ from outblas.autotune.sweeps import screening, tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text, to_text
 
+pytest_plugins = ("support.sweep_fixtures",)
+
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 

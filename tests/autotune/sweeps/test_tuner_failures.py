@@ -15,6 +15,8 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.tuner import Outcome
 from outblas.core.configs import to_text
 
+pytest_plugins = ("support.sweep_fixtures",)
+
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 

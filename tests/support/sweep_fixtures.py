@@ -1,13 +1,13 @@
-"""Fixtures of the tests of sweeps."""
+"""A store, and what tunes into it with a worker that is played."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import tuning
 
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.tuner import Outcome
+from support.jobs import tuning
 
 
 @pytest.fixture

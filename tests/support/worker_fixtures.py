@@ -1,8 +1,9 @@
-"""Fixtures of the tests of autotune."""
+"""Whether the workers that tests start are forks of this process."""
 
 from collections.abc import Iterator
 
 import pytest
+
 from support.forked_workers import forking
 
 
