@@ -2,7 +2,7 @@
 
 from ..fault import Check, Fault
 
-MODEL = (Check("test_space.py"),)
+MODEL = (Check("test_cost_model_laws.py"),)
 TIMES = (Check("test_cost_model.py"),)
 PRUNED = (Check("test_prune.py"),)
 LIMITS = (Check("test_config_limits.py"),)
