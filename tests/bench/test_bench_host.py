@@ -5,7 +5,7 @@ played, and the real probe once.
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,21 +182,20 @@ def test_a_figure_of_another_type_is_refused(tmp_path: Path) -> None:
 
 
 # ---- turns, with a torch and an outblas that are played
-@pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
+def play(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     """Two trees whose processes end at once, and a probe that logs who ran."""
     found = []
     for name in ("one", "two"):
-        root = tmp_path / name
+        root = folder / name
         (root / "outblas" / "cli").mkdir(parents=True)
         (root / "outblas" / "__init__.py").write_text(f"name = {name!r}")
         (root / "outblas" / "cli" / "__init__.py").write_text("app = lambda: None")
         (root / "torch.py").touch()
         found.append(Tree(name, root))
-    probe = tmp_path / "probe.py"
+    probe = folder / "probe.py"
     probe.write_text(
         "import json, sys, outblas\n"
-        f"open({str(tmp_path / 'log')!r}, 'a').write(f'{{outblas.name}} {{sys.argv[1]}}\\n')\n"
+        f"open({str(folder / 'log')!r}, 'a').write(f'{{outblas.name}} {{sys.argv[1]}}\\n')\n"
         "figures = {} if sys.argv[1] != 'calls' else {'matmul': ['torch.matmul', 6.0, 3.0]}\n"
         "print(json.dumps({'files': [outblas.__file__], 'figures': figures}))\n"
     )
@@ -204,33 +203,52 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     return found
 
 
-def ran(folder: Path) -> list[str]:
-    """The trees whose calls were measured, in order."""
-    lines = (folder / "log").read_text().splitlines()
-    return [tree for tree, kind in map(str.split, lines) if kind == "calls"]
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
+    """Two trees whose processes end at once, and a probe that logs who ran."""
+    return play(tmp_path, monkeypatch)
 
 
-def test_trees_take_turns_after_a_warm_up(played: list[Tree], tmp_path: Path) -> None:
-    found = host_turns.measure(played, 0, rounds=3)
+@dataclass(frozen=True)
+class Turns:
+    """What came of two trees in turns, and the trees whose calls were measured, in order."""
 
-    assert ran(tmp_path) == ["one", "two", "one", "two", "two", "one", "one", "two"]
-    assert [len(samples.timings["matmul"]) for samples in found] == [3, 3]
+    samples: list[host_turns.Samples]
+    ran: list[str]
 
 
-def test_starts_of_commands_stand_beside_torch_s_import(played: list[Tree]) -> None:
-    (samples,) = host_turns.measure(played[:1], 0, rounds=2)
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Turns:
+    """Two trees that were measured without time, which is three rounds."""
+    folder = tmp_path_factory.mktemp("turns")
+    with pytest.MonkeyPatch.context() as patch:
+        samples = host_turns.measure(play(folder, patch), 0)
+    lines = map(str.split, (folder / "log").read_text().splitlines())
+    return Turns(samples, [tree for tree, kind in lines if kind == "calls"])
 
-    figures = samples.figures()
+
+def test_trees_take_turns_after_a_warm_up(turns: Turns) -> None:
+    assert turns.ran == ["one", "two", "one", "two", "two", "one", "one", "two"]
+
+
+def test_without_time_there_are_the_least_rounds(turns: Turns) -> None:
+    assert [len(samples.timings["matmul"]) for samples in turns.samples] == [3, 3]
+    assert host_turns.LEAST_ROUNDS == 3
+
+
+def test_starts_of_commands_stand_beside_torch_s_import(turns: Turns) -> None:
+    figures = turns.samples[0].figures()
+
     assert figures["outblas cache ls"].reference == "python -c 'import torch'"
     assert figures["outblas cache ls"].us > 0
     assert figures["python -c 'import torch'"].reference == "python -c pass"
     assert figures["matmul"].ratio == 2.0
 
 
-def test_without_time_there_are_the_least_rounds(played: list[Tree]) -> None:
-    (samples,) = host_turns.measure(played[:1], 0)
+def test_as_many_rounds_are_measured_as_are_asked_for(played: list[Tree]) -> None:
+    (samples,) = host_turns.measure(played[:1], 0, rounds=1)
 
-    assert len(samples.timings["matmul"]) == host_turns.LEAST_ROUNDS
+    assert len(samples.timings["matmul"]) == 1
 
 
 def test_a_tree_that_imports_another_is_refused(played: list[Tree], tmp_path: Path) -> None:
@@ -261,11 +279,11 @@ def test_another_tree_may_lack_figures(played: list[Tree], tmp_path: Path) -> No
     """It may be older than what is measured."""
     (tmp_path / "one" / "outblas" / "__init__.py").write_text(BROKEN)
 
-    _, other = host_turns.measure(played[::-1], 0, rounds=2)
+    _, other = host_turns.measure(played[::-1], 0, rounds=1)
 
     (lacking,) = other.lacking
     assert "fails: RuntimeError: no way" in lacking
-    assert len(other.timings["matmul"]) == 2
+    assert len(other.timings["matmul"]) == 1
 
 
 def test_a_process_that_hangs_is_ended(

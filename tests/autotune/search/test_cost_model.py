@@ -3,26 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from support.spaces import FOOTPRINT, H100
 
 from outblas.autotune.search import cost_model
 from outblas.autotune.store.records import Workload
-from outblas.core import machines
-from outblas.core.space import Footprint
-
-H100 = machines.find("H100")
-TILE = Footprint(
-    math="wgmma",
-    tile_m=128,
-    tile_n=128,
-    tile_k=64,
-    stages=4,
-    threads=384,
-    registers=168,
-    shared_memory=160 * 1024,
-    in_flight=True,
-    persistent=True,
-    store="staged",
-)
 
 
 def tiles(count: int, K: int = 4096) -> Workload:
@@ -31,28 +15,28 @@ def tiles(count: int, K: int = 4096) -> Workload:
 
 
 def test_partitions_of_k_take_waves_as_tiles_do() -> None:
-    whole = cost_model.predict(TILE, tiles(132), H100)
-    cut = cost_model.predict(replace(TILE, split_k=4), tiles(132), H100)
+    whole = cost_model.predict(FOOTPRINT, tiles(132), H100)
+    cut = cost_model.predict(replace(FOOTPRINT, split_k=4), tiles(132), H100)
 
     assert whole.waves == pytest.approx(1)
     assert cut.waves == pytest.approx(4)
 
 
 def test_a_tile_beyond_a_wave_costs_another() -> None:
-    one_wave = cost_model.predict(TILE, Workload(12 * 128, 11 * 128, 4096), H100).us
-    two_waves = cost_model.predict(TILE, Workload(12 * 128, 12 * 128, 4096), H100).us
+    one_wave = cost_model.predict(FOOTPRINT, Workload(12 * 128, 11 * 128, 4096), H100).us
+    two_waves = cost_model.predict(FOOTPRINT, Workload(12 * 128, 12 * 128, 4096), H100).us
 
     assert two_waves > 1.6 * one_wave
 
 
 def test_sms_without_a_tile_in_the_last_wave_do_nothing_useful() -> None:
-    assert cost_model.wave_efficiency(TILE, tiles(132), H100) == pytest.approx(1)
-    assert cost_model.wave_efficiency(TILE, tiles(133), H100) == pytest.approx(133 / 264)
+    assert cost_model.wave_efficiency(FOOTPRINT, tiles(132), H100) == pytest.approx(1)
+    assert cost_model.wave_efficiency(FOOTPRINT, tiles(133), H100) == pytest.approx(133 / 264)
 
 
 def test_ctas_that_share_k_have_a_part_of_it_each() -> None:
-    alone = cost_model.predict(TILE, tiles(16, K=65536), H100).us
-    shared = cost_model.predict(replace(TILE, cluster_k=4), tiles(16, K=65536), H100).us
+    alone = cost_model.predict(FOOTPRINT, tiles(16, K=65536), H100).us
+    shared = cost_model.predict(replace(FOOTPRINT, cluster_k=4), tiles(16, K=65536), H100).us
 
     assert shared < alone / 2
 
@@ -65,17 +49,17 @@ def test_a_cta_that_asks_for_too_much_memory_does_not_fit(
     beyond: int, count: int, persistent: bool
 ) -> None:
     asked = H100.shared_memory_per_cta + beyond
-    footprint = replace(TILE, shared_memory=asked, persistent=persistent)
+    footprint = replace(FOOTPRINT, shared_memory=asked, persistent=persistent)
 
     assert cost_model.resident(footprint, H100) == count
 
 
 def test_partial_sums_take_time_to_combine() -> None:
     """Two calls of as many k tiles a CTA, of which one cuts them in half."""
-    whole = cost_model.predict(TILE, Workload(1024, 1024, 4096), H100).us
-    cut = cost_model.predict(replace(TILE, split_k=2), Workload(1024, 1024, 8192), H100).us
+    whole = cost_model.predict(FOOTPRINT, Workload(1024, 1024, 4096), H100).us
+    cut = cost_model.predict(replace(FOOTPRINT, split_k=2), Workload(1024, 1024, 8192), H100).us
 
-    cycles = cost_model.COMBINE + 3 * TILE.tile_m * TILE.tile_n * 4 / cost_model.SUMS
+    cycles = cost_model.COMBINE + 3 * FOOTPRINT.tile_m * FOOTPRINT.tile_n * 4 / cost_model.SUMS
     assert cut > whole + 0.9 * cycles / H100.boost_mhz
 
 
@@ -84,4 +68,4 @@ def test_what_l2_does_not_hold_comes_at_the_rate_of_dram() -> None:
     workload = Workload(128, 65536, 8192)
     size = 2 * workload.N * workload.K
 
-    assert cost_model.predict(TILE, workload, H100).us > size / H100.dram_gbs / 1e3
+    assert cost_model.predict(FOOTPRINT, workload, H100).us > size / H100.dram_gbs / 1e3

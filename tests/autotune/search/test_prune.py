@@ -7,25 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.spaces import FOOTPRINT
 
 from outblas.autotune.search import prune, target
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import Workload
-from outblas.core.space import Footprint, Space
+from outblas.core.space import Space
 
 H100 = imagined("H100")
 WORKLOAD = Workload(128, 132 * 128, 4096)  # a tile of 128x128 for each SM
-FOOTPRINT = Footprint(
-    math="wgmma",
-    tile_m=128,
-    tile_n=128,
-    tile_k=64,
-    stages=4,
-    threads=384,
-    registers=168,
-    shared_memory=64 * 1024,
-    persistent=True,
-)
 
 
 @dataclass(frozen=True)

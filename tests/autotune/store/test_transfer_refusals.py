@@ -30,25 +30,9 @@ Place = tuple[Any, ...]  # the steps to a value in it
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A file of two trials and a winner."""
-    transfer.export([TRIAL, FAILED], [winner()], tmp_path / "found.json")
-    return tmp_path / "found.json"
-
-
-@pytest.fixture
 def content() -> Content:
     """The same in an export of the first version, which was one JSON object."""
     return first_version()
-
-
-def refused_import(file: Path) -> str:
-    """What an import of a file says, which stores nothing."""
-    with Store(file.with_name("tuning.sqlite")) as store:
-        with pytest.raises(ValueError, match=r".") as caught:
-            transfer.import_into(store, file)
-        assert store.trials() == store.winners() == []
-    return str(caught.value)
 
 
 def in_lines(*values: Any) -> bytes:
@@ -69,16 +53,44 @@ def lines_of(content: Content) -> Iterator[Any]:
             yield {kind: fields}
 
 
-def refusal(file: Path, content: Content) -> str:
-    """What is said of content in the first version, one JSON object."""
-    file.write_text(signed(content))
-    return refused_import(file)
+@dataclasses.dataclass(frozen=True)
+class Importable:
+    """A file of two trials and a winner, to be altered, and an empty store that is to import it."""
+
+    path: Path
+    store: Store
+
+    def refusal(self) -> str:
+        """What an import of the file says, which stores nothing."""
+        with pytest.raises(ValueError, match=r".") as caught:
+            transfer.import_into(self.store, self.path)
+        assert self.store.trials() == self.store.winners() == []
+        return str(caught.value)
+
+    def refusal_of_object(self, content: Content) -> str:
+        """What is said of content in the first version, one JSON object."""
+        self.path.write_text(signed(content))
+        return self.refusal()
+
+    def refusal_of_lines(self, content: Content) -> str:
+        """What is said of the same content in lines, the second version."""
+        self.path.write_bytes(in_lines(*lines_of(content)))
+        return self.refusal()
 
 
-def refusal_of_lines(file: Path, content: Content) -> str:
-    """What is said of the same content in lines, the second version."""
-    file.write_bytes(in_lines(*lines_of(content)))
-    return refused_import(file)
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store that stays empty: to open one takes longer than to refuse a file."""
+    with Store(tmp_path_factory.mktemp("store") / "tuning.sqlite") as store:
+        yield store
+
+
+@pytest.fixture
+def file(tmp_path: Path, store: Store) -> Importable:
+    """A file of two trials and a winner, and a store that is to import it."""
+    path = tmp_path / "found.json"
+    transfer.export([TRIAL, FAILED], [winner()], path)
+    return Importable(path, store)
 
 
 # Fields.
@@ -142,12 +154,12 @@ def wrong_values(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
 
 @IN_EACH_FIELD
 def test_a_wrong_value_is_refused_by_the_name_of_its_field(
-    file: Path, content: Content, place: Place, field: dataclasses.Field[Any]
+    file: Importable, content: Content, place: Place, field: dataclasses.Field[Any]
 ) -> None:
     taken = {}
     for value in wrong_values(field):
         inside(content, place)[field.name] = value
-        message = refusal(file, content)
+        message = file.refusal_of_object(content)
         if not message.startswith(f"{named(place)}.{field.name}"):
             taken[repr(value)] = message
 
@@ -156,13 +168,13 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(
 
 @IN_EACH_FIELD
 def test_a_wrong_value_in_a_line_is_refused_by_the_names_of_line_and_field(
-    file: Path, content: Content, place: Place, field: dataclasses.Field[Any]
+    file: Importable, content: Content, place: Place, field: dataclasses.Field[Any]
 ) -> None:
     expected = rf"line [2-5]: {re.escape(named_in_line(place))}\.{field.name}"
     taken = {}
     for value in wrong_values(field):
         inside(content, place)[field.name] = value
-        message = refusal_of_lines(file, content)
+        message = file.refusal_of_lines(content)
         if not re.match(expected, message):
             taken[repr(value)] = message
 
@@ -171,18 +183,20 @@ def test_a_wrong_value_in_a_line_is_refused_by_the_names_of_line_and_field(
 
 @IN_EACH_FIELD
 def test_a_record_that_lacks_a_field_is_refused(
-    file: Path, content: Content, place: Place, field: dataclasses.Field[Any]
+    file: Importable, content: Content, place: Place, field: dataclasses.Field[Any]
 ) -> None:
     del inside(content, place)[field.name]
 
-    assert refusal(file, content) == f"{named(place)} has no {field.name}"
-    assert refusal_of_lines(file, content).endswith(f": {named_in_line(place)} has no {field.name}")
+    assert file.refusal_of_object(content) == f"{named(place)} has no {field.name}"
+    assert file.refusal_of_lines(content).endswith(f": {named_in_line(place)} has no {field.name}")
 
 
-@pytest.mark.parametrize("refuse", [refusal, refusal_of_lines], ids=["object", "lines"])
+@pytest.mark.parametrize(
+    "refuse", [Importable.refusal_of_object, Importable.refusal_of_lines], ids=["object", "lines"]
+)
 @pytest.mark.parametrize("place", RECORDS, ids=named)
 def test_a_field_that_no_record_has_is_refused(
-    file: Path, content: Content, place: Place, refuse: Callable[[Path, Content], str]
+    file: Importable, content: Content, place: Place, refuse: Callable[[Importable, Content], str]
 ) -> None:
     inside(content, place)["__class__"] = "os.system"
 
@@ -212,17 +226,17 @@ def test_a_field_that_no_record_has_is_refused(
     ],
 )
 def test_an_object_with_a_wrong_value_is_refused(
-    file: Path, content: Content, place: Place, value: Any, message: str
+    file: Importable, content: Content, place: Place, value: Any, message: str
 ) -> None:
     put(content, place, value)
 
-    assert message in refusal(file, content)
+    assert message in file.refusal_of_object(content)
 
 
-def test_an_object_that_lacks_a_field_is_refused(file: Path, content: Content) -> None:
+def test_an_object_that_lacks_a_field_is_refused(file: Importable, content: Content) -> None:
     del content["gpus"]
 
-    assert "the file has no gpus" in refusal(file, content)
+    assert "the file has no gpus" in file.refusal_of_object(content)
 
 
 CHANGES = [
@@ -235,38 +249,38 @@ CHANGED = r"sha256 is .* the file was changed or is not whole"
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
 def test_an_object_that_was_changed_is_refused(
-    file: Path, content: Content, old: str, new: str
+    file: Importable, content: Content, old: str, new: str
 ) -> None:
-    file.write_text(json.dumps(content).replace(old, new, 1))
+    file.path.write_text(json.dumps(content).replace(old, new, 1))
 
     with pytest.raises(ValueError, match=CHANGED):
-        transfer.read(file)
+        transfer.read(file.path)
 
 
-def test_an_object_with_another_checksum_is_refused(file: Path, content: Content) -> None:
-    file.write_text(json.dumps(content | {"sha256": "0" * 64}))
+def test_an_object_with_another_checksum_is_refused(file: Importable, content: Content) -> None:
+    file.path.write_text(json.dumps(content | {"sha256": "0" * 64}))
 
     with pytest.raises(ValueError, match=CHANGED):
-        transfer.read(file)
+        transfer.read(file.path)
 
 
-def test_an_object_that_was_cut_off_is_refused(file: Path, content: Content) -> None:
+def test_an_object_that_was_cut_off_is_refused(file: Importable, content: Content) -> None:
     text = json.dumps(content)
     for size in range(0, len(text) - 2, 101):
-        file.write_text(text[:size])
+        file.path.write_text(text[:size])
 
         with pytest.raises(ValueError, match="no JSON"):
-            transfer.read(file)
+            transfer.read(file.path)
 
 
 def test_an_object_that_is_too_large_is_refused(
-    file: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+    file: Importable, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file.write_text(json.dumps(content))
+    file.path.write_text(json.dumps(content))
     monkeypatch.setattr(signed_json, "SIZE_LIMIT", 1000)
 
     with pytest.raises(ValueError, match="is larger than"):
-        transfer.read(file)
+        transfer.read(file.path)
 
 
 # Lines: exports of the second version.
@@ -275,34 +289,34 @@ def test_an_object_that_is_too_large_is_refused(
 @pytest.mark.parametrize(
     ("old", "new"), [*CHANGES, pytest.param('"sha256":"', '"sha256":"0', id="the checksum")]
 )
-def test_lines_that_were_changed_are_refused(file: Path, old: str, new: str) -> None:
-    file.write_text(file.read_text().replace(old, new, 1))
+def test_lines_that_were_changed_are_refused(file: Importable, old: str, new: str) -> None:
+    file.path.write_text(file.path.read_text().replace(old, new, 1))
 
-    assert re.search(CHANGED, refused_import(file))
+    assert re.search(CHANGED, file.refusal())
 
 
-def test_lines_that_were_cut_off_are_refused(file: Path) -> None:
-    text = file.read_text()
+def test_lines_that_were_cut_off_are_refused(file: Importable) -> None:
+    text = file.path.read_text()
     for size in range(text.index("\n") + 1, len(text) - 2, 101):
-        file.write_text(text[:size])
+        file.path.write_text(text[:size])
 
-        assert re.search("no JSON|it is not whole", refused_import(file)), size
+        assert re.search("no JSON|it is not whole", file.refusal()), size
 
 
-def test_lines_without_their_checksum_are_refused(file: Path) -> None:
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:-1]))
+def test_lines_without_their_checksum_are_refused(file: Importable) -> None:
+    lines = file.path.read_text().splitlines(keepends=True)
+    file.path.write_text("".join(lines[:-1]))
 
-    assert refused_import(file) == (
+    assert file.refusal() == (
         "the file ends at line 6, expected its checksum there: it is not whole"
     )
 
 
-def test_a_line_behind_the_last_is_refused(file: Path) -> None:
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([*lines, lines[0]]))
+def test_a_line_behind_the_last_is_refused(file: Importable) -> None:
+    lines = file.path.read_text().splitlines(keepends=True)
+    file.path.write_text("".join([*lines, lines[0]]))
 
-    assert refused_import(file) == "line 7 follows the last, expected the end of the file"
+    assert file.refusal() == "line 7 follows the last, expected the end of the file"
 
 
 HEAD = {"format": "outblas-tuning", "version": 2}
@@ -334,17 +348,19 @@ HEAD = {"format": "outblas-tuning", "version": 2}
         "a trial of no GPU",
     ],
 )
-def test_lines_that_are_no_records_are_refused(file: Path, lines: list[Any], message: str) -> None:
-    file.write_bytes(in_lines(*lines))
+def test_lines_that_are_no_records_are_refused(
+    file: Importable, lines: list[Any], message: str
+) -> None:
+    file.path.write_bytes(in_lines(*lines))
 
-    assert message in refused_import(file)
+    assert message in file.refusal()
 
 
-def test_a_line_without_end_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_refused(file: Importable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "LINE_LIMIT", 1 << 12)
-    file.write_bytes(in_lines(HEAD, {"x" * 8192: 1}))
+    file.path.write_bytes(in_lines(HEAD, {"x" * 8192: 1}))
 
-    assert "line 2 is longer than" in refused_import(file)
+    assert "line 2 is longer than" in file.refusal()
 
 
 # Other files.

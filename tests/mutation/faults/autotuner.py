@@ -2,12 +2,12 @@
 
 from ..fault import Check, Fault
 
-MODEL = (Check("test_space.py"),)
+MODEL = (Check("test_cost_model_laws.py"),)
 TIMES = (Check("test_cost_model.py"),)
 PRUNED = (Check("test_prune.py"),)
 LIMITS = (Check("test_config_limits.py"),)
 RULE = (Check("test_heuristic.py"), Check("hopper/gemm"))
-STRATEGY = (Check("test_strategy.py", "default or grid or random or trials or hears"),)
+STRATEGY = (Check("test_strategy.py", "default or grid or random"), Check("test_proposals.py"))
 FINALS = (Check("test_finals.py"),)
 RANKS = (Check("test_rank.py"), Check("test_report_tune.py"))
 

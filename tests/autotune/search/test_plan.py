@@ -1,0 +1,162 @@
+"""What a sweep plans to try: which configs are rated, pruned and kept, and in which order."""
+
+import re
+from typing import Any
+
+import pytest
+from support.spaces import SQUARE
+from support.steps import steps_of
+
+from outblas.autotune.search import gpu, prune
+from outblas.autotune.search.plan import Plan
+from outblas.autotune.search.plan import plan as plan_of
+from outblas.autotune.search.target import TuneTarget, of
+from outblas.autotune.store.records import Workload
+
+HILBERT, PORTABLE = of("hopper.hilbert"), of("portable")
+# A kernel of as many configs as the environment says.
+SYNTHETIC = TuneTarget("synthetic", "support.faulty_kernel")
+
+
+def planned(*targets: TuneTarget, asked: Workload = SQUARE, trials: int | None = None) -> Plan:
+    """What would be tried on an H100."""
+    return plan_of(targets, asked, gpu.imagined("h100"), trials=trials)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Plan:
+    """All that would be tried of three kernels, of which one has a thousand configs alike."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULTY_CONFIGS", "1000")
+        return planned(HILBERT, PORTABLE, SYNTHETIC)
+
+
+def test_a_plan_rates_each_config_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "1000")
+    rated = 0
+
+    def ranker(*of: Any) -> float:
+        nonlocal rated
+        rated += 1
+        return prune.by_model(*of)
+
+    plan = plan_of((SYNTHETIC,), SQUARE, gpu.imagined("h100"), ranker=ranker)
+
+    assert rated == plan.generated >= 1000
+
+
+def test_the_steps_of_a_plan_grow_with_the_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight times the configs: about 8 times the calls of functions, and not 64 times."""
+
+    def steps(configs: int) -> int:
+        monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
+        return steps_of(lambda: planned(SYNTHETIC))
+
+    steps(1)  # what is computed once
+    small, large = steps(100), steps(800)
+
+    assert large < 12 * small
+
+
+@pytest.mark.slow
+def test_ten_thousand_configs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "10000")
+
+    plan = planned(HILBERT, PORTABLE, SYNTHETIC)
+
+    assert plan.generated > 15000
+    assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
+
+
+def test_what_is_generated_is_ranked_or_pruned(whole: Plan) -> None:
+    assert whole.generated > 6000
+    assert whole.generated == len(whole.ranked) + sum(pruned.count for pruned in whole.pruned)
+    assert whole.valid == len(whole.ranked)
+
+
+def test_configs_of_several_kernels_are_ranked_by_their_predictions(whole: Plan) -> None:
+    times = [candidate.predicted_us for candidate in whole.ranked]
+
+    assert times == sorted(times)
+    assert {candidate.target for candidate in whole.ranked} == {HILBERT, PORTABLE, SYNTHETIC}
+
+
+@pytest.fixture(scope="module")
+def first_five() -> tuple[Plan, Plan]:
+    """All that would be tried of two kernels, and five configs of each."""
+    targets = of("hopper.store_tuning"), PORTABLE
+    return planned(*targets), planned(*targets, trials=5)
+
+
+def test_trials_keep_the_best_of_each_kernel(first_five: tuple[Plan, Plan]) -> None:
+    whole, few = first_five
+    for target in (of("hopper.store_tuning"), PORTABLE):
+        best, kept = ([c for c in plan.ranked if c.target == target] for plan in (whole, few))
+        assert kept[:5] == best[:5]
+
+
+def test_trials_keep_a_kernels_own_config(first_five: tuple[Plan, Plan]) -> None:
+    _, few = first_five
+    for target in (of("hopper.store_tuning"), PORTABLE):
+        kept = [c for c in few.ranked if c.target == target]
+        assert all(c.own for c in kept[5:])
+        assert sum(c.own for c in kept) == 1
+
+
+def test_trials_change_neither_the_order_nor_what_is_valid(first_five: tuple[Plan, Plan]) -> None:
+    whole, few = first_five
+
+    assert few.valid == whole.valid == len(whole.ranked)
+    assert [c for c in whole.ranked if c in few.ranked] == list(few.ranked)
+
+
+def test_rules_are_counted_the_busiest_first(whole: Plan) -> None:
+    counts = [pruned.count for pruned in whole.pruned]
+
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] > 0
+    assert len({pruned.rule for pruned in whole.pruned}) == len(counts) < 15
+
+
+def test_a_rule_has_no_figures_and_its_example_has(whole: Plan) -> None:
+    for pruned in whole.pruned:
+        assert not re.search(r"\d", pruned.rule)
+        assert re.search(r"\d", pruned.example)
+
+
+def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
+    """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may
+    be tried.
+    """
+    plan = planned(HILBERT, PORTABLE, asked=Workload(257, 129, 65))
+
+    assert {candidate.target.name for candidate in plan.ranked} == {"portable"}
+    assert any("TMA needs" in pruned.example for pruned in plan.pruned)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "message"),
+    [
+        (
+            "hopper.hilbert",
+            "a100",
+            "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80",
+        ),
+        ("turing.cp_async", "t4", "needs sm_80 or newer, and .*T4 is sm_75"),
+        (
+            "hopper.hilbert",
+            "h100",
+            "needs operands of dtype bfloat16 or float16, and was given float32",
+        ),
+        (
+            "simt.naive",
+            "",
+            "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there",
+        ),
+    ],
+)
+def test_a_kernel_that_does_not_fit_is_refused(name: str, machine: str, message: str) -> None:
+    target = gpu.imagined(machine) if machine else gpu.current()
+
+    with pytest.raises(ValueError, match=message):
+        plan_of((of(name),), Workload(64, 64, 64, "float32"), target)

@@ -1,0 +1,372 @@
+"""What is measured of a strategy's proposals, what it hears of the results, and what a bad strategy
+is told.
+
+The kernel is tests/support/faulty_kernel.py, whose configs differ by a number: six of them, each as
+fast as predicted.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clocks import Clock
+from support.fake_bench import FakeWorker, number
+from support.faulty_kernel import Config
+from support.in_process import measure_here
+from support.strategies import Proposing, faulty_candidates, numbers
+from support.sweeps import H100, SUBJECT, WORKLOAD, run
+
+from outblas.autotune import Grid, ModelRanked, Random, Strategy, StrategyError
+from outblas.autotune.measure import finals, prefetch
+from outblas.autotune.search import strategy as strategies
+from outblas.autotune.search.plan import MOST_STALE_BATCHES, batches
+from outblas.autotune.search.prune import prune
+from outblas.autotune.search.strategy import Search
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps import tuner
+from outblas.autotune.sweeps.tuner import Job, Outcome
+from outblas.core.configs import from_text, to_text
+
+pytestmark = pytest.mark.usefixtures("faulty_log")
+
+
+@pytest.fixture(autouse=True)
+def _six_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "6")
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(path) as store:
+        yield store
+
+
+def tune(
+    strategy: Strategy,
+    store: Store,
+    bench: FakeWorker | None = None,
+    compilers: Any = None,
+    **options: Any,
+) -> Outcome:
+    """What comes of a job with a strategy, measured by a worker that is played."""
+    job = Job((SUBJECT,), WORKLOAD, strategy=strategy, **options)
+    return tuner.tune(job, H100, bench or FakeWorker(), compilers, store)  # type: ignore[arg-type]
+
+
+def measured_order(strategy: Strategy, store: Store, **options: Any) -> tuple[list[int], Outcome]:
+    """The numbers of the configs that are measured, in their order, and the outcome."""
+    bench = FakeWorker()
+    outcome = tune(strategy, store, bench, **options)
+    return bench.configs("screen"), outcome
+
+
+# What is measured.
+
+
+def test_the_default_measures_the_kernels_own_config_first(store: Store) -> None:
+    """All predictions are equal here: the configs keep the order in which they are generated."""
+    order, outcome = measured_order(ModelRanked(), store)
+
+    assert order == [0, 1, 2, 3, 4, 5]
+    assert numbers(outcome.plan.ranked) == order
+    assert outcome.plan.ranked[0].own
+
+
+def test_trials_cut_what_a_strategy_proposes(store: Store) -> None:
+    (batch,) = batches(Random(5), Search(WORKLOAD, H100, faulty_candidates(), trials=2))
+
+    order, outcome = measured_order(Random(5), store, trials=2)
+
+    assert set(order) == set(numbers(batch))
+    assert order[0] == 0  # its own
+    assert len(order) in (2, 3)
+    assert outcome.plan.left_out == 6 - len(order)
+    assert outcome.finished
+
+
+def test_batches_are_measured_one_after_the_other(store: Store) -> None:
+    heard: list[int] = []
+
+    def propose(search: Search) -> Any:
+        yield search.candidates[3:5]
+        heard.extend(numbers(search.measured))
+        yield search.candidates[4:6]
+
+    order, outcome = measured_order(Proposing(propose), store)
+
+    assert sorted(heard) == [0, 3, 4]
+    assert order == [0, 3, 4, 5]
+    assert numbers(outcome.plan.ranked) == [0, 3, 4, 5]
+
+
+def test_a_winner_knows_how_many_configs_were_valid_and_measured(store: Store) -> None:
+    outcome = tune(Proposing(lambda search: [search.candidates[3:]]), store)
+
+    assert outcome.winner is not None
+    assert (outcome.winner.valid, outcome.winner.screened) == (6, 4)
+
+
+def test_a_batch_is_compiled_when_the_last_one_is_measured(store: Store) -> None:
+    compiled: list[int] = []
+    before: list[int] = []
+
+    class Compilers:
+        """Stands for compiling processes, which are done at once."""
+
+        workers = 2
+
+        def submit(self, target: Any, workload: Any, config: str, arch: int) -> Future[float]:
+            compiled.append(from_text(Config, config).number)
+            future = Future[float]()
+            future.set_result(1.0)
+            return future
+
+    def propose(search: Search) -> Any:
+        yield search.candidates[1:3]
+        before.extend(compiled)
+        yield search.candidates[3:]
+
+    outcome = tune(Proposing(propose), store, compilers=Compilers())
+
+    assert before == [0, 1, 2]
+    assert compiled == [0, 1, 2, 3, 4, 5]
+    assert outcome.finished
+    assert {trial.compile_s for trial in outcome.trials} == {1.0}
+
+
+def test_a_second_sweep_measures_nothing_again(store: Store) -> None:
+    first, _ = measured_order(Random(7), store, trials=3)
+
+    again, outcome = measured_order(Random(7), store, trials=3)
+
+    assert first
+    assert again == []
+    assert outcome.new == 0
+
+
+def test_another_strategy_measures_what_the_last_one_left(store: Store) -> None:
+    first, _ = measured_order(Random(7), store, trials=3)
+
+    more, outcome = measured_order(Grid(), store)
+
+    assert sorted(first + more) == [0, 1, 2, 3, 4, 5]
+    assert outcome.new == len(more)
+
+
+def test_an_earlier_winner_takes_part_whatever_is_proposed(store: Store) -> None:
+    """The winner of a sweep replaces the last one: a few random configs may not do so unseen."""
+    best = tune(Grid(), store).winner
+    assert best is not None
+    assert number(best) == 0
+    store.record_best(replace(best, config=to_text(Config(number=1))))
+    bench = FakeWorker()
+    one_alone = Proposing(lambda search: [search.candidates[5:6]])
+
+    outcome = tune(one_alone, store, bench, resume=False, top_k=1)
+
+    assert bench.configs("screen") == [0, 5]
+    assert set(bench.configs("race")) == {0, 1}
+    assert number(outcome.winner) == 0
+
+
+@pytest.mark.parametrize(
+    "nothing", [[], [[]], iter(())], ids=["no batch", "an empty batch", "an empty iterator"]
+)
+def test_who_proposes_nothing_has_the_kernels_own_configs_measured(
+    store: Store, nothing: Any
+) -> None:
+    order, outcome = measured_order(Proposing(lambda search: nothing), store)
+
+    assert order == [0]
+    assert outcome.finished
+    assert number(outcome.winner) == 0
+    assert outcome.plan.left_out == 5
+
+
+def test_a_config_that_is_proposed_twice_is_measured_once(store: Store) -> None:
+    def propose(search: Search) -> Any:
+        for start in (2, 0, 2, 1):
+            yield [*search.candidates[start:], *search.candidates[start:]]
+
+    order, outcome = measured_order(Proposing(propose), store)
+
+    assert order == [0, 2, 3, 4, 5, 1]
+    assert outcome.finished
+
+
+def test_proposals_beyond_the_trials_of_one_kernel_keep_nobody_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More batches in a row than may be stale have configs that are new, and one too many."""
+    monkeypatch.setenv("FAULTY_CONFIGS", str(MOST_STALE_BATCHES + 50))
+    other = TuneTarget("other", "support.faulty_kernel")
+    candidates = prune([SUBJECT, other], WORKLOAD, H100).candidates
+
+    def propose(search: Search) -> Any:
+        for target in (SUBJECT, other):
+            yield from ([each] for each in search.candidates if each.target == target)
+
+    found = batches(Proposing(propose), Search(WORKLOAD, H100, candidates, trials=2))
+
+    assert [(each.target.name, each.config.number) for batch in found for each in batch] == [
+        ("other", 0),  # its own config, which comes with the first batch
+        ("faulty", 0),
+        ("faulty", 1),
+        ("other", 1),
+        ("other", 2),
+    ]
+
+
+# What a strategy hears.
+
+
+def test_a_strategy_hears_of_results_and_goes_by_them(store: Store) -> None:
+    seen = []
+
+    class Downhill(Strategy):
+        """Proposes the config below the best so far, until there is none."""
+
+        def propose(self, search: Search) -> Any:
+            yield [search.candidates[4]]
+            while (best := search.best()) is not None:
+                seen.append((best.config.number, sorted(numbers(search.measured))))
+                below = best.config.number - 1
+                lower = [c for c in search.candidates if c.config.number == below]
+                if not lower or lower[0] in search.measured:
+                    return
+                yield lower
+
+    order, outcome = measured_order(Downhill(), store)
+
+    assert order == [0, 4]
+    assert seen == [(0, [0, 4])]
+    assert outcome.finished
+    assert [number(trial) for trial in outcome.trials] == [0, 4]
+    assert (outcome.plan.valid, outcome.plan.left_out) == (6, 4)
+
+
+def test_a_search_without_a_budget_has_no_seconds_left_to_count(store: Store) -> None:
+    left = []
+
+    def propose(search: Search) -> Any:
+        left.append(search.seconds_left)
+        yield search.candidates
+
+    tune(Proposing(propose), store)
+
+    assert left == [None]
+
+
+def test_a_strategy_hears_of_failures_too(store: Store) -> None:
+    statuses, best = {}, []
+
+    def propose(search: Search) -> Any:
+        yield search.candidates[:3]
+        statuses.update({c.config.number: t.status for c, t in search.measured.items()})
+        best.extend(numbers([found] if (found := search.best()) else []))
+
+    outcome = tune(Proposing(propose), store, FakeWorker(("screen", 0), status="crash"))
+
+    assert statuses == {0: "crash", 1: "ok", 2: "ok"}
+    assert best == [1]
+    assert outcome.finished
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of budgets, on which only what is measured takes time."""
+    found = Clock()
+    for module in (tuner, strategies, prefetch, finals):
+        monkeypatch.setattr(module, "time", found)
+    return found
+
+
+def test_a_budget_ends_the_proposals(store: Store, clock: Clock) -> None:
+    left = []
+
+    def propose(search: Search) -> Any:
+        for candidate in search.candidates:
+            left.append(search.seconds_left)
+            yield [candidate]
+
+    bench = FakeWorker(seconds=0.2, sleep=clock.sleep)
+
+    outcome = tune(Proposing(propose), store, bench, seconds=1.0, top_k=1)
+
+    assert not outcome.finished
+    assert len(outcome.plan.ranked) == len(outcome.trials) + 1
+    assert left == pytest.approx([0.75, 0.15, 0.0])
+    assert outcome.winner is not None
+
+
+# Bad strategies.
+
+
+def foreign(search: Search) -> Any:
+    return [[replace(search.candidates[0], text="number=99")]]
+
+
+def endless(search: Search) -> Any:
+    while True:
+        yield search.candidates[:2]
+
+
+def raising(search: Search) -> Any:
+    yield search.candidates[:3]
+    raise KeyError("tile")
+
+
+BAD: dict[str, tuple[Callable[[Search], Any], str]] = {
+    "unknown config": (foreign, r"proposed faulty\[number=99\], expected one of search.candidates"),
+    "a config": (lambda search: [[search.candidates[0].config]], r"proposed Config\(number=0"),
+    "text": (lambda search: ["number=1"], "proposed 'number=1', expected a list of candidates"),
+    "no list": (lambda search: search.candidates, "expected a list of candidates"),
+    "none in a list": (lambda search: [None], "proposed None, expected a list of candidates"),
+    "no batches": (lambda search: None, "returned None, expected batches of candidates"),
+    "endless": (endless, f"proposed nothing new {MOST_STALE_BATCHES} times in a row"),
+    "raises": (raising, r"raised KeyError\('tile'\)"),
+    "raises at once": (lambda search: 1 / 0, r"raised ZeroDivisionError\('division by zero'\)"),
+}
+
+
+@pytest.mark.parametrize(("propose", "message"), BAD.values(), ids=BAD)
+def test_a_bad_strategy_is_told_what_is_wrong(
+    propose: Callable[[Search], Any], message: str, store: Store
+) -> None:
+    with pytest.raises(StrategyError, match=message) as error:
+        tune(Proposing(propose), store)
+
+    assert str(error.value).startswith("strategy Proposing ")
+    assert str(error.value).endswith(f", at {WORKLOAD}")
+
+
+def test_an_error_that_a_strategy_words_itself_is_left_as_it_is(store: Store) -> None:
+    def propose(search: Search) -> Any:
+        raise StrategyError("the moon is wrong")
+
+    with pytest.raises(StrategyError, match=r"^the moon is wrong$"):
+        tune(Proposing(propose), store)
+
+
+def test_what_was_measured_before_a_strategy_failed_is_kept(store: Store) -> None:
+    with pytest.raises(StrategyError) as error:
+        tune(Proposing(raising), store)
+
+    assert isinstance(error.value.__cause__, KeyError)
+    assert {number(trial) for trial in store.trials()} == {0, 1, 2}
+
+
+def test_a_bad_strategy_ends_a_sweep_and_keeps_what_was_measured(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_here(monkeypatch)
+
+    with pytest.raises(StrategyError, match="raised KeyError"):
+        run(path, strategy=Proposing(raising))
+
+    with Store(path, read_only=True) as store:
+        assert {number(trial) for trial in store.trials()} == {0, 1, 2}
