@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS, said_by_the_assembler
 
 from outblas.core import machines, registry
-from outblas.inspect import GateError, inspect, read
+from outblas.inspect import GateError, Inspection, inspect, read
 
 
 @pytest.mark.compile
@@ -111,33 +112,52 @@ def test_spills_fail_the_gate(arch: int) -> None:
     found.require(spills=None)
 
 
-@pytest.mark.compile
-def test_a_gate_names_every_failure() -> None:
+class TestAGateThatFails:
     """A Hopper tile beyond the register budget: spills, and wgmma that the assembler serialises."""
-    found = inspect("hopper.tma_wgmma", config="tile_m=128,tile_n=256")
-    with pytest.raises(GateError) as caught:
-        found.require(
-            max_registers=200,
-            stack=0,
-            min_ctas=3,
-            has={"HGMMA.64x256x16": 3},
-            lacks=("STL", "wgmma.mma_async"),
-        )
-    named = [line.split(":")[0] for line in caught.value.failed]
-    assert named[:5] == [
-        "spilled bytes",
-        "registers",
-        "stack bytes",
-        "CTAs an SM",
-        "HGMMA.64x256x16",
-    ]
-    assert named[5:] == ["STL", "wgmma.mma_async", "the assembler warned"]
-    assert "registers: 255, expected at most 200" in str(caught.value)
-    assert "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized" in str(
-        caught.value
-    )
-    with pytest.raises(GateError, match="HMMA: 0, expected at least 1"):
-        found.require(spills=None, no_warnings=False, has=("HMMA",))
+
+    @pytest.fixture
+    def beyond_budget(self) -> Inspection:
+        """A tile for two consumers, of one."""
+        return inspect("hopper.two_consumers", config=ONE_CONSUMER)
+
+    @pytest.mark.compile
+    def test_names_every_failure(self, beyond_budget: Inspection) -> None:
+        with pytest.raises(GateError) as caught:
+            beyond_budget.require(
+                max_registers=200,
+                stack=0,
+                min_ctas=3,
+                has={"HGMMA.64x256x16": 3},
+                lacks=("STL", "wgmma.mma_async"),
+            )
+
+        assert [line.split(":")[0] for line in caught.value.failed] == [
+            "spilled bytes",
+            "registers",
+            "stack bytes",
+            "CTAs an SM",
+            "HGMMA.64x256x16",
+            "STL",
+            "wgmma.mma_async",
+            "the assembler warned",
+        ]
+
+    @pytest.mark.compile
+    def test_says_what_was_found_and_what_was_expected(self, beyond_budget: Inspection) -> None:
+        with pytest.raises(GateError, match="registers: 255, expected at most 200"):
+            beyond_budget.require(max_registers=200)
+
+    @pytest.mark.compile
+    def test_repeats_what_the_assembler_warned_of(self, beyond_budget: Inspection) -> None:
+        warning = "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+
+        with pytest.raises(GateError, match=re.escape(warning)):
+            beyond_budget.require(spills=None)
+
+    @pytest.mark.compile
+    def test_names_instructions_that_are_not_there(self, beyond_budget: Inspection) -> None:
+        with pytest.raises(GateError, match="HMMA: 0, expected at least 1"):
+            beyond_budget.require(spills=None, no_warnings=False, has=("HMMA",))
 
 
 @pytest.mark.parametrize(
