@@ -316,14 +316,24 @@ def test_operands_of_a_compiled_kernel(
     assert ({each.operand for each in unknown.accesses}, unknown.ffma_reuse) == ({None}, None)
 
 
+REQUEST = Request("simt.naive", (4096, 4096, 4096), "float32", "nn", "group_m=4")
+
+
 @pytest.mark.compile
-def test_the_artifact_of_a_request() -> None:
-    request = Request("portable", (256, 256, 64), "float16", "nn", "block_m=64")
-    found = instructions.artifact(request, 80)
+def test_the_artifact_of_a_request_is_what_was_asked_for() -> None:
+    found = instructions.artifact(REQUEST, 80)
+
     assert found is not None
-    assert (found.arch, found.dtype, found.layout, found.tile[0]) == ("sm_80", "float16", "nn", 64)
+    assert (found.arch, found.dtype, found.layout) == ("sm_80", "float32", "nn")
+    assert "group_m=4" in found.config
+
+
+def test_cublas_has_no_artifact() -> None:
     assert instructions.artifact(Request("cublas", (8, 8, 8), "float16", "nn"), 80) is None
-    assert instructions.artifact(request, 70) is None, "no artifact for this architecture"
+
+
+def test_an_architecture_that_nothing_compiles_for_has_no_artifact() -> None:
+    assert instructions.artifact(REQUEST, 70) is None
 
 
 def test_code_without_accesses() -> None:

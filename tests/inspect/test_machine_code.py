@@ -6,6 +6,7 @@ why.
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ import cutlass.cute as cute
 import pytest
 import torch
 from support import commands
-from support.paths import DATA
+from support.recorded_code import (
+    FILE,
+    HOPPER_IN_CI,
+    IN_CI,
+    RECORDED,
+    TRITON_LEFT_OUT,
+    is_hopper,
+)
 
-from outblas.core import registry
 from outblas.core.artifact import example
 from outblas.core.configs import from_text
 from outblas.hopper import gemm
@@ -24,52 +31,12 @@ from outblas.inspect import snapshot
 from outblas.inspect.snapshot import CodeSummary, Difference, Entry, Snapshot
 from outblas.inspect.variant import KernelVariant, from_record, problem
 
-FILE = DATA / "machine_code.json"
-RECORDED = snapshot.load(FILE)
-# A Hopper variant takes a core for about a second, so CI compiles each rung as it is called by
-# default, and of `hopper.gemm` a variant for each of its features. `make machine-code` and
-# `pytest -m slow` compile all.
-HOPPER_IN_CI = {
-    *(kernel.name for kernel in registry.ladder("hopper")),
-    "hopper.cluster_multicast 2x2",
-    "hopper.hilbert float32 output",
-    "hopper.hilbert three consumers",
-    "hopper.hilbert tt",
-    "hopper.store_tuning stores through L1",
-    "hopper.tma_wgmma float16",
-    "hopper.tma_wgmma nn",
-    "hopper.gemm GeGLU, bias, residual and aux",
-    "hopper.gemm K in a cluster of 2, 16 rows",
-    "hopper.gemm addend",
-    "hopper.gemm batch, swapped operands",
-    "hopper.gemm cluster 2x2",
-    "hopper.gemm float16",
-    "hopper.gemm fp8, fast sums, scales by rows",
-    "hopper.gemm fp8, promoted sums",
-    "hopper.gemm odd N",
-    "hopper.gemm one wave",
-    "hopper.gemm operands that TMA cannot load",
-    "hopper.gemm output without contiguous dimension",
-    "hopper.gemm pingpong, tall tile",
-    "hopper.gemm split-K",
-    "hopper.gemm stores from registers",
-    "hopper.gemm stream-K nn",
-    "hopper.gemm swapped operands, float32 output",
-    "hopper.gemm three consumers",
-    "hopper.gemm tn",
-    "hopper.gemm variable tile N nn",
-}
 # Fields of `KernelVariant`, and of the config of `hopper.gemm`, that a variant of it in CI sets.
 FEATURES = {
     *("activation", "addend", "alignment", "aux", "batch", "bias", "dtype", "formats", "layout"),
     *("out", "out_dtype", "residual", "scale_a", "scale_b"),
     *("cluster_k", "cluster_m", "cluster_n", "consumers", "pingpong", "split_k"),
     *("epilogue_stages", "stream_k", "swap_ab", "variable_tile_n"),
-}
-IN_CI = {
-    name
-    for name, entry in RECORDED.entries.items()
-    if name in HOPPER_IN_CI or not entry.variant.kernel.startswith("hopper.")
 }
 PLAIN = KernelVariant(kernel="simt.naive", arch=80, dtype="float32", layout="nn")
 SMALL = CodeSummary(
@@ -120,7 +87,7 @@ def test_the_snapshot_has_every_kernel() -> None:
 
 
 def test_what_ci_compiles_is_in_the_snapshot() -> None:
-    assert RECORDED.entries.keys() >= HOPPER_IN_CI
+    assert RECORDED.entries.keys() >= HOPPER_IN_CI | TRITON_LEFT_OUT
 
 
 def test_ci_compiles_every_kernel_for_every_architecture() -> None:
@@ -145,6 +112,20 @@ def test_ci_compiles_every_feature_of_the_production_kernel() -> None:
             found |= changed_fields(variant, plain) | changed_fields(config, gemm.Config())
 
     assert found >= FEATURES
+
+
+def test_ci_compiles_every_feature_of_triton_kernels() -> None:
+    """All fields of calls, in one kernel or another."""
+
+    def features(names: Iterable[str]) -> set[tuple[str, object]]:
+        variants = [RECORDED.entries[name].variant for name in names if not is_hopper(name)]
+        return {
+            (f.name, getattr(variant, f.name))
+            for f in fields(KernelVariant)
+            for variant in variants
+        }
+
+    assert features(IN_CI) == features(RECORDED.entries)
 
 
 # ---- the comparison
