@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from support import commands
 
 from outblas.bench import host, host_probe, host_turns
 from outblas.bench.host import Figure, Record, Timing
 from outblas.bench.host_turns import ProbeError, Tree
-from outblas.cli import app
 from outblas.runtime import launcher
 
 pytestmark = pytest.mark.long
@@ -339,7 +339,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def bench_host(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["bench-host", *map(str, arguments)], env={"COLUMNS": "200"})
+    return commands.invoke("bench-host", *arguments)
 
 
 def recorded(folder: Path, *figures: Figure, **changes: Any) -> Path:

@@ -4,9 +4,8 @@ import json
 import platform
 
 import pytest
-from typer.testing import CliRunner
+from support import commands
 
-from outblas.cli import app
 from outblas.core import compat, requirements
 
 
@@ -28,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch):
 
 def problems() -> list[str]:
     """The problems that `outblas doctor --json` reports."""
-    result = CliRunner().invoke(app, ["doctor", "--json"])
+    result = commands.invoke("doctor", "--json")
     found = json.loads(result.stdout)["problems"]
     assert result.exit_code == (1 if found else 0)
     return found
@@ -102,6 +101,6 @@ def test_a_private_name_that_a_version_lacks_is_shown_with_what_happens(
     missing = compat.PrivateName("torch:_C._gone", "a test", "it is slower", False)
     monkeypatch.setitem(compat.taken, missing.name, missing)
 
-    shown = CliRunner().invoke(app, ["doctor"]).output
+    shown = commands.invoke("doctor").output
 
     assert "torch:_C._gone is missing: it is slower" in " ".join(shown.split())

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from click.testing import Result
 from support import commands, known, stored
 from support.commands import squeezed
 from support.faulty_kernel import notes
@@ -18,7 +19,6 @@ from support.in_process import measure_here
 from support.paths import TESTS
 from support.stored import BARE
 from support.sweeps import SUBJECT, gone, soon
-from typer.testing import Result
 
 from outblas.autotune.search import target
 from outblas.autotune.store.records import Workload
