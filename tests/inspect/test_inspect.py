@@ -11,34 +11,64 @@ from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS, said_by_the_assembler
 
 from outblas.core import machines, registry
-from outblas.inspect import GateError, Inspection, inspect, read
+from outblas.core.artifact import Artifact
+from outblas.inspect import GateError, Inspection, inspect, machine_code, read
+from outblas.inspect.inspection import compilable
+
+# Of the Hopper ladder the ends: tests/hopper/test_hopper.py compiles and reads every rung.
+KERNELS = [kernel for kernel in registry.ladder() if kernel not in registry.ladder("hopper")[1:-1]]
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", [75, 80, 90])
-# Of the Hopper ladder the ends: tests/hopper/test_hopper.py compiles and reads every rung.
 @pytest.mark.parametrize(
-    "name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]]
+    ("name", "arch"),
+    [
+        pytest.param(kernel.name, arch, id=f"{kernel.name}-{arch}")
+        for kernel in KERNELS
+        for arch in compilable(kernel)
+    ],
 )
-def test_what_is_read_of_machine_code_is_what_the_assembler_says(name: str, arch: int) -> None:
-    kernel = registry.find(name)
-    if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
-        pytest.skip(f"{name} does not run on sm_{arch}")
-    dtype, layout = registry.dtype_of(name), registry.layout_of(name)
-    artifact = registry.load(name).artifact(arch=arch, dtype=getattr(torch, dtype), layout=layout)
+class TestEveryKernel:
+    """What each kernel compiles to for each architecture, as its ladder's documents call it."""
 
-    found = read(artifact)
+    @pytest.fixture
+    def artifact(self, name: str, arch: int) -> Artifact:
+        """The compiled kernel."""
+        dtype = getattr(torch, registry.dtype_of(name))
+        found: Artifact = registry.load(name).artifact(
+            arch=arch, dtype=dtype, layout=registry.layout_of(name)
+        )
+        return found
 
-    assert said_by_the_assembler(artifact.log) == (
-        found.registers,
-        found.stack,
-        found.spill_stores,
-        found.spill_loads,
-    )
-    assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
-    assert list(found.record()) == RECORD_FIELDS
-    assert list(found.bound) == [machine.name for machine in machines.of_arch(arch)]
-    found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
+    @pytest.mark.oldest_triton
+    def test_compiles_without_spills_and_warnings(
+        self, artifact: Artifact, name: str, arch: int
+    ) -> None:
+        taken = machine_code.resources(artifact.cubin)
+
+        assert said_by_the_assembler(artifact.log) == (taken.registers, 0, 0, 0)
+        assert taken.stack == 0
+        assert old_ptxas(name) or machine_code.warnings(artifact.log) == []
+        assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
+
+    def test_is_read_as_the_assembler_says(self, artifact: Artifact, name: str, arch: int) -> None:
+        found = read(artifact)
+
+        assert said_by_the_assembler(artifact.log) == (
+            found.registers,
+            found.stack,
+            found.spill_stores,
+            found.spill_loads,
+        )
+        found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
+
+    def test_has_a_bound_on_every_machine_of_its_architecture(
+        self, artifact: Artifact, name: str, arch: int
+    ) -> None:
+        found = read(artifact)
+
+        assert list(found.record()) == RECORD_FIELDS
+        assert list(found.bound) == [machine.name for machine in machines.of_arch(arch)]
 
 
 def old_ptxas(name: str) -> bool:
@@ -88,6 +118,7 @@ ASSEMBLERS = pytest.mark.parametrize("arch", [75, pytest.param(80, marks=pytest.
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @ASSEMBLERS
 def test_a_gluon_kernel_is_read(arch: int) -> None:
     from support import gluon_tile
@@ -111,6 +142,7 @@ def test_a_kernel_without_ffma_keeps_no_operands_of_them() -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @ASSEMBLERS
 def test_spills_fail_the_gate(arch: int) -> None:
     from support import gluon_tile
