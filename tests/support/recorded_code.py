@@ -8,6 +8,7 @@ import pytest
 
 from outblas.core import registry
 from outblas.inspect import Inspection, read, snapshot
+from outblas.inspect.snapshot import CodeSummary
 from outblas.inspect.variant import KernelVariant, compile_variant
 
 from .paths import DATA
@@ -90,3 +91,17 @@ def inspected(name: str) -> Inspection:
 def parameter(name: str, *values: object) -> object:
     """A case that looks at a variant of the snapshot: `slow` where CI does not compile that."""
     return pytest.param(name, *values, id=name, marks=() if name in IN_CI else pytest.mark.slow)
+
+
+# For snapshots that tests write themselves.
+PLAIN = KernelVariant(kernel="simt.naive", arch=80, dtype="float32", layout="nn")
+SMALL = CodeSummary(
+    registers=32,
+    stack=0,
+    spill_stores=0,
+    spill_loads=0,
+    smem_bytes=1024,
+    threads=128,
+    instructions=200,
+    counts={"BAR.SYNC": 2, "HMMA.16816.F32": 8},
+)
