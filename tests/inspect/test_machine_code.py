@@ -234,7 +234,10 @@ def test_a_record_is_what_differs_from_a_plain_call() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kernel": "simt.new"}, "kernel is 'simt.new' (did you mean 'simt.naive'?), expected one of"),
+        (
+            {"kernel": "simt.new"},
+            "kernel is 'simt.new' (did you mean 'simt.naive'?), expected one of",
+        ),
         ({"arch": 86}, "arch is 86, expected for"),
         ({"tile": 64}, "has the field 'tile', expected one of: kernel, arch"),
         ({"tf32": 1}, "has tf32 1, expected bool"),
