@@ -8,8 +8,11 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/outblas demo
 
+# Three processes for two cores, for many tests wait for processes of theirs. Tests of one `xdist_group` run in one.
+IN_PARALLEL := -n 3 --dist loadgroup
+
 test: $(READY)
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest $(IN_PARALLEL)
 
 # For the inner loop, two minutes: the tests that compile no kernel, interpret none and are not marked `long`.
 # `make check TESTS=tests/hopper` runs all tests of a folder, or of a file, instead.
@@ -27,7 +30,7 @@ COVERAGE_TESTS ?=
 
 coverage: $(READY)
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest -n 3 -o timeout=900 $(COVERAGE_TESTS)
+	$(BIN)/coverage run -m pytest $(IN_PARALLEL) -o timeout=900 $(COVERAGE_TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage json -q -o build/coverage/report.json

@@ -1,10 +1,10 @@
-"""From a call to what was tuned for it: workloads, modes, tuning at the first call, bad arguments.
-No GPU needed.
+"""From a call to what was tuned for it: workloads, what is launched, tuning at the first call. No
+GPU needed.
 """
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from outblas.autotune.sweeps import sweep as sweeping
 from outblas.core.configs import to_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
-from outblas.runtime import dispatch, fallback, hooks, launcher
+from outblas.runtime import fallback, hooks, launcher
 
 AT = Workload(64, 64, 64)
 HILBERT = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
@@ -401,131 +401,3 @@ def test_the_first_tuning_measures_with_a_store_that_keeps_nothing(
         choices(first_met)
 
     assert measured.called
-
-
-# Modes.
-
-
-@pytest.mark.parametrize(
-    ("argument", "environment", "mode"),
-    [
-        (None, None, "lookup"),
-        ("", "", "lookup"),
-        (None, "", "lookup"),
-        ("on", "off", "on"),
-        (None, "off", "off"),
-    ],
-)
-def test_the_argument_says_the_mode_then_the_environment(
-    argument: str | None, environment: str | None, mode: str
-) -> None:
-    assert lookup.mode(argument, environment) == mode
-
-
-def test_an_argument_that_is_no_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
-        lookup.mode("yes", "on")
-
-
-def test_an_environment_that_has_no_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
-        lookup.mode("", "1")
-
-
-# Plans while a CUDA graph is captured, when no kernel can be compiled, nor its tiles ordered.
-
-
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], torch.Tensor]:
-    """Calls a planned product of operands that begin at two indices of a buffer of cache lines.
-
-    The plan was made for operands at the beginning of a line and 16 bytes into one; now a graph is
-    captured.
-    """
-    buffer = torch.randn(1024)
-    buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
-
-    def multiply(start_a: int, start_b: int) -> torch.Tensor:
-        a, b = (buffer[start : start + 64].view(8, 8) for start in (start_a, start_b))
-        found = dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "portable", ""))
-        torch.testing.assert_close(found, a @ b)
-        return found
-
-    dispatch.clear_cache()
-    multiply(0, 128 + 4)
-    monkeypatch.setattr(dispatch, "capturing", lambda device: True)
-    return multiply
-
-
-@pytest.mark.parametrize("starts", [(0, 132), (4, 128), (0, 128), (8, 140)])
-def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(
-    planned: Callable[[int, int], torch.Tensor], starts: tuple[int, int]
-) -> None:
-    assert planned(*starts).shape == (8, 8)
-
-
-def test_a_capture_takes_no_plan_of_operands_of_another_alignment(
-    planned: Callable[[int, int], torch.Tensor],
-) -> None:
-    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
-        planned(1, 132)  # A begins at 4 bytes
-
-
-# Bad arguments.
-
-
-@pytest.mark.parametrize(
-    ("error", "message", "call"),
-    [
-        pytest.param(
-            ValueError,
-            "tune is 'yes', expected one of off, lookup, on",
-            lambda: outblas.matmul(A, B, tune="yes"),
-            id="no mode",
-        ),
-        pytest.param(
-            ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune=""), id="an empty mode"
-        ),
-        pytest.param(
-            TypeError,
-            "tune is bool, expected a str: off, lookup, on",
-            lambda: outblas.matmul(A, B, tune=True),
-            id="a bool",
-        ),
-        pytest.param(
-            ValueError,
-            "tune is 'yes'",
-            lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes"),
-            id="no mode for addmm",
-        ),
-        pytest.param(
-            ValueError,
-            "a is on cpu, expected an NVIDIA GPU",
-            lambda: outblas.tune(A, B),
-            id="operands on the CPU",
-        ),
-        pytest.param(
-            TypeError,
-            "a is list, expected a torch.Tensor",
-            lambda: outblas.tune([1.0], B),
-            id="no tensor",
-        ),
-        pytest.param(
-            ValueError,
-            r"a.shape\[1\] is 5 but b.shape\[0\] is 4",
-            lambda: outblas.tune(A, B[:4]),
-            id="shapes that do not fit",
-        ),
-        pytest.param(
-            ValueError,
-            "out_dtype is torch.float16",
-            lambda: outblas.tune(A, B, out_dtype=torch.float16),
-            id="no dtype of a product",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(
-    error: type[Exception], message: str, call: Callable[[], Any]
-) -> None:
-    with pytest.raises(error, match=message):
-        call()

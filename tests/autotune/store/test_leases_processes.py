@@ -160,10 +160,11 @@ def trials_of(path: Path) -> int:
 ALL = {f"x={i}" for i in range(CONFIGS)}
 
 
-def test_ten_drivers_measure_each_config_once(path: Path) -> None:
-    drivers = drive(path, 10)
+@pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.slow)])
+def test_many_drivers_measure_each_config_once(path: Path, count: int) -> None:
+    drivers = drive(path, count)
 
-    assert [process.wait(60) for process in drivers.processes] == [0] * 10
+    assert [process.wait(60) for process in drivers.processes] == [0] * count
 
     assert sorted(drivers.measured()) == sorted(ALL)
     assert trials_of(path) == CONFIGS
@@ -172,10 +173,10 @@ def test_ten_drivers_measure_each_config_once(path: Path) -> None:
 
 @linux
 def test_drivers_that_are_killed_cost_no_config(path: Path) -> None:
-    drivers = drive(path, 8)
-    victims, survivors = drivers.processes[:5], drivers.processes[5:]
+    drivers = drive(path, 5)
+    victims, survivors = drivers.processes[:3], drivers.processes[3:]
 
-    for victim, begun in zip(victims, (3, 8, 13, 18, 23), strict=True):
+    for victim, begun in zip(victims, (3, 13, 23), strict=True):
         assert soon(lambda begun=begun: len(drivers.measured()) >= begun)
         victim.kill()
     assert [process.wait(60) for process in survivors] == [0] * len(survivors)

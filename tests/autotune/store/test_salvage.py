@@ -19,7 +19,7 @@ PAGE = 4096
 
 # Damage of every kind.
 
-STORED = [trial(i) for i in range(400)]
+STORED = [trial(i) for i in range(200)]
 
 
 @dataclass(frozen=True)

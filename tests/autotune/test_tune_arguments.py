@@ -1,0 +1,101 @@
+"""The argument `tune` and the variable OUTBLAS_TUNE, and what is said of bad arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import outblas
+from outblas.autotune import lookup
+
+A, B = torch.randn(6, 5), torch.randn(5, 4)
+
+
+# Modes.
+
+
+@pytest.mark.parametrize(
+    ("argument", "environment", "mode"),
+    [
+        (None, None, "lookup"),
+        ("", "", "lookup"),
+        (None, "", "lookup"),
+        ("on", "off", "on"),
+        (None, "off", "off"),
+    ],
+)
+def test_the_argument_says_the_mode_then_the_environment(
+    argument: str | None, environment: str | None, mode: str
+) -> None:
+    assert lookup.mode(argument, environment) == mode
+
+
+def test_an_argument_that_is_no_mode_is_an_error() -> None:
+    with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
+        lookup.mode("yes", "on")
+
+
+def test_an_environment_that_has_no_mode_is_an_error() -> None:
+    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
+        lookup.mode("", "1")
+
+
+# Bad arguments.
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        pytest.param(
+            ValueError,
+            "tune is 'yes', expected one of off, lookup, on",
+            lambda: outblas.matmul(A, B, tune="yes"),
+            id="no mode",
+        ),
+        pytest.param(
+            ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune=""), id="an empty mode"
+        ),
+        pytest.param(
+            TypeError,
+            "tune is bool, expected a str: off, lookup, on",
+            lambda: outblas.matmul(A, B, tune=True),
+            id="a bool",
+        ),
+        pytest.param(
+            ValueError,
+            "tune is 'yes'",
+            lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes"),
+            id="no mode for addmm",
+        ),
+        pytest.param(
+            ValueError,
+            "a is on cpu, expected an NVIDIA GPU",
+            lambda: outblas.tune(A, B),
+            id="operands on the CPU",
+        ),
+        pytest.param(
+            TypeError,
+            "a is list, expected a torch.Tensor",
+            lambda: outblas.tune([1.0], B),
+            id="no tensor",
+        ),
+        pytest.param(
+            ValueError,
+            r"a.shape\[1\] is 5 but b.shape\[0\] is 4",
+            lambda: outblas.tune(A, B[:4]),
+            id="shapes that do not fit",
+        ),
+        pytest.param(
+            ValueError,
+            "out_dtype is torch.float16",
+            lambda: outblas.tune(A, B, out_dtype=torch.float16),
+            id="no dtype of a product",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(
+    error: type[Exception], message: str, call: Callable[[], Any]
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
