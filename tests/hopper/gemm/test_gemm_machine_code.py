@@ -15,6 +15,7 @@ from outblas.hopper import gemm
 from outblas.hopper.core import compile
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.variant import Variant
+from outblas.inspect import inspect
 
 MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"
 COUNT_PARTITIONS = "ATOMG.E.ADD.STRONG.GPU"  # a CTA has added its partition to a tile
@@ -37,6 +38,7 @@ LEVERS = {
     "pingpong": Lever(("HGMMA.64x256x16", TMA_STORE, MULTICAST), lacks=(COUNT_PARTITIONS,)),
     "tanh GELU, pingpong": Lever(("HGMMA.64x192x16", TMA_STORE), lacks=(COUNT_PARTITIONS,)),
     "split-K": PARTITIONS_OF_K,
+    "split-K, three consumers": PARTITIONS_OF_K,
     "stream-K nn": PARTITIONS_OF_K,
     "swapped operands": SWAPPED_OPERANDS,
     "swapped operands nn": SWAPPED_OPERANDS,
@@ -81,12 +83,22 @@ def test_a_short_call_neither_divides_nor_fences_nor_waits_twice(name: str) -> N
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", variants("split-K", "split-K, three consumers"))
-def test_consumers_meet_before_they_count_partitions(name: str) -> None:
-    """After the count one of them may be done with the tile, and the other would wait for it for
-    ever.
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param("split_k=11,k_serpentine=False", id="two consumers", marks=pytest.mark.slow),
+        pytest.param(
+            "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,"
+            "split_k=11,k_serpentine=False,epilogue_stages=1",
+            id="three consumers",
+        ),
+    ],
+)
+def test_consumers_meet_before_they_count_partitions(config: str) -> None:
+    """Where C lies over the pipeline's stages. After the count one of them may be done with the
+    tile, and the other would wait for it for ever.
     """
-    ptx = recorded_code.inspected(name).ptx_text
+    ptx = inspect("hopper.gemm", config=config, shape=(256, 512, 65536)).ptx_text
 
     (meeting,) = re.finditer(r"(bar|barrier)\.sync\S* \s*8, (256|384);", ptx)
 
