@@ -3,13 +3,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage snapshot bench-host fuzz chaos mutation claims lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
 
+# Three processes for two cores, for many tests wait for processes of theirs. Tests of one `xdist_group` run in one.
+IN_PARALLEL := -n 3 --dist loadgroup
+
 test: $(READY)
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest $(IN_PARALLEL)
 
 # For the inner loop, two minutes: the tests that compile no kernel, interpret none and are not marked `long`.
 # `make check TESTS=tests/hopper` runs all tests of a folder, or of a file, instead.
@@ -27,13 +30,17 @@ COVERAGE_TESTS ?=
 
 coverage: $(READY)
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest -n 3 -o timeout=900 $(COVERAGE_TESTS)
+	$(BIN)/coverage run -m pytest $(IN_PARALLEL) -o timeout=900 $(COVERAGE_TESTS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 	$(BIN)/coverage json -q -o build/coverage/report.json
 	$(BIN)/python .ci/branch_coverage.py build/coverage/report.json $(COVERAGE_LEAST)
 
-# Compiles the kernels that tests/data/machine_code.json lists and writes what their machine code is now.
+# Compiles every kernel that tests/data/machine_code.json lists; fails where its machine code is another than listed.
+machine-code: $(READY)
+	$(BIN)/outblas inspect --against tests/data/machine_code.json
+
+# Compiles the same kernels and writes what their machine code is now.
 snapshot: $(READY)
 	$(BIN)/outblas inspect --against tests/data/machine_code.json --update
 

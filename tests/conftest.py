@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
     _one_thread_for_torch()
+    os.environ["COLUMNS"] = "140"  # what commands print does not depend on a terminal
     if own_cases.narrowed(config):
         own_cases.calls(config)  # says what is wrong with an option before anything is collected
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it

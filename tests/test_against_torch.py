@@ -23,7 +23,10 @@ from support.own_cases import DEFAULT, DEVICE, Call
 import outblas
 from outblas.core import registry
 
-pytestmark = pytest.mark.watched if DEVICE == "cuda" else pytest.mark.interpreter
+pytestmark = [
+    pytest.mark.oldest_triton,
+    pytest.mark.watched if DEVICE == "cuda" else pytest.mark.interpreter,
+]
 
 # An error may be this many times torch's own. 16-bit products end in one rounding, which is nearly
 # all of their error; fp32 sums differ by the order in which a kernel adds up.

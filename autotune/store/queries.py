@@ -428,6 +428,40 @@ def removing(
     """Removes trials and winners to which all applies that is given; how many. Raises ValueError,
     at once.
     """
+    condition, values = _to_prune(older_than_days, kernel, sources)
+
+    def remove(connection: sqlite3.Connection) -> int:
+        counts = [
+            connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount
+            for table in KEYS
+        ]
+        used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
+        connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
+        return sum(counts[:2])  # without leases
+
+    return remove
+
+
+def prunable(
+    older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
+) -> Operation[int]:
+    """How many trials and winners `removing` would remove. Raises ValueError, at once."""
+    condition, values = _to_prune(older_than_days, kernel, sources)
+
+    def count(connection: sqlite3.Connection) -> int:
+        counts = [
+            connection.execute(f"SELECT COUNT(*) FROM {table} WHERE {condition}", values)
+            for table in ("trials", "winners")
+        ]
+        return sum(int(found.fetchone()[0]) for found in counts)
+
+    return count
+
+
+def _to_prune(
+    older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
+) -> tuple[str, list[object]]:
+    """The condition, in SQL, of what is to be removed, and its values. Raises ValueError."""
     parts: list[str] = []
     values: list[object] = []
     if older_than_days is not None:
@@ -446,15 +480,4 @@ def removing(
         values += [value for item in sources.items() for value in item]
     if not parts:
         raise ValueError("nothing says what to prune, expected older_than_days, kernel or sources")
-    condition = " AND ".join(f"({part})" for part in parts)
-
-    def remove(connection: sqlite3.Connection) -> int:
-        counts = [
-            connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount
-            for table in KEYS
-        ]
-        used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
-        connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
-        return sum(counts[:2])  # without leases
-
-    return remove
+    return " AND ".join(f"({part})" for part in parts), values

@@ -94,12 +94,16 @@ class Store(DurableFile):
         older_than_days: float | None = None,
         kernel: str | None = None,
         sources: Mapping[str, str] | None = None,
+        dry_run: bool = False,
     ) -> int:
         """Removes the trials and winners to which all that is given applies; returns how many.
 
         `sources` are the current fingerprints of kernels: what these kernels have of another source
-        goes. Leases of configs go as well. Raises ValueError where nothing is given.
+        goes. Leases of configs go as well. With `dry_run` nothing goes, and the count is returned.
+        Raises ValueError where nothing is given.
         """
+        if dry_run:
+            return self._read(queries.prunable(older_than_days, kernel, sources))
         remove = queries.removing(older_than_days, kernel, sources)
         with self._mutex:
             removed = self._write(remove)

@@ -48,6 +48,7 @@ _MODULE_OF = {
     "patch": "nn",
     "unpatch": "nn",
 }
+_MODULES = ("autotune", "inductor", "nn")
 
 
 # Type checkers know the names above, and are not to take any other for one.
@@ -56,13 +57,14 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name in _MODULE_OF:
             return getattr(import_module("." + _MODULE_OF[name], __name__), name)
-        if name in ("autotune", "inductor", "nn"):
+        if name in _MODULES:
             return import_module("." + name, __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+    """The API, and what Python puts into every module."""
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
 
 
 # ---- who answers the runtime: it may not name the autotuner and the ladders, which import it

@@ -12,8 +12,9 @@ import torch
 from .core.arguments import renamed, show_signature
 from .core.compat.torch_private import function_mode_count as function_modes
 from .core.compat.torch_private import overrides_enabled, without_overrides
-from .core.epilogue import EpilogueArgs
+from .core.epilogue import Activation, EpilogueArgs
 from .core.errors import OperandError
+from .runtime.default_kernel import Mode
 from .torch_ops import autocast_vmap, autograd, slow_path
 from .torch_ops.call import (
     OPERANDS,
@@ -43,12 +44,12 @@ def matmul(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
     aux: Tensor | None = None,
     kernel: str | None = None,
     config: Any = None,
-    tune: str | None = None,
+    tune: Mode | None = None,
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
@@ -125,12 +126,12 @@ def addmm(
     beta: float | complex | Tensor = 1,
     out: Tensor | None = None,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
     aux: Tensor | None = None,
     kernel: str | None = None,
     config: Any = None,
-    tune: str | None = None,
+    tune: Mode | None = None,
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
@@ -184,12 +185,12 @@ def linear(
     weight: Tensor = _REQUIRED,
     bias: Tensor | None = None,
     *,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
     out: Tensor | None = None,
     kernel: str | None = None,
     config: Any = None,
-    tune: str | None = None,
+    tune: Mode | None = None,
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from .api import linear
 from .core import epilogue, problem
 from .core.compat.torch_private import FakeTensor, FunctionalTensor
+from .core.epilogue import Activation
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -41,7 +42,7 @@ class Linear(torch.nn.Linear):
 
     # A list, as torch's own is.
     __constants__ = [*torch.nn.Linear.__constants__, "activation"]  # noqa: RUF012
-    activation: str | None = (
+    activation: Activation | None = (
         None  # instances of torch.nn.Linear that become ones of this class have no other
     )
 
@@ -53,7 +54,7 @@ class Linear(torch.nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ):
         problem.check_activation(activation)
         if out_features % epilogue.glu_split(activation or ""):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.oldest_triton]
 TILE = (64, 32)
 
 

@@ -2,13 +2,14 @@
 there are is in tests/data/machine_code.json.
 """
 
-from types import ModuleType
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
-from support.hopper_problems import FIRST_AND_LAST, RUNGS, load
+from support import recorded_code
+from support.hopper_problems import FIRST_AND_LAST, ONE_CONSUMER, RUNGS, load
 
-from outblas.inspect import GateError, inspect
+from outblas.inspect import GateError, Inspection, inspect
 
 MULTICAST, TMA_STORE, SET_REGISTERS = "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG"
 ARRIVAL_OF_EACH_THREAD = "SYNCS.ARRIVE.TRANS64.ART0"
@@ -102,80 +103,91 @@ def test_the_idea_of_a_rung_is_in_its_machine_code(rung: str) -> None:
     assert code.name.startswith(f"outblas_hopper_{rung}_{tile}")
 
 
+def cases(named: Mapping[str, object]) -> list[object]:
+    """Variants of the snapshot by name; those that CI does not compile are `slow`."""
+    return [recorded_code.parameter(f"hopper.{name}", value) for name, value in named.items()]
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
-@pytest.mark.parametrize("rung", FIRST_AND_LAST)
-def test_every_layout_has_the_same_instructions(rung: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    cases({f"{rung} {layout}": layout for rung in FIRST_AND_LAST for layout in ("nn", "tn", "tt")}),
+)
+def test_every_layout_has_the_same_instructions(name: str, layout: str) -> None:
     """Major modes of wgmma and of TMA's boxes: nothing is copied or transposed. How often TMA loads
     and how C is stored is another matter.
     """
-    claim = CLAIMS[rung]
+    claim = CLAIMS[name.removeprefix("hopper.").removesuffix(f" {layout}")]
     other = ("UTMALDG", "STG")
     has = [name for name in claim.has if not name.startswith(other)]
     lacks = [name for name in claim.lacks if not name.startswith(other)]
 
-    code = inspect(f"hopper.{rung}", layout=layout)
+    code = recorded_code.inspected(name)
 
     code.require(stack=0, has=has, lacks=lacks)
     assert f"_{layout}_bf16_bf16" in code.name
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    ("rung", "dtype", "out_dtype", "has"),
-    [
-        ("tma_wgmma", "bfloat16", "float32", ("HGMMA.64x64x16.F32.BF16", "STG.E.64")),
-        ("tma_wgmma", "float16", "float16", ("HGMMA.64x64x16.F32", "STG.E")),
-        ("store_tuning", "float16", "float32", ("HGMMA.64x256x16.F32", "STG.E.64.STRONG.SYS")),
-        ("hilbert", "float16", "float16", ("HGMMA.64x256x16.F32", "UTMASTG.2D")),
-        ("hilbert", "bfloat16", "float32", ("UTMASTG.2D", "STS.64")),
-    ],
-)
-def test_every_dtype_has_its_instructions(
-    rung: str, dtype: str, out_dtype: str, has: tuple[str, ...]
-) -> None:
-    inspect(f"hopper.{rung}", dtype=dtype, out_dtype=out_dtype).require(has=has)
-
-
-THREE_CONSUMERS = (
-    "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,"
-    "epilogue_stages=2"
-)
+OF_DTYPES = {
+    "tma_wgmma float32 output": ("HGMMA.64x64x16.F32.BF16", "STG.E.64"),
+    "tma_wgmma float16": ("HGMMA.64x64x16.F32", "STG.E"),
+    "store_tuning float16, float32 output": ("HGMMA.64x256x16.F32", "STG.E.64.STRONG.SYS"),
+    "hilbert float16": ("HGMMA.64x256x16.F32", "UTMASTG.2D"),
+    "hilbert float32 output": ("UTMASTG.2D", "STS.64"),
+}
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("rung", "text", "has", "lacks"),
-    [
-        ("tma_wgmma", "tile_n=16,tile_k=16", ("HGMMA.64x16x16",), ()),
-        ("tma_wgmma", "tile_k=128,jitter=True", ("HGMMA.64x64x16", "NANOSLEEP"), ()),
-        ("large_tile", "mma_n=64", ("HGMMA.64x64x16",), ()),
-        ("large_tile", "mma_n=32", ("HGMMA.64x32x16",), ()),
-        ("two_consumers", "producer_registers=0,consumer_registers=0", (), (SET_REGISTERS,)),
-        ("cluster_multicast", "cluster_n=2", (MULTICAST,), ()),
-        ("cluster_multicast", "cluster_m=1", (TMA_LOAD,), (MULTICAST,)),
-        ("store_tuning", "reorder_stores=False", ("STG.E.STRONG.SYS",), ("SHFL",)),
-        ("store_tuning", "write_through=False", ("STG.E.128",), ("STG.E.128.STRONG.SYS",)),
-        ("hilbert", "in_flight=1,stages=4,epilogue_stages=2,sms=0", ("UTMASTG.2D", MULTICAST), ()),
-        ("hilbert", THREE_CONSUMERS, (), ()),
-        ("hilbert", "phases=True,jitter=True", ("CS2R", "NANOSLEEP"), ()),
-    ],
-)
-def test_a_config_shows_in_the_machine_code(
-    rung: str, text: str, has: tuple[str, ...], lacks: tuple[str, ...]
-) -> None:
-    inspect(f"hopper.{rung}", config=text).require(has=has, lacks=lacks)
+@pytest.mark.parametrize(("name", "has"), cases(OF_DTYPES))
+def test_every_dtype_has_its_instructions(name: str, has: tuple[str, ...]) -> None:
+    recorded_code.inspected(name).require(has=has)
+
+
+OF_CONFIGS = {
+    "tma_wgmma 16 columns": Claim(has=("HGMMA.64x16x16",)),
+    "tma_wgmma jitter": Claim(has=("HGMMA.64x64x16", "NANOSLEEP")),
+    "large_tile mma_n 64": Claim(has=("HGMMA.64x64x16",)),
+    "large_tile mma_n 32": Claim(has=("HGMMA.64x32x16",)),
+    "two_consumers registers as compiled": Claim(has=(), lacks=(SET_REGISTERS,)),
+    "cluster_multicast 2x2": Claim(has=(MULTICAST,)),
+    "cluster_multicast 1x1": Claim(has=(TMA_LOAD,), lacks=(MULTICAST,)),
+    "store_tuning stores not reordered": Claim(has=("STG.E.STRONG.SYS",), lacks=("SHFL",)),
+    "store_tuning stores through L1": Claim(has=("STG.E.128",), lacks=("STG.E.128.STRONG.SYS",)),
+    "hilbert group in flight": Claim(has=("UTMASTG.2D", MULTICAST)),
+    "hilbert three consumers": Claim(has=("UTMASTG.2D",)),
+}
 
 
 @pytest.mark.compile
-def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma() -> None:
-    one_consumer = "consumers=1,producer_registers=0,consumer_registers=0"
-    code = inspect("hopper.two_consumers", config=one_consumer)
+@pytest.mark.parametrize(("name", "claim"), cases(OF_CONFIGS))
+def test_a_config_shows_in_the_machine_code(name: str, claim: Claim) -> None:
+    recorded_code.inspected(name).require(has=claim.has, lacks=claim.lacks)
 
-    with pytest.raises(GateError, match="C7511") as caught:
-        code.require(max_registers=255)
 
-    assert "spilled bytes" in str(caught.value)
+class TestOneConsumerOfALargeTile:
+    """128x256 sums in one warpgroup are 256 registers a thread, and a thread has 255."""
+
+    @pytest.fixture
+    def code(self) -> Inspection:
+        """The rung of two consumers, with one."""
+        return inspect("hopper.two_consumers", config=ONE_CONSUMER)
+
+    @pytest.mark.compile
+    def test_spills_and_serialises_wgmma(self, code: Inspection) -> None:
+        with pytest.raises(GateError, match="C7511") as caught:
+            code.require(max_registers=255)
+
+        assert "spilled bytes" in str(caught.value)
+
+    @pytest.mark.compile
+    def test_leaves_registers_as_they_were_compiled(self, code: Inspection) -> None:
+        assert code.count(SET_REGISTERS) == 0
+
+
+PHASES = {
+    "tma_wgmma": "phases=True,jitter=True",
+    "hilbert": "phases=True,jitter=True,in_flight=1,stages=4,epilogue_stages=2,sms=0",
+}
 
 
 @pytest.mark.compile
@@ -183,15 +195,14 @@ def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma() -> None:
 class TestThePhaseClock:
     """Only kernels with phases read the clock."""
 
-    @pytest.fixture
-    def module(self, rung: str) -> ModuleType:
-        """The rung's module."""
-        return load(rung)
+    def test_is_not_in_a_kernel_without_phases(self, rung: str) -> None:
+        code = inspect(f"hopper.{rung}")
 
-    def test_is_not_in_a_kernel_without_phases(self, module: ModuleType) -> None:
-        inspect(module.KERNEL.name).require(lacks=("CS2R.32", "S2UR.64"))
+        code.require(lacks=("CS2R.32", "S2UR.64"))
+        assert "clock64" not in code.ptx_text
 
-        assert "clock64" not in module.artifact().ptx
+    def test_is_in_a_kernel_with_phases(self, rung: str) -> None:
+        code = inspect(f"hopper.{rung}", config=PHASES[rung])
 
-    def test_is_in_a_kernel_with_phases(self, module: ModuleType) -> None:
-        assert "clock64" in module.artifact(module.Config(phases=True)).ptx
+        code.require(has=("CS2R", "NANOSLEEP"))
+        assert "clock64" in code.ptx_text

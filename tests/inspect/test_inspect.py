@@ -7,37 +7,68 @@ from typing import Any
 
 import pytest
 import torch
+from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS, said_by_the_assembler
 
 from outblas.core import machines, registry
-from outblas.inspect import GateError, inspect, read
+from outblas.core.artifact import Artifact
+from outblas.inspect import GateError, Inspection, inspect, machine_code, read
+from outblas.inspect.inspection import compilable
+
+# Of the Hopper ladder the ends: tests/hopper/test_hopper.py compiles and reads every rung.
+KERNELS = [kernel for kernel in registry.ladder() if kernel not in registry.ladder("hopper")[1:-1]]
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", [75, 80, 90])
-# Of the Hopper ladder the ends: tests/hopper/test_hopper.py compiles and reads every rung.
 @pytest.mark.parametrize(
-    "name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]]
+    ("name", "arch"),
+    [
+        pytest.param(kernel.name, arch, id=f"{kernel.name}-{arch}")
+        for kernel in KERNELS
+        for arch in compilable(kernel)
+    ],
 )
-def test_what_is_read_of_machine_code_is_what_the_assembler_says(name: str, arch: int) -> None:
-    kernel = registry.find(name)
-    if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
-        pytest.skip(f"{name} does not run on sm_{arch}")
-    dtype, layout = registry.dtype_of(name), registry.layout_of(name)
-    artifact = registry.load(name).artifact(arch=arch, dtype=getattr(torch, dtype), layout=layout)
+class TestEveryKernel:
+    """What each kernel compiles to for each architecture, as its ladder's documents call it."""
 
-    found = read(artifact)
+    @pytest.fixture
+    def artifact(self, name: str, arch: int) -> Artifact:
+        """The compiled kernel."""
+        dtype = getattr(torch, registry.dtype_of(name))
+        found: Artifact = registry.load(name).artifact(
+            arch=arch, dtype=dtype, layout=registry.layout_of(name)
+        )
+        return found
 
-    assert said_by_the_assembler(artifact.log) == (
-        found.registers,
-        found.stack,
-        found.spill_stores,
-        found.spill_loads,
-    )
-    assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
-    assert list(found.record()) == RECORD_FIELDS
-    assert list(found.bound) == [machine.name for machine in machines.of_arch(arch)]
-    found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
+    @pytest.mark.oldest_triton
+    def test_compiles_without_spills_and_warnings(
+        self, artifact: Artifact, name: str, arch: int
+    ) -> None:
+        taken = machine_code.resources(artifact.cubin)
+
+        assert said_by_the_assembler(artifact.log) == (taken.registers, 0, 0, 0)
+        assert taken.stack == 0
+        assert old_ptxas(name) or machine_code.warnings(artifact.log) == []
+        assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
+
+    def test_is_read_as_the_assembler_says(self, artifact: Artifact, name: str, arch: int) -> None:
+        found = read(artifact)
+
+        assert said_by_the_assembler(artifact.log) == (
+            found.registers,
+            found.stack,
+            found.spill_stores,
+            found.spill_loads,
+        )
+        found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
+
+    def test_has_a_bound_on_every_machine_of_its_architecture(
+        self, artifact: Artifact, name: str, arch: int
+    ) -> None:
+        found = read(artifact)
+
+        assert list(found.record()) == RECORD_FIELDS
+        assert list(found.bound) == [machine.name for machine in machines.of_arch(arch)]
 
 
 def old_ptxas(name: str) -> bool:
@@ -50,24 +81,45 @@ def old_ptxas(name: str) -> bool:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("arch", [75, 80, 90])
-def test_portable_multiplies_on_tensor_cores_where_there_are_some(arch: int, dtype: str) -> None:
-    of_fp16 = {75: "FFMA", 80: "HMMA.16816.F32", 90: "HGMMA"}
-    mma = of_fp16[arch] if dtype == "float16" else "FFMA"
-
-    found = inspect("portable", arch=arch, dtype=dtype, layout="nn")
+@pytest.mark.parametrize(
+    ("arch", "dtype", "mma", "unit"),
+    [
+        (75, "bfloat16", "FFMA", "float32"),
+        (80, "bfloat16", "HMMA.16816.F32.BF16", "float16"),
+        (90, "bfloat16", "HGMMA", "float16"),
+        (80, "float32", "FFMA", "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (75, "float16", "FFMA", "float32"),
+                (80, "float16", "HMMA.16816.F32", "float16"),
+                (90, "float16", "HGMMA", "float16"),
+                (75, "float32", "FFMA", "float32"),
+                (90, "float32", "FFMA", "float32"),
+            )
+        ),
+    ],
+)
+def test_portable_multiplies_on_tensor_cores_where_there_are_some(
+    arch: int, dtype: str, mma: str, unit: str
+) -> None:
+    found = inspect("portable", arch=arch, dtype=dtype)
 
     found.require(
         has=(mma,),
         lacks=() if mma != "FFMA" else ("HMMA", "HGMMA"),
         no_warnings=not old_ptxas("portable"),
     )
-    assert found.unit == ("float32" if mma == "FFMA" else "float16")
+    assert found.unit == unit
+
+
+# One architecture for each assembler that Triton brings; sm_80 has that of sm_75.
+ASSEMBLERS = pytest.mark.parametrize("arch", [75, pytest.param(80, marks=pytest.mark.slow), 90])
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", [75, 80, 90])
+@pytest.mark.oldest_triton
+@ASSEMBLERS
 def test_a_gluon_kernel_is_read(arch: int) -> None:
     from support import gluon_tile
 
@@ -90,7 +142,8 @@ def test_a_kernel_without_ffma_keeps_no_operands_of_them() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", [75, 80, 90])
+@pytest.mark.oldest_triton
+@ASSEMBLERS
 def test_spills_fail_the_gate(arch: int) -> None:
     from support import gluon_tile
 
@@ -111,33 +164,52 @@ def test_spills_fail_the_gate(arch: int) -> None:
     found.require(spills=None)
 
 
-@pytest.mark.compile
-def test_a_gate_names_every_failure() -> None:
+class TestAGateThatFails:
     """A Hopper tile beyond the register budget: spills, and wgmma that the assembler serialises."""
-    found = inspect("hopper.tma_wgmma", config="tile_m=128,tile_n=256")
-    with pytest.raises(GateError) as caught:
-        found.require(
-            max_registers=200,
-            stack=0,
-            min_ctas=3,
-            has={"HGMMA.64x256x16": 3},
-            lacks=("STL", "wgmma.mma_async"),
-        )
-    named = [line.split(":")[0] for line in caught.value.failed]
-    assert named[:5] == [
-        "spilled bytes",
-        "registers",
-        "stack bytes",
-        "CTAs an SM",
-        "HGMMA.64x256x16",
-    ]
-    assert named[5:] == ["STL", "wgmma.mma_async", "the assembler warned"]
-    assert "registers: 255, expected at most 200" in str(caught.value)
-    assert "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized" in str(
-        caught.value
-    )
-    with pytest.raises(GateError, match="HMMA: 0, expected at least 1"):
-        found.require(spills=None, no_warnings=False, has=("HMMA",))
+
+    @pytest.fixture
+    def beyond_budget(self) -> Inspection:
+        """A tile for two consumers, of one."""
+        return inspect("hopper.two_consumers", config=ONE_CONSUMER)
+
+    @pytest.mark.compile
+    def test_names_every_failure(self, beyond_budget: Inspection) -> None:
+        with pytest.raises(GateError) as caught:
+            beyond_budget.require(
+                max_registers=200,
+                stack=0,
+                min_ctas=3,
+                has={"HGMMA.64x256x16": 3},
+                lacks=("STL", "wgmma.mma_async"),
+            )
+
+        assert [line.split(":")[0] for line in caught.value.failed] == [
+            "spilled bytes",
+            "registers",
+            "stack bytes",
+            "CTAs an SM",
+            "HGMMA.64x256x16",
+            "STL",
+            "wgmma.mma_async",
+            "the assembler warned",
+        ]
+
+    @pytest.mark.compile
+    def test_says_what_was_found_and_what_was_expected(self, beyond_budget: Inspection) -> None:
+        with pytest.raises(GateError, match="registers: 255, expected at most 200"):
+            beyond_budget.require(max_registers=200)
+
+    @pytest.mark.compile
+    def test_repeats_what_the_assembler_warned_of(self, beyond_budget: Inspection) -> None:
+        warning = "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+
+        with pytest.raises(GateError, match=re.escape(warning)):
+            beyond_budget.require(spills=None)
+
+    @pytest.mark.compile
+    def test_names_instructions_that_are_not_there(self, beyond_budget: Inspection) -> None:
+        with pytest.raises(GateError, match="HMMA: 0, expected at least 1"):
+            beyond_budget.require(spills=None, no_warnings=False, has=("HMMA",))
 
 
 @pytest.mark.parametrize(

@@ -39,31 +39,51 @@ def test_json_has_a_record_of_every_kernel_that_the_gpu_runs(
 
 
 @pytest.mark.compile
-def test_tables_have_ffma_where_there_are_some() -> None:
-    arguments = ("--arch", "80", "--layout", "nn", "--shapes", "1024x512x256")
-    result = invoke("portable", *arguments, "--dtype", "float32")
-    assert re.search(r"\d\d\.\d%, \d\d\.\d%\s+.*\.reuse", result.stdout, re.DOTALL), result.stdout
-    assert re.search(r"\d+ FFMA ", result.stdout)
-    assert "FFMA" not in invoke("portable", *arguments).stdout
+def test_tables_have_the_share_of_ffma_where_there_are_some() -> None:
+    output = invoke("portable", "--arch", "80", "--dtype", "float32").stdout
+
+    assert re.search(r"\d\d\.\d%, \d\d\.\d%\s+.*\.reuse", output, re.DOTALL), output
+    assert re.search(r"\d+ FFMA ", output)
 
 
 @pytest.mark.compile
-def test_tables_have_a_column_for_each_architecture() -> None:
-    options = "--arch 75,80 --dtype float16 --layout nn --shapes 1024x512x256"
-
-    output = invoke("portable", *options.split(), code=0).stdout
-
-    shown = "sm_75 sm_80 HMMA.16816.F32 FFMA LDGSTS T4 A100 num_stages=3"
-    for text in shown.split():
-        assert text in output, text
+def test_tables_have_no_share_of_ffma_where_there_are_none() -> None:
+    assert "FFMA" not in invoke("portable", "--arch", "80").stdout
 
 
 @pytest.mark.compile
-def test_machine_code_and_ptx_are_printed() -> None:
-    result = invoke("hopper.tma_wgmma", "--sass", "--config", "tile_n=128")
-    assert "HGMMA.64x128x16.F32.BF16 R" in result.stdout
-    assert "wgmma" not in result.stdout.replace("tma_wgmma", "")
-    assert "wgmma.mma_async.sync.aligned.m64n64k16" in invoke("hopper.tma_wgmma", "--ptx").stdout
+def test_tables_have_a_row_for_each_architecture() -> None:
+    output = invoke("portable", "--arch", "75,80", code=0).stdout
+
+    shown = "sm_75 sm_80 HMMA.16816.F32.BF16 FFMA LDGSTS T4 A100 num_stages=3"
+    assert [text for text in shown.split() if text not in output] == []
+
+
+@pytest.mark.compile
+def test_the_shape_decides_what_is_read_of_dram_for_a_product() -> None:
+    def flops_per_byte(shape: str) -> float:
+        output = invoke("hopper.tma_wgmma", "--json", "--shapes", shape).stdout
+        (record,) = json.loads(output)
+        found: float = record["intensity"]["dram"]
+        return found
+
+    assert flops_per_byte("1024x512x256") < flops_per_byte("4096")
+
+
+@pytest.mark.compile
+def test_machine_code_is_printed() -> None:
+    output = invoke("hopper.large_tile", "--sass", "--config", "mma_n=32").stdout
+
+    assert "HGMMA.64x32x16.F32.BF16 R" in output
+    assert "wgmma.mma_async" not in output
+
+
+@pytest.mark.compile
+def test_ptx_is_printed() -> None:
+    output = invoke("hopper.tma_wgmma", "--ptx").stdout
+
+    assert "wgmma.mma_async.sync.aligned.m64n64k16" in output
+    assert "HGMMA" not in output
 
 
 @pytest.mark.parametrize(

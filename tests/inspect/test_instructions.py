@@ -7,19 +7,18 @@ by which the reader is checked.
 """
 
 import csv
+import functools
 import io
 import re
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from support.paths import DATA
 
-from outblas.inspect import instructions, lines, machine_code, sass
+from outblas.core.artifact import Artifact
+from outblas.inspect import instructions, machine_code, sass
 from outblas.inspect.instructions import Access, Code, Counts, parse
-from outblas.inspect.lines import Location
 from outblas.inspect.profiled import Request
 
 PAGE = DATA / "ncu_source_h100.csv"
@@ -43,96 +42,150 @@ def page_of(code: list[str], without: tuple[str, ...] = ()) -> str:
     return out.getvalue()
 
 
-def test_the_page_of_three_launches() -> None:
-    found = parse(f"==PROF== Connected\n{PAGE.read_text()}")
-    cublas = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)"
-    assert [(code.kernel, len(code.mnemonics)) for code in found] == [
-        (cublas, 18),
-        ("kernel2", 19),
-        ("kernel", 13),
-    ]
-    _, loads, copies = found
-    assert loads.mnemonics[:2] == ("LDC", "LDG.E.128")
-    assert loads.mnemonics[-1] == "NOP"
-    counts = Counts(1024, 32768 * 16, 16384, 16384, 0, 0)
-    assert loads.accesses[0] == Access(
-        1, "LDG.E.128 R12, desc[UR10][R2.64]", "global", "load", 16, counts
-    )
-    last = loads.accesses[-1]
-    assert (last.space, last.operation, last.counts.ratios()["transactions_per_request"]) == (
-        "global",
-        "store",
-        8,
-    )
-    copy = copies.accesses[0]
-    assert (copy.space, copy.operation, copy.bytes) == ("global", "copy", 4)
+class TestThePage:
+    """Three launches, as ncu printed them."""
+
+    def test_has_the_kernels_and_their_instructions(self) -> None:
+        cublas = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)"
+
+        found = parse(f"==PROF== Connected\n{PAGE.read_text()}")
+
+        assert [(code.kernel, len(code.mnemonics)) for code in found] == [
+            (cublas, 18),
+            ("kernel2", 19),
+            ("kernel", 13),
+        ]
+
+    def test_has_all_instructions_of_a_kernel(self) -> None:
+        mnemonics = launches()[1].mnemonics
+
+        assert (mnemonics[:2], mnemonics[-1]) == (("LDC", "LDG.E.128"), "NOP")
+
+    def test_has_loads_with_their_counts(self) -> None:
+        counts = Counts(1024, 32768 * 16, 16384, 16384, 0, 0)
+
+        assert launches()[1].accesses[0] == Access(
+            1, "LDG.E.128 R12, desc[UR10][R2.64]", "global", "load", 16, counts
+        )
+
+    def test_has_stores(self) -> None:
+        last = launches()[1].accesses[-1]
+
+        assert (last.space, last.operation) == ("global", "store")
+        assert last.counts.ratios()["transactions_per_request"] == 8
+
+    def test_has_asynchronous_copies(self) -> None:
+        copy = launches()[2].accesses[0]
+
+        assert (copy.space, copy.operation, copy.bytes) == ("global", "copy", 4)
 
 
-def test_instructions_that_no_thread_ran_are_left_out() -> None:
+@pytest.mark.parametrize(
+    "mnemonic",
+    [
+        pytest.param("LDG.E.64", id="never executed"),
+        pytest.param("LDG.E", id="executed, and every thread predicated off"),
+    ],
+)
+def test_an_instruction_that_no_thread_ran_is_no_access(mnemonic: str) -> None:
     cublas = launches()[0]
-    assert "LDG.E.64" in cublas.mnemonics, "never executed"
-    assert "LDG.E" in cublas.mnemonics, "executed, and every thread predicated off"
-    assert [each.operation for each in cublas.accesses] == ["copy"] * 2 + ["store"] * 4
-    assert cublas.accesses[-1].sass == "@P1 STG.E [R146+0x80], R65"
+
+    assert mnemonic in cublas.mnemonics
+    assert all(f"{mnemonic} " not in access.sass for access in cublas.accesses)
 
 
-def test_generic_addresses_are_global_where_lines_were_looked_up() -> None:
+def test_what_some_threads_ran_is_an_access() -> None:
+    accesses = launches()[0].accesses
+
+    assert [each.operation for each in accesses] == ["copy"] * 2 + ["store"] * 4
+    assert accesses[-1].sass == "@P1 STG.E [R146+0x80], R65"
+
+
+class TestGenericAddresses:
     """As in epilogues of cuBLAS's fp32 kernels."""
-    text = page_of(["ST.E.64 [R2], R4", "LD.E R0, [R2]"])
-    (code,) = parse(text)
-    assert [(each.space, each.operation, each.bytes) for each in code.accesses] == [
-        ("global", "store", 8),
-        ("global", "load", 4),
-    ]
-    (code,) = parse(text.replace('"64"', '"0"'))
-    assert {each.space for each in code.accesses} == {"shared"}
+
+    PAGE = page_of(["ST.E.64 [R2], R4", "LD.E R0, [R2]"])
+
+    def test_are_global_where_lines_were_looked_up(self) -> None:
+        (code,) = parse(self.PAGE)
+
+        assert [(each.space, each.operation, each.bytes) for each in code.accesses] == [
+            ("global", "store", 8),
+            ("global", "load", 4),
+        ]
+
+    def test_are_shared_where_none_were(self) -> None:
+        (code,) = parse(self.PAGE.replace('"64"', '"0"'))
+
+        assert {each.space for each in code.accesses} == {"shared"}
 
 
-def test_totals_by_space_and_operation() -> None:
-    loads = launches()[1].totals()
-    of_loads = loads[None, "global", "load"]
-    assert of_loads.executed == 4 * (1024 + 262144)
-    assert of_loads.requested == 16 * 4 * (32768 + 8355840)
-    assert of_loads.transactions == 2 * (16384 + 4177920) + 2 * (4096 + 1044480)
-    assert of_loads.efficiency == pytest.approx(0.4), "of B all, of A a quarter of each line"
-    assert loads[None, "shared", "store"].wavefronts == 3 * 1024 - 1024 + 4096 + 262144 + 1048576
+class TestTotals:
+    """Those of a kernel that loads A in rows of 32 bytes and B in lines."""
+
+    def test_of_global_loads_add_up(self) -> None:
+        found = launches()[1].totals()[None, "global", "load"]
+
+        assert found.executed == 4 * (1024 + 262144)
+        assert found.requested == 16 * 4 * (32768 + 8355840)
+        assert found.transactions == 2 * (16384 + 4177920) + 2 * (4096 + 1044480)
+
+    def test_of_global_loads_are_efficient_as_of_b_all_is_used_and_of_a_a_quarter(self) -> None:
+        found = launches()[1].totals()[None, "global", "load"]
+
+        assert found.efficiency == pytest.approx(0.4)
+
+    def test_of_shared_stores_add_up(self) -> None:
+        found = launches()[1].totals()[None, "shared", "store"]
+
+        assert found.wavefronts == 3 * 1024 - 1024 + 4096 + 262144 + 1048576
 
 
-def test_records_say_only_what_an_access_has() -> None:
-    _, loads, copies = launches()
-    assert list(loads.accesses[0].record().items()) == [
-        ("sass", "LDG.E.128 R12, desc[UR10][R2.64]"),
-        ("operand", None),
-        ("space", "global"),
-        ("operation", "load"),
-        ("bytes", 16),
-        ("executed", 1024),
-        ("transactions_per_request", 16),
-        ("sectors_per_request", 16),
-        ("wavefronts", None),
-        ("ideal", None),
-        ("excess", None),
-    ]
-    shared = next(each for each in loads.accesses if each.space == "shared").record()
-    assert (shared["transactions_per_request"], shared["wavefronts"], shared["excess"]) == (
-        None,
-        1024,
-        0,
-    )
-    copy = copies.accesses[0].record()
-    assert (copy["transactions_per_request"], copy["ideal"], copy["excess"]) == (4, 1024, 10240)
-    kind, counts = next(iter(copies.totals().items()))
-    total = instructions.total_record(*kind, counts)
-    assert (total["operation"], total["efficiency"]) == (
-        "copy",
-        counts.requested / (128 * counts.transactions),
-    )
-    assert total["excess"] == total["wavefronts"] - total["ideal"] > 0
+class TestARecord:
+    """What `outblas profile --json` prints of an access: None where it has no such figure."""
+
+    def test_of_a_load_from_global_memory_has_transactions(self) -> None:
+        assert list(launches()[1].accesses[0].record().items()) == [
+            ("sass", "LDG.E.128 R12, desc[UR10][R2.64]"),
+            ("operand", None),
+            ("space", "global"),
+            ("operation", "load"),
+            ("bytes", 16),
+            ("executed", 1024),
+            ("transactions_per_request", 16),
+            ("sectors_per_request", 16),
+            ("wavefronts", None),
+            ("ideal", None),
+            ("excess", None),
+        ]
+
+    def test_of_shared_memory_has_wavefronts(self) -> None:
+        access = next(each for each in launches()[1].accesses if each.space == "shared")
+
+        found = access.record()
+
+        assert found["transactions_per_request"] is None
+        assert (found["wavefronts"], found["excess"]) == (1024, 0)
+
+    def test_of_an_asynchronous_copy_has_both(self) -> None:
+        found = launches()[2].accesses[0].record()
+
+        assert found["transactions_per_request"] == 4
+        assert (found["ideal"], found["excess"]) == (1024, 10240)
+
+    def test_of_a_total_has_its_efficiency_and_its_excess(self) -> None:
+        kind, counts = next(iter(launches()[2].totals().items()))
+
+        found = instructions.total_record(*kind, counts)
+
+        assert found["operation"] == "copy"
+        assert found["efficiency"] == counts.requested / (128 * counts.transactions)
+        assert found["excess"] == found["wavefronts"] - found["ideal"] > 0
 
 
-def printed_rows():
+def printed_rows() -> list[list[dict[str, str]]]:
     """The rows of each launch as ncu printed them, by the names of their columns."""
-    launches = []
+    launches: list[list[dict[str, str]]] = []
     for row in csv.reader(io.StringIO(PAGE.read_text())):
         if row[0] == "Kernel Name":
             launches.append([])
@@ -164,11 +217,18 @@ def test_spaces_operations_and_excess_are_those_that_ncu_prints(launch: int) -> 
             assert access.counts.excess == excessive, access.sass
 
 
-def test_efficiency_of_one_request() -> None:
-    efficiencies = [
-        Counts(1, 32 * 4, transactions, 32, 0, 0).efficiency for transactions in (32, 1, 0)
-    ]
-    assert efficiencies == [1 / 32, 1, None]
+@pytest.mark.parametrize(
+    ("transactions", "efficiency"),
+    [
+        pytest.param(32, 1 / 32, id="a line for each thread"),
+        pytest.param(1, 1, id="one line"),
+        pytest.param(0, None, id="none was looked up"),
+    ],
+)
+def test_efficiency_is_the_share_of_lines_that_was_asked_for(
+    transactions: int, efficiency: float | None
+) -> None:
+    assert Counts(1, 32 * 4, transactions, 32, 0, 0).efficiency == efficiency
 
 
 def test_a_page_that_lacks_a_column() -> None:
@@ -180,150 +240,112 @@ def test_output_without_launches() -> None:
     assert parse("==ERROR== no such report\n") == []
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("    ra = gl.load(a_ptr + k, mask=a_ptr < end)", "A"),
-        ("    async_load(sB, b_ptr)  # beside a_ptr", "B"),
-        ("    c = gl.load(c_ptr)", "C"),
-        ("gl.store(out_ptr, acc)", "out"),
-        ("copy(a_ptr, b_ptr)", None),
-        ("gl.load(data_ptr + a_ptrs)", None),
-        ("", None),
-    ],
-)
-def test_the_operand_that_a_line_names(line: str, expected: str | None) -> None:
-    assert lines.operand(line) == expected
+@pytest.fixture(scope="module")
+def compiled_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Artifact]:
+    """Compiles a Gluon kernel for an architecture, once. Triton's own cache may have its code with
+    the lines of an earlier text of the same kernel, so that it has an empty one.
+    """
+    from support import gluon_tile
 
+    folder = tmp_path_factory.mktemp("triton")
 
-PTX = """
-    .loc 1 5 10
-    ld.param.b64 %rd1, [a];
-    // begin inline asm
-    .loc 1 5 10
-    mov.u32 %r1, 0x0;
-    .loc 1 6 10
-    ld.global.b32 { %r1 }, [ %rd1 + 0 ];
+    @functools.cache
+    def compiled(arch: int) -> Artifact:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_CACHE_DIR", str(folder))
+            return gluon_tile.artifact(gluon_tile.TileConfig(), arch)
 
-    // end inline asm
-    // begin inline asm
-    ld.global.b32 { %r2 }, [ %rd1 + 4 ];
-    // end inline asm
-    .loc 2 43 12, function_name $L__info_string0, inlined_at 1 0 5 // tile.py:43:12
-    ld.shared.b32 %r3, [%r9];
-    .loc 2 43 12, function_name $L__info_string0, inlined_at 1 9 5 // tile.py:43:12
-    st.shared.b32 [%r9], %r1;
-    .loc 1 0 5
-    ret;
-    .file 1 "/k/rung.py"
-    .file 2 "/k/tile.py"
-"""
-LISTING = """
-    /*0000*/     LDC R1, c[0x0][0x28] ;
-line 8
-    /*0010*/  @!P0 LDG.E R6, desc[UR4][R2.64] ;
-.L_x_0:
-line 12
-    /*0020*/     LDG.E R7, desc[UR4][R2.64+0x4] ;
-line 15
-    /*0030*/     LDS R4, [R4] ;
-    /*0040*/     LDS R5, [R5] ;
-line 17
-    /*0050*/     STS [R4], R6 ;
-line 19
-    /*0060*/     EXIT ;
-line 99
-    /*0070*/     NOP ;
-""".replace("line", '\t//## File ".nv_debug_ptx_txt", line')
-
-
-def test_lines_of_ptx_and_of_a_listing() -> None:
-    rung, tile = Location("/k/rung.py", 5), Location("/k/tile.py", 43)
-    inlined = (tile, Location("/k/rung.py", 9))
-    of_ptx = lines.places(PTX)
-    assert of_ptx[7] == (rung,), "inside inline assembly, whose lines are counted on"
-    assert of_ptx[11] == (rung,), "after it"
-    found = lines.locations(LISTING, PTX)
-    assert found == [(), (rung,), (rung,), (tile,), (tile,), inlined, (), ()]
-    assert len(sass.parse(LISTING)) == len(found)
-
-
-def test_operands_by_line_and_where_it_is_inlined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rung = tmp_path / "rung.py"
-    rung.write_text("\n" * 4 + "gl.load(a_ptr)\ngl.load(b_ptr)\n" + "\n" * 2 + "copy(b_ptr)\n")
-    monkeypatch.setattr(lines, "with_ptx_lines", lambda cubin: LISTING)
-    names = [instruction.name for instruction in sass.parse(LISTING)]
-    ptx = PTX.replace("/k/rung.py", str(rung))
-    assert lines.operands(b"", ptx, names) == [None, "A", "A", None, None, "B", None, None]
-    assert lines.operands(b"", ptx, names[:-1]) == [None] * 7, "other code"
-    assert lines.operands(b"", ptx, [*names[:-1], "BRA"]) == [None] * 8, (
-        "other code of the same length"
-    )
-
-
-def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = {ladder: str(tmp_path / "here" / ladder / "rung.py") for ladder in ("simt", "turing")}
-    for ladder, file in here.items():
-        module = ModuleType(f"{ladder}.rung")
-        module.__file__ = file
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    there = tmp_path / "there" / "turing" / "rung.py"
-    there.parent.mkdir(parents=True)
-    there.write_text("what the other checkout says by now\n")
-    assert lines._loaded(str(there)) == here["turing"]
-    assert lines._loaded(here["simt"]) == here["simt"]
-    for unknown in ("/gone/turing/unknown.py", "/gone/unknown/rung.py", "rung.py"):
-        assert lines._loaded(unknown) == unknown
+    return compiled
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
-def test_operands_of_a_compiled_kernel(
-    arch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from support import gluon_tile
+class TestACompiledKernel:
+    """A page of the code that a Gluon kernel compiles to, and its artifact."""
 
-    # Triton's own cache may have this code with the lines of an earlier text of the same kernel.
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
-    compiled = sass.parse(machine_code.read_cubin(artifact.cubin).sass)
-    code = [f"{each.name} {each.operands}" for each in compiled]
-    (launch,) = parse(page_of(code))
-    found = launch.with_artifact(artifact)
-    assert {kind for kind in found.totals() if kind[1:] != ("shared", "load")} == {
-        ("A", "global", "load"),
-        ("B", "global", "load"),
-        (None, "global", "store"),
-        ("A", "shared", "store"),
-        ("B", "shared", "store"),
-    }
-    assert found.totals()["A", "global", "load"].ratios() == {
-        "transactions_per_request": 16,
-        "sectors_per_request": 32,
-    }
-    assert found.ffma_reuse == sass.ffma_reuse(sass.hot_loop(compiled)) is not None
-    moved = replace(
-        artifact, ptx=re.sub(r'(\.file\s+\d+\s+")[^"]*/', r"\1/gone/support/", artifact.ptx)
-    )
-    assert moved.ptx != artifact.ptx
-    assert launch.with_artifact(moved).accesses == found.accesses
-    (other,) = parse(page_of([*code, "NOP"]))
-    unknown = other.with_artifact(artifact)
-    assert ({each.operand for each in unknown.accesses}, unknown.ffma_reuse) == ({None}, None)
+    @pytest.fixture
+    def artifact(self, arch: int, compiled_for: Callable[[int], Artifact]) -> Artifact:
+        """The kernel."""
+        return compiled_for(arch)
+
+    @pytest.fixture
+    def compiled(self, artifact: Artifact) -> list[sass.Instruction]:
+        """Its instructions."""
+        return list(sass.parse(machine_code.read_cubin(artifact.cubin).sass))
+
+    @pytest.fixture
+    def code(self, compiled: list[sass.Instruction]) -> list[str]:
+        """Its lines of machine code."""
+        return [f"{each.name} {each.operands}" for each in compiled]
+
+    def launch_of(self, code: list[str]) -> Code:
+        (launch,) = parse(page_of(code))
+        return launch
+
+    def test_loads_and_stores_the_operands_that_its_source_names(
+        self, artifact: Artifact, code: list[str]
+    ) -> None:
+        totals = self.launch_of(code).with_artifact(artifact).totals()
+
+        assert {kind for kind in totals if kind[1:] != ("shared", "load")} == {
+            ("A", "global", "load"),
+            ("B", "global", "load"),
+            (None, "global", "store"),
+            ("A", "shared", "store"),
+            ("B", "shared", "store"),
+        }
+
+    def test_has_ratios_of_an_operand(self, artifact: Artifact, code: list[str]) -> None:
+        totals = self.launch_of(code).with_artifact(artifact).totals()
+
+        assert totals["A", "global", "load"].ratios() == {
+            "transactions_per_request": 16,
+            "sectors_per_request": 32,
+        }
+
+    def test_reuses_operands_of_ffma(
+        self, artifact: Artifact, code: list[str], compiled: list[sass.Instruction]
+    ) -> None:
+        found = self.launch_of(code).with_artifact(artifact).ffma_reuse
+
+        assert found == sass.ffma_reuse(sass.hot_loop(compiled)) is not None
+
+    def test_has_the_same_operands_where_it_was_compiled_elsewhere(
+        self, artifact: Artifact, code: list[str]
+    ) -> None:
+        launch = self.launch_of(code)
+        elsewhere = re.sub(r'(\.file\s+\d+\s+")[^"]*/', r"\1/gone/support/", artifact.ptx)
+        assert elsewhere != artifact.ptx
+
+        found = launch.with_artifact(replace(artifact, ptx=elsewhere))
+
+        assert found.accesses == launch.with_artifact(artifact).accesses
+
+    def test_is_unknown_where_other_code_ran(self, artifact: Artifact, code: list[str]) -> None:
+        found = self.launch_of([*code, "NOP"]).with_artifact(artifact)
+
+        assert {each.operand for each in found.accesses} == {None}
+        assert found.ffma_reuse is None
+
+
+REQUEST = Request("simt.naive", (4096, 4096, 4096), "float32", "nn", "group_m=4")
 
 
 @pytest.mark.compile
-def test_the_artifact_of_a_request() -> None:
-    request = Request("portable", (256, 256, 64), "float16", "nn", "block_m=64")
-    found = instructions.artifact(request, 80)
+def test_the_artifact_of_a_request_is_what_was_asked_for() -> None:
+    found = instructions.artifact(REQUEST, 80)
+
     assert found is not None
-    assert (found.arch, found.dtype, found.layout, found.tile[0]) == ("sm_80", "float16", "nn", 64)
+    assert (found.arch, found.dtype, found.layout) == ("sm_80", "float32", "nn")
+    assert "group_m=4" in found.config
+
+
+def test_cublas_has_no_artifact() -> None:
     assert instructions.artifact(Request("cublas", (8, 8, 8), "float16", "nn"), 80) is None
-    assert instructions.artifact(request, 70) is None, "no artifact for this architecture"
+
+
+def test_an_architecture_that_nothing_compiles_for_has_no_artifact() -> None:
+    assert instructions.artifact(REQUEST, 70) is None
 
 
 def test_code_without_accesses() -> None:

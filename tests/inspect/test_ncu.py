@@ -3,8 +3,8 @@
 import json
 import os
 import select
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from support import fake_ncu
 from support.fake_ncu import FAKE, calls, check_stops, printed, results
 from support.ncu_recording import RECORDING
 
-from outblas.inspect import counters, ncu
+from outblas.inspect import counters, ncu, profiled
 from outblas.inspect.profiled import Request
 
 pytestmark = pytest.mark.long
@@ -207,28 +207,68 @@ def test_without_a_gpu_ncu_is_not_started(replay: Path, monkeypatch: pytest.Monk
     assert not replay.exists()
 
 
+@pytest.fixture
+def output(capfd: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    """What goes to the process's standard output and error, which a test may redirect."""
+    before = os.dup(1)
+    yield capfd
+    os.dup2(before, 1)
+    os.close(before)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "answer"),
     [
-        ("ValueError('K is 7,\\n expected 8')", 2, {"refused": "K is 7, expected 8"}),
-        ("ImportError('no cutlass')", 3, {"unavailable": "no cutlass"}),
-        ("RuntimeError('illegal address')", 1, {"failed": "RuntimeError: illegal address"}),
+        pytest.param(
+            ValueError("K is 7,\n expected 8"), 2, {"refused": "K is 7, expected 8"}, id="refused"
+        ),
+        pytest.param(ImportError("no cutlass"), 3, {"unavailable": "no cutlass"}, id="no DSL"),
+        pytest.param(
+            RuntimeError("illegal address"),
+            1,
+            {"failed": "RuntimeError: illegal address"},
+            id="failed",
+        ),
     ],
 )
-def test_the_profiled_process_answers_with_its_error(
-    tmp_path: Path, error: str, code: int, answer: dict[str, str]
-) -> None:
-    """Its own output stays out of ncu's."""
-    status = tmp_path / "status.json"
-    request = Request("portable", (8, 8, 7), "bfloat16", "nt").to_text()
-    program = (
-        "import sys\nfrom outblas.inspect import profiled\n"
-        f"def calls(request):\n    print(request, flush=True)\n    raise {error}\n"
-        f"profiled._calls = calls\nsys.exit(profiled.main({str(status)!r}, {request!r}))"
-    )
+class TestTheProfiledProcess:
+    """A call that fails in the process that ncu watches."""
 
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    @pytest.fixture
+    def code_of_a_call_that_fails(
+        self, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], int]:
+        """Profiles a call that writes its request to standard output and fails."""
 
-    assert (result.returncode, result.stdout) == (code, "")
-    assert "shape=(8, 8, 7)" in result.stderr
-    assert json.loads(status.read_text()) == answer
+        def fail(request: Request) -> None:
+            os.write(1, repr(request).encode())
+            raise error
+
+        monkeypatch.setattr(profiled, "_calls", fail)
+        request = Request("portable", (8, 8, 7), "bfloat16", "nt").to_text()
+        return lambda: profiled.main(str(tmp_path / "status.json"), request)
+
+    def test_answers_with_its_error(
+        self,
+        code_of_a_call_that_fails: Callable[[], int],
+        output: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        code: int,
+        answer: dict[str, str],
+    ) -> None:
+        assert code_of_a_call_that_fails() == code
+
+        assert json.loads((tmp_path / "status.json").read_text()) == answer
+
+    def test_keeps_its_own_output_out_of_ncu_s(
+        self,
+        code_of_a_call_that_fails: Callable[[], int],
+        output: pytest.CaptureFixture[str],
+        code: int,
+        answer: dict[str, str],
+    ) -> None:
+        code_of_a_call_that_fails()
+
+        out, err = output.readouterr()
+        assert out == ""
+        assert "shape=(8, 8, 7)" in err

@@ -29,6 +29,7 @@ ALL = {"bias": "row", "residual": "matrix", "aux": True}
 
 
 @pytest.mark.interpreter
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_every_activation_is_right_with_all_steps(activation: str | None) -> None:
     Fused(33, 41, 37, BF16, activation, **ALL).check("portable")
@@ -208,11 +209,13 @@ def test_portable_copies_unaligned_operands_in_less_than_16_bytes() -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 def test_portable_compiles_for_a_gpu_without_bf16_tensor_cores() -> None:
     check(problem_with_epilogue(1000, 1000, 1000, "geglu"), arch=75)
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize(
     ("config", "form"),
     covering(

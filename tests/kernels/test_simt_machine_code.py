@@ -168,6 +168,7 @@ def test_any_valid_config_compiles(name: str, config: SimtConfig) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 def test_compiling_beside_the_interpreter() -> None:
     """It patches triton.language for every thread."""
     a, stop = torch.randn(96, 96), threading.Event()

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("mypy"),
+]  # which keeps what it knows of torch
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "data" / "typed_program.py"

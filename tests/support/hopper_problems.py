@@ -11,6 +11,8 @@ from outblas.core.problem import Problem
 
 RUNGS = [kernel.name.removeprefix("hopper.") for kernel in registry.ladder("hopper")]
 FIRST_AND_LAST = ("tma_wgmma", "hilbert")  # what all rungs share shows in these two
+# Of a tile that two share: its sums are more registers than a thread has.
+ONE_CONSUMER = "consumers=1,producer_registers=0,consumer_registers=0"
 BF16 = torch.bfloat16
 MEMORY = torch.empty(1 << 22, dtype=BF16)
 

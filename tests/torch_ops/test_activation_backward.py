@@ -27,6 +27,7 @@ def interpreted_kernel(monkeypatch: pytest.MonkeyPatch) -> InterpretedFunction:
 
 
 @pytest.mark.interpreter
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize("wide", [False, True], ids=["32-bit offsets", "64-bit offsets"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_kernel_computes_the_formula(
@@ -58,6 +59,7 @@ def test_the_kernel_moves_16_bytes_at_a_time(pointer: str, arch: int) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize("arch", [75, 90])
 def test_the_kernel_compiles_for_what_is_not_aligned(arch: int) -> None:
     compiled = kernels.compile_for(("silu", True, True, "*fp16", (2, 16, 2, 2)), arch)

@@ -1,7 +1,10 @@
 """The command `outblas`."""
 
+from typing import Annotated
+
 import typer
 
+from .. import __version__
 from . import (
     bench,
     bench_host,
@@ -16,14 +19,35 @@ from . import (
     tune,
     verify,
 )
+from .examples import epilog
 
 app = typer.Typer(
     name="outblas",
-    help="GEMM kernels in Python DSLs, checked and measured against cuBLAS.",
+    epilog=epilog(""),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outblas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """GEMM kernels in Python DSLs, checked and measured against cuBLAS."""
+
+
 app.command("demo")(demo.demo)
 app.command("list")(listing.list_kernels)
 app.command("doctor")(doctor.doctor)
@@ -36,3 +60,15 @@ app.command("tune")(tune.tune)
 report.app.command("tune")(report_tune.tune)
 app.add_typer(cache.app, name="cache")
 app.add_typer(report.app, name="report")
+
+
+def _give_examples(commands: typer.Typer, prefix: str = "") -> None:
+    """Lets the help of every command end with its examples."""
+    for command in commands.registered_commands:
+        name = command.name or command.callback.__name__  # type: ignore[union-attr]
+        command.epilog = epilog(prefix + name)
+
+
+_give_examples(app)
+_give_examples(cache.app, "cache ")
+_give_examples(report.app, "report ")

@@ -64,7 +64,7 @@ def bench(
     kernels: Annotated[
         str,
         typer.Option(
-            help="Kernels by name, NAME[k=v,...] for a config; outblas (what matmul takes), "
+            help="Kernels by name, NAME\\[k=v,...] for a config; outblas (what matmul takes), "
             "cublas (against itself), cublaslt-best, torch.compile. "
             "Default: all kernels that run here."
         ),
@@ -88,8 +88,9 @@ def bench(
         Path | None, typer.Option(help="Draw the figures: .png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Times kernels beside cuBLAS, checked first. Exit code 1 if a kernel is wrong, 3 without a
-    GPU.
+    """Times kernels beside cuBLAS, in turns on one GPU.
+
+    Every kernel is checked before it is timed. Exit code 1 if a kernel is wrong, 3 without a GPU.
     """
     import torch
 

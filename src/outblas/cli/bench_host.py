@@ -49,10 +49,10 @@ def bench_host(
     json: JsonOption = False,
     save: Annotated[Path | None, typer.Option(help="Write the figures to a file.")] = None,
 ) -> None:
-    """Times what outblas costs the host, without a GPU: import, calls, lookups, start of commands.
+    """Times what outblas costs the host; needs no GPU.
 
-    Each figure is a ratio of CPU times taken in turns, to torch's own call or to the start of
-    Python.
+    It times the import, calls, lookups and the start of commands. Each figure is a ratio of CPU
+    times taken in turns, to torch's own call or to the start of Python.
     """
     from ..bench import host, host_turns
 

@@ -19,6 +19,7 @@ from ..core.shapes import LAYOUTS, Shape
 from .common import (
     NONE,
     JsonOption,
+    check_length,
     check_one_of,
     check_writable,
     figure,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ..autotune.store.store import Store
 
 app = typer.Typer(
-    help="Tuning results and compiled kernels: list, export, import, check, prune.",
+    help="Tuning results and compiled kernels on this machine.",
     no_args_is_help=True,
 )
 
@@ -54,7 +55,7 @@ StoreOption = Annotated[
 
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=1, help=f"The first so many. Default: {SHOWN}, and with --json all."),
+    typer.Option(min=1, help=f"How many to show. Default: {SHOWN}; all with --json."),
 ]
 
 
@@ -67,8 +68,9 @@ def _most(limit: int | None, json: bool) -> int | None:
 def list_results(
     store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False
 ) -> None:
-    """One line for each GPU, kernel and workload: trials, the best of the screen, the winner of the
-    finals.
+    """Lists what was tuned: a line for each GPU, kernel and workload.
+
+    A line has the number of trials, the best of the screen and the winner of the finals.
     """
     with _opened(store) as found:
         rows = found.summaries()
@@ -118,7 +120,10 @@ def show(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Trials of a shape or of a kernel, the fastest first, and why the others failed."""
+    """Shows trials of a shape or a kernel, the fastest first.
+
+    Below them stand those that failed, and why.
+    """
     from ..autotune.store.records import PRECISIONS, to_record
 
     with usage_errors():
@@ -171,7 +176,10 @@ def export(
     ] = "",
     store: StoreOption = None,
 ) -> None:
-    """Writes results to one file of JSON Lines, or winners to tables that ship with the package."""
+    """Writes results to a file that `outblas cache import` reads.
+
+    The file has JSON Lines. With --ship it writes winners to the tables that come with the package.
+    """
     from ..autotune.store import transfer
     from ..autotune.store.store import StoreError
     from ..autotune.store.tables import own_tables
@@ -214,8 +222,9 @@ def import_results(
     file: Annotated[Path, typer.Argument(help="What outblas cache export wrote.")],
     store: StoreOption = None,
 ) -> None:
-    """Adds the results of another machine to this one's: all of the file, or nothing if anything in
-    it is amiss.
+    """Adds the results of another machine to this one's.
+
+    All of the file is added, or nothing where anything in it is amiss.
     """
     from ..autotune.store import transfer
 
@@ -231,8 +240,10 @@ def verify(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Checks results, compiled kernels and shipped tables, or one exported file. Exit code 1 if
-    anything is amiss.
+    """Checks results, compiled kernels and shipped tables for damage.
+
+    With a file it checks that one, which `outblas cache export` wrote. Exit code 1 if anything is
+    amiss.
     """
     from ..autotune.store import transfer
     from ..autotune.store.tables import TABLES, read_table
@@ -254,7 +265,7 @@ def verify(
 @app.command()
 def prune(
     older_than: Annotated[
-        str | None, typer.Option(help="Results from before so long ago: 30d, 12h, 2w.")
+        str | None, typer.Option(help="Results older than this: 12h, 30d, 2w.")
     ] = None,
     kernel: Annotated[str | None, typer.Option(help="Results of one kernel.")] = None,
     stale: Annotated[
@@ -267,9 +278,15 @@ def prune(
             help="Compiled kernels too (alone: only these); --older-than applies to them.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how much would be removed.")
+    ] = False,
     store: StoreOption = None,
 ) -> None:
-    """Removes results to which all that is given applies, and compiled kernels. Asks nothing."""
+    """Removes old results and compiled kernels, without asking.
+
+    A result goes when every option that is given applies to it. --dry-run only counts.
+    """
     results = older_than is not None or kernel is not None or stale
     removed = 0
     with usage_errors():
@@ -277,15 +294,18 @@ def prune(
             raise ValueError("expected at least one of --older-than, --kernel, --stale, --compiled")
         days = None if older_than is None else _days(older_than)
         if results:
-            with _opened(store, writing=True) as found:
+            with _opened(store, writing=not dry_run) as found:
                 present = [name for name in found.kernels() if kernel in (None, name)]
                 sources = fingerprints(present) if stale else None
-                removed = found.prune(older_than_days=days, kernel=kernel, sources=sources)
+                removed = found.prune(
+                    older_than_days=days, kernel=kernel, sources=sources, dry_run=dry_run
+                )
+    done = "would be removed" if dry_run else "removed"
     if results:
-        typer.echo(f"{removed} trials and winners removed")
+        typer.echo(f"{removed} trials and winners {done}")
     if compiled:
-        gone, size = _remove_compiled(days or 0.0)
-        typer.echo(f"{gone} compiled kernels removed, {size / 2**20:.1f} MiB")
+        gone, size = _remove_compiled(days or 0.0, dry_run=dry_run)
+        typer.echo(f"{gone} compiled kernels {done}, {size / 2**20:.1f} MiB")
 
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
@@ -311,6 +331,8 @@ def _opened(
     from ..autotune.store.store import Store, StoreError
 
     with usage_errors(StoreError), warnings.catch_warnings():
+        if path is not None:
+            check_length(path)
         if path is not None and not (new or path.exists()):
             raise ValueError(f"--store is {str(path)!r}, expected a file that exists")
         warnings.simplefilter("ignore")
@@ -406,15 +428,18 @@ def _compiled() -> list[Path]:
         return sorted(entry.path for entry in cache.objects(cache.directory() / "objects"))
 
 
-def _remove_compiled(days: float) -> tuple[int, int]:
-    """Removes compiled kernels written so many days ago; returns how many, and their bytes."""
+def _remove_compiled(days: float, *, dry_run: bool) -> tuple[int, int]:
+    """Removes compiled kernels that are at least so many days old, or only counts them; returns how
+    many, and their bytes.
+    """
     count = size = 0
     for path in _compiled():
         with contextlib.suppress(FileNotFoundError):  # another process prunes as well
             found = path.stat()
             if found.st_mtime <= time.time() - days * 86400:
-                path.unlink()
-                path.with_suffix(".json").unlink(missing_ok=True)
+                if not dry_run:
+                    path.unlink()
+                    path.with_suffix(".json").unlink(missing_ok=True)
                 count, size = count + 1, size + found.st_size
     return count, size
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..bench.plotting import check_chart
 from ..core import shapes
@@ -25,6 +24,7 @@ from ..core.terminal import printable as printable
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
 from ..runtime import launcher
+from . import tables
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,8 @@ SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
 ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")]
 
-console = Console(width=None if sys.stdout.isatty() else 140)
+PIPED_WIDTH = 140  # where no terminal and no COLUMNS says how wide a line may be
+console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -69,8 +70,23 @@ def note(text: str, style: str | None = "dim", *, highlight: bool | None = None)
     console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
 
 
+def check_length(path: Path) -> None:
+    """Raises OSError for a path that is longer than the system allows; `Path.exists` and its like
+    say of such a path that it is not there.
+    """
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise
+
+
 def check_writable(path: Path | None, option: str = "--save") -> None:
-    """Raises ValueError for a file that could not be written once the work is done."""
+    """Raises ValueError for a file that could not be written once the work is done, and OSError for
+    a path that is too long.
+    """
+    if path is not None:
+        check_length(path)
     if path is not None and (
         path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))
     ):
@@ -108,17 +124,8 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) 
 
 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    view = Table(title=_plain(title), title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        view.add_column(_plain(column), overflow="fold", no_wrap=i == 0)
-    for row in rows:
-        view.add_row(*(_plain(str(cell)) for cell in row))
-    return view
-
-
-def _plain(text: str) -> Text:
-    """A text in which nothing is markup."""
-    return Text(printable(text, keep="\n"))
+    """A table as wide as the terminal allows."""
+    return tables.make_table(title, columns, rows, console.width)
 
 
 def say(text: object, *, err: bool = False) -> None:

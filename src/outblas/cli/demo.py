@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core import registry
-from .common import NONE, check_writable, console, save_json, table, usage_errors, without_nulls
+from .common import (
+    NONE,
+    check_writable,
+    console,
+    note,
+    save_json,
+    table,
+    usage_errors,
+    without_nulls,
+)
 
 if TYPE_CHECKING:
     from ..bench.record import Record
@@ -20,15 +29,39 @@ N = 4096
 def demo(
     save: Annotated[Path | None, typer.Option(help="Write the times to a JSON file.")] = None,
 ) -> None:
-    """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU,
-    the machine code.
+    """Multiplies matrices and checks every element: a first look.
+
+    On a GPU it shows times beside cuBLAS's, without one the machine code for Hopper.
     """
     import torch
 
     with usage_errors():
         check_writable(save)
     passed = _on_gpu(save) if torch.cuda.is_available() else _without_gpu()
+    _show_next_steps(on_gpu=torch.cuda.is_available())
     raise typer.Exit(0 if passed else 1)
+
+
+def _show_next_steps(*, on_gpu: bool) -> None:
+    """Commands to try after this one."""
+    steps = [
+        ("outblas list", "the ladders, rung by rung"),
+        ("outblas inspect hopper.gemm", "registers, shared memory, instructions"),
+    ]
+    steps += (
+        [
+            ("outblas bench --shapes 2048,8192", "other sizes"),
+            ("outblas tune --shapes 4096 --budget 5m", "the fastest config on this GPU"),
+        ]
+        if on_gpu
+        else [
+            ("outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4", "a first sweep"),
+            ("outblas report roofline", "what limits each kernel"),
+        ]
+    )
+    note("\nTry next:", None)
+    for command, what in steps:
+        note(f"  {command}  # {what}", None, highlight=False)
 
 
 def _on_gpu(save: Path | None) -> bool:

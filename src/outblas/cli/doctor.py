@@ -13,8 +13,10 @@ from .common import NONE, JsonOption, console, give, note, table
 
 
 def doctor(json: JsonOption = False) -> None:
-    """GPU, driver, versions against the tested ranges, cache, and what runs here. Exit code 1 if
-    something is amiss.
+    """Says whether outblas runs well on this machine, and what is amiss.
+
+    It looks at the GPU and its driver, at installed versions beside the tested ones, at the caches,
+    and at which kernels run here. Exit code 1 if something is amiss.
     """
     report = examine()
     give(report, lambda: _show(report), json=json)
@@ -129,40 +131,64 @@ def _runs(kernel: registry.Kernel) -> str:
 
 
 def _show(report: dict[str, Any]) -> None:
+    """The verdict first, then what it rests on."""
+    _show_verdict(report)
     console.print(f"outblas {report['outblas']}, Python {report['python']}, {report['platform']}")
-    if report["gpus"]:
-        rows = [
-            (g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB")
-            for g in report["gpus"]
-        ]
-        table(
-            f"GPUs (driver {report['driver'] or 'unknown'})",
-            ("name", "arch", "SMs", "memory"),
-            rows,
-        )
-    else:
-        console.print("No NVIDIA GPU: torch takes every call that names no kernel.")
+    _show_gpus(report)
     rows = [
         (v["name"], v["installed"] or NONE, v["tested"], v["problem"] or "")
         for v in report["versions"]
     ]
     table("Versions", ("package", "installed", "tested", "problem"), rows)
-    store = report["cache"]
+    _show_stores(report)
+    _show_kernels(report["kernels"])
+    for name in report["lacking"]:
+        note(f"{name['name']} is missing: {name['without']}", None)
+
+
+def _show_verdict(report: dict[str, Any]) -> None:
+    problems = report["problems"]
+    if problems:
+        note(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:", "bold yellow")
+    elif report["gpus"]:
+        note("All is well.", "bold green")
+    else:
+        note("All is well, but there is no NVIDIA GPU here.", "bold")
+    for problem in problems:
+        note(f"! {problem}", "yellow")
+
+
+def _show_gpus(report: dict[str, Any]) -> None:
+    if not report["gpus"]:
+        console.print("No NVIDIA GPU: torch takes every call that names no kernel.")
+        return
+    rows = [
+        (g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB") for g in report["gpus"]
+    ]
+    title = f"GPUs (driver {report['driver'] or 'unknown'})"
+    table(title, ("name", "arch", "SMs", "memory"), rows)
+
+
+def _show_stores(report: dict[str, Any]) -> None:
+    """The cache of compiled kernels, and what is known of tuning."""
+    store, tuning = report["cache"], report["tuning"]
     state = (
         store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
     )
     if store["network"]:
         state += (
-            f", on {store['network']}: where its locks do not hold, a kernel is compiled "
-            "more "
-            "than once"
+            f", on {store['network']}: where its locks do not hold, a kernel is compiled more than "
+            "once"
         )
     note(f"Cache {shown(store['directory'] or NONE)}: {state}", None)
-    tuning = report["tuning"]
     gpus = ", ".join(tuning["tables"]) or "no GPU"
     note(f"Tuning: {tuning['winners']} winners in the store; tables for {gpus}", None)
-    table("Kernels", ("name", "runs here"), [(k["name"], k["runs"]) for k in report["kernels"]])
-    for name in report["lacking"]:
-        note(f"{name['name']} is missing: {name['without']}", None)
-    for problem in report["problems"]:
-        note(f"! {problem}", "yellow")
+
+
+def _show_kernels(kernels: list[dict[str, str]]) -> None:
+    """Which kernels run here: a line for all that have the same answer."""
+    names: dict[str, list[str]] = {}
+    for kernel in kernels:
+        names.setdefault(kernel["runs"], []).append(kernel["name"])
+    rows = [(answer, ", ".join(found)) for answer, found in names.items()]
+    table("Kernels", ("runs here", "kernels"), rows)

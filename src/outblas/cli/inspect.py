@@ -85,8 +85,9 @@ def inspect(
         Path | None, typer.Option(help="Add the inspected variants to a snapshot.")
     ] = None,
 ) -> None:
-    """Compiles kernels and shows registers, spills, occupancy, instructions, warnings and
-    rooflines; needs no GPU.
+    """Compiles kernels and shows their machine code; needs no GPU.
+
+    It shows registers, spills, occupancy, instructions, warnings and rooflines.
 
     --against exits with 0 where machine code is the same, 1 where it differs or a variant is
     missing or unknown, and 3 where other compilers made the snapshot, so that nothing was compared.

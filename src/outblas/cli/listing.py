@@ -11,14 +11,22 @@ from .common import NONE, JsonOption, give, table, usage_errors
 
 def list_kernels(
     ladder: Annotated[str | None, typer.Argument(help="One ladder; all by default.")] = None,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Parent, DSL, GPUs and source of each, too.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """The kernels that can be called by name."""
+    """Lists the kernels that can be called by name."""
     with usage_errors(options={"name": "ladder"}):
         kernels = registry.ladder(ladder)
+    columns = ("name", "idea", "parent", "DSL", "GPUs", "source")
     rows = [(k.name, k.idea, k.parent or NONE, k.dsl, _archs(k), k.source) for k in kernels]
-    shown = "Kernels", ("name", "idea", "parent", "DSL", "GPUs", "source"), rows
-    give([dataclasses.asdict(kernel) for kernel in kernels], lambda: table(*shown), json=json)
+    shown = len(columns) if long else 2
+    give(
+        [dataclasses.asdict(kernel) for kernel in kernels],
+        lambda: table("Kernels", columns[:shown], [row[:shown] for row in rows]),
+        json=json,
+    )
 
 
 def _archs(kernel: registry.Kernel) -> str:

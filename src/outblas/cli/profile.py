@@ -153,24 +153,25 @@ def profile(
         bool,
         typer.Option(
             "--phases",
-            help="Cycles by phase and role, from an instrumented compile, instead of ncu.",
+            help="Cycles of each phase and role of warps, from an instrumented compile; no ncu.",
         ),
     ] = False,
     addend: Annotated[
-        bool, typer.Option("--addend", help="Of alpha A B + beta C with a matrix C, not of A B.")
+        bool, typer.Option("--addend", help="Profile alpha A B + beta C in place of A B.")
     ] = False,
     instructions: Annotated[
         bool,
         typer.Option(
-            "--instructions", help="What each memory instruction did too, from a second run of ncu."
+            "--instructions",
+            help="Also what each memory instruction did, from a second run of ncu.",
         ),
     ] = False,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """ncu's counters of a kernel beside cuBLAS's, or its cycles by phase.
+    """Shows ncu's counters of a kernel beside cuBLAS's, or its cycles.
 
-    Exit code 3 where the GPU is missing, or ncu is, or is refused.
+    Exit code 3 where there is no GPU or no ncu, or where the driver refuses its counters.
     """
     try:
         with usage_errors():
@@ -216,7 +217,7 @@ def _requests(
     """The products that the arguments ask for. Raises ValueError for arguments that name none."""
     names = (CUBLAS, *(each.name for each in registry.ladder()))
     if kernel not in names:
-        raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(names)}")
+        raise ValueError(registry.unknown_name(kernel, names))
     dtype, layout = dtype or registry.dtype_of(kernel), layout or registry.layout_of(kernel)
     dtypes = DTYPES if kernel == CUBLAS else registry.find(kernel).dtypes
     check_dtype(dtype, kernel, dtypes)

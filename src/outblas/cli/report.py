@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..report.results import Measurements
 
 app = typer.Typer(
-    help="Ladders, tile orders, accesses, rooflines and the README's tables.", no_args_is_help=True
+    help="Reports from recorded results: ladders, sizes, rooflines, sweeps.", no_args_is_help=True
 )
 
 ResultsOption = Annotated[
@@ -66,8 +66,9 @@ def ladder(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Every rung in order of the climb, the seed's figure beside ours; in a checkout also the
-    claims of the seed documents and what came of them.
+    """Shows every rung in order, with its source's figure beside ours.
+
+    In a checkout it also shows what the seed documents claim, and what came of each claim.
     """
     from ..report import ladder as report
     from ..report import ladder_chart, page, sizes
@@ -124,7 +125,7 @@ def sizes(
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """One kernel over square products from 512 to 16384, beside what its document has there."""
+    """Shows one kernel at square products from 512 to 16384, beside its source."""
     from ..report import sizes as report
 
     with usage_errors():
@@ -154,8 +155,10 @@ def roofline(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """All kernels on one roofline: CTAs an SM, what memory allows, what was measured here and in
-    the documents. Needs no GPU.
+    """Puts all kernels on one roofline; needs no GPU.
+
+    It shows the CTAs that an SM holds, what memory allows, and what was measured here and in the
+    documents.
     """
     from ..core import machines, registry
     from ..report import page
@@ -212,8 +215,9 @@ def raster(
     save: SaveOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Orders of tiles under a model of an H100's L2, beside the hit rates that ncu measured. Needs
-    no GPU.
+    """Compares orders of tiles under a model of an H100's L2; needs no GPU.
+
+    Hit rates that ncu measured stand beside those of the model.
     """
     from ..report import raster as report
 
@@ -244,8 +248,9 @@ def raster(
 def accesses(
     results: ProfilesOption = "", json: JsonOption = False, save: SaveOption = None
 ) -> None:
-    """Bank conflicts and coalescing of the CUDA-core kernels: predicted from layouts, and by ncu.
-    Needs no GPU.
+    """Predicts bank conflicts and coalescing of the CUDA-core kernels; needs no GPU.
+
+    The predictions come from layouts; ncu's counters stand beside them.
     """
     from ..report import accesses as report
 
@@ -277,7 +282,7 @@ def readme(
         typer.Option("--check", help="Only say what is out of date; exit code 1 if anything is."),
     ] = False,
 ) -> None:
-    """Makes the generated parts of README.md and its charts anew from results/."""
+    """Makes the tables and charts of README.md anew from results/."""
     from ..report import readme as report
 
     with usage_errors(OSError):

@@ -17,6 +17,7 @@ from .common import (
     LayoutOption,
     SaveOption,
     check_files,
+    check_length,
     check_one_of,
     console,
     give,
@@ -55,8 +56,10 @@ def tune(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the
-    model beside them. Needs no GPU.
+    """Reports one kernel's trials at one product; needs no GPU.
+
+    It shows tiles and stages, the best configs, what failed and why, and the model's predictions
+    beside the measurements.
     """
     from ..autotune import lookup
     from ..bench import plotting
@@ -100,7 +103,10 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
     from ..autotune.store.store import Store, StoreError
 
     for path, option in ((store, "--store"), (source, "--from")):
-        if path is not None and not path.is_file():
+        if path is None:
+            continue
+        check_length(path)
+        if not path.is_file():
             raise ValueError(f"{option} is {str(path)!r}, expected a file")
     if source is not None:
         if store is not None:

@@ -20,6 +20,7 @@ from .common import (
     SaveOption,
     ShapesOption,
     check_given,
+    check_length,
     check_one_of,
     check_writable,
     give,
@@ -109,8 +110,9 @@ def tune(
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Finds the fastest configs of kernels on this GPU. Kill it at any moment: it goes on where it
-    was.
+    """Finds the fastest configs of kernels on this GPU.
+
+    A sweep may be killed at any moment: the next one goes on where it was.
 
     Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after
     Ctrl-C.
@@ -238,7 +240,10 @@ def _strategy(name: str) -> Strategy:
 
 
 def _check_store(store: Path | None) -> None:
-    if store is not None and store.is_dir():
+    if store is None:
+        return
+    check_length(store)
+    if store.is_dir():
         raise ValueError(f"--store is {str(store)!r}, expected a file, and it is a folder")
 
 

@@ -65,8 +65,10 @@ def verify(
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Checks kernels with the exact oracle, the error bound and NaN and Inf. Exit code 1 if any
-    check fails.
+    """Checks that kernels compute the right product.
+
+    Products of small integers have to be exact, products of random numbers to keep an error bound,
+    and NaN and Inf to stand where torch has them. Exit code 1 if a check fails.
     """
     import torch
 

@@ -8,6 +8,7 @@ itself is imported when its kernel is first used.
 import ast
 import importlib
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -123,8 +124,18 @@ def find(name: str) -> Kernel:
             f"kernel is {type(name).__name__}, expected a name (str): {', '.join(_NAMES)}"
         )
     if name not in _NAMES:
-        raise ValueError(f"kernel is {name!r}, expected one of: {', '.join(_NAMES)}")
+        raise ValueError(unknown_name(name))
     return _read(name)
+
+
+def unknown_name(name: str, names: Iterable[str] = _NAMES) -> str:
+    """What to say of a name that is none of these: the one that looks most like it, and all."""
+    import difflib
+
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    guess = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"kernel is {name!r}{guess}, expected one of: {', '.join(names)}"
 
 
 def dtype_of(name: str) -> str:

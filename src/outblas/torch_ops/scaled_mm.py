@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function
 from ..core import epilogue, problem, registry
 from ..core.arguments import renamed, show_signature
 from ..core.compat.torch_private import below_autograd, from_below, has_override
-from ..core.epilogue import EpilogueArgs
+from ..core.epilogue import Activation, EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
@@ -54,7 +54,7 @@ def scaled_mm(
     *,
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
     **aliases: Tensor,
 ) -> Tensor:
@@ -94,12 +94,12 @@ def scaled_mm(
         return result
     for name, t in given.items():
         problem.check_tensor(name, t)
-    activation = problem.check_activation(activation)
+    function = problem.check_activation(activation)
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
     if not isinstance(use_fast_accum, bool):
         raise TypeError(f"use_fast_accum is {type(use_fast_accum).__name__}, expected a bool")
-    arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual
+    arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, function, residual
     if traced:
         return _by_operator(*arguments)
     try:

@@ -4,6 +4,7 @@ they leave.
 
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -184,13 +185,20 @@ def test_whatever_a_function_raises_is_told_in_plain_text(worker, name: str) -> 
     assert worker.call(SECONDS, os.getpid) == process
 
 
-def test_results_that_cannot_be_sent_are_errors(worker) -> None:
+def test_a_result_that_cannot_be_sent_is_an_error(worker) -> None:
     with pytest.raises(RemoteError, match="stays here"):
         worker.call(SECONDS, chores.returns_spite)
-    with pytest.raises(AttributeError):  # said here, of what cannot be pickled here
+
+
+def test_a_call_that_cannot_be_sent_is_an_error_here(worker) -> None:
+    with pytest.raises((AttributeError, pickle.PicklingError)):  # by the version of Python
         worker.call(SECONDS, lambda: None)
-    big = b"x" * (8 << 20)
-    assert worker.call(SECONDS, chores.returns, big) == big
+
+
+def test_a_large_result_comes_whole(worker) -> None:
+    large = b"x" * (8 << 20)
+
+    assert worker.call(SECONDS, chores.returns, large) == large
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,12 @@ from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
+pytest_plugins = ("support.worker_fixtures",)
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("forked_workers_of_module"),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
 SUBJECT = TuneTarget("misbehaving", "support.misbehaving")
@@ -39,13 +42,13 @@ def _log(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def bench():
+def bench(forked_workers_of_module):
     with MeasureWorker("cpu") as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
-def compilers():
+def compilers(forked_workers_of_module):
     with Compilers(1) as compilers:
         yield compilers
 
@@ -73,19 +76,26 @@ def compiling():
 # What a config raises.
 @pytest.mark.parametrize("fault", RAISED)
 def test_whatever_a_config_raises_costs_its_trial(bench, fault) -> None:
+    assert screened(bench).status == "ok"
+    process = notes()[-1].process
+
     found = screened(bench, fault)
+
     assert found.status == "failed"
     assert type(found.reason) is str
-    assert bench.restarts == 0
     assert screened(bench).status == "ok"
+    assert notes()[-1].process == process
 
 
 @pytest.mark.parametrize("fault", RAISED)
 def test_whatever_a_compile_raises_costs_its_trial(compilers, fault) -> None:
+    assert compiled(compilers) is None
+
     status, reason = compiled(compilers, f"compile-{fault}")
+
     assert (status, type(reason)) == ("failed", str)
     assert compiled(compilers) is None
-    assert len(set(compiling())) == 1
+    assert len(set(compiling()[-3:])) == 1, "the compile process is another one"
 
 
 # Ends from outside.
@@ -138,6 +148,7 @@ def test_the_wall_clock_jumps(bench, hours, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # Starts.
+@pytest.mark.usefixtures("executed_workers")
 def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

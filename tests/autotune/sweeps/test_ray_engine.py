@@ -23,14 +23,17 @@ from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.store.records import BestConfig, Trial
 from outblas.autotune.sweeps import ray_engine
 
+pytest_plugins = ("support.sweep_fixtures",)
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.interpreter,
     pytest.mark.timeout(400),
+    pytest.mark.xdist_group("ray"),  # one cluster, in one process of the tests
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
 TUNED = TuneTarget("tuned", "support.tuned")
-SHAPES = [(32, 32, 32), (16, 32, 16), (32, 16, 16)]
+SHAPES = [(32, 32, 32), (16, 32, 16)]
 TRIALS = 4  # of each shape
 KILL_ONCE, KILL_AGAIN = "kill-32x32x32", "kill-again"  # what tests/support/tuned.py looks for
 
@@ -60,13 +63,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         )
         yield found
         ray.shutdown()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store(tmp_path / "store.sqlite") as found:
-        yield found
 
 
 def run(
@@ -143,11 +139,11 @@ def ended_sweep(folder: Path, path: Path, *, kills: tuple[str, ...], shapes: int
 
 @pytest.fixture(scope="module")
 def survived(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A sweep of three shapes; the worker of the first is killed while it measures its third
+    """A sweep of all shapes; the worker of the first is killed while it measures its third
     config.
     """
     path = tmp_path_factory.mktemp("survived") / "store.sqlite"
-    return ended_sweep(folder, path, kills=(KILL_ONCE,), shapes=3)
+    return ended_sweep(folder, path, kills=(KILL_ONCE,), shapes=len(SHAPES))
 
 
 def test_a_sweep_outlives_a_killed_worker(survived: Ended) -> None:
@@ -205,10 +201,10 @@ def tried(survived: Ended, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.usefixtures("folder")
 def test_what_was_measured_is_not_measured_again(survived: Ended, tried: Store) -> None:
-    again = run(tried, shapes=3)
+    again = run(tried, shapes=len(SHAPES))
 
     assert again.finished
-    assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
+    assert [outcome.new for outcome in again.outcomes] == [0] * len(SHAPES)
     assert len(again.winners) == len(SHAPES)
     assert tried.trials() == survived.trials
 
@@ -290,9 +286,9 @@ def with_a_failure(tried: Store) -> Store:
 @pytest.mark.parametrize(
     ("options", "new"),
     [
-        pytest.param({}, 0, id="by default nothing"),
+        pytest.param({}, 0, id="by default nothing", marks=pytest.mark.slow),
         pytest.param({"retry_failed": True}, 1, id="retry_failed: what has failed"),
-        pytest.param({"resume": False}, TRIALS, id="no resume: everything"),
+        pytest.param({"resume": False}, TRIALS, id="no resume: everything", marks=pytest.mark.slow),
     ],
 )
 def test_the_options_say_what_is_measured_anew(

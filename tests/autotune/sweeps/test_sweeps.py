@@ -2,7 +2,6 @@
 that ran.
 """
 
-import json
 import os
 import signal
 from collections import Counter
@@ -12,8 +11,20 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.drivers import Connection, Driver
 from support.faulty_kernel import COMPILED, MEASURED, Config, notes
-from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, gone, run, soon, start, stored
+from support.sweeps import (
+    H100,
+    OPTIONS,
+    SUBJECT,
+    WORKLOAD,
+    active_children,
+    gone,
+    run,
+    soon,
+    start,
+    stored,
+)
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers
@@ -29,18 +40,24 @@ from outblas.autotune.sweeps.sweep import sweep, visible_gpus
 from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log")]
+pytest_plugins = ("support.worker_fixtures",)
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log", "forked_workers_of_module")]
+
+
+def sweep_and_say(say: Connection, path: Path, **options: Any) -> None:
+    """Runs a sweep, and says how far it is."""
+    run(path, progress=lambda p: say.send((p.stage, p.screened)), **options)
 
 
 def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "9")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
-    code = "run(sys.argv[1], progress=lambda p: print(p.stage, p.screened, flush=True))"
-    with start(code, path) as first:
-        for line in first.stdout:
-            if line == "screening 4\n":
-                first.kill()
-    assert first.returncode == -signal.SIGKILL
+    with Driver(sweep_and_say, path) as first:
+        for said in first.said():
+            if said == ("screening", 4):
+                first.send(signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL
     (process,) = {note.process for note in notes()}
     assert soon(lambda: gone(process))
     before, begun = stored(path), len(notes())
@@ -127,24 +144,29 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     }
 
 
+def sweep_beside_another(say: Connection, path: Path) -> None:
+    """Says what came of a sweep: whether it finished, its winners and trials, those of its own, and
+    what its worker screened.
+    """
+    screened: list[str] | None = None
+
+    def report(progress: Progress) -> None:
+        nonlocal screened
+        if progress.stage in ("finals", "done") and screened is None:
+            mine = {child.pid for child in active_children()}
+            screened = [note.config for note in notes() if note.process in mine]
+
+    found = run(path, progress=report)
+    (outcome,) = found.outcomes
+    say.send((found.finished, len(found.winners), len(outcome.trials), outcome.new, screened))
+
+
 def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "8")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
-    code = """
-screened = None
-def report(p):
-    global screened
-    if p.stage in ("finals", "done") and screened is None:
-        mine = {child.pid for child in active_children()}
-        screened = [note.config for note in notes() if note.process in mine]
-found = run(sys.argv[1], progress=report)
-outcome = found.outcomes[0]
-print(json.dumps([found.finished, len(found.winners), len(outcome.trials), outcome.new, screened]))
-"""
-    both = [start(code, path) for _ in range(2)]
-    said = [json.loads(process.communicate(timeout=200)[0]) for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert path.with_name("ran").read_text() == "ran\n" * 2  # and not once more by every worker
+    with Driver(sweep_beside_another, path) as one, Driver(sweep_beside_another, path) as other:
+        said = [*one.said(), *other.said()]
+        assert [one.wait(), other.wait()] == [0, 0]
     assert len({trial.config for trial in stored(path)}) == len(stored(path)) == 8
     assert sum(new for *_, new, _ in said) == 8
     for *facts, _, screened in said:
@@ -164,12 +186,12 @@ def test_interrupts_brand_no_config(
     gate.touch()
     for kill in (signal.SIGINT, signal.SIGKILL):
         before = len(notes())
-        with start("run(sys.argv[1])", path) as process:
+        with Driver(sweep_and_say, path) as driver:
             assert soon(
                 lambda before=before: any("wait" in note.config for note in notes()[before:]), 120
             )
-            process.send_signal(kill)
-        assert process.returncode != 0
+            driver.send(kill)
+            assert driver.wait() != 0
         assert soon(lambda: all(gone(note.process) for note in notes()))
     gate.unlink()
     (outcome,) = run(path, top_k=1).outcomes
@@ -206,7 +228,10 @@ def test_what_has_failed_is_measured_anew_where_that_is_asked_for(
 
 
 def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ctrl-C does to a program that goes on, and had opened the store itself."""
+    """As Ctrl-C does to a program that goes on, and had opened the store itself.
+
+    The program is a script, and its worker no fork: as a user's are.
+    """
     monkeypatch.setenv("FAULTY_CONFIGS", "1000")
     code = """
 with Store(Path(sys.argv[1])) as store:
@@ -233,17 +258,22 @@ with Store(Path(sys.argv[1])) as store:
         *[f"ended 0 {trials}"] * 2,
     ]
     assert trials < 100
+    assert path.with_name("ran").read_text() == "ran\n"  # and not once more by the worker
+
+
+def sweep_for_hours(say: Connection, path: Path) -> None:
+    """Runs a sweep whose trials may take hours."""
+    sweep_and_say(say, path, trial_seconds=1e4)
 
 
 def test_interrupted_program_leaves_nothing_behind(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
-    with start("run(sys.argv[1], trial_seconds=1e4)", path) as process:
+    with Driver(sweep_for_hours, path) as driver:
         assert soon(lambda: any("hang" in note.config for note in notes()), 120)
-        process.send_signal(signal.SIGINT)
-        process.wait(60)  # nothing but the interrupt ends the trial
-    assert process.returncode != 0
+        driver.send(signal.SIGINT)
+        assert driver.wait() != 0  # nothing but the interrupt ends the trial
     assert soon(lambda: all(gone(note.process) for note in notes()))
     assert [trial.status for trial in stored(path)] == ["ok"]
 

@@ -3,7 +3,7 @@ budgets and compiles.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from support import faulty_kernel
 from support.clocks import Clock
 from support.fake_bench import FakeWorker, number
 from support.faulty_kernel import Config
-from support.jobs import ONE, FakeCompilers, facts, screened, tuning
+from support.jobs import ONE, FakeCompilers, facts, screened
 from support.sweeps import H100, SUBJECT, WORKLOAD
 
 from outblas.autotune.measure import finals as racing
@@ -29,20 +29,9 @@ from outblas.autotune.sweeps import screening, tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text, to_text
 
+pytest_plugins = ("support.sweep_fixtures",)
+
 pytestmark = pytest.mark.usefixtures("faulty_log")
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    """The store of the sweeps."""
-    with Store(path) as store:
-        yield store
-
-
-@pytest.fixture
-def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Tunes the faulty kernel, which has so many sound configs, with a worker that is played."""
-    return tuning(store, monkeypatch)
 
 
 @pytest.fixture

@@ -2,33 +2,22 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.fake_bench import FakeWorker, number
 from support.faulty_kernel import Config
-from support.jobs import ONE, FakeCompilers, facts, screened, tuning
+from support.jobs import ONE, FakeCompilers, facts, screened
 
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.tuner import Outcome
 from outblas.core.configs import to_text
 
+pytest_plugins = ("support.sweep_fixtures",)
+
 pytestmark = pytest.mark.usefixtures("faulty_log")
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    """The store of the sweeps."""
-    with Store(path) as store:
-        yield store
-
-
-@pytest.fixture
-def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Tunes the faulty kernel, which has so many sound configs, with a worker that is played."""
-    return tuning(store, monkeypatch)
 
 
 def killed_times(count):

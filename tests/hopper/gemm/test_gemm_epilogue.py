@@ -3,11 +3,11 @@ what it compiles to.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support import recorded_code
 from support.gemm_problems import BF16, gemm_config
 from support.gemm_problems import variant_of as variant_of_config
 
@@ -17,7 +17,6 @@ from outblas.core.problem import Problem
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
 from outblas.hopper.gemm import epilogue_load, epilogue_tile
-from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.variant import Variant
 
 OWN = ""
@@ -244,48 +243,38 @@ class TestTheSource:
 
 
 class CompileCase(NamedTuple):
-    """Options of a problem, a config, and what the PTX of its kernel has and lacks."""
+    """What the PTX of a variant of the snapshot has and lacks."""
 
-    given: dict[str, Any]
-    config: str
     has: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 
 
+GELU_KEEPS_NAN = ("ex2.approx", "max.NaN")
 COMPILED = {
-    "gelu": CompileCase({"activation": "gelu"}, OWN, ("ex2.approx", "m64n256k16")),
-    "gelu, pingpong": CompileCase(
-        {"activation": "gelu", "aux": None}, PINGPONG, ("max.NaN", "m64n192k16")
-    ),
-    "swiglu": CompileCase({"activation": "swiglu"}, OWN, ("m64n256k16",)),
+    "GELU": CompileCase((*GELU_KEEPS_NAN, "m64n256k16")),
+    "GeGLU, bias, residual and aux": CompileCase((*GELU_KEEPS_NAN, "m64n256k16")),
+    "SwiGLU": CompileCase(("m64n256k16",)),
+    "tanh GELU, pingpong": CompileCase(("m64n192k16",)),
+    "bias of rows, ReLU": CompileCase(("m64n256k16",)),
     # A product and a sum are two roundings, whatever is between them.
-    "silu": CompileCase(
-        {"activation": "silu", "by_columns": ("a", "b", "residual")},
-        f"{SMALL_TILE},tile_n=64",
-        lacks=("fma.rn.f32",),
-    ),
-    "fp8, relu": CompileCase(
-        {"formats": "e4m3 e5m2", "activation": "relu"}, OWN, ("m64n256k32.f32.e4m3.e5m2",)
-    ),
-    "fp8 sums in two steps": CompileCase(
-        {"formats": "e5m2 e4m3 promoted"}, PROMOTED, ("m64n192k32.f32.e5m2.e4m3",)
-    ),
+    "all epilogue steps, one consumer": CompileCase(("m64n64k16",), lacks=("fma.rn.f32",)),
+    "all epilogue steps, pingpong": CompileCase(("m64n192k16",)),
+    "fp8, fast sums, scales by rows": CompileCase(("m64n256k32.f32.e4m3.e5m2",)),
+    "fp8, GELU and residual": CompileCase((*GELU_KEEPS_NAN, "m64n256k32.f32.e4m3.e4m3")),
+    "fp8, promoted sums": CompileCase(("m64n192k32.f32.e4m3.e4m3",)),
+    "fp8, promoted sums, scales by rows, bias": CompileCase(("m64n192k32.f32.e5m2.e4m3",)),
 }
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("case", COMPILED.values(), ids=COMPILED)
-def test_an_epilogue_compiles_without_spills_and_warnings(
-    case: CompileCase, tmp_path: Path
-) -> None:
-    variant = variant_of(problem(4096, 4096, 4096, **case.given), case.config)
-    remarks = tmp_path / "remarks.yaml"
-    options = f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}"
+@pytest.mark.parametrize(
+    "name", [recorded_code.parameter(f"hopper.gemm {name}") for name in COMPILED]
+)
+def test_an_epilogue_compiles_without_spills_and_warnings(name: str) -> None:
+    case = COMPILED[name.removeprefix("hopper.gemm ")]
 
-    ptx = str(compile_variant(gemm.Gemm, variant, options).__ptx__)
+    code = recorded_code.inspected(name)
 
-    log = compile.assembler_log(remarks.read_text(encoding="utf-8"))
-    assert "0 bytes spill stores, 0 bytes spill loads" in log
-    assert "C75" not in log  # the numbers of warnings about serialised wgmma
-    assert all(text in ptx for text in case.has)
-    assert not any(text in ptx for text in case.lacks)
+    code.require(stack=0)
+    assert [text for text in case.has if text not in code.ptx_text] == []
+    assert [text for text in case.lacks if text in code.ptx_text] == []

@@ -1,0 +1,76 @@
+"""What the help of every command ends with: commands to copy, and what each does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Example = tuple[str, str]  # a command line, and what it does
+
+EXAMPLES: Mapping[str, tuple[Example, ...]] = {
+    "": (
+        ("outblas doctor", "what runs on this machine"),
+        ("outblas demo", "a first look, with a GPU or without"),
+        ("outblas bench --shapes 4096", "the kernels beside cuBLAS"),
+        ("outblas --install-completion", "completion in your shell"),
+    ),
+    "demo": (("outblas demo --save demo.json", "keep the times"),),
+    "list": (
+        ("outblas list", "every kernel and its idea"),
+        ("outblas list hopper --long", "one ladder, with parents, GPUs and sources"),
+    ),
+    "doctor": (
+        ("outblas doctor", "the verdict first"),
+        ("outblas doctor --json", "what a bug report wants"),
+    ),
+    "verify": (
+        ("outblas verify portable --shapes quick", "one kernel, a few shapes"),
+        ("outblas verify --shapes 640x72x96 --dtype float16", "a shape of your own"),
+    ),
+    "bench": (
+        ("outblas bench --shapes 4096,16x4096x4096", "all kernels at two shapes"),
+        ("outblas bench --kernels outblas,cublaslt-best --shapes suite", "against the best"),
+        ("outblas bench --kernels hopper.gemm[tile_n=128] --shapes 2048", "a config"),
+    ),
+    "bench-host": (
+        ("outblas bench-host", "beside what was recorded"),
+        ("outblas bench-host --against ../other --check", "another checkout in turns"),
+    ),
+    "profile": (
+        ("outblas profile hopper.gemm --shapes 4096", "ncu's counters"),
+        ("outblas profile hopper.persistent --phases", "cycles of each role of warps"),
+    ),
+    "inspect": (
+        ("outblas inspect hopper.gemm", "registers, spills, instructions"),
+        ("outblas inspect simt.naive --arch 80 --sass", "the machine code"),
+    ),
+    "tune": (
+        ("outblas tune --shapes 4096 --budget 20m", "the fastest config of a shape"),
+        ("outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4", "try it on a CPU"),
+        ("outblas tune --explain 4096x4096x4096 --gpu H100", "what matmul chooses there"),
+    ),
+    "cache ls": (("outblas cache ls", "what was tuned"),),
+    "cache show": (("outblas cache show 4096 --limit 20", "the fastest trials of a shape"),),
+    "cache export": (("outblas cache export results.jsonl", "take results elsewhere"),),
+    "cache import": (("outblas cache import results.jsonl", "add another machine's results"),),
+    "cache verify": (("outblas cache verify", "is anything damaged?"),),
+    "cache prune": (
+        ("outblas cache prune --stale --dry-run", "what would go"),
+        ("outblas cache prune --older-than 30d --compiled", "results and compiled kernels"),
+    ),
+    "report ladder": (
+        ("outblas report ladder --ladder hopper", "rung by rung"),
+        ("outblas report ladder --html ladder.html", "as a page"),
+    ),
+    "report sizes": (("outblas report sizes hopper.gemm", "from 512 to 16384"),),
+    "report roofline": (("outblas report roofline --html roofline.html", "as a page"),),
+    "report raster": (("outblas report raster", "orders of tiles"),),
+    "report accesses": (("outblas report accesses", "bank conflicts and coalescing"),),
+    "report readme": (("outblas report readme --check", "is README up to date?"),),
+    "report tune": (("outblas report tune --html tune.html", "a sweep as a page"),),
+}
+
+
+def epilog(command: str) -> str:
+    """The examples of a command as its help shows them: a paragraph a line."""
+    lines = (f"$ {line}  # {what}".replace("[", "\\[") for line, what in EXAMPLES[command])
+    return "\n\n".join(["Examples:", *lines])
