@@ -4,6 +4,7 @@ import json
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -11,81 +12,107 @@ from support.commands import invoke, refuses
 
 from outblas.cli import inspect as cli_inspect
 from outblas.cli.common import save_json, without_nulls
-from outblas.core import registry
+from outblas.core import registry, requirements
 from outblas.kernels import portable
 
 
-def test_list() -> None:
+def parsed(*arguments: object) -> Any:
+    return json.loads(invoke(*arguments, "--json").stdout)
+
+
+# Lists of kernels.
+
+
+def test_a_list_names_every_kernel() -> None:
     result = invoke("list", code=0)
-    assert all(kernel.name in result.stdout for kernel in registry.ladder())
-    records = json.loads(invoke("list", "hopper", "--json").stdout)
+
+    assert [kernel.name for kernel in registry.ladder() if kernel.name not in result.stdout] == []
+
+
+def test_a_list_of_a_ladder_has_its_kernels_in_order() -> None:
+    records = parsed("list", "hopper")
+
     keys = ["name", "ladder", "idea", "parent", "source", "dtypes", "min_arch", "max_arch", "dsl"]
     assert all(list(record) == keys for record in records)
     assert records[0]["name"] == "hopper.tma_wgmma"
 
 
-def test_list_of_an_unknown_ladder() -> None:
+def test_an_unknown_ladder_is_refused() -> None:
     refuses("expected a ladder", "list", "nothing")
 
 
-def test_doctor() -> None:
+# The doctor.
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    """What the doctor says of this machine."""
     result = invoke("doctor", "--json")
-    report = json.loads(result.stdout)
-    assert result.exit_code == (1 if report["problems"] else 0)
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == (1 if found["problems"] else 0)
+    return found
+
+
+def test_the_doctor_has_the_installed_and_the_tested_versions(report: dict[str, Any]) -> None:
     versions = {row["name"]: row for row in report["versions"]}
+
     assert versions["torch"]["installed"] == metadata.version("torch")
     assert versions["triton"]["tested"] == "<3.10,>=3.6"
-    assert {kernel["name"] for kernel in report["kernels"]} == {
-        kernel.name for kernel in registry.ladder()
-    }
-    assert report["cache"]["problem"] is None
+
+
+def test_the_doctor_has_every_kernel(report: dict[str, Any]) -> None:
+    kernels = {kernel["name"] for kernel in report["kernels"]}
+
+    assert kernels == {kernel.name for kernel in registry.ladder()}
     assert "hopper.tma_wgmma" in invoke("doctor").stdout
 
 
-def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas.core import requirements
+def test_the_doctor_has_no_problem_with_the_cache(report: dict[str, Any]) -> None:
+    assert report["cache"]["problem"] is None
 
+
+def test_the_doctor_names_a_version_outside_the_tested_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     installed = requirements.installed
     monkeypatch.setattr(
         requirements, "installed", lambda name: "3.5.0" if name == "triton" else installed(name)
     )
+
     result = invoke("doctor", code=1)
+
     assert "triton: outside the tested range: pip install 'triton" in result.stdout
 
 
+# Verification.
+
+
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify(tmp_path: Path) -> None:
+def test_a_verification_is_saved(tmp_path: Path) -> None:
     saved = tmp_path / "verify.json"
-    invoke(
-        "verify",
-        "portable",
-        "--shapes",
-        "33,20x30x40",
-        "--dtype",
-        "float16",
-        "--save",
-        saved,
-        code=0,
-    )
-    report = json.loads(saved.read_text())
-    assert report == {
-        "device": "cpu",
-        "results": [
-            {"kernel": "portable", "dtype": "float16", "passed": 24, "failed": [], "refused": {}}
-        ],
-    }
-    assert json.loads(
-        invoke("verify", "--shapes", "8", "--layout", "tt", "--dtype", "float32", "--json").stdout
-    )
+    line = "verify portable --shapes 17,20x30x40 --dtype float16"
+
+    invoke(*line.split(), "--save", saved, code=0)
+
+    result = {"kernel": "portable", "dtype": "float16", "passed": 24, "failed": [], "refused": {}}
+    assert json.loads(saved.read_text()) == {"device": "cpu", "results": [result]}
 
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verification_without_a_kernel_is_of_those_that_run_here() -> None:
+    found = parsed("verify", "--shapes", "8", "--layout", "tt", "--dtype", "float32")
+
+    assert [result["kernel"] for result in found["results"]] == ["portable"]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portable kernel adds 1 to the first element of each product."""
     plan = portable.plan
 
-    def broken(*arguments: Any) -> Any:
+    def plan_broken(*arguments: Any) -> Any:
         launch = plan(*arguments)
 
         def run(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: Any, beta: Any) -> None:
@@ -94,14 +121,27 @@ def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None
 
         return run
 
-    monkeypatch.setattr(portable, "plan", broken)
-    result = invoke(
-        "verify", "portable", "--shapes", "23", "--dtype", "float32", "--layout", "nn", code=1
-    )
-    assert (
-        "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]"
-        in result.stdout
-    )
+    monkeypatch.setattr(portable, "plan", plan_broken)
+
+
+@pytest.mark.interpreter
+@pytest.mark.no_gpu
+@pytest.mark.usefixtures("broken")
+def test_a_verification_names_the_first_element_that_is_wrong() -> None:
+    line = "verify portable --shapes 23 --dtype float32 --layout nn"
+
+    result = invoke(*line.split(), code=1)
+
+    message = "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]"
+    assert message in result.stdout
+
+
+@pytest.mark.no_gpu
+def test_a_kernel_that_cannot_run_here_is_not_verified() -> None:
+    refuses("needs an NVIDIA GPU", "verify", "hopper.tma_wgmma")
+
+
+# Options.
 
 
 @pytest.mark.parametrize(
@@ -113,7 +153,9 @@ def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None
         (("portable", "--layout", "xy"), "--layout is 'xy'"),
     ],
 )
-def test_verify_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+def test_a_verification_refuses_a_bad_option_by_its_name(
+    arguments: tuple[str, ...], message: str
+) -> None:
     refuses(message, "verify", *arguments)
 
 
@@ -153,24 +195,38 @@ def test_messages_name_the_option_that_was_given(
     refuses(message, *line.split())
 
 
+@pytest.fixture
+def inspected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The architectures for which a kernel is inspected, without compiling it."""
+    found: list[int] = []
+
+    def inspect(kernel: str, *, arch: int, **_: Any) -> Mock:
+        found.append(arch)
+        return MagicMock()
+
+    monkeypatch.setattr("outblas.inspect.inspect", inspect)
+    monkeypatch.setattr(cli_inspect, "_show", lambda found: None)
+    return found
+
+
 @pytest.mark.parametrize("arch", ["90", "sm_90", "90a", "sm_90a", "SM_90A", "sm_90,90a"])
-def test_an_architecture_has_several_names(arch: str) -> None:
-    assert cli_inspect._archs(arch) == [90]
-    assert cli_inspect._archs(f"75,{arch},sm_80") == [75, 90, 80]
+def test_an_architecture_has_several_names(arch: str, inspected: list[int]) -> None:
+    invoke("inspect", "portable", "--arch", f"75,{arch},sm_80", code=0)
 
-
-@pytest.mark.no_gpu
-def test_verify_of_a_kernel_that_cannot_run_here() -> None:
-    refuses("needs an NVIDIA GPU", "verify", "hopper.tma_wgmma")
+    assert inspected == [75, 90, 80]
 
 
 @pytest.mark.interpreter
 @pytest.mark.compile
 @pytest.mark.no_gpu
-def test_demo() -> None:
+def test_the_demo_checks_products_and_shows_machine_code() -> None:
     result = invoke("demo", code=0)
+
     assert result.stdout.count("every element exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
+
+
+# Files.
 
 
 def test_saved_json_is_indented_and_keeps_every_digit(tmp_path: Path) -> None:
