@@ -2,13 +2,14 @@
 
 import shlex
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import typer
 from rich.cells import cell_len
 from support import commands
 from typer import rich_utils
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from outblas import __version__
@@ -18,9 +19,7 @@ from outblas.cli.examples import EXAMPLES
 ROOT = typer.main.get_command(app)
 
 
-def walk(
-    command: TyperCommand | TyperGroup = ROOT, name: str = ""
-) -> Iterator[tuple[str, TyperCommand]]:
+def walk(command: Any = ROOT, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that does something, by the name that follows `outblas`."""
     if isinstance(command, TyperGroup):
         for part, each in command.commands.items():
@@ -75,7 +74,7 @@ def test_an_example_is_a_command_with_options_that_exist(line: str) -> None:
     program, *arguments = shlex.split(line)
     if arguments[0] == "--install-completion":
         return
-    command: TyperCommand | TyperGroup = ROOT
+    command: Any = ROOT
     while isinstance(command, TyperGroup):
         command = command.commands[arguments.pop(0)]
 

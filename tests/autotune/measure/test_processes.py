@@ -89,7 +89,7 @@ def test_a_worker_ends_at_any_byte_of_its_answer(end: str, monkeypatch: pytest.M
     """
     # A worker that ends is heard of at once. One that lives on is waited for, so that its bytes
     # arrive on a busy machine, too.
-    patience = 1.0 if end in ("hang", "garbage") else 30.0
+    patience = 3.0 if end in ("hang", "garbage") else 30.0
     monkeypatch.setattr(processes, "END_SECONDS", 0.2)
     monkeypatch.setattr(processes, "ACCEPT_SECONDS", patience)
     accepted, whole = (

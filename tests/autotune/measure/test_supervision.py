@@ -22,12 +22,9 @@ from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
-pytest_plugins = ("support.worker_fixtures",)
-
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(120),
-    pytest.mark.usefixtures("forked_workers_of_module"),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
 SUBJECT = TuneTarget("misbehaving", "support.misbehaving")
@@ -42,13 +39,13 @@ def _log(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def bench(forked_workers_of_module):
+def bench():
     with MeasureWorker("cpu") as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
-def compilers(forked_workers_of_module):
+def compilers():
     with Compilers(1) as compilers:
         yield compilers
 
@@ -148,7 +145,6 @@ def test_the_wall_clock_jumps(bench, hours, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # Starts.
-@pytest.mark.usefixtures("executed_workers")
 def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -29,11 +29,9 @@ from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
-pytest_plugins = ("support.worker_fixtures",)
-
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.usefixtures("faulty_log", "forked_workers_of_module"),
+    pytest.mark.usefixtures("faulty_log"),
 ]
 
 
@@ -129,7 +127,6 @@ def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
         assert compiled(compilers, number=1) is None
 
 
-@pytest.mark.usefixtures("executed_workers")
 def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
     with Compilers(1, memory=1 << 20) as compilers:
         with pytest.warns(RuntimeWarning, match="no compile process can be started"):

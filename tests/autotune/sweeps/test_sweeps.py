@@ -40,9 +40,7 @@ from outblas.autotune.sweeps.sweep import sweep, visible_gpus
 from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text
 
-pytest_plugins = ("support.worker_fixtures",)
-
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log", "forked_workers_of_module")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log")]
 
 
 def sweep_and_say(say: Connection, path: Path, **options: Any) -> None:
