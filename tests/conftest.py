@@ -63,6 +63,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="checks what a machine without a GPU is told"))
         if item.get_closest_marker("gpu") and capability is None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    items.sort(key=_turn)  # stable: within a turn the order stays as it was
+
+
+def _turn(item: pytest.Item) -> int:
+    """What one process has to run whole begins first, then what takes long: no process is to run
+    alone at the end.
+    """
+    if item.get_closest_marker("xdist_group"):
+        return 0
+    return 1 if item.get_closest_marker("long") else 2
 
 
 @pytest.hookimpl(trylast=True)
