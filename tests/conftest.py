@@ -67,12 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """What one process has to run whole begins first, then what takes long: no process is to run
-    alone at the end.
-    """
-    if item.get_closest_marker("xdist_group"):
-        return 0
-    return 1 if item.get_closest_marker("long") else 2
+    """What one process has to run whole begins first: none is to run alone at the end."""
+    return 0 if item.get_closest_marker("xdist_group") else 1
 
 
 @pytest.hookimpl(trylast=True)
