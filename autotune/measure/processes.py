@@ -182,11 +182,12 @@ class WorkerProcess:
                 *modules,
             ]
             try:
-                self._guard = start_guard(
-                    order,
-                    command,
-                    {**os.environ, **(environment or {})},
-                    (control.fileno(), connection.fileno()),
+                self._guard = subprocess.Popen(
+                    [command[0], "-S", "-P", "-s", _SUPERVISOR, *map(str, order), *command],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **(environment or {})},
+                    pass_fds=(control.fileno(), connection.fileno()),
+                    start_new_session=True,
                 )
             except (OSError, ValueError) as error:
                 self._connection.close()
@@ -384,22 +385,6 @@ class WorkerProcess:
             self._exit = Exit(memory=int(rest))
         else:
             self._exit = Exit(detail=rest)
-
-
-def start_guard(
-    order: Sequence[int],
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    sockets: Sequence[int],
-) -> subprocess.Popen[bytes]:
-    """Starts the guard of a worker, which has these sockets and gets the worker's command."""
-    return subprocess.Popen(
-        [command[0], "-S", "-P", "-s", _SUPERVISOR, *map(str, order), *command],
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        pass_fds=sockets,
-        start_new_session=True,
-    )
 
 
 def _python() -> list[str]:
