@@ -1,24 +1,29 @@
-"""Programs that sweep, as forks of this process: a test interrupts and kills them as a user's."""
+"""Programs that sweep, in processes that a test interrupts and kills as a user's."""
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+# Drivers are forks of a process that has torch and has run no test: it holds no threads of libraries,
+# which a fork would lack. It starts with the first driver, and ends with the tests.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["torch", "outblas.autotune"])
+
 
 class Driver:
-    """A process that runs a function, which is given a connection to say things on.
+    """A process that runs a function of a module, which is given a connection to say things on.
 
     It ends as any program does: an exception ends it with a traceback and status 1.
     """
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        fork = multiprocessing.get_context("fork")  # torch is there
-        self._said, say = fork.Pipe(duplex=False)
-        self._process = fork.Process(target=function, args=(say, *arguments))
+        self._said, say = _processes.Pipe(duplex=False)
+        self._process = _processes.Process(
+            target=_run, args=(dict(os.environ), os.getcwd(), function, say, *arguments)
+        )
         self._process.start()
         say.close()
 
@@ -56,4 +61,12 @@ class Driver:
         self._said.close()
 
 
-__all__ = ["Connection", "Driver"]
+def _run(
+    environment: Mapping[str, str], folder: str, function: Callable[..., None], *arguments: Any
+) -> None:
+    """Runs a function as it would run in the process that asked for it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    function(*arguments)

@@ -5,13 +5,14 @@ that ran.
 import os
 import signal
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from support.drivers import Connection, Driver
+from support.drivers import Driver
 from support.faulty_kernel import COMPILED, MEASURED, Config, notes
 from support.sweeps import (
     H100,
