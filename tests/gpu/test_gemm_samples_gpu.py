@@ -3,6 +3,7 @@
 Most tests compile their kernels first, on all cores: without `-n` they take a few minutes together.
 """
 
+import functools
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateCompiles:
 
 # ---- sampled calls
 EXAMPLES = 500
+PARTS = 20  # of them, which processes share
 REPEATS = 4  # draws for each: hypothesis makes several of the parts of one
 MOST = 1 << 22  # elements of A or B
 EDGES = (
@@ -141,6 +143,7 @@ def examples(draw: st.DrawFn) -> Sampled:
     return case, pick(draw, *LEVERS) if way == "lever" else way
 
 
+@functools.cache
 def sampled() -> list[Sampled]:
     """The same ones every time. What would take another kernel by default, or cannot have a lever,
     takes the rule.
@@ -205,8 +208,9 @@ def equal(run: Run, case: Case) -> Result:
     return exact(run, case, "cuda")
 
 
-def test_sampled_calls_are_right(ahead: Ahead, late: LateCompiles) -> None:
-    calls = sampled()
+@pytest.mark.parametrize("part", range(PARTS))
+def test_sampled_calls_are_right(part: int, ahead: Ahead, late: LateCompiles) -> None:
+    calls = sampled()[part::PARTS]
     compiles = ahead((of_case(case), config_of(way, case)) for case, way in calls)
     faults = []
     for case, way in calls:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-# Drivers are forks of a process that has torch and has run no test: it holds no threads of libraries,
-# which a fork would lack. It starts with the first driver, and ends with the tests.
+# Drivers are forks of a process that has torch and has run no test: it holds no threads of
+# libraries, which a fork would lack. It starts with the first driver, and ends with the tests.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch", "outblas.autotune"])
 
