@@ -11,10 +11,11 @@ import torch
 from support.commands import invoke, refuses
 
 from outblas.bench import campaign, chart, providers, record
+from outblas.bench.operation import Operation, Steps
 from outblas.bench.record import Device, Record
 from outblas.bench.statistics import ratio
 from outblas.cli.bench import COLUMNS, row, split_names
-from outblas.core import shapes
+from outblas.verify.kernels import Refused
 
 
 # ---- figures
@@ -124,6 +125,66 @@ def test_outblas_takes_no_config() -> None:
         providers.parse("outblas[stages=4]")
 
 
+@pytest.mark.parametrize("name", ["cublas", "cublas-fast-accum"])
+def test_torchs_products_of_fp8_are_trusted(name: str) -> None:
+    assert providers.parse(name, Operation("fp8")).trusted
+
+
+def test_fast_sums_are_for_fp8_alone() -> None:
+    with pytest.raises(Refused, match="cublas-fast-accum is for fp8 operands, not bfloat16"):
+        providers.parse("cublas-fast-accum").prepare(*[torch.eye(2)] * 3)
+
+
+@pytest.mark.parametrize("name", ["portable", "cublaslt-best"])
+def test_who_has_no_fp8_says_so(name: str) -> None:
+    operation = Operation("fp8")
+
+    with pytest.raises(Refused, match="fp8"):
+        providers.parse(name, operation).prepare(*operation.operands((8, 8, 8), "nt", "cpu"))
+
+
+def test_the_kernels_that_run_on_fp8_are_what_outblas_chooses() -> None:
+    found = providers.runnable(torch.device("cuda", 0), Operation("fp8"))
+
+    assert [provider.label for provider in found] == ["outblas"]
+
+
+def test_the_bare_product_is_that_of_an_operation_without_its_steps() -> None:
+    operation = Operation(steps=Steps.parse("bias+swiglu"))
+
+    assert providers.parse("outblas-bare", operation).operation == Operation()
+
+
+def test_the_best_of_cublaslt_is_checked_before_torch_adds_to_it() -> None:
+    """What torch adds rounds in between: that is its way, and no fault."""
+    fused = providers.parse("cublaslt-best", Operation(steps=Steps(bias=True)))
+
+    assert fused.is_checked_exactly
+    assert not providers.parse("outblas", Operation(steps=Steps(bias=True))).is_checked_exactly
+
+
+def test_outblas_promises_batch_invariance_where_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keywords: list[dict[str, Any]] = []
+    monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: keywords.append(how))
+
+    providers.parse("outblas", Operation(batch_invariant=True)).prepare(*[torch.eye(2)] * 3)()
+
+    assert keywords[0]["batch_invariant"] is True
+
+
+@pytest.mark.parametrize("name", ["cublas", "outblas"])
+def test_a_call_takes_other_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outblas.api.matmul", lambda a, b, out: torch.mm(a, b, out=out))
+    a, weights, out = torch.eye(2), torch.randn(2, 2), torch.empty(2, 2)
+    call = providers.parse(name).prepare(a, torch.eye(2), out)
+
+    call(weights)
+
+    assert torch.equal(out, weights)
+
+
 @pytest.fixture
 def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that torch.compile makes, which then run eagerly."""
@@ -190,21 +251,6 @@ def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.Monk
     assert "No NVIDIA GPU" in result.stderr
     assert result.stdout == ""
     assert not saved.exists()
-
-
-# ---- shapes
-def test_the_suite_has_eleven_shapes() -> None:
-    assert len(shapes.SUITE) == 11
-    assert shapes.parse("suite") == list(shapes.SUITE)
-
-
-def test_shapes_may_follow_the_suite() -> None:
-    assert shapes.parse("suite,64, 8x16x24")[-2:] == [(64, 64, 64), (8, 16, 24)]
-
-
-@pytest.mark.parametrize(("shape", "text"), [((4, 4, 4), "4"), ((8, 16, 24), "8x16x24")])
-def test_a_cube_is_written_by_one_size(shape: tuple[int, int, int], text: str) -> None:
-    assert shapes.to_text(shape) == text
 
 
 # ---- records

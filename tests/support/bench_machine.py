@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outblas.bench import burst, campaign, schedule, sustained, turn
+from outblas.bench.operation import Operation
 from outblas.bench.record import Device
 
 
@@ -166,7 +167,7 @@ def install(gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "Clock", SteadyClock)
     monkeypatch.setattr(campaign, "EnergyMeter", _no_energy_meter)
     monkeypatch.setattr(Device, "current", lambda dtype: Device(None))
-    monkeypatch.setattr(campaign, "normal", _operands)
+    monkeypatch.setattr(Operation, "operands", _operands)
 
 
 def _operands(*_: Any) -> tuple[torch.Tensor, ...]:

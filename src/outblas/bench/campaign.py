@@ -5,55 +5,84 @@ each.
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 import torch
 
-from ..core.shapes import Shape, to_text
+from ..core.shapes import Shape, backward, to_text
 from ..verify.cases import Case
 from ..verify.kernels import Refused
 from ..verify.watchdog import watchdog
-from . import burst, schedule, sustained, turn
+from . import burst, cold, schedule, sustained, turn
 from .clock import Clock
-from .operands import normal
+from .operation import Operation
 from .power import EnergyMeter
-from .providers import OPERANDS, Provider
-from .record import BASE, REFUSED, UNCHECKED, Device, Record, energy, figures
+from .providers import PLAIN, Call, Provider
+from .record import (
+    BASE,
+    BEST,
+    BOUNDED,
+    EXACT,
+    REFUSED,
+    UNCHECKED,
+    Device,
+    Record,
+    energy,
+    figures,
+)
 from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
 
 CHECK_SECONDS = 300
 OUT_OF_MEMORY = f"{REFUSED}the device has too little free memory"
-ROUNDS = {"burst": 15, "sustained": 3}
+HOST_SHARE = 0.7  # of a call's time on the device, from which the device may wait for the host
+ROUNDS = {"burst": 15, "cold": 15, "sustained": 3}
 
 
 @dataclass
 class _Entrant:
-    """The call at one shape of a provider that passed its check, and about how many µs it takes."""
+    """The call at one shape of a provider that passed its check, about how many µs it takes on the
+    device, and how many of the host's when it is made eagerly.
+    """
 
-    call: turn.Call
+    call: Call
     us: float
+    host_us: float
 
 
 Entrants = dict[str, _Entrant]  # by label, the base first
+Found = dict[str, dict[str, Any]]  # the figures of each
+
+
+@dataclass(frozen=True)
+class Task:
+    """A product to time. `product`: "", or "dA" or "dB" for a gradient's."""
+
+    shape: Shape
+    layout: str
+    product: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (to_text(self.shape), self.layout, self.product) if part)
 
 
 class Campaign:
     """Times providers against `torch.mm` on the current CUDA device.
 
-    The first provider is cuBLAS. `dtype`: bfloat16, float16, float32 (IEEE products) or tf32.
-    `rounds`: by mode, at least. `progress` is told what is being done.
+    The first provider is cuBLAS. `operation`: what is computed; the providers' own. `rounds`: by
+    mode, at least. `progress` is told what is being done.
     """
 
     def __init__(
         self,
         providers: Sequence[Provider],
-        dtype: str = "bfloat16",
+        operation: Operation = PLAIN,
         rounds: Mapping[str, int] = ROUNDS,
         progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
         self.providers = distinct(providers)
-        self.dtype = dtype
+        self.operation = operation
         self.rounds = rounds
         self.progress = progress
         self._clock = Clock()
@@ -61,65 +90,96 @@ class Campaign:
             self._meter: EnergyMeter | None = EnergyMeter()
         except RuntimeError:
             self._meter = None
-        self._device = Device.current(dtype)
+        self._device = Device.current(operation.dtype)
+
+    @cached_property
+    def copy_gbs(self) -> float:
+        """GB/s of a large copy on this device, measured when first asked for."""
+        self.progress("measuring the bandwidth of a copy")
+        return cold.copy_gbs()
 
     def run(
-        self, shapes: Sequence[Shape], layouts: Sequence[str], modes: Sequence[str]
+        self,
+        shapes: Sequence[Shape],
+        layouts: Sequence[str],
+        modes: Sequence[str],
+        *,
+        backward: bool = False,
     ) -> Iterator[Record]:
-        """Records as they come: all providers of one shape and layout, mode by mode."""
+        """Records as they come: all providers of one shape and layout, mode by mode. `backward`:
+        of the two products of each one's backward pass, instead.
+        """
         before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if self.dtype == "tf32" else "highest")
+        precision = "high" if self.operation.dtype == "tf32" else "highest"
+        torch.set_float32_matmul_precision(precision)
         try:
-            for layout in layouts:
-                for shape in shapes:
-                    yield from self._shape(shape, layout, modes)
+            for task in tasks(shapes, layouts, backward):
+                yield from self._task(task, modes)
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def _shape(self, shape: Shape, layout: str, modes: Sequence[str]) -> Iterator[Record]:
+    def _task(self, task: Task, modes: Sequence[str]) -> Iterator[Record]:
+        modes = [mode for mode in modes if mode != "cold" or self._is_memory_bound(task.shape)]
         try:
-            operands = normal(shape, layout, _torch_dtype(self.dtype))
+            operands = self.operation.operands(task.shape, task.layout)
         except torch.OutOfMemoryError:
             for provider, mode in product(self.providers, modes):
-                yield self._record(provider, shape, layout, mode, OUT_OF_MEMORY)
+                yield self._record(provider, task, mode, OUT_OF_MEMORY)
             return
         checks: list[tuple[Provider, str]] = []
-        entrants: dict[str, _Entrant] = {}
+        entrants: Entrants = {}
         for provider in self.providers:
-            self.progress(f"{to_text(shape)} {layout}: checking {provider.label}")
-            case = Case(*shape, operands[0].dtype, layout=layout, tf32=self.dtype == "tf32")
-            check, entrant = self._enter(provider, case, operands)
+            self.progress(f"{task}: checking {provider.label}")
+            check, entrant = self._enter(provider, task, operands)
             checks.append((provider, check))
             if entrant is not None:
                 entrants[provider.label] = entrant
         for mode in modes if BASE in entrants else ():
-            timed = (self._burst if mode == "burst" else self._sustained)(shape, layout, entrants)
+            timed = self._timed(mode, task, entrants, operands[1])
             for provider, check in checks:
-                yield self._record(
-                    provider, shape, layout, mode, check, **timed.get(provider.label, {})
-                )
+                yield self._record(provider, task, mode, check, **timed.get(provider.label, {}))
+
+    def _timed(self, mode: str, task: Task, entrants: Entrants, weights: torch.Tensor) -> Found:
+        match mode:
+            case "burst":
+                return self._burst(task, entrants)
+            case "cold":
+                return self._cold(task, entrants, weights)
+            case _:
+                return self._sustained(task, entrants)
+
+    def _is_memory_bound(self, shape: Shape) -> bool:
+        return cold.is_memory_bound(shape, self.operation.operand_bytes, self._device.l2_bytes)
 
     def _record(
-        self, provider: Provider, shape: Shape, layout: str, mode: str, check: str, **found: Any
+        self, provider: Provider, task: Task, mode: str, check: str, **found: Any
     ) -> Record:
-        name, config = provider.name, provider.config
         return Record(
-            provider=name,
-            config=config,
-            shape=shape,
-            dtype=self.dtype,
-            layout=layout,
+            provider=provider.name,
+            config=provider.config,
+            shape=task.shape,
+            dtype=self.operation.dtype,
+            layout=task.layout,
             mode=mode,
             check=check,
+            epilogue=str(provider.operation.steps),
+            batch_invariant=self.operation.batch_invariant,
+            product=task.product,
             **found,
         )
 
-    def _enter(self, provider: Provider, case: Case, operands: Any) -> tuple[str, _Entrant | None]:
-        """What the exact oracle says, and the call on this shape's operands if it passed.
+    def _enter(self, provider: Provider, task: Task, operands: Any) -> tuple[str, _Entrant | None]:
+        """What the oracle says, and the call on this task's operands if it passed.
 
-        Whatever a provider raises costs that provider this shape, unless the device is lost with
-        it.
+        Whatever a provider raises costs that provider this task, unless the device is lost with it.
         """
+        precision = self.operation.dtype
+        case = Case(
+            *task.shape,
+            operands[2].dtype,
+            layout=task.layout,
+            tf32=precision == "tf32",
+        )
         try:
             with watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
                 # Before the check: a provider that chooses among algorithms chooses for these
@@ -128,7 +188,8 @@ class Campaign:
                 fault = provider.fault(case)
                 if fault is not None:
                     return fault, None
-                entrant = _Entrant(call, turn.rough_us(call))
+                us = turn.rough_us(call)
+                entrant = _Entrant(call, us, turn.host_us(call, us))
         except (Refused, ImportError) as refusal:
             return f"{REFUSED}{refusal}", None
         except torch.OutOfMemoryError:
@@ -136,9 +197,26 @@ class Campaign:
         except Exception as error:
             torch.cuda.synchronize()  # raises again if the device is lost
             return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}", None
-        return UNCHECKED if provider.trusted else "exact", entrant
+        if provider.trusted:
+            return UNCHECKED, entrant
+        return EXACT if provider.is_checked_exactly else BOUNDED, entrant
 
-    def _burst(self, shape: Shape, layout: str, entrants: Entrants) -> dict[str, dict[str, Any]]:
+    def _figures(
+        self, task: Task, label: str, samples: Mapping[str, burst.Samples]
+    ) -> dict[str, Any]:
+        """Of one provider, from its times and those of the base in the same rounds."""
+        us, mhz = samples[label].us, samples[label].mhz
+        spread = ratio(samples[BASE].us, us)
+        best = ratio(samples[BEST].us, us).median if BEST in samples else None
+        widths = self.operation.operand_bytes
+        return {
+            **figures(task.shape, us, mhz, spread, self._device, widths),
+            "verdict": spread.verdict(BURST_TOLERANCE),
+            "ratio_best": best,
+            "rounds": len(us),
+        }
+
+    def _burst(self, task: Task, entrants: Entrants) -> Found:
         rounds = schedule.whole_rounds(len(entrants), self.rounds["burst"])
         short = _short(entrants)
         calls = {
@@ -148,27 +226,48 @@ class Campaign:
             label: (e.call, turn.graph(e.call, calls[label]) if short else turn.eager(e.call))
             for label, e in entrants.items()
         }
-        say = self._counter(f"{to_text(shape)} {layout} burst", rounds)
+        say = self._counter(f"{task} burst", rounds)
         samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
-        apart = self._apart(shape, layout, entrants, min(calls.values())) if short else {}
-        found = {}
-        for label, e in entrants.items():
-            us, mhz = samples[label].us, samples[label].mhz
-            spread = ratio(samples[BASE].us, us)
-            found[label] = {
-                **figures(shape, us, mhz, spread, self._device),
+        apart = self._apart(task, entrants, min(calls.values())) if short else {}
+        return {
+            label: {
+                **self._figures(task, label, samples),
                 **apart.get(label, {}),
-                "verdict": spread.verdict(BURST_TOLERANCE),
-                "rounds": rounds,
                 "calls": calls[label],
                 "graph": short,
-                "host_us": turn.host_us(e.call, e.us),
+                "host_us": e.host_us,
             }
+            for label, e in entrants.items()
+        }
+
+    def _cold(self, task: Task, entrants: Entrants, b: torch.Tensor) -> Found:
+        """Bursts over copies of the weights."""
+        short = _short(entrants)
+        self.progress(f"{task} cold: copying the weights")
+        try:
+            weights = cold.copies(b, self._device.l2_bytes)
+            batches = {
+                # The warm call takes the copy that is the last of a batch, not its first.
+                label: (
+                    partial(e.call, weights[-1]),
+                    cold.batch(e.call, weights, e.us, short=short),
+                )
+                for label, e in entrants.items()
+            }
+        except torch.OutOfMemoryError:
+            return {}
+        rounds = schedule.whole_rounds(len(entrants), self.rounds["cold"])
+        say = self._counter(f"{task} cold", rounds)
+        samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
+        found = {}
+        for label in entrants:
+            of_label = self._figures(task, label, samples)
+            of_label["bandwidth_share"] = of_label["gbs"] / self.copy_gbs
+            of_label["calls"], of_label["graph"] = batches[label][1].calls, short
+            found[label] = of_label
         return found
 
-    def _apart(
-        self, shape: Shape, layout: str, entrants: Entrants, calls: int
-    ) -> dict[str, dict[str, float]]:
+    def _apart(self, task: Task, entrants: Entrants, calls: int) -> dict[str, dict[str, float]]:
         """Short calls once more, a foreign kernel before each, whose own time is subtracted round
         by round.
         """
@@ -178,7 +277,7 @@ class Campaign:
         }
         batches[""] = (alone.run, alone)
         rounds = schedule.whole_rounds(len(batches), self.rounds["burst"])
-        say = self._counter(f"{to_text(shape)} {layout} burst, apart", rounds)
+        say = self._counter(f"{task} burst, apart", rounds)
         samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
         foreign = samples.pop("").us
         times = {
@@ -192,28 +291,27 @@ class Campaign:
             if min(*us, *times[BASE]) > 0
         }
 
-    def _sustained(
-        self, shape: Shape, layout: str, entrants: Entrants
-    ) -> dict[str, dict[str, Any]]:
+    def _sustained(self, task: Task, entrants: Entrants) -> Found:
         passes, short = self.rounds["sustained"], _short(entrants)
         batches = {}
         for label, e in entrants.items():
             one = turn.graph(e.call, turn.graph_calls(e.us)) if short else turn.eager(e.call, 1)
             repeats = max(1, round(sustained.BATCH_US / (e.us * one.calls)))
             batches[label] = turn.Batch(turn.eager(one.run, repeats).run, one.calls * repeats)
-        say = self._counter(
-            f"{to_text(shape)} {layout} sustained",
-            len(schedule.turns(BASE, [*batches][1:], passes)),
-        )
+        turns_of_all = len(schedule.turns(BASE, [*batches][1:], passes))
+        say = self._counter(f"{task} sustained", turns_of_all)
         done = sustained.run(batches, BASE, self._clock, self._meter, passes=passes, progress=say)
-        found = {}
-        for label, (turns, base) in sustained.pair(done, BASE).items():
+        paired = sustained.pair(done, BASE)
+        best = _median_us(paired[BEST][0]) if BEST in paired else None
+        found: Found = {}
+        for label, (turns, base) in paired.items():
             us, mhz, watts = ([getattr(t, name) for t in turns] for name in ("us", "mhz", "watts"))
             spread = ratio(base, us)
             found[label] = {
-                **figures(shape, us, mhz, spread, self._device),
-                **energy(shape, us, watts),
+                **figures(task.shape, us, mhz, spread, self._device, self.operation.operand_bytes),
+                **energy(task.shape, us, watts),
                 "verdict": spread.verdict(SUSTAINED_TOLERANCE),
+                "ratio_best": best / statistics.median(us) if best else None,
                 "rounds": len(turns),
                 "calls": batches[label].calls,
                 "graph": short,
@@ -231,8 +329,24 @@ class Campaign:
         return say
 
 
+def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[Task]:
+    """The products of a campaign, or those of their backward passes, each once."""
+    forward = [Task(shape, layout) for layout in layouts for shape in shapes]
+    if not of_backward:
+        return forward
+    pairs = [backward(task.shape, task.layout) for task in forward]
+    return [Task(shape, layout, name) for pair in pairs for name, shape, layout in pair]
+
+
+def _median_us(turns: Sequence[sustained.Turn]) -> float:
+    return statistics.median(each.us for each in turns)
+
+
 def _short(entrants: Entrants) -> bool:
-    return min(entrant.us for entrant in entrants.values()) < turn.SHORT_US
+    """Whether calls belong inside CUDA graphs: one of them is short, or takes the host about as
+    long as the device, which would then wait for it.
+    """
+    return any(e.us < turn.SHORT_US or e.host_us > HOST_SHARE * e.us for e in entrants.values())
 
 
 def distinct(providers: Sequence[Provider]) -> list[Provider]:
@@ -246,8 +360,3 @@ def distinct(providers: Sequence[Provider]) -> list[Provider]:
         renamed = replace(provider, name=f"{provider.name} ({count + 1})") if count else provider
         found[renamed.label] = renamed
     return list(found.values())
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, OPERANDS[name])
-    return dtype

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Result = dict[str, Any]
+_STYLES = {"sustained": "--", "cold": ":"}
 VERSIONS = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
 
 
@@ -53,7 +54,9 @@ def label(result: Result) -> str:
 
 
 def _group(result: Result) -> tuple[str, str, str]:
-    return to_text(tuple(result["shape"])), result["layout"], result["mode"]
+    product = result.get("product") or ""
+    shape = f"{to_text(tuple(result['shape']))} {product}".strip()
+    return shape, result["layout"], result["mode"]
 
 
 def _ratios(
@@ -115,7 +118,7 @@ def _against_n(
             for r in results
             if (label(r), r["layout"], r["mode"]) == (name, layout, mode)
         )
-        style = "--" if mode == "sustained" and key == "tflops" else "-"
+        style = _STYLES.get(mode, "-") if key == "tflops" else "-"
         axis.plot(
             *zip(*points, strict=True),
             style,

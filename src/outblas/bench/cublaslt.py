@@ -114,16 +114,16 @@ class _Matmul:
         )
 
 
-def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., None]:
     """The fastest of cuBLASLt's algorithms for out[M, N] = a[M, K] @ b[K, N], timed here, as a call
-    without arguments.
+    without arguments, or with other weights of b's shape and strides in its place.
 
     Operands may be stored either way, out by rows. Raises CublasLtError if none runs.
     """
     matmul = _describe(a, b, out)
     chosen = _fastest(_key(a, b, out), matmul, a, b, out)
 
-    def call() -> None:
+    def call(b: torch.Tensor = b) -> None:
         matmul.run(chosen, a, b, out)
 
     return call

@@ -13,48 +13,62 @@ from ..runtime import launcher
 from ..verify.cases import Case
 from ..verify.kernels import Refused
 from ..verify.oracle import ORACLES
-from .record import BASE
+from .operation import OPERANDS, Extras, Operation
+from .record import BASE, BEST
 
-# By the name of a precision, the dtype of the operands.
-OPERANDS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "tf32": "float32"}
+PLAIN = Operation()
 
-# prepare(a, b, out) returns a call without arguments that writes a @ b to out; raises Refused if it
-# cannot.
-Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], object]]
+# A call on operands that it knows; or with other weights in the place of b, of its shape and
+# strides.
+Call = Callable[..., object]
+# prepare(a, b, out) returns a call that writes a @ b to out, or returns the result of what the
+# operation adds to it; raises Refused if it cannot.
+Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]
 
 
 @dataclass(frozen=True)
 class Provider:
     """`config` holds what a kernel's config changes of its defaults, as text; `trusted` providers
-    are not checked.
+    are not checked. `operation`: what its calls compute. `checked`: what the check runs where it is
+    not `prepare`: the bare product, if torch's own functions follow it and round in between.
     """
 
     name: str
     config: str
     prepare: Prepare
     trusted: bool = False
+    operation: Operation = PLAIN
+    checked: Prepare | None = None
 
     @property
     def label(self) -> str:
         return f"{self.name}[{self.config}]" if self.config else self.name
 
+    @property
+    def is_checked_exactly(self) -> bool:
+        """Whether the check is the exact oracle's, of a bare product."""
+        return self.checked is not None or self.operation.is_bare
+
     def fault(self, case: Case) -> str | None:
-        """What the exact oracle finds wrong with this provider's product, or None. Raises
-        Refused.
+        """What is wrong with this provider's results, or None: by the exact oracle for a bare
+        product, on normal data for another operation. Raises Refused.
         """
         if self.trusted:
             return None
+        prepare = self.checked or self.prepare
+        if not self.is_checked_exactly:
+            return self.operation.fault(prepare, (case.M, case.N, case.K))
 
         def run(
             a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
         ) -> None:
-            self.prepare(a, b, out)()
+            prepare(a, b, out)()
 
         result = ORACLES["exact"](run, case, "cuda")
         return None if result.ok else result.message
 
 
-def parse(text: str) -> Provider:
+def parse(text: str, operation: Operation = PLAIN) -> Provider:
     """`cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, perhaps with a
     config: `NAME[k=v,k=v]`.
 
@@ -66,25 +80,48 @@ def parse(text: str) -> Provider:
     if name in LIBRARIES:
         if bracket:
             raise ValueError(f"--kernels has {text!r}, but {name} takes no config")
-        return LIBRARIES[name]
+        return library(name, operation)
     try:
         registry.find(name)
     except ValueError as error:
         raise ValueError(f"{error}; or {', '.join(LIBRARIES)}") from None
-    return kernel(name, rest.removesuffix("]"))
+    return kernel(name, rest.removesuffix("]"), operation)
 
 
-def kernel(name: str, config: str = "") -> Provider:
+def library(name: str, operation: Operation = PLAIN) -> Provider:
+    """A provider of `LIBRARIES`."""
+    computed = operation.without_steps() if name == BARE else operation
+
+    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+        return LIBRARIES[name](computed, a, b, out)
+
+    def prepare_bare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+        return LIBRARIES[name](operation.without_steps(), a, b, out)
+
+    rounds_between = name == BEST and bool(operation.steps)
+    return Provider(
+        name,
+        "",
+        prepare,
+        trusted=name in (BASE, FAST_ACCUM),
+        operation=computed,
+        checked=prepare_bare if rounds_between else None,
+    )
+
+
+def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provider:
     """A kernel of the registry; `config` as text. Raises ValueError for a config that it does not
     have.
     """
-    from ..api import matmul
-
     chosen = configs.from_text(registry.load(name).Config, config) if config else None
 
-    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-        def call() -> object:
-            return matmul(a, b, out=out, kernel=name, config=chosen)
+    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+        if operation.scaling:
+            raise Refused(f"{name} with --dtype {operation.dtype}: name outblas, which chooses")
+        extras = operation.extras(a, b, out)
+
+        def call(b: torch.Tensor = b) -> object:
+            return operation.by_outblas(a, b, out, extras, kernel=name, config=chosen)
 
         try:
             call()
@@ -92,53 +129,112 @@ def kernel(name: str, config: str = "") -> Provider:
             raise Refused(str(error)) from None
         return call
 
-    return Provider(name, configs.brief(chosen) if chosen else "", prepare)
+    label = configs.brief(chosen) if chosen else ""
+    return Provider(name, label, prepare, operation=operation)
 
 
-def runnable(device: torch.device, dtype: str, ladder: str | None = None) -> list[Provider]:
-    """The kernels that run on a device and take a dtype (one of `OPERANDS`)."""
+def runnable(
+    device: torch.device, operation: Operation = PLAIN, ladder: str | None = None
+) -> list[Provider]:
+    """The kernels that run on a device and take an operation's dtype; for fp8 what outblas
+    chooses.
+    """
+    if operation.scaling:
+        return [library("outblas", operation)]
     return [
-        kernel(record.name)
+        kernel(record.name, "", operation)
         for record in registry.ladder(ladder)
         if launcher.unsupported_device_reason(record, device) is None
-        and OPERANDS[dtype] in record.dtypes
+        and OPERANDS[operation.dtype] in record.dtypes
     ]
 
 
-def _cublas(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    return lambda: torch.mm(a, b, out=out)
+def _cublas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    if operation.is_bare:
+        return lambda b=b: torch.mm(a, b, out=out)
+    extras = operation.extras(a, b, out)
+    return lambda b=b: operation.by_torch(a, b, out, extras)
 
 
-def _cublaslt_best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    """torch._scaled_mm, whose sums stay in the tensor cores."""
+    if not operation.scaling:
+        raise Refused(f"{FAST_ACCUM} is for fp8 operands, not {operation.dtype}")
+    extras = operation.extras(a, b, out)
+    return lambda b=b: operation.by_torch(a, b, out, extras, fast_accum=True)
+
+
+def _cublaslt_best(
+    operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> Call:
+    """cuBLASLt's fastest product; what follows it is torch's."""
     from . import cublaslt
 
+    if operation.scaling:
+        raise Refused(f"{BEST} has no {operation.dtype}")
+    product = torch.empty(a.shape[0], b.shape[1], dtype=out.dtype, device=out.device)
+    product = out if operation.is_bare else product
     try:
-        return cublaslt.best(a, b, out)
+        best = cublaslt.best(a, b, product)
     except cublaslt.CublasLtError as error:
-        raise Refused(f"cublaslt-best: {error}") from None
+        raise Refused(f"{BEST}: {error}") from None
+    if operation.is_bare:
+        return best
+    extras = operation.extras(a, b, out)
+
+    def call(b: torch.Tensor = b) -> object:
+        best(b)
+        x = product if extras.bias is None else product + extras.bias
+        return operation.after(x, extras)
+
+    return call
 
 
-def _compiled(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
     """Inductor's choice among its Triton templates and cuBLAS; graphs are the bench's own
     business.
     """
     # after eight shapes of one function Dynamo would run it eagerly, and we would time cuBLAS
     torch.compiler.reset()
-    product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
-    out.copy_(product(a, b))  # compiles here, and gives the oracle what it looks at
-    return lambda: product(a, b)
+    options: dict[str, Any] = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
+    if operation.is_bare:
+        product = torch.compile(torch.mm, **options)
+        out.copy_(product(a, b))  # compiles here, and gives the oracle what it looks at
+        return lambda b=b: product(a, b)
+    extras = operation.extras(a, b, out)
+    tensors = extras.bias, extras.residual, extras.scale_a, extras.scale_b
+
+    def eager(a: torch.Tensor, b: torch.Tensor, *tensors: torch.Tensor | None) -> torch.Tensor:
+        return operation.by_torch(a, b, None, Extras(*tensors))
+
+    fused = torch.compile(eager, **options)
+    fused(a, b, *tensors)
+    return lambda b=b: fused(a, b, *tensors)
 
 
-def _outblas(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+def _outblas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
     """What a caller gets who names no kernel: tuned, else by rule."""
-    from ..api import matmul
+    extras = operation.extras(a, b, out)
+    return lambda b=b: operation.by_outblas(a, b, out, extras)
 
-    return lambda: matmul(a, b, out=out)
+
+def _bare(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    """The product without what follows it, to show what the epilogue costs: it may be wider than
+    the output.
+    """
+    if out.shape[1] != b.shape[1]:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=out.dtype, device=out.device)
+    return _outblas(operation, a, b, out)
 
 
-LIBRARIES = {
-    BASE: Provider(BASE, "", _cublas, trusted=True),
-    "cublaslt-best": Provider("cublaslt-best", "", _cublaslt_best),
-    "torch.compile": Provider("torch.compile", "", _compiled),
-    "outblas": Provider("outblas", "", _outblas),
+FAST_ACCUM = "cublas-fast-accum"
+BARE = "outblas-bare"
+# By name, what prepares the calls of a provider that is no kernel of ours by name.
+LIBRARIES: dict[str, Callable[..., Call]] = {
+    BASE: _cublas,
+    BEST: _cublaslt_best,
+    FAST_ACCUM: _fast_accum,
+    "torch.compile": _compiled,
+    "outblas": _outblas,
+    BARE: _bare,
 }

@@ -16,20 +16,29 @@ from ..core.shapes import Shape, flop
 from .statistics import Ratio
 
 BASE = "cublas"
-MODES = ("burst", "sustained")
+BEST = "cublaslt-best"
+MODES = ("burst", "cold", "sustained")
+EXACT = "exact"  # bit for bit on integers
+BOUNDED = "bounded"  # within the error of fp32 sums on normal data
 UNCHECKED = "–"
 REFUSED = "refused: "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One provider at one shape. `check` is "exact", "–" for cuBLAS, or why there are no figures
-    (then all are None).
+    """One provider at one shape. `check` is "exact" or "bounded" (an epilogue, or fp8), "–" for
+    cuBLAS, or why there are no figures (then all are None).
+
+    `epilogue`: what follows the product, as `bias+gelu+residual`. `product`: "dA" or "dB" for a
+    product of the backward pass, of this shape and layout. `mode`: "burst", "sustained", or "cold",
+    a burst over copies of the weights that L2 cannot hold.
 
     `us` a call on the device, `host_us` of an eager call on the host, `ratio` cuBLAS's time over
-    this one's (above 1 is faster), its 10th and 90th percentile, `ratio_apart` with a foreign
-    kernel between calls; `graph`: inside a CUDA graph of `calls` calls; `clock_mhz` counted by the
-    SMs; `joules` a call.
+    this one's (above 1 is faster), its 10th and 90th percentile, `ratio_best` the time of the
+    fastest of cuBLASLt's algorithms over this one's, `ratio_apart` with a foreign kernel between
+    calls; `graph`: inside a CUDA graph of `calls` calls; `clock_mhz` counted by the SMs; `joules` a
+    call. `gbs`: GB/s at which A, B and C cross the memory's pins, each once; `bandwidth_share`:
+    that over what a large copy reaches.
     """
 
     provider: str
@@ -39,6 +48,9 @@ class Record:
     layout: str
     mode: str
     check: str
+    epilogue: str = ""
+    batch_invariant: bool = False
+    product: str = ""
     rounds: int | None = None
     calls: int | None = None
     graph: bool | None = None
@@ -46,9 +58,12 @@ class Record:
     ratio_low: float | None = None
     ratio_high: float | None = None
     verdict: str | None = None
+    ratio_best: float | None = None
     ratio_apart: float | None = None
     us_apart: float | None = None
     tflops: float | None = None
+    gbs: float | None = None
+    bandwidth_share: float | None = None
     us: float | None = None
     host_us: float | None = None
     clock_mhz: float | None = None
@@ -64,7 +79,7 @@ class Record:
     @property
     def passed(self) -> bool:
         """False for a wrong product; a call that a kernel does not take is no failure."""
-        return self.check in ("exact", UNCHECKED) or self.check.startswith(REFUSED)
+        return self.check in (EXACT, BOUNDED, UNCHECKED) or self.check.startswith(REFUSED)
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -73,30 +88,40 @@ class Record:
 
 @dataclass(frozen=True)
 class Device:
-    """FLOP that all SMs of the device can do in a clock, in the campaign's dtype; None where no
-    table says.
+    """`flops_per_clock`: FLOP that all SMs of the device can do in a clock, in the campaign's
+    dtype; None where no table says. `l2_bytes`: what L2 holds.
     """
 
     flops_per_clock: int | None
+    l2_bytes: int = 50 << 20
 
     @classmethod
     def current(cls, dtype: str) -> Device:
+        """The current GPU, for a precision as `--dtype` names it."""
         properties = torch.cuda.get_device_properties()
         machine = machines.of_device(properties.name)
-        per_sm = machine.flops_per_sm_clock.get(dtype) if machine else None
-        return cls(per_sm * properties.multi_processor_count if per_sm else None)
+        unit = "fp8" if dtype.startswith("fp8") else dtype
+        per_sm = machine.flops_per_sm_clock.get(unit) if machine else None
+        flops = per_sm * properties.multi_processor_count if per_sm else None
+        return cls(flops, properties.L2_cache_size)
 
 
 def figures(
-    shape: Shape, us: Sequence[float], mhz: Sequence[float], spread: Ratio, device: Device
+    shape: Shape,
+    us: Sequence[float],
+    mhz: Sequence[float],
+    spread: Ratio,
+    device: Device,
+    operand_bytes: tuple[int, int] = (2, 2),
 ) -> dict[str, Any]:
     """Medians over rounds. Utilisation is FLOP/s over what the SMs can do at the clock of the same
-    round.
+    round. `operand_bytes`: of an element of A and B, and of C.
     """
     work, peak = flop(shape), device.flops_per_clock
     return {
         "us": statistics.median(us),
         "tflops": work / statistics.median(us) / 1e6,
+        "gbs": bytes_moved(shape, *operand_bytes) / statistics.median(us) / 1e3,
         "ratio": spread.median,
         "ratio_low": spread.low,
         "ratio_high": spread.high,
@@ -107,6 +132,12 @@ def figures(
         if peak
         else None,
     }
+
+
+def bytes_moved(shape: Shape, of_operands: int, of_output: int) -> int:
+    """The bytes of A, B and C, whose elements have so many each."""
+    M, N, K = shape
+    return (M * K + K * N) * of_operands + M * N * of_output
 
 
 def energy(

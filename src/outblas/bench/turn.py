@@ -5,7 +5,7 @@ a call.
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ _LONGEST_GRAPH = 400
 _HOST_SECONDS = 0.2
 
 Call = Callable[[], object]
+WeightCall = Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,28 @@ class Batch:
 
 
 def eager(call: Call, calls: int = CALLS) -> Batch:
+    """Enqueues the call again and again."""
+    return eager_of([call] * calls)
+
+
+def eager_of(calls: Sequence[Call]) -> Batch:
     """Enqueues the calls one by one."""
 
     def run() -> None:
-        for _ in range(calls):
+        for call in calls:
             call()
 
-    return Batch(run, calls)
+    return Batch(run, len(calls))
 
 
 def graph(call: Call, calls: int) -> Batch:
+    """So many times the call in one CUDA graph."""
+    return graph_of([call] * calls)
+
+
+def graph_of(calls: Sequence[Call]) -> Batch:
     """The calls captured in one CUDA graph: nothing of the host stands between them."""
-    captured = _capture([call] * calls)
-    return Batch(captured.replay, calls)
+    return Batch(_capture(calls).replay, len(calls))
 
 
 def graph_apart(call: Call | None, calls: int) -> Batch:
@@ -68,7 +78,7 @@ def graph_calls(us: float) -> int:
     return min(max(CALLS, math.ceil(GRAPH_US / us)), _LONGEST_GRAPH)
 
 
-def _capture(calls: list[Call]) -> torch.cuda.CUDAGraph:
+def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     """Captures calls that have run before: compiling, loading and autotuning are not allowed in a
     capture.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Group
@@ -20,7 +20,6 @@ from .common import (
     NONE,
     JsonOption,
     LayoutOption,
-    PrecisionOption,
     ShapesOption,
     check_one_of,
     check_runs,
@@ -38,6 +37,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..bench.campaign import Campaign
+    from ..bench.operation import Operation
     from ..bench.providers import Provider
     from ..bench.record import Record
 
@@ -45,11 +45,16 @@ COLUMNS = (
     "shape",
     "layout",
     "mode",
+    "product",
+    "epilogue",
     "provider",
     "check",
     "µs",
     "TFLOP/s",
+    "GB/s",
+    "of copy",
     "× cuBLAS",
+    "× best",
     "apart",
     "verdict",
     "host µs",
@@ -65,15 +70,38 @@ def bench(
         str,
         typer.Option(
             help="Kernels by name, NAME\\[k=v,...] for a config; outblas (what matmul takes), "
-            "cublas (against itself), cublaslt-best, torch.compile. "
-            "Default: all kernels that run here."
+            "outblas-bare (without the epilogue), cublas (against itself), torch.compile, "
+            "cublas-fast-accum (of fp8). Default: all kernels that run here. cublas and "
+            "cublaslt-best are always timed."
         ),
     ] = "",
     ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder.")] = None,
     shapes: ShapesOption = "4096",
-    dtype: PrecisionOption = "bfloat16",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="bfloat16, float16, float32 (IEEE products), tf32, or fp8 and fp8-rowwise "
+            "(e4m3, one scale an operand or one a row)."
+        ),
+    ] = "bfloat16",
     layout: LayoutOption = "nt",
-    mode: Annotated[str, typer.Option(help="burst, sustained, or both.")] = "burst",
+    epilogue: Annotated[
+        str,
+        typer.Option(help="What follows the product: bias+gelu+residual, or some of these."),
+    ] = "",
+    batch_invariant: Annotated[
+        bool, typer.Option(help="outblas promises that a row's bits depend on no other row.")
+    ] = False,
+    backward: Annotated[
+        bool, typer.Option(help="The two products of each backward pass, instead.")
+    ] = False,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="Some of burst, cold (weights that are not in L2, where memory bounds the call) "
+            "and sustained."
+        ),
+    ] = "burst,cold",
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -84,17 +112,24 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="Write the JSON to a file, renewed with every figure.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="An earlier campaign's JSON: says which ratios fell since."),
+    ] = None,
     chart: Annotated[
         Path | None, typer.Option(help="Draw the figures: .png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Times kernels beside cuBLAS, in turns on one GPU.
+    """Times kernels beside cuBLAS and the best of cuBLASLt, in turns on one GPU.
 
-    Every kernel is checked before it is timed. Exit code 1 if a kernel is wrong, 3 without a GPU.
+    Every kernel is checked before it is timed. Exit code 1 if a kernel is wrong or, with --against,
+    if a ratio fell; 3 without a GPU.
     """
     import torch
 
-    from ..bench.providers import OPERANDS, parse
+    from ..bench import compare
+    from ..bench.operation import OPERANDS, Operation, Steps
+    from ..bench.providers import parse
     from ..bench.record import MODES
 
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
@@ -104,14 +139,18 @@ def bench(
         chosen = parse_shapes(shapes, least=1)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         check_one_of("--dtype", dtype, tuple(OPERANDS))
+        operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
+        operation.check(chosen, layouts, backward=backward)
+        earlier = compare.load(against) if against is not None else None
         if ladder is not None:
             registry.ladder(ladder)
-        named = [parse(name) for name in split_names(kernels)]
+        named = [parse(name, operation) for name in split_names(kernels)]
         if not torch.cuda.is_available():
             typer.echo("No NVIDIA GPU that torch can use: there is nothing to time here.", err=True)
             raise typer.Exit(NO_GPU)
-        campaign = _campaign(named, ladder, dtype, rounds)
-    report, passed = _run(campaign, chosen, layouts, modes, save, quiet=json)
+        campaign = _campaign(named, ladder, operation, rounds)
+    plan = Plan(chosen, layouts, modes, backward)
+    report, passed = _run(campaign, plan, save, quiet=json)
     if json:
         print_json(report)
     if chart is not None:
@@ -121,7 +160,24 @@ def bench(
             draw(report, chart)
         except ValueError as error:
             typer.echo(f"no chart: {error}", err=True)
+    if earlier is not None:
+        passed &= _compared(earlier, report)
     raise typer.Exit(0 if passed else 1)
+
+
+def _compared(earlier: dict[str, Any], report: dict[str, Any]) -> bool:
+    """Shows on standard error how ratios changed; whether none fell."""
+    from ..bench.compare import compare
+
+    with usage_errors(ValueError):
+        found = compare(earlier, report)
+    for verdict in ("fell", "rose"):
+        for change in found.of(verdict):
+            line = f"{verdict}: {change.name}: {change.before:.3f} -> {change.after:.3f}"
+            typer.echo(f"{line} (tolerance {change.tolerance:.1%})", err=True)
+    same, missing = len(found.of("same")), len(found.missing)
+    typer.echo(f"{same} ratios are as before, {missing} were not measured this time", err=True)
+    return not found.of("fell")
 
 
 def split_names(text: str) -> list[str]:
@@ -140,26 +196,30 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
 
 
 def _campaign(
-    named: list[Provider], ladder: str | None, dtype: str, rounds: int | None
+    named: list[Provider], ladder: str | None, operation: Operation, rounds: int | None
 ) -> Campaign:
     import torch
 
     from ..bench import providers
     from ..bench.campaign import ROUNDS, Campaign
-    from ..bench.record import BASE
+    from ..bench.record import BASE, BEST
 
     device = torch.device("cuda", torch.cuda.current_device())
     chosen = list(named)
     if ladder is not None or not named:
-        chosen += providers.runnable(device, dtype, ladder)
-    _check_kernels(chosen, device, dtype)
+        chosen += providers.runnable(device, operation, ladder)
+    _check_kernels(chosen, device, operation.dtype)
+    bases = [providers.library(BASE, operation)]
+    if BEST not in [provider.name for provider in named]:
+        bases.append(providers.library(BEST, operation))
     by_mode = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
-    return Campaign([providers.parse(BASE), *chosen], dtype, by_mode)
+    return Campaign([*bases, *chosen], operation, by_mode)
 
 
 def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
     """Raises ValueError for kernels that the device or the dtype rules out."""
-    from ..bench.providers import LIBRARIES, OPERANDS
+    from ..bench.operation import OPERANDS
+    from ..bench.providers import LIBRARIES
 
     for provider in chosen:
         if provider.name in LIBRARIES:
@@ -172,14 +232,17 @@ def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
             )
 
 
+class Plan(NamedTuple):
+    """What a campaign goes through; `backward`: the products of its backward passes."""
+
+    shapes: list[Shape]
+    layouts: list[str]
+    modes: list[str]
+    backward: bool
+
+
 def _run(
-    campaign: Campaign,
-    shapes: list[Shape],
-    layouts: list[str],
-    modes: list[str],
-    save: Path | None,
-    *,
-    quiet: bool,
+    campaign: Campaign, plan: Plan, save: Path | None, *, quiet: bool
 ) -> tuple[dict[str, Any], bool]:
     """Runs the campaign under a live table, and says whether every product was right.
 
@@ -193,27 +256,31 @@ def _run(
 
     def view(doing: str = "") -> Group:
         status = [Text(doing, style="dim")] if doing else []
-        return Group(_view(report["environment"]["gpu"], campaign.dtype, rows), *status)
+        title = f"{report['environment']['gpu']}, {campaign.operation.dtype}"
+        return Group(_view(title, rows), *status)
 
     with Live(view(), console=console, refresh_per_second=4, transient=quiet) as live:
         campaign.progress = lambda doing: live.update(view(doing))
-        for record in campaign.run(shapes, layouts, modes):
+        records = campaign.run(plan.shapes, plan.layouts, plan.modes, backward=plan.backward)
+        for record in records:
+            if record.bandwidth_share is not None:
+                report["environment"]["copy_gbs"] = campaign.copy_gbs
             report["results"].append(record.record())
             rows.append(row(record))
             passed &= record.passed
             live.update(view())
             if save is not None:
-                records = [without_nulls(each) for each in report["results"]]
-                save_json(save, {**report, "results": records})
+                kept = [without_nulls(each) for each in report["results"]]
+                save_json(save, {**report, "results": kept})
         live.update(Group() if quiet else view())
     return report, passed
 
 
-def _view(gpu: str, dtype: str, rows: list[tuple[str, ...]]) -> Table:
+def _view(title: str, rows: list[tuple[str, ...]]) -> Table:
     """A table without the columns in which nothing was measured; layout and mode go to the title if
     all share them.
     """
-    title, kept = f"{gpu}, {dtype}", []
+    kept = []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
         if column in ("layout", "mode") and len(values) == 1:
@@ -236,11 +303,16 @@ def row(record: Record) -> tuple[str, ...]:
         to_text(r.shape),
         r.layout,
         r.mode,
+        r.product or NONE,
+        r.epilogue or NONE,
         r.label,
         r.check,
         figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
         figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
+        figure(r.gbs, ".0f"),
+        figure(r.bandwidth_share, ".1%"),
         spread,
+        figure(r.ratio_best, ".3f"),
         figure(r.ratio_apart, ".3f"),
         r.verdict or NONE,
         figure(r.host_us, ".1f"),

@@ -15,9 +15,10 @@ import typer
 
 from ..core import cache, registry
 from ..core.config_source import brief
-from ..core.shapes import LAYOUTS, Shape
+from ..core.shapes import LAYOUTS, NAMED, Shape
 from .common import (
     NONE,
+    SHAPES_HELP,
     JsonOption,
     check_length,
     check_one_of,
@@ -127,7 +128,7 @@ def show(
     from ..autotune.store.records import PRECISIONS, to_record
 
     with usage_errors():
-        names = [name for name in what if not name[:1].isdecimal() and name != "suite"]
+        names = [name for name in what if not name[:1].isdecimal() and name not in NAMED]
         shapes = [
             shape
             for text in what
@@ -171,9 +172,7 @@ def export(
     kernels: Annotated[
         str, typer.Option(help="Kernels by name, comma-separated. Default: all.")
     ] = "",
-    shapes: Annotated[
-        str, typer.Option(help="N, MxNxK or suite, comma-separated. Default: all.")
-    ] = "",
+    shapes: Annotated[str, typer.Option(help=f"{SHAPES_HELP} Default: all.")] = "",
     store: StoreOption = None,
 ) -> None:
     """Writes results to a file that `outblas cache import` reads.

@@ -35,7 +35,11 @@ NO_GPU = 3  # exit code of commands that have nothing to measure on
 
 parse_shapes = shapes.parse
 
-ShapesOption = Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated.")]
+SHAPES_HELP = (
+    "N, MxNxK, suite, decode or prefill (layers of language models), or decode:MODEL, "
+    "comma-separated."
+)
+ShapesOption = Annotated[str, typer.Option(help=SHAPES_HELP)]
 PrecisionOption = Annotated[
     str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")
 ]

@@ -78,7 +78,7 @@ def _on_gpu(save: Path | None) -> bool:
     device = torch.device("cuda", torch.cuda.current_device())
     console.print(f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} bf16, B stored N×K.")
     with console.status("compiling, and checking every element") as status:
-        campaign = Campaign([parse(BASE), *runnable(device, "bfloat16")], progress=status.update)
+        campaign = Campaign([parse(BASE), *runnable(device)], progress=status.update)
         records = list(campaign.run([(N, N, N)], ["nt"], ["burst"]))
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
     table("Burst: idle, one warm call, 8 timed", columns, map(_row, records))

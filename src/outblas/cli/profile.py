@@ -18,6 +18,7 @@ from . import cycles
 from .common import (
     NO_GPU,
     NONE,
+    SHAPES_HELP,
     JsonOption,
     SaveOption,
     check_dtype,
@@ -131,9 +132,7 @@ class Profile:
 
 def profile(
     kernel: Annotated[str, typer.Argument(help="A kernel by name, or cublas.")],
-    shapes: Annotated[
-        str, typer.Option(help="4096, 640x72x96 or suite, comma-separated.")
-    ] = "4096",
+    shapes: Annotated[str, typer.Option(help=SHAPES_HELP)] = "4096",
     config: Annotated[
         str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")
     ] = "",

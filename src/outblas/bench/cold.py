@@ -1,0 +1,67 @@
+"""Cold weights: calls that find none of their weights in L2, as those of a model that decodes.
+
+A call that is repeated on the same weights reads them from L2 if they fit, and is then faster than
+the memory: 16×4096×4096 has weights of 33.6 MB. So the calls of a batch rotate over copies of the
+weights that L2 cannot hold together.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ..core.shapes import Shape
+from . import turn
+from .record import bytes_moved
+
+L2_TIMES = 2  # the copies' bytes, as a multiple of what L2 holds
+FEW_ROWS = 256  # up to them, a product is bound by its weights' bytes
+COPY_BYTES = 1 << 30
+COPIES_TIMED = 4
+COPY_ROUNDS = 8
+
+
+def is_memory_bound(shape: Shape, operand_bytes: tuple[int, int], l2_bytes: int) -> bool:
+    """Whether a call is timed with cold weights too: it has few rows, or all that it reads and
+    writes fits twice into L2.
+    """
+    return shape[0] <= FEW_ROWS or 2 * bytes_moved(shape, *operand_bytes) <= l2_bytes
+
+
+def copies(b: torch.Tensor, l2_bytes: int) -> list[torch.Tensor]:
+    """b and copies of it that lie as it does, whose bytes are twice those of L2, two at least."""
+    count = max(2, math.ceil(L2_TIMES * l2_bytes / (b.numel() * b.element_size())))
+    return [b, *(torch.empty_like(b).copy_(b) for _ in range(count - 1))]
+
+
+def batch(
+    call: turn.WeightCall, weights: Sequence[torch.Tensor], us: float, *, short: bool
+) -> turn.Batch:
+    """Calls of about `us` µs that take the weights in turn, each as often; `short`: inside a CUDA
+    graph.
+    """
+    calls = [partial(call, each) for each in weights]
+    for one in calls:  # a capture allows no planning, which other addresses may need
+        one()
+    rounds = math.ceil((turn.graph_calls(us) if short else turn.CALLS) / len(calls))
+    made = turn.graph_of(calls * rounds) if short else turn.eager_of(calls * rounds)
+    return replace(made, holds=tuple(weights))
+
+
+def copy_gbs() -> float:
+    """GB/s that a copy of a gigabyte reads and writes on the current GPU, by the faster of the
+    driver's copy and a kernel: the bandwidth that a call can hope for.
+    """
+    source = torch.ones(COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    ways = (lambda: target.copy_(source), lambda: torch.mul(source, 1.0, out=target))
+    return max(2 * COPY_BYTES / _median_us(way) / 1e3 for way in ways)
+
+
+def _median_us(copy: turn.Call) -> float:
+    copy()
+    several = turn.graph(copy, COPIES_TIMED)
+    return statistics.median(turn.elapsed_us(several) for _ in range(COPY_ROUNDS))

@@ -1,0 +1,112 @@
+"""Two campaigns side by side: which ratios fell since the one that is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
+
+# What says that two records are of the same measurement. Older files lack the later names.
+_SAME = {
+    "provider": "",
+    "config": "",
+    "shape": (),
+    "dtype": "",
+    "layout": "",
+    "mode": "",
+    "epilogue": "",
+    "batch_invariant": False,
+    "product": "",
+}
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One measurement in both campaigns. The ratios are to cuBLAS in the same rounds; `tolerance`
+    is how much two runs of one program may differ.
+    """
+
+    key: Key
+    before: float
+    after: float
+    tolerance: float
+
+    @property
+    def name(self) -> str:
+        """For people: `outblas 4096 nt burst`."""
+        provider, config, shape, _, layout, mode, epilogue, invariant, product = self.key
+        label = f"{provider}[{config}]" if config else provider
+        size = str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
+        extra = epilogue, "batch-invariant" * invariant, product
+        return " ".join(part for part in (label, size, layout, mode, *extra) if part)
+
+    @property
+    def verdict(self) -> str:
+        """`fell`, `rose` or `same`."""
+        if self.after < self.before * (1 - self.tolerance):
+            return "fell"
+        return "rose" if self.after > self.before * (1 + self.tolerance) else "same"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two reports have in common, and what only the earlier has, by name."""
+
+    changes: tuple[Change, ...]
+    missing: tuple[str, ...]
+
+    def of(self, verdict: str) -> list[Change]:
+        """The changes of a verdict, the greatest first."""
+        chosen = [change for change in self.changes if change.verdict == verdict]
+        return sorted(chosen, key=lambda change: -abs(change.after / change.before - 1))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A report that `outblas bench --save` wrote. Raises ValueError for any other file."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--against is {path}, which cannot be read: {error}") from None
+    if not isinstance(report, dict) or not isinstance(report.get("results"), list):
+        raise ValueError(f"--against is {path}, expected a file that `outblas bench --save` wrote")
+    return report
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
+    """Ratios that both reports have, each held against the earlier one.
+
+    Two ratios differ if they do by more than a campaign's own tolerance and by more than half of
+    the spread of either, from the 10th to the 90th percentile of its rounds. Raises ValueError for
+    reports of different GPUs, whose ratios say nothing of each other.
+    """
+    gpus = [report.get("environment", {}).get("gpu") for report in (before, after)]
+    if gpus[0] != gpus[1]:
+        raise ValueError(f"--against is of {gpus[0]}, expected this GPU: {gpus[1]}")
+    earlier, later = _timed(before["results"]), _timed(after["results"])
+    changes = [_change(key, earlier[key], later[key]) for key in earlier if key in later]
+    missing = [_change(key, earlier[key], earlier[key]).name for key in earlier if key not in later]
+    return Comparison(tuple(changes), tuple(missing))
+
+
+def _timed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]:
+    return {_key(record): record for record in records if record.get("ratio") is not None}
+
+
+def _key(record: Mapping[str, Any]) -> Key:
+    values = {name: record.get(name) or default for name, default in _SAME.items()}
+    values["shape"] = tuple(values["shape"])
+    return tuple(values.values())
+
+
+def _change(key: Key, before: Mapping[str, Any], after: Mapping[str, Any]) -> Change:
+    tolerance = SUSTAINED_TOLERANCE if before.get("mode") == "sustained" else BURST_TOLERANCE
+    spreads = [
+        (record.get("ratio_high", record["ratio"]) - record.get("ratio_low", record["ratio"])) / 2
+        for record in (before, after)
+    ]
+    return Change(key, before["ratio"], after["ratio"], max(tolerance, *spreads))

@@ -1,0 +1,291 @@
+"""What is timed at a shape: a bare product, one with an epilogue, or one of scaled fp8 operands.
+
+An operation makes the call of torch and the call of outblas for the same operands, and judges
+results of either against float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, apply, glu_split
+from ..core.shapes import Shape
+from ..verify.oracle import ulp
+from .operands import normal
+
+Tensor = torch.Tensor
+
+# By the name of a precision, the dtype of the operands.
+OPERANDS = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+    "tf32": "float32",
+    "fp8": "float8_e4m3fn",
+    "fp8-rowwise": "float8_e4m3fn",
+}
+Scaling = Literal["", "tensor", "row"]
+_SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row"}
+
+_UNIT = 2.0**-24  # roundoff of fp32
+_TF32_UNIT = 2.0**-11
+_FP8_UNIT = 2.0**-13  # of sums in the tensor cores of sm_90, relative to the sum of their sizes
+_STEEPEST_SLOPE = 1.13  # of any activation, at most
+
+
+def operand_dtype(precision: str) -> torch.dtype:
+    """The dtype of the operands of a precision, one of `OPERANDS`."""
+    dtype: torch.dtype = getattr(torch, OPERANDS[precision])
+    return dtype
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What follows a product: a bias of each column, an activation, a residual, in this order."""
+
+    bias: bool = False
+    activation: str = ""
+    residual: bool = False
+
+    @staticmethod
+    def parse(text: str) -> Steps:
+        """`bias+gelu+residual`: some of bias, an activation and residual, in this order; "" for
+        none of them. Raises ValueError.
+        """
+        parts = [part.strip() for part in text.split("+")] if text.strip() else []
+        middle = [part for part in parts if part in ACTIVATIONS]
+        steps = Steps("bias" in parts, "".join(middle[:1]), "residual" in parts)
+        if str(steps) != "+".join(parts):
+            raise ValueError(
+                f"--epilogue is {text!r}, expected some of bias, an activation "
+                f"({', '.join(ACTIVATIONS)}) and residual, in this order, joined by +"
+            )
+        return steps
+
+    def __str__(self) -> str:
+        parts = ("bias" * self.bias, self.activation, "residual" * self.residual)
+        return "+".join(part for part in parts if part)
+
+    def __bool__(self) -> bool:
+        return self != Steps()
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The tensors of one call beside its operands and its output."""
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`dtype`: a precision of `OPERANDS`. `batch_invariant`: whether outblas promises that the bits
+    of a row depend on no other row.
+    """
+
+    dtype: str = "bfloat16"
+    steps: Steps = Steps()
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in OPERANDS:
+            raise ValueError(f"dtype is {self.dtype!r}, expected one of {', '.join(OPERANDS)}")
+        if self.scaling and self.batch_invariant:
+            raise ValueError(f"--batch-invariant with --dtype {self.dtype}, expected no fp8")
+
+    @property
+    def scaling(self) -> Scaling:
+        """How fp8 operands are scaled: one scale each, or one of each row of A and column of B."""
+        return _SCALING.get(self.dtype, "")
+
+    def check(self, shapes: Sequence[Shape], layouts: Sequence[str], *, backward: bool) -> None:
+        """Raises ValueError for what this operation has not."""
+        if self.scaling and (list(layouts) != ["nt"] or backward):
+            raise ValueError(f"--dtype {self.dtype} is timed in --layout nt, without --backward")
+        if self.steps and backward:
+            raise ValueError("--backward has bare products: expected no --epilogue")
+        for _, N, _ in shapes:
+            if N % self._split:
+                raise ValueError(
+                    f"--shapes has N = {N}, expected even numbers with {self.steps.activation}"
+                )
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is A B of operands of one dtype, and nothing else."""
+        return not self.steps and not self.scaling
+
+    def without_steps(self) -> Operation:
+        """The product alone."""
+        return replace(self, steps=Steps())
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.scaling else operand_dtype(self.dtype)
+
+    @property
+    def operand_bytes(self) -> tuple[int, int]:
+        """The bytes of an element of A and B, and of the output."""
+        return operand_dtype(self.dtype).itemsize, self.out_dtype.itemsize
+
+    def operands(
+        self, shape: Shape, layout: str, device: str = "cuda"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """a[M, K] and b[K, N] of normal(0, 1), stored as `layout` says, and an empty output: half
+        as wide as the product where the activation is gated.
+        """
+        M, N, _ = shape
+        a, b, _ = normal(shape, layout, self._source_dtype, device=device)
+        out = torch.empty(M, N // self._split, dtype=self.out_dtype, device=device)
+        return a.to(operand_dtype(self.dtype)), b.to(operand_dtype(self.dtype)), out
+
+    @property
+    def _source_dtype(self) -> torch.dtype:
+        """fp8 is rounded from what torch can draw."""
+        return torch.bfloat16 if self.scaling else operand_dtype(self.dtype)
+
+    @property
+    def _split(self) -> int:
+        return glu_split(self.steps.activation)
+
+    def extras(self, a: Tensor, b: Tensor, out: Tensor) -> Extras:
+        """The same values every time: normal(0, 1), and scales between 1/2 and 1."""
+        generator = torch.Generator(a.device).manual_seed(1)
+
+        def values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=a.device).normal_(generator=generator)
+
+        def scale(shape: tuple[int, ...]) -> Tensor:
+            return torch.empty(shape, device=a.device).uniform_(0.5, 1.0, generator=generator)
+
+        (M, _), N = a.shape, b.shape[1]
+        rows, columns = ((M, 1), (1, N)) if self.scaling == "row" else ((), ())
+        return Extras(
+            values((N,), out.dtype) if self.steps.bias else None,
+            values(tuple(out.shape), out.dtype) if self.steps.residual else None,
+            scale(rows) if self.scaling else None,
+            scale(columns) if self.scaling else None,
+        )
+
+    def by_outblas(
+        self, a: Tensor, b: Tensor, out: Tensor, extras: Extras, **choice: Any
+    ) -> Tensor:
+        """The call of outblas; `choice` is the kernel and its config, where they are named."""
+        from .. import api
+        from ..torch_ops.scaled_mm import scaled_mm
+
+        activation: Any = self.steps.activation or None
+        if self.scaling:
+            scales = extras.scale_a, extras.scale_b
+            return scaled_mm(
+                a,
+                b,
+                *scales,
+                extras.bias,
+                out_dtype=out.dtype,
+                activation=activation,
+                residual=extras.residual,
+            )
+        if self.batch_invariant:
+            choice["batch_invariant"] = True
+        for name in ("bias", "residual"):
+            if (tensor := getattr(extras, name)) is not None:
+                choice[name] = tensor
+        if activation is not None:
+            choice["activation"] = activation
+        return api.matmul(a, b, out=out, **choice)
+
+    def by_torch(
+        self, a: Tensor, b: Tensor, out: Tensor | None, extras: Extras, *, fast_accum: bool = False
+    ) -> Tensor:
+        """The calls of torch that do the same: cuBLAS with a bias in its own epilogue, and a kernel
+        for each further step. A product without an activation is written to `out`, if given.
+        """
+        steps = self.steps
+        if self.scaling:
+            x = torch._scaled_mm(
+                a,
+                b,
+                extras.scale_a,
+                extras.scale_b,
+                extras.bias,
+                out_dtype=self.out_dtype,
+                use_fast_accum=fast_accum,
+            )
+        elif steps.bias:
+            x = torch.nn.functional.linear(a, b.t(), extras.bias)
+        else:
+            x = torch.mm(a, b, out=out if not steps.activation else None)
+        return self.after(x, extras)
+
+    def after(self, x: Tensor, extras: Extras) -> Tensor:
+        """The activation and the residual by torch's own functions."""
+        activation = self.steps.activation
+        if activation in GATED:
+            gate, other = x.chunk(2, -1)
+            x = FUNCTIONS[GATED[activation]](gate) * other
+        elif activation:
+            x = FUNCTIONS[activation](x)
+        return x if extras.residual is None else x.add_(extras.residual)
+
+    def fault(
+        self,
+        prepare: Callable[[Tensor, Tensor, Tensor], Callable[[], object]],
+        shape: Shape,
+        device: str = "cuda",
+    ) -> str | None:
+        """What is wrong with the result of a prepared call, which it returns, or None.
+
+        Every element is held to the error that fp32 sums of its terms may have before they are
+        rounded. Products of fp8 are summed with fewer bits in the tensor cores: 13 are asked for.
+        """
+        a, b, out = self.operands(shape, "nt", device)
+        found = prepare(a, b, out)()
+        if not isinstance(found, Tensor) or found.shape != out.shape or found.dtype != out.dtype:
+            return f"wrong: expected a tensor of shape {tuple(out.shape)} and {out.dtype}"
+        wrong = self._wrong_elements(found, a, b, self.extras(a, b, out))
+        if not bool(wrong.any()):
+            return None
+        first = [int(i) for i in wrong.nonzero()[0]]
+        return f"wrong: {int(wrong.sum())} of {wrong.numel()} elements, first at {first}"
+
+    def _wrong_elements(self, found: Tensor, a: Tensor, b: Tensor, extras: Extras) -> Tensor:
+        x, error = self._sums(a, b, extras)
+        residual = extras.residual.double() if extras.residual is not None else None
+        y = apply(x, self.steps.activation, residual)
+        error = _through(self.steps.activation, x, error) + 4 * _UNIT * y.abs()
+        if residual is not None:
+            error += 8 * _UNIT * residual.abs()
+        rounding = ulp(y.abs() + error, found.dtype) / 2
+        return ~((found.double() - y).abs() <= error + rounding)  # a NaN is not close to anything
+
+    def _sums(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
+        """The product with its bias in float64, and by how much a kernel's may differ from it."""
+        x, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        for scale in (extras.scale_a, extras.scale_b):
+            if scale is not None:
+                x, terms = x * scale, terms * scale
+        if extras.bias is not None:
+            x, terms = x + extras.bias.double(), terms + extras.bias.double().abs()
+        if self.scaling:
+            return x, _FP8_UNIT * terms
+        if self.dtype == "tf32":
+            return x, 4 * _TF32_UNIT * terms
+        return x, 2 * (a.shape[1] + 2) * _UNIT * terms
+
+
+def _through(activation: str, x: Tensor, error: Tensor) -> Tensor:
+    """By how much an activation of x may be wrong where x is, and in its own arithmetic."""
+    own = _STEEPEST_SLOPE * error + 4 * _UNIT * x.abs()
+    if activation not in GATED:
+        return own
+    gate, other = x.chunk(2, -1)
+    error_of_gate, error_of_other = own.chunk(2, -1)
+    return error_of_gate * (other.abs() + error_of_other) + gate.abs() * error_of_other

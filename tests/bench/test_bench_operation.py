@@ -1,0 +1,170 @@
+"""What the bench times beside bare products: epilogues, scaled fp8 operands, and how their results
+are judged.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from outblas.bench.operation import Operation, Steps
+from outblas.core.epilogue import apply
+
+SHAPE = (48, 64, 96)
+ALL_STEPS = "bias+gelu+residual"
+
+
+# ---- epilogues as text
+@pytest.mark.parametrize(
+    "text", ["", "bias", "gelu", "residual", "bias+residual", ALL_STEPS, "swiglu+residual"]
+)
+def test_an_epilogue_is_written_as_it_is_read(text: str) -> None:
+    assert str(Steps.parse(text)) == text
+
+
+def test_spaces_around_steps_do_not_count() -> None:
+    assert Steps.parse(" bias + relu ") == Steps(bias=True, activation="relu")
+
+
+@pytest.mark.parametrize("text", ["residual+bias", "gelu+relu", "bias+tanh", "bias+bias", "+"])
+def test_an_epilogue_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--epilogue is .* expected some of bias, an activation"):
+        Steps.parse(text)
+
+
+# ---- operands
+def test_fp8_operands_are_rounded_from_normal_ones() -> None:
+    a, b, out = Operation("fp8").operands(SHAPE, "nt", "cpu")
+
+    assert (a.dtype, b.dtype, out.dtype) == (*[torch.float8_e4m3fn] * 2, torch.bfloat16)
+    assert a.float().std() == pytest.approx(1, abs=0.1)
+
+
+def test_the_output_of_a_gated_activation_is_half_as_wide() -> None:
+    _, b, out = Operation(steps=Steps.parse("swiglu")).operands(SHAPE, "nt", "cpu")
+
+    assert (b.shape[1], out.shape) == (64, (48, 32))
+
+
+def test_a_call_has_the_same_extras_every_time() -> None:
+    operation = Operation(steps=Steps.parse(ALL_STEPS))
+    operands = operation.operands(SHAPE, "nt", "cpu")
+
+    first, second = operation.extras(*operands), operation.extras(*operands)
+
+    assert torch.equal(first.bias, second.bias)
+    assert torch.equal(first.residual, second.residual)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shapes"), [("fp8", ((), ())), ("fp8-rowwise", ((48, 1), (1, 64)))]
+)
+def test_scales_are_of_an_operand_or_of_rows_and_columns(dtype: str, shapes: Any) -> None:
+    operation = Operation(dtype)
+
+    extras = operation.extras(*operation.operands(SHAPE, "nt", "cpu"))
+
+    assert (extras.scale_a.shape, extras.scale_b.shape) == shapes
+
+
+# ---- what cannot be timed
+@pytest.mark.parametrize(
+    ("operation", "given", "message"),
+    [
+        (Operation("fp8"), {"layouts": ["nn"]}, "--dtype fp8 is timed in --layout nt"),
+        (Operation("fp8"), {"backward": True}, "--dtype fp8 is timed in --layout nt, without"),
+        (Operation(steps=Steps(bias=True)), {"backward": True}, "expected no --epilogue"),
+        (Operation(steps=Steps(activation="geglu")), {"shapes": [(8, 7, 8)]}, "has N = 7"),
+    ],
+    ids=["layout of fp8", "backward of fp8", "backward with steps", "odd gate"],
+)
+def test_what_an_operation_lacks_is_refused(
+    operation: Operation, given: dict[str, Any], message: str
+) -> None:
+    asked: dict[str, Any] = {"shapes": [SHAPE], "layouts": ["nt"], "backward": False} | given
+
+    with pytest.raises(ValueError, match=message):
+        operation.check(asked["shapes"], asked["layouts"], backward=asked["backward"])
+
+
+def test_fp8_promises_no_batch_invariance() -> None:
+    with pytest.raises(ValueError, match="--batch-invariant with --dtype fp8"):
+        Operation("fp8", batch_invariant=True)
+
+
+# ---- calls and their check
+OPERATIONS = [
+    Operation(steps=Steps.parse(text)) for text in ("bias", "relu", ALL_STEPS, "swiglu+residual")
+] + [Operation("float32", Steps.parse(ALL_STEPS))]
+
+
+def in_float64(operation: Operation) -> Callable[..., Callable[[], torch.Tensor]]:
+    """Calls that compute in float64 and round once."""
+
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        extras = operation.extras(a, b, out)
+        x = a.double() @ b.double()
+        for scale in (extras.scale_a, extras.scale_b):
+            x = x if scale is None else x * scale
+        x = x if extras.bias is None else x + extras.bias
+        residual = None if extras.residual is None else extras.residual.double()
+        return lambda: apply(x, operation.steps.activation, residual).to(out.dtype)
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    "operation", [*OPERATIONS, Operation("fp8"), Operation("fp8-rowwise")], ids=str
+)
+def test_results_that_are_rounded_once_pass(operation: Operation) -> None:
+    assert operation.fault(in_float64(operation), SHAPE, "cpu") is None
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=str)
+def test_outblas_passes(operation: Operation) -> None:
+    """Where torch computes, as on this CPU, it does so in fp32 and rounds once."""
+
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        extras = operation.extras(a, b, out)
+        return lambda: operation.by_outblas(a, b, out, extras, kernel="portable")
+
+    assert operation.fault(prepare, SHAPE, "cpu") is None
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=str)
+def test_torchs_own_functions_compute_the_same(operation: Operation) -> None:
+    a, b, out = operation.operands(SHAPE, "nt", "cpu")
+    extras = operation.extras(a, b, out)
+
+    found = operation.by_torch(a, b, None, extras)
+
+    torch.testing.assert_close(found, in_float64(operation)(a, b, out)(), rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, Operation("fp8")], ids=str)
+def test_one_wrong_element_is_found(operation: Operation) -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        right = in_float64(operation)(a, b, out)()
+        right[5, 7] += 0.5
+        return lambda: right
+
+    said = operation.fault(prepare, SHAPE, "cpu")
+
+    assert said is not None
+    assert said.startswith("wrong: 1 of ")
+    assert said.endswith("first at [5, 7]")
+
+
+def test_nan_is_wrong() -> None:
+    operation = OPERATIONS[0]
+
+    said = operation.fault(lambda a, b, out: lambda: torch.full_like(out, torch.nan), SHAPE, "cpu")
+
+    assert said == "wrong: 3072 of 3072 elements, first at [0, 0]"
+
+
+def test_a_result_of_another_shape_is_wrong() -> None:
+    said = OPERATIONS[0].fault(lambda a, b, out: lambda: out[1:], SHAPE, "cpu")
+
+    assert said == "wrong: expected a tensor of shape (48, 64) and torch.bfloat16"
