@@ -35,17 +35,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cutlass
-import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import make_fake_stream
 
 from ...core import forks
 from ...core.problem import Launch
 from ...device import driver, raster
 from ...runtime import fallback
 from ...runtime.cuda_graphs import capturing
-from ..core import compile, tile_order
+from ..core import tile_order
 from ..core.config import HopperConfig
 from . import smid_probe
 
@@ -224,7 +221,7 @@ def _probe(
     sms = _first_sms(device, cluster, clusters, pairs)
     if not context_map.complete:
         ctas = count // CLUSTER * CLUSTER * WAVES
-        seen = _sm_of_each_cta(device, CLUSTER, ctas, jitter=True)
+        seen = smid_probe.sm_of_each_cta(device, CLUSTER, ctas, jitter=True)
         together = [seen[first : first + CLUSTER] for first in range(0, len(seen), CLUSTER)]
         context_map.gpcs = connected([*map(list, context_map.gpcs.items()), *together])
     all_free = free_before and _all_free(device, count)
@@ -234,14 +231,15 @@ def _probe(
 
 def _all_free(device: torch.device, count: int) -> bool:
     """Whether a launch of as many CTAs as the GPU has SMs gets one each."""
-    return len(set(_sm_of_each_cta(device, 1, count, jitter=False))) == count
+    return len(set(smid_probe.sm_of_each_cta(device, 1, count, jitter=False))) == count
 
 
 def _first_sms(device: torch.device, cluster: int, clusters: int, pairs: int) -> list[int]:
     """The first SM of each cluster, which two probes in a row saw, of so many pairs of probes."""
     for attempt in range(pairs):
         first, second = (
-            _sm_of_each_cta(device, cluster, cluster * clusters, jitter=False) for _ in range(2)
+            smid_probe.sm_of_each_cta(device, cluster, cluster * clusters, jitter=False)
+            for _ in range(2)
         )
         if first == second and len(set(first)) == len(first):
             return first[::cluster]
@@ -264,42 +262,3 @@ def connected(clusters: Sequence[Sequence[int]]) -> dict[int, int]:
         for found in roots:
             parent[found] = min(roots)
     return {sm: root(sm) for sm in parent}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The compile of a probe."""
-
-    cluster: int
-
-    @property
-    def name(self) -> str:
-        return f"outblas_hopper_probe_{self.cluster}"
-
-    @property
-    def cache_key_fields(self) -> dict[str, object]:
-        return {"kernel": self.name} | compile.toolchain_fields()
-
-
-def _sm_of_each_cta(device: torch.device, cluster: int, ctas: int, *, jitter: bool) -> list[int]:
-    """Launches a probe and returns the SM that each CTA ran on. Waits for the stream."""
-    variant = Variant(cluster)
-    sms = torch.full((ctas,), -1, dtype=torch.int32, device=device)
-    with torch.cuda.device(device):
-        compile.load(variant, lambda: compile_variant(variant))(sms, int(jitter))
-    seen: list[int] = sms.tolist()
-    return seen
-
-
-def compile_variant(variant: Variant) -> Any:
-    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    smid_probe.Probe.kernel.set_name_prefix(
-        variant.name, remove_cutlass_symbol=True, keep_mangled_name=False
-    )
-    arguments = (
-        compile.compact(cutlass.Int32, 1),
-        cutlass.Int32(1),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
-    with compile.target_arch():
-        return cute.compile(smid_probe.Probe(variant.cluster), *arguments, options=compile.OPTIONS)

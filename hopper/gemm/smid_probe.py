@@ -1,7 +1,14 @@
-"""A kernel that tells on which SM each of its CTAs runs."""
+"""A kernel that tells on which SM each of its CTAs runs, and its launch."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import cutlass.cute as cute
+import torch
 from cutlass import Int32
+from cutlass.cute.runtime import make_fake_stream
+
+from ..core import compile
 
 SHARED = 200 * 1024  # bytes, so that an SM has one CTA at a time
 STAY = 20_000  # cycles of a CTA, by when all others run
@@ -35,3 +42,40 @@ class Probe:
         stay = STAY + jitter * STAY * (cta * 40503 // 64 % 8)
         while cute.arch.clock64() - begun < stay:
             pass
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The compile of a probe."""
+
+    cluster: int
+
+    @property
+    def name(self) -> str:
+        return f"outblas_hopper_probe_{self.cluster}"
+
+    @property
+    def cache_key_fields(self) -> dict[str, object]:
+        return {"kernel": self.name} | compile.toolchain_fields()
+
+
+def sm_of_each_cta(device: torch.device, cluster: int, ctas: int, *, jitter: bool) -> list[int]:
+    """Launches a probe and returns the SM that each CTA ran on. Waits for the stream."""
+    variant = Variant(cluster)
+    sms = torch.full((ctas,), -1, dtype=torch.int32, device=device)
+    with torch.cuda.device(device):
+        compile.load(variant, lambda: compile_variant(variant))(sms, int(jitter))
+    seen: list[int] = sms.tolist()
+    return seen
+
+
+def compile_variant(variant: Variant) -> Any:
+    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
+    Probe.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    arguments = (
+        compile.compact(Int32, 1),
+        Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+    with compile.target_arch():
+        return cute.compile(Probe(variant.cluster), *arguments, options=compile.OPTIONS)

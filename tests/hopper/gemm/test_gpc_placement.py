@@ -17,7 +17,7 @@ from outblas.core.problem import problem
 from outblas.device import raster
 from outblas.hopper import gemm
 from outblas.hopper.core import compile, tile_order
-from outblas.hopper.gemm import gpc_placement
+from outblas.hopper.gemm import gpc_placement, smid_probe
 from outblas.hopper.gemm.kernel import Config
 
 DEVICE = torch.device("cuda", 0)
@@ -102,7 +102,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A GPU of 20 SMs, on which no probe was made."""
     properties = SimpleNamespace(multi_processor_count=SM_COUNT)
     fake = FakeGpu()
-    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", fake.sm_of_each_cta)
+    monkeypatch.setattr(smid_probe, "sm_of_each_cta", fake.sm_of_each_cta)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(gpc_placement.time, "monotonic", lambda: fake.now)
@@ -128,7 +128,7 @@ def test_sms_that_no_cluster_had_cut_no_gpc() -> None:
 
 def test_a_probe_that_was_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
-    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", lambda *_, jitter: seen.pop(0))
+    monkeypatch.setattr(smid_probe, "sm_of_each_cta", lambda *_, jitter: seen.pop(0))
     monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
     assert gpc_placement._first_sms(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
     assert not seen
@@ -298,11 +298,11 @@ def test_a_launch_that_fails_costs_speed_only(
     def failing_probe(*_: Any, jitter: bool) -> list[int]:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", failing_probe)
+    monkeypatch.setattr(smid_probe, "sm_of_each_cta", failing_probe)
     with pytest.warns(RuntimeWarning, match="no such kernel"):
         run, tables = planned()
     run()
-    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", gpu.sm_of_each_cta)
+    monkeypatch.setattr(smid_probe, "sm_of_each_cta", gpu.sm_of_each_cta)
     gpu.now = 1.0
     run()
     assert tables[0] == BY_COLUMNS != tables[1]
@@ -348,8 +348,8 @@ def crowd() -> Iterator[threading.Event]:
     """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one
     launch after another, each with so much shared memory that nothing of ours has room beside it.
     """
-    variant, stop = gpc_placement.Variant(1), threading.Event()
-    occupy = compile.load(variant, lambda: gpc_placement.compile_variant(variant))
+    variant, stop = smid_probe.Variant(1), threading.Event()
+    occupy = compile.load(variant, lambda: smid_probe.compile_variant(variant))
     stream, sms = torch.cuda.Stream(), torch.empty(16, dtype=torch.int32, device=DEVICE)
     torch.cuda.synchronize()
 
