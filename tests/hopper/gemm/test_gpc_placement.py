@@ -1,10 +1,7 @@
 """Tiles assigned to CTAs by the GPC that they run in: neighbours to the SMs of one GPC."""
 
 import random
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
+from support.probed_gpu import SM_COUNT, FakeGpu, unprobed_context
 
 from outblas.core.problem import problem
-from outblas.device import raster
+from outblas.device import driver, raster
 from outblas.hopper import gemm
-from outblas.hopper.core import compile, tile_order
+from outblas.hopper.core import tile_order
 from outblas.hopper.gemm import gpc_placement, smid_probe
 from outblas.hopper.gemm.kernel import Config
 
@@ -24,8 +22,8 @@ DEVICE = torch.device("cuda", 0)
 
 
 def panels_of_gpcs(tiles: Sequence[int], columns: int, gpcs: Sequence[int]) -> int:
-    """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own. `tiles` and `gpcs`: of
-    each cluster.
+    """How many rows and columns of tiles GPCs ask L2 for, each GPC for its own. `tiles` and `gpcs`
+    have an entry for each cluster.
     """
     placed = list(zip(tiles, gpcs, strict=True))
     rows = {(gpc, tile // columns) for tile, gpc in placed}
@@ -60,78 +58,81 @@ class TestAssignedTiles:
         assert panels_of_gpcs(by_columns, 8, self.GPCS) > 2 * self.FEWEST_PANELS
 
 
+# ---- GPCs, as clusters of eight show them
 def test_sms_that_clusters_connect_are_one_gpc() -> None:
-    assert gpc_placement.connected([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
+    clusters = [[5, 3], [6, 5], [0, 30]]
+
+    gpcs = gpc_placement.connected(clusters)
+
+    assert gpcs == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
-SM_COUNT = 20  # SMs of the fakes' GPU
+class TestSmsOfNoKnownGpc:
+    """Two GPCs of eight SMs are known; some clusters run on SMs that no cluster of eight had."""
+
+    @pytest.fixture
+    def locations(self) -> list[tuple[int, ...]]:
+        """Where six clusters run, three of them on SMs 17, 19 and 30, by location."""
+        gpcs = gpc_placement.connected([[*range(8)], [*range(8, 16)]])
+        observation = gpc_placement.Observation([9, 0, 19, 17, 8, 30], gpcs)
+        return sorted(observation.locations())
+
+    def test_come_before_all_others(self, locations: list[tuple[int, ...]]) -> None:
+        assert [sm for *_, sm in locations] == [17, 19, 30, 0, 8, 9]
+
+    def test_do_not_come_between_sms_of_a_gpc(self, locations: list[tuple[int, ...]]) -> None:
+        gpcs_of_the_others = [gpc for _, gpc, _ in locations[3:]]
+
+        assert gpcs_of_the_others == [0, 8, 8]
 
 
-class FakeGpu:
-    """A GPU as probes see it.
-
-    order: the SMs that CTAs of a launch get. busy: how many probes to come find CTAs of other work.
-    groups: what a probe of clusters of eight sees. context, capturing, now: the caller's context,
-    whether it captures a graph, and the time. made: the keys of tables that were made. probes: how
-    many there were.
-    """
-
-    def __init__(self) -> None:
-        self.order, self.busy, self.groups = list(range(SM_COUNT)), 0, [*range(16)]
-        self.context, self.capturing, self.now = 1, False, 0.0
-        self.made: list[Any] = []
-        self.probes = 0
-
-    def sm_of_each_cta(
-        self, device: torch.device, cluster: int, ctas: int, *, jitter: bool
-    ) -> list[int]:
-        assert not self.capturing, "a probe in a capture"
-        self.probes += 1
-        if self.busy:
-            self.busy -= 1
-            return [0] * ctas
-        return self.groups if jitter else self.order[:ctas]
-
-    def kept(self, device: torch.device, key: Any, order: Callable[[], list[int]]) -> list[int]:
-        self.made.append(key)
-        return order()
-
-
+# ---- a GPU that tests play
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """A GPU of 20 SMs, on which no probe was made."""
-    properties = SimpleNamespace(multi_processor_count=SM_COUNT)
+    """A GPU of 20 SMs, in a context in which nothing was probed. Tables are lists in the memory of
+    the host.
+    """
     fake = FakeGpu()
-    monkeypatch.setattr(smid_probe, "sm_of_each_cta", fake.sm_of_each_cta)
+    memory: dict[Any, list[int]] = {}
+
+    def kept(device: torch.device, key: Any, order: Callable[[], list[int]]) -> list[int]:
+        return memory.setdefault(key, order())
+
+    properties = SimpleNamespace(multi_processor_count=SM_COUNT)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(gpc_placement.time, "monotonic", lambda: fake.now)
-    monkeypatch.setattr(gpc_placement.driver, "context", lambda: fake.context)
-    monkeypatch.setattr(gpc_placement, "capturing", lambda device: fake.capturing)
-    monkeypatch.setattr(tile_order, "kept", fake.kept)
-    monkeypatch.setattr(gpc_placement, "_context_maps", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(driver, "context", lambda: fake.context)
+    monkeypatch.setattr(smid_probe, "sm_of_each_cta", fake.sm_of_each_cta)
+    monkeypatch.setattr(tile_order, "kept", kept)
+    monkeypatch.setattr(gpc_placement, "time", fake.clock)
     return fake
 
 
-ASKED = Config(cluster_m=1), 4, 5, DEVICE
+PLACED = Config(cluster_m=1), 4, 5, DEVICE  # 4x5 tiles: one for each SM
+PROBES_OF_A_FAILED_ATTEMPT = 1 + 2 * gpc_placement.TRIES  # whether all is free, and the pairs
 BY_COLUMNS = raster.order("column", 4, 5)
 WARNING = "tiles are assigned to SMs in the order of CTAs"
 
 
-def test_sms_that_no_cluster_had_cut_no_gpc() -> None:
-    sms = [9, 0, 19, 17, 8, 30]
-    homes = gpc_placement.connected([[*range(8)], [*range(8, 16)]])
-    found = gpc_placement.Observation(sms, homes).locations()
-    assert [sm for *_, sm in sorted(found)] == [17, 19, 30, 0, 8, 9]
-    assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
+class PlannedCall:
+    """A call that was planned, to be run, and the table of each launch so far."""
+
+    def __init__(self) -> None:
+        self.tables: list[Any] = []
+        self.run = gpc_placement.watched(self._bind, gpc_placement.Placement(*PLACED))
+
+    def _bind(self, table: Any) -> Callable[[], None]:
+        return lambda: self.tables.append(table)
 
 
-def test_a_probe_that_was_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
-    monkeypatch.setattr(smid_probe, "sm_of_each_cta", lambda *_, jitter: seen.pop(0))
-    monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
-    assert gpc_placement._first_sms(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
-    assert not seen
+@pytest.fixture
+def failed(gpu: FakeGpu) -> PlannedCall:
+    """A call that was planned while other work had the SMs, which has ended since."""
+    gpu.busy = PROBES_OF_A_FAILED_ATTEMPT
+    with pytest.warns(RuntimeWarning, match=WARNING):
+        call = PlannedCall()
+    assert gpu.busy == 0
+    return call
 
 
 class TestAGpuOfItsOwn:
@@ -142,170 +143,288 @@ class TestAGpuOfItsOwn:
         """CTAs come to SMs in any order."""
         gpu.order = random.Random(0).sample(range(SM_COUNT), SM_COUNT)
 
-    @pytest.mark.usefixtures("gpu")
     def test_has_its_tiles_in_another_order(self) -> None:
-        table = gpc_placement.table(*ASKED)
+        table = gpc_placement.table(*PLACED)
 
         assert sorted(table) == sorted(BY_COLUMNS)
         assert table != BY_COLUMNS
 
     def test_is_probed_once_for_all_plans(self, gpu: FakeGpu) -> None:
-        first = gpc_placement.table(*ASKED)
+        first = gpc_placement.table(*PLACED)
         probes = gpu.probes
 
-        assert gpc_placement.table(*ASKED) == first
+        again = gpc_placement.table(*PLACED)
+
+        assert again == first
         assert gpu.probes == probes
 
-    @pytest.mark.usefixtures("gpu")
     def test_has_plans_that_are_not_watched(self) -> None:
         launch = object()
 
-        watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*ASKED))
+        watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*PLACED))
 
         assert watched is launch
 
 
-Plan = Callable[..., tuple[Callable[[], None], list[Any]]]
-
-
-@pytest.fixture
-def planned(gpu: FakeGpu) -> Plan:
-    """Plans a call; returns it, and the table of each launch."""
-
-    def plan(*asked: Any) -> tuple[Callable[[], None], list[Any]]:
-        tables: list[Any] = []
-        placement = gpc_placement.Placement(*(asked or ASKED))
-        run = gpc_placement.watched(lambda table: lambda: tables.append(table), placement)
-        return run, tables
-
-    return plan
-
-
-def test_where_probes_fail_once_the_next_call_is_right(gpu: FakeGpu, planned: Plan) -> None:
-    gpu.busy = 1 + 2 * gpc_placement.TRIES
-    with pytest.warns(RuntimeWarning, match=WARNING):
-        run, tables = planned()
-    other, others = planned()
-
-    for _ in range(3):
-        run()
-        other()
-
-    good = gpc_placement.table(*ASKED)
-    assert good != BY_COLUMNS
-    assert tables == [good] * 3
-    assert others == [good] * 3  # what one plan sees is every plan's
-
-
-def test_a_plan_of_a_failure_gets_better(gpu: FakeGpu, planned: Plan) -> None:
-    """Its calls until then go by the columns, in memory of its own, which is never written
-    again."""
-    gpu.busy = 1000
-    with pytest.warns(RuntimeWarning, match=WARNING):
-        run, tables = planned()
-    run()
-    gpu.busy = 0
-    run()
-    assert tables == [BY_COLUMNS] * 2  # a second has not passed
-    gpu.now = 1.5
-    run()
-    assert tables[2] == gpc_placement.table(*ASKED) != BY_COLUMNS
-    assert len(set(gpu.made)) == 2
-
-
-@pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu: FakeGpu, planned: Plan) -> None:
-    gpu.busy = 10**9
-    run, tables = planned()
-    first = gpu.probes
-    assert first == 1 + 2 * gpc_placement.TRIES
-    for _ in range(5000):
-        run()
-        gpu.now += 0.5
-
-    retries = gpu.probes - first
-    assert retries == 3 * gpc_placement.RETRIES
-    assert tables == [BY_COLUMNS] * 5000
-    gpu.busy = 0
-    run()
-    assert gpc_placement.table(*ASKED) == BY_COLUMNS  # and no more, whatever comes
-
-
-@pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_nobody_looks_in_a_capture(gpu: FakeGpu, planned: Plan) -> None:
-    gpu.busy = 1000
-    run, tables = planned()
-    gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
-    made = gpu.probes
-    run()
-    gpc_placement.Placement(*ASKED)
-    assert gpu.probes == made
-    gpu.capturing = False
-    run()
-    assert tables[0] == BY_COLUMNS != tables[1]
-
-
-def test_contexts_have_sms_of_their_own(gpu: FakeGpu, planned: Plan) -> None:
-    """A plan goes on with the table of the context in which it was made, and looks again there
-    alone."""
-    first = gpc_placement.table(*ASKED)
-    gpu.context, gpu.order = 2, gpu.order[::-1]
-    second = gpc_placement.table(*ASKED)
-    assert first != second
-    gpu.busy = 1000
-    gpu.context = 3
-    with pytest.warns(RuntimeWarning, match=WARNING):
-        run, tables = planned()
-    gpu.context, gpu.busy, gpu.now = 1, 0, 100.0
-    made = gpu.probes
-    run()
-    assert gpu.probes == made
-    gpu.context = 3
-    run()
-    assert tables == [BY_COLUMNS, second]
-    gpu.context = 1
-    assert gpc_placement.table(*ASKED) == first
-
-
-def test_gpcs_that_were_seen_in_part_are_completed(
-    gpu: FakeGpu, planned: Plan, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "disturbed",
+    [
+        pytest.param([[2, 0, 1, 3], [0, 2, 1, 3]], id="another order in the next probe"),
+        pytest.param([[0, 0, 1, 2], [3, 0, 1, 2]], id="two CTAs on an SM in one probe"),
+        pytest.param([[0, 0, 1, 2], [0, 0, 1, 2]], id="two CTAs on an SM in both probes"),
+        pytest.param([[0, 1, 2, 3], [1, 0, 2, 3]] * 2, id="another order, twice"),
+    ],
+)
+def test_probes_that_were_disturbed_are_made_again(
+    gpu: FakeGpu, disturbed: list[list[int]]
 ) -> None:
-    """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
-    else ran there."""
-    gpu.order, gpu.groups = list(range(SM_COUNT))[::-1], [*range(8), *range(8, 16)]
-    free, before = gpc_placement._all_free, [False]
-    monkeypatch.setattr(
-        gpc_placement, "_all_free", lambda *asked: before.pop() if before else free(*asked)
-    )
-    run, tables = planned()
-    gpu.groups = [*range(4, 12)]
-    run()
-    found_map = gpc_placement._context_maps[DEVICE, 1]
-    assert set(found_map.gpcs.values()) == {0}
-    assert found_map.complete
-    assert sorted(tables[0]) == sorted(BY_COLUMNS)
-    assert gpc_placement.table(*ASKED) == tables[0]
-    made = gpu.probes
-    gpu.now = 1000.0
-    run()
-    assert gpu.probes == made
+    gpu.order = [3, 2, 1, 0, *range(4, SM_COUNT)]
+    gpu.disturbed = list(disturbed)
+
+    placement = gpc_placement.Placement(Config(cluster_m=2), 1, 2, DEVICE)
+
+    assert placement.observation.sms == [3, 1]
 
 
-def test_a_launch_that_fails_costs_speed_only(
-    gpu: FakeGpu, planned: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class TestACallPlannedBesideOtherWork:
+    """It takes its tiles by the columns, and looks again when it is run."""
 
-    def failing_probe(*_: Any, jitter: bool) -> list[int]:
-        raise RuntimeError("no such kernel")
+    def test_has_its_table_in_the_next_call(self, failed: PlannedCall) -> None:
+        failed.run()
 
-    monkeypatch.setattr(smid_probe, "sm_of_each_cta", failing_probe)
-    with pytest.warns(RuntimeWarning, match="no such kernel"):
-        run, tables = planned()
-    run()
-    monkeypatch.setattr(smid_probe, "sm_of_each_cta", gpu.sm_of_each_cta)
-    gpu.now = 1.0
-    run()
-    assert tables[0] == BY_COLUMNS != tables[1]
+        assert failed.tables == [gpc_placement.table(*PLACED)]
+        assert failed.tables != [BY_COLUMNS]
+
+    def test_keeps_that_table(self, failed: PlannedCall) -> None:
+        for _ in range(3):
+            failed.run()
+
+        assert failed.tables == [gpc_placement.table(*PLACED)] * 3
+
+    def test_sees_for_every_plan(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        gpu.busy = 3
+        other = PlannedCall()
+        gpu.clock.now += 1.5
+        failed.run()
+        probes = gpu.probes
+
+        other.run()
+
+        assert other.tables == failed.tables == [gpc_placement.table(*PLACED)]
+        assert gpu.probes == probes
+
+    def test_waits_for_a_second_after_the_next_failure(
+        self, gpu: FakeGpu, failed: PlannedCall
+    ) -> None:
+        gpu.busy = 1000
+        failed.run()
+        gpu.busy = 0
+
+        failed.run()
+        gpu.clock.now += 1.5
+        failed.run()
+
+        assert failed.tables == [BY_COLUMNS, BY_COLUMNS, gpc_placement.table(*PLACED)]
+
+    def test_never_writes_to_a_table_again(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        """Kernels that run, and CUDA graphs, hold the address of the table that they took."""
+        gpu.busy = 1000
+        failed.run()
+        gpu.busy = 0
+        gpu.clock.now += 1.5
+        failed.run()
+
+        before, after = failed.tables
+        assert before is not after
+        assert before == BY_COLUMNS != after
+
+    def test_does_not_look_in_a_capture(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        gpu.capturing = True
+        probes = gpu.probes
+
+        failed.run()
+
+        assert gpu.probes == probes
+        assert failed.tables == [BY_COLUMNS]
+
+    def test_takes_no_other_table_in_a_capture(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        """Even where another call has seen more meanwhile: the table would be made there."""
+        PlannedCall()
+        gpu.capturing = True
+
+        failed.run()
+
+        assert failed.tables == [BY_COLUMNS]
+
+    def test_looks_again_after_a_capture(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        gpu.capturing = True
+        failed.run()
+        gpu.capturing = False
+
+        failed.run()
+
+        assert failed.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+        assert failed.tables[1] != BY_COLUMNS
+
+
+@pytest.mark.usefixtures("failed")
+def test_a_call_planned_in_a_capture_probes_nothing(gpu: FakeGpu) -> None:
+    gpu.capturing = True
+    probes = gpu.probes
+
+    table = gpc_placement.table(*PLACED)
+
+    assert gpu.probes == probes
+    assert table == BY_COLUMNS
+
+
+class TestAGpuThatIsAlwaysBusy:
+    """A call is planned there and run for forty minutes, twice a second."""
+
+    CALLS = 5000
+
+    @pytest.fixture
+    def call(self, gpu: FakeGpu, failed: PlannedCall) -> PlannedCall:
+        """The call, after that time."""
+        gpu.busy = 10**9
+        for _ in range(self.CALLS):
+            failed.run()
+            gpu.clock.now += 0.5
+        return failed
+
+    def test_has_its_tiles_by_the_columns(self, call: PlannedCall) -> None:
+        assert call.tables == [BY_COLUMNS] * self.CALLS
+
+    @pytest.mark.usefixtures("call")
+    def test_is_probed_again_ten_times(self, gpu: FakeGpu) -> None:
+        probes_of_a_retry = 3  # whether all is free, and a pair
+
+        retries = (gpu.probes - PROBES_OF_A_FAILED_ATTEMPT) / probes_of_a_retry
+
+        assert retries == gpc_placement.RETRIES == 10
+
+    def test_is_not_probed_after_that(self, gpu: FakeGpu, call: PlannedCall) -> None:
+        gpu.busy = 0
+        probes = gpu.probes
+
+        call.run()
+
+        assert gpc_placement.table(*PLACED) == BY_COLUMNS
+        assert gpu.probes == probes
+
+
+class TestAProbeThatCannotBeLaunched:
+    """It costs speed only."""
+
+    @pytest.fixture
+    def call(self, gpu: FakeGpu) -> PlannedCall:
+        """A call planned where probes cannot be launched."""
+        gpu.failure = RuntimeError("no such kernel")
+        with pytest.warns(RuntimeWarning, match=f"{WARNING}.*no such kernel"):
+            return PlannedCall()
+
+    def test_leaves_the_tiles_by_the_columns(self, call: PlannedCall) -> None:
+        call.run()
+
+        assert call.tables == [BY_COLUMNS]
+
+    def test_is_launched_again_later(self, gpu: FakeGpu, call: PlannedCall) -> None:
+        call.run()
+        gpu.failure = None
+        gpu.clock.now += 1.0
+
+        call.run()
+
+        assert call.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+        assert call.tables[1] != BY_COLUMNS
+
+
+class TestContexts:
+    """Each has SMs of its own, as green contexts and shares under MPS do."""
+
+    def test_have_tables_of_their_own(self, gpu: FakeGpu) -> None:
+        first = gpc_placement.table(*PLACED)
+        gpu.context, gpu.order = unprobed_context(), gpu.order[::-1]
+
+        second = gpc_placement.table(*PLACED)
+
+        assert first != second
+
+    def test_keep_their_tables_when_another_is_probed(self, gpu: FakeGpu) -> None:
+        context, first = gpu.context, gpc_placement.table(*PLACED)
+        gpu.context, gpu.order = unprobed_context(), gpu.order[::-1]
+        gpc_placement.table(*PLACED)
+        gpu.context = context
+
+        again = gpc_placement.table(*PLACED)
+
+        assert again == first
+
+    def test_are_not_probed_for_plans_of_others(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        gpu.context = unprobed_context()
+        probes = gpu.probes
+
+        failed.run()
+
+        assert gpu.probes == probes
+        assert failed.tables == [BY_COLUMNS]
+
+    def test_are_probed_again_for_their_own_plans(self, gpu: FakeGpu, failed: PlannedCall) -> None:
+        context, own_order = gpu.context, gpu.order[::-1]
+        gpu.context = unprobed_context()
+        of_the_other = gpc_placement.table(*PLACED)
+        gpu.context, gpu.order = context, own_order
+
+        failed.run()
+
+        assert failed.tables == [gpc_placement.table(*PLACED)]
+        assert failed.tables != [of_the_other]
+
+
+class TestGpcsSeenInPart:
+    """Clusters of eight had two halves of one GPC, and none of its other SMs, while something else
+    ran there; then one had SMs of both halves.
+    """
+
+    @pytest.fixture
+    def call(self, gpu: FakeGpu) -> PlannedCall:
+        """A call planned in that time, and run once after it."""
+        gpu.order = list(range(SM_COUNT))[::-1]
+        gpu.eights = [*range(8), *range(8, 16)]
+        gpu.busy = 1  # an SM was not free
+        call = PlannedCall()
+        gpu.eights = [*range(4, 12)]
+        call.run()
+        return call
+
+    @pytest.mark.usefixtures("call")
+    def test_are_joined(self) -> None:
+        observation = gpc_placement.Placement(*PLACED).observation
+
+        assert set(observation.gpcs) == set(range(16))
+        assert set(observation.gpcs.values()) == {0}
+
+    def test_are_in_the_next_table(self, call: PlannedCall) -> None:
+        (table,) = call.tables
+
+        assert sorted(table) == sorted(BY_COLUMNS)
+        assert table == gpc_placement.table(*PLACED)
+
+    def test_are_not_probed_again_for_the_call(self, gpu: FakeGpu, call: PlannedCall) -> None:
+        probes = gpu.probes
+        gpu.clock.now += 1000.0
+
+        call.run()
+
+        assert gpu.probes == probes
+
+    @pytest.mark.usefixtures("call")
+    def test_are_not_probed_again_for_launches_of_another_size(self, gpu: FakeGpu) -> None:
+        probes_of_gpcs = gpu.probes_of_gpcs
+
+        gpc_placement.Placement(Config(cluster_m=1), 2, 5, DEVICE)
+
+        assert gpu.probes_of_gpcs == probes_of_gpcs
 
 
 def test_hopper_gemm_launches_with_the_table_that_is_known_by_then(
@@ -319,7 +438,8 @@ def test_hopper_gemm_launches_with_the_table_that_is_known_by_then(
         launch = gemm.plan(problem(a, b, out), config)
 
     launch(a, b, None, out, 1.0, 0.0)
-    gpu.busy, gpu.now = 0, 2.0
+    gpu.busy = 0
+    gpu.clock.now += 2.0
     for _ in range(2):
         launch(a, b, None, out, 1.0, 0.0)
 
@@ -327,83 +447,3 @@ def test_hopper_gemm_launches_with_the_table_that_is_known_by_then(
     assert while_busy == BY_COLUMNS
     assert after == again != BY_COLUMNS
     assert sorted(after) == sorted(BY_COLUMNS)
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-def test_probes_see_gpcs_and_every_sm_once() -> None:
-    count = torch.cuda.get_device_properties(0).multi_processor_count
-    placed = gpc_placement.Placement(Config(cluster_m=2), 1, count // 2, DEVICE)
-    sizes = Counter(placed.observation.gpcs.values())
-    assert sum(size for size in sizes.values() if 12 <= size <= 18) >= 0.8 * count
-    assert {sm // 2 for sm in placed.observation.sms} == set(range(count // 2))
-    assert placed.final
-    assert sorted(gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE).tolist()) == list(
-        range(64)
-    )
-
-
-@pytest.fixture
-def crowd() -> Iterator[threading.Event]:
-    """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one
-    launch after another, each with so much shared memory that nothing of ours has room beside it.
-    """
-    variant, stop = smid_probe.Variant(1), threading.Event()
-    occupy = compile.load(variant, lambda: smid_probe.compile_variant(variant))
-    stream, sms = torch.cuda.Stream(), torch.empty(16, dtype=torch.int32, device=DEVICE)
-    torch.cuda.synchronize()
-
-    def work() -> None:
-        with torch.cuda.stream(stream):
-            while not stop.is_set():
-                for _ in range(50):
-                    occupy(sms, 1)
-                stream.synchronize()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield stop
-    stop.set()
-    thread.join()
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_call_planned_beside_other_work_gets_its_table_later(
-    crowd: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpc_placement, "_context_maps", {})
-    config = Config(
-        tile_m=64,
-        tile_n=128,
-        consumers=1,
-        producer_registers=0,
-        consumer_registers=0,
-        stages=8,
-        cluster_m=1,
-    )
-    a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
-    want, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
-    launch = gemm.plan(problem(a, b, out), config)
-    found_map = gpc_placement._context_maps[DEVICE, gpc_placement.driver.context()]
-    (observation,) = found_map.observations.values()
-
-    def call() -> None:
-        out.fill_(torch.nan)
-        launch(a, b, None, out, 1.0, 0.0)
-        assert torch.equal(out, want)
-
-    for _ in range(200):
-        call()
-    crowd.set()
-    until = time.monotonic() + 60
-    while not observation.final and time.monotonic() < until:
-        call()
-    call()
-    assert observation.final
-    found = observation.locations()
-    monkeypatch.setattr(gpc_placement, "_context_maps", {})
-    again = gpc_placement.Placement(config, 16, 8, DEVICE)
-    assert again.final
-    assert again.observation.locations() == found
