@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -50,12 +50,16 @@ def check_that_partitions_cover_k_once_in_order(launched: LaunchWork) -> None:
 
 def check_that_partitions_agree_about_their_tile(launched: LaunchWork) -> None:
     for tile, works in launched.tiles.items():
-        shared = {
-            (work.narrow, partition.total, partition.split_tile, partition.workspace_index)
+        beliefs = {
+            (
+                work.narrow,
+                work.partition.total,
+                work.partition.split_tile,
+                work.partition.workspace_index,
+            )
             for work in works
-            for partition in (work.partition,)
         }
-        assert len(shared) == 1, tile
+        assert len(beliefs) == 1, tile
         assert works[0].partition.total == len(works), tile
 
 
@@ -63,12 +67,11 @@ def check_that_partial_sums_have_places_of_their_own(launched: LaunchWork) -> No
     """And that the places and counters are within the room that the host makes for them."""
     if not launched.config.split:
         return
-    places, counters = [], []
-    for works in launched.tiles.values():
-        first = works[0].partition
-        if len(works) > 1:
-            counters.append(first.split_tile)
-            places += [first.workspace_index + work.partition.index for work in works]
+    split = [works for works in launched.tiles.values() if len(works) > 1]
+    counters = [works[0].partition.split_tile for works in split]
+    places = [
+        work.partition.workspace_index + work.partition.index for works in split for work in works
+    ]
 
     room, split_tiles = room_for_partial_sums(launched)
     assert len(set(places)) == len(places)
@@ -86,21 +89,41 @@ def room_for_partial_sums(launched: LaunchWork) -> tuple[int, int]:
     return int(params.clusters) + split_tiles, split_tiles
 
 
-def check_that_work_is_shared_out(launched: LaunchWork) -> None:
-    """Every cluster has some, and those of stream-K have as many k tiles, or one more."""
-    params = launched.params
-    works = [launched.steps_of(cluster) for cluster in range(int(params.clusters))]
+def check_that_every_cluster_has_work(launched: LaunchWork) -> None:
+    for cluster in range(int(launched.params.clusters)):
+        assert launched.steps_of(cluster), cluster
 
-    assert all(works)
-    if launched.config.stream_k:
-        k_tiles = [sum(work.partition.count for work in of_cluster) for of_cluster in works]
-        in_last_wave = int(params.tiles % params.clusters * params.k_tiles)
-        assert max(k_tiles) - min(k_tiles) <= 1 or in_last_wave < int(params.clusters)
+
+def check_that_stream_k_is_even(launched: LaunchWork) -> None:
+    """Clusters have as many k tiles, or one more, where each has one of the last wave."""
+    params = launched.params
+    in_last_wave = int(params.tiles % params.clusters * params.k_tiles)
+    if not launched.config.stream_k or in_last_wave < int(params.clusters):
+        return
+    k_tiles = [
+        sum(work.partition.count for work in launched.steps_of(cluster))
+        for cluster in range(int(params.clusters))
+    ]
+
+    assert max(k_tiles) - min(k_tiles) <= 1
+
+
+class DrawnLaunch(NamedTuple):
+    """A launch of `rows` and `columns` of cluster tiles."""
+
+    config: gemm.Config
+    rows: int
+    columns: int
+    scheduler: TileScheduler
+
+    def work(self, arithmetic: SimpleNamespace) -> LaunchWork:
+        """All that it computes."""
+        return LaunchWork(arithmetic, self.scheduler, self.config)
 
 
 @st.composite
-def launches(draw: Any) -> tuple[gemm.Config, tuple[int, int], TileScheduler]:
-    """Config, rows and columns of cluster tiles, and scheduler of a launch of any kind."""
+def launches(draw: st.DrawFn) -> DrawnLaunch:
+    """Launches of any kind, on GPUs that hold 1 to 132 clusters."""
     kind = draw(st.sampled_from(["whole tiles", "split-K", "stream-K", "cluster-K"]))
     config = replace(
         OWN_CONFIG,
@@ -119,7 +142,7 @@ def launches(draw: Any) -> tuple[gemm.Config, tuple[int, int], TileScheduler]:
     rows, columns = tile_order.cluster_tiles(config, M, N)
     in_waves = ["serpentine", "hilbert"]
     order = draw(st.sampled_from(in_waves if rows * columns > resident else ["", "assigned"]))
-    return config, (rows, columns), launch(config, M, N, K, batch, resident, order)
+    return DrawnLaunch(config, rows, columns, launch(config, M, N, K, batch, resident, order))
 
 
 class TestEveryLaunch:
@@ -127,87 +150,103 @@ class TestEveryLaunch:
 
     @settings(max_examples=40, deadline=None)
     @given(drawn=launches())
-    def test_computes_every_tile(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
-        config, (rows, columns), scheduler = drawn
-        launched = LaunchWork(arithmetic, scheduler, config)
-        check_that_every_tile_is_computed(launched, rows, columns)
+    def test_computes_every_tile(self, arithmetic: SimpleNamespace, drawn: DrawnLaunch) -> None:
+        launched = drawn.work(arithmetic)
+
+        check_that_every_tile_is_computed(launched, drawn.rows, drawn.columns)
 
     @settings(max_examples=40, deadline=None)
     @given(drawn=launches())
-    def test_adds_every_k_tile_once(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
-        config, _, scheduler = drawn
-        launched = LaunchWork(arithmetic, scheduler, config)
+    def test_adds_every_k_tile_once(self, arithmetic: SimpleNamespace, drawn: DrawnLaunch) -> None:
+        launched = drawn.work(arithmetic)
+
         check_that_partitions_cover_k_once_in_order(launched)
         check_that_partitions_agree_about_their_tile(launched)
 
     @settings(max_examples=40, deadline=None)
     @given(drawn=launches())
-    def test_keeps_partial_sums_apart(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
-        config, _, scheduler = drawn
-        launched = LaunchWork(arithmetic, scheduler, config)
+    def test_keeps_partial_sums_apart(
+        self, arithmetic: SimpleNamespace, drawn: DrawnLaunch
+    ) -> None:
+        launched = drawn.work(arithmetic)
+
         check_that_partial_sums_have_places_of_their_own(launched)
 
     @settings(max_examples=40, deadline=None)
     @given(drawn=launches())
-    def test_gives_work_to_every_cluster(self, arithmetic: SimpleNamespace, drawn: Any) -> None:
-        config, _, scheduler = drawn
-        launched = LaunchWork(arithmetic, scheduler, config)
-        check_that_work_is_shared_out(launched)
+    def test_shares_work_out(self, arithmetic: SimpleNamespace, drawn: DrawnLaunch) -> None:
+        launched = drawn.work(arithmetic)
+
+        check_that_every_cluster_has_work(launched)
+        check_that_stream_k_is_even(launched)
+
+
+# ---- stream-K
+class Edge(NamedTuple):
+    """A product of one column of tiles, and what a GPU that holds 132 clusters launches for it."""
+
+    shape: tuple[int, int, int]
+    tiles: int
+    clusters: int
 
 
 @pytest.mark.parametrize(
-    ("shape", "tiles", "clusters"),
+    "edge",
     [
-        pytest.param((64, 64, 64 * 3), 1, 3, id="fewer k tiles than clusters fit"),
-        pytest.param((128, 64, 64 * 5), 2, 10, id="two tiles of five k tiles"),
-        pytest.param((64 * 7, 64, 64), 7, 7, id="a k tile each"),
-        pytest.param((64 * 133, 64, 64), 133, 132, id="one tile of one k tile is left over"),
-        pytest.param((64 * 264, 64, 128), 264, 132, id="no tile is left over"),
+        pytest.param(Edge((64, 64, 64 * 3), 1, 3), id="fewer k tiles than clusters fit"),
+        pytest.param(Edge((128, 64, 64 * 5), 2, 10), id="two tiles of five k tiles"),
+        pytest.param(Edge((64 * 7, 64, 64), 7, 7), id="a k tile each"),
+        pytest.param(Edge((64 * 133, 64, 64), 133, 132), id="one tile of one k tile is left over"),
+        pytest.param(Edge((64 * 264, 64, 128), 264, 132), id="no tile is left over"),
         pytest.param(
-            (64 * 263, 64, bounds.MOST_K_TILES * 64), 263, 132, id="as many k tiles as are taken"
+            Edge((64 * 263, 64, bounds.MOST_K_TILES * 64), 263, 132),
+            id="as many k tiles as are taken",
         ),
     ],
 )
 class TestStreamK:
-    """Launches at the edges of stream-K, on a GPU that holds 132 clusters."""
+    """Launches at its edges."""
+
+    @pytest.fixture
+    def launched(self, arithmetic: SimpleNamespace, edge: Edge) -> LaunchWork:
+        """All that the launch computes."""
+        return LaunchWork(arithmetic, launch(STREAM_K, *edge.shape), STREAM_K)
 
     def test_launches_no_more_clusters_than_have_work(
-        self, shape: tuple[int, int, int], tiles: int, clusters: int
+        self, launched: LaunchWork, edge: Edge
     ) -> None:
-        params = launch(STREAM_K, *shape).params
-
-        assert (params.tiles, params.clusters) == (tiles, clusters)
+        assert (launched.params.tiles, launched.params.clusters) == (edge.tiles, edge.clusters)
+        check_that_every_cluster_has_work(launched)
 
     def test_computes_every_k_tile_of_every_tile_once(
-        self, arithmetic: SimpleNamespace, shape: tuple[int, int, int], tiles: int, clusters: int
+        self, launched: LaunchWork, edge: Edge
     ) -> None:
-        launched = LaunchWork(arithmetic, launch(STREAM_K, *shape), STREAM_K)
-
-        check_that_every_tile_is_computed(launched, rows=tiles, columns=1)
+        check_that_every_tile_is_computed(launched, rows=edge.tiles, columns=1)
         check_that_partitions_cover_k_once_in_order(launched)
         check_that_partitions_agree_about_their_tile(launched)
 
-    def test_shares_k_tiles_and_room_for_sums(
-        self, arithmetic: SimpleNamespace, shape: tuple[int, int, int], tiles: int, clusters: int
-    ) -> None:
-        launched = LaunchWork(arithmetic, launch(STREAM_K, *shape), STREAM_K)
-
+    def test_keeps_partial_sums_apart(self, launched: LaunchWork, edge: Edge) -> None:
         check_that_partial_sums_have_places_of_their_own(launched)
-        check_that_work_is_shared_out(launched)
+
+    def test_shares_k_tiles_evenly(self, launched: LaunchWork, edge: Edge) -> None:
+        check_that_stream_k_is_even(launched)
 
 
-@pytest.mark.parametrize(("excess", "is_taken"), [(0, True), (1, False)])
-def test_a_k_whose_tiles_cannot_be_numbered_in_32_bits_is_refused(
-    excess: int, is_taken: bool
-) -> None:
+def test_as_many_k_tiles_as_are_numbered_in_32_bits_are_taken() -> None:
     given = example(BF16, None, "nt", (64 * 263, 64, bounds.MOST_K_TILES * 64))
 
-    reason = gemm.unsupported(replace(given, K=given.K + excess), STREAM_K)
-
-    assert (reason is None) == is_taken
-    assert ("k tiles" in str(reason)) != is_taken
+    assert gemm.unsupported(given, STREAM_K) is None
 
 
+def test_one_k_tile_more_is_refused() -> None:
+    given = example(BF16, None, "nt", (64 * 263, 64, bounds.MOST_K_TILES * 64))
+
+    reason = gemm.unsupported(replace(given, K=given.K + 1), STREAM_K)
+
+    assert "k tiles" in str(reason)
+
+
+# ---- clusters
 def test_the_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: SimpleNamespace) -> None:
     config = replace(OWN_CONFIG, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
     scheduler = replace(launch(config, 256, 256, 64), cluster=Word(3))
