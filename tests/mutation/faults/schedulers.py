@@ -3,7 +3,7 @@
 from ..fault import Check, Fault
 
 WORK = (Check("test_tile_scheduler.py"),)
-RASTER = (Check("test_raster.py", "order or hilbert or serpentine or schedule or runs"),)
+RASTER = (Check("test_raster.py"),)
 PLACEMENT = (Check("test_gpc_placement.py"),)
 SCHEDULE = (Check("test_schedule.py"), Check("hopper/core"), Check("hopper/gemm"))
 GRID = (Check("test_tile_schedule.py"),)
