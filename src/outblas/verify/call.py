@@ -15,7 +15,7 @@ from .guards import Guarded
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
 Fill = Callable[[torch.Tensor, torch.Generator], object]
 
-_CHUNK = 1 << 23  # elements of a float64 temporary
+CHUNK = 1 << 23  # elements of a float64 temporary
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Call:
     def row_chunks(self) -> Iterator[slice]:
         """Ranges of rows of the product, small enough for float64 temporaries."""
         case = self.case
-        step = max(1, _CHUNK // max(1, prod(case.batch) * max(case.N, case.K)))
+        step = max(1, CHUNK // max(1, prod(case.batch) * max(case.N, case.K)))
         for start in range(0, case.M, step):
             yield slice(start, min(start + step, case.M))
 

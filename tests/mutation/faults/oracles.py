@@ -2,7 +2,7 @@
 
 from ..fault import Check, Fault
 
-ORACLES = (Check("test_oracles.py", "not watchdog"),)
+ORACLES = (Check("test_oracles.py"),)
 
 AGAIN = (Check("test_exact_again.py"),)
 FINITE = (Check("test_nonfinite_results.py"),)
