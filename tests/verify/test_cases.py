@@ -117,6 +117,7 @@ def test_the_next_prime(n: int, prime: int) -> None:
         ({"tf32": True}, "tf32 with dtype torch.bfloat16"),
         ({"addend": "out"}, "expected beta other than 0"),
     ],
+    ids=["layout", "pad", "out_dtype", "alpha", "addend and batch", "tf32", "beta"],
 )
 def test_cases_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

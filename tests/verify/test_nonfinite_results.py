@@ -1,21 +1,31 @@
 """Oracles see every result that is not finite where it should be, or finite where it should not."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from support import broken
 
 from outblas.verify import oracle
+from outblas.verify.call import Run
 from outblas.verify.cases import Case
 
 CASE = Case(33, 40, 24, torch.float32)
 
 
-def spoilt(spoil):
+def spoilt(spoil: Callable[[torch.Tensor], None]) -> Run:
     """A kernel that computes the right product, of which `spoil` then changes a part."""
 
-    def run(a, b, c, out, alpha, beta) -> None:
-        out.copy_((a.double() @ b.double()).to(out.dtype))
+    def run(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None,
+        out: torch.Tensor,
+        alpha: float,
+        beta: float,
+    ) -> None:
+        broken.right(a, b, c, out, alpha, beta)
         spoil(out)
 
     return run
@@ -43,8 +53,8 @@ def test_a_result_that_should_not_be_finite_and_is_is_wrong(value: float) -> Non
     assert not result.ok, f"{value} became 1"
 
 
-def test_a_result_that_is_as_it_should_be_is_right() -> None:
-    for name in ("exact", "bounded", "nonfinite"):
-        result = oracle.ORACLES[name](spoilt(lambda out: None), CASE, "cpu")
+@pytest.mark.parametrize("name", ["exact", "bounded", "nonfinite"])
+def test_a_result_that_is_as_it_should_be_is_right(name: str) -> None:
+    result = oracle.ORACLES[name](spoilt(lambda out: None), CASE, "cpu")
 
-        assert result.ok, f"{name}: {result.message}"
+    assert result.ok, result.message
