@@ -1,13 +1,10 @@
 """`outblas cache` on a store."""
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
-from support import commands
+from support.cache_command import invoke, parsed, refused, shown
 from support.stored import H100, WORKLOAD, sql, winner
 
 from outblas.autotune.store import tables, transfer
@@ -16,25 +13,8 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import read_table, ship
 from outblas.cli import cache as command
 
-pytest_plugins = "support.cached"
+pytest_plugins = ("support.cached",)
 pytestmark = pytest.mark.usefixtures("home")
-
-
-def invoke(*arguments: object, code: int = 0) -> Result:
-    return commands.invoke("cache", *arguments, code=code)
-
-
-def shown(*arguments: object, code: int = 0) -> str:
-    """What `outblas cache` prints on standard output."""
-    return invoke(*arguments, code=code).stdout
-
-
-def parsed(*arguments: object) -> Any:
-    return json.loads(shown(*arguments, "--json"))
-
-
-def refused(message: str, *arguments: object) -> None:
-    commands.refuses(message, "cache", *arguments)
 
 
 # Listings.
@@ -317,6 +297,7 @@ def test_compiled_kernels_are_removed(path: Path) -> None:
 
 def test_fingerprints_are_of_kernels_that_are_here(capsys: pytest.CaptureFixture[str]) -> None:
     found = command.fingerprints(["hopper.hilbert", "portable", "nothing.here"])
+
     assert sorted(found) == ["hopper.hilbert", "portable"]
     assert all(found.values())
     assert "nothing.here is not here to compare with" in capsys.readouterr().err

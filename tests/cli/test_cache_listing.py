@@ -4,11 +4,9 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
-from support import commands
+from support.cache_command import invoke, parsed, shown
 from support.stored import H100, H200, failed, sql, trial, winner
 
 from outblas.autotune.store import transfer
@@ -17,21 +15,8 @@ from outblas.autotune.store.store import Store
 from outblas.cli import common
 from outblas.core import config_source, configs, registry
 
-pytest_plugins = "support.cached"
+pytest_plugins = ("support.cached",)
 pytestmark = pytest.mark.usefixtures("home")
-
-
-def invoke(*arguments: object, code: int = 0) -> Result:
-    return commands.invoke("cache", *arguments, code=code)
-
-
-def shown(*arguments: object, code: int = 0) -> str:
-    """What `outblas cache` prints on standard output."""
-    return invoke(*arguments, code=code).stdout
-
-
-def parsed(*arguments: object) -> Any:
-    return json.loads(shown(*arguments, "--json"))
 
 
 # Names that others chose.
