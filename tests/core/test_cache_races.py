@@ -4,16 +4,18 @@ leave behind.
 
 import errno
 import fcntl
+import functools
 import multiprocessing
 import os
 import random
-import signal
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import filelock
 import pytest
+from support import children
 
 from outblas.core import cache
 
@@ -26,27 +28,71 @@ LIMIT = 4 * SIZE  # so that most of them are evicted again and again
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of compiled kernels, which is not there yet."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "objects"
 
 
-def code_of(number):
+@pytest.fixture
+def some_lock(tmp_path: Path) -> Path:
+    """A lock file for `cache.locked`, which is not there yet."""
+    return tmp_path / "some.lock"
+
+
+def code_of(number: int) -> bytes:
     return b"%d " % number * (SIZE // 3)
 
 
-def fetch(number, build=None, save=None):
-    return cache.fetch(
-        {"kernel": number},
-        build=build or (lambda: code_of(number)),
-        save=save or (lambda built, path: path.write_bytes(built) and None),
-        load=Path.read_bytes,
-    )
+def facts_of(number: int) -> dict[str, object]:
+    return {"kernel": number}
 
 
-def storm(fetches, seed):
+def save(code: bytes, path: Path) -> None:
+    path.write_bytes(code)
+
+
+def fetch(
+    number: int,
+    *,
+    build: Callable[[], bytes] | None = None,
+    save: Callable[[bytes, Path], None] = save,
+) -> bytes:
+    """The object of this number; by default, `code_of` builds it."""
+    if build is None:
+        build = functools.partial(code_of, number)
+    return cache.fetch(facts_of(number), build=build, save=save, load=Path.read_bytes)
+
+
+def kept(number: int) -> bool:
+    """Whether the object of this number is loaded from the disk as it was built."""
+    return fetch(number, build=lambda: b"built again") == code_of(number)
+
+
+def scratch_of(folder: Path) -> list[str]:
+    """The names of the folders in which objects are written."""
+    return [path.name for path in folder.glob(".new-*")]
+
+
+def age(paths: Iterable[Path], seconds: float = 2 * cache.LEFTOVER_SECONDS) -> None:
+    """As if these had been written so long ago, or the clock had jumped."""
+    then = time.time() - seconds
+    for path in paths:
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def age_all(folder: Path, seconds: float = 2 * cache.LEFTOVER_SECONDS) -> None:
+    """As if everything in a folder had been written so long ago."""
+    age([*folder.iterdir(), *folder.glob("*/*")], seconds)
+
+
+# Eviction.
+
+
+def storm(fetches: int, seed: int) -> list[str]:
     """Fetches and evicts objects at random, so many times; returns what went wrong."""
-    draw, wrong = random.Random(seed), []
+    draw = random.Random(seed)
+    wrong = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(fetches):
@@ -57,17 +103,14 @@ def storm(fetches, seed):
                 if draw.random() < 0.5:
                     cache.prune(cache.objects_folder(), limit=draw.randrange(LIMIT))
                 if draw.random() < 0.2:
-                    cache.warm({"kernel": number}, build=lambda n=number: code_of(n), save=_save)
+                    build = functools.partial(code_of, number)
+                    cache.warm(facts_of(number), build=build, save=save)
             except Exception as error:
                 wrong.append(f"{type(error).__name__}: {error}")
     return wrong
 
 
-def _save(built, path) -> None:
-    path.write_bytes(built)
-
-
-def evict_beside_others(fetches, processes):
+def evict_beside_others(fetches: int, processes: int) -> list[str]:
     """Lets processes fetch and evict at once, each so many times; returns what went wrong."""
     context = multiprocessing.get_context("fork")
     with context.Pool(processes) as pool:
@@ -75,115 +118,158 @@ def evict_beside_others(fetches, processes):
     return [line for wrong in found for line in wrong]
 
 
-def test_eviction_beside_other_processes_neither_warns_nor_raises(folder) -> None:
+def test_eviction_beside_other_processes_neither_warns_nor_raises(folder: Path) -> None:
     wrong = evict_beside_others(FETCHES, 3)
 
     assert wrong == []
-    assert not list(folder.glob(".new-*"))
+    assert scratch_of(folder) == []
 
 
-def leave_behind(folder, number):
-    """A child that is killed while it writes an object."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-
-        def save(built, path):
-            path.write_bytes(built)
-            os.write(writing, b"x")
-            time.sleep(60)
-
-        fetch(number, save=save)
-        os._exit(1)
-    os.read(reading, 1)
-    return child
+# What killed processes leave.
 
 
-def age(folder, seconds=2 * cache.LEFTOVER_SECONDS) -> None:
-    """As if everything had been written earlier, or the clock had jumped."""
-    then = time.time() - seconds
-    for path in [*folder.iterdir(), *folder.glob("*/*")]:
-        os.utime(path, (then, then))
+def write_and(stay: Callable[[], None]) -> None:
+    """Writes object 1, and stays where the scratch folder has the code and no record."""
+
+    def save_and_stay(code: bytes, path: Path) -> None:
+        save(code, path)
+        stay()
+
+    fetch(1, save=save_and_stay)
 
 
-def scratch_of(folder):
-    return [path.name for path in folder.glob(".new-*")]
+def kill_one_that_writes() -> None:
+    """Leaves what a process leaves that is killed while it writes object 1."""
+    with children.staying(write_and):
+        pass
 
 
-def test_scratch_folders_of_killed_processes_are_removed(folder) -> None:
-    fetch(0)
-    child = leave_behind(folder, 1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert scratch_of(folder)
+def test_a_young_scratch_folder_of_a_killed_process_stays(folder: Path) -> None:
+    """Its owner might live, and not have locked it yet."""
+    kill_one_that_writes()
+    left = scratch_of(folder)
+
     cache.prune(folder)
-    assert scratch_of(folder)  # it is too young: its owner might not have locked it yet
 
-    age(folder)
+    assert scratch_of(folder) == left != []
+
+
+def test_an_old_scratch_folder_of_a_killed_process_goes(folder: Path) -> None:
+    kill_one_that_writes()
+    age_all(folder)
+
     fetch(2)
-    assert not scratch_of(folder)
-    assert fetch(1) == code_of(1)
+
+    assert scratch_of(folder) == []
+
+
+def test_what_a_killed_process_was_writing_is_built_again(folder: Path) -> None:
+    kill_one_that_writes()
+
+    assert fetch(1, build=lambda: b"built again") == b"built again"
 
 
 @pytest.mark.parametrize("jump", [1, -1], ids=["to the future", "to the past"])
-def test_scratch_folders_of_live_processes_stay_whatever_the_clock_says(folder, jump) -> None:
-    fetch(0)
-    child = leave_behind(folder, 1)
-    try:
+def test_scratch_folders_of_live_processes_stay_whatever_the_clock_says(
+    folder: Path, jump: int
+) -> None:
+    with children.staying(write_and):
         before = scratch_of(folder)
-        age(folder, jump * 10 * cache.LEFTOVER_SECONDS)
+        age_all(folder, jump * 10 * cache.LEFTOVER_SECONDS)
+
         fetch(2)
+
         assert scratch_of(folder) == before != []
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
-def test_scratch_of_earlier_versions_and_what_is_no_folder_go(folder) -> None:
+def scratch_without_a_lock(path: Path) -> None:
+    """What earlier versions left."""
+    path.mkdir()
+    (path / "x.o").write_bytes(b"half")
+
+
+def link_to_the_cache(path: Path) -> None:
+    path.symlink_to(path.parent.parent)
+
+
+def empty_file(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("leave", [scratch_without_a_lock, link_to_the_cache, empty_file])
+def test_scratch_of_earlier_versions_and_what_is_no_folder_go_alone(
+    folder: Path, leave: Callable[[Path], None]
+) -> None:
     fetch(0)
-    (folder / ".new-old").mkdir()
-    (folder / ".new-old" / "x.o").write_bytes(b"half")
-    (folder / ".new-link").symlink_to(folder.parent)
-    (folder / ".new-file").write_bytes(b"")
-    then = time.time() - 2 * cache.LEFTOVER_SECONDS
-    for path in folder.glob(".new-*"):
-        os.utime(path, (then, then), follow_symlinks=False)
+    leave(folder / ".new-left")
+    age([folder / ".new-left"])
+
     fetch(1)
-    assert not scratch_of(folder)
-    assert fetch(0, build=lambda: b"lost") == code_of(0)
+
+    assert scratch_of(folder) == []
+    assert kept(0)
 
 
-def test_lock_files_do_not_pile_up(folder) -> None:
+def test_a_record_without_an_object_goes(folder: Path) -> None:
+    fetch(0)
+    left = folder / f"{'3' * 32}.json"
+    left.write_text("{}")
+    age_all(folder)
+
+    fetch(1)
+
+    assert not left.exists()
+
+
+def test_the_records_of_objects_stay(folder: Path) -> None:
+    fetch(0)
+    age_all(folder)
+
+    fetch(1)
+
+    records = {path.stem for path in folder.glob("*.json")}
+    assert records == {cache.digest(facts_of(0)), cache.digest(facts_of(1))}
+
+
+# Lock files.
+
+
+def test_lock_files_do_not_pile_up(folder: Path) -> None:
     for number in range(5):
         fetch(number)
+
     assert not list(folder.glob("*.lock"))
 
 
-def test_lock_files_that_were_left_go_and_held_ones_stay(folder) -> None:
+@pytest.fixture
+def old_lock_file(folder: Path) -> Path:
+    """A lock file beside an object, from long ago."""
     fetch(0)
-    left, held = folder / f"{'1' * 32}.lock", folder / f"{'2' * 32}.lock"
-    left.touch()
-    with filelock.FileLock(held):
-        age(folder)
-        fetch(1)
-        assert not left.exists()
-        assert held.exists()
+    lock_file = folder / f"{'1' * 32}.lock"
+    lock_file.touch()
+    age_all(folder)
+    return lock_file
 
 
-def test_records_without_an_object_go(folder) -> None:
-    fetch(0)
-    (folder / f"{'3' * 32}.json").write_text("{}")
-    age(folder)
+def test_a_lock_file_that_was_left_goes(old_lock_file: Path) -> None:
     fetch(1)
-    assert not (folder / f"{'3' * 32}.json").exists()
-    assert len(list(folder.glob("*.json"))) == 2
+
+    assert not old_lock_file.exists()
 
 
-def test_who_waits_for_a_lock_that_is_removed_waits_on(folder) -> None:
+def test_a_lock_file_that_is_held_stays(old_lock_file: Path) -> None:
+    with filelock.FileLock(old_lock_file):
+        age([old_lock_file])
+        fetch(1)
+
+        assert old_lock_file.exists()
+
+
+def test_who_waits_for_a_lock_that_is_removed_waits_on(folder: Path, tmp_path: Path) -> None:
     """The lock file goes while others wait for it: still only one builds at a time."""
-    log = folder.parent.parent / "log"
+    log = tmp_path / "log"
 
-    def build():
+    def build() -> bytes:
         with open(log, "a") as file:
             file.write("begin\n")
             file.flush()
@@ -191,95 +277,107 @@ def test_who_waits_for_a_lock_that_is_removed_waits_on(folder) -> None:
             file.write("end\n")
         return code_of(0)
 
-    def remove_and_fetch(seed):
+    def fetch_and_remove() -> bool:
         for _ in range(8):
             fetch(0, build=build)
             for suffix in (".o", ".json"):
-                (folder / f"{cache.digest({'kernel': 0})}{suffix}").unlink(missing_ok=True)
+                (folder / f"{cache.digest(facts_of(0))}{suffix}").unlink(missing_ok=True)
+        return True
 
-    children = []
-    for seed in range(3):
-        child = os.fork()
-        if child == 0:
-            try:
-                remove_and_fetch(seed)
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    started = [children.start(fetch_and_remove) for _ in range(3)]
+    statuses = [children.wait(child) for child in started]
+
     lines = log.read_text().split()
+    assert statuses == [0, 0, 0]
     assert len(lines) >= 16
     assert lines == ["begin", "end"] * (len(lines) // 2)
 
 
-def without_flock(monkeypatch: pytest.MonkeyPatch, number) -> None:
-    def flock(*_):
+# File systems without flock.
+
+
+def remove_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Has flock fail with this number of an error, as a file system without it does."""
+
+    def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
+@pytest.fixture
+def without_flock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache lies on a file system without flock."""
+    remove_flock(monkeypatch, errno.ENOSYS)
+
+
 @pytest.mark.filterwarnings("ignore:flock not supported")
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=os.strerror)
 def test_a_file_system_without_flock_costs_no_result(
-    folder, monkeypatch: pytest.MonkeyPatch, number
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    without_flock(monkeypatch, number)
+    remove_flock(monkeypatch, number)
+
     assert fetch(0) == code_of(0)
-    assert fetch(0, build=lambda: b"again") == code_of(0)
-    assert not list(folder.glob("*.lock"))
-    assert not scratch_of(folder)
+    assert kept(0)
 
 
-def test_a_file_system_without_flock_where_warnings_are_errors(
-    folder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=os.strerror)
+def test_a_file_system_without_flock_keeps_no_locks_and_no_scratch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    without_flock(monkeypatch, errno.ENOSYS)
+    remove_flock(monkeypatch, number)
+
+    fetch(0)
+
+    assert list(folder.glob("*.lock")) == []
+    assert scratch_of(folder) == []
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_file_system_without_flock_costs_no_result_where_warnings_are_errors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+
         assert fetch(0) == code_of(0)
-        assert fetch(0, build=lambda: b"again") == code_of(0)
+        assert kept(0)
 
 
+@pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_flock_processes_still_keep_apart(folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flock_processes_still_keep_apart(some_lock: Path) -> None:
     """filelock 3.24 to 4.0 let both in: the second removed the mark of the first."""
-    without_flock(monkeypatch, errno.ENOSYS)
-    path = folder.parent.parent / "some.lock"
-    with cache.locked(path):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with cache.locked(path, 0.3, required=True):
-                    status = 2
-            except TimeoutError:
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not path.exists()
+
+    def is_kept_out() -> bool:
+        try:
+            with cache.locked(some_lock, 0.3, required=True):
+                return False
+        except TimeoutError:
+            return True
+
+    with cache.locked(some_lock):
+        assert children.succeeds(is_kept_out)
 
 
+@pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_flock_a_killed_holder_is_not_waited_for(
-    folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_flock(monkeypatch, errno.ENOSYS)
-    path = folder.parent.parent / "some.lock"
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with cache.locked(path):
-            os.write(writing, b"x")
-            time.sleep(60)
-        os._exit(0)
-    os.read(reading, 1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+def test_without_flock_a_lock_is_gone_with_its_holder(some_lock: Path) -> None:
+    with cache.locked(some_lock):
+        assert some_lock.exists()
 
-    with cache.locked(path, 30.0, required=True):  # TimeoutError, if it waited
-        held = path.exists()
+    assert not some_lock.exists()
 
-    assert held
+
+@pytest.mark.usefixtures("without_flock")
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_without_flock_a_killed_holder_is_not_waited_for(some_lock: Path) -> None:
+    def hold_and(stay: Callable[[], None]) -> None:
+        with cache.locked(some_lock):
+            stay()
+
+    with children.staying(hold_and):
+        pass  # until it is killed
+
+    with cache.locked(some_lock, 30.0, required=True):  # TimeoutError, if it waited
+        assert some_lock.exists()

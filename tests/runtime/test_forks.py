@@ -1,13 +1,16 @@
 """A forked child can use the package, whatever other threads of its parent were doing."""
 
 import ast
+import contextlib
 import os
-import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from support import children
 from support.paths import ROOT
 
 import outblas
@@ -15,160 +18,217 @@ from outblas.core import forks
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
-SECONDS = 15.0  # for a child to be done
 
+@contextlib.contextmanager
+def thread_runs(function: Callable[[], object]) -> Iterator[None]:
+    """A thread that calls `function` again and again until the end."""
+    stop = threading.Event()
 
-def in_child(function):
-    """Whether `function` returns something true in a forked child; TimeoutError where it hangs."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if function() else 1
-        finally:
-            os._exit(status)
-    end = time.monotonic() + SECONDS
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise TimeoutError("the child hangs")
-        time.sleep(0.002)
-
-
-class Holder:
-    """A thread that holds a lock until it is told to let go."""
-
-    def __init__(self, lock) -> None:
-        self._let_go, self._holding = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._hold, args=(lock,), daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        assert self._holding.wait(SECONDS)
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.let_go()
-        self._thread.join(SECONDS)
-
-    def let_go(self) -> None:
-        self._let_go.set()
-
-    def _hold(self, lock) -> None:
-        with lock:
-            self._holding.set()
-            self._let_go.wait(4 * SECONDS)
-
-
-@pytest.mark.interpreter
-def test_fork_while_another_thread_runs_the_interpreter() -> None:
-    a, b = torch.randn(16, 32), torch.randn(32, 16)
-
-    def call():
-        return outblas.matmul(a, b, kernel="portable")
-
-    expected, stop = call(), threading.Event()
-
-    def loop():
+    def run() -> None:
         while not stop.is_set():
-            call()
+            function()
 
-    thread = threading.Thread(target=loop, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        for _ in range(4):
-            time.sleep(0.01)
-            assert in_child(lambda: torch.equal(call(), expected))
+        yield
     finally:
         stop.set()
-        thread.join(SECONDS)
-    assert torch.equal(call(), expected)
+        thread.join(children.SECONDS)
 
 
-def taken(lock, seconds=5.0):
-    """Whether the lock can be had, from another thread: who forked may take it again in
-    any case.
+@contextlib.contextmanager
+def thread_holds(lock: forks.Lock) -> Iterator[threading.Event]:
+    """A thread that holds a lock until the end, or until the event is set."""
+    let_go, holding = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            holding.set()
+            let_go.wait(4 * children.SECONDS)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        assert holding.wait(children.SECONDS)
+        yield let_go
+    finally:
+        let_go.set()
+        thread.join(children.SECONDS)
+
+
+def free(lock: forks.Lock, seconds: float = 5.0) -> bool:
+    """Whether another thread can take the lock within so many seconds. Who forked may take it
+    again in any case.
     """
-    got = []
+    taken = []
 
-    def take():
-        got.append(lock.acquire(seconds))
-        if got[0]:
+    def take() -> None:
+        taken.append(lock.acquire(seconds))
+        if taken[0]:
             lock.release()
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
-    thread.join(SECONDS)
-    return got == [True]
+    thread.join(children.SECONDS)
+    return taken == [True]
+
+
+def held_by_another(lock: forks.Lock) -> bool:
+    return not free(lock, 0.01)
+
+
+# The interpreter.
+
+
+@pytest.fixture
+def product() -> Callable[[], torch.Tensor]:
+    """A call that Triton's interpreter runs."""
+    a, b = torch.randn(16, 32), torch.randn(32, 16)
+    return lambda: outblas.matmul(a, b, kernel="portable")
+
+
+@pytest.mark.interpreter
+def test_a_child_computes_while_a_thread_of_its_parent_runs_the_interpreter(
+    product: Callable[[], torch.Tensor],
+) -> None:
+    expected = product()
+
+    with thread_runs(product):
+        for _ in range(4):
+            time.sleep(0.01)
+            assert children.succeeds(lambda: torch.equal(product(), expected))
+
+
+@pytest.mark.interpreter
+def test_a_parent_that_forked_computes_on(product: Callable[[], torch.Tensor]) -> None:
+    expected = product()
+
+    with thread_runs(product):
+        children.succeeds(lambda: True)
+
+    assert torch.equal(product(), expected)
+
+
+# Locks that a child finds free.
 
 
 def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
     lock = forks.Lock()
-    with Holder(lock):
-        assert in_child(lambda: taken(lock))
-        assert not taken(lock, 0.01)  # of the parent's it is still
-    assert taken(lock)
+
+    with thread_holds(lock):
+        assert children.succeeds(lambda: free(lock))
 
 
-def test_what_the_forking_thread_holds_it_holds_in_the_child_too() -> None:
-    """It forked in the midst of it, and the child goes on there."""
+def test_a_lock_that_another_thread_holds_is_held_on_in_the_parent() -> None:
     lock = forks.Lock()
 
-    def goes_on():
+    with thread_holds(lock):
+        children.succeeds(lambda: True)
+        assert held_by_another(lock)
+
+    assert free(lock)
+
+
+def test_a_lock_of_the_forking_thread_is_held_in_the_child_until_it_lets_go() -> None:
+    """It forked in the midst of what the lock guards, and the child goes on there."""
+    lock = forks.Lock()
+
+    def goes_on() -> bool:
         with lock:  # again
-            free = taken(lock, 0.01)
+            was_held = held_by_another(lock)
         lock.release()
-        return not free and taken(lock)
+        return was_held and free(lock)
 
     with lock:
-        assert in_child(goes_on)
-        assert not taken(lock, 0.01)
-    assert taken(lock)
+        assert children.succeeds(goes_on)
+
+
+def test_a_lock_of_the_forking_thread_is_held_on_in_the_parent() -> None:
+    lock = forks.Lock()
+
+    with lock:
+        children.succeeds(lambda: True)
+        assert held_by_another(lock)
+
+    assert free(lock)
+
+
+# Locks that a fork takes first.
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(forks, "_held", [])
+def held() -> forks.Lock:
+    """A lock that forks wait for. They do so for good: what stays of it after a test is free, and
+    costs a fork nothing.
+    """
     return forks.Lock(held=True)
 
 
-def test_a_fork_waits_for_who_holds_a_lock(held) -> None:
-    states = []
-    with Holder(held) as holder:
-        threading.Timer(0.2, lambda: (states.append("let go"), holder.let_go())).start()
-        assert in_child(lambda: states == ["let go"] and taken(held))
-    assert taken(held)
+def test_a_fork_waits_for_who_holds_a_lock(held: forks.Lock) -> None:
+    done = []
+
+    def finish(let_go: threading.Event) -> None:
+        done.append("what the lock guards")
+        let_go.set()
+
+    with thread_holds(held) as let_go:
+        threading.Timer(0.2, finish, (let_go,)).start()
+
+        assert children.succeeds(lambda: done == ["what the lock guards"] and free(held))
+
+    assert free(held)
 
 
-def test_a_fork_does_not_wait_for_ever(held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_does_not_wait_for_ever(held: forks.Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1)
-    with Holder(held):
-        assert in_child(lambda: taken(held))
-        assert not taken(held, 0.01)
-    assert taken(held)
+
+    with thread_holds(held):
+        assert children.succeeds(lambda: free(held))
 
 
-def test_who_holds_a_lock_can_fork(held) -> None:
+def test_a_lock_that_a_fork_went_on_without_is_held_on_in_the_parent(
+    held: forks.Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1)
+
+    with thread_holds(held):
+        children.succeeds(lambda: True)
+        assert held_by_another(held)
+
+    assert free(held)
+
+
+def test_who_holds_a_lock_can_fork(held: forks.Lock) -> None:
     """Triton starts programs while it compiles."""
     with held:
-        assert in_child(lambda: True)
-        assert not taken(held, 0.01)
-    assert taken(held)
+        assert children.succeeds(lambda: True)
+        assert held_by_another(held)
+
+    assert free(held)
 
 
-def test_no_module_has_a_lock_that_a_child_may_find_held() -> None:
-    """Locks of modules are `forks.Lock`; those of objects that a child makes anew may be others."""
-    bad = []
-    for folder in ("src/outblas", "autotune", "hopper", "kernels", "turing"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-                value = getattr(statement, "value", None)
-                name = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-                kind = name.rpartition(".")[2]
-                if kind in ("Lock", "RLock", "Condition", "Semaphore") and name != "forks.Lock":
-                    bad.append(f"{path.relative_to(ROOT)}: {ast.unparse(statement)}")
-    assert bad == []
+# The locks of this package.
+
+
+def other_locks(path: Path) -> list[str]:
+    """The locks of a module that a child may find held: those that are no `forks.Lock`."""
+    found = []
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        value = getattr(statement, "value", None)
+        maker = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+        kind = maker.rpartition(".")[2]
+        if kind in ("Lock", "RLock", "Condition", "Semaphore") and maker != "forks.Lock":
+            found.append(f"{path.relative_to(ROOT)}: {ast.unparse(statement)}")
+    return found
+
+
+@pytest.mark.parametrize("folder", ["src/outblas", "autotune", "hopper", "kernels", "turing"])
+def test_no_module_has_a_lock_that_a_child_may_find_held(folder: str) -> None:
+    """Those of objects that a child makes anew may be others."""
+    modules = sorted((ROOT / folder).rglob("*.py"))
+
+    found = [line for path in modules for line in other_locks(path)]
+
+    assert modules
+    assert found == []

@@ -5,16 +5,16 @@ import ctypes
 import os
 import pickle
 import shutil
-import signal
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import children
 
 VICTIM, PLANTER = 54321, 54322  # uids that no account has
 PR_SET_DUMPABLE = 4
@@ -43,7 +43,7 @@ def as_user(uid: int, function: Callable[[], Any], *, seconds: float = 10.0) -> 
             os._exit(status)
     os.close(sending)
     with open(receiving, "rb") as pipe:
-        _wait(child, seconds)
+        children.wait(child, seconds)
         ok, value = pickle.load(pipe)
     if not ok:
         raise value
@@ -63,23 +63,6 @@ def _outcome(uid: int, function: Callable[[], Any]) -> tuple[bool, Any]:
         return True, function()
     except BaseException as error:
         return False, error
-
-
-def _wait(child: int, seconds: float) -> None:
-    """Waits for a child, which is killed where it takes too long, and where this wait is
-    interrupted.
-    """
-    end = time.monotonic() + seconds
-    alive = True
-    try:
-        while alive := os.waitpid(child, os.WNOHANG)[0] == 0:
-            if time.monotonic() > end:
-                raise TimeoutError(f"the child was not done in {seconds:g} s")
-            time.sleep(0.005)
-    finally:
-        if alive:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
 
 @contextlib.contextmanager
