@@ -58,20 +58,26 @@ def thread_holds(lock: forks.Lock) -> Iterator[threading.Event]:
 
 
 def free(lock: forks.Lock, seconds: float = 5.0) -> bool:
-    """Whether another thread can take the lock within so many seconds. Who forked may take it
-    again in any case.
+    """Whether other threads can take the lock within so many seconds. Who forked may take it again
+    in any case; and so may one thread of a child, which has got the number of the thread that held
+    the lock in the parent. Two that live at once have different numbers.
     """
-    taken = []
+    taken: list[bool] = []
+    both_live = threading.Barrier(2)
 
     def take() -> None:
-        taken.append(lock.acquire(seconds))
-        if taken[0]:
+        both_live.wait()
+        got = lock.acquire(seconds)
+        if got:
             lock.release()
+        taken.append(got)
 
-    thread = threading.Thread(target=take, daemon=True)
-    thread.start()
-    thread.join(children.SECONDS)
-    return taken == [True]
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(children.SECONDS)
+    return taken == [True, True]
 
 
 def held_by_another(lock: forks.Lock) -> bool:
