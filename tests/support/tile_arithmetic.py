@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import pytest
-
 from outblas.device import raster
 from outblas.hopper.core import tile_order
 from outblas.hopper.core.config import HopperConfig
@@ -54,12 +52,6 @@ def scheduler_on_integers() -> SimpleNamespace:
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, tile_scheduler.__file__, "exec"), made)
     return SimpleNamespace(**made)
-
-
-@pytest.fixture(scope="module")
-def arithmetic() -> SimpleNamespace:
-    """The scheduler's own source on Python's integers."""
-    return scheduler_on_integers()
 
 
 def launch(
