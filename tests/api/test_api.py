@@ -283,7 +283,7 @@ def test_meta_tensors_have_the_shape_of_the_product() -> None:
 
 
 def test_forward_mode_gives_what_torch_gives() -> None:
-    _, tangent = torch.func.jvp(lambda a: matmul(a, B), (A,), (torch.ones_like(A),))
+    _, tangent, *_ = torch.func.jvp(lambda a: matmul(a, B), (A,), (torch.ones_like(A),))
 
     assert torch.allclose(tangent, torch.ones_like(A) @ B)
 

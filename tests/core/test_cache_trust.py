@@ -345,12 +345,13 @@ def test_loads_without_files_in_memory(
     else:
         monkeypatch.delattr(os, "memfd_create")
     seen = []
-    found = cache.fetch(
-        FACTS,
-        build=lambda: b"new",
-        save=lambda *_: None,
-        load=lambda path: (seen.append(path), path.read_bytes())[1],
-    )
+
+    def load(path: Path) -> bytes:
+        seen.append(path)
+        return path.read_bytes()
+
+    found = cache.fetch(FACTS, build=lambda: b"new", save=lambda *_: None, load=load)
+
     assert found == b"sound"
     assert seen[0].parent == cache.objects_folder()
     assert not seen[0].exists()

@@ -96,7 +96,7 @@ def forms():
 def distinct(variants):
     """Names of different variants, all checked. Those that differ in the type of their configs
     alone are one."""
-    keys = {}
+    keys: dict[str, str] = {}
     for variant in variants:
         name, key = variant.name, repr(variant)
         assert len(name) <= compile.LONGEST_NAME

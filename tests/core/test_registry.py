@@ -57,7 +57,7 @@ def test_the_ladder_of_hopper_begins_with_the_plain_kernel() -> None:
 
 def test_a_record_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        registry.find("portable").name = "other"
+        registry.find("portable").name = "other"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

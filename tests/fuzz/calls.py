@@ -124,7 +124,8 @@ def by_outblas(spec: dict, t: dict) -> Any:
         return by_operator(spec, t)
     if name == "patch":
         if spec.get("functional_call"):
-            model = torch.nn.Sequential(torch.nn.Linear(*t["b"].shape[::-1], bias="bias" in t))
+            columns, rows = t["b"].shape
+            model = torch.nn.Sequential(torch.nn.Linear(rows, columns, bias="bias" in t))
             outblas.patch(model)
             brought = {"0.weight": t["b"]} | ({"0.bias": t["bias"]} if "bias" in t else {})
             return torch.func.functional_call(model, brought, (t["a"],))
@@ -266,7 +267,7 @@ def plain(spec: dict, t: dict) -> Any:
     elif name == "linear":
         found = F.linear(*positional, **named)
     else:
-        found = torch.matmul(*positional, **named, **how)
+        found = cast(Callable[..., Any], torch.matmul)(*positional, **named, **how)
     if spec["call"].endswith("_out"):
         return t["out"]
     return (found, found) if spec["call"] == "op.gemm_aux" else found

@@ -339,7 +339,8 @@ class Truths:
     """What is right, computed when first asked for."""
 
     def __init__(self, spec: dict) -> None:
-        self.spec, self.found = spec, {}
+        self.spec = spec
+        self.found: dict[bool, Any] = {}
 
     def of(self, key: tuple | None, *, magnitude: bool) -> Tensor | None:
         spec = self.spec

@@ -337,7 +337,7 @@ def test_a_transformer_block_learns_the_same(dtype: torch.dtype) -> None:
     noisy, ours = copy.deepcopy(plain), copy.deepcopy(plain)
     with torch.no_grad():
         for p in noisy.parameters():
-            p *= 1 + eps * torch.randint_like(p, -1, 2)
+            p.mul_(1 + eps * torch.randint_like(p, -1, 2))
     assert outblas.patch(ours).swapped == ("qkv", "project", "up", "down")
 
     by_torch, by_noise, by_us = (losses(model, x) for model in (plain, noisy, ours))

@@ -1,6 +1,7 @@
 """The README's examples of a PyTorch program run as they stand."""
 
 import re
+from typing import Any
 
 import pytest
 from support.paths import ROOT
@@ -19,7 +20,7 @@ def test_examples_of_a_pytorch_program(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     examples = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(examples) == 4
-    names = {}
+    names: dict[str, Any] = {}
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
     assert names["pre"].isfinite().all()

@@ -176,7 +176,7 @@ def write_workspace(agent, source, target):
     memory, index = target.pointer.memory, target.pointer.index
     memory.check(index)
     memory.check(index + target.count - 1)
-    done = []
+    done: list[bool] = []
 
     def land():
         if not done:

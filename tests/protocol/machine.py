@@ -196,7 +196,8 @@ class Product:
 
     def __init__(self, operands: Operands, overwrite: bool):
         self.operands, self.overwrite = operands, overwrite
-        self.threads, self.accumulators = 0, []
+        self.threads = 0
+        self.accumulators: list[Any] = []
 
 
 class Warpgroup(Waiting):

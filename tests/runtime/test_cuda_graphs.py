@@ -48,7 +48,7 @@ def test_a_call_is_ready_or_refused(
             CALLS[name]()
     assert OUT.isnan().all() or name != "out"
     captured(False)
-    assert outblas.warmup(CALLS[name]) is None
+    outblas.warmup(CALLS[name])
     captured(True)
     for _ in range(3):
         CALLS[name]()

@@ -1,6 +1,7 @@
 """The command line, as tests run it."""
 
 import functools
+from typing import cast
 
 import click
 from click.testing import CliRunner, Result
@@ -14,7 +15,7 @@ def _command() -> click.Command:
     """Every command of `outblas`. Typer makes them anew for each call, which takes ten times as
     long as most calls do.
     """
-    return get_command(app)
+    return cast(click.Command, get_command(app))
 
 
 def invoke(*arguments: object, code: int | None = None) -> Result:

@@ -40,7 +40,7 @@ VALUES = {
 
 def valid_configs(count: int, seed: int = 0) -> list[SimtConfig]:
     draw = random.Random(seed)
-    found = []
+    found: list[SimtConfig] = []
     while len(found) < count:
         config = SimtConfig(**{name: draw.choice(values) for name, values in VALUES.items()})
         if invalid_reason(config, 48 * 1024, 2) is None:

@@ -41,7 +41,8 @@ class Stream:
 
     def __init__(self, handle: int, number: int) -> None:
         self.cuda_stream, self.number = handle, number
-        self.launched, self.running, self.gone = 0, [], False
+        self.launched, self.gone = 0, False
+        self.running: list[tuple[Any, ...]] = []
 
 
 class World:

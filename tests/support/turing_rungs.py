@@ -34,7 +34,7 @@ VALUES = {
 def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
     """Kernels, and configs that they take with 48 KiB of shared memory."""
     draw = random.Random(seed)
-    found = []
+    found: list[tuple[str, TuringConfig]] = []
     while len(found) < count:
         name = ("turing.wmma", "turing.shared", "turing.double_buffer", "turing.cp_async")[
             len(found) % 4

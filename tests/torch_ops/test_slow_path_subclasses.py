@@ -274,7 +274,7 @@ def test_writing_out_under_autocast_returns_fp32() -> None:
 
 def test_forward_mode_gradients_under_autocast_have_the_dtype_that_is_asked_for() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wide, tangent = torch.func.jvp(
+        wide, tangent, *_ = torch.func.jvp(
             lambda x: matmul(x, W.t(), out_dtype=torch.float32), (THIRDS,), (X,)
         )
 

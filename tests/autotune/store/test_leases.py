@@ -3,7 +3,7 @@
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -297,14 +297,18 @@ def beat_of(path: Path) -> int:
     return int(lease["beat"])
 
 
+def beats_beyond(path: Path, beat: int) -> Callable[[], bool]:
+    """Whether the heart has beaten more often than this, asked when it is called."""
+    return lambda: beat_of(path) > beat
+
+
 @pytest.mark.usefixtures("quick_heart")
 def test_the_heart_beats_while_there_is_a_lease(path: Path) -> None:
     with Store(path) as store:
         for _ in range(2):  # the second time with another heart, if the first has stopped
             store.claim(*CONFIG)
-            first = beat_of(path)
 
-            assert soon(lambda first=first: beat_of(path) > first + 2)
+            assert soon(beats_beyond(path, beat_of(path) + 2))
 
             store.release(*CONFIG)
 

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +144,10 @@ class Drivers:
     def measured(self) -> list[str]:
         return self.log.read_text().split() if self.log.exists() else []
 
+    def have_measured(self, count: int) -> Callable[[], bool]:
+        """Whether so many configs are in the log, asked when it is called."""
+        return lambda: len(self.measured()) >= count
+
 
 def drive(path: Path, count: int) -> Drivers:
     log = path.with_name("log")
@@ -177,7 +181,7 @@ def test_drivers_that_are_killed_cost_no_config(path: Path) -> None:
     victims, survivors = drivers.processes[:3], drivers.processes[3:]
 
     for victim, begun in zip(victims, (3, 13, 23), strict=True):
-        assert soon(lambda begun=begun: len(drivers.measured()) >= begun)
+        assert soon(drivers.have_measured(begun))
         victim.kill()
     assert [process.wait(60) for process in survivors] == [0] * len(survivors)
     assert [process.wait(60) for process in victims] == [-signal.SIGKILL] * len(victims)

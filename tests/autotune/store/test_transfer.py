@@ -174,7 +174,8 @@ def disturbed(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, in
     """What each attempt to write an export of the store at `path` wrote; after the first, another
     process adds a trial to the store, as between two looks at a file that nobody had open.
     """
-    write, written = exports.write, []
+    write = exports.write
+    written: list[tuple[int, int]] = []
 
     def write_and_disturb(*arguments: Any, **options: Any) -> tuple[int, int]:
         found = write(*arguments, **options)

@@ -106,7 +106,7 @@ RECORDS = {
 FIELDS = [
     (place, field) for place, record in RECORDS.items() for field in dataclasses.fields(record)
 ]
-KINDS = {
+KINDS: dict[str, tuple[object, ...]] = {
     "float | None": (True, "1", math.nan, math.inf, -1, 1e300, 10**400),
     "int": (True, "1", 1.0, math.nan, -1, 1 << 60, None),
     "str": (7, None, "x" * 5000, "\udcff"),

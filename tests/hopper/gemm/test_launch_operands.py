@@ -37,7 +37,8 @@ def test_an_operand_that_tma_cannot_load_is_handed_over_as_a_copy(
     operands[copied] = odd
     out = torch.empty(64, 40).bfloat16()
 
-    gemm.plan(problem(*operands, out), CONFIG)(*operands, None, out, 1.0, 0.0)
+    a, b = operands
+    gemm.plan(problem(a, b, out), CONFIG)(a, b, None, out, 1.0, 0.0)
 
     (handed,) = launches
     assert torch.equal(handed[copied], odd)

@@ -81,7 +81,8 @@ class FakeTensor:
     """A tensor that is its size, and the streams that were recorded for it."""
 
     def __init__(self, elements: int) -> None:
-        self.elements, self.recorded = elements, []
+        self.elements = elements
+        self.recorded: list[Any] = []
 
     def numel(self) -> int:
         return self.elements
