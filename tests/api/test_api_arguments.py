@@ -172,7 +172,7 @@ def test_a_call_with_an_epilogue_takes_torchs_scalars(value: Any) -> None:
 
 
 def test_both_scalars_may_be_numpys() -> None:
-    got = addmm(C, A, B, alpha=np.float32(0.5), beta=np.int64(2))
+    got = addmm(C, A, B, alpha=np.float32(0.5), beta=np.int64(2))  # type: ignore[arg-type]
 
     assert torch.allclose(got, torch.addmm(C, A, B, alpha=0.5, beta=2))
 

@@ -78,16 +78,16 @@ BAD_VALUES: BadCalls = {
     "name is 'nothing', expected a ladder": lambda out: ladder("nothing"),
 }
 BAD_TYPES: BadCalls = {
-    "input is list, expected a torch.Tensor": lambda out: matmul([[1.0]], B, out=out),
-    "other is list, expected a torch.Tensor": lambda out: matmul(A, [1.0], out=out),
-    "input is float, expected a torch.Tensor": lambda out: addmm(1.0, A, B, out=out),
-    "out is list, expected a torch.Tensor": lambda out: matmul(A, B, out=[]),
-    "out_dtype is str": lambda out: matmul(A, B, out_dtype="float32"),
-    "kernel is int, expected a name": lambda out: matmul(A, B, out=out, kernel=3),
+    "input is list, expected a torch.Tensor": lambda out: matmul([[1.0]], B, out=out),  # type: ignore[arg-type]
+    "other is list, expected a torch.Tensor": lambda out: matmul(A, [1.0], out=out),  # type: ignore[arg-type]
+    "input is float, expected a torch.Tensor": lambda out: addmm(1.0, A, B, out=out),  # type: ignore[arg-type]
+    "out is list, expected a torch.Tensor": lambda out: matmul(A, B, out=[]),  # type: ignore[arg-type]
+    "out_dtype is str": lambda out: matmul(A, B, out_dtype="float32"),  # type: ignore[arg-type]
+    "kernel is int, expected a name": lambda out: matmul(A, B, out=out, kernel=3),  # type: ignore[arg-type]
     "config is HopperConfig, expected PortableConfig for kernel 'portable'": lambda out: matmul(
         A, B, out=out, kernel="portable", config=HopperConfig()
     ),
-    "alpha is str, expected a number": lambda out: addmm(out, A, B, alpha="1"),
+    "alpha is str, expected a number": lambda out: addmm(out, A, B, alpha="1"),  # type: ignore[arg-type]
     r"beta is a tensor of shape \(1,\), expected a number or one of shape \(\)": (
         lambda out: addmm(out, A, B, beta=torch.ones(1))
     ),
@@ -134,14 +134,14 @@ def test_linear_names_its_own_parameters(message: str) -> None:
 
 # ---- configs
 def test_a_field_of_a_wrong_type_is_refused_by_name() -> None:
-    config = PortableConfig(num_warps=4.0)
+    config = PortableConfig(num_warps=4.0)  # type: ignore[arg-type]
 
     with pytest.raises(TypeError, match=r"config num_warps is 4.0 \(float\), expected int"):
         matmul(A, B, kernel="portable", config=config)
 
 
 def test_a_wrong_config_spoils_no_equal_one() -> None:
-    wrong, right = PortableConfig(num_warps=4.0), PortableConfig(num_warps=4)
+    wrong, right = PortableConfig(num_warps=4.0), PortableConfig(num_warps=4)  # type: ignore[arg-type]
     assert wrong == right
     with pytest.raises(TypeError):
         matmul(A, B, kernel="portable", config=wrong)

@@ -209,8 +209,8 @@ def test_torch_takes_in_the_context_what_asks_for_nothing(cause: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param(lambda: matmul(A, B, batch_invariant=1), id="matmul"),
-        pytest.param(lambda: addmm(B[0], A, B, batch_invariant=1), id="addmm"),
+        pytest.param(lambda: matmul(A, B, batch_invariant=1), id="matmul"),  # type: ignore[arg-type]
+        pytest.param(lambda: addmm(B[0], A, B, batch_invariant=1), id="addmm"),  # type: ignore[arg-type]
     ],
 )
 def test_the_argument_is_a_bool(call: Callable[[], Tensor]) -> None:
@@ -220,7 +220,7 @@ def test_the_argument_is_a_bool(call: Callable[[], Tensor]) -> None:
 
 def test_the_contexts_argument_is_a_bool() -> None:
     with pytest.raises(TypeError, match="enabled is str, expected a bool"):
-        batch_invariant("yes")
+        batch_invariant("yes")  # type: ignore[arg-type]
 
 
 # ---- the context

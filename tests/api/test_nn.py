@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.core.epilogue import apply
+from outblas.core.epilogue import Activation, apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -23,7 +24,7 @@ Tensor = torch.Tensor
 @pytest.mark.parametrize(
     ("activation", "bias"), [(None, True), ("gelu", False), ("swiglu", True)], ids=str
 )
-def test_a_layer_is_torchs_and_an_activation(activation: str | None, bias: bool) -> None:
+def test_a_layer_is_torchs_and_an_activation(activation: Activation | None, bias: bool) -> None:
     layer, torchs = Linear(8, 6, bias, activation=activation), nn.Linear(8, 6, bias)
     torchs.load_state_dict(layer.state_dict())
 
@@ -57,7 +58,7 @@ def test_skip_init_makes_one() -> None:
 
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ValueError, match="activation is 'tanh', expected None or one of relu"):
-        Linear(8, 6, activation="tanh")
+        Linear(8, 6, activation="tanh")  # type: ignore[arg-type]
 
 
 def test_a_gated_activation_needs_an_even_number_of_columns() -> None:
@@ -96,7 +97,7 @@ def test_patch_swaps_a_model_that_is_a_layer() -> None:
 
 def test_patch_takes_modules_only() -> None:
     with pytest.raises(TypeError, match=r"model is dict, expected a torch\.nn\.Module"):
-        patch({})
+        patch({})  # type: ignore[arg-type]
 
 
 def test_patch_keeps_objects_and_parameters() -> None:
@@ -192,7 +193,7 @@ def test_a_transformers_fast_path_is_remarked() -> None:
         pytest.param({"batch_first": True, "activation": torch.tanh}, id="another activation"),
     ],
 )
-def test_a_transformer_without_a_fast_path_has_no_remark_on_it(how: dict[str, object]) -> None:
+def test_a_transformer_without_a_fast_path_has_no_remark_on_it(how: dict[str, Any]) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, **how)
 
     assert "fast path" not in patch(layer).remarks["linear1"]
@@ -254,7 +255,7 @@ def test_a_compiled_model_follows_patch_and_unpatch() -> None:
 
     net = Net()
     want = net(X)
-    compiled = torch.compile(net, backend=backend)
+    compiled: Any = torch.compile(net, backend=backend)
     compiled(X)
 
     report = patch(compiled)
@@ -409,7 +410,7 @@ def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one() ->
 @pytest.mark.parametrize("name", ["weight", "bias"])
 @pytest.mark.parametrize("activation", [None, "swiglu"], ids=str)
 def test_a_weight_quantized_afterwards_goes_to_torch_whole(
-    name: str, activation: str | None
+    name: str, activation: Activation | None
 ) -> None:
     layer = Linear(8, 6, activation=activation)
     want = layer(X)

@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.core.epilogue import ACTIVATIONS
+from outblas.core.epilogue import ACTIVATIONS, Activation
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),
@@ -71,7 +71,7 @@ def test_a_symbolic_trace_trains(net: Net) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_symbolic_trace_keeps_the_activation(activation: str) -> None:
+def test_a_symbolic_trace_keeps_the_activation(activation: Activation) -> None:
     layer = Linear(8, 6, activation=activation)
 
     traced = torch.fx.symbolic_trace(nn.Sequential(layer))
@@ -141,7 +141,7 @@ def test_unpatch_says_nothing_of_a_graph_that_calls_torchs(net: Net) -> None:
 
 # ---- quantization
 @pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
-def test_graph_mode_quantization_quantizes_a_layer(activation: str | None) -> None:
+def test_graph_mode_quantization_quantizes_a_layer(activation: Activation | None) -> None:
     torch.manual_seed(0)  # how near quantized numbers come depends on them
     layer, x = Linear(8, 16, activation=activation), torch.randn(3, 8)
     qconfigs = quantization.get_default_qconfig_mapping(torch.backends.quantized.engine)
@@ -208,7 +208,7 @@ def test_scripting_leaves_the_model_patched(net: Net) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_scripted_layer_has_its_activation(activation: str) -> None:
+def test_a_scripted_layer_has_its_activation(activation: Activation) -> None:
     layer = Linear(8, 6, activation=activation)
     torch.testing.assert_close(torch.jit.script(layer)(X), layer(X))
 

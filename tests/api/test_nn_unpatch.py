@@ -11,6 +11,7 @@ from torch import nn
 
 import outblas
 from outblas import Linear, patch, unpatch
+from outblas.core.epilogue import Activation
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -23,7 +24,7 @@ def our_calls(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     activations: list[str | None] = []
 
     def linear(
-        x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str | None = None
+        x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: Activation | None = None
     ) -> Tensor:
         activations.append(activation)
         return outblas.linear(x, w, bias, activation=activation)

@@ -27,9 +27,10 @@ from outblas.core.configs import to_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
 from outblas.runtime import fallback, hooks, launcher
+from outblas.runtime.default_kernel import Mode
 
 AT = Workload(64, 64, 64)
-HILBERT = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
+HILBERT: dict[str, Any] = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
 
 
 def product(
@@ -241,7 +242,7 @@ A, B = torch.randn(6, 5), torch.randn(5, 4)
 
 @pytest.mark.usefixtures("never_asked")
 @pytest.mark.parametrize("tune", ["off", "lookup", "on"])
-def test_calls_without_a_gpu_are_right_in_every_mode(tune: str) -> None:
+def test_calls_without_a_gpu_are_right_in_every_mode(tune: Mode) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fallback.FallbackWarning)
         by_torch = outblas.matmul(A, B, tune=tune)

@@ -22,7 +22,7 @@ from outblas.kernels.portable_config import PortableConfig
 
 # One binary order of magnitude from SQUARE, which is within reach, and two, which is beyond.
 NEAR, FAR = replace(SQUARE, M=2048), replace(SQUARE, M=1024)
-HILBERT = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
+HILBERT: dict[str, Any] = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
 NOTHING = "nothing for bfloat16 bfloat16 nt"
 
 
@@ -249,7 +249,7 @@ def test_a_workload_beyond_reach_is_left_to_the_model(know: Know) -> None:
     ],
 )
 def test_workloads_of_another_dtype_or_layout_are_no_neighbours(
-    know: Know, kind: dict[str, str]
+    know: Know, kind: dict[str, Any]
 ) -> None:
     known = know(winner(0, workload=replace(SQUARE, **kind)))
 

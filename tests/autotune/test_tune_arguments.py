@@ -50,22 +50,25 @@ def test_an_environment_that_has_no_mode_is_an_error() -> None:
         pytest.param(
             ValueError,
             "tune is 'yes', expected one of off, lookup, on",
-            lambda: outblas.matmul(A, B, tune="yes"),
+            lambda: outblas.matmul(A, B, tune="yes"),  # type: ignore[arg-type]
             id="no mode",
         ),
         pytest.param(
-            ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune=""), id="an empty mode"
+            ValueError,
+            "tune is ''",
+            lambda: outblas.matmul(A, B, tune=""),  # type: ignore[arg-type]
+            id="an empty mode",
         ),
         pytest.param(
             TypeError,
             "tune is bool, expected a str: off, lookup, on",
-            lambda: outblas.matmul(A, B, tune=True),
+            lambda: outblas.matmul(A, B, tune=True),  # type: ignore[arg-type]
             id="a bool",
         ),
         pytest.param(
             ValueError,
             "tune is 'yes'",
-            lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes"),
+            lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes"),  # type: ignore[arg-type]
             id="no mode for addmm",
         ),
         pytest.param(
@@ -77,7 +80,7 @@ def test_an_environment_that_has_no_mode_is_an_error() -> None:
         pytest.param(
             TypeError,
             "a is list, expected a torch.Tensor",
-            lambda: outblas.tune([1.0], B),
+            lambda: outblas.tune([1.0], B),  # type: ignore[arg-type]
             id="no tensor",
         ),
         pytest.param(

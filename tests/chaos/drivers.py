@@ -54,7 +54,13 @@ def sweep(
     if compiled:
         pretend_h100()
     wanted = [(m, n, k) for m, n, k in shapes or [SHAPE]]
-    common = {"dtype": "float32", "layout": "nn", "gpus": "cpu", "top_k": 2, "compile_workers": 1}
+    common: dict[str, Any] = {
+        "dtype": "float32",
+        "layout": "nn",
+        "gpus": "cpu",
+        "top_k": 2,
+        "compile_workers": 1,
+    }
     found = sweeping.sweep(
         SUBJECT,
         wanted,

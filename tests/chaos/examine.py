@@ -52,7 +52,12 @@ def trial(number: int) -> Trial:
 
 
 def winner(number: int) -> BestConfig:
-    figures = {"us": 100 + number / 7, "ratio": 1.04, "ratio_low": 1.03, "ratio_high": 1.05}
+    figures: dict[str, Any] = {
+        "us": 100 + number / 7,
+        "ratio": 1.04,
+        "ratio_low": 1.03,
+        "ratio_high": 1.05,
+    }
     return BestConfig(
         gpu=GPUS[number % 2],
         workload=Workload(16 * (1 + number), 4096, 4096),

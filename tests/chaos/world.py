@@ -83,9 +83,8 @@ class World:
     def command(self, *arguments: str, **options: Any) -> Child:
         """Starts the command line."""
         given = {"arguments": list(arguments), "acknowledged": str(self.acknowledged)}
-        return self.nursery.start(
-            "command", given, **({"environment": self.environment, "folder": self.folder} | options)
-        )
+        surroundings: dict[str, Any] = {"environment": self.environment, "folder": self.folder}
+        return self.nursery.start("command", given, **(surroundings | options))
 
     def signs_of_life(self) -> tuple[int, ...]:
         """Changes when something is measured, compiled or stored."""

@@ -1,6 +1,7 @@
 """Tables in terminals of any width: no word is split, whatever does not fit is stacked."""
 
 import io
+from collections.abc import Iterable
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,9 @@ ROWS = [
 ]
 
 
-def printed(width: int, columns: tuple[str, ...] = COLUMNS, rows: object = ROWS) -> str:
+def printed(
+    width: int, columns: tuple[str, ...] = COLUMNS, rows: Iterable[Iterable[object]] = ROWS
+) -> str:
     """A table as a terminal of a width shows it."""
     out = io.StringIO()
     Console(file=out, width=width).print(make_table("Times", columns, rows, width))

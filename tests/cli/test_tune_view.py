@@ -16,7 +16,11 @@ from outblas.autotune.measure import progress as reporting
 from outblas.autotune.measure.progress import Progress
 from outblas.cli import tune_view
 
-BEST = {"best": "hopper.hilbert[tile_m=128,tile_n=256]", "best_ratio": 1.032, "cublas_us": 175.2}
+BEST: dict[str, Any] = {
+    "best": "hopper.hilbert[tile_m=128,tile_n=256]",
+    "best_ratio": 1.032,
+    "cublas_us": 175.2,
+}
 NOW = 10_000.0
 
 

@@ -16,7 +16,7 @@ from outblas.core import cache
 
 pytestmark = pytest.mark.long
 
-FACTS = {"kernel": "x", "arch": "sm_90a"}
+FACTS: dict[str, Any] = {"kernel": "x", "arch": "sm_90a"}
 
 
 @pytest.fixture
@@ -24,6 +24,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache's folder, which is not there yet."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def save(built: str, path: Path) -> None:
+    path.write_text(built)
 
 
 def fetch(
@@ -35,7 +39,7 @@ def fetch(
     return cache.fetch(
         facts,
         build=build or (lambda: value),
-        save=lambda built, path: path.write_text(built) and None,
+        save=save,
         load=Path.read_text,
     )
 
@@ -100,7 +104,7 @@ def test_an_object_that_cannot_be_loaded_is_built_anew(folder: Path) -> None:
         found = cache.fetch(
             FACTS,
             build=lambda: "second",
-            save=lambda built, path: path.write_text(built) and None,
+            save=save,
             load=unloadable,
         )
 

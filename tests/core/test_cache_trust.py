@@ -16,7 +16,7 @@ from outblas.core import cache, ownership
 
 pytestmark = pytest.mark.long
 
-FACTS = {"kernel": "x", "arch": "sm_90a", "dtypes": ("bfloat16", "float32")}
+FACTS: dict[str, Any] = {"kernel": "x", "arch": "sm_90a", "dtypes": ("bfloat16", "float32")}
 OTHER = {**FACTS, "arch": "sm_100a"}
 PLANTED = b"planted"
 
@@ -45,12 +45,16 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
+def save(built: bytes, path: Path) -> None:
+    path.write_bytes(built)
+
+
 def fetch(value: bytes = b"built", facts: dict[str, Any] = FACTS) -> bytes:
     """The object of these facts, which is the value where it has to be built."""
     return cache.fetch(
         facts,
         build=lambda: value,
-        save=lambda built, path: path.write_bytes(built) and None,
+        save=save,
         load=Path.read_bytes,
     )
 

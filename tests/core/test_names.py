@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -74,12 +75,13 @@ def forms():
             transposed=crossed,
             batched=batched,
         )
-        for width, by_columns, staged, crossed, batched in itertools.product(
-            (1, 2, 8), *4 * [(False, True)]
-        )
+        for width in (1, 2, 8)
+        for by_columns, staged, crossed, batched in itertools.product((False, True), repeat=4)
     )
     for name in ("addend", "bias", "residual", "aux"):
-        yield from (replace(PLAIN, scaled=True, **{name: kind}) for kind in KINDS[1:])
+        for kind in KINDS[1:]:
+            changed: dict[str, Any] = {"scaled": True, name: kind}
+            yield replace(PLAIN, **changed)
     for function, gated in itertools.product(filter(None, ACTIVATIONS), (False, True)):
         yield replace(PLAIN, function=function, gated=gated)
     for formats in ("e4m3 e4m3", "e4m3 e5m2 promoted"):
@@ -153,7 +155,7 @@ def test_what_is_read_comes_first() -> None:
 
 
 def test_a_long_name_is_cut_off_and_still_its_own() -> None:
-    everything = dict.fromkeys(
+    everything: dict[str, Any] = dict.fromkeys(
         ("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns"
     )
     long = replace(

@@ -3,6 +3,7 @@ model of Gluon (`support.gluon_model`).
 """
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def case(config, dtype: torch.dtype, k_blocks: int = 3, edge=(3, 5, 1), **option
     return Case(M, N, K, dtype, **options)
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "rows": {"layout": "nn"},
     "columns": {"layout": "tt"},
     "mixed, C by columns": {"layout": "tn", "out_layout": "t"},

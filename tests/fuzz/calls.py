@@ -544,7 +544,7 @@ class Watch:
         return not torch.equal(expected, now)
 
 
-def broken(spec: dict, error: Exception) -> bool:
+def broken(spec: dict, error: BaseException) -> bool:
     """Whether torch may have broken memory that nobody may look at any more: a lazy clone's that it
     resized.
     """

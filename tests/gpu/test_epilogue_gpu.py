@@ -14,7 +14,7 @@ from support.fused import Fused
 from support.paths import TESTS
 
 from outblas import matmul
-from outblas.core.epilogue import ACTIVATIONS, apply, glu_split
+from outblas.core.epilogue import ACTIVATIONS, Activation, apply, glu_split
 
 pytestmark = pytest.mark.gpu
 EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])
@@ -92,7 +92,7 @@ def test_jittered_calls_give_equal_bits(schedule: str, epilogue: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("activation", ["gelu", "silu", "swiglu"])
-def test_rows_have_the_same_bits_in_all_batches(activation: str, dtype: torch.dtype) -> None:
+def test_rows_have_the_same_bits_in_all_batches(activation: Activation, dtype: torch.dtype) -> None:
     columns = 776 * glu_split(activation)
     x = torch.randn(1024, 520, device="cuda").bfloat16()
     weight = torch.randn(columns, 520, device="cuda").bfloat16()

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import outblas
 from outblas import linear, matmul
-from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.kernels import activation as kernels
 from outblas.runtime import dispatch
 from outblas.torch_ops import ops
@@ -51,7 +51,7 @@ class Layer:
     gradient that arrives.
     """
 
-    activation: str | None
+    activation: Activation | None
     operands: list[Tensor]  # input, weight, bias, residual
     arriving: Tensor
 
@@ -72,7 +72,7 @@ class Layer:
 
 
 @pytest.fixture(params=[FP32, FP16, BF16], ids=str)
-def layer(request: pytest.FixtureRequest, activation: str | None) -> Layer:
+def layer(request: pytest.FixtureRequest, activation: Activation | None) -> Layer:
     """A layer of 256 features for a batch of 4 by 100, with a gradient that is not contiguous."""
     dtype = request.param
     columns = 256 * (2 if activation in GATED else 1)
@@ -111,7 +111,7 @@ def test_gradients_have_the_same_bits_each_time(layer: Layer) -> None:
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_the_gradient_of_a_weight_is_written_where_it_stays(
-    compiled: bool, activation: str | None, dtype: torch.dtype
+    compiled: bool, activation: Activation | None, dtype: torch.dtype
 ) -> None:
     """`.grad` is the tensor that reaches the leaf: autograd copies nothing, cold or warm."""
     x, w = normal(4, 100, 264, dtype=dtype), normal(256, 264, dtype=dtype).requires_grad_()

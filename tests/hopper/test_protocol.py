@@ -20,7 +20,7 @@ from protocol.launch import Case, simulate, simulate_rung, traits_of
 from protocol.machine import Barrier, NamedBarrier
 
 from outblas.core.registry import LADDERS
-from outblas.hopper.core.config import gated_reason
+from outblas.hopper.core.config import HopperConfig, gated_reason
 from outblas.hopper.gemm import heuristic, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 
@@ -38,7 +38,7 @@ SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
 STREAM_K = replace(OWN, stream_k=True)
 
 # Schedule: config, and what the epilogue has.
-SCHEDULES = {
+SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
     "one consumer": (replace(SMALL, tile_n=64, epilogue_stages=1), ""),
     "cooperative": (COOPERATIVE, ""),
     "cooperative, no group in flight": (replace(COOPERATIVE, in_flight=0), ""),
@@ -71,7 +71,7 @@ SCHEDULES = {
 
 
 def case_of(
-    config: Config,
+    config: HopperConfig,
     text: str = "",
     *,
     rows: int = 2,
@@ -165,7 +165,7 @@ def test_an_arrival_too_many_is_a_fault(barrier: Barrier) -> None:
 
 
 def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
-    warpgroup = SimpleNamespace(threads=128, observed=set())
+    warpgroup: Any = SimpleNamespace(threads=128, observed=set())
     barrier = NamedBarrier()
     barrier.arrive(warpgroup, 192)
 
@@ -270,13 +270,13 @@ def sampled(number: int) -> Case:
         words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
         config = replace(
             heuristic.shaped(Config(), *tile[:2], *cluster),
-            pingpong=tile[2],
+            pingpong=bool(tile[2]),
             in_flight=tile[3],
             tile_n=draw.choice((32, 64, 96, 104, 128, 160, 192, 208, 256)),
             variable_tile_n=draw.random() < 0.3,
             tile_k=draw.choice((64, 64, 128)),
             split_k=cut[0],
-            stream_k=cut[1],
+            stream_k=bool(cut[1]),
             cluster_k=cut[2],
             k_serpentine=cut[0] == 1,
             order=draw.choice(("serpentine", "hilbert", "consecutive")),

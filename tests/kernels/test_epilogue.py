@@ -15,7 +15,7 @@ from support.portable_builds import check, copies, operand
 from support.rungs import own, rung
 
 import outblas
-from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, EpilogueArgs, apply, glu_split
+from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Activation, EpilogueArgs, apply, glu_split
 from outblas.core.problem import Problem, problem
 from outblas.device import grid
 from outblas.inspect import machine_code
@@ -25,19 +25,19 @@ from outblas.turing.cp_async import SIZES
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SQUARE = (4096, 4096, 4096)
 SLOW = pytest.mark.slow
-ALL = {"bias": "row", "residual": "matrix", "aux": True}
+ALL: dict[str, Any] = {"bias": "row", "residual": "matrix", "aux": True}
 
 
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_every_activation_is_right_with_all_steps(activation: str | None) -> None:
+def test_every_activation_is_right_with_all_steps(activation: Activation | None) -> None:
     Fused(33, 41, 37, BF16, activation, **ALL).check("portable")
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_every_activation_is_right_on_strided_fp32(activation: str | None) -> None:
+def test_every_activation_is_right_on_strided_fp32(activation: Activation | None) -> None:
     Fused(33, 41, 37, FP32, activation, "column", layout="tts", offset=1).check("portable")
 
 
@@ -50,7 +50,7 @@ class TestAGatedVector:
     def operands(self, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
         return {"a": torch.randn(shape), "b": torch.randn(5), "bias": torch.randn(shape[:-1])}
 
-    def test_is_right(self, activation: str, shape: tuple[int, ...]) -> None:
+    def test_is_right(self, activation: Activation, shape: tuple[int, ...]) -> None:
         a, b, bias = self.operands(shape).values()
 
         out = outblas.matmul(a, b, bias=bias, activation=activation, kernel="portable")
@@ -58,7 +58,7 @@ class TestAGatedVector:
         torch.testing.assert_close(out, apply(a @ b + bias, activation, None))
 
     def test_writes_its_outputs_and_no_memory_behind_them(
-        self, activation: str, shape: tuple[int, ...]
+        self, activation: Activation, shape: tuple[int, ...]
     ) -> None:
         a, b, bias = self.operands(shape).values()
         expected = apply(a @ b + bias, activation, None)
@@ -100,7 +100,7 @@ DTYPES = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
     ),
 )
 def test_every_form_of_an_epilogue_s_tensors_is_right(
-    case: Fused, activation: str | None, dtype: torch.dtype
+    case: Fused, activation: Activation | None, dtype: torch.dtype
 ) -> None:
     replace(case, activation=activation, dtype=dtype).check("portable")
 
@@ -117,7 +117,7 @@ def test_the_check_finds_a_step_that_is_left_out(name: str) -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_infinities_nans_and_extremes_become_what_torch_makes_of_them(function: str) -> None:
+def test_infinities_nans_and_extremes_become_what_torch_makes_of_them(function: Activation) -> None:
     values = [math.inf, -math.inf, math.nan, -0.0, 3e38, -3e38, 90.0, -90.0, 20.0, -20.0]
     x = torch.tensor(values)[:, None]
 
@@ -134,7 +134,7 @@ def test_infinities_nans_and_extremes_become_what_torch_makes_of_them(function: 
     covering({"32 columns": 32, "128 columns": 128}, {"relu": "relu", "reglu": "reglu"}),
 )
 def test_launches_of_a_part_of_the_batch_start_inside_of_all_tensors(
-    monkeypatch: pytest.MonkeyPatch, block_n: int, activation: str
+    monkeypatch: pytest.MonkeyPatch, block_n: int, activation: Activation
 ) -> None:
     monkeypatch.setattr(grid, "MAX_PROGRAMS", 7)
     config = Config(16, block_n, 16, 2, 4, 1)
@@ -156,7 +156,7 @@ def problem_with_epilogue(
     M: int,
     N: int,
     K: int,
-    activation: str,
+    activation: Activation,
     dtype: torch.dtype = BF16,
     layout: str = "nt",
     *,
@@ -224,7 +224,7 @@ def test_portable_compiles_for_a_gpu_without_bf16_tensor_cores() -> None:
     ),
 )
 def test_cp_async_copies_and_stores_16_bytes_without_spills(
-    config: Any, form: tuple[str, str]
+    config: Any, form: tuple[Activation, str]
 ) -> None:
     activation, layout = form
     given = problem_with_epilogue(1000, 1000, 1000, activation, FP16, layout, addend=True)
@@ -261,7 +261,7 @@ def test_an_epilogue_needs_an_output_that_is_staged() -> None:
     [("relu", False), pytest.param("reglu", True, id="reglu, whose aux is twice as wide")],
 )
 def test_offsets_are_64_bit_where_a_tensor_has_more_than_two_to_the_31_elements(
-    activation: str, needs_int64: bool
+    activation: Activation, needs_int64: bool
 ) -> None:
     given = problem_with_epilogue(32768, 32768, 64, activation)
 

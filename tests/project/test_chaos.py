@@ -222,7 +222,7 @@ def test_a_trial_that_is_on_no_disk_is_seen(setting: Setting, status: int, promi
     made, found = world.World(setting, [SOUND]), Episode()
     made.acknowledged.write_text(json.dumps({"driver": "x", "trial": to_record(trial())}) + "\n")
 
-    disks.judge(made, Ended(status), found)
+    disks.judge(made, Ended(status), found)  # type: ignore[arg-type]
 
     assert [failure.promise for failure in found.failures] == [promise]
 
@@ -263,7 +263,7 @@ def test_a_fault_of_a_campaign_is_a_failure_with_a_command(
         def episode(setting):
             raise RuntimeError("no luck today")
 
-    total = chaos.Total(Broken)
+    total = chaos.Total(Broken)  # type: ignore[arg-type]
     options = chaos.arguments(["--seed", "3"])
     for index in range(2):
         chaos.episode(options, total, index, 1, tmp_path, None)

@@ -1,6 +1,7 @@
 """CUDA graphs without a GPU: what a capture refuses, what it lets pass, and `warmup`."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def test_a_call_is_ready_or_refused(
 
 
 def test_memory_of_the_output_may_be_other(captured: Callable[[bool], None]) -> None:
-    for ready, other in (({}, {"out": OUT}), ({"out": OUT}, {})):
+    ways: tuple[dict[str, Any], dict[str, Any]] = ({}, {"out": OUT})
+    for ready, other in (ways, reversed(ways)):
         dispatch.clear_cache()
         captured(False)
         matmul(A, B, **ready)
@@ -81,7 +83,7 @@ def test_warmup_calls_once_and_never_inside(monkeypatch: pytest.MonkeyPatch) -> 
     given = []
     outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2)
     with pytest.raises(TypeError, match="function is int, expected something to call"):
-        outblas.warmup(3)
+        outblas.warmup(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 6"):
         outblas.warmup(matmul, A, A)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outblas.bench import burst, campaign, schedule, sustained, turn
+from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
 from outblas.bench.record import Device
 
@@ -139,8 +140,11 @@ class VirtualGraph:
             kernel()
 
 
-class SteadyClock:
+class SteadyClock(Clock):
     """SMs that always run at 1500 MHz."""
+
+    def __init__(self) -> None:  # without a device
+        pass
 
     def start(self, wait_us: float = 0.0) -> None: ...
 

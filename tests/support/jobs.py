@@ -64,7 +64,7 @@ def tuning(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outco
         **options: Any,
     ) -> Outcome:
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuner.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)
+        return tuner.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
 
     return tune
 

@@ -211,7 +211,7 @@ class Driver:
         queue = [(candidate(config), None) for config in configs]
         screen = Screen(
             view,
-            self,
+            self,  # type: ignore[arg-type]
             None,
             GPU,
             WORKLOAD,

@@ -5,11 +5,12 @@ memory in random ways, some of which need gradients.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from outblas import addmm, matmul
-from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 
 Tensor = torch.Tensor
 Shape = list[int]
@@ -31,7 +32,7 @@ class RandomProduct:
     """A product of operands by name: a and b, and perhaps c, bias and residual."""
 
     operands: dict[str, Operand]
-    activation: str
+    activation: Activation | None
     alpha: float
     beta: float
 
@@ -43,9 +44,8 @@ class RandomProduct:
     def ours(self) -> Tensor:
         """The product by outblas."""
         a, b, c, bias, residual = self._views()
-        activation = self.activation or None
         if c is None:
-            return matmul(a, b, bias=bias, activation=activation, residual=residual)
+            return matmul(a, b, bias=bias, activation=self.activation, residual=residual)
         return addmm(
             c,
             a,
@@ -53,7 +53,7 @@ class RandomProduct:
             alpha=self.alpha,
             beta=self.beta,
             bias=bias,
-            activation=activation,
+            activation=self.activation,
             residual=residual,
         )
 
@@ -72,7 +72,7 @@ class RandomProduct:
         need = [name for name, operand in self.operands.items() if operand.leaf.requires_grad]
         return (
             f"shapes and strides {shapes}, gradients of {need}, activation "
-            f"{self.activation or None}, alpha {self.alpha}, beta {self.beta}"
+            f"{self.activation}, alpha {self.alpha}, beta {self.beta}"
         )
 
     def _views(self) -> Sequence[Tensor | None]:
@@ -107,7 +107,8 @@ class Draw(random.Random):
         """A product, or a product beside C, with or without an epilogue."""
         with_c = self.random() < 0.4
         activated = not self.dtype.is_complex and self.random() < 0.5
-        activation = self.choice(ACTIVATIONS) if activated else ""
+        activations = cast(tuple[Activation, ...], ACTIVATIONS)
+        activation = self.choice(activations) if activated else None
         shapes = self._operand_shapes(with_c, activation)
         operands = {name: self.operand(shape) for name, shape in shapes.items()}
         for operand in operands.values():
@@ -115,7 +116,7 @@ class Draw(random.Random):
         alpha, beta = (self.choice((0, 1, 1, -0.5, 2)) if with_c else 1 for _ in range(2))
         return RandomProduct(operands, activation, alpha, beta)
 
-    def _operand_shapes(self, with_c: bool, activation: str) -> dict[str, Shape]:
+    def _operand_shapes(self, with_c: bool, activation: Activation | None) -> dict[str, Shape]:
         """Shapes that fit together: a vector or matrices, and what broadcasts to the product."""
         M, N, K = (self.choice(SIZES) for _ in range(3))
         N *= 2 if activation in GATED else 1

@@ -17,7 +17,7 @@ NAMES = [kernel.name for kernel in registry.ladder("simt")]
 FP32 = torch.float32
 
 
-VALUES = {
+VALUES: dict[str, tuple[Any, ...]] = {
     "block_m": (8, 32, 64, 128, 256),
     "block_n": (8, 32, 64, 128, 256),
     "block_k": (1, 2, 4, 8, 16),

@@ -38,7 +38,7 @@ for name, place in places.items():
 
 
 def trial(i: int = 0, **changes: Any) -> Trial:
-    fields = {
+    fields: dict[str, Any] = {
         "gpu": H100,
         "workload": WORKLOAD,
         "kernel": "hopper.hilbert",

@@ -22,7 +22,7 @@ from support.paths import TESTS
 SUBJECT = TuneTarget("faulty", "support.faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
 H100 = gpu.imagined("h100")
-OPTIONS = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
 
 SCRIPT = f"""
 import json, sys, time

@@ -68,9 +68,8 @@ def predicting(us: float | None) -> list[Trial]:
 
 def build(trials: Sequence[Trial], *winners: BestConfig, **options: Any) -> model.TuneReport:
     """The report on hopper.hilbert at the usual workload, or on what `options` choose."""
-    return model.build(
-        trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options
-    )
+    usual: dict[str, Any] = {"kernel": "hopper.hilbert", "workload": WORKLOAD}
+    return model.build(trials, winners, **usual | options)
 
 
 def rows(report: model.TuneReport, heading: str) -> list[str]:

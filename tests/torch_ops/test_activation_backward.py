@@ -7,7 +7,7 @@ from support.gradients import COLD_THEN_WARM, leaves, present
 from triton.runtime.interpreter import InterpretedFunction
 
 from outblas import matmul
-from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.kernels import activation as kernels
 from outblas.torch_ops import activation_backward, ops
 from outblas.torch_ops.activation_backward import formula
@@ -31,7 +31,7 @@ def interpreted_kernel(monkeypatch: pytest.MonkeyPatch) -> InterpretedFunction:
 @pytest.mark.parametrize("wide", [False, True], ids=["32-bit offsets", "64-bit offsets"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_kernel_computes_the_formula(
-    activation: str, wide: bool, interpreted_kernel: InterpretedFunction
+    activation: Activation, wide: bool, interpreted_kernel: InterpretedFunction
 ) -> None:
     gated = activation in GATED
     columns = 70
@@ -76,7 +76,9 @@ def test_the_slope_of_relu_at_nan_is_one_as_torchs() -> None:
 
 @pytest.mark.parametrize("special", [1.0, torch.nan], ids=["finite", "nan"])
 @pytest.mark.parametrize("activation", ["relu", "reglu"])
-def test_relu_has_torchs_second_derivative_which_is_zero(activation: str, special: float) -> None:
+def test_relu_has_torchs_second_derivative_which_is_zero(
+    activation: Activation, special: float
+) -> None:
     """Zeros reach A and B, and NaN where those hold NaN; what has no gradient in torch has none
     here.
     """
@@ -104,7 +106,7 @@ def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(
     """Kernels read memory, where such a view has the other sign."""
     negates = []
 
-    def kernel(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    def kernel(grad: Tensor, x: Tensor, activation: Activation) -> Tensor:
         negates.append(grad.is_neg())
         return formula(grad, x, activation)
 
@@ -134,7 +136,7 @@ activations = pytest.mark.parametrize("activation", ["", "gelu", "swiglu"])
 
 
 @activations
-def test_aux_needs_no_gradient_where_only_the_residual_does(activation: str) -> None:
+def test_aux_needs_no_gradient_where_only_the_residual_does(activation: Activation) -> None:
     a, b, residual = torch.randn(3, 4), torch.randn(4, 2), torch.randn(3, 1).requires_grad_()
 
     y, x = ops.gemm_aux(a, b, None, None, residual, 1, 1, activation)
@@ -146,7 +148,7 @@ def test_aux_needs_no_gradient_where_only_the_residual_does(activation: str) -> 
 
 
 @activations
-def test_aux_needs_gradients_where_an_operand_does(activation: str) -> None:
+def test_aux_needs_gradients_where_an_operand_does(activation: Activation) -> None:
     a, b = torch.randn(3, 4).requires_grad_(), torch.randn(4, 2)
     residual = torch.randn(3, 1).requires_grad_()
 
@@ -156,7 +158,7 @@ def test_aux_needs_gradients_where_an_operand_does(activation: str) -> None:
 
 
 @activations
-def test_the_gradient_of_a_residual_alone_sums_over_columns(activation: str) -> None:
+def test_the_gradient_of_a_residual_alone_sums_over_columns(activation: Activation) -> None:
     a, b, residual = torch.randn(3, 4), torch.randn(4, 2), torch.randn(3, 1).requires_grad_()
 
     def total(residual: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import vmap
 from torch.func import grad, hessian, jacrev
 
 from outblas import OperandError, addmm, linear, matmul
-from outblas.core.epilogue import apply
+from outblas.core.epilogue import Activation, apply
 from outblas.torch_ops import ops
 
 pytestmark = pytest.mark.filterwarnings(
@@ -204,7 +204,7 @@ def test_vmap_over_any_arguments(name: str) -> None:
     ],
 )
 def test_vmap_of_a_gated_pair_without_columns(
-    shapes: list[Shape], dims: tuple[int | None, ...], activation: str
+    shapes: list[Shape], dims: tuple[int | None, ...], activation: Activation
 ) -> None:
     assert_maps_as_torch(
         lambda a, b, residual: matmul(a, b, activation=activation, residual=residual),

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from outblas import addmm, batch_invariant, linear, matmul
 from outblas.core import invariance
-from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.torch_ops import autograd, autograd_levels, ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 
-def linear_with(activation: str | None) -> Callable[..., torch.Tensor]:
+def linear_with(activation: Activation | None) -> Callable[..., torch.Tensor]:
     return lambda x, w, bias, residual: linear(x, w, bias, activation=activation, residual=residual)
 
 
@@ -61,7 +61,7 @@ def products() -> dict[str, Differentiable]:
 def activated() -> dict[str, Differentiable]:
     """Calls with an activation."""
     found = {}
-    for activation in ACTIVATIONS:
+    for activation in cast(tuple[Activation, ...], ACTIVATIONS):
         columns = 4 if activation in GATED else 2
         shapes = [(2, 3, 4), (columns, 4), (columns,), (3, 2)]
         found[f"linear {activation}"] = Differentiable(linear_with(activation), shapes)

@@ -12,6 +12,7 @@ from support.gradients import COLD_THEN_WARM, leaves, stored_gradient
 from torch._dynamo.backends.common import aot_autograd
 
 from outblas import addmm, linear, matmul
+from outblas.core.epilogue import Activation
 from outblas.runtime import dispatch
 from outblas.torch_ops import ops
 
@@ -78,7 +79,7 @@ def linear_operands(needed: tuple[str, ...]) -> list[Tensor]:
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("needed", NEEDED)
 def test_a_forward_pass_keeps_the_activations_argument_only_for_gradients(
-    needed: tuple[str, ...], activation: str | None, products: Products
+    needed: tuple[str, ...], activation: Activation | None, products: Products
 ) -> None:
     operands = linear_operands(needed)
     kept = [(2, 3, 5)] if activation and needed else []
@@ -92,7 +93,7 @@ def test_a_forward_pass_keeps_the_activations_argument_only_for_gradients(
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("needed", NEEDED[1:])
 def test_a_backward_pass_multiplies_only_for_the_gradients_that_are_needed(
-    needed: tuple[str, ...], activation: str | None, products: Products
+    needed: tuple[str, ...], activation: Activation | None, products: Products
 ) -> None:
     operands = linear_operands(needed)
     product_for = {"x": ((2, 3, 5), (5, 4)), "w": ((5, 6), (6, 4))}

@@ -323,7 +323,7 @@ def test_warm_calls_keep_to_their_device(
     with_out: bool, gpu_operands: tuple[Tensor, Tensor], operators: list[str]
 ) -> None:
     a, b = gpu_operands
-    how = {"out": torch.empty_like(a)} if with_out else {}
+    how: dict[str, Any] = {"out": torch.empty_like(a)} if with_out else {}
     cold = matmul(a, b)
 
     assert_short_way(lambda: matmul(a, b, **how), operators)

@@ -261,14 +261,14 @@ def test_a_list_is_no_tensor_after_warm_calls() -> None:
     warm(product)
 
     with pytest.raises(TypeError, match="input is list"):
-        matmul([[1.0]], B)
+        matmul([[1.0]], B)  # type: ignore[arg-type]
 
 
 def test_a_storage_is_no_out_after_warm_calls() -> None:
     warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
 
     with pytest.raises(TypeError, match="out is UntypedStorage"):
-        matmul(A, B, out=torch.empty(24).untyped_storage())
+        matmul(A, B, out=torch.empty(24).untyped_storage())  # type: ignore[arg-type]
 
 
 def test_an_out_of_a_wrong_shape_is_refused_after_warm_calls() -> None:

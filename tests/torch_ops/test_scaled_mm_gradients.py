@@ -9,7 +9,7 @@ import torch
 from support.fp8 import fp8_operands
 
 from outblas import scaled_mm
-from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 on_hopper = [pytest.mark.gpu, pytest.mark.sm90]
@@ -33,7 +33,7 @@ class Differentiable:
 
 
 def differentiable(
-    activation: str | None, dtype: torch.dtype, device: str = "cpu"
+    activation: Activation | None, dtype: torch.dtype, device: str = "cpu"
 ) -> Differentiable:
     M, N, K = 6, 16, 32
     columns = 2 * N if activation in GATED else N
@@ -64,7 +64,7 @@ def differentiable(
     return Differentiable(ours, torchs, (bias, residual), grad)
 
 
-TOLERANCES = {
+TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-4, "rtol": 1e-4},
     torch.bfloat16: {"atol": 0.1, "rtol": 0.03},
 }
@@ -82,7 +82,7 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @dtypes
 @activations
 def test_bias_and_residual_have_gradients(
-    activation: str | None, dtype: torch.dtype, device: str
+    activation: Activation | None, dtype: torch.dtype, device: str
 ) -> None:
     case = differentiable(activation, dtype, device)
 
@@ -105,7 +105,7 @@ def test_bias_and_residual_have_gradients(
     ids=str,
 )
 def test_bias_and_residual_of_a_compiled_call_have_gradients(
-    activation: str | None, dtype: torch.dtype, device: str
+    activation: Activation | None, dtype: torch.dtype, device: str
 ) -> None:
     case = differentiable(activation, dtype, device)
 
@@ -121,7 +121,7 @@ def test_bias_and_residual_of_a_compiled_call_have_gradients(
 @activations
 @pytest.mark.parametrize("needed", ["bias", "residual"])
 def test_one_of_bias_and_residual_may_need_gradients(
-    activation: str | None, dtype: torch.dtype, device: str, needed: str
+    activation: Activation | None, dtype: torch.dtype, device: str, needed: str
 ) -> None:
     case = differentiable(activation, dtype, device)
     bias, residual = case.leaves
@@ -136,7 +136,9 @@ def test_one_of_bias_and_residual_may_need_gradients(
 
 @devices
 @activations
-def test_nothing_is_recorded_where_gradients_are_off(activation: str | None, device: str) -> None:
+def test_nothing_is_recorded_where_gradients_are_off(
+    activation: Activation | None, device: str
+) -> None:
     case = differentiable(activation, torch.float32, device)
 
     with torch.no_grad():
@@ -147,7 +149,7 @@ some_activations = pytest.mark.parametrize("activation", SOME_ACTIVATIONS, ids=s
 
 
 @some_activations
-def test_second_derivatives_are_torchs(activation: str | None) -> None:
+def test_second_derivatives_are_torchs(activation: Activation | None) -> None:
     case = differentiable(activation, torch.float32)
 
     def derivatives(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
@@ -170,7 +172,7 @@ def test_second_derivatives_are_torchs(activation: str | None) -> None:
     ],
 )
 def test_transforms_of_gradients_are_torchs(
-    activation: str | None, transform: Callable[..., Any]
+    activation: Activation | None, transform: Callable[..., Any]
 ) -> None:
     case = differentiable(activation, torch.float32)
     given = [t.detach() for t in case.leaves]
@@ -198,7 +200,7 @@ def given(name: str) -> dict[str, Tensor]:
 @arguments
 @pytest.mark.parametrize("call", [scaled_mm, torch.ops.outblas.scaled_mm], ids=["ours", "operator"])
 def test_no_gradient_is_cut_in_silence(
-    name: str, call: Callable[..., Tensor], given: dict[str, Tensor]
+    name: str, call: Callable[..., Tensor], given: dict[str, Any]
 ) -> None:
     """As of torch._scaled_mm, the forward pass runs."""
     y = call(**given)
@@ -209,7 +211,7 @@ def test_no_gradient_is_cut_in_silence(
 
 
 @arguments
-def test_no_gradient_is_cut_beside_one_that_there_is(name: str, given: dict[str, Tensor]) -> None:
+def test_no_gradient_is_cut_beside_one_that_there_is(name: str, given: dict[str, Any]) -> None:
     bias = torch.ones(6).bfloat16().requires_grad_()
 
     y = scaled_mm(**given, activation="gelu", bias=bias)
@@ -220,7 +222,7 @@ def test_no_gradient_is_cut_beside_one_that_there_is(name: str, given: dict[str,
 
 
 @arguments
-def test_a_transform_for_what_has_no_gradient_fails(name: str, given: dict[str, Tensor]) -> None:
+def test_a_transform_for_what_has_no_gradient_fails(name: str, given: dict[str, Any]) -> None:
     def loss(t: Tensor) -> Tensor:
         return scaled_mm(**given | {name: t}).sum()
 
@@ -229,7 +231,7 @@ def test_a_transform_for_what_has_no_gradient_fails(name: str, given: dict[str, 
 
 
 @arguments
-def test_compiled_calls_run_where_gradients_are_off(name: str, given: dict[str, Tensor]) -> None:
+def test_compiled_calls_run_where_gradients_are_off(name: str, given: dict[str, Any]) -> None:
     with torch.no_grad():
         y = compiled(scaled_mm)(**given)
 

@@ -115,7 +115,7 @@ def test_batch_invariance_is_not_promised_for_a_quantized_weight() -> None:
 
 def test_a_wrong_activation_is_refused_before_torch_is_called() -> None:
     with pytest.raises(ValueError, match="activation is 'tanh', expected"):
-        linear(X, Quantized(W), activation="tanh")
+        linear(X, Quantized(W), activation="tanh")  # type: ignore[arg-type]
 
 
 # ---- weights that say nothing of their product
@@ -194,4 +194,4 @@ def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(function: Callable
 
 def test_what_knows_neither_is_a_type_error() -> None:
     with pytest.raises(TypeError, match=r"torch\.matmul.* returned NotImplemented"):
-        matmul(X, Duck())
+        matmul(X, Duck())  # type: ignore[arg-type]

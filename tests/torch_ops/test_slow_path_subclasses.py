@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 import outblas
 from outblas import FallbackWarning, OperandError, addmm, linear, matmul
+from outblas.core.epilogue import Activation
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -384,7 +385,7 @@ def test_nested_tensors_have_wider_products() -> None:
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_nested_tensors_are_multiplied_by_torch(
-    activation: str | None, layout: torch.layout
+    activation: Activation | None, layout: torch.layout
 ) -> None:
     got = linear(nested(layout), W, BIAS, activation=activation).unbind()
 

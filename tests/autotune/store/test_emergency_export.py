@@ -129,7 +129,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 kB, where root may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder]
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     yield folder

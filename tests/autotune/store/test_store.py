@@ -82,7 +82,7 @@ def test_trials_are_chosen_by_what_they_are_of(
 
 
 def test_winners_are_chosen_by_what_they_are_of(reopened: Store) -> None:
-    own = {"gpu_name": H100.name, "kernel": "hopper.hilbert", "workload": WORKLOAD}
+    own: dict[str, Any] = {"gpu_name": H100.name, "kernel": "hopper.hilbert", "workload": WORKLOAD}
 
     assert reopened.winners(**own) == [winner()]
     assert reopened.winners(gpu_name="nothing") == []

@@ -3,6 +3,7 @@
 import platform
 from dataclasses import fields, replace
 from importlib import metadata
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from outblas.hopper.core.config import compile_key
 CONFIG = gemm.Config()
 # The host makes the order of tiles and swaps operands; the number of partitions is an argument.
 OF_THE_HOST = {"order", "group_m", "group_n", "sms", "gpc_local", "swap_ab"}
-OTHERS = {"order": "hilbert", "mma_n": 64, "cluster_k": 2, "split_k": 4}
+OTHERS: dict[str, Any] = {"order": "hilbert", "mma_n": 64, "cluster_k": 2, "split_k": 4}
 VARIANT = host.Variant(
     "hopper.tma_wgmma", CONFIG, torch.bfloat16, torch.bfloat16, "nt", row_major=True, width=8
 )
@@ -25,7 +26,8 @@ def changed(name: str):
     value = getattr(CONFIG, name)
     if name in OTHERS:
         return replace(CONFIG, **{name: OTHERS[name]})
-    return replace(CONFIG, **{name: not value if isinstance(value, bool) else value + 8})
+    other: Any = not value if isinstance(value, bool) else value + 8
+    return replace(CONFIG, **{name: other})
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(CONFIG)])

@@ -143,7 +143,8 @@ class TestAColumnMajorC:
 )
 def test_a_kernel_asks_for_the_shared_memory_of_its_config(rung: str, text: str) -> None:
     (made,) = load(rung).plan.args
-    config = configs.from_text(type(made.config), text)
+    kind: type[HopperConfig] = type(made.config)
+    config = configs.from_text(kind, text)
     variant = host.Variant(made.name, config, BF16, BF16, "nt", row_major=True, width=8)
 
     code = compile.compile_code(

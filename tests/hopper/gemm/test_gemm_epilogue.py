@@ -129,7 +129,7 @@ def test_an_aux_of_one_row_is_written_element_by_element() -> None:
     assert (traits.bias, traits.residual, traits.aux) == ("columns", "columns", "matrix")
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "gated pairs by rows in swapped tiles": (
         {"activation": "geglu"},
         "swap_ab=True",
@@ -201,7 +201,7 @@ def test_gelu_is_a_fit_where_sums_are_less_exact_than_it(
 
 
 LARGE = (8192, 8192, 1024)
-STAGGERED = {
+STAGGERED: dict[str, tuple[tuple[int, int, int], dict[str, Any], str, bool]] = {
     "many tiles with work after the product": (LARGE, {"activation": "gelu"}, OWN, True),
     "nothing after the product": (LARGE, {"bias": None, "residual": None, "aux": None}, OWN, False),
     "too few k tiles": ((8192, 8192, 384), {"activation": "gelu"}, OWN, False),
