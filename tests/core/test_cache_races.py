@@ -296,45 +296,38 @@ def test_who_waits_for_a_lock_that_is_removed_waits_on(folder: Path, tmp_path: P
 # File systems without flock.
 
 
-def remove_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Has flock fail with this number of an error, as a file system without it does."""
+@pytest.fixture(params=[errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=os.strerror)
+def without_flock(
+    request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache lies on a file system without flock, which says so with an error of its own."""
 
     def flock(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(request.param, os.strerror(request.param))
 
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-@pytest.fixture
-def without_flock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache lies on a file system without flock."""
-    remove_flock(monkeypatch, errno.ENOSYS)
+one_error = pytest.mark.parametrize("without_flock", [errno.ENOSYS], indirect=True)
 
 
+@pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=os.strerror)
-def test_a_file_system_without_flock_costs_no_result(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    remove_flock(monkeypatch, number)
-
+def test_a_file_system_without_flock_costs_no_result() -> None:
     assert fetch(0) == code_of(0)
     assert kept(0)
 
 
+@pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=os.strerror)
-def test_a_file_system_without_flock_keeps_no_locks_and_no_scratch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    remove_flock(monkeypatch, number)
-
+def test_a_file_system_without_flock_keeps_no_locks_and_no_scratch(folder: Path) -> None:
     fetch(0)
 
     assert list(folder.glob("*.lock")) == []
     assert scratch_of(folder) == []
 
 
+@one_error
 @pytest.mark.usefixtures("without_flock")
 def test_a_file_system_without_flock_costs_no_result_where_warnings_are_errors() -> None:
     with warnings.catch_warnings():
@@ -344,6 +337,7 @@ def test_a_file_system_without_flock_costs_no_result_where_warnings_are_errors()
         assert kept(0)
 
 
+@one_error
 @pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
 def test_without_flock_processes_still_keep_apart(some_lock: Path) -> None:
@@ -360,6 +354,7 @@ def test_without_flock_processes_still_keep_apart(some_lock: Path) -> None:
         assert children.succeeds(is_kept_out)
 
 
+@one_error
 @pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
 def test_without_flock_a_lock_is_gone_with_its_holder(some_lock: Path) -> None:
@@ -369,6 +364,7 @@ def test_without_flock_a_lock_is_gone_with_its_holder(some_lock: Path) -> None:
     assert not some_lock.exists()
 
 
+@one_error
 @pytest.mark.usefixtures("without_flock")
 @pytest.mark.filterwarnings("ignore:flock not supported")
 def test_without_flock_a_killed_holder_is_not_waited_for(some_lock: Path) -> None:

@@ -17,25 +17,8 @@ from support.ncu_recording import RECORDING
 from outblas.inspect import counters, ncu, profiled
 from outblas.inspect.profiled import Request
 
+pytest_plugins = ("support.ncu_fixtures",)
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program called ncu, first on PATH, for tests to write, on a machine with an H100."""
-    return fake_ncu.install(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The log of calls of an ncu that replays a copy of the recording, which lies beside it."""
-    return fake_ncu.install_replay(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    """The source page that the fake ncu makes: that of 4096³ by cublas and portable."""
-    return fake_ncu.write_source_page(tmp_path)
 
 
 def test_ncu_is_asked_for_the_counters_of_one_call(replay: Path) -> None:

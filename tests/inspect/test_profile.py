@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support import fake_ncu
 from support.fake_ncu import calls, cells, check_stops, printed, results
 
 from outblas.core import registry
@@ -20,17 +19,7 @@ from outblas.inspect import counters, instructions, lines
 from outblas.inspect.profiled import Request
 from outblas.report import lookup, phases, profiles
 
-
-@pytest.fixture
-def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The log of calls of an ncu that replays a copy of the recording, which lies beside it."""
-    return fake_ncu.install_replay(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    """The source page that the fake ncu makes: that of 4096³ by cublas and portable."""
-    return fake_ncu.write_source_page(tmp_path)
+pytest_plugins = ("support.ncu_fixtures",)
 
 
 class TestTheResolvedConfig:

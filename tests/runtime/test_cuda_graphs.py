@@ -56,8 +56,9 @@ def test_a_call_is_ready_or_refused(
 
 
 def test_memory_of_the_output_may_be_other(captured: Callable[[bool], None]) -> None:
-    ways: tuple[dict[str, Any], dict[str, Any]] = ({}, {"out": OUT})
-    for ready, other in (ways, reversed(ways)):
+    new: dict[str, Any] = {}
+    given: dict[str, Any] = {"out": OUT}
+    for ready, other in ((new, given), (given, new)):
         dispatch.clear_cache()
         captured(False)
         matmul(A, B, **ready)

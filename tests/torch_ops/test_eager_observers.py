@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.recording_modes import RecordingDispatch, RecordingFunctions
 from support.warm_calls import A, B, C, product, warm
 from torch._dynamo.testing import EagerAndRecordGraphs
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from outblas import addmm, linear, matmul
 
@@ -26,30 +25,6 @@ pytestmark = [
 
 Tensor = torch.Tensor
 OPERATORS = torch.ops.outblas
-
-
-class RecordingDispatch(TorchDispatchMode):
-    """Notes every operator, and runs it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class RecordingFunctions(TorchFunctionMode):
-    """Notes every function, and calls it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Callable[..., Any]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 # ---- modes

@@ -1,11 +1,11 @@
 """Tracers, compilers, fake tensors and function modes see a call of ours as one call."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.recording_modes import RecordingFunctions
 from support.tensor_types import C, Plain, Quantized, W, X
 from torch._dynamo.testing import EagerAndRecordGraphs
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -142,18 +142,6 @@ def test_a_fake_out_that_negates_is_written() -> None:
 
 
 # ---- function modes
-class Recording(TorchFunctionMode):
-    """Notes every function that is called, and calls it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Callable[..., Any]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 class Replacing(TorchFunctionMode):
     """Has another answer for matmul."""
 
@@ -171,7 +159,7 @@ class Replacing(TorchFunctionMode):
     ],
 )
 def test_a_function_mode_sees_one_call(given: dict[str, Any]) -> None:
-    with Recording() as mode:
+    with RecordingFunctions() as mode:
         linear(X, W, **given)
 
     assert mode.seen == [linear]
@@ -180,7 +168,7 @@ def test_a_function_mode_sees_one_call(given: dict[str, Any]) -> None:
 def test_a_function_mode_sees_the_call_of_a_quantized_weight() -> None:
     w = Quantized(W)
 
-    with Recording() as mode:
+    with RecordingFunctions() as mode:
         got = linear(X, w)
 
     assert mode.seen[0] is linear
@@ -189,7 +177,7 @@ def test_a_function_mode_sees_the_call_of_a_quantized_weight() -> None:
 
 def test_a_missing_operand_is_a_type_error_under_a_function_mode() -> None:
     message = r"input is NoneType, expected a torch\.Tensor"
-    with Recording(), pytest.raises(TypeError, match=message):
+    with RecordingFunctions(), pytest.raises(TypeError, match=message):
         addmm(None, X, W.t())
 
 
