@@ -24,9 +24,7 @@ def test_a_cube_is_written_by_one_size(shape: tuple[int, int, int], text: str) -
 
 @pytest.mark.parametrize("text", ["16x16", "decode:gpt-2", "4096x", "-4"])
 def test_what_is_no_shape_is_refused(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"--shapes is .*expected N, MxNxK or one of suite"
-    ):
+    with pytest.raises(ValueError, match=r"--shapes is .*expected N, MxNxK or one of suite"):
         shapes.parse(text)
 
 

@@ -184,7 +184,7 @@ def test_the_steps_of_the_model_grow_with_the_tiles() -> None:
     ids=["steps", "shape", "tile", "cluster", "capacity", "halves"],
 )
 def test_the_model_refuses_what_means_nothing(changes: dict[str, Any], message: str) -> None:
-    known = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
+    known: dict[str, Any] = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2)}
 
     with pytest.raises(ValueError, match=re.escape(message)):
-        l2.simulate(**(known | changes))
+        l2.simulate(**(known | {"capacity": 1} | changes))

@@ -98,7 +98,7 @@ def _timed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]
 
 
 def _key(record: Mapping[str, Any]) -> Key:
-    values = {name: record.get(name) or default for name, default in _SAME.items()}
+    values: dict[str, Any] = {name: record.get(name) or default for name, default in _SAME.items()}
     values["shape"] = tuple(values["shape"])
     return tuple(values.values())
 

@@ -182,12 +182,12 @@ class Operation:
         from ..torch_ops.scaled_mm import scaled_mm
 
         activation: Any = self.steps.activation or None
-        if self.scaling:
-            scales = extras.scale_a, extras.scale_b
+        if extras.scale_a is not None and extras.scale_b is not None:
             return scaled_mm(
                 a,
                 b,
-                *scales,
+                extras.scale_a,
+                extras.scale_b,
                 extras.bias,
                 out_dtype=out.dtype,
                 activation=activation,
@@ -209,7 +209,7 @@ class Operation:
         for each further step. A product without an activation is written to `out`, if given.
         """
         steps = self.steps
-        if self.scaling:
+        if extras.scale_a is not None and extras.scale_b is not None:
             x = torch._scaled_mm(
                 a,
                 b,

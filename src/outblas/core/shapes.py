@@ -91,7 +91,7 @@ def backward(shape: Shape, layout: str) -> tuple[tuple[str, Shape, str], ...]:
     operand stored by columns is computed as its transpose.
     """
     M, N, K = shape
-    a, b = layout
+    a, b = layout[0], layout[1]
     flipped = {"n": "t", "t": "n"}
     of_a = ((M, K, N), "n" + flipped[b]) if a == "n" else ((K, M, N), b + "t")
     of_b = ((K, N, M), flipped[a] + "n") if b == "n" else ((N, K, M), "t" + a)
