@@ -93,6 +93,12 @@ def rows_of(name: str, sizes: tuple[int, ...], *entries: Entry) -> dict[str, lad
     }
 
 
+def named_cells(row: ladder.Row) -> dict[str, str]:
+    """The cells of a row by the heading of their column, which is written on one line."""
+    headings = (" ".join(heading.split()) for heading in ladder.columns(row.ladder))
+    return dict(zip(headings, row.cells(), strict=True))
+
+
 def rendered(folder: Path, *parts: str) -> tuple[list[str], str]:
     """A README of generated parts in a checkout: which files were made, and its text."""
     for name in ("src/outblas", "results"):
