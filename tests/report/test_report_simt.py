@@ -2,7 +2,7 @@
 counters of the FMA pipe.
 """
 
-from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from support.paths import ROOT
@@ -100,32 +100,22 @@ def test_the_hopper_ladder_starts_from_the_measurement_with_mixed_operands() -> 
 
 
 # ---- parts of the README
-@dataclass(frozen=True)
-class Generated:
-    """The files that were made, the README's text, and the picture of the climb."""
-
-    files: list[str]
-    readme: str
-    picture: str
+def render(folder: Path, *parts: str) -> tuple[list[str], str]:
+    """A README of these parts of the climb's measurements: which files were made, and its text."""
+    write(folder / "bench.json", *MEASURED)
+    write(folder / "ncu.json", COUNTED_REGISTER)
+    return rendered(folder, *(f"{part} from bench.json,ncu.json" for part in parts))
 
 
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
-    """A README with the table and the picture of the climb."""
-    folder = tmp_path_factory.mktemp("checkout")
-    write(folder / "bench.json", *MEASURED)
-    write(folder / "ncu.json", COUNTED_REGISTER)
-    parts = "ladder simt", "climb simt results/climb.svg"
-    files, readme = rendered(folder, *(f"{part} from bench.json,ncu.json" for part in parts))
-    return Generated(files, readme, (folder / "results" / "climb.svg").read_text())
-
-
-def test_the_climb_makes_the_readme_and_its_picture(generated: Generated) -> None:
-    assert generated.files == ["README.md", "results/climb.svg"]
+def ladder_table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A README with the table of the climb."""
+    _, text = render(tmp_path_factory.mktemp("table"), "ladder simt")
+    return text
 
 
 @pytest.mark.parametrize(
-    "text",
+    "words",
     [
         pytest.param("| registers | occupancy | FMA pipe,<br>IPC | check |", id="the columns"),
         pytest.param("registers, occupancy, FMA pipe, IPC by ncu", id="which columns ncu counted"),
@@ -133,15 +123,17 @@ def test_the_climb_makes_the_readme_and_its_picture(generated: Generated) -> Non
         pytest.param("float32 and bfloat16, nn, burst", id="the conditions of the figures"),
     ],
 )
-def test_the_readme_says(text: str, generated: Generated) -> None:
-    assert text in generated.readme
+def test_the_readme_says(words: str, ladder_table: str) -> None:
+    assert words in ladder_table
 
 
-@pytest.mark.parametrize(
-    "label", ["seed at 2048 (T4)", "seed at 4096 (GH200)", "ours at 2048", "ours at 4096"]
-)
-def test_the_picture_has_a_line_for_each_size_and_gpu(label: str, generated: Generated) -> None:
-    assert label in generated.picture
+def test_the_climb_makes_the_readme_and_a_picture_of_each_size_and_gpu(tmp_path: Path) -> None:
+    made, _ = render(tmp_path, "climb simt results/climb.svg")
+
+    assert made == ["README.md", "results/climb.svg"]
+    drawn = (tmp_path / "results" / "climb.svg").read_text()
+    labels = "seed at 2048 (T4)", "seed at 4096 (GH200)", "ours at 2048", "ours at 4096"
+    assert [label for label in labels if label not in drawn] == []
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +179,10 @@ def test_the_printed_ladder_has_the_share_with_mixed_operands(printed: str) -> N
 
 
 # ---- the roofline
+# Its fixture compiles every rung: one process does so for all of these tests.
+with_rooflines = pytest.mark.xdist_group("roofline_of_simt")
+
+
 @pytest.fixture(scope="module")
 def points() -> list[roofline.Point]:
     """The measurements of every rung in results/, with the bound at the clock of each."""
@@ -195,18 +191,21 @@ def points() -> list[roofline.Point]:
     return roofline.points("simt", h100, "float32", (4096, 4096, 4096), measured)
 
 
+@with_rooflines
 @pytest.mark.compile
 def test_no_rung_is_faster_than_its_roofline(points: list[roofline.Point]) -> None:
     for point in points:
         assert point.ours.tflops < point.bound.tflops, point.cells()
 
 
+@with_rooflines
 @pytest.mark.compile
 def test_every_rung_reaches_two_fifths_of_its_roofline(points: list[roofline.Point]) -> None:
     for point in points:
         assert point.ours.tflops > 0.4 * point.bound.tflops, point.cells()
 
 
+@with_rooflines
 @pytest.mark.compile
 def test_the_climb_goes_from_l1_to_shared_memory_to_arithmetic(
     points: list[roofline.Point],
