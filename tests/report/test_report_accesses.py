@@ -1,287 +1,282 @@
-"""Bank conflicts and coalescing of the CUDA-core kernels: predictions beside profiles that agree,
-and that do not.
+"""Bank conflicts of the CUDA-core kernels in reports: predictions beside profiles that agree, and
+that do not.
 """
 
-import json
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.access_profiles import in_shared, profile
 from support.paths import ROOT
-from support.reports import Entry, counted, invoke, loaded, rendered, shown, write
+from support.reports import Entry, loaded
+from support.simt_reports import BOTH_CONFLICT, LOADS_CONFLICT, STORES_CONFLICT
 
 from outblas.core import configs, registry
 from outblas.report import access_cases, accesses, profiles
-from outblas.report.accesses import Coalescing, Conflicts
+from outblas.report.accesses import Conflicts
 
 pytestmark = pytest.mark.compile
-FIRST, PADDED, SPLIT = "pad=0,piece_n=8", "piece_n=8", "pad=0"
+OWN = ""  # a kernel's own config
 
 
 @cache
 def predictions() -> dict[tuple[str, str, str], Conflicts]:
-    """By kernel, configuration and operation."""
+    """The rows without any profile, by kernel, config in brief form and operation."""
     return {
-        (each.case.kernel, configs.brief(each.case.config), each.operation): each
-        for each in accesses.conflicts(())
+        (row.case.kernel, configs.brief(row.case.config), row.operation): row
+        for row in accesses.conflicts(())
     }
 
 
-def row(config: str, operation: str, kernel: str = "simt.vectorized") -> Conflicts:
+def prediction(kernel: str, config: str, operation: str) -> Conflicts:
+    """The row of a kernel's loads or stores of shared memory without a profile."""
     brief = configs.brief(configs.from_text(registry.load(kernel).Config, config))
     return predictions()[kernel, brief, operation]
 
 
-def profile(provider: str, config: str, memory: list[Entry] | None, **changes: Any) -> Entry:
-    resolved = configs.to_text(configs.from_text(registry.load(provider).Config, config))
-    return counted(provider, config, resolved=resolved, memory=memory) | changes
-
-
-def shared(operation: str, requests: int, wavefronts: int, ideal: int) -> Entry:
-    counts = {"requests": requests, "wavefronts": wavefronts, "ideal": ideal}
-    return {"space": "shared", "operation": operation} | counts
-
-
-def of_global(operand: str, operation: str, transactions: float, efficiency: float) -> Entry:
-    counts = {"requests": 1000, "transactions": 1000 * transactions, "sectors": 1000 * transactions}
-    return {
-        "operand": operand,
-        "space": "global",
-        "operation": operation,
-        "efficiency": efficiency,
-    } | counts
-
-
-def conflicts(kernel: str, config: str, memory: list[Entry], **changes: Any) -> list[Conflicts]:
-    """Rows of a kernel, of which one configuration was profiled."""
+def with_profile(
+    kernel: str, config: str, memory: list[Entry] | None, **changes: Any
+) -> list[Conflicts]:
+    """The rows of a kernel of which one config was profiled."""
     given = loaded(profile(kernel, config, memory, **changes)).profiles
-    return [each for each in accesses.conflicts(given) if each.case.kernel == kernel]
+    return [row for row in accesses.conflicts(given) if row.case.kernel == kernel]
 
 
-def coalescing(*entries: Entry) -> list[accesses.Coalescing]:
-    return accesses.coalescing(loaded(*entries).profiles)
+def profiled(rows: Sequence[Conflicts], operation: str) -> Conflicts:
+    """The row with a profile."""
+    (found,) = [row for row in rows if row.case.profile and row.operation == operation]
+    return found
 
 
-def ways(row: Conflicts) -> dict[str, tuple[float, float]]:
-    """Wavefronts of an instruction by operand, and without conflicts."""
-    of = row.of_warp.items()
+def wavefronts(row: Conflicts) -> dict[str, tuple[float, float]]:
+    """The wavefronts of one instruction by operand, each beside those without conflicts."""
     return {
-        name: (each.wavefronts / each.instructions, each.ideal / each.instructions)
-        for name, each in of
+        operand: (each.wavefronts / each.instructions, each.ideal / each.instructions)
+        for operand, each in row.of_warp.items()
     }
 
 
-def test_the_square_of_vectorized() -> None:
-    assert ways(row(FIRST, "store")) == {"A": (2, 1), "B": (4, 4)}
-    assert ways(row(FIRST, "load")) == {"A": (2, 2), "B": (8, 4)}
-    mended_stores, mended_loads = {"A": (1, 1), "B": (4, 4)}, {"A": (2, 2), "B": (4, 4)}
-    assert ways(row(PADDED, "store")) == ways(row("", "store")) == mended_stores
-    assert ways(row(SPLIT, "load")) == ways(row("", "load")) == mended_loads
-    assert ways(row(PADDED, "load")) == ways(row(FIRST, "load"))
-    assert ways(row(SPLIT, "store")) == ways(row(FIRST, "store"))
-    assert [cells[2:] for cells in accesses.square(predictions().values())] == [
-        ("40.0% / –", "33.3% / –"),
-        ("40.0% / –", "0.0% / –"),
-        ("0.0% / –", "33.3% / –"),
-        ("0.0% / –", "0.0% / –"),
-    ]
+# ---- one warp and k tile
+@pytest.mark.parametrize(
+    ("config", "a"),
+    [
+        pytest.param(BOTH_CONFLICT, (2, 1), id="unpadded, pieces apart"),
+        pytest.param(STORES_CONFLICT, (2, 1), id="unpadded, pieces side by side"),
+        pytest.param(LOADS_CONFLICT, (1, 1), id="padded, pieces apart"),
+        pytest.param(OWN, (1, 1), id="padded, pieces side by side"),
+    ],
+)
+def test_padding_mends_the_stores_of_a(config: str, a: tuple[int, int]) -> None:
+    stores = prediction("simt.vectorized", config, "store")
+
+    assert wavefronts(stores) == {"A": a, "B": (4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("config", "b"),
+    [
+        pytest.param(BOTH_CONFLICT, (8, 4), id="unpadded, eight columns"),
+        pytest.param(LOADS_CONFLICT, (8, 4), id="padded, eight columns"),
+        pytest.param(STORES_CONFLICT, (4, 4), id="unpadded, four columns"),
+        pytest.param(OWN, (4, 4), id="padded, four columns"),
+    ],
+)
+def test_columns_side_by_side_mend_the_loads_of_b(config: str, b: tuple[int, int]) -> None:
+    loads = prediction("simt.vectorized", config, "load")
+
+    assert wavefronts(loads) == {"A": (2, 2), "B": b}
 
 
 def test_warp_tiles_load_without_conflicts() -> None:
-    assert ways(row("", "load", "simt.warptile")) == {"A": (2, 2), "B": (4, 4)}
+    loads = prediction("simt.warptile", OWN, "load")
+
+    assert wavefronts(loads) == {"A": (2, 2), "B": (4, 4)}
 
 
-def test_a_launch() -> None:
-    """1024 CTAs of 8 warps, 512 slabs; a slab has 16 reads of A in 2 wavefronts, 16 of B in 8 where
-    4 are ideal.
-    """
-    at = row(FIRST, "load").predicted
-    slabs = 1024 * 8 * 512
-    assert (at.instructions, at.wavefronts, at.excess) == (
-        slabs * 32,
-        slabs * 16 * (2 + 8),
-        slabs * 16 * 4,
-    )
-    loads, stores = (row("", operation, "simt.pipelined") for operation in ("load", "store"))
-    ctas_and_warps = 1024 * 4
-    assert stores.predicted.instructions == ctas_and_warps * 513 * sum(
-        s.instructions for s in stores.of_warp.values()
-    )
-    terms = sum(each.instructions for each in loads.of_warp.values()) // 8
-    assert loads.predicted.instructions == ctas_and_warps * (1 + 512 * 8) * terms
+def test_the_square_has_the_excess_of_loads_and_stores_of_each_form() -> None:
+    rows = accesses.square(predictions().values())
+
+    assert [(loads, stores) for *_, loads, stores in rows] == [
+        ("40.0% / –", "33.3% / –"),  # both conflict
+        ("40.0% / –", "0.0% / –"),  # the loads
+        ("0.0% / –", "33.3% / –"),  # the stores
+        ("0.0% / –", "0.0% / –"),  # neither
+    ]
 
 
-def test_edges_and_pairs_are_rounded_up() -> None:
-    loads, stores = conflicts("simt.pipelined", "", [], shape=[129, 100, 17])
-    tiles, warps = 2, 4
-    assert stores.predicted.instructions == tiles * warps * (1 + 2 * 2) * (8 + 2)
-    assert loads.predicted.instructions == tiles * warps * (1 + 2 * 2 * 8) * (2 + 4)
+# ---- a launch
+def test_a_launch_has_the_accesses_of_all_warps_and_k_tiles() -> None:
+    """A k tile has 16 reads of A in 2 wavefronts, and 16 of B in 8 where 4 are ideal."""
+    launch = prediction("simt.vectorized", BOTH_CONFLICT, "load").predicted
+
+    ctas, warps, k_tiles = 1024, 8, 512
+    times = ctas * warps * k_tiles
+    assert launch.instructions == times * (16 + 16)
+    assert launch.wavefronts == times * 16 * (2 + 8)
+    assert launch.excess == times * 16 * 4
 
 
-def test_gluon_counts_the_same_where_it_can() -> None:
-    rows = predictions().values()
-    plain = [r for r in rows if r.case.config.pad == 0]
-    assert len(plain) == 6
-    for each in plain:
-        assert each.triton_agrees, each.cells()
-    assert row(SPLIT, "store", "simt.warptile").triton == {"A": 3, "B": 0}
-    assert all(r.triton is None and "cannot count" in r.cells() for r in rows if r.case.config.pad)
+def test_the_pipelined_kernel_stores_one_k_tile_ahead_of_its_loop() -> None:
+    stores = prediction("simt.pipelined", OWN, "store")
+
+    ctas, warps, k_tiles = 1024, 4, 512
+    of_k_tile = sum(each.instructions for each in stores.of_warp.values())
+    assert stores.predicted.instructions == ctas * warps * (1 + k_tiles) * of_k_tile
+
+
+def test_the_pipelined_kernel_reads_one_term_of_k_ahead_of_its_loop() -> None:
+    loads = prediction("simt.pipelined", OWN, "load")
+
+    ctas, warps, terms = 1024, 4, 512 * 8
+    of_term = sum(each.instructions for each in loads.of_warp.values()) // 8
+    assert loads.predicted.instructions == ctas * warps * (1 + terms) * of_term
+
+
+@pytest.mark.parametrize(
+    ("operation", "of_warp"),
+    [
+        pytest.param("store", (1 + 2 * 2) * (8 + 2), id="a k tile and 2 pairs of them"),
+        pytest.param("load", (1 + 2 * 2 * 8) * (2 + 4), id="a term of K and 2 pairs of tiles of 8"),
+    ],
+)
+def test_edges_and_pairs_of_k_tiles_are_rounded_up(operation: str, of_warp: int) -> None:
+    rows = with_profile("simt.pipelined", OWN, [], shape=[129, 100, 17])
+
+    ctas, warps = 2, 4
+    assert profiled(rows, operation).predicted.instructions == ctas * warps * of_warp
+
+
+# ---- what gl.bank_conflicts counts
+def test_gluon_counts_the_same_where_rows_are_not_padded() -> None:
+    unpadded = [row for row in predictions().values() if row.case.config.pad == 0]
+
+    assert len(unpadded) == 6
+    assert [row.cells() for row in unpadded if not row.triton_agrees] == []
+
+
+def test_gluon_counts_further_passes() -> None:
+    """The stores of A take four wavefronts where one is ideal."""
+    assert prediction("simt.warptile", STORES_CONFLICT, "store").triton == {"A": 3, "B": 0}
+
+
+def test_gluon_cannot_count_where_rows_are_padded() -> None:
+    padded = [row for row in predictions().values() if row.case.config.pad]
+
+    assert {row.triton for row in padded} == {None}
+    assert all("cannot count" in row.cells() for row in padded)
 
 
 @pytest.mark.parametrize("name", ["simt.shared", "simt.strip", "simt.register"])
 def test_gluon_counts_the_same_of_other_rungs(name: str) -> None:
-    assert [r.triton_agrees for r in conflicts(name, "pad=0", [])] == [True, True]
+    rows = with_profile(name, "pad=0", [])
+
+    assert [row.triton_agrees for row in rows] == [True, True]
+
+
+# ---- beside a profile
+def counted_off(config: str, operation: str, off: float) -> list[Conflicts]:
+    """The rows of simt.vectorized where ncu counted an excess that is off by this share of our
+    wavefronts, in two totals of half the launch each.
+    """
+    ours = prediction("simt.vectorized", config, operation).predicted
+    counted = ours.wavefronts + round(off * ours.wavefronts)
+    half = in_shared(operation, ours.instructions // 2, counted // 2, ours.ideal // 2)
+    return with_profile("simt.vectorized", config, [half, half | {"operand": "A"}])
 
 
 @pytest.mark.parametrize(
-    ("config", "operation", "off", "expected"),
+    ("config", "operation", "off", "within"),
     [
-        (FIRST, "load", 0.0, True),
-        (FIRST, "load", 0.019, True),
-        (FIRST, "load", 0.021, False),
-        (FIRST, "store", -0.021, False),
-        ("", "load", 0.01, True),
-        ("", "load", 0.03, False),
+        (BOTH_CONFLICT, "load", 0.0, True),
+        (BOTH_CONFLICT, "load", 0.019, True),
+        (BOTH_CONFLICT, "load", 0.021, False),
+        (BOTH_CONFLICT, "store", -0.021, False),
+        (OWN, "load", 0.01, True),
+        (OWN, "load", 0.03, False),
     ],
 )
-def test_measured_beside_predicted(config: str, operation: str, off: float, expected: bool) -> None:
-    """Measured twice over: two launches, of which each did half."""
-    of = row(config, operation).predicted
-    wavefronts = of.wavefronts + round(off * of.wavefronts)
-    half = shared(operation, of.instructions // 2, wavefronts // 2, of.ideal // 2)
-    rows = conflicts("simt.vectorized", config, [half, half | {"operand": "A"}])
-    (at,) = [r for r in rows if r.case.profile and r.operation == operation]
-    assert at.measured is not None
-    assert at.measured.excess == pytest.approx(of.excess + off * of.wavefronts, abs=2)
-    assert at.within is expected
-    assert at.cells()[-1] == ("yes" if expected else "no")
-    assert len([r for r in rows if r.case.config == at.case.config]) == 2
+def test_a_profile_agrees_within_two_per_cent_of_our_wavefronts(
+    config: str, operation: str, off: float, within: bool
+) -> None:
+    row = profiled(counted_off(config, operation, off), operation)
+
+    assert row.within is within
+    assert row.cells()[-1] == ("yes" if within else "no")
 
 
-def test_when_a_slab_is_loaded_and_stored_does_not_matter() -> None:
+def test_the_totals_of_a_profile_are_added_up() -> None:
+    ours = prediction("simt.vectorized", BOTH_CONFLICT, "load").predicted
+
+    row = profiled(counted_off(BOTH_CONFLICT, "load", 0.019), "load")
+
+    assert row.measured.excess == pytest.approx(ours.excess + 0.019 * ours.wavefronts, abs=2)
+
+
+def test_a_profiled_config_has_no_row_of_a_prediction_alone() -> None:
+    rows = counted_off(BOTH_CONFLICT, "load", 0.0)
+
+    of_config = [row for row in rows if configs.brief(row.case.config) == "piece_n=8,pad=0"]
+    assert [row.operation for row in of_config] == ["load", "store"]
+
+
+def test_when_a_k_tile_is_loaded_and_stored_does_not_matter() -> None:
     """000's warp tile prefetches nothing: its profile stands for the unpadded form."""
-    rows = conflicts("simt.warptile", "pad=0,prefetch=False", [])
-    assert [(configs.brief(each.case.config), each.measured is None) for each in rows[::2]] == [
-        ("pad=0,prefetch=False", False),
-        ("", True),
+    rows = with_profile("simt.warptile", "pad=0,prefetch=False", [])
+
+    found = [(configs.brief(r.case.config), r.operation, r.measured is not None) for r in rows]
+    assert found == [
+        ("pad=0,prefetch=False", "load", True),
+        ("pad=0,prefetch=False", "store", True),
+        ("", "load", False),
+        ("", "store", False),
     ]
-    assert len(rows) == 4
 
 
-def test_without_instructions_there_is_no_measurement() -> None:
-    other = profile("simt.naive", "", []) | {"provider": "cublas"}
-    given = loaded(profile("simt.vectorized", "", None), other).profiles
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(profile("simt.vectorized", OWN, None), id="without instructions"),
+        pytest.param(
+            profile("simt.naive", OWN, []) | {"provider": "cublas"}, id="of another kernel"
+        ),
+    ],
+)
+def test_only_profiles_of_the_ladder_with_instructions_count(made: Entry) -> None:
+    given = loaded(made).profiles
+
     assert access_cases.profiled(given) == ()
-    assert all(r.measured is r.within is None for r in accesses.conflicts(given))
-    memory = [{"space": "shared", "operation": "load", "requests": 1}]
-    loads, stores = (r for r in conflicts("simt.vectorized", "", memory) if r.case.profile)
-    assert loads.measured is None
-    assert stores.measured is not None  # none was executed
+    assert {(row.measured, row.within) for row in accesses.conflicts(given)} == {(None, None)}
+
+
+def test_a_profile_that_lacks_a_count_is_no_measurement() -> None:
+    without_wavefronts = {"space": "shared", "operation": "load", "requests": 1}
+
+    rows = with_profile("simt.vectorized", OWN, [without_wavefronts])
+
+    assert profiled(rows, "load").measured is None
+
+
+def test_a_profile_without_an_operation_has_measured_that_none_was_executed() -> None:
+    rows = with_profile("simt.vectorized", OWN, [])
+
+    stores = profiled(rows, "store")
+    assert stores.measured.instructions == 0
     assert stores.within is True
 
 
-def test_coalescing_predicted() -> None:
-    rows = [
-        (r.case.kernel, r.access, r.predicted.transactions, r.predicted.efficiency)
-        for r in coalescing()
-    ]
-    assert rows == [
-        ("simt.naive", "A load", 32, 1 / 32),
-        ("simt.naive", "B load", 1, 1),
-        ("simt.naive", "out store", 32, 1 / 32),
-        *(("simt.coalesced", access, 1, 1) for access in ("A load", "B load", "out store")),
-    ]
+# ---- the profiles in results/
+@pytest.fixture(scope="module")
+def recorded() -> list[Conflicts]:
+    """The rows of every profile in results/ that was made with --instructions."""
+    made = profiles.load([ROOT / "results" / "h100_simt_counters.json"])
+    return [row for row in accesses.conflicts(made) if row.measured]
 
 
-def test_what_was_measured_is_what_was_predicted() -> None:
-    """Every profile in results/ that was made with --instructions."""
-    measured = profiles.load([ROOT / "results" / "h100_simt_counters.json"])
-    in_shared = [r for r in accesses.conflicts(measured) if r.measured]
-    in_global = [r for r in accesses.coalescing(measured) if r.measured]
-    everywhere: list[Conflicts | Coalescing] = [*in_shared, *in_global]
-    assert [r.cells() for r in everywhere if not r.within] == []
-    assert {configs.brief(r.case.config) for r in in_shared} >= {
-        "piece_n=8,pad=0",
-        "piece_n=8",
-        "pad=0",
-        "",
-    }
-    assert {r.case.kernel for r in in_global} >= {"simt.naive", "simt.coalesced"}
+def test_the_recorded_conflicts_are_those_that_were_predicted(recorded: list[Conflicts]) -> None:
+    assert [row.cells() for row in recorded if not row.within] == []
 
 
-def test_coalescing_measured() -> None:
-    memory = [
-        of_global("A", "load", 32, 1 / 32),
-        of_global("B", "load", 1.1, 1 / 1.1),
-        of_global("C", "load", 1, 1),
-        of_global("A", "load", 16, 1 / 16),
-    ]
-    other = profile(
-        "simt.vectorized", "", [of_global("A", "load", 16, 0.25), of_global("out", "store", 4, 1)]
-    )
-    rows = coalescing(profile("simt.naive", "", memory[:3]), other)
-    naive = {r.access: r for r in rows if r.case.kernel == "simt.naive"}
-    assert [naive[name].within for name in ("A load", "B load", "out store")] == [True, False, None]
-    assert naive["B load"].cells()[-3:] == ("1 / 1.1", "100.0% / 90.9%", "no")
-    vectorized = {
-        r.access: (r.predicted.bytes, r.within) for r in rows if r.case.kernel == "simt.vectorized"
-    }
-    assert vectorized == {"A load": (16, True), "B load": (16, None), "out store": (16, True)}
-    twice = coalescing(profile("simt.naive", "", memory))[0].measured
-    assert twice is not None
-    assert (twice.transactions, twice.efficiency) == (24, pytest.approx(2 / 48))
-
-
-def test_a_profile_of_another_version_is_named() -> None:
-    with pytest.raises(ValueError, match=r"a profile of simt.naive .*tile=3"):
-        coalescing(profile("simt.naive", "", [], resolved="tile=3"))
-
-
-def test_command(tmp_path: Path) -> None:
-    of = row(FIRST, "load").predicted
-    entry = profile("simt.vectorized", FIRST, [shared("load", of.instructions, of.ideal, of.ideal)])
-    path, saved = write(tmp_path / "ncu.json", entry), tmp_path / "saved.json"
-    printed = shown("accesses", "--results", path, "--save", saved)
-    assert max(map(len, printed.splitlines())) <= 140
-    assert "671.1 / 402.7" in printed
-    value = json.loads(saved.read_text())
-    first = value["conflicts"][0]
-    assert (first["config"], first["gpu"], first["within"]) == ("piece_n=8,pad=0", "H100", False)
-    assert first["operands"]["B"] == {
-        "instructions": 16,
-        "wavefronts": 128,
-        "ideal": 64,
-        "excess": 64,
-    }
-    assert first["bank_conflicts"] == {"A": 0, "B": 1}
-    assert {row["measured"] is None for row in value["conflicts"][2:]} == {True}
-    assert [row["access"] for row in value["coalescing"]] == ["A load", "B load", "out store"] * 3
-    assert json.loads(shown("accesses", "--json", "--results", path)) == value
-    invoke("accesses", "--results", "/nowhere.json", code=2)
-
-
-def test_readme_parts(tmp_path: Path) -> None:
-    of = row(FIRST, "load").predicted
-    total = shared("load", of.instructions, of.wavefronts, of.ideal)
-    direct = profile("simt.naive", "", [of_global("A", "load", 32, 1 / 32)])
-    write(
-        tmp_path / "ncu.json",
-        profile("simt.vectorized", FIRST, [total, of_global("A", "load", 16, 0.25)]),
-        direct,
-    )
-    parts = "conflicts from ncu.json", "coalescing from ncu.json"
-    changed, text = rendered(tmp_path, *parts)
-    assert changed == ["README.md"]
-    made = text.splitlines()
-    assert "| `pad=0,piece_n=8` | 4096, H100 | 40.0% / 40.0% | 33.3% / 0.0% |" in made
-    line = "| A 2+0, B 4+4 | A 0, B 1 | 671.1 / 671.1 | 268.4 / 268.4 | yes |"
-    assert f"| `simt.vectorized` | piece_n=8,pad=0 | 4096, H100 | loads {line}" in made
-    assert "| `simt.naive` | – | 4096, H100 | A load | 4 | 32 / 32 | 3.1% / 3.1% | yes |" in made
-    assert not any(
-        each.startswith("| `simt.vectorized`") and "A load |" in each for each in made
-    ), "they are many"
-    assert sum(each.endswith("NVIDIA H100 80GB HBM3, ncu.") for each in made) == 2
-    write(tmp_path / "ncu.json", profile("simt.vectorized", FIRST, None))
-    with pytest.raises(ValueError, match=r"no profile of simt.\* made with --instructions"):
-        rendered(tmp_path, *parts)
+@pytest.mark.parametrize("config", ["piece_n=8,pad=0", "piece_n=8", "pad=0", ""])
+def test_every_form_of_the_square_was_recorded(config: str, recorded: list[Conflicts]) -> None:
+    assert config in {configs.brief(row.case.config) for row in recorded}
