@@ -7,18 +7,22 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from support import misbehaving
+from support.drivers import Driver
 from support.faulty_kernel import Config, notes
 from support.misbehaving import RAISED
-from support.sweeps import WORKLOAD, gone, soon, start
+from support.sweeps import WORKLOAD, gone, soon
 
 from outblas.autotune.measure import isolated
-from outblas.autotune.measure.compile_pool import Compilers, outcome
+from outblas.autotune.measure.compile_pool import Compilers, Failure, outcome
 from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
+from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.core.configs import to_text
 
@@ -26,130 +30,194 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
+    pytest.mark.usefixtures("own_notes"),
 ]
-SUBJECT = TuneTarget("misbehaving", "support.misbehaving")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _log(tmp_path_factory: pytest.TempPathFactory):
-    """Of all tests here: they share processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAULTY_LOG", str(tmp_path_factory.mktemp("supervision") / "log"))
-        yield
+MISBEHAVING = TuneTarget("misbehaving", "support.misbehaving")
 
 
 @pytest.fixture(scope="module")
-def bench():
+def notes_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the kernel takes its notes, in all processes that these tests start and share."""
+    folder = tmp_path_factory.mktemp("supervision")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULTY_LOG", str(folder / "log"))
+        yield folder
+
+
+@pytest.fixture
+def own_notes(notes_folder: Path) -> None:
+    """Removes the notes that other tests have caused."""
+    for file in notes_folder.iterdir():
+        file.unlink()
+
+
+@pytest.fixture(scope="module")
+def bench(notes_folder: Path) -> Iterator[MeasureWorker]:
+    """What measures on the CPU: its process is another one after a test that has it killed."""
     with MeasureWorker("cpu") as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
-def compilers():
+def compilers(notes_folder: Path) -> Iterator[Compilers]:
+    """One process that compiles, which is another one after a test that has it killed."""
     with Compilers(1) as compilers:
         yield compilers
 
 
-def screened(bench, fault="", **config):
-    return bench.screen(WORKLOAD, (SUBJECT, to_text(Config(fault=fault, **config))), None)
+def screened(bench: MeasureWorker, fault: str = "", sleep: int = 0) -> Screened:
+    """What is found of a config that sleeps so many milliseconds. Raises WorkerDied."""
+    return bench.screen(WORKLOAD, (MISBEHAVING, to_text(Config(sleep=sleep, fault=fault))), None)
 
 
-def submitted(compilers, fault="", **config):
-    return compilers.submit(SUBJECT, WORKLOAD, to_text(Config(fault=fault, **config)), 90)
+def submitted(compilers: Compilers, fault: str = "", **config: int) -> Future[float]:
+    """A compile that was asked for."""
+    return compilers.submit(MISBEHAVING, WORKLOAD, to_text(Config(fault=fault, **config)), 90)
 
 
-def compiled(compilers, fault="", **config):
+def compiled(compilers: Compilers, fault: str = "") -> tuple[Failure, str] | None:
     """What went wrong with a compile."""
-    future = submitted(compilers, fault, **config)
+    future = submitted(compilers, fault)
     future.exception(timeout=60)
     return outcome(future)
 
 
-def compiling():
-    """The processes that have begun a compile, in order."""
+def measuring() -> list[int]:
+    """The processes that have begun to measure a config in this test, in order."""
+    return [note.process for note in notes()]
+
+
+def compiling() -> list[int]:
+    """The processes that have begun a compile in this test, in order."""
     return [note.process for note in notes(".compiled")]
 
 
-# What a config raises.
+# ---- what a config raises
 @pytest.mark.parametrize("fault", RAISED)
-def test_whatever_a_config_raises_costs_its_trial(bench, fault) -> None:
-    assert screened(bench).status == "ok"
-    process = notes()[-1].process
-
+def test_whatever_a_config_raises_costs_its_trial(bench: MeasureWorker, fault: str) -> None:
     found = screened(bench, fault)
 
-    assert found.status == "failed"
-    assert type(found.reason) is str
-    assert screened(bench).status == "ok"
-    assert notes()[-1].process == process
+    assert (found.status, type(found.reason)) == ("failed", str)
 
 
 @pytest.mark.parametrize("fault", RAISED)
-def test_whatever_a_compile_raises_costs_its_trial(compilers, fault) -> None:
+def test_whatever_a_config_raises_its_worker_goes_on(bench: MeasureWorker, fault: str) -> None:
+    screened(bench, fault)
+
+    assert screened(bench).status == "ok"
+    first, second = measuring()
+    assert first == second
+
+
+@pytest.mark.parametrize("fault", RAISED)
+def test_whatever_a_compile_raises_costs_its_trial(compilers: Compilers, fault: str) -> None:
+    found = compiled(compilers, f"compile-{fault}")
+
+    assert found is not None
+    assert (found[0], type(found[1])) == ("failed", str)
+
+
+@pytest.mark.parametrize("fault", RAISED)
+def test_whatever_a_compile_raises_its_process_goes_on(compilers: Compilers, fault: str) -> None:
+    compiled(compilers, f"compile-{fault}")
+
     assert compiled(compilers) is None
-
-    status, reason = compiled(compilers, f"compile-{fault}")
-
-    assert (status, type(reason)) == ("failed", str)
-    assert compiled(compilers) is None
-    assert len(set(compiling()[-3:])) == 1, "the compile process is another one"
+    first, second = compiling()
+    assert first == second
 
 
-# Ends from outside.
-def test_a_killed_compile_is_tried_once_more(compilers) -> None:
+# ---- ends from outside
+def test_a_compile_that_is_killed_is_tried_in_another_process(compilers: Compilers) -> None:
     assert compiled(compilers, "compile-sigkill-once") is None
-    assert compiling()[-1] != compiling()[-2]
-    status, reason = compiled(compilers, "compile-sigkill")
-    assert status == "killed"
-    assert "2 times: signal SIGKILL" in reason
-    assert compiling()[-1] != compiling()[-2]
+
+    first, second = compiling()
+    assert first != second
 
 
-def test_an_idle_compile_process_that_is_killed_is_replaced(compilers) -> None:
-    assert compiled(compilers) is None
-    process = compiling()[-1]
-    os.kill(process, signal.SIGKILL)
-    assert soon(lambda: gone(process))
+def test_a_compile_that_is_killed_again_is_given_up(compilers: Compilers) -> None:
+    found = compiled(compilers, "compile-sigkill")
+
+    assert found is not None
+    assert found[0] == "killed"
+    assert "2 times: signal SIGKILL" in found[1]
+    first, second = compiling()
+    assert first != second
+
+
+def test_an_idle_compile_process_that_is_killed_is_replaced(compilers: Compilers) -> None:
+    compiled(compilers)
+    (killed,) = compiling()
+
+    os.kill(killed, signal.SIGKILL)
+    assert soon(lambda: gone(killed))
     futures = [submitted(compilers, number=number, sleep=300) for number in (1, 2)]
+
     assert all(future.result(60) > 0.2 for future in futures)
-    assert process not in compiling()[-2:]
+    assert killed not in compiling()[1:]
 
 
-def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench) -> None:
+def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench: MeasureWorker) -> None:
     with pytest.raises(WorkerDied, match="signal SIGTERM") as death:
         screened(bench, "sigterm")
+
     assert death.value.status == "killed"
 
 
-# Clocks.
-@pytest.mark.parametrize("hours", [1, -1])
-def test_the_wall_clock_jumps(bench, hours, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour on makes no sound config hang, and an hour back lets no hanging one go on."""
+# ---- clocks
+@pytest.fixture
+def jump_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+    """Has the wall clock of this process jump by so many seconds, in half a second from now."""
+    honest = time.time
+    jumps: list[float] = []
+    timers: list[threading.Timer] = []
+    monkeypatch.setattr(time, "time", lambda: honest() + sum(jumps))
+
+    def jump_soon(seconds: float) -> None:
+        timers.append(threading.Timer(0.5, jumps.append, [seconds]))
+        timers[-1].start()
+
+    yield jump_soon
+    for timer in timers:
+        timer.cancel()
+
+
+def test_a_clock_that_jumps_on_makes_no_sound_config_hang(
+    bench: MeasureWorker, jump_soon: Callable[[float], None]
+) -> None:
     bench.open(WORKLOAD)
-    honest, jumped = time.time, threading.Event()
-    monkeypatch.setattr(time, "time", lambda: honest() + (3600 * hours if jumped.is_set() else 0))
-    monkeypatch.setattr(isolated, "TURNS", 0)
-    threading.Timer(0.5, jumped.set).start()
-    if hours > 0:
-        assert screened(bench, sleep=1500).status == "ok"
-        return
-    monkeypatch.setattr(bench, "_trial_seconds", 1.5)
-    with ThreadPoolExecutor(1) as thread:
+
+    jump_soon(3600.0)
+    found = screened(bench, sleep=1000)
+
+    assert found.status == "ok"
+
+
+def test_a_clock_that_jumps_back_lets_no_config_hang_on(
+    monkeypatch: pytest.MonkeyPatch, jump_soon: Callable[[float], None]
+) -> None:
+    monkeypatch.setattr(isolated, "TURNS", 0)  # a trial has one second, however slow torch is
+    with MeasureWorker("cpu", trial_seconds=1.0) as bench, ThreadPoolExecutor(1) as thread:
+        bench.open(WORKLOAD)
+        jump_soon(-3600.0)
         hung = thread.submit(screened, bench, "hang")
         try:
             with pytest.raises(WorkerDied) as death:
                 hung.result(20)
         finally:
-            bench._process.kill() if bench._process else None
+            bench.cancel()
+
     assert death.value.status == "hang"
 
 
-# Starts.
-def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# ---- starts
+def test_a_worker_that_hangs_at_its_start_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(isolated, "START_SECONDS", 0.5)
     bench = MeasureWorker("cpu")
+
     with ThreadPoolExecutor(1) as thread:
         described = thread.submit(bench.describe)
         try:
@@ -159,26 +227,26 @@ def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.Monkey
             bench.cancel()
 
 
-# The driver's death.
-def test_nothing_survives_the_driver(path: Path) -> None:
-    """Of a worker that holds Python's lock, and a compile with children that ignore signals."""
-    code = f"""
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_supervision import submitted, screened, MeasureWorker, Compilers
-with MeasureWorker("cpu") as bench, Compilers(1) as compilers:
-    submitted(compilers, "compile-children")
-    screened(bench, "gil")
-"""
-    log = len(notes()), len(notes(".compiled"))
-    with start(code, path) as driver:
-        assert soon(lambda: len(notes()) > log[0] and len(misbehaving.children()) == 2, 60)
-        time.sleep(0.3)
-        driver.kill()
+# ---- the driver's death
+def compile_and_measure(say: Connection) -> None:
+    """Has a compile leave children that ignore signals, and a worker hold Python's lock."""
+    with MeasureWorker("cpu") as bench, Compilers(1) as compilers:
+        submitted(compilers, "compile-children")
+        screened(bench, "gil")
+
+
+def test_nothing_survives_the_driver() -> None:
+    with Driver(compile_and_measure) as driver:
+        assert soon(lambda: len(measuring()) == 1 and len(misbehaving.children()) == 2, 60)
+        time.sleep(0.3)  # for the worker to take the lock
+        processes = {*measuring(), *compiling(), *misbehaving.children()}
+
+        driver.send(signal.SIGKILL)
         driver.wait(10)
-        processes = {notes()[-1].process, *compiling()[log[1] :], *misbehaving.children()}
         ended = soon(lambda: all(map(gone, processes)), 5)
-        for process in processes:
-            if not gone(process):
-                os.kill(process, signal.SIGKILL)
+
+    for process in processes:
+        if not gone(process):
+            os.kill(process, signal.SIGKILL)
     assert len(processes) == 4
     assert ended
