@@ -40,7 +40,14 @@ def family(_=None):
     ]
 
 
+def parent(process: int) -> int:
+    """The process that has started another one, or has inherited it."""
+    with open(f"/proc/{process}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
 def hold_gil(seconds) -> None:
+    """Keeps Python's lock, which `time.sleep` does not."""
     ctypes.PyDLL(None).sleep(seconds)
 
 
