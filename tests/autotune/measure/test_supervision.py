@@ -126,6 +126,28 @@ def test_whatever_a_compile_raises_its_process_goes_on(compilers: Compilers, fau
     assert first == second
 
 
+def test_a_config_that_ends_python_costs_its_trial_and_not_the_worker(bench: MeasureWorker) -> None:
+    found = screened(bench, "quit")
+
+    assert (found.status, found.reason) == ("failed", "SystemExit: 3")
+    assert not gone(measuring()[0])
+
+
+def test_a_compile_whose_error_cannot_be_unpickled_is_told(compilers: Compilers) -> None:
+    assert compiled(compilers, "compile-odd") == ("failed", "OddError: cannot be unpickled")
+
+
+# ---- ends when nothing is asked
+def test_a_worker_that_ends_after_a_trial_costs_no_trial(bench: MeasureWorker) -> None:
+    before = screened(bench, "exit-idle")
+    ended = soon(lambda: gone(measuring()[0]))
+    after = screened(bench)
+
+    assert ended
+    assert (before.status, after.status) == ("ok", "ok")
+    assert measuring()[0] != measuring()[1]
+
+
 # ---- ends from outside
 def test_a_compile_that_is_killed_is_tried_in_another_process(compilers: Compilers) -> None:
     assert compiled(compilers, "compile-sigkill-once") is None
