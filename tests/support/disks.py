@@ -19,15 +19,19 @@ from outblas.autotune.store.store import Store
 PAGE = 4096  # bytes of a store's file, of which the first page has the header and the tables' names
 
 
-def leave_room(store: Store, pages: int = 0) -> None:
-    """Has the disk full once a store's file has grown by so many pages.
+def leave_room(store: Store, pages: int = 0, *, compact: bool = False) -> None:
+    """Has the disk full once a store's file has grown by so many pages; `compact`: those that it
+    has not filled yet are given back first.
 
     SQLite's own limit on a connection raises the error of a full disk.
     """
     connection = store._file
     assert connection, "the store has no file"
-    used = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {used + pages}")
+    with store._mutex:
+        if compact:
+            connection.execute("VACUUM")
+        used = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
 @contextlib.contextmanager
