@@ -7,3 +7,12 @@ an episode has at most), `JOBS` (how many episodes may run side by side on two c
 `episode(setting) -> Episode`. An episode draws everything from its own seed, so a failure repeats
 by its index, as far as the timing of processes can repeat.
 """
+
+import sys
+from pathlib import Path
+
+# Where the package of helpers lies that the kernel takes its faults from. Every process that runs
+# or measures the kernel imports this.
+TESTS = str(Path(__file__).resolve().parents[1])
+if TESTS not in sys.path:
+    sys.path.append(TESTS)

@@ -1,25 +1,28 @@
 """A kernel whose configs are known to be sound or guilty: torch's product, after a pause and
-perhaps a fault.
+perhaps a fault of tests/support/faulty_kernel.py.
 
 `CHAOS_CONFIGS` has the configs of the space, separated by semicolons. Each compile and each
 measurement adds a line to the file `CHAOS_NOTES`: what is done, the config, the process that does
 it, and the driver that it works for.
 """
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from support import faulty_kernel
+from support.faulty_kernel import footprint, unsupported
 
 from outblas.autotune.store.records import Status
 from outblas.core.configs import from_text, to_text
-from outblas.core.space import Footprint, Space
+from outblas.core.problem import Problem
+from outblas.core.space import Space
+
+__all__ = ["Config", "footprint", "plan", "precompile", "space", "unsupported"]
 
 # The statuses that a config may get because of its fault. "" and the fault "child" are sound.
 MEASURED: dict[str, tuple[Status, ...]] = {
@@ -62,20 +65,7 @@ class Config:
     fault: str = ""
 
 
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("this error cannot be shown")
-
-
-class NotAnException(BaseException):
-    """What `except Exception` lets through."""
-
-
-def unsupported(problem, config=None):
-    return "fault is refuse, expected another" if config and config.fault == "refuse" else None
-
-
-def plan(problem, config=None):
+def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     config = config or Config()
     note("measure", to_text(config))
     if not _built(config).exists():
@@ -84,81 +74,32 @@ def plan(problem, config=None):
     time.sleep(config.load / 1000)
     if config.fault == "child":
         subprocess.Popen(["sleep", "1000"])
-
-    def launch(a, b, c, out, alpha, beta):
-        fail(config.fault)
-        torch.mm(a, b, out=out)
-        if config.fault == "wrong":
-            out[-1, -1] += 1
-
-    return launch
+    return faulty_kernel.product(config)
 
 
-def precompile(problem, config, arch):
+def precompile(problem: Problem, config: Config, arch: int) -> None:
     note("compile", to_text(config))
     _build(config)
 
 
-def _build(config):
+def _build(config: Config) -> None:
     time.sleep(config.build / 1000)
-    when, _, fault = config.fault.rpartition("-")
-    if when == "compile":
-        fail(fault)
+    faulty_kernel.fail_to_compile(config)
     _built(config).parent.mkdir(exist_ok=True)
     _built(config).touch()
 
 
-def _built(config):
-    """The compiled config."""
+def _built(config: Config) -> Path:
+    """The file that stands for the compiled config."""
     return Path(os.environ[NOTES] + ".built") / str(config.number)
 
 
-def fail(fault):
-    match fault:
-        case "hang":
-            time.sleep(1000)
-        case "gil":
-            ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock, unlike CDLL
-        case "segfault":
-            ctypes.string_at(0)
-        case "abort":
-            signal.signal(signal.SIGABRT, signal.SIG_DFL)
-            os.abort()
-        case "exit":
-            os._exit(3)
-        case "raise":
-            raise RuntimeError("no luck today")
-        case "unprintable":
-            raise Unprintable
-        case "base":
-            raise NotAnException("no luck today")
-
-
-def space(problem, machine):
+def space(problem: Problem, machine: object) -> Space[Config]:
     own, *others = (from_text(Config, text) for text in os.environ[CONFIGS].split(";"))
-    return Space(
-        own=own,
-        axes={},
-        invalid_reason=lambda config: None,
-        footprint=footprint,
-        also=tuple(others),
-    )
+    return faulty_kernel.space_of(own, {}, others)
 
 
-def footprint(config):
-    return Footprint(
-        math="fma",
-        tile_m=16,
-        tile_n=16,
-        tile_k=16,
-        stages=1,
-        threads=128,
-        registers=32,
-        shared_memory=2048,
-    )
-
-
-def note(what, text):
+def note(what: str, text: str) -> None:
     """One write, so that lines of several processes do not mix."""
     line = f"{what} {text} {os.getpid()} {os.environ.get(MARK, 'none')}\n"
     file = os.open(os.environ[NOTES], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -168,7 +109,7 @@ def note(what, text):
         os.close(file)
 
 
-def sound(fault):
+def sound(fault: str) -> bool:
     """Whether a config with this fault has to be measured as any other."""
     return STATUS[fault] == ("ok",)
 

@@ -4,6 +4,9 @@ can.
 Whoever measures a config notes that in the file FAULTY_LOG, whoever compiles one in
 FAULTY_LOG.compiled. FAULTY_CONFIGS says how many sound configs the space has, FAULTY_SLEEP how many
 ms each takes, FAULTY_FAULTS which faults others have.
+
+Kernels with other configs and notes take the faults, the product and the space from here:
+tests/support/misbehaving.py and tests/chaos/kernel.py.
 """
 
 import ctypes
@@ -12,16 +15,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from outblas.core.configs import to_text
 from outblas.core.problem import Problem
 from outblas.core.space import Footprint, Space
+
+C = TypeVar("C")
 
 # What becomes of a config with a fault: of its measurement, and where it is compiled ahead.
 MEASURED = {
@@ -58,7 +63,14 @@ class Note(NamedTuple):
     visible: str
 
 
-def unsupported(problem: Problem, config: Config | None = None) -> str | None:
+class FaultyConfig(Protocol):
+    """What a config of any faulty kernel says of itself: the fault that it has, "" for none."""
+
+    @property
+    def fault(self) -> str: ...
+
+
+def unsupported(problem: Problem, config: FaultyConfig | None = None) -> str | None:
     return "fault is refuse, expected another" if config and config.fault == "refuse" else None
 
 
@@ -66,6 +78,13 @@ def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     config = config or Config()
     _note(config)
     time.sleep(config.sleep / 1000)
+    if config.fault == "exit-idle":
+        threading.Timer(0.5, os._exit, [3]).start()
+    return product(config)
+
+
+def product(config: FaultyConfig) -> Callable[..., None]:
+    """Torch's product, for which the fault of a config strikes."""
 
     def launch(
         a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
@@ -75,19 +94,23 @@ def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
         if config.fault == "wrong":
             out[-1, -1] += 1
 
-    if config.fault == "exit-idle":
-        threading.Timer(0.5, os._exit, [3]).start()
     return launch
 
 
 def precompile(problem: Problem, config: Config, arch: int) -> None:
     _note(config, ".compiled")
+    fail_to_compile(config)
+
+
+def fail_to_compile(config: FaultyConfig) -> None:
+    """Does what a fault of a compile is named for."""
     when, _, fault = config.fault.rpartition("-")
     if when == "compile":
         fail(fault)
 
 
-def fail(fault: str, config=None) -> None:
+def fail(fault: str, config: FaultyConfig | None = None) -> None:
+    """Does what a fault is named for."""
     match fault:
         case "wait":  # while there is a file
             while Path(os.environ["FAULTY_LOG"] + ".wait").exists():
@@ -97,20 +120,40 @@ def fail(fault: str, config=None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             time.sleep(1000)
+        case "gil":
+            ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock, unlike CDLL
         case "segfault":
             ctypes.string_at(0)
+        case "abort":
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)
+            os.abort()
         case "exit":
             os._exit(3)
         case "quit":
             sys.exit(3)
         case "raise":
             raise RuntimeError("no luck today")
+        case "unprintable":
+            raise Unprintable
+        case "base":
+            raise NotAnException("no luck today")
         case "odd":
             raise OddError("cannot be unpickled", 1)
         case "oom":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
         case "memory":
             bytearray(64 << 30)
+
+
+class Unprintable(Exception):
+    """Cannot say what it is about."""
+
+    def __str__(self) -> str:
+        raise ValueError("this error cannot be shown")
+
+
+class NotAnException(BaseException):
+    """What `except Exception` lets through."""
 
 
 class OddError(Exception):
@@ -122,16 +165,26 @@ class OddError(Exception):
 
 
 def space(problem: Problem, machine: object) -> Space[Config]:
-    return Space(
-        own=Config(sleep=int(os.environ.get("FAULTY_SLEEP", "0"))),
-        axes={"number": tuple(range(int(os.environ.get("FAULTY_CONFIGS", "3"))))},
-        invalid_reason=lambda config: None,
-        footprint=footprint,
-        also=tuple(Config(fault=fault) for fault in os.environ.get("FAULTY_FAULTS", "").split()),
+    return space_of(
+        Config(sleep=int(os.environ.get("FAULTY_SLEEP", "0"))),
+        {"number": tuple(range(int(os.environ.get("FAULTY_CONFIGS", "3"))))},
+        [Config(fault=fault) for fault in os.environ.get("FAULTY_FAULTS", "").split()],
     )
 
 
-def footprint(config: Config) -> Footprint:
+def space_of(own: C, axes: Mapping[str, tuple[Any, ...]], also: Iterable[C]) -> Space[C]:
+    """The space of these configs, in which all are valid and of one footprint."""
+    return Space(
+        own=own,
+        axes=dict(axes),
+        invalid_reason=lambda config: None,
+        footprint=footprint,
+        also=tuple(also),
+    )
+
+
+def footprint(config: object) -> Footprint:
+    """That of any config of a faulty kernel: a kernel that every GPU can run."""
     return Footprint(
         math="fma",
         tile_m=16,

@@ -5,7 +5,6 @@ A fault whose name begins with "compile-" strikes where the config is compiled a
 where it is measured.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,13 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support import faulty_kernel
-from support.faulty_kernel import Config, footprint, space, unsupported
+from support.faulty_kernel import Config, NotAnException, footprint, space, unsupported
 
 __all__ = ["Config", "footprint", "plan", "precompile", "space", "unsupported"]
-
-
-class OwnBaseError(BaseException):
-    """Ends a program that catches only Exception."""
 
 
 class SilentError(Exception):
@@ -49,7 +44,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "keyboard-interrupt": KeyboardInterrupt,
     "generator-exit": GeneratorExit,
     "system-exit": lambda: SystemExit(3),
-    "own-base": lambda: OwnBaseError("mine"),
+    "own-base": lambda: NotAnException("mine"),
     "silent": SilentError,
     "unsendable": Unsendable,
     "unreadable": lambda: Unreadable("where", 1),
@@ -93,12 +88,9 @@ def strike(fault) -> None:
     if fault in SIGNALS:
         os.kill(os.getpid(), SIGNALS[fault])
         time.sleep(20)
-    match fault:
-        case "gil":
-            ctypes.PyDLL(None).sleep(1000)
-        case "children":
-            leave_children()
-            time.sleep(1000)
+    if fault == "children":
+        leave_children()
+        time.sleep(1000)
 
 
 def leave_children() -> None:
