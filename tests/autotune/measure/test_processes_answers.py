@@ -47,6 +47,7 @@ def scripted(
 
 
 # ---- ends within an answer
+NO_ANSWER: tuple[type[WorkerExited | WorkerTimeout], ...] = (WorkerExited, WorkerTimeout)
 # What is told of a worker that ends so: bytes that are no answer may look like the rest of a frame.
 ENDS = {
     "kill": "signal SIGKILL",
@@ -76,10 +77,7 @@ def endings(end: str, cuts: Iterable[int], patience: float) -> dict[int, tuple[b
     """
 
     def told(cut: int) -> tuple[bool, bool]:
-        with (
-            started(program=SCRIPTED) as worker,
-            pytest.raises((WorkerExited, WorkerTimeout)) as ended,
-        ):
+        with started(program=SCRIPTED) as worker, pytest.raises(NO_ANSWER) as ended:
             scripted(worker, ANSWER, cut, end, seconds=patience)
         return ended.value.accepted, ENDS[end] in str(ended.value)
 
@@ -117,7 +115,7 @@ def test_a_call_to_a_worker_that_has_answered_and_ended_is_not_begun(
         scripted(worker, ANSWER, ANSWER_BYTES, end, seconds=patience)
 
         monkeypatch.setattr(processes, "ACCEPT_SECONDS", 0.3)
-        with pytest.raises((WorkerExited, WorkerTimeout)) as ended:
+        with pytest.raises(NO_ANSWER) as ended:
             scripted(worker, ANSWER)
 
     assert not ended.value.accepted
