@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from support import commands
 from support.reports import Page
 from support.stored import H100, H200, WORKLOAD
 from support.tuning_reports import SWEPT, winner
-from typer.testing import Result
 
 from outblas.autotune.store import transfer
 from outblas.autotune.store.records import Gpu, Workload

@@ -3,6 +3,7 @@ traffic.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import seed_claims
@@ -139,7 +140,9 @@ def test_columns_side_by_side_mend_the_conflicts_of_loads() -> None:
     ],
 )
 def test_a_counter_of_kernel_7_that_confirms_a_claim(part: str, counter: str, value: float) -> None:
-    profile = counted("simt.warptile", UNPADDED, **{counter: value})
+    values: dict[str, Any] = {counter: value}
+
+    profile = counted("simt.warptile", UNPADDED, **values)
 
     assert verdict(part, profile) == ("confirmed", value)
 

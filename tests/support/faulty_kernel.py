@@ -172,11 +172,11 @@ def space(problem: Problem, machine: object) -> Space[Config]:
     )
 
 
-def space_of(own: C, axes: Mapping[str, tuple[Any, ...]], also: Iterable[C]) -> Space[C]:
+def space_of(own: C, axes: Mapping[Any, tuple[Any, ...]], also: Iterable[C]) -> Space[C]:
     """The space of these configs, in which all are valid and of one footprint."""
     return Space(
         own=own,
-        axes=dict(axes),
+        axes=axes,
         invalid_reason=lambda config: None,
         footprint=footprint,
         also=tuple(also),

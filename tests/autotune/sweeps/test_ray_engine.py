@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import tuned
@@ -195,7 +196,7 @@ def test_snapshots_are_on_the_clock_of_the_caller(survived: Ended) -> None:
 @pytest.fixture
 def tried(survived: Ended, tmp_path: Path) -> Iterator[Store]:
     """A copy of the store that the sweep with the killed worker has filled."""
-    with Store(shutil.copy(survived.path, tmp_path / "tried.sqlite")) as found:
+    with Store(Path(shutil.copy(survived.path, tmp_path / "tried.sqlite"))) as found:
         yield found
 
 
@@ -246,7 +247,7 @@ def test_the_config_that_was_left_has_no_lease(given_up: Ended) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_the_next_sweep_measures_the_config_that_was_left(given_up: Ended, tmp_path: Path) -> None:
-    with Store(shutil.copy(given_up.path, tmp_path / "store.sqlite")) as store:
+    with Store(Path(shutil.copy(given_up.path, tmp_path / "store.sqlite"))) as store:
         again = run(store)
 
     assert again.finished
@@ -292,7 +293,7 @@ def with_a_failure(tried: Store) -> Store:
     ],
 )
 def test_the_options_say_what_is_measured_anew(
-    with_a_failure: Store, options: dict[str, bool], new: int
+    with_a_failure: Store, options: dict[str, Any], new: int
 ) -> None:
     found = run(with_a_failure, **options)
 

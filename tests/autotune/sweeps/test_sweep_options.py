@@ -3,6 +3,7 @@
 import typing
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.in_process import measure_here
@@ -11,7 +12,7 @@ from support.sweeps import SUBJECT
 from outblas.autotune import Grid, SweepOptions, sweep
 from outblas.autotune.sweeps.options import SweepKeywords
 
-FACTS = {"dtype": "float32", "layout": "nn"}
+FACTS: dict[str, Any] = {"dtype": "float32", "layout": "nn"}
 RECORD = SweepOptions(gpus="cpu", trials=1, top_k=2, strategy=Grid())
 
 

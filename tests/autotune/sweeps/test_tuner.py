@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -207,10 +208,10 @@ def test_an_interrupt_ends_the_waiting(
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         Timer(0.5, stopped.set).start()
+        worker: Any = FakeWorker()
+        job = Job((SUBJECT,), WORKLOAD)
         with pytest.raises(Cancelled):
-            tuner.tune(
-                Job((SUBJECT,), WORKLOAD), H100, FakeWorker(), None, store, stopped=stopped.is_set
-            )
+            tuner.tune(job, H100, worker, None, store, stopped=stopped.is_set)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled, RuntimeError])
@@ -264,7 +265,9 @@ def test_configs_that_share_a_compile(
     tune: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = faulty_kernel.space
-    by_parity = {"compile_key": lambda config: replace(config, number=config.number % 2)}
+    by_parity: dict[str, Any] = {
+        "compile_key": lambda config: replace(config, number=config.number % 2)
+    }
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
     bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.0)

@@ -159,7 +159,7 @@ class TestAGpuOfItsOwn:
         assert gpu.probes == probes
 
     def test_has_plans_that_are_not_watched(self) -> None:
-        launch = object()
+        def launch() -> None: ...
 
         watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*PLACED))
 
