@@ -115,6 +115,26 @@ def test_the_check_finds_a_step_that_is_left_out(name: str) -> None:
         Fused(20, 24, 8, FP16, "silu", **ALL).check("portable", run=run_without)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((0,), (0,)), ((3, 0), (0,)), ((0,), (0, 4)), ((3, 0), (0, 4))],
+    ids=["two vectors", "a vector on the right", "a vector on the left", "matrices"],
+)
+def test_an_epilogue_follows_an_empty_sum(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    bias, residual = torch.tensor(-2.0), torch.tensor(3.0)
+
+    out = outblas.matmul(
+        torch.empty(left),
+        torch.empty(right),
+        bias=bias,
+        activation="relu",
+        residual=residual,
+        kernel="portable",
+    )
+
+    assert torch.equal(out, torch.full(left[:-1] + right[1:], 3.0))
+
+
 @pytest.mark.interpreter
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_infinities_nans_and_extremes_become_what_torch_makes_of_them(function: Activation) -> None:

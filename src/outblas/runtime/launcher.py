@@ -173,7 +173,7 @@ def _epilogue_of_zero(
     aux: Tensor | None,
 ) -> None:
     """The launch where K or alpha is 0 and an epilogue follows."""
-    shape = (*out.shape[:-1], out.shape[-1] * (2 if epilogue.gated else 1))
+    shape = (*out.shape[:-1], 2 * out.shape[-1]) if epilogue.gated else out.shape
     x = torch.zeros(shape, dtype=torch.float32, device=out.device)
     if c is not None and beta != 0:
         x += beta * c.float()
