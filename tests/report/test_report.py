@@ -187,6 +187,10 @@ MALFORMED: dict[str, Any] = {
     "expected all three or none": report(entry("x", 1.0, ratio_low=None)),
     "has figures although its check is 'wrong: 1'": report(entry("x", 1.0, check="wrong: 1")),
     "has a ratio and no us or tflops": report(entry("x", 1.0, tflops=None)),
+    r"results\[0\].batch_invariant is 1, expected true or false": report(
+        entry("x", 1.0, batch_invariant=1)
+    ),
+    r"results\[0\].epilogue is 1, expected text": report(entry("x", 1.0, epilogue=1)),
 }
 
 

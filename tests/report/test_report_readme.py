@@ -106,7 +106,7 @@ def h200_suite(checkout: Path) -> Path:
 
 @pytest.mark.usefixtures("h200_suite")
 def test_a_table_holds_one_campaign(checkout: Path) -> None:
-    with pytest.raises(ValueError, match="2 kinds of GPU, dtype and layout"):
+    with pytest.raises(ValueError, match="2 kinds of GPU, dtype, layout and operation"):
         rendered(checkout, "suite from results/h100_suite.json,results/h200.json")
 
 

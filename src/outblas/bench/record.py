@@ -77,6 +77,11 @@ class Record:
         return f"{self.provider}[{self.config}]" if self.config else self.provider
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is a product of the forward pass, without an epilogue or a promise."""
+        return not (self.epilogue or self.product or self.batch_invariant)
+
+    @property
     def passed(self) -> bool:
         """False for a wrong product; a call that a kernel does not take is no failure."""
         return self.check in (EXACT, BOUNDED, UNCHECKED) or self.check.startswith(REFUSED)

@@ -28,7 +28,10 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "bench": (
         ("outblas bench --shapes 4096,16x4096x4096", "all kernels at two shapes"),
-        ("outblas bench --kernels outblas,cublaslt-best --shapes suite", "against the best"),
+        ("outblas bench --kernels outblas --shapes suite --save suite.json", "kept"),
+        ("outblas bench --kernels outblas --shapes suite --against suite.json", "what fell"),
+        ("outblas bench --kernels outblas --shapes decode:llama-3-8b", "with cold weights"),
+        ("outblas bench --kernels outblas --epilogue bias+gelu+residual", "an epilogue"),
         ("outblas bench --kernels hopper.gemm[tile_n=128] --shapes 2048", "a config"),
     ),
     "bench-host": (

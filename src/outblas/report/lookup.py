@@ -17,7 +17,7 @@ def find(
     config: str = "",
     layout: str | None = None,
 ) -> Measurement | None:
-    """The newest timing of a provider on a model of GPU, or None.
+    """The newest timing of a provider's bare product on a model of GPU, or None.
 
     `config` names what differs from the provider's own, in any order. `layout` is that of the
     provider's ladder where it is not given.
@@ -28,6 +28,7 @@ def find(
         for m in measurements
         if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted
         and m.ratio is not None
+        and m.is_plain
     ]
     newest = max((str(m.environment.get("date", "")) for m in found), default="")
     return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)

@@ -2,9 +2,9 @@
 `results/`.
 
 A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; a
-ladder takes files of `outblas profile` too. KIND is `suite`, `sustained`, `ladder NAME`,
-`ladder NAME N,N`, `sizes KERNEL`, `layouts KERNEL`, `phases`, `raster N`, `conflicts`,
-`coalescing`, or one whose picture is drawn too: `chart results/FILE.svg`, `climb NAME
+ladder takes files of `outblas profile` too. KIND is `suite`, `cold PROVIDER`, `sustained`,
+`ladder NAME`, `ladder NAME N,N`, `sizes KERNEL`, `layouts KERNEL`, `phases`, `raster N`,
+`conflicts`, `coalescing`, or one whose picture is drawn too: `chart results/FILE.svg`, `climb NAME
 results/FILE.svg`, `orders N results/FILE.svg`. A picture carries the digest of its data. `tuned`
 takes a shipped table of `autotune/tables/`.
 """

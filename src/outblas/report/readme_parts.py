@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
-from ..bench.record import BASE
+from ..bench.record import BASE, BEST
 from ..core.shapes import SUITE, Shape, parse, to_text
 from . import access_cases, accesses, ladder, page, phases, raster, sizes, text
 from .evidence import Evidence
@@ -37,12 +38,60 @@ def _suite(evidence: Evidence, argument: str) -> str:
         lines.append(
             f"| {to_text(shape)} | {_us(base.us)} | {base.tflops:.0f} | {' | '.join(cells)} |"
         )
+    means = [_mean([m for m in burst if m.label == name], shapes) for name in others]
+    lines.append(f"| geometric mean | | | {' | '.join(means)} |")
     note = (
         "burst (idle, one warm call, then 8 timed, or a CUDA graph of about 1 ms for calls under "
         "100 µs); "
         "10th–90th percentile of rounds in brackets; *apart*: with a foreign kernel between calls"
     )
     return _closed(lines, burst, note)
+
+
+def _mean(rows: Sequence[Measurement], shapes: Sequence[Shape]) -> str:
+    """The geometric mean of a provider's ratios over all shapes, and to the best of cuBLASLt where
+    that was timed; a dash where a shape lacks.
+    """
+    ratios = [m.ratio for m in rows if m.ratio is not None]
+    if len(ratios) != len(shapes):
+        return text.NONE
+    best = [m.ratio_best for m in rows if m.ratio_best is not None and m.provider != BEST]
+    beside = f" ({geometric_mean(best):.3f} of {BEST})" if len(best) == len(shapes) else ""
+    return f"**{geometric_mean(ratios):.3f}**{beside}"
+
+
+def _cold(evidence: Evidence, argument: str) -> str:
+    """A row for each shape: the base's time with cold weights, and another provider's with its
+    bandwidth. The argument is that provider.
+    """
+    found = _campaign(evidence.measurements, "cold")
+    lines = [
+        f"| shape | cuBLAS µs | {argument} µs | GB/s | of copy | × cuBLAS | × {BEST} | "
+        "warm × cuBLAS |",
+        "|---" * 8 + "|",
+    ]
+    warm = {m.shape: m for m in evidence.measurements if (m.label, m.mode) == (argument, "burst")}
+    base = {m.shape: m for m in found if m.provider == BASE}
+    ours = sorted((m for m in found if m.label == argument), key=lambda m: _order(m.shape))
+    for m in ours:
+        cells = (
+            to_text(m.shape),
+            _us(base[m.shape].us),
+            _us(m.us),
+            text.figure(m.gbs, ".0f"),
+            text.figure(m.bandwidth_share, ".0%"),
+            text.ratio(m),
+            text.figure(m.ratio_best, ".3f"),
+            text.ratio(warm[m.shape]) if m.shape in warm else text.NONE,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours)
+    bandwidth = " and ".join(text.figure(each, ".0f") for each in copies)
+    note = (
+        "bursts over copies of the weights whose sum is twice L2; 10th–90th percentile of rounds "
+        f"in brackets; a copy of a gigabyte reaches {bandwidth} GB/s"
+    )
+    return _closed(lines, found, note)
 
 
 def _sustained(evidence: Evidence, argument: str) -> str:
@@ -79,11 +128,11 @@ def _campaign(measurements: Measurements, mode: str) -> list[Measurement]:
     dtype and layout.
     """
     found = [m for m in measurements if m.mode == mode and m.ratio is not None]
-    conditions = {(m.device, m.dtype, m.layout) for m in found}
+    conditions = {(m.device, m.dtype, m.layout, m.is_plain) for m in found}
     if len(conditions) != 1:
         raise ValueError(
-            f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype and layout, "
-            "expected one"
+            f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype, layout and "
+            "operation, expected one"
         )
     if len({(m.label, m.shape) for m in found}) != len(found):
         raise ValueError(
@@ -236,6 +285,7 @@ def _orders_report(evidence: Evidence, n: str) -> raster.Report:
 # The text of a part by its kind, from the measurements and the argument.
 TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "suite": _suite,
+    "cold": _cold,
     "sustained": _sustained,
     "ladder": _ladder,
     "sizes": _sizes,

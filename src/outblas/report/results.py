@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..bench.record import BASE, MODES, UNCHECKED, Record
+from ..bench.record import BASE, BOUNDED, EXACT, MODES, UNCHECKED, Record
 from ..core.machines import Machine, of_device, short_name
 from ..core.shapes import Shape
 from . import legacy
@@ -21,9 +21,12 @@ FIGURES = (
     "ratio",
     "ratio_low",
     "ratio_high",
+    "ratio_best",
     "ratio_apart",
     "us_apart",
     "tflops",
+    "gbs",
+    "bandwidth_share",
     "us",
     "host_us",
     "clock_mhz",
@@ -32,7 +35,7 @@ FIGURES = (
     "joules",
     "pj_per_flop",
 )
-CHECKED = ("exact", UNCHECKED)
+CHECKED = (EXACT, BOUNDED, UNCHECKED)
 LARGEST = 1e18  # a figure above this is damage
 
 
@@ -274,8 +277,22 @@ def _measurement(environment: dict[str, Any], entry: dict[str, Any], where: str)
         layout=entry["layout"],
         mode=entry["mode"],
         check=entry["check"],
+        **_operation(entry, where),
         **figures,
     )
+
+
+def _operation(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """What was computed beside a bare product of the forward pass, which older files do not say."""
+    texts(entry, where, (), ("epilogue", "product"))
+    invariant = entry.get("batch_invariant") or False
+    if not isinstance(invariant, bool):
+        raise ValueError(f"{where}.batch_invariant is {invariant!r}, expected true or false")
+    return {
+        "epilogue": entry.get("epilogue") or "",
+        "product": entry.get("product") or "",
+        "batch_invariant": invariant,
+    }
 
 
 def _figure(value: Any, where: str) -> float | None:
