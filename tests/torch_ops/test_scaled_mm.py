@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from outblas import FallbackWarning, OperandError, scaled_mm
 from outblas.core.epilogue import EpilogueArgs, apply
 from outblas.core.problem import problem as describe
-from outblas.torch_ops import scaled_mm as scaled
+from outblas.torch_ops import eager_scaled
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 on_hopper = [pytest.mark.gpu, pytest.mark.sm90]
@@ -180,7 +180,7 @@ def test_words_of_rows_hold_the_same_values(K: int, stride: str) -> None:
         "odd": values.as_strided((2, K), (2 * K + 1, 1)),
     }[stride]
 
-    pairs = scaled._as_16_bit_pairs(t)
+    pairs = eager_scaled.as_16_bit_pairs(t)
 
     assert pairs.dtype is torch.bfloat16
     assert pairs.stride(1) == 1
@@ -201,8 +201,8 @@ def test_rows_of_one_pair_compile(K: int) -> None:
     a, b = fp8_operands(64, 3, K)
     out = torch.empty(64, 3, dtype=torch.bfloat16)
     problem = describe(
-        scaled._as_16_bit_pairs(a),
-        scaled._as_16_bit_pairs(b.t()).t(),
+        eager_scaled.as_16_bit_pairs(a),
+        eager_scaled.as_16_bit_pairs(b.t()).t(),
         out,
         extra=EpilogueArgs(),
         scales=(ONE, ONE),

@@ -186,7 +186,7 @@ def _remember(
 ) -> None:
     """Remembers the plan of a call that has one, if operators would do nothing else just now."""
     requires_grad = _gradients_enabled() if any(t.requires_grad for t in tensors) else None
-    if not (_unobserved(tensors) and (not requires_grad or _recordable(call))):
+    if not (is_unobserved(tensors) and (not requires_grad or _recordable(call))):
         return
     x_shape = None
     if requires_grad and call.extra is not None and call.extra.activation:
@@ -205,7 +205,7 @@ def _remember(
     _cache[key] = (*plans, (matches, plan, conditions))
 
 
-def _unobserved(tensors: tuple[Tensor, ...]) -> bool:
+def is_unobserved(tensors: tuple[Tensor, ...]) -> bool:
     """Whether operators would compute the product of these tensors as they are, and no more."""
     transformed = transform_level() is not None or tracing_state() is not None or any_autocast()
     return not transformed and all(

@@ -18,7 +18,7 @@ from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
-from . import ops
+from . import eager_scaled, ops
 from .autograd import summed
 from .autograd_levels import (
     has_tangent,
@@ -80,10 +80,39 @@ def scaled_mm(
 
     Raises TypeError, OperandError and ValueError as `matmul`; nothing is written then.
     """
-    input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
+    if aliases:
+        input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
+    traced = torch.compiler.is_dynamo_compiling()
+    operands = input, mat2, scale_a, scale_b, bias, residual
+    options = out_dtype, use_fast_accum, activation
+
+    if not traced:
+        done = eager_scaled.run(operands, options)
+        if done is not None:
+            return done
+    result = _checked_call(traced, *operands, *options)
+    if not traced and eager_scaled.can_remember(operands, options):
+        extra = EpilogueArgs(activation or "", bias, residual)
+        call = _call(input, mat2, scale_a, scale_b, out_dtype, use_fast_accum, extra)
+        eager_scaled.remember(operands, options, call)
+    return result
+
+
+def _checked_call(
+    traced: bool,
+    input: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    activation: Activation | None,
+) -> Tensor:
+    """Checks the types of the arguments; then by the operator, or by the types that override it."""
     given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
-    traced = torch.compiler.is_dynamo_compiling()
     if not traced and has_override(*given.values()):
         keywords: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
         keywords |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
@@ -174,23 +203,34 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
         x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
         x = x if bias is None else x + bias
         return epilogue.apply(x, activation, residual).to(dtype)
-    scales = tuple(t.reshape(()) if t.numel() == 1 else t for t in (scale_a, scale_b))
-    return dispatch.run(
-        Call(
-            a=_as_16_bit_pairs(a),
-            b=_as_16_bit_pairs(b.t()).t(),
-            c=None,
-            out=None,
-            out_dtype=dtype,
-            alpha=1,
-            beta=0,
-            kernel="",
-            config="",
-            extra=extra,
-            scales=(scales[0], scales[1]),
-            formats=f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}"
-            + ("" if use_fast_accum else " promoted"),
-        )
+    return dispatch.run(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
+
+
+def _call(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    dtype: torch.dtype,
+    use_fast_accum: bool,
+    extra: EpilogueArgs,
+) -> Call:
+    """A checked call as it is planned."""
+    scales = eager_scaled.as_scale(scale_a), eager_scaled.as_scale(scale_b)
+    promotion = "" if use_fast_accum else " promoted"
+    return Call(
+        a=eager_scaled.as_16_bit_pairs(a),
+        b=eager_scaled.as_16_bit_pairs(b.t()).t(),
+        c=None,
+        out=None,
+        out_dtype=dtype,
+        alpha=1,
+        beta=0,
+        kernel="",
+        config="",
+        extra=extra,
+        scales=scales,
+        formats=f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}{promotion}",
     )
 
 
@@ -205,21 +245,6 @@ def _no_kernel_reason(a: Tensor) -> str | None:
     except ImportError as error:
         return str(error)
     return None
-
-
-def _as_16_bit_pairs(t: Tensor) -> Tensor:
-    """Rows of fp8 values as rows of half as many 16-bit ones, which is how kernels move them.
-
-    They are copied where they cannot be viewed so. A row has two pairs at least: the strides of
-    rows of one element would not say that they are rows, and fp8 products need both operands along
-    K.
-    """
-    rows, columns = t.shape
-    if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
-        values = t.view(torch.uint8)
-        t = values.new_zeros(rows, max(columns + columns % 2, 4))
-        t[:, :columns] = values
-    return t.view(torch.bfloat16)
 
 
 class _Gradients(torch.autograd.Function):

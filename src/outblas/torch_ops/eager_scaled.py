@@ -1,0 +1,130 @@
+"""The short way of a product of scaled fp8 operands: as `eager` has it for other products.
+
+The operator checks every argument in Python and passes torch's dispatcher twice, which took the
+host of an H200 as long as the product of 4096³ takes the device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# The guards of a plan do not see the modes of tracers and of fake tensors.
+from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from ..core.compat.torch_private import forward_levels as _forward_levels
+from ..core.compat.torch_private import function_mode_count as _function_modes
+from ..core.compat.torch_private import profiled as _profiled
+from ..core.compat.torch_private import tensor_guard
+from ..core.tensor_memory import LINE, read_address
+from ..runtime import dispatch
+from ..runtime.dispatch import Call, Plan
+from .eager import is_unobserved
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+
+_LINE_MASK = LINE - 1
+_PLANS_PER_KEY = 16
+
+# A plan, and what says of a call's tensors whether their types, sizes, strides, dtypes, devices and
+# need of gradients, and what torch's dispatcher would do with them, are those remembered.
+ScaledPlan = tuple[Callable[..., bool], Plan]
+Operands = tuple[Tensor | None, ...]  # a, b, scale_a, scale_b, bias, residual
+Options = tuple[torch.dtype, bool, str | None]  # dtype of the product, fast sums, activation
+
+# Cleared together with all plans.
+_cache: dict[tuple[Any, ...], tuple[Any, ...]] = dispatch.eager_plans
+
+
+def run(operands: Operands, options: Options) -> Tensor | None:
+    """The product of a call whose like has run before; None where it has to go through the
+    operator.
+
+    Operands may be of any type. Dynamo must not trace this: it is to see the operator.
+    """
+    if _function_modes() or _dispatch_modes() or _forward_levels._current_level >= 0:
+        return None
+    if _profiled():
+        return None
+    key = _key(operands, options)
+    for matches, plan in _cache.get(key, ()) if key is not None else ():
+        if matches(*_guarded(operands)):
+            return _launch(plan, *operands)
+    return None
+
+
+def _launch(plan: Plan, a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Tensor | None) -> Tensor:
+    bias, residual = rest
+    pairs = as_16_bit_pairs(a), as_16_bit_pairs(b.t()).t()
+    scales = as_scale(scale_a), as_scale(scale_b)
+    return plan(*pairs, None, None, 1, 0, bias, residual, None, *scales)
+
+
+def as_16_bit_pairs(t: Tensor) -> Tensor:
+    """Rows of fp8 values as rows of half as many 16-bit ones, which is how kernels move them.
+
+    They are copied where they cannot be viewed so. A row has two pairs at least: the strides of
+    rows of one element would not say that they are rows, and fp8 products need both operands along
+    K.
+    """
+    rows, columns = t.shape
+    if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
+        values = t.view(torch.uint8)
+        t = values.new_zeros(rows, max(columns + columns % 2, 4))
+        t[:, :columns] = values
+    return t.view(torch.bfloat16)
+
+
+def as_scale(t: Tensor) -> Tensor:
+    """A scale as a launch takes it: of no dimensions where it is one."""
+    return t.reshape(()) if t.dim() and t.numel() == 1 else t
+
+
+def can_remember(operands: Operands, options: Options) -> bool:
+    """Whether the operator would do nothing else just now than run a call's plan."""
+    tensors = _guarded(operands)
+    if _key(operands, options) is None or any(t.requires_grad for t in tensors):
+        return False
+    return is_unobserved(tensors)
+
+
+def remember(operands: Operands, options: Options, call: Call) -> None:
+    """Remembers the plan of a call, if it has one: its like need not pass the operator."""
+    key, tensors = _key(operands, options), _guarded(operands)
+    plans = _cache.get(key, ()) if key is not None else ()
+    plan = dispatch.cached_plan(call)
+    if key is None or plan is None or len(plans) >= _PLANS_PER_KEY:
+        return
+    matches = tensor_guard(tensors)
+    if matches is not None:
+        _cache[key] = (*plans, (matches, plan))
+
+
+def _guarded(operands: Operands) -> tuple[Tensor, ...]:
+    """The tensors that a guard compares: it takes none twice, and both scales are often one."""
+    a, b, scale_a, scale_b, *rest = operands
+    scales = (scale_a,) if scale_b is scale_a else (scale_a, scale_b)
+    return tuple(t for t in (a, b, *scales, *rest) if t is not None)
+
+
+def _key(operands: Operands, options: Options) -> tuple[Any, ...] | None:
+    """What a plan depends on beside what its guard compares; None for operands that are no plain
+    tensors, or have no address, and for options of another type, which may equal right ones.
+    """
+    dtype, fast, activation = options
+    if type(dtype) is not torch.dtype or type(fast) is not bool:
+        return None
+    if activation is not None and type(activation) is not str:
+        return None
+    a, b, *others = operands
+    if any(
+        t is not None and type(t) is not Tensor and type(t) is not Parameter for t in operands
+    ) or (a is None or b is None):
+        return None
+    try:
+        lines = read_address(a) & _LINE_MASK, read_address(b) & _LINE_MASK
+        rest = [None if t is None else read_address(t) & 15 for t in others]
+    except RuntimeError:  # no address: sparse, wrapped
+        return None
+    shared = operands[2] is operands[3]
+    return ("scaled_mm", a.shape, b.shape, *lines, *rest, shared, options)

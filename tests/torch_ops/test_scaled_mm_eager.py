@@ -1,0 +1,168 @@
+"""The short way of warm calls of `scaled_mm`: taken where the operator would do nothing else, with
+the operator's results. A stand-in has the kernel's place on the CPU.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.fp8 import fp8_operands
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import outblas
+from outblas.core.epilogue import apply
+from outblas.runtime import dispatch, launcher
+from outblas.torch_ops import scaled_mm as module
+
+Tensor = torch.Tensor
+M, N, K = 16, 24, 32
+
+
+def stand_in_launcher(problem: Any, *_: object, no_product: bool) -> Callable[..., None]:
+    """A launcher of what computes as the kernel does, from pairs of fp8 values."""
+
+    def wide(pairs: Tensor) -> Tensor:
+        return pairs.contiguous().view(torch.float8_e4m3fn).float()
+
+    def launch(
+        a: Tensor, b: Tensor, c: None, out: Tensor, alpha: int, beta: int, *rest: Any
+    ) -> None:
+        bias, residual, _, scale_a, scale_b = rest
+        x = scale_a * wide(a) @ wide(b.t()).t() * scale_b
+        x = x if bias is None else x + bias
+        out.copy_(apply(x, problem.epilogue.activation, residual))
+
+    return launch
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What calls that go through the operator leave here; the plans of others are forgotten."""
+    called: list[str] = []
+    by_operator = module._by_operator
+
+    def record(*given: Any) -> Tensor:
+        called.append("scaled_mm")
+        return by_operator(*given)
+
+    monkeypatch.setattr(module, "_by_operator", record)
+    monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", stand_in_launcher)
+    dispatch.clear_cache()
+    yield called
+    dispatch.clear_cache()
+
+
+A8, B8 = fp8_operands(M, N, K)  # kept: a plan depends on where in a line of memory they begin
+ONE, HALF = torch.tensor(1.0), torch.tensor(0.5)
+ROWS, COLUMNS = torch.rand(M, 1), torch.rand(1, N)
+BIAS, RESIDUAL = torch.randn(N).bfloat16(), torch.randn(M, N).bfloat16()
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one scale for both": {"scale_b": ONE},
+    "scales of rows and columns": {"scale_a": ROWS, "scale_b": COLUMNS},
+    "bias": {"bias": BIAS},
+    "all of an epilogue": {"bias": BIAS, "activation": "gelu", "residual": RESIDUAL},
+    "fast sums": {"use_fast_accum": True},
+    "fp32 out": {"out_dtype": torch.float32},
+}
+
+
+def call(**changes: Any) -> Tensor:
+    """A product of 16×24×32."""
+    given: dict[str, Any] = {"input": A8, "mat2": B8, "scale_a": ONE, "scale_b": HALF} | changes
+    return outblas.scaled_mm(**given)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None:
+    call(**CALLS[name])
+    operators.clear()
+
+    call(**CALLS[name])
+
+    assert operators == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_gives_what_the_cold_one_gave(name: str, operators: list[str]) -> None:
+    cold = call(**CALLS[name])
+
+    warm = call(**CALLS[name])
+
+    assert torch.equal(warm, cold)
+    assert (warm.dtype, warm.stride()) == (cold.dtype, cold.stride())
+
+
+def test_kinds_of_one_shape_keep_apart(operators: list[str]) -> None:
+    cold = {name: call(**options) for name, options in CALLS.items()}
+
+    warm = {name: call(**options) for name, options in CALLS.items()}
+
+    assert all(torch.equal(warm[name], cold[name]) for name in CALLS)
+
+
+def test_a_warm_call_reads_the_values_of_its_own_operands(operators: list[str]) -> None:
+    call(scale_a=torch.tensor(1.0))
+
+    assert torch.equal(call(scale_a=torch.tensor(2.0)), 2 * call(scale_a=torch.tensor(1.0)))
+
+
+def transposed(b: Tensor) -> Tensor:
+    """The same values, stored by rows."""
+    return b.view(torch.uint8).contiguous().view(b.dtype)
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "a bias that needs a gradient": lambda: {"bias": BIAS.detach().clone().requires_grad_()},
+    "another layout": lambda: {"mat2": transposed(B8)},
+    "another format": lambda: {"input": fp8_operands(M, N, K, torch.float8_e5m2)[0]},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_call_takes_the_operator(name: str, operators: list[str]) -> None:
+    call()
+    call(bias=BIAS)
+    operators.clear()
+
+    call(**OTHERS[name]())
+
+    assert operators == ["scaled_mm"]
+
+
+def test_a_mode_sees_the_operator(operators: list[str]) -> None:
+    call()
+    operators.clear()
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        call()
+
+    assert "outblas.scaled_mm.default" in seen
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "use_fast_accum": ({"use_fast_accum": 1}, "use_fast_accum is int, expected a bool"),
+    "out_dtype": ({"out_dtype": []}, "out_dtype is list, expected a torch.dtype"),
+    "scale_a": ({"scale_a": 1.0}, "scale_a"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_refused_when_its_like_is_warm(name: str, operators: list[str]) -> None:
+    changes, message = WRONG[name]
+    call()
+    call(use_fast_accum=True)
+
+    with pytest.raises(TypeError, match=message):
+        call(**changes)
