@@ -1,6 +1,8 @@
 """What every command says of itself: --help, examples, the version, names that are nearly right."""
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,3 +126,11 @@ def test_a_name_that_is_like_no_other_is_not_guessed() -> None:
     done = commands.invoke("inspect", "qwertz", code=2)
 
     assert "did you mean" not in done.output
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "outblas", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == commands.invoke("--version").stdout

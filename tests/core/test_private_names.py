@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fp8 import fp8_operands
 from support.fresh_torch import run_beside_torch
 from torch.autograd import forward_ad
 
@@ -122,6 +123,21 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Without:
         return fresh
 
     return imported
+
+
+@pytest.mark.parametrize("per", ["operand", "row"])
+def test_without_its_name_products_of_fp8_are_torchs_public_ones(
+    without: Without, per: str
+) -> None:
+    if not hasattr(torch.nn.functional, "scaled_mm"):
+        pytest.skip(f"torch {torch.__version__} has no public scaled_mm, and has the private one")
+    fresh = without(torch_private, "torch:_scaled_mm")
+    a, b = fp8_operands(16, 32, 64)
+    scales = (torch.rand(16, 1), torch.rand(1, 32)) if per == "row" else (torch.rand(()),) * 2
+
+    found = fresh.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16)
+
+    assert torch.equal(found, torch_private.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16))
 
 
 def test_without_inductors_allocator_memory_is_as_asked_for(without: Without) -> None:

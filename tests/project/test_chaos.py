@@ -24,6 +24,7 @@ from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.long
 
+HERE = f"here {os.getpid()}"  # other processes run these tests at the same time
 SOUND, GUILTY = Config(number=0), Config(number=1, fault="segfault")
 
 
@@ -110,15 +111,15 @@ def test_verdicts_are_checked(setting, monkeypatch: pytest.MonkeyPatch, stored, 
 # ---- what a driver leaves behind
 @pytest.fixture
 def orphan() -> Iterator[subprocess.Popen[bytes]]:
-    """A process with the mark "here" that would sleep for a minute."""
-    environment = {**os.environ, processes.MARK: "here"}
+    """A process with the mark HERE that would sleep for a minute."""
+    environment = {**os.environ, processes.MARK: HERE}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
         yield process
         process.kill()
 
 
 def test_a_process_is_found_by_its_mark(orphan: subprocess.Popen[bytes]) -> None:
-    assert [process.pid for process in processes.marked("here")] == [orphan.pid]
+    assert [process.pid for process in processes.marked(HERE)] == [orphan.pid]
     assert processes.marked("elsewhere") == []
 
 
@@ -127,14 +128,14 @@ def test_a_process_is_among_the_descendants_of_its_parent(orphan: subprocess.Pop
 
 
 def test_what_outlives_its_driver_is_told_and_ended(orphan: subprocess.Popen[bytes]) -> None:
-    found = processes.orphans("here", 0.1)
+    found = processes.orphans(HERE, 0.1)
 
     assert [process.pid for process in found] == [orphan.pid]
     assert orphan.wait(10) < 0
 
 
 def test_where_nothing_outlives_its_driver_nothing_is_told() -> None:
-    assert processes.orphans("here", 0.1) == []
+    assert processes.orphans(HERE, 0.1) == []
 
 
 # ---- damage

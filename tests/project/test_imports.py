@@ -35,6 +35,7 @@ LAYERS = (
     ("outblas",),
     ("outblas.report",),
     ("outblas.cli",),
+    ("outblas.__main__",),
 )
 LADDERS = LAYERS[3]
 LAYER_OF = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..core.compat.torch_private import scaled_mm as cublas_scaled_mm
 from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, apply, glu_split
 from ..core.shapes import Shape
 from ..verify.oracle import ulp
@@ -210,7 +211,7 @@ class Operation:
         """
         steps = self.steps
         if extras.scale_a is not None and extras.scale_b is not None:
-            x = torch._scaled_mm(
+            x = cublas_scaled_mm(
                 a,
                 b,
                 extras.scale_a,
