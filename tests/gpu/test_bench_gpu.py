@@ -9,9 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outblas.bench import campaign, providers, sustained
+from outblas.bench import campaign, cold, providers, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
+from outblas.bench.operation import Operation, Steps
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
 from outblas.cli import app
@@ -129,8 +130,78 @@ def test_the_command_reports_what_it_timed() -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["environment"]["gpu"] == torch.cuda.get_device_name()
-    assert [(r["provider"], r["check"]) for r in report["results"]] == [
-        ("cublas", "–"),
-        ("portable", "exact"),
-    ]
+    by_mode = {(r["provider"], r["mode"]): r for r in report["results"]}
+    assert {key: r["check"] for key, r in by_mode.items()} == {
+        (provider, mode): check
+        for provider, check in (
+            ("cublas", "–"),
+            ("cublaslt-best", "exact"),
+            ("portable", "exact"),
+        )
+        for mode in ("burst", "cold")
+    }
     assert all(r["us"] > 0 and r["clock_mhz"] > 0 for r in report["results"])
+
+
+# ---- operations beside bare products
+SHORT_ROUNDS = {"burst": 2, "cold": 2}
+
+
+def timed(operation: Operation, *names: str, mode: str = "burst") -> dict[str, Record]:
+    """The records of providers at 256×512×1024, by name."""
+    chosen = [providers.parse(name, operation) for name in ("cublas", *names)]
+    campaign = Campaign(chosen, operation, SHORT_ROUNDS)
+    records = campaign.run([(256, 512, 1024)], ["nt"], [mode])
+    return {record.provider: record for record in records}
+
+
+@pytest.mark.parametrize("epilogue", ["bias", "gelu", "bias+gelu+residual", "swiglu"])
+def test_an_epilogue_is_timed_beside_torchs_own_functions(epilogue: str) -> None:
+    operation = Operation(steps=Steps.parse(epilogue))
+
+    found = timed(operation, "cublaslt-best", "outblas", "outblas-bare", "portable")
+
+    assert {name: record.check for name, record in found.items()} == {
+        "cublas": "–",
+        "cublaslt-best": "exact",
+        "outblas": "bounded",
+        "outblas-bare": "exact",
+        "portable": "bounded",
+    }
+    assert all(record.us for record in found.values())
+    assert found["outblas-bare"].epilogue == ""
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize("dtype", ["fp8", "fp8-rowwise"])
+def test_fp8_is_timed_beside_torchs(dtype: str) -> None:
+    found = timed(Operation(dtype), "outblas", "cublas-fast-accum")
+
+    assert found["outblas"].check == "bounded"
+    assert all(record.us for record in found.values())
+
+
+def test_batch_invariant_calls_are_timed() -> None:
+    record = timed(Operation(batch_invariant=True), "outblas")["outblas"]
+
+    assert record.check == "exact"
+    assert record.batch_invariant
+
+
+def test_cold_weights_have_a_share_of_the_bandwidth_of_a_copy() -> None:
+    record = timed(Operation(), "outblas", mode="cold")["outblas"]
+
+    assert record.gbs is not None
+    assert record.bandwidth_share == pytest.approx(record.gbs / cold.copy_gbs(), rel=0.2)
+
+
+def test_the_products_of_a_backward_pass_are_timed() -> None:
+    campaign = Campaign([BASE, providers.parse("outblas")], rounds=SHORT_ROUNDS)
+
+    records = list(campaign.run([(256, 512, 1024)], ["nt"], ["burst"], backward=True))
+
+    found = {(r.product, r.shape, r.layout): r.check for r in records if r.provider == "outblas"}
+    assert found == {
+        ("dA", (256, 1024, 512), "nn"): "exact",
+        ("dB", (512, 1024, 256), "tn"): "exact",
+    }
