@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
@@ -25,7 +26,8 @@ GPC_LOCAL_BYTES = 90.0  # in a call of one wave, in which the SMs of a GPC have 
 SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs have partitions of K
 STEADY_BYTES = 40.0  # in a longer call
 MISALIGNED_BYTES = 30.0  # of rows that begin inside of cache lines: twice the requests, unmerged
-FLOP_PER_CYCLE = 4096.0 * 0.97  # of an SM
+SM_FLOPS_PER_CLOCK = 4096  # of Hopper's tensor cores with 16-bit operands; an H20 has a quarter
+REACHED = 0.97  # of it, within a tile
 FEW_STAGES = 1.05  # times as long for tiles that fewer than four stages feed
 THREE_CONSUMERS = 1.03  # times as long for tiles of three consumers
 
@@ -54,9 +56,20 @@ _MOST_STAGES = 16
 FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
+class _Gpu(NamedTuple):
+    """What the model knows of a GPU: its SMs, and the FLOP of one in a cycle."""
+
+    sms: int
+    flop_per_cycle: float
+
+
 @functools.lru_cache(maxsize=512)
-def config(problem: Problem, sms: int, base: HopperConfig) -> HopperConfig:
-    """The config for a problem on a GPU of so many SMs; `base` has the fields that no rule sets.
+def config(
+    problem: Problem, sms: int, base: HopperConfig, sm_flops_per_clock: int = SM_FLOPS_PER_CLOCK
+) -> HopperConfig:
+    """The config for a problem on a GPU of so many SMs, each of which does so many FLOP in a clock
+    on 16-bit operands; `base` has the fields that no rule sets.
+
     A batch-invariant product walks K in one order: tiles and their shape, which the rule chooses by
     M, leave bits as they are.
     """
@@ -70,7 +83,8 @@ def config(problem: Problem, sms: int, base: HopperConfig) -> HopperConfig:
         candidates = (c for c in candidates if gated_reason(c) is None)
     if "promoted" in problem.formats:
         candidates = (c for c in candidates if promoted_reason(c) is None)
-    return min(candidates, key=lambda c: _cycles(c, M, N, problem, sms, cache_lines))
+    gpu = _Gpu(sms, REACHED * sm_flops_per_clock)
+    return min(candidates, key=lambda c: _cycles(c, M, N, problem, gpu, cache_lines))
 
 
 def _candidates(
@@ -182,15 +196,15 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
 
 
 def _cycles(
-    c: HopperConfig, M: int, N: int, problem: Problem, sms: int, cache_lines: tuple[int, int]
+    c: HopperConfig, M: int, N: int, problem: Problem, gpu: _Gpu, cache_lines: tuple[int, int]
 ) -> float:
     """The model: cycles of a call C[M, N] whose A and B have so many cache lines per row of 128
     bytes (`l2.lines`).
     """
-    waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(sms, c.cluster))
+    waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(gpu.sms, c.cluster))
     N_of_tiles = M if c.swap_ab else N
     tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
-    products = 2 * c.tile_m * max(tile_n, 32) * problem.K / FLOP_PER_CYCLE
+    products = 2 * c.tile_m * max(tile_n, 32) * problem.K / gpu.flop_per_cycle
     loads = _load_cycles(c, problem, waves, cache_lines[::-1] if c.swap_ab else cache_lines)
     # Products and loads overlap: the longer of the two counts, and a little of the other.
     both: float = (products**3 + loads**3) ** (1 / 3)

@@ -9,6 +9,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from ...core import machines
 from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ..core import bounds, compile, tile_order
@@ -97,10 +100,19 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
     the problem.
     """
     sms = tile_order.clusters(problem.device, 0, 1)
-    config = heuristic.config(problem, sms, rung.config)
+    config = heuristic.config(problem, sms, rung.config, _sm_flops_per_clock(problem.device))
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
+
+
+@functools.cache
+def _sm_flops_per_clock(device: torch.device) -> int:
+    """What an SM of a device does in a clock on 16-bit operands; as an H100's where no table has
+    the device.
+    """
+    machine = machines.of_device(torch.cuda.get_device_properties(device).name)
+    return machine.flops_per_sm_clock["bfloat16"] if machine else heuristic.SM_FLOPS_PER_CLOCK
 
 
 def load(rung: Rung, variant: Variant) -> Callable[..., None]:

@@ -48,7 +48,8 @@ def space(
     else.
     """
     unsupported_reason = unsupported(problem)
-    own = heuristic.config(problem, machine.sms, base)
+    flops = machine.flops_per_sm_clock["bfloat16"]
+    own = heuristic.config(problem, machine.sms, base, flops)
     cache_lines = operand_copies.cache_lines_per_row(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:

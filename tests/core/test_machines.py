@@ -18,6 +18,9 @@ from outblas.core import machines
         ("H100", "fp8", 1978.9),
         ("GH200", "float16", 990),
         ("H200", "bfloat16", 989.5),
+        ("h100 pcie", "bfloat16", 756),
+        ("h20", "bfloat16", 148),
+        ("h20", "fp8", 296),
     ],
 )
 def test_peaks_are_those_of_the_data_sheets(name: str, dtype: str, data_sheet: float) -> None:
@@ -49,7 +52,10 @@ def test_a_machine_without_the_dtype_says_which_it_has() -> None:
         ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("Tesla T4", "T4"),
-        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H800", "H800"),
+        ("NVIDIA H100 NVL", None),
         ("NVIDIA A100-SXM4-40GB", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],

@@ -34,7 +34,7 @@ def test_json_has_a_record_of_every_kernel_that_the_gpu_runs(
     assert hopper["arch"] == "sm_90a"
     assert "HGMMA.64x64x16.F32.BF16" in hopper["instructions"]
     assert "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16" in hopper["ptx"]
-    assert list(hopper["bound"]) == ["H100", "GH200", "H200"]
+    assert list(hopper["bound"]) == ["H100", "GH200", "H200", "H800", "H100 PCIe", "H20"]
     assert set(hopper["bound"]["H100"]) == {"tflops", "by", "ceilings"}
 
 

@@ -82,7 +82,7 @@ def imagine(gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Imagined
     """Has this machine have a GPU, with the user's files in the folder and no shipped tables."""
     found = ImaginedGpu(gpu, folder / "tuning.sqlite", {})
     load = registry.load
-    properties = type("Properties", (), {"multi_processor_count": gpu.sms})()
+    properties = type("Properties", (), {"multi_processor_count": gpu.sms, "name": gpu.name})()
     monkeypatch.setattr(
         registry, "load", lambda name: PlannedKernel(name, load(name), found.failures)
     )

@@ -71,19 +71,32 @@ _CAPABILITY = (
 )
 _HOPPER_FLOPS = {"bfloat16": 4096, "float16": 4096, "tf32": 2048, "fp8": 8192, "float32": 256}
 
+_H20_FLOPS = {"bfloat16": 1024, "float16": 1024, "tf32": 512, "fp8": 2048, "float32": 256}
 
-def _hopper(name: str, *, dram_gbs: float, l2_mib: int, source: str) -> Machine:
-    """GH100 with 132 SMs. 989.4 TFLOP/s, the data sheet's dense bf16, is 132 x 4096 x 1830 MHz."""
+
+def _hopper(
+    name: str,
+    *,
+    dram_gbs: float,
+    l2_mib: int,
+    source: str,
+    sms: int = 132,
+    boost_mhz: int = 1830,
+    flops: Mapping[str, int] = _HOPPER_FLOPS,
+) -> Machine:
+    """GH100, with 132 SMs if nothing else is said. 989.4 TFLOP/s, the data sheet's dense bf16, is
+    132 x 4096 x 1830 MHz.
+    """
     return Machine(
         name=name,
         arch=90,
-        sms=132,
-        boost_mhz=1830,
+        sms=sms,
+        boost_mhz=boost_mhz,
         shared_memory_per_sm=228 * KIB,
         shared_memory_per_cta=227 * KIB,
         l2_bytes=l2_mib * MIB,
         dram_gbs=dram_gbs,
-        flops_per_sm_clock=MappingProxyType(_HOPPER_FLOPS),
+        flops_per_sm_clock=MappingProxyType(dict(flops)),
         source=f"{source}; {_CAPABILITY}; H100 architecture whitepaper (SMs, FLOP a clock); L2: "
         f"A100's 5120 B/clk, "
         "which agrees with Nsight Compute's peak on an H100",
@@ -134,6 +147,25 @@ _ALL = (
         "GH200", dram_gbs=4000, l2_mib=60, source="GH200 data sheet, 96GB HBM3 (4 TB/s); L2: device"
     ),
     _hopper("H200", dram_gbs=4800, l2_mib=60, source="H200 SXM data sheet (4.8 TB/s); L2: device"),
+    _hopper("H800", dram_gbs=3352, l2_mib=50, source="H100 SXM5 data sheet: products are as fast"),
+    _hopper(
+        "H100 PCIe",
+        dram_gbs=2039,
+        l2_mib=50,
+        sms=114,
+        boost_mhz=1619,
+        source="H100 PCIe data sheet (114 SMs, 2 TB/s, 756 TFLOP/s of dense bf16, 1619 MHz)",
+    ),
+    _hopper(
+        "H20",
+        dram_gbs=4000,
+        l2_mib=60,
+        sms=78,
+        boost_mhz=1853,
+        flops=_H20_FLOPS,
+        source="H20 as sold (78 SMs, 4.0 TB/s, 60 MB of L2, 148 TFLOP/s of dense bf16 and 296 of "
+        "fp8: a quarter of Hopper's rate of an SM, at 1853 MHz)",
+    ),
 )
 MACHINES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for machine in _ALL})
 
@@ -146,18 +178,22 @@ _DEVICES = {
     "NVIDIA H100 80GB HBM3": "H100",
     "NVIDIA GH200 480GB": "GH200",
     "NVIDIA H200": "H200",
+    "NVIDIA H800": "H800",
+    "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA H20": "H20",
 }
 
 
 def find(name: str) -> Machine:
     """A machine by its name in any case, "h100". Raises ValueError."""
-    if name.upper() not in MACHINES:
+    by_name = {machine.name.upper(): machine for machine in _ALL}
+    if name.upper() not in by_name:
         raise ValueError(f"machine is {name!r}, expected one of: {', '.join(MACHINES)}")
-    return MACHINES[name.upper()]
+    return by_name[name.upper()]
 
 
 def of_device(name: str) -> Machine | None:
-    """The machine that `torch.cuda.get_device_name` means; None for models (PCIe, 40 GB, MIG) that
+    """The machine that `torch.cuda.get_device_name` means; None for models (40 GB, MIG) that
     are not listed.
     """
     return MACHINES.get(_DEVICES.get(name, ""))

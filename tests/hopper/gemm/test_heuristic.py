@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.gemm_problems import BF16, FP32, OWN_CONFIG, product
 
-from outblas.core import configs
+from outblas.core import configs, machines
 from outblas.core.artifact import example
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
@@ -35,9 +35,9 @@ def problems(draw: Any) -> Problem:
 
 
 @settings(max_examples=200, deadline=None)
-@given(problem=problems(), sms=SMS)
-def test_the_config_can_be_built_and_launched(problem: Problem, sms: int) -> None:
-    config = heuristic.config(problem, sms, OWN_CONFIG)
+@given(problem=problems(), sms=SMS, sm_flops=st.sampled_from([1024, 4096]))
+def test_the_config_can_be_built_and_launched(problem: Problem, sms: int, sm_flops: int) -> None:
+    config = heuristic.config(problem, sms, OWN_CONFIG, sm_flops)
 
     assert gemm.Gemm.invalid_reason(config) is None
     assert gemm.unsupported(problem, config) is None
@@ -55,6 +55,29 @@ def test_k_is_in_one_order_where_a_row_s_bits_must_not_depend_on_others(
     assert not config.split
     assert config.cluster_k == 1
     assert not config.k_serpentine
+
+
+def test_slow_tensor_cores_need_no_partitions_of_k() -> None:
+    """An H20 has few SMs, and of each a quarter of an H100's rate: it waits for products sooner
+    than for what a cluster along K saves of loads.
+    """
+    problem = product(16, 4096, 4096)
+
+    fast, slow = (
+        heuristic.config(problem, machine.sms, OWN_CONFIG, machine.flops_per_sm_clock["bfloat16"])
+        for machine in (machines.find("H100"), machines.find("H20"))
+    )
+
+    assert (fast.cluster_k, slow.cluster_k) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["H100 PCIe", "H20"])
+def test_a_call_of_one_wave_has_no_more_tiles_than_the_gpu_has_sms(name: str) -> None:
+    sms = machines.find(name).sms
+
+    config = heuristic.config(product(1024, 1024, 1024), sms, OWN_CONFIG)
+
+    assert math.ceil(1024 / config.tile_m) * math.ceil(1024 / config.tile_n) <= sms
 
 
 def test_few_tiles_of_a_long_k_are_split() -> None:
