@@ -11,6 +11,7 @@ GRADIENTS = (
 FAKES = (Check("test_ops.py"),)
 TRANSFORMS = (Check("test_autocast_vmap.py"),)
 FP8 = (Check("test_fp8_calls.py"),)
+WARM_FP8 = (Check("test_scaled_mm_eager.py"),)
 SCALED = (Check("test_scaled_mm.py"),)
 
 _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
@@ -161,10 +162,18 @@ FAULTS = (
     Fault(
         "fp8_sums_not_promoted",
         _SCALED,
-        '+ ("" if use_fast_accum else " promoted"),',
-        '+ (" promoted" if use_fast_accum else ""),',
+        'promotion = "" if use_fast_accum else " promoted"',
+        'promotion = " promoted" if use_fast_accum else ""',
         FP8,
         "Sums are added up in fp32 only where a call asks for fast ones.",
+    ),
+    Fault(
+        "warm_scaled_mm_forgets_its_options",
+        "src/outblas/torch_ops/eager_scaled.py",
+        "*rest, shared, options)",
+        "*rest, shared)",
+        WARM_FP8,
+        "Warm calls of one shape share a plan, whatever dtype and sums they ask for.",
     ),
     Fault(
         "fp8_fake_dtype",
