@@ -116,6 +116,9 @@ def transposed(b: Tensor) -> Tensor:
 
 
 OTHERS: dict[str, Callable[[], Any]] = {
+    "another dtype of the product": lambda: {"out_dtype": torch.float32},
+    "fast sums": lambda: {"use_fast_accum": True},
+    "an activation": lambda: {"activation": "relu"},
     "a bias that needs a gradient": lambda: {"bias": BIAS.detach().clone().requires_grad_()},
     "another layout": lambda: {"mat2": transposed(B8)},
     "another format": lambda: {"input": fp8_operands(M, N, K, torch.float8_e5m2)[0]},
