@@ -109,8 +109,10 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
 @functools.cache
 def _sm_flops_per_clock(device: torch.device) -> int:
     """What an SM of a device does in a clock on 16-bit operands; as an H100's where no table has
-    the device.
+    the device, or there is none.
     """
+    if not torch.cuda.is_available():
+        return heuristic.SM_FLOPS_PER_CLOCK
     machine = machines.of_device(torch.cuda.get_device_properties(device).name)
     return machine.flops_per_sm_clock["bfloat16"] if machine else heuristic.SM_FLOPS_PER_CLOCK
 
