@@ -26,6 +26,7 @@ from .tensors import (
     GlobalWords,
     Matrix,
     Pointer,
+    Rows,
     Shared,
     SharedLayout,
     Table,
@@ -55,7 +56,7 @@ def make_rmem_tensor(shape, dtype):
 
 
 def size(x, mode=None):
-    if isinstance(x, Shared):
+    if isinstance(x, Shared | Rows):
         return 1  # k-blocks of a stage
     return 1 if mode else x.count
 
@@ -218,28 +219,36 @@ def gemm(mma, acc, a, b, c):
     agent = state.machine.agent
     agent.pause()
     agent.warpgroup.issue(
-        agent, agent.multiplied, acc.owner, (a.range(), b.range()), not mma.accumulates
+        agent, agent.multiplied, acc.owner, (a.ranges(), b.ranges()), not mma.accumulates
     )
     agent.multiplied += 1
 
 
 class Mma:
-    """A wgmma; views of a warpgroup's part of an operand are the operand."""
+    """wgmma of so many warpgroups, each of which multiplies its own rows of A. Other views of a
+    thread's part of a tensor are the tensor.
+    """
 
     accumulates = True
+
+    def __init__(self, warpgroups=1, warpgroup=0):
+        self.warpgroups, self.warpgroup = warpgroups, warpgroup
 
     def set(self, field, value):
         self.accumulates = value
 
-    def get_slice(self, _):
-        return self
+    def get_slice(self, thread):
+        return Mma(self.warpgroups, int(thread) // 128 % self.warpgroups)
 
     def partition_A(self, tensor):
+        return Rows(tensor, self.warpgroup, self.warpgroups)
+
+    def partition_B(self, tensor):
         return tensor
 
-    partition_B = partition_C = partition_D = partition_S = make_fragment_A = make_fragment_B = (
-        retile
-    ) = partition_A
+    partition_C = partition_D = partition_S = make_fragment_A = make_fragment_B = retile = (
+        partition_B
+    )
 
     def partition_shape_C(self, shape):
         return LANES_OF_ELEMENT * max(
@@ -271,7 +280,7 @@ HELPERS = SimpleNamespace(
         (tile[1], tile[2]), dtype, stages
     ),
     get_smem_layout_atom=Opaque(),
-    make_trivial_tiled_mma=lambda *_: Mma(),
+    make_trivial_tiled_mma=lambda *given: Mma(given[5][0]),
 )
 CPASYNC = SimpleNamespace(
     CopyBulkTensorTileG2SOp=Opaque,

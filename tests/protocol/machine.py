@@ -15,7 +15,7 @@ from greenlet import getcurrent, greenlet
 from .fault import ProtocolFault
 from .memory import SharedMemory, Write
 
-Operands = tuple[tuple[int, int], ...]  # the bytes of each
+Operands = tuple[tuple[tuple[int, int], ...], ...]  # the ranges of bytes of each
 WARPGROUP = 128
 MOST_EVENTS = 3_000_000
 
@@ -234,10 +234,10 @@ class Warpgroup(Waiting):
     def _start(self, product: Product) -> None:
         machine, memory = self.cta.machine, self.cta.memory
         tags, numbers = [], []
-        for low, high in product.operands:
-            who = f"wgmma of {self.name}"
-            tags.append(machine.content(memory.read(low, high, who)))
-            numbers.append(memory.begin_read(low, high, who))
+        who = f"wgmma of {self.name}"
+        for ranges in product.operands:
+            tags.append(machine.content([r for part in ranges for r in memory.read(*part, who)]))
+            numbers += [memory.begin_read(*part, who) for part in ranges]
         begin = max(machine.now, self.tensor_core_free)
         self.tensor_core_free = begin + machine.timing.delay("wgmma", self.name)
 

@@ -103,10 +103,35 @@ class Shared:
         found = self
         for extent, rows, number in zip(self.shape, box[:2], at[:2], strict=True):
             found = found.part(number, extent // rows)
-        first, count = (at[2] * box[2], box[2]) if len(box) == 3 else (0, self.count)
-        return Shared(
-            found.base + first * self.stride, self.stride, found.size, count, box[:2], found.offset
-        )
+        first, count, step = 0, self.count, 1
+        if len(box) == 3 and isinstance(box[2], int):
+            first, count = at[2] * box[2], box[2]
+        elif len(box) == 3:  # every second or third, say
+            (count,), (step,) = box[2].shape, box[2].stride
+            first = at[2]
+        base, stride = found.base + first * self.stride, step * self.stride
+        return Shared(base, stride, found.size, count, box[:2], found.offset)
+
+    def ranges(self):
+        return (self.range(),)
+
+
+class Rows:
+    """Parts of A that one warpgroup multiplies: 64 rows of every so many."""
+
+    __slots__ = ("groups",)
+
+    def __init__(self, operand, warpgroup, warpgroups):
+        groups = operand.shape[0] // 64
+        self.groups = [operand.part(i, groups) for i in range(warpgroup, groups, warpgroups)]
+
+    def __getitem__(self, index):
+        chosen = object.__new__(Rows)
+        chosen.groups = [group[index] for group in self.groups]
+        return chosen
+
+    def ranges(self):
+        return tuple(group.range() for group in self.groups)
 
 
 class SharedWords:
