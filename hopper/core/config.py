@@ -15,6 +15,7 @@ MAX_STAGES = BARRIER_BYTES // 16  # two mbarriers each
 # Registers of one thread that may hold accumulators: 255 less addresses and loop state.
 ACCUMULATOR_LIMIT = 208
 MAX_SPLIT_K = 64
+STAGGERS = ("never", "rule", "always")
 SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
 SUBTILE_BYTES = 64 * 128
 
@@ -55,6 +56,11 @@ class HopperConfig(metaclass=RenamedFields):
         variable_tile_n: tiles are tile_n or tile_n - 8 columns wide, so that whole columns of
             tiles cover N.
         pingpong: consumers multiply a tile each in turn, not halves of the same.
+        stagger: whether consumers that share a tile multiply its last k tiles one after the other,
+            so that one stores while the next multiplies: "never"; by the "rule", where it hides an
+            epilogue or the end of a call of one wave; or "always" where it can be done.
+        stagger_k_tiles: how many k tiles that are, if the stages hold so many (0: 2 in a call of
+            one wave, whose last loads come late, else 3).
         k_serpentine: every other tile of a CTA walks K backwards; its last k tiles are still in L2.
         split_k: partitions of K, which the CTA that ends last adds in their order.
         stream_k: the tiles that fill no whole wave are cut into as many partitions as there are
@@ -99,6 +105,8 @@ class HopperConfig(metaclass=RenamedFields):
     swap_ab: bool = False
     variable_tile_n: bool = False
     pingpong: bool = False
+    stagger: str = "never"
+    stagger_k_tiles: int = 0
     k_serpentine: bool = False
     split_k: int = 1
     stream_k: bool = False
@@ -171,12 +179,11 @@ class HopperConfig(metaclass=RenamedFields):
         """Shared memory for the partial sums of other CTAs of the cluster, fp32."""
         return self.tile_m * self.tile_n * 4 // self.cluster_k * (self.cluster_k - 1)
 
-    @property
-    def staggered_k_tiles(self) -> int:
-        """k tiles at a tile's end that two consumers multiply one after the other (`gemm`): stages
-        hold them meanwhile, all but one, into which the next load goes.
+    def staggered_k_tiles(self, single_wave: bool) -> int:
+        """k tiles at a tile's end that consumers multiply one after the other (`gemm`): stages hold
+        them meanwhile, all but one, into which the next load goes.
         """
-        return min(3, self.stages - 1)
+        return min(self.stagger_k_tiles or (2 if single_wave else 3), self.stages - 1)
 
     @property
     def accumulator_registers(self) -> int:
@@ -202,7 +209,8 @@ class HopperConfig(metaclass=RenamedFields):
 
 def compile_key(config: HopperConfig) -> HopperConfig:
     """The config whose compile serves this one too: the order of tiles is a table that the host
-    makes, the host swaps operands, and the number of partitions of K is an argument.
+    makes, the host swaps operands, traits say whether consumers are staggered, and the number of
+    partitions of K is an argument.
     """
     plain = HopperConfig
     split_k = 2 if config.split_k > 1 else 1
@@ -213,6 +221,7 @@ def compile_key(config: HopperConfig) -> HopperConfig:
         group_n=plain.group_n,
         sms=plain.sms,
         gpc_local=plain.gpc_local,
+        stagger=plain.stagger,
         swap_ab=plain.swap_ab,
         split_k=split_k,
     )
@@ -361,6 +370,10 @@ def _schedule_reason(c: HopperConfig) -> str | None:
 
 
 def _production_reason(c: HopperConfig) -> str | None:
+    if c.stagger not in STAGGERS:
+        return f"stagger is {c.stagger!r}, expected one of {', '.join(STAGGERS)}"
+    if c.stagger_k_tiles < 0:
+        return f"stagger_k_tiles is {c.stagger_k_tiles}, expected at least 0"
     if not 1 <= c.split_k <= MAX_SPLIT_K:
         return f"split_k is {c.split_k}, expected 1 to {MAX_SPLIT_K} partitions of K"
     if c.stream_k and c.split_k > 1:

@@ -31,8 +31,8 @@ class NamedBarrier(IntEnum):
 
     CTA: all threads of the CTA (`sync_threads`).
     CONSUMER + c: the 128 threads of consumer warpgroup c, for c from 0 to 2.
-    MMA_ORDER + c: ordered sequence of two consumers. Consumer c waits, the other one arrives: 256
-        threads. The one that passes may multiply.
+    MMA_ORDER + c: ordered sequence of consumers, for c from 0 to 2. Consumer c waits, the one
+        before it arrives: 256 threads. The one that passes may multiply.
     LOAD_WARPS: the two warps that load, 64 threads.
     ALL_CONSUMERS: the threads of all consumer warpgroups that share a tile.
     """
@@ -40,7 +40,7 @@ class NamedBarrier(IntEnum):
     CTA = 0
     CONSUMER = 1
     MMA_ORDER = 4
-    LOAD_WARPS = 6
+    LOAD_WARPS = 7
     ALL_CONSUMERS = 8
 
 

@@ -72,11 +72,21 @@ def load_tile(
 
 # ---- a consumer
 @cute.jit
-def mma_stage(fragments: MmaFragments, index: Int32, overwrite: cutlass.Constexpr = False):
-    """Consumers: acc += A·B of one stage, or acc = A·B, as one wgmma group, left in flight."""
+def mma_stage(
+    fragments: MmaFragments,
+    index: Int32,
+    overwrite: cutlass.Constexpr = False,
+    last_apart: cutlass.Constexpr = False,
+):
+    """Consumers: acc += A·B of one stage, or acc = A·B, as one wgmma group, left in flight.
+    `last_apart`: the last wgmma is a group of its own.
+    """
     tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
+    count = cute.size(tCrA, mode=[2])
     warpgroup.fence()
-    for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+    for kb in cutlass.range_constexpr(count):
+        if cutlass.const_expr(last_apart and 0 < kb == count - 1):
+            warpgroup.commit_group()
         mma = fragments.mma.accumulating
         if cutlass.const_expr(overwrite and kb == 0):
             mma = fragments.mma.overwriting
@@ -110,8 +120,23 @@ def mma_k_loop(
             pipeline.consumer_release(state.index)
         lap(timers, TENSOR)
         state, rest = pipeline.advance(state), rest - 1
+    return mma_k_loop_rest(fragments, pipeline, state, previous, rest, in_flight, timers)
 
-    for _ in cutlass.range(rest, unroll=1):
+
+@cute.jit
+def mma_k_loop_rest(
+    fragments: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
+    previous: Int32,
+    count: Int32,
+    in_flight: cutlass.Constexpr,
+    timers: PhaseTimers | None,
+):
+    """Consumers: goes on where `mma_k_loop` ended, by `count` k tiles. `previous`: the stage whose
+    group may still run.
+    """
+    for _ in cutlass.range(count, unroll=1):
         pipeline.consumer_wait(state)
         lap(timers, WAIT)
         mma_stage(fragments, state.index)
@@ -122,6 +147,21 @@ def mma_k_loop(
         previous = state.index
         state = pipeline.advance(state)
     return state, previous
+
+
+@cute.jit
+def mma_last_k_tile(
+    fragments: MmaFragments, pipeline: Pipeline, state: PipelineState, previous: Int32
+):
+    """Consumers: goes on where `mma_k_loop` ended with a group in flight, of stage `previous`, by
+    the last k tile of a tile. Only its last wgmma runs on, just long enough for another consumer to
+    wake up and multiply. Returns the state after it, and its stage's index.
+    """
+    pipeline.consumer_wait(state)
+    mma_stage(fragments, state.index, last_apart=True)
+    warpgroup.wait_group(1)
+    pipeline.consumer_release(previous)
+    return pipeline.advance(state), state.index
 
 
 @cute.jit

@@ -90,27 +90,31 @@ def with_accumulator(cta: Cta, consumer: Consumer, registers, width: int) -> Til
     return replace(mma, fragments=replace(mma.fragments, acc=acc))
 
 
-# ---- the ordered sequence of two consumers
+# ---- the ordered sequence of consumers
 @cute.jit
 def mma_order_wait(consumer: Consumer):
-    """Waits until the other consumer lets this one multiply."""
+    """Waits until the consumer before lets this one multiply."""
     cute.arch.barrier(
         barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP
     )
 
 
 @cute.jit
-def mma_order_arrive(consumer: Consumer):
-    """Lets the other consumer multiply."""
+def mma_order_arrive(cta: Cta, consumer: Consumer):
+    """Lets the next consumer multiply, after the last one the first."""
+    following = 1 - consumer.index
+    if cutlass.const_expr(cta.config.consumers > 2):
+        last = cta.config.consumers - 1
+        following = Int32(0) if consumer.index == last else consumer.index + 1
     cute.arch.barrier_arrive(
-        barrier_id=NamedBarrier.MMA_ORDER + 1 - consumer.index, number_of_threads=2 * WARPGROUP
+        barrier_id=NamedBarrier.MMA_ORDER + following, number_of_threads=2 * WARPGROUP
     )
 
 
 @cute.jit
-def mma_order_begin(consumer: Consumer):
-    """The second consumer lets the first one begin."""
-    if consumer.index == 1:
+def mma_order_begin(cta: Cta, consumer: Consumer):
+    """The last consumer lets the first one begin."""
+    if consumer.index == cta.config.consumers - 1:
         cute.arch.barrier_arrive(
             barrier_id=int(NamedBarrier.MMA_ORDER), number_of_threads=2 * WARPGROUP
         )
@@ -130,7 +134,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
         first, stride = consumer.index, 2
         state = pipeline.advance_by(state, consumer.index * stages_per_tile)
     if cutlass.const_expr(config.pingpong or cta.traits.staggered_tail):
-        mma_order_begin(consumer)
+        mma_order_begin(cta, consumer)
 
     count = tile_scheduler.work_tile_count(cta.scheduler, config)
     iterations = (count - first + stride - 1) // stride
@@ -178,11 +182,15 @@ def compute_tile(
     if cutlass.const_expr(config.pingpong and traits.source != ""):
         epilogue_load.await_all(cta.source, pipeline, state)
     if cutlass.const_expr(config.pingpong or traits.staggered_tail):
-        mma_order_arrive(consumer)
+        mma_order_arrive(cta, consumer)
     operations = None
     if cutlass.const_expr(not config.split and config.cluster_k == 1):
         operations = EpilogueOps(epilogue_tile_of(cta, consumer, mma, work))
-    in_flight = 0 if traits.promoted else config.in_flight
+    in_flight = config.in_flight
+    if cutlass.const_expr(traits.promoted):
+        in_flight = 0
+    elif cutlass.const_expr(traits.staggered_tail):
+        in_flight = 1
     roles.mma_tail(pipeline, previous, in_flight, None)
     if cutlass.const_expr(cta.epilogue.tma is not None):
         epilogue_store.wait_mainloop_done(cta.epilogue)
@@ -213,32 +221,58 @@ def multiply(
     """The products of `count` k tiles, the last groups still running. Returns the state after the
     last, and the last one's stage.
 
-    With a staggered tail the last k tiles are multiplied in the consumers' order: the first one
-    stores its half of the tile while the second one multiplies, and the second one while the first
-    one multiplies the next tile.
+    With a staggered tail the last k tiles are multiplied in the consumers' order: a consumer stores
+    its part of the tile while the next one multiplies, and the last one while the first one
+    multiplies the next tile. A group is in flight meanwhile, for nobody else multiplies.
     """
-    config, fragments = cta.config, mma.fragments
-    if cutlass.const_expr(cta.traits.promoted):
+    config, fragments, traits = cta.config, mma.fragments, cta.traits
+    in_flight = config.in_flight
+    if cutlass.const_expr(traits.promoted):
         state = roles.mma_k_loop_promoted(fragments, mma.partial, pipeline, state, count)
         previous = Int32(0)
+    elif cutlass.const_expr(not traits.staggered_tail):
+        state, previous = roles.mma_k_loop(fragments, pipeline, state, count, in_flight, True, None)
+    elif cutlass.const_expr(traits.single_wave):
+        state, previous = multiply_once(cta, consumer, mma, pipeline, state, count)
     else:
-        in_flight, last = (
-            config.in_flight,
-            config.staggered_k_tiles if cta.traits.staggered_tail else 0,
-        )
+        last = config.staggered_k_tiles(False)
         state, previous = roles.mma_k_loop(
             fragments, pipeline, state, count - last, in_flight, True, None
         )
-        if cutlass.const_expr(last > 0):
-            roles.mma_tail(pipeline, previous, in_flight, None)
-            epilogue_store.await_stores(consumer)
-            mma_order_wait(consumer)
-            # Not a constant, of which compilers make what they take for divergent.
-            rest = cutlass.min(count, last)
-            state, previous = roles.mma_k_loop(
-                fragments, pipeline, state, rest, in_flight, False, None
-            )
+        roles.mma_tail(pipeline, previous, in_flight, None)
+        epilogue_store.await_stores(consumer)
+        mma_order_wait(consumer)
+        # Not a constant, of which compilers make what they take for divergent.
+        rest = cutlass.min(count, last)
+        state, previous = roles.mma_k_loop(fragments, pipeline, state, rest, 1, False, None)
     return state, previous
+
+
+@cute.jit
+def multiply_once(
+    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, count
+):
+    """As `multiply`, with a staggered tail, of a CTA's only tile: a group is in flight at the turn,
+    and the next consumer's turn comes when this one is all but done. What the last k tiles' loads
+    wait for has been released before: the stages that are still held are fewer than all.
+    """
+    config, fragments = cta.config, mma.fragments
+    last = config.staggered_k_tiles(True)
+    before = count - last if cutlass.const_expr(config.in_flight > 0) else count - last - 1
+    state, previous = roles.mma_k_loop(
+        fragments, pipeline, state, before, config.in_flight, True, None
+    )
+    if cutlass.const_expr(config.in_flight == 0):
+        pipeline.consumer_wait(state)
+        roles.mma_stage(fragments, state.index)
+        previous = state.index
+        state = pipeline.advance(state)
+    mma_order_wait(consumer)
+    # Not a constant, of which compilers make what they take for divergent.
+    rest = cutlass.min(count, last) - 1
+    if cutlass.const_expr(last > 1):
+        state, previous = roles.mma_k_loop_rest(fragments, pipeline, state, previous, rest, 1, None)
+    return roles.mma_last_k_tile(fragments, pipeline, state, previous)
 
 
 def epilogue_tile_of(cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile) -> EpilogueTile:

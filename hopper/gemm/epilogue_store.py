@@ -72,7 +72,8 @@ class StorePass:
 def buffer_count(config, dtype, traits) -> int:
     """Subtiles of one consumer in shared memory. A CTA that has one tile lays all of them over the
     pipeline's stages, which it has read by then; they fit unless k tiles are few and C's elements
-    wide. Not where the epilogue's source or x need buffers, too.
+    wide. Not where the epilogue's source or x need buffers, too. Where consumers are staggered,
+    each lays its own over rows that only it has read.
     """
     count = max(len(subtiles(config, dtype, width)) for width in config.tile_widths)
     room = count * config.consumers * 64 * subtile_columns(config, dtype) * dtype.width // 8
@@ -84,6 +85,24 @@ def buffer_count(config, dtype, traits) -> int:
 def overlays_stages(config, dtype, traits) -> bool:
     """Whether buffers lie over the pipeline's stages."""
     return bool(buffer_count(config, dtype, traits) > config.epilogue_stages)
+
+
+def overlays_own_rows(config, dtype, traits) -> bool:
+    """Whether the buffers of a consumer lie over the rows of A that only it reads, so that it may
+    write them as soon as its own products are done: a warp's wait for its wgmma groups is one for
+    those of the warpgroup, on which `consumer_release` relies, too.
+    """
+    return bool(traits.staggered_tail and overlays_stages(config, dtype, traits))
+
+
+def fits_own_rows(config, dtype) -> bool:
+    """Whether all subtiles of a consumer fit over its rows of A: a subtile over 64 rows of a stage,
+    where it takes as many bytes.
+    """
+    rows = config.tile_m // (64 * config.warpgroups_per_tile) * config.stages
+    same_bytes = subtile_columns(config, dtype) * dtype.width == config.tile_k * 16 == 64 * 16
+    count = max(len(subtiles(config, dtype, width)) for width in config.tile_widths)
+    return bool(same_bytes and count <= rows)
 
 
 def make_tma(config, c, aux, source, traits) -> EpilogueTma:
@@ -141,7 +160,11 @@ def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWrite
     load_copy = cute.make_tiled_copy_S(load_atom, fragment)
     part = store_copy.get_slice(thread % WARPGROUP)
     count = buffer_count(config, dtype, traits)
-    buffers = cute.local_tile(epilogue.sC, (64, columns, count), (0, 0, consumer))
+    numbers = count
+    if overlays_own_rows(config, dtype, traits):
+        # A stage of A has 64 rows of each consumer in turn.
+        numbers = cute.make_layout((count,), stride=(config.consumers,))
+    buffers = cute.local_tile(epilogue.sC, (64, columns, numbers), (0, 0, consumer))
     return SubtileWriter(
         store_copy,
         load_copy,
@@ -155,12 +178,12 @@ def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWrite
 @cute.jit
 def wait_mainloop_done(epilogue: Epilogue):
     """Every consumer, its products done: where C will lie over the stages, waits until all
-    consumers have read them. Not in `store`, for consumers that share a tile may not all come
-    there: whoever adds the partitions of K last does.
+    consumers have read them, but for rows that only this one reads. Not in `store`, for consumers
+    that share a tile may not all come there: whoever adds the partitions of K last does.
     """
-    config = epilogue.config
-    overlays = overlays_stages(config, epilogue.dtype, epilogue.traits)
-    if cutlass.const_expr(config.warpgroups_per_tile > 1 and overlays):
+    config, dtype, traits = epilogue.config, epilogue.dtype, epilogue.traits
+    waits = overlays_stages(config, dtype, traits) and not overlays_own_rows(config, dtype, traits)
+    if cutlass.const_expr(config.warpgroups_per_tile > 1 and waits):
         cute.arch.barrier(
             barrier_id=int(NamedBarrier.ALL_CONSUMERS),
             number_of_threads=config.warpgroups_per_tile * WARPGROUP,

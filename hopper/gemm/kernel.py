@@ -48,6 +48,7 @@ class Config(hilbert.Config):
     sms: int = 0
     gpc_local: bool = True
     epilogue_stages: int = 2
+    stagger: str = "rule"
     k_serpentine: bool = True
 
 
@@ -83,12 +84,14 @@ class Gemm(tma_store.TmaStore):
         for each k tile:    consumer_wait: wait for this phase of full[s]
                             wgmma of stage s, left in flight
                             wait for the group before, consumer_release of its stage
-        staggered tail:     before the last k tiles mma_tail; this thread's TMA stores have left
-                            their buffers; wait at MMA_ORDER + c
+        staggered tail:     before the last k tiles mma_tail, and this thread's TMA stores have left
+                            their buffers (in a single wave none are on their way, and a group may
+                            run on); wait at MMA_ORDER + c
         pingpong, source:   wait until the whole source has landed
-        both of these:      arrive at MMA_ORDER + 1 - c
+        both of these:      arrive at MMA_ORDER + the number of the next consumer
         mma_tail:           wait for all groups, consumer_release of the last stage
-        C over the stages:  meet at ALL_CONSUMERS
+        C over the stages:  meet at ALL_CONSUMERS, unless staggered: then a consumer writes where
+                            its own rows of A were, which no other reads
         split-K:            write partial sums, meet at CONSUMER + c, count, meet again;
                             only the one that came last goes on
         cluster-K:          send partial sums to the peers, wait at landed[c], add,
@@ -114,12 +117,12 @@ class Gemm(tma_store.TmaStore):
     free[c]           cluster_k - 1: consumer c of each     consumer c, before it   that of the
                       peer, when it has read                sends again             iteration before
     CONSUMER + c      128 threads of consumer c             the same
-    MMA_ORDER + c     128 threads of the other consumer     128 of consumer c
+    MMA_ORDER + c     128 threads of the consumer before    128 of consumer c
     LOAD_WARPS        64: LOAD_A and LOAD_B                 the same
     ALL_CONSUMERS     all consumers of the tile             the same
     ================  ====================================  ======================  ===============
 
-    MMA_ORDER begins with the second consumer, which lets the first one multiply. The arrivals that
+    MMA_ORDER begins with the last consumer, which lets the first one multiply. The arrivals that
     are traced are compared with those of the pipeline's contract (`check_arrival_counts`).
 
     Which tile, or part of one, a CTA computes is decided by `tile_scheduler`.
@@ -131,6 +134,8 @@ class Gemm(tma_store.TmaStore):
             "swap_ab",
             "variable_tile_n",
             "pingpong",
+            "stagger",
+            "stagger_k_tiles",
             "k_serpentine",
             "split_k",
             "stream_k",

@@ -68,10 +68,15 @@ def space(
 
 
 def _compile_key(config: HopperConfig) -> HopperConfig:
-    """`compile_key` for one problem, where `swap_ab` transposes the product, and `gpc_local` asks
-    for a table where others have none.
+    """`compile_key` for one problem, where `swap_ab` transposes the product, `gpc_local` asks for a
+    table where others have none, and `stagger` decides about the traits.
     """
-    return replace(compile_key(config), swap_ab=config.swap_ab, gpc_local=config.gpc_local)
+    return replace(
+        compile_key(config),
+        swap_ab=config.swap_ab,
+        gpc_local=config.gpc_local,
+        stagger=config.stagger,
+    )
 
 
 @dataclass(frozen=True)

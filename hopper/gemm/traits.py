@@ -19,8 +19,8 @@ class KernelTraits:
     How tiles are scheduled
         ordered: a table numbers the tiles: those of all matrices in a single wave, else of one.
         single_wave: no cluster has more than one work tile.
-        staggered_tail: of the two consumers that share a tile, the second multiplies the tile's
-            last k tiles after the first, which stores its half meanwhile.
+        staggered_tail: of the consumers that share a tile, each multiplies the tile's last k tiles
+            after the one before, which stores its part meanwhile.
 
     The epilogue (`outblas.epilogue`); "" stands for a tensor that the call does not have
         scaled: sums are multiplied by alpha.

@@ -10,7 +10,7 @@ from ...core.problem import Problem
 from ...device import clusters
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
-from . import epilogue_load, epilogue_math
+from . import epilogue_load, epilogue_math, epilogue_store
 from .canonical import CanonicalProblem, TensorView, canonicalize, operand_strides, output_strides
 from .schedule import TileGrid, tile_grid
 
@@ -177,15 +177,33 @@ def _takes_a_table(
 
 
 def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
-    """Whether the second of two consumers of a tile multiplies the tile's last k tiles after the
-    first: where there is an epilogue to cover, K is long, and CTAs have several whole tiles.
+    """Whether the consumers of a tile multiply its last k tiles one after the other (`stagger`)."""
+    if config.stagger == "never" or not _can_stagger(problem, config, traits):
+        return False
+    if config.stagger == "always" or traits.single_wave:
+        return True
+    return config.consumers == 2 and not traits.plain
+
+
+def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
+    """Whether consumers can multiply a tile's last k tiles in turn: CTAs have whole tiles, and K is
+    long. In a single wave C leaves through shared memory, where each consumer writes what no other
+    reads.
     """
-    two_consumers = config.warpgroups_per_tile == 2 and config.cluster_k == 1
-    if not two_consumers or config.split or traits.promoted:
+    whole_tiles = config.cluster_k == 1 and not config.split
+    last = config.staggered_k_tiles(traits.single_wave)
+    if not whole_tiles or config.warpgroups_per_tile == 1 or traits.promoted:
         return False
-    if traits.plain or traits.single_wave:
+    if last == 0 or 2 * last * config.tile_k >= problem.K:
         return False
-    return config.staggered_k_tiles > 0 and 2 * config.staggered_k_tiles * config.tile_k < problem.K
+    if not traits.single_wave:
+        return True
+    stored, dtype = config.epilogue_config(traits.gated), compile.NUMERIC[problem.out_dtype]
+    apart = not epilogue_store.overlays_stages(stored, dtype, traits)
+    moves_more = traits.source or traits.aux == "staged"
+    return bool(traits.staged and not moves_more) and (
+        apart or epilogue_store.fits_own_rows(stored, dtype)
+    )
 
 
 def tensor_view(problem: Problem, name: str) -> View | None:

@@ -46,6 +46,8 @@ VALUES = {
     "swap_ab": (False, True),
     "variable_tile_n": (False, True),
     "pingpong": (False, True),
+    "stagger": ("never", "rule", "always"),
+    "stagger_k_tiles": (0, 1, 2, 3, 4),
     "k_serpentine": (False, True),
     "split_k": (1, 2, 3, 7),
     "stream_k": (False, True),

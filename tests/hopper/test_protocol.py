@@ -20,8 +20,9 @@ from protocol.launch import Case, simulate, simulate_rung, traits_of
 from protocol.machine import Barrier, NamedBarrier
 
 from outblas.core.registry import LADDERS
-from outblas.hopper.core.config import HopperConfig, gated_reason
-from outblas.hopper.gemm import heuristic, search_space
+from outblas.hopper.core.compile import NUMERIC
+from outblas.hopper.core.config import STAGGERS, HopperConfig, gated_reason
+from outblas.hopper.gemm import epilogue_store, heuristic, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 
 OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
@@ -37,6 +38,9 @@ CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, epilogue_stages=1)
 SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
 STREAM_K = replace(OWN, stream_k=True)
 
+ONE_WAVE = replace(OWN, tile_n=256, epilogue_stages=1)  # C of a single tile lies over A
+THREE_ONE_WAVE = replace(THREE, tile_n=192, epilogue_stages=1)
+
 # Schedule: config, and what the epilogue has.
 SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
     "one consumer": (replace(SMALL, tile_n=64, epilogue_stages=1), ""),
@@ -49,6 +53,31 @@ SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
     "staggered turns, residual fetched": (COOPERATIVE, "residual"),
     "staggered turns, x stored": (COOPERATIVE, "aux"),
     "staggered turns, gated pairs": (COOPERATIVE, "gated aux"),
+    "staggered turns, nothing after the product": (replace(COOPERATIVE, stagger="always"), ""),
+    "staggered turns, no group in flight": (replace(COOPERATIVE, in_flight=0), "bias"),
+    "staggered turns of three": (replace(THREE, stagger="always"), ""),
+    "staggered turns of three, residual fetched": (replace(THREE, stagger="always"), "residual"),
+    "one wave": (ONE_WAVE, ""),
+    "one wave, three k tiles in turn": (replace(ONE_WAVE, stagger_k_tiles=3), ""),
+    "one wave, one k tile in turn": (replace(ONE_WAVE, stagger_k_tiles=1), ""),
+    "one wave, no group in flight, one k tile in turn": (
+        replace(ONE_WAVE, in_flight=0, stagger_k_tiles=1),
+        "",
+    ),
+    "one wave, no group in flight": (replace(ONE_WAVE, in_flight=0), "bias"),
+    "one wave, not staggered": (replace(ONE_WAVE, stagger="never"), ""),
+    "one wave, two rows of wgmma": (
+        replace(ONE_WAVE, tile_m=256, tile_n=128, cluster_n=2, in_flight=1),
+        "",
+    ),
+    "one wave in a cluster": (replace(ONE_WAVE, cluster_m=2), ""),
+    "one wave, elastic columns": (replace(ONE_WAVE, tile_n=216, variable_tile_n=True), ""),
+    "one wave, gated pairs": (ONE_WAVE, "gated"),
+    "one wave, three consumers": (THREE_ONE_WAVE, ""),
+    "one wave, three consumers in a cluster": (
+        replace(THREE_ONE_WAVE, cluster_n=2, in_flight=1),
+        "",
+    ),
     "addend fetched": (COOPERATIVE, "addend"),
     "pingpong": (PINGPONG, ""),
     "pingpong, addend fetched": (PINGPONG, "addend"),
@@ -280,6 +309,8 @@ def sampled(number: int) -> Case:
             cluster_k=cut[2],
             k_serpentine=cut[0] == 1,
             order=draw.choice(("serpentine", "hilbert", "consecutive")),
+            stagger=STAGGERS[number % 3],
+            stagger_k_tiles=number % 5,
         )
         config = heuristic.filled(config)
         if draw.random() < 0.5:
@@ -321,19 +352,20 @@ def samples_run_clean(numbers: range) -> None:
 
 
 # ---- planted faults
+def one_tile(schedule: str) -> Case:
+    """A call of one tile in a schedule, of enough k tiles for consumers to be staggered."""
+    return case_of(*SCHEDULES[schedule], rows=1, columns=1, k_tiles=9, clusters=1)
+
+
 # Launches that only some faults show in.
 FAULT_CASES = {
     "pingpong, one k tile": case_of(
         replace(PINGPONG, tile_n=64), "addend fp32", rows=3, columns=3, k_tiles=1, clusters=1
     ),
     "stream-K, five clusters": case_of(STREAM_K, rows=3, columns=4, k_tiles=9, clusters=5),
-    "cooperative, one tile": case_of(
-        replace(COOPERATIVE, tile_n=256, epilogue_stages=1),
-        rows=1,
-        columns=1,
-        k_tiles=9,
-        clusters=1,
-    ),
+    "one wave, not staggered": one_tile("one wave, not staggered"),
+    "one wave": one_tile("one wave"),
+    "one wave, three consumers": one_tile("one wave, three consumers"),
 }
 SEEDS = range(1, 61)
 
@@ -391,5 +423,12 @@ def test_a_schedule_has_the_traits_that_its_name_says(name: str, trait: str, val
     assert getattr(traits, trait) == value
 
 
-def test_a_case_of_one_tile_is_a_single_wave() -> None:
-    assert traits_of(FAULT_CASES["cooperative, one tile"]).single_wave
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name.startswith("one wave")])
+def test_a_case_of_one_tile_is_a_single_wave_with_c_over_a(name: str) -> None:
+    case = one_tile(name)
+    traits = traits_of(case)
+
+    assert traits.single_wave
+    assert traits.staggered_tail == (case.config.stagger == "rule")
+    stored = case.config.epilogue_config(traits.gated)
+    assert epilogue_store.overlays_stages(stored, NUMERIC[case.out_dtype], traits)

@@ -65,22 +65,22 @@ FAULTS = (
                 "gemm.consumer",
                 "    state, previous = multiply(cta,",
                 "    if config.pingpong:\n"
-                "        mma_order_arrive(consumer)\n"
+                "        mma_order_arrive(cta, consumer)\n"
                 "    state, previous = multiply(cta,",
             ),
             Change(
                 "gemm.consumer",
                 "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
-                "        mma_order_arrive(consumer)\n",
+                "        mma_order_arrive(cta, consumer)\n",
                 "    if cutlass.const_expr(traits.staggered_tail):\n"
-                "        mma_order_arrive(consumer)\n",
+                "        mma_order_arrive(cta, consumer)\n",
             ),
         ),
     ),
     Fault(
         "nobody gives the first turn",
         "pingpong",
-        (Change("gemm.consumer", "        mma_order_begin(consumer)\n", "        pass\n"),),
+        (Change("gemm.consumer", "        mma_order_begin(cta, consumer)\n", "        pass\n"),),
     ),
     Fault(
         "consumers skip one stage too few",
@@ -104,9 +104,10 @@ FAULTS = (
         (
             Change(
                 "core.roles",
-                "    for _ in cutlass.range(rest, unroll=1):\n"
-                "        pipeline.consumer_wait(state)\n",
-                "    for _ in cutlass.range(rest, unroll=1):\n",
+                "        pipeline.consumer_wait(state)\n"
+                "        lap(timers, WAIT)\n"
+                "        mma_stage(fragments, state.index)\n",
+                "        mma_stage(fragments, state.index)\n",
             ),
         ),
     ),
@@ -263,11 +264,77 @@ FAULTS = (
     ),
     Fault(
         "C goes over stages that the other consumer still reads",
-        "cooperative, one tile",
+        "one wave, not staggered",
         (
             Change(
                 "gemm.consumer",
                 "        epilogue_store.wait_mainloop_done(cta.epilogue)\n",
+                "        pass\n",
+            ),
+        ),
+    ),
+    Fault(
+        "a consumer's C goes over rows that another one still reads",
+        "one wave",
+        (
+            Change(
+                "gemm.epilogue_store",
+                "    if overlays_own_rows(config, dtype, traits):\n",
+                "    if False:\n",
+            ),
+        ),
+    ),
+    Fault(
+        "a consumer's C goes over rows of the next one",
+        "one wave, three consumers",
+        (
+            Change(
+                "gemm.epilogue_store",
+                "stride=(config.consumers,)",
+                "stride=(config.consumers - 1,)",
+            ),
+        ),
+    ),
+    Fault(
+        "C goes over rows of A before the last products are done",
+        "one wave",
+        (
+            Change(
+                "gemm.consumer",
+                "    roles.mma_tail(pipeline, previous, in_flight, None)\n    if",
+                "    pipeline.consumer_release(previous)\n    if",
+            ),
+        ),
+    ),
+    Fault(
+        "a turn comes before the last loads have their stages",
+        "one wave",
+        (
+            Change(
+                "gemm.consumer",
+                "    last = config.staggered_k_tiles(True)\n",
+                "    last = config.stages\n",
+            ),
+        ),
+    ),
+    Fault(
+        "the last consumer of three is not let go on",
+        "one wave, three consumers",
+        (
+            Change(
+                "gemm.consumer",
+                "        last = cta.config.consumers - 1\n",
+                "        last = cta.config.consumers - 2\n",
+            ),
+        ),
+    ),
+    Fault(
+        "a consumer multiplies before its buffers are free",
+        "staggered turns, nothing after the product",
+        (
+            Change(
+                "gemm.consumer",
+                "        epilogue_store.await_stores(consumer)\n",
                 "        pass\n",
             ),
         ),
@@ -324,8 +391,9 @@ FAULTS = (
             Change(
                 "gemm.consumer",
                 "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
-                "        mma_order_arrive(consumer)\n",
-                "    if cutlass.const_expr(config.pingpong):\n        mma_order_arrive(consumer)\n",
+                "        mma_order_arrive(cta, consumer)\n",
+                "    if cutlass.const_expr(config.pingpong):\n"
+                "        mma_order_arrive(cta, consumer)\n",
             ),
         ),
     ),

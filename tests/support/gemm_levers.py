@@ -45,6 +45,14 @@ LEVERS = {
     "three_consumers": (
         "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,cluster_m=1"
     ),
+    "staggered": "cluster_m=1,stagger=always",
+    "staggered_of_three": (
+        "tile_m=192,tile_n=192,consumers=3,producer_registers=32,consumer_registers=160,cluster_m=1,"
+        "in_flight=0,epilogue_stages=1,stagger=always"
+    ),
+    "staggered_swapped": (
+        "tile_n=144,stages=5,cluster_m=1,swap_ab=True,variable_tile_n=True,stagger=always"
+    ),
     "from_registers": "epilogue_stages=0,sms=23",
 }
 

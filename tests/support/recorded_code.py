@@ -42,6 +42,7 @@ HOPPER_IN_CI = {
     "hopper.gemm fp8, fast sums, scales by rows",
     "hopper.gemm fp8, promoted sums",
     "hopper.gemm odd N",
+    "hopper.gemm one wave, three consumers",
     "hopper.gemm one wave, two consumers",
     "hopper.gemm operands that TMA cannot load",
     "hopper.gemm output without contiguous dimension",

@@ -13,9 +13,16 @@ from outblas.hopper.core import compile, host
 from outblas.hopper.core.config import compile_key
 
 CONFIG = gemm.Config()
-# The host makes the order of tiles and swaps operands; the number of partitions is an argument.
-OF_THE_HOST = {"order", "group_m", "group_n", "sms", "gpc_local", "swap_ab"}
-OTHERS: dict[str, Any] = {"order": "hilbert", "mma_n": 64, "cluster_k": 2, "split_k": 4}
+# The host makes the order of tiles, swaps operands and says in traits whether consumers are
+# staggered; the number of partitions is an argument.
+OF_THE_HOST = {"order", "group_m", "group_n", "sms", "gpc_local", "swap_ab", "stagger"}
+OTHERS: dict[str, Any] = {
+    "order": "hilbert",
+    "mma_n": 64,
+    "cluster_k": 2,
+    "split_k": 4,
+    "stagger": "always",
+}
 VARIANT = host.Variant(
     "hopper.tma_wgmma", CONFIG, torch.bfloat16, torch.bfloat16, "nt", row_major=True, width=8
 )

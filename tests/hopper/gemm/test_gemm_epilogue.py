@@ -200,12 +200,32 @@ def test_gelu_is_a_fit_where_sums_are_less_exact_than_it(
     assert variant_of(problem(64, 64, K, activation=activation)).traits.function == function
 
 
-LARGE = (8192, 8192, 1024)
+LARGE, SMALL = (8192, 8192, 1024), (512, 512, 1024)
+BARE: dict[str, Any] = {"bias": None, "residual": None, "aux": None}
+THREE_CONSUMERS = (
+    "tile_m=192,tile_n=192,consumers=3,producer_registers=32,consumer_registers=160,"
+    "epilogue_stages=1"
+)
 STAGGERED: dict[str, tuple[tuple[int, int, int], dict[str, Any], str, bool]] = {
     "many tiles with work after the product": (LARGE, {"activation": "gelu"}, OWN, True),
-    "nothing after the product": (LARGE, {"bias": None, "residual": None, "aux": None}, OWN, False),
+    "nothing after the product": (LARGE, BARE, OWN, False),
+    "nothing after the product, always": (LARGE, BARE, "stagger=always", True),
+    "three consumers": (LARGE, {"activation": "gelu"}, THREE_CONSUMERS, False),
+    "three consumers, always": (LARGE, BARE, f"{THREE_CONSUMERS},stagger=always", True),
     "too few k tiles": ((8192, 8192, 384), {"activation": "gelu"}, OWN, False),
-    "one tile a CTA": ((512, 512, 1024), {"activation": "gelu"}, OWN, False),
+    "one tile a CTA": (SMALL, BARE, OWN, True),
+    "one tile a CTA, three consumers": (SMALL, BARE, THREE_CONSUMERS, True),
+    "one tile a CTA, by columns": (SMALL, BARE | {"by_columns": ("out",)}, OWN, True),
+    "one tile a CTA, never": (SMALL, BARE, "stagger=never", False),
+    "one tile a CTA, a residual that TMA loads": (SMALL, {"activation": "gelu"}, OWN, False),
+    "one tile a CTA, wider than the stages of A": (SMALL, BARE, "stages=3", False),
+    "one tile a CTA, deep k tiles": (
+        SMALL,
+        BARE,
+        "tile_n=128,tile_k=128,stages=3,epilogue_stages=1",
+        False,
+    ),
+    "one tile a CTA, C from registers": (SMALL, BARE, "epilogue_stages=0,stagger=always", False),
     "tiles of one consumer": (LARGE, {"activation": "gelu"}, PINGPONG, False),
     "split-K": (LARGE, {"activation": "gelu"}, SPLIT_K, False),
     "fp8 sums in two steps": (LARGE, {"formats": "e4m3 e5m2 promoted"}, PROMOTED, False),
@@ -213,7 +233,7 @@ STAGGERED: dict[str, tuple[tuple[int, int, int], dict[str, Any], str, bool]] = {
 
 
 @pytest.mark.parametrize("name", STAGGERED)
-def test_consumers_take_turns_where_one_s_epilogue_hides_behind_the_other_s_product(
+def test_consumers_take_turns_where_stores_of_one_hide_behind_products_of_another(
     name: str,
 ) -> None:
     shape, given, config, is_staggered = STAGGERED[name]

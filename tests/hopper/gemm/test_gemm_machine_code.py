@@ -46,6 +46,10 @@ LEVERS = {
     "float32 output": Lever(("HGMMA.64x256x16", "STS.64", TMA_STORE), lacks=("STSM", "STG")),
     "K in a cluster of 2, 16 rows": PARTITIONS_IN_A_CLUSTER,
     "K in a cluster of 4": PARTITIONS_IN_A_CLUSTER,
+    "one wave, two consumers": Lever(("HGMMA.64x256x16", "BAR.ARV", TMA_STORE)),
+    "one wave, two consumers, not staggered": Lever(("HGMMA.64x256x16",), lacks=("BAR.ARV",)),
+    "one wave, three consumers": Lever(("HGMMA.64x96x16", "BAR.ARV", TMA_STORE)),
+    "staggered, three consumers": Lever(("HGMMA.64x192x16", "BAR.ARV", MULTICAST, TMA_STORE)),
     "16 columns nn": Lever(
         ("HGMMA.64x16x16", "STSM.16.M88.4", TMA_STORE), lacks=(MULTICAST, "STG")
     ),
@@ -70,7 +74,13 @@ def test_a_lever_shows_in_the_machine_code(name: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    "name", variants("one wave", "one wave, two consumers", "K in a cluster of 2, 16 rows")
+    "name",
+    variants(
+        "one wave",
+        "one wave, two consumers",
+        "one wave, three consumers",
+        "K in a cluster of 2, 16 rows",
+    ),
 )
 def test_a_short_call_neither_divides_nor_fences_nor_waits_twice(name: str) -> None:
     """It waits for its cluster once: a CTA of one tile ends when no other will reach into its

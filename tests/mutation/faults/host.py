@@ -183,4 +183,12 @@ FAULTS = (
         ACCESS,
         "In pingpong a source takes the stage that the last k tile still occupies.",
     ),
+    Fault(
+        "staggered_c_outgrows_its_rows",
+        "hopper/gemm/epilogue_store.py",
+        "return bool(same_bytes and count <= rows)",
+        "return bool(same_bytes)",
+        EPILOGUE,
+        "Staggered consumers are given more of C than their rows of A have room for.",
+    ),
 )

@@ -175,8 +175,8 @@ FAULTS = (
     Fault(
         "turn_given_to_oneself",
         _CONSUMER,
-        "barrier_id=NamedBarrier.MMA_ORDER + 1 - consumer.index",
-        "barrier_id=NamedBarrier.MMA_ORDER + consumer.index",
+        "    following = 1 - consumer.index\n",
+        "    following = consumer.index\n",
         TURNS,
         "In the ordered sequence a consumer gives the turn to itself.",
     ),
