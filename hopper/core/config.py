@@ -59,8 +59,7 @@ class HopperConfig(metaclass=RenamedFields):
         stagger: whether consumers that share a tile multiply its last k tiles one after the other,
             so that one stores while the next multiplies: "never"; by the "rule", where it hides an
             epilogue or the end of a call of one wave; or "always" where it can be done.
-        stagger_k_tiles: how many k tiles that are, if the stages hold so many (0: 2 in a call of
-            one wave, whose last loads come late, else 3).
+        stagger_k_tiles: how many k tiles that are, if the stages hold so many (0: 3).
         k_serpentine: every other tile of a CTA walks K backwards; its last k tiles are still in L2.
         split_k: partitions of K, which the CTA that ends last adds in their order.
         stream_k: the tiles that fill no whole wave are cut into as many partitions as there are
@@ -179,11 +178,12 @@ class HopperConfig(metaclass=RenamedFields):
         """Shared memory for the partial sums of other CTAs of the cluster, fp32."""
         return self.tile_m * self.tile_n * 4 // self.cluster_k * (self.cluster_k - 1)
 
-    def staggered_k_tiles(self, single_wave: bool) -> int:
+    @property
+    def staggered_k_tiles(self) -> int:
         """k tiles at a tile's end that consumers multiply one after the other (`gemm`): stages hold
         them meanwhile, all but one, into which the next load goes.
         """
-        return min(self.stagger_k_tiles or (2 if single_wave else 3), self.stages - 1)
+        return min(self.stagger_k_tiles or 3, self.stages - 1)
 
     @property
     def accumulator_registers(self) -> int:

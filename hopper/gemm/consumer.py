@@ -235,7 +235,7 @@ def multiply(
     elif cutlass.const_expr(traits.single_wave):
         state, previous = multiply_once(cta, consumer, mma, pipeline, state, count)
     else:
-        last = config.staggered_k_tiles(False)
+        last = config.staggered_k_tiles
         state, previous = roles.mma_k_loop(
             fragments, pipeline, state, count - last, in_flight, True, None
         )
@@ -257,7 +257,7 @@ def multiply_once(
     wait for has been released before: the stages that are still held are fewer than all.
     """
     config, fragments = cta.config, mma.fragments
-    last = config.staggered_k_tiles(True)
+    last = config.staggered_k_tiles
     before = count - last if cutlass.const_expr(config.in_flight > 0) else count - last - 1
     state, previous = roles.mma_k_loop(
         fragments, pipeline, state, before, config.in_flight, True, None

@@ -191,7 +191,7 @@ def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
     reads.
     """
     whole_tiles = config.cluster_k == 1 and not config.split
-    last = config.staggered_k_tiles(traits.single_wave)
+    last = config.staggered_k_tiles
     if not whole_tiles or config.warpgroups_per_tile == 1 or traits.promoted:
         return False
     if last == 0 or 2 * last * config.tile_k >= problem.K:

@@ -58,7 +58,7 @@ SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
     "staggered turns of three": (replace(THREE, stagger="always"), ""),
     "staggered turns of three, residual fetched": (replace(THREE, stagger="always"), "residual"),
     "one wave": (ONE_WAVE, ""),
-    "one wave, three k tiles in turn": (replace(ONE_WAVE, stagger_k_tiles=3), ""),
+    "one wave, two k tiles in turn": (replace(ONE_WAVE, stagger_k_tiles=2), ""),
     "one wave, one k tile in turn": (replace(ONE_WAVE, stagger_k_tiles=1), ""),
     "one wave, no group in flight, one k tile in turn": (
         replace(ONE_WAVE, in_flight=0, stagger_k_tiles=1),

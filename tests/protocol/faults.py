@@ -312,7 +312,7 @@ FAULTS = (
         (
             Change(
                 "gemm.consumer",
-                "    last = config.staggered_k_tiles(True)\n",
+                "    last = config.staggered_k_tiles\n",
                 "    last = config.stages\n",
             ),
         ),
