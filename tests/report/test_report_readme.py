@@ -30,12 +30,12 @@ GENERATED = "(?s)<!-- generated: (chart|suite|tuned) .*?<!-- end -->"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with our results, and a README of four of its parts."""
+    """A checkout with our results, and a README of five of its parts."""
     shutil.copytree(ROOT / "results", tmp_path / "results")
     shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
     (tmp_path / "src" / "outblas").mkdir(parents=True)
     parts = [match[0] for match in re.finditer(GENERATED, (ROOT / "README.md").read_text())]
-    assert len(parts) == 4
+    assert len(parts) == 5
     (tmp_path / "README.md").write_text("\n\n".join(parts))
     return tmp_path
 
