@@ -159,7 +159,23 @@ class Arch(Opaque):
 
         state.machine.after(state.machine.timing.delay("dsmem", agent.name), land)
 
+    def barrier_any(self, barrier_id, number_of_threads, condition):
+        """bar.red.or: whether the condition is true for any thread that meets here."""
+        barrier = state.machine.agent.cta.named[int(barrier_id)]
+        turn = barrier.turn
+        if condition:
+            barrier.found.add(turn)
+        self.barrier(barrier_id, number_of_threads)
+        return turn in barrier.found
+
+    def load(self, pointer, dtype, sem, scope):
+        state.machine.agent.pause("global read")
+        pointer.memory.check(pointer.index)
+        return pointer.memory.values.get(pointer.index, 0)
+
     def inline_ptx(self, text, *, write_only_types=(), read_only_args=()):
+        if "bar.red.or.pred" in text:
+            return int(self.barrier_any(*read_only_args))
         if meeting := re.fullmatch(r"barrier\.sync (\d+), (\d+);", text):
             self.barrier(*map(int, meeting.groups()))
         return read_only_args[0] if write_only_types else None

@@ -60,12 +60,13 @@ class Case:
 
 class Launch(Machine):
     """One call on the model. `order` has of each part of C that was stored the k tiles in the order
-    of their sum.
+    of their sum. `workspace`: its partial sums, None without split-K.
     """
 
     def __init__(self, case: Case, traits, timing: Timing, number: int):
         super().__init__(timing, content=dsl.content)
         self.case, self.config, self.traits, self.number = case, case.config, traits, number
+        self.workspace: dsl.GlobalTensor | None = None
         self.order: dict[tuple, tuple[int, ...]] = {}
         self.written: set[tuple] = set()
         width = 32 if case.out_dtype is torch.float32 else 16
@@ -260,6 +261,7 @@ def simulate(
         launch = Launch(
             case, traits, Timing(seed + 1_000_003 * number if seed else 0, slow), number
         )
+        launch.workspace = sums
         dsl.use(launch)
         lead = (case.matrices,) if traits.batched else ()
         wide = case.N * (2 if traits.gated else 1)

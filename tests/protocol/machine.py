@@ -129,13 +129,16 @@ class Barrier(Waiting):
 
 
 class NamedBarrier(Waiting):
-    """bar.sync and bar.arrive: the last of so many threads lets all go on that wait."""
+    """bar.sync and bar.arrive: the last of so many threads lets all go on that wait. `found`: the
+    turns in which a condition was true for a thread, of bar.red.
+    """
 
-    __slots__ = ("arrived", "members", "turn")
+    __slots__ = ("arrived", "found", "members", "turn")
 
     def __init__(self) -> None:
         super().__init__()
         self.arrived = self.turn = 0
+        self.found: set[int] = set()
         self.members: list[Agent] = []
 
     def arrive(self, agent: "Agent", threads: int) -> int:

@@ -91,6 +91,9 @@ class Sum:
             )
         return Sum(self.products + other.products, self.part)
 
+    def __radd__(self, zero):
+        return self
+
     def __eq__(self, other):
         return isinstance(other, Sum) and (self.products, self.part) == (other.products, other.part)
 
