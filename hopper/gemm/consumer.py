@@ -46,9 +46,13 @@ def make_reduction(cta: Cta, consumer: Consumer) -> SplitKReduction:
     """This consumer's place in the workspace of split-K."""
     config, coord = cta.config, cta.coord
     cta_in_cluster = coord.cta_m_in_cluster + coord.cta_n_in_cluster * config.cluster_m
+    lane = cta.context.thread % WARPGROUP
+    if config.split and splitk_reduce.keeps_own(config.accumulator_registers):
+        lane = splitk_reduce.opaque(lane)
     return SplitKReduction(
         cta.splitk,
         cta.arrived,
+        lane,
         unit=cta_in_cluster * config.warpgroups_per_tile + consumer.warpgroup_in_tile,
         units=config.cluster * config.warpgroups_per_tile,
     )
@@ -186,6 +190,9 @@ def compute_tile(
     operations = None
     if cutlass.const_expr(not config.split and config.cluster_k == 1):
         operations = EpilogueOps(epilogue_tile_of(cta, consumer, mma, work))
+    registers, seen = config.accumulator_registers, None
+    if cutlass.const_expr(config.stream_k and splitk_reduce.keeps_own(registers)):
+        seen = splitk_reduce.look_ahead(reduction, work.partition)
     in_flight = config.in_flight
     if cutlass.const_expr(traits.promoted):
         in_flight = 0
@@ -199,9 +206,8 @@ def compute_tile(
         if work.partition.total == 1:
             finish_tile(cta, consumer, mma, work, pipeline, state, None)
         else:
-            registers = config.accumulator_registers
             acc = mma.fragments.acc
-            if splitk_reduce.reduce(reduction, consumer, acc, work.partition, registers):
+            if splitk_reduce.reduce(reduction, consumer, acc, work.partition, registers, seen):
                 finish_tile(cta, consumer, mma, work, pipeline, state, None)
     elif cutlass.const_expr(config.cluster_k > 1):
         sums = cluster_reduce.reduce(cta, consumer, mma.fragments.acc, iteration, iterations)

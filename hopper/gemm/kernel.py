@@ -92,6 +92,9 @@ class Gemm(tma_store.TmaStore):
         mma_tail:           wait for all groups, consumer_release of the last stage
         C over the stages:  meet at ALL_CONSUMERS, unless staggered: then a consumer writes where
                             its own rows of A were, which no other reads
+        stream-K, large:    before mma_tail one thread looks how many have been counted; after it
+                            all meet at CONSUMER + c, and if all others have been, this one is
+                            last and neither writes nor counts
         split-K:            write partial sums, meet at CONSUMER + c, count, meet again;
                             only the one that came last goes on
         cluster-K:          send partial sums to the peers, wait at landed[c], add,

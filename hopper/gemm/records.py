@@ -141,11 +141,13 @@ class EpilogueSource:
 class SplitKReduction:
     """Memory of split-K. Each consumer warpgroup of each CTA of a cluster has sums and counters of
     its own: this one has number `unit` of `units`. `arrived`: shared memory in which a consumer's
-    first thread tells the others how many came before, int32 (consumers).
+    first thread tells the others how many came before, int32 (consumers). `lane`: the thread's
+    number in its warpgroup.
     """
 
     workspace: SplitKWorkspace
     arrived: Any
+    lane: Any
     unit: Any
     units: int
 

@@ -37,6 +37,7 @@ ELASTIC = replace(OWN, tile_n=160, variable_tile_n=True)
 CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, epilogue_stages=1)
 SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
 STREAM_K = replace(OWN, stream_k=True)
+SMALL_TILES = replace(SMALL, tile_n=64, epilogue_stages=1, k_serpentine=False)
 
 ONE_WAVE = replace(OWN, tile_n=256, epilogue_stages=1)  # C of a single tile lies over A
 THREE_ONE_WAVE = replace(THREE, tile_n=192, epilogue_stages=1)
@@ -94,7 +95,9 @@ SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
         "",
     ),
     "split-K": (SPLIT_K, ""),
+    "split-K, small tiles": (replace(SMALL_TILES, split_k=3), ""),
     "stream-K": (STREAM_K, ""),
+    "stream-K, small tiles": (replace(SMALL_TILES, stream_k=True), ""),
     "stream-K, in a cluster": (replace(STREAM_K, cluster_m=2), ""),
 }
 
@@ -229,13 +232,35 @@ def test_a_batch_runs_clean(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cooperative", "pingpong", "elastic columns", "cluster-K", "split-K", "stream-K"]
+    "name",
+    ["cooperative", "pingpong", "elastic columns", "cluster-K", "split-K", "stream-K"],
 )
 def test_sums_are_added_in_one_order_in_every_timing(name: str) -> None:
     config, words = SCHEDULES[name]
     case = case_of(config, words, columns=4, k_tiles=7, clusters=3)
 
     orders = [runs_clean(case, seed).order for seed in range(6)]
+
+    assert all(order == orders[0] for order in orders)
+
+
+@pytest.mark.parametrize("name", ["stream-K", "stream-K, in a cluster"])
+def test_a_cta_that_sees_all_others_arrive_writes_no_sums(name: str) -> None:
+    config, words = SCHEDULES[name]
+    case = case_of(config, words, rows=3, columns=4, k_tiles=9, clusters=5)
+
+    written = {len(runs_clean(case, seed).workspace.memory.values) for seed in range(1, 9)}
+
+    assert len(written) > 1, f"in eight timings as many sums are written: {written}"
+
+
+@pytest.mark.parametrize("slow", ["global write", "global read", "fence", "atomic", "wgmma"])
+@pytest.mark.parametrize("name", ["split-K", "stream-K", "stream-K, small tiles"])
+def test_partial_sums_survive_one_kind_of_delay(name: str, slow: str) -> None:
+    config, words = SCHEDULES[name]
+    case = case_of(config, words, rows=3, columns=4, k_tiles=9, clusters=5)
+
+    orders = [runs_clean(case, seed, slow={slow: 100_000.0}, calls=2).order for seed in range(1, 4)]
 
     assert all(order == orders[0] for order in orders)
 

@@ -480,8 +480,75 @@ FAULTS = (
         (
             Change(
                 "gemm.splitk_reduce",
-                "    last = reduction.arrived[consumer.index] == partition.total - 1",
-                "    last = reduction.arrived[consumer.index] == partition.total - 2",
+                "    return reduction.arrived[consumer.index] == partition.total - 1",
+                "    return reduction.arrived[consumer.index] == partition.total - 2",
+            ),
+        ),
+    ),
+    Fault(
+        "whoever has seen all others but one arrive adds up",
+        "stream-K, five clusters",
+        (
+            Change(
+                "gemm.splitk_reduce",
+                "seen == partition.total - 1)",
+                "seen == partition.total - 2)",
+            ),
+        ),
+    ),
+    Fault(
+        "only the thread that has seen all others arrive knows of it",
+        "stream-K, five clusters",
+        (
+            Change(
+                "gemm.splitk_reduce",
+                "last = sync_consumer_any(consumer.index, seen == partition.total - 1)",
+                "last = seen == partition.total - 1",
+            ),
+        ),
+    ),
+    Fault(
+        "who has seen all others arrive leaves the counter for the next call",
+        "stream-K, five clusters",
+        (
+            Change(
+                "gemm.splitk_reduce",
+                "                reduction.workspace.counters[counter_index(reduction, partition)]"
+                " = Int32(0)\n",
+                "                pass\n",
+            ),
+        ),
+    ),
+    Fault(
+        "a counter of another tile is looked at",
+        "stream-K, five clusters",
+        (
+            Change(
+                "gemm.splitk_reduce",
+                "counters.iterator + counter_index(reduction, partition)\n        seen",
+                "counters.iterator + reduction.unit\n        seen",
+            ),
+        ),
+    ),
+    Fault(
+        "own sums are added twice",
+        "stream-K, five clusters",
+        (
+            Change(
+                "gemm.splitk_reduce",
+                "range(partition.index + 1, partition.total",
+                "range(partition.index, partition.total",
+            ),
+        ),
+    ),
+    Fault(
+        "of several partitions before the own one only the first is added",
+        "split-K",
+        (
+            Change(
+                "gemm.splitk_reduce",
+                "    if partition.index == 1:\n",
+                "    if partition.index >= 1:\n",
             ),
         ),
     ),

@@ -17,6 +17,7 @@ TURNS = _schedules("staggered")
 MULTICAST = _schedules("multicast")
 ELASTIC = _schedules("elastic")
 SPLIT = _schedules("split-K or stream-K")
+SUMS = (Check("test_splitk_reduce.py"),)
 CLUSTER = _schedules("cluster-K")
 BATCH = (Check("test_protocol.py", "batch_runs_clean"),)
 RUNGS = (Check("test_protocol.py", "rung_of_the_ladder"),)
@@ -226,21 +227,70 @@ FAULTS = (
         "for p in cutlass.range(partition.total, unroll=",
         "for p in cutlass.range(partition.total - 1, unroll=",
         SPLIT,
-        "Whoever comes last adds all partial sums but those of the last partition.",
+        "Of small tiles whoever comes last adds all partial sums but those of the last partition.",
     ),
     Fault(
         "split_k_first_partial_again",
         _SPLIT,
-        "place = (partition.workspace_index + p) * reduction.units + reduction.unit",
-        "place = partition.workspace_index * reduction.units + reduction.unit",
+        "add_partial(reduction, acc, 0, partition.workspace_index + p, stride)",
+        "add_partial(reduction, acc, 0, partition.workspace_index, stride)",
         SPLIT,
-        "Whoever comes last adds the first partition's sums over and over.",
+        "Of small tiles whoever comes last adds the first partition's sums over and over.",
+    ),
+    Fault(
+        "split_k_other_partial_lost",
+        _SPLIT,
+        "range(partition.index + 1, partition.total, unroll=1)",
+        "range(partition.index + 1, partition.total - 1, unroll=1)",
+        SPLIT,
+        "Of large tiles whoever comes last leaves out the sums of the last partition.",
+    ),
+    Fault(
+        "split_k_own_sums_first",
+        _SPLIT,
+        "for p in cutlass.range(partition.index, unroll=1):",
+        "for p in cutlass.range(partition.index - 1, -1, -1):",
+        SUMS,
+        "Partitions before the own one are added in the reverse order of K.",
+    ),
+    Fault(
+        "split_k_negative_zero",
+        _SPLIT,
+        "            before.fill(0.0)\n",
+        "            before.fill(-0.0)\n",
+        SUMS,
+        "A sum of negative zeros is a negative one, if the first partition comes last.",
+    ),
+    Fault(
+        "split_k_negative_zero_of_the_second",
+        _SPLIT,
+        "Float32(0.0) + received[v] + ",
+        "received[v] + ",
+        SUMS,
+        "A sum of negative zeros is a negative one, if the second partition comes last.",
+    ),
+    Fault(
+        "stream_k_never_written",
+        _SPLIT,
+        "seen == partition.total - 1)",
+        "seen >= 0)",
+        SPLIT,
+        "Nobody writes partial sums: each takes the others for done.",
+    ),
+    Fault(
+        "stream_k_seen_counter_not_reset",
+        _SPLIT,
+        "                reduction.workspace.counters[counter_index(reduction, partition)]"
+        " = Int32(0)\n",
+        "                pass\n",
+        SPLIT,
+        "Who need not write leaves the counter as it is.",
     ),
     Fault(
         "split_k_counter_shared",
         _SPLIT,
-        "index = partition.split_tile * reduction.units + reduction.unit",
-        "index = partition.split_tile * reduction.units",
+        "return partition.split_tile * reduction.units + reduction.unit",
+        "return partition.split_tile * reduction.units",
         SPLIT,
         "Warpgroups that share a tile count on one counter.",
     ),
@@ -255,8 +305,8 @@ FAULTS = (
     Fault(
         "split_k_verdict_of_the_first_consumer",
         _SPLIT,
-        "last = reduction.arrived[consumer.index] == partition.total - 1",
-        "last = reduction.arrived[0] == partition.total - 1",
+        "return reduction.arrived[consumer.index] == partition.total - 1",
+        "return reduction.arrived[0] == partition.total - 1",
         SPLIT,
         "Every consumer goes by how many came before the first one.",
     ),
