@@ -11,10 +11,11 @@ import torch
 from support.commands import invoke, refuses
 
 from outblas.bench import campaign, chart, providers, record
-from outblas.bench.operation import Operation, Steps
+from outblas.bench.operation import Operation
 from outblas.bench.record import Device, Record
 from outblas.bench.statistics import ratio
 from outblas.cli.bench import COLUMNS, row, split_names
+from outblas.core.steps import Steps
 from outblas.verify.kernels import Refused
 
 

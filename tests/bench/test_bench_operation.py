@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.bench.operation import Operation, Steps
+from outblas.bench.operation import Operation
 from outblas.core.epilogue import apply
+from outblas.core.steps import Steps
 
 SHAPE = (48, 64, 96)
 ALL_STEPS = "bias+gelu+residual"
@@ -29,7 +30,7 @@ def test_spaces_around_steps_do_not_count() -> None:
 
 @pytest.mark.parametrize("text", ["residual+bias", "gelu+relu", "bias+tanh", "bias+bias", "+"])
 def test_an_epilogue_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--epilogue is .* expected some of bias, an activation"):
+    with pytest.raises(ValueError, match=r"epilogue is .* expected some of bias, an activation"):
         Steps.parse(text)
 
 

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 
 from ..core.compat.torch_private import scaled_mm as cublas_scaled_mm
-from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, apply, glu_split
+from ..core.epilogue import FUNCTIONS, GATED, apply, glu_split
 from ..core.shapes import Shape
+from ..core.steps import Steps
 from ..verify.oracle import ulp
 from .operands import normal
 
@@ -29,6 +30,7 @@ OPERANDS = {
     "fp8": "float8_e4m3fn",
     "fp8-rowwise": "float8_e4m3fn",
 }
+NO_STEPS = Steps()
 Scaling = Literal["", "tensor", "row"]
 _SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row"}
 
@@ -42,37 +44,6 @@ def operand_dtype(precision: str) -> torch.dtype:
     """The dtype of the operands of a precision, one of `OPERANDS`."""
     dtype: torch.dtype = getattr(torch, OPERANDS[precision])
     return dtype
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What follows a product: a bias of each column, an activation, a residual, in this order."""
-
-    bias: bool = False
-    activation: str = ""
-    residual: bool = False
-
-    @staticmethod
-    def parse(text: str) -> Steps:
-        """`bias+gelu+residual`: some of bias, an activation and residual, in this order; "" for
-        none of them. Raises ValueError.
-        """
-        parts = [part.strip() for part in text.split("+")] if text.strip() else []
-        middle = [part for part in parts if part in ACTIVATIONS]
-        steps = Steps("bias" in parts, "".join(middle[:1]), "residual" in parts)
-        if str(steps) != "+".join(parts):
-            raise ValueError(
-                f"--epilogue is {text!r}, expected some of bias, an activation "
-                f"({', '.join(ACTIVATIONS)}) and residual, in this order, joined by +"
-            )
-        return steps
-
-    def __str__(self) -> str:
-        parts = ("bias" * self.bias, self.activation, "residual" * self.residual)
-        return "+".join(part for part in parts if part)
-
-    def __bool__(self) -> bool:
-        return self != Steps()
 
 
 @dataclass(frozen=True)
@@ -92,7 +63,7 @@ class Operation:
     """
 
     dtype: str = "bfloat16"
-    steps: Steps = Steps()
+    steps: Steps = NO_STEPS
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
@@ -125,7 +96,7 @@ class Operation:
 
     def without_steps(self) -> Operation:
         """The product alone."""
-        return replace(self, steps=Steps())
+        return replace(self, steps=NO_STEPS)
 
     @property
     def out_dtype(self) -> torch.dtype:

@@ -128,9 +128,10 @@ def bench(
     import torch
 
     from ..bench import compare
-    from ..bench.operation import OPERANDS, Operation, Steps
+    from ..bench.operation import OPERANDS, Operation
     from ..bench.providers import parse
     from ..bench.record import MODES
+    from ..core.steps import Steps
 
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)

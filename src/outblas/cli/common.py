@@ -147,6 +147,7 @@ _OPTIONS = {
         "config",
         "dtype",
         "engine",
+        "epilogue",
         "gpus",
         "layout",
         "out_dtype",

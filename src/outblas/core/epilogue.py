@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from . import steps
 from .errors import OperandError
 
 Tensor = torch.Tensor
@@ -28,9 +29,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 # What a caller may name: a function, or a gated pair.
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
-GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+GATED = steps.GATED
 _GATES = {function: gated for gated, function in GATED.items()}
-ACTIVATIONS = (*FUNCTIONS, *GATED)
+ACTIVATIONS = steps.ACTIVATIONS
 EPILOGUE_ARGS = "bias", "residual", "aux"
 # The tensors of an epilogue, in the order in which a launch takes them.
 TENSORS = *EPILOGUE_ARGS, "scale_a", "scale_b"
