@@ -339,7 +339,8 @@ def _describe_place(entries: Sequence[TunedEntry], workload: Workload) -> str:
     if exact:
         return "; ".join(map(_describe, exact))
     if not entries:
-        return f"nothing for {' '.join(workload.kind)}"
+        of = f"{workload.dtype} {workload.out_dtype} {workload.layout} {workload.conditions}"
+        return f"nothing for {of.rstrip()}"
 
     near = _nearest(entries, workload)
     place = near[0].workload

@@ -11,9 +11,9 @@ The texts of configs are not migrated when a field is renamed: see `config_alias
 import sqlite3
 from collections.abc import Callable, Mapping
 
-VERSION = 2  # of the tables that this code reads and writes
+VERSION = 3  # of the tables that this code reads and writes
 # The oldest that can be migrated, and read as it is: trials and winners have had the same columns
-# since, but for their checksum.
+# since, but for their checksum, and for what `show_as_newest` adds.
 OLDEST = 1
 
 Step = Callable[[sqlite3.Connection], None]
@@ -31,13 +31,33 @@ def migrate(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
+def show_as_newest(connection: sqlite3.Connection) -> None:
+    """Has a connection that only reads an older version see the columns that rows had not then:
+    weights were warm, and there were no epilogues.
+    """
+    for table in ("trials", "winners", "leases"):
+        there = _columns(connection, table)
+        if there and "weights" not in there:
+            # A temporary view comes before the table of its name.
+            connection.execute(
+                f"""CREATE TEMP VIEW {table} AS
+                SELECT rowid AS rowid, *, 'warm' AS weights, '' AS epilogue FROM main.{table}"""
+            )
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
+    """The declared types of a table's columns by their names; {} if there is no such table."""
+    return {row[1]: row[2] for row in connection.execute(f"PRAGMA table_info({table})")}
+
+
 def _from_1(connection: sqlite3.Connection) -> None:
     """Leases, whose owner can be asked whether it lives, replace counts of attempts; rows have a
     checksum, NULL in those that were there before.
     """
     for table in ("trials", "winners"):
-        there = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-        if "digest" not in there:  # it is, where only the number of the version is wrong
+        if "digest" not in _columns(
+            connection, table
+        ):  # it is, where only the number of the version is wrong
             connection.execute(f"ALTER TABLE {table} ADD COLUMN digest INTEGER")
     connection.execute("DROP TABLE IF EXISTS begun")
     connection.execute(
@@ -54,4 +74,57 @@ def _from_1(connection: sqlite3.Connection) -> None:
     )
 
 
-STEPS: Mapping[int, Step] = {1: _from_1}
+# The columns of the tables of version 3, but for the workload's and those that all three share.
+_TABLES_OF_3 = {
+    "trials": """status TEXT NOT NULL, reason TEXT NOT NULL,
+        us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
+        clock_mhz REAL, predicted_us REAL, compile_s REAL, digest INTEGER""",
+    "winners": """us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
+        rounds INTEGER, runner_up TEXT, lead REAL, lead_low REAL, lead_high REAL, confidence REAL,
+        separated INTEGER, screened INTEGER, valid INTEGER,
+        finalists TEXT NOT NULL, digest INTEGER""",
+    "leases": "owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL",
+}
+
+
+def _from_2(connection: sqlite3.Connection) -> None:
+    """Rows say whether weights were warm or cold, and what followed the product; both are part of
+    their identity. SQLite changes no key, so the tables are made anew; columns that somebody added
+    stay.
+    """
+    for table, columns in _TABLES_OF_3.items():
+        there = _columns(connection, table)
+        if "weights" in there:  # only the number of the version is wrong
+            continue
+        made = f"{table}_of_version_3"
+        key = "kernel, M, N, K, dtype, out_dtype, layout, weights, epilogue, gpu, source"
+        connection.execute(f"DROP TABLE IF EXISTS {made}")
+        connection.execute(
+            f"""CREATE TABLE {made} (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
+            M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
+            dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
+            weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
+            kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL,
+            "when" TEXT NOT NULL, {columns},
+            UNIQUE ({key}{"" if table == "winners" else ", config"}))"""
+        )
+        known = _columns(connection, made)
+        for name in there.keys() - known.keys():
+            connection.execute(f"ALTER TABLE {made} ADD COLUMN {_quoted(name)} {there[name]}")
+        names = ", ".join(map(_quoted, there))
+        connection.execute(f"INSERT INTO {made} ({names}) SELECT {names} FROM {table}")
+        connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"ALTER TABLE {made} RENAME TO {table}")
+    connection.execute("DROP INDEX IF EXISTS trials_by_workload")
+    connection.execute(
+        """CREATE INDEX trials_by_workload
+        ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, kernel, gpu, status, us,
+        "when")"""
+    )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+STEPS: Mapping[int, Step] = {1: _from_1, 2: _from_2}

@@ -36,6 +36,7 @@ _ANY_GPU = Gpu("any", 0, 0)
 _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
     dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
+    weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
 # Of `migrations.VERSION`. power_limit_w has no type: the key of a GPU tells 700 from 700.0.
 SCHEMA = {
@@ -56,13 +57,16 @@ SCHEMA = {
     owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
     UNIQUE ({", ".join(KEYS["leases"])}))""",
 }
-# Of the tables' columns what the oldest version lacks.
-_NEW = {"trials": ("digest",), "winners": ("digest",)}
+# The columns that rows of older versions have not, with what they stand for there. Tables of older
+# versions may lack them, and the checksum of a row leaves them out where they are that: what was
+# stored by an older version is what it was.
+_NEW: Mapping[str, str] = validation.NEW_IN_WORKLOAD
 # The trials of a workload are looked up by it, and all that a summary of trials needs is in its
 # order here.
 INDEXES = {
     "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
-    ON trials (M, N, K, dtype, out_dtype, layout, kernel, gpu, status, us, "when")"""
+    ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, kernel, gpu, status, us,
+    "when")"""
 }
 
 
@@ -92,14 +96,12 @@ def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
     """
     for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
         there = columns_there(connection, table)
-        missing = [
-            name
-            for name in columns(table)
-            if name not in there and (new or name not in _NEW.get(table, ()))
-        ]
+        spared = () if new else (*_NEW, "digest")
+        missing = [name for name in columns(table) if name not in (*there, *spared)]
         if missing:
             return f"table {table} lacks {', '.join(missing) if there else 'all columns'}"
-        if table in KEYS and KEYS[table] not in _unique(connection, table):
+        key = tuple(name for name in KEYS.get(table, ()) if name in there)
+        if key and key not in _unique(connection, table):
             return f"table {table} allows two rows of one identity"
     return ""
 
@@ -123,7 +125,8 @@ def _digested(table: str) -> tuple[tuple[str, bool], ...]:
         found = [
             (row[1], row[2] == "REAL") for row in memory.execute(f"PRAGMA table_info({table})")
         ]
-    return tuple((name, is_real) for name, is_real in found if name not in ("id", "digest"))
+    without = {"id", "digest", *_NEW}
+    return tuple((name, is_real) for name, is_real in found if name not in without)
 
 
 @functools.lru_cache(maxsize=16)
@@ -132,6 +135,12 @@ def _places(table: str, names: tuple[str, ...]) -> tuple[int, ...]:
     times as long.
     """
     return tuple(names.index(name) for name, _ in _digested(table))
+
+
+def _new(row: validation.Columns) -> dict[str, Any]:
+    """What a row has in the columns of `_NEW`, or what it stands for where it lacks them."""
+    there = row.keys()
+    return {name: row[name] if name in there else plain for name, plain in _NEW.items()}
 
 
 def _as_stored(value: Any, is_real: bool) -> Any:
@@ -152,6 +161,7 @@ def digest(table: str, row: validation.Columns) -> int:
         values = [whole[place] for place in _places(table, tuple(row.keys()))]
     else:
         values = [_as_stored(row[name], is_real) for name, is_real in _digested(table)]
+    values += [item for item in _new(row).items() if item[1] != _NEW[item[0]]]
     return zlib.crc32(repr(values).encode("utf-8", "surrogateescape"))
 
 
@@ -229,6 +239,7 @@ def _fields(table: str, row: validation.Columns) -> validation.Fields:
         fields = {name: row[name] for name, _ in _digested(table)}
     except IndexError:  # somebody has dropped it since the file was opened
         raise sqlite3.DatabaseError(f"table {table} lacks a column") from None
+    fields |= _new(row)
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
     if "finalists" in fields:
         fields["separated"] = {0: False, 1: True}.get(fields["separated"], fields["separated"])
@@ -241,7 +252,7 @@ def _row(record: Trial | BestConfig) -> dict[str, Any]:
     """The columns of a record. Raises ValueError."""
     table = "trials" if isinstance(record, Trial) else "winners"
     fields = validation.checked_fields(record, table[:-1])
-    fields |= fields.pop("workload")
+    fields |= fields.pop("workload") | vars(record.workload)
     if "finalists" in fields:
         fields["finalists"] = json.dumps(fields["finalists"])
     return fields | {"digest": digest(table, fields)}

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ...core.shapes import LAYOUTS, Shape, to_text
+from ...core.steps import GATED, Steps
 
 # The names of precisions: of the operands, and whether fp32 products may be rounded to tf32.
 PRECISIONS = ("bfloat16", "float16", "float32", "tf32")
+# Whether calls may find their weights in L2: warm ones take the same weights again and again, cold
+# ones rotate over copies that L2 cannot hold together.
+WEIGHTS = ("warm", "cold")
 
 Status = Literal[
     "ok",  # right, and timed
@@ -42,7 +46,10 @@ class Workload:
     """One kind of product to tune for: C[M, N] = A[M, K] B[K, N], operands packed and aligned to 16
     bytes.
 
-    `dtype` is one of `PRECISIONS`, `out_dtype` the dtype of C, `layout` one of `shapes.LAYOUTS`.
+    `dtype` is one of `PRECISIONS`, `out_dtype` the dtype of C, `layout` one of `shapes.LAYOUTS`,
+    `weights` one of `WEIGHTS`: where B is when a call begins. `epilogue` says what follows the
+    product, as `Steps.parse` reads it: `bias+gelu+residual`, "" for nothing. An activation that is
+    gated makes one column of the output of two of B's N.
     """
 
     M: int
@@ -51,6 +58,8 @@ class Workload:
     dtype: str = "bfloat16"
     out_dtype: str = ""
     layout: str = "nt"
+    weights: str = "warm"
+    epilogue: str = ""
 
     def __post_init__(self) -> None:
         for name, size in (("M", self.M), ("N", self.N), ("K", self.K)):
@@ -64,6 +73,23 @@ class Workload:
             raise ValueError(f"out_dtype is {self.out_dtype!r}, expected {own} or float32")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights is {self.weights!r}, expected one of {', '.join(WEIGHTS)}")
+        if type(self.epilogue) is not str:
+            raise ValueError(f"epilogue is {self.epilogue!r}, expected a text")
+        if self.epilogue:
+            self._check_epilogue(own)
+
+    def _check_epilogue(self, own: str) -> None:
+        """Writes the epilogue as its steps are written; `own` is the dtype of the operands."""
+        steps = Steps.parse(self.epilogue)
+        object.__setattr__(self, "epilogue", str(steps))
+        if self.out_dtype != own:
+            raise ValueError(
+                f"out_dtype is {self.out_dtype!r}, expected {own} with epilogue {self.epilogue}"
+            )
+        if steps.activation in GATED and self.N % 2:
+            raise ValueError(f"N is {self.N}, expected an even number with {steps.activation}")
 
     @property
     def shape(self) -> Shape:
@@ -75,14 +101,33 @@ class Workload:
         return "float32" if self.dtype == "tf32" else self.dtype
 
     @property
-    def kind(self) -> tuple[str, str, str]:
-        """What shapes must share to learn from each other: dtype, out_dtype, layout."""
-        return self.dtype, self.out_dtype, self.layout
+    def steps(self) -> Steps:
+        """What follows the product."""
+        return Steps.parse(self.epilogue)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing follows the product, and its weights may be in L2."""
+        return self.conditions == ""
+
+    @property
+    def conditions(self) -> str:
+        """What sets it apart from a plain product: "", `cold`, `bias+gelu`, `cold bias+gelu`."""
+        cold = "" if self.weights == "warm" else self.weights
+        return f"{cold} {self.epilogue}".strip()
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What shapes must share to learn from each other: dtype, out_dtype, layout, weights,
+        epilogue.
+        """
+        return self.dtype, self.out_dtype, self.layout, self.weights, self.epilogue
 
     def __str__(self) -> str:
-        """`4096 bfloat16 nt`."""
+        """`4096 bfloat16 nt`, `16x4096x4096 bfloat16 nt cold bias+gelu`."""
         out = "" if self.out_dtype == self.operand_dtype else f" to {self.out_dtype}"
-        return f"{to_text(self.shape)} {self.dtype}{out} {self.layout}"
+        text = f"{to_text(self.shape)} {self.dtype}{out} {self.layout} {self.conditions}"
+        return text.rstrip()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ...core import forks
 from . import queries, salvage
-from .migrations import VERSION, migrate, version_of
+from .migrations import VERSION, migrate, show_as_newest, version_of
 from .queries import INDEXES, SCHEMA, Operation
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def read(path: Path, operation: Operation[T]) -> T:
                 ) as connection:
                     found = (
                         operation(connection)
-                        if _examine(connection, path)
+                        if _ready_to_read(connection, path)
                         else _in_nothing(operation)
                     )
             except sqlite3.DatabaseError:
@@ -132,13 +132,21 @@ def _shared(path: Path) -> sqlite3.Connection | None:
     connection = _connection(f"{path.as_uri()}?mode=ro")
     there = 0
     try:
-        there = _examine(connection, path)
+        there = _ready_to_read(connection, path)
     except sqlite3.OperationalError:
         pass
     finally:
         if not there:
             connection.close()
     return connection if there else None
+
+
+def _ready_to_read(connection: sqlite3.Connection, path: Path) -> int:
+    """As `_examine`; tables of an older version then look like those of the newest."""
+    version = _examine(connection, path)
+    if 0 < version < VERSION:
+        show_as_newest(connection)
+    return version
 
 
 def empty() -> sqlite3.Connection:

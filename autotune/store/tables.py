@@ -77,8 +77,7 @@ def _entries(content: Fields) -> Iterator[tuple[str, Fields]]:
     for i, fields in enumerate(content["entries"]):
         place = f"entries[{i}]"
         valid = validation.checked(fields, validation.TABLE_ENTRY, place)
-        workload = validation.checked(valid["workload"], validation.WORKLOAD, f"{place}.workload")
-        valid["workload"] = validation.workload_of(workload, f"{place}.workload")
+        valid["workload"] = validation.checked_workload(valid["workload"], f"{place}.workload")
         yield place, valid
 
 
@@ -155,7 +154,7 @@ def _entry(winner: BestConfig) -> Entry:
 def _write(path: Path, table: Table) -> None:
     """Replaces the file of a table, entries in their order. Raises OSError."""
     entries = [
-        {**vars(entry), "workload": vars(entry.workload)}
+        {**vars(entry), "workload": validation.workload_fields(entry.workload)}
         for entry in sorted(table.entries, key=_order)
     ]
     signed_json.write(path, FORMAT, VERSION, {"gpu": vars(table.gpu), "entries": entries})

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple, Protocol
 
 from ...core.shapes import parse
 from .config_aliases import current_text
-from .records import STATUSES, BestConfig, Finalist, Gpu, Trial, TunedConfig, Workload, now
+from .records import (
+    STATUSES,
+    WEIGHTS,
+    BestConfig,
+    Finalist,
+    Gpu,
+    Trial,
+    TunedConfig,
+    Workload,
+    now,
+)
 
 TEXT_LIMIT = 4096  # characters of any text
 
@@ -84,7 +94,21 @@ _count = _integer(0)
 _size = _integer(1)
 _flag = _Rule("true or false", lambda value: type(value) is bool)
 
-WORKLOAD = {"M": _size, "N": _size, "K": _size, "dtype": _name, "out_dtype": _name, "layout": _name}
+# What every file has of a workload.
+_PLAIN_WORKLOAD = {
+    **dict.fromkeys(("M", "N", "K"), _size),
+    **dict.fromkeys(("dtype", "out_dtype", "layout"), _name),
+}
+WORKLOAD = {
+    **_PLAIN_WORKLOAD,
+    "weights": _Rule(
+        f"one of {', '.join(WEIGHTS)}", lambda value: type(value) is str and value in WEIGHTS
+    ),
+    "epilogue": _text,
+}
+# The fields that a workload of an older version has not, with what they are there. Files leave them
+# out where they are that, so that an older version reads what it knows of.
+NEW_IN_WORKLOAD = {"weights": "warm", "epilogue": ""}
 _GPU = {
     "name": _name,
     "arch": _count,
@@ -211,7 +235,7 @@ def fields_of(record: Trial | BestConfig) -> Fields:
     no date.
     """
     # vars and not asdict, which copies deeply and takes ten times as long
-    fields = {**vars(record), "gpu": record.gpu.key, "workload": {**vars(record.workload)}}
+    fields = {**vars(record), "gpu": record.gpu.key, "workload": workload_fields(record.workload)}
     fields["when"] = record.when or now()
     if isinstance(record, Trial):
         fields["reason"] = _shortened(record.reason)
@@ -272,10 +296,9 @@ def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:
         raise ValueError(
             f"{place}.gpu is {shown(fields['gpu'])}, expected the key of a GPU that is listed"
         )
-    place = f"{place}.workload"
     return fields | {
         "gpu": gpu,
-        "workload": workload_of(checked(fields["workload"], WORKLOAD, place), place),
+        "workload": checked_workload(fields["workload"], f"{place}.workload"),
     }
 
 
@@ -285,8 +308,28 @@ def _with_current_names(fields: Fields, names: Iterable[str] = ("config",)) -> F
     return fields | {name: current_text(kernel, fields[name]) for name in names}
 
 
+def workload_fields(workload: Workload) -> Fields:
+    """A workload as files have it, without what a plain product has not."""
+    fields = {**vars(workload)}
+    for name, plain in NEW_IN_WORKLOAD.items():
+        if fields[name] == plain:
+            del fields[name]
+    return fields
+
+
+def checked_workload(fields: object, place: str) -> Workload:
+    """A workload from what `workload_fields` makes of one, of this version or an older one. Raises
+    ValueError.
+    """
+    there = fields if type(fields) is dict else {}
+    new = {name: WORKLOAD[name] for name in NEW_IN_WORKLOAD if name in there}
+    return workload_of(checked(fields, {**_PLAIN_WORKLOAD, **new}, place), place)
+
+
 def workload_of(fields: Fields, place: str) -> Workload:
-    """From fields that are those of `WORKLOAD`. Raises as `Workload`, with the place."""
+    """From fields that are those of `WORKLOAD`, or of a plain one. Raises as `Workload`, with the
+    place.
+    """
     try:
         return Workload(**fields)
     except ValueError as error:

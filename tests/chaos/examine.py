@@ -241,7 +241,8 @@ class Examination:
 
     def _key_of(self, table: str, row: sqlite3.Row) -> str:
         """The key of a row that is as it was stored; "" of any other."""
-        names = ("M", "N", "K", "dtype", "out_dtype", "layout", "kernel", "source", "config", "gpu")
+        sizes = ("M", "N", "K", "dtype", "out_dtype", "layout", "weights", "epilogue")
+        names = (*sizes, "kernel", "source", "config", "gpu")
         kept = (
             ("us", "ratio", "status", "reason", "when")
             if table == "trials"

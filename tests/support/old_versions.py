@@ -1,4 +1,4 @@
-"""Stores as version 1 of the tables had them."""
+"""Stores as older versions of the tables had them."""
 
 import contextlib
 import sqlite3
@@ -33,12 +33,27 @@ VERSION_1 = [
     "PRAGMA user_version = 1",
     "PRAGMA journal_mode = WAL",
 ]
+VERSION_2 = [
+    VERSION_1[0],
+    *(statement.replace(", UNIQUE", ", digest INTEGER, UNIQUE") for statement in VERSION_1[1:3]),
+    f"""CREATE TABLE leases ({SHARED},
+    owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
+    UNIQUE ({PLACE}, config))""",
+    """CREATE INDEX trials_by_workload
+    ON trials (M, N, K, dtype, out_dtype, layout, kernel, gpu, status, us, "when")""",
+    "PRAGMA application_id = 1869968482",
+    "PRAGMA user_version = 2",
+    "PRAGMA journal_mode = WAL",
+]
+VERSIONS = {1: VERSION_1, 2: VERSION_2}
 
 
-def write_version_1(path: Path, trials: Sequence[Trial], winners: Sequence[BestConfig]) -> None:
-    """Makes a store of version 1: the rows of one of today, in the columns of then."""
+def write_version(
+    version: int, path: Path, trials: Sequence[Trial], winners: Sequence[BestConfig]
+) -> None:
+    """Makes a store of an older version: the rows of one of today, in the columns of then."""
     path.parent.mkdir(exist_ok=True)
-    sql(path, *VERSION_1)
+    sql(path, *VERSIONS[version])
     with tempfile.TemporaryDirectory() as folder:
         today = Path(folder, "today.sqlite")
         with Store(today) as store:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outblas.autotune.store import signed_json, validation
 from outblas.autotune.store.records import (
     PRECISIONS,
+    WEIGHTS,
     BestConfig,
     Finalist,
     Gpu,
@@ -63,7 +64,16 @@ dates = st.datetimes(datetime.datetime(2000, 1, 1)).map(lambda date: f"{date.iso
 gpus = st.builds(Gpu, texts.filter(bool), counts, counts, numbers, *[st.none() | texts] * 5)
 sizes = [st.integers(min_value=1, max_value=1 << 48)] * 3
 kinds = st.sampled_from(PRECISIONS), st.sampled_from(("", "float32")), st.sampled_from(LAYOUTS)
-workloads = st.builds(Workload, *sizes, *kinds)
+weights = st.sampled_from(WEIGHTS)
+fused = st.builds(
+    Workload,
+    *sizes,
+    st.sampled_from(PRECISIONS),
+    layout=kinds[2],
+    weights=weights,
+    epilogue=st.sampled_from(("bias", "gelu", "residual", "bias+relu+residual")),
+)
+workloads = st.builds(Workload, *sizes, *kinds, weights) | fused
 places = {
     "gpu": gpus,
     "workload": workloads,

@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
-from support.old_versions import write_version_1
+from support.old_versions import write_version
 from support.stored import H100, fill, set_aside, sql, trial, warned, winner
 
+from outblas.autotune.store.migrations import VERSION
 from outblas.autotune.store.store import Store
 
 TRIALS = [trial(i) for i in range(100)]
 
 
-def write_version_2(path: Path) -> None:
+def write_newest(path: Path) -> None:
     with Store(path) as store:
         store.merge(TRIALS, [winner()])
 
@@ -43,18 +44,24 @@ LOST_INDEX = ["DROP INDEX trials_by_workload"]  # which version 1 has not
 
 @pytest.fixture(
     params=[
-        *(pytest.param((2, change), id=f"version 2: {name}") for name, change in HARMLESS.items()),
-        pytest.param((2, LOST_INDEX), id="version 2: a lost index"),
-        *(pytest.param((1, change), id=f"version 1: {name}") for name, change in HARMLESS.items()),
+        *(
+            pytest.param((version, change), id=f"version {version}: {name}")
+            for version in (VERSION, 2, 1)
+            for name, change in HARMLESS.items()
+        ),
+        *(
+            pytest.param((version, LOST_INDEX), id=f"version {version}: a lost index")
+            for version in (VERSION, 2)
+        ),
     ]
 )
 def harmless(path: Path, request: pytest.FixtureRequest) -> Path:
     """The path of a store of `TRIALS` and a winner that was altered and is as good as before."""
     version, statements = request.param
-    if version == 1:
-        write_version_1(path, TRIALS, [winner()])
+    if version == VERSION:
+        write_newest(path)
     else:
-        write_version_2(path)
+        write_version(version, path, TRIALS, [winner()])
     sql(path, *statements)
     return path
 
@@ -104,7 +111,7 @@ def test_a_store_with_harmless_changes_is_written(harmless: Path) -> None:
 def test_what_others_take_away_is_made_good(
     path: Path, statements: list[str], trials: list[object]
 ) -> None:
-    write_version_2(path)
+    write_newest(path)
     sql(path, *statements)
 
     with warned("a fresh store was begun with the .* 1 winners that can be read", path) as store:
@@ -125,6 +132,8 @@ def test_what_others_take_away_is_made_good(
             "status = 'wrong', us = NULL, ratio = NULL, ratio_low = NULL, ratio_high = NULL",
             id="a status",
         ),
+        pytest.param("weights = 'cold'", id="the state of the weights"),
+        pytest.param("epilogue = 'bias'", id="an epilogue"),
     ]
 )
 def altered(path: Path, request: pytest.FixtureRequest) -> Path:

@@ -16,6 +16,7 @@ from support.disks import overwrite, seeming_damaged, snapshot
 from support.stored import H100, WORKLOAD, fill, kept, set_aside, silent, sql, trial, winner
 from support.users import as_user
 
+from outblas.autotune.store.migrations import VERSION
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
 
@@ -253,7 +254,7 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path: Path) -> None:
 
 def of_a_newer_version(path: Path) -> None:
     fill(path)
-    sql(path, "PRAGMA user_version = 3")
+    sql(path, f"PRAGMA user_version = {VERSION + 1}")
 
 
 def of_another_program(path: Path) -> None:
@@ -265,7 +266,11 @@ def of_another_program(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        pytest.param(of_a_newer_version, "is of version 3, expected 2", id="a newer version's"),
+        pytest.param(
+            of_a_newer_version,
+            f"is of version {VERSION + 1}, expected {VERSION}",
+            id="a newer version's",
+        ),
         pytest.param(
             of_another_program, "is a database of another program", id="another program's"
         ),

@@ -93,9 +93,28 @@ def test_an_entry_has_its_workload_and_config_in_full_and_all_digits(tmp_path: P
     (path,) = ship([winner(config=config, us=100.123456789, ratio=1.0123456789012)], tmp_path)
 
     (entry,) = json.loads(path.read_text())["entries"]
-    assert entry["workload"] == vars(WORKLOAD)
+    assert Workload(**entry["workload"]) == WORKLOAD
     assert entry["config"] == config
     assert (entry["us"], entry["ratio"]) == (100.123456789, 1.0123456789012)
+
+
+def test_the_workload_of_a_plain_product_is_written_as_in_older_tables(tmp_path: Path) -> None:
+    (path,) = ship([winner()], tmp_path)
+
+    (entry,) = json.loads(path.read_text())["entries"]
+    assert list(entry["workload"]) == ["M", "N", "K", "dtype", "out_dtype", "layout"]
+
+
+def test_a_table_has_results_with_cold_weights_and_epilogues_beside_plain_ones(
+    tmp_path: Path,
+) -> None:
+    plain = Workload(16, 4096, 4096)
+    cold = dataclasses.replace(plain, weights="cold")
+    fused = dataclasses.replace(plain, epilogue="bias+gelu")
+
+    (path,) = ship([winner(workload=each) for each in (fused, plain, cold)], tmp_path)
+
+    assert {entry.workload for entry in read_table(path).entries} == {plain, cold, fused}
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["shipped once", "shipped again"])

@@ -29,7 +29,7 @@ from support.tables import (
 )
 
 from outblas.autotune.store import exports, transfer
-from outblas.autotune.store.records import STATUSES, BestConfig, Trial
+from outblas.autotune.store.records import STATUSES, BestConfig, Trial, Workload
 from outblas.autotune.store.store import Store
 
 
@@ -124,7 +124,42 @@ def test_an_export_that_fails_leaves_what_was_there(
     assert list(file.parent.iterdir()) == [file]
 
 
+COLD = dataclasses.replace(TRIAL.workload, weights="cold")
+FUSED = dataclasses.replace(TRIAL.workload, out_dtype="float16", epilogue="bias+gelu")
+
+
+@pytest.mark.parametrize("workload", [COLD, FUSED], ids=str)
+def test_weights_and_epilogues_are_exported_and_read_again(file: Path, workload: Workload) -> None:
+    trials = [TRIAL, dataclasses.replace(TRIAL, workload=workload)]
+    winners_of_both = [winner(), winner(workload=workload)]
+
+    transfer.export(trials, winners_of_both, file)
+
+    assert transfer.read(file) == (trials, winners_of_both)
+
+
+def test_the_workload_of_a_plain_product_is_exported_as_in_older_versions(file: Path) -> None:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+
+    (trial, *_) = [line["trial"] for line in lines if "trial" in line]
+    assert list(trial["workload"]) == ["M", "N", "K", "dtype", "out_dtype", "layout"]
+
+
 # Stores.
+
+
+@pytest.mark.parametrize("workload", [COLD, FUSED], ids=str)
+def test_weights_and_epilogues_are_imported_beside_plain_results(
+    file: Path, store: Store, workload: Workload
+) -> None:
+    other = dataclasses.replace(TRIAL, workload=workload)
+    transfer.export([TRIAL, other], [winner(), winner(workload=workload)], file)
+
+    assert transfer.import_into(store, file) == (2, 2)
+
+    assert store.trials(workload=workload) == [other]
+    assert store.winners(workload=workload) == [winner(workload=workload)]
+    assert store.trials(workload=TRIAL.workload) == [TRIAL]
 
 
 def test_a_store_goes_through_a_file(file: Path, path: Path, store: Store) -> None:

@@ -19,7 +19,7 @@ def table(path: Path) -> str:
     shapes = sorted(
         {entry.workload.shape for entry in found.entries}, key=lambda s: (s[0] * s[1] * s[2], s)
     )
-    heads = [f"{dtype} {layout}" for dtype, _, layout in kinds]
+    heads = [_head(kind) for kind in kinds]
     lines = [f"| shape | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for shape in [shape for shape in shapes if shape in SUITE]:
         row = [_best(found, shape, kind) for kind in kinds]
@@ -44,7 +44,14 @@ def _summary(best: dict[Shape, Entry]) -> str:
     return f"{mean}, at most {max(ratios):.3f}{below}"
 
 
-def _best(found: Table, shape: Shape, kind: tuple[str, str, str]) -> Entry | None:
+def _head(kind: tuple[str, ...]) -> str:
+    """What a column is of: `bfloat16 nt`, `bfloat16 nt, cold weights`, `bfloat16 nt, bias+gelu`."""
+    dtype, _, layout, weights, epilogue = kind
+    cold = f"{weights} weights" if weights != "warm" else ""
+    return ", ".join(part for part in (f"{dtype} {layout}", cold, epilogue) if part)
+
+
+def _best(found: Table, shape: Shape, kind: tuple[str, ...]) -> Entry | None:
     there = (e for e in found.entries if e.workload.shape == shape and e.workload.kind == kind)
     return max(there, key=lambda entry: entry.ratio, default=None)
 
