@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from ..core import problem as operands
 from ..core.ownership import shown
 from ..core.problem import Problem
+from ..core.steps import Steps
 from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup
@@ -61,16 +63,30 @@ def _choices(
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
 
+    # An epilogue was tuned for C stored by rows, to whose columns a bias is added.
+    whole = workload if transposed else _with_epilogue(workload, problem)
+
     def config_for(choice: Choice) -> str:
         if transposed and choice.kernel != PRODUCTION:
             return ""
-        return lookup.suited(choice, workload, problem)
+        return lookup.suited(choice, whole, problem)
 
     return [
         (choice.kernel, config_for(choice))
-        for choice in index.choices(workload)
-        if index.pruned_reason(choice.kernel, workload, problem) is None
+        for choice in index.choices(whole)
+        if index.pruned_reason(choice.kernel, whole, problem) is None
     ]
+
+
+def _with_epilogue(workload: Workload, problem: Problem) -> Workload:
+    """The workload of a product with what follows it, as sweeps measure it; the bare one where they
+    do not: where x is stored too, where fp8 operands are scaled, where C is wider than A.
+    """
+    epilogue = problem.epilogue
+    if epilogue.aux or epilogue.scale_a or epilogue.scale_b or problem.dtype != problem.out_dtype:
+        return workload
+    steps = Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None)
+    return replace(workload, N=problem.columns, epilogue=str(steps)) if steps else workload
 
 
 def of_problem(problem: Problem) -> Workload | None:

@@ -7,7 +7,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,12 +16,13 @@ from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
 from ..core.space import Footprint, Space
+from ..core.steps import GATED
 from ..runtime import default_kernel
 from ..runtime.default_kernel import MODES, PRODUCTION, Mode
 from .search import cost_model
 from .search.gpu import machine as machine_of
 from .search.target import registered
-from .store.records import Gpu, Workload
+from .store.records import WEIGHTS, Gpu, Workload
 from .store.store import Store
 from .store.tables import TABLES, read_table
 
@@ -72,7 +73,16 @@ class Choice:
 
 
 class TuningIndex:
-    """All that is known of one GPU: the winners in the store, and those in shipped tables."""
+    """All that is known of one GPU: the winners in the store, and those in shipped tables.
+
+    A call does not say whether its weights are in L2. What was measured with warm weights decides,
+    as for calls that are repeated; what won with cold ones stands in at a workload that was not
+    tuned with warm ones, before what won at neighbours.
+
+    A call with an epilogue takes what won with that epilogue at its workload (with its activation,
+    and with a bias and a residual where it has them), and else what the bare product takes. Nothing
+    else is carried from one epilogue to another.
+    """
 
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
@@ -80,6 +90,7 @@ class TuningIndex:
         self.entries = tuple(_from_store(gpu, store)) + tuple(
             _from_tables(gpu, TABLES if tables is None else tables)
         )
+        self._plain = [entry for entry in self.entries if entry.workload.is_plain]
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
@@ -97,20 +108,22 @@ class TuningIndex:
         from .search import prune
 
         reason = default_kernel.pruned_reason(kernel, problem)
-        if reason and any(entry.workload == workload for entry in self.entries):
+        if reason and any(_bare(e.workload) == _bare(workload) for e in self.entries):
             packed = prune.problem(workload)
             return reason if default_kernel.pruned_reason(kernel, packed) is None else None
         return reason
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:
         """The way to the choice, for people: every place that was looked in, and what is there."""
-        same_kind = [entry for entry in self.entries if entry.workload.kind == workload.kind]
-        steps = []
+        bare = _bare(workload)
+        steps = self._places(workload) if workload.epilogue else []
         for origin in _ORIGINS:
-            there = [entry for entry in same_kind if entry.origin == origin]
-            steps.append((origin, _describe_place(there, workload)))
+            there = [entry for entry in self._of_kind(bare) if entry.origin == origin]
+            steps.append((origin, _describe_place(there, bare)))
+        cold = replace(bare, weights="cold")
+        steps += self._places(cold) if self._of_kind(cold) else []
 
-        ranked = self._by_model(workload)
+        ranked = self._by_model(bare)
         if ranked:
             message = (
                 f"{_brief(ranked[0])} is the fastest of {len(ranked)} configs that won somewhere"
@@ -119,25 +132,62 @@ class TuningIndex:
             message = "no config that won somewhere runs here"
         return [*steps, ("model", message)]
 
+    def _places(self, workload: Workload) -> list[tuple[str, str]]:
+        """What is known of calls under a workload's conditions, a step for each place that has
+        something.
+        """
+        steps = []
+        for origin in _ORIGINS:
+            there = [entry for entry in self._of_kind(workload) if entry.origin == origin]
+            if there:
+                place = f"{origin}, {workload.conditions}"
+                steps.append((place, _describe_place(there, workload)))
+        return steps or [(f"tuned, {workload.conditions}", _describe_place([], workload))]
+
+    def _of_kind(self, workload: Workload) -> list[TunedEntry]:
+        return [entry for entry in self.entries if entry.workload.kind == workload.kind]
+
     def _ranked(self, workload: Workload) -> Iterator[Choice]:
-        # Whoever tuned one kernel has measured nothing of the others: all that is known of a
-        # workload competes.
-        own = [entry for entry in self.entries if entry.origin != COUSIN]
-        exact = _best_by_kernel(entry for entry in own if entry.workload == workload)
         seen = set()
-        for choice in self._tuned(exact, workload) if exact else self._carried(workload):
+        for choice in self._found(workload):
             key = choice.kernel, choice.config
             if key not in seen:
                 seen.add(key)
                 yield choice
         if not seen:
-            yield from self._by_model(workload)[:SHORTLIST]
+            yield from self._by_model(_bare(workload))[:SHORTLIST]
+
+    def _found(self, workload: Workload) -> Iterator[Choice]:
+        """What was tuned, and so may be found twice."""
+        if workload.epilogue:
+            yield from self._measured(workload)
+            workload = _bare(workload)
+        yield from self._measured(workload)
+        if not self._exact(workload):
+            yield from self._carried(workload)
+
+    def _measured(self, workload: Workload) -> Iterator[Choice]:
+        """What won at the workload with warm weights, or else with cold ones."""
+        for weights in WEIGHTS:
+            asked = replace(workload, weights=weights)
+            if exact := self._exact(asked):
+                yield from self._tuned(exact, asked)
+                return
+
+    def _exact(self, workload: Workload) -> list[TunedEntry]:
+        """What won at the workload itself.
+
+        Whoever tuned one kernel has measured nothing of the others: all that is known of a workload
+        competes.
+        """
+        own = [entry for entry in self.entries if entry.origin != COUSIN]
+        return _best_by_kernel(entry for entry in own if entry.workload == workload)
 
     def _tuned(self, exact: Sequence[TunedEntry], workload: Workload) -> Iterator[Choice]:
         """What was tuned for the workload itself and, should that fail, the nearest of
         each origin.
         """
-        same_kind = [entry for entry in self.entries if entry.workload.kind == workload.kind]
+        same_kind = self._of_kind(workload)
         found = list(exact)
         for origins in ((HERE, MODEL), (SHIPPED,), (COUSIN,)):
             there = [entry for entry in same_kind if entry.origin in origins]
@@ -154,7 +204,7 @@ class TuningIndex:
         """
         near = [
             entry
-            for entry in self.entries
+            for entry in self._plain
             if _is_akin(entry, workload) and distance(entry.workload, workload) <= REACH
         ]
         near.sort(
@@ -202,7 +252,7 @@ class TuningIndex:
         production kernel's own rule, which is first in a tie.
         """
         width = _width(workload)
-        won = [(e.kernel, e.config) for e in self.entries if _width(e.workload) == width]
+        won = [(e.kernel, e.config) for e in self._plain if _width(e.workload) == width]
         rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
         found: list[tuple[float, Choice]] = []
         for kernel, config in dict.fromkeys(won + rules):
@@ -303,8 +353,16 @@ def _width(workload: Workload) -> tuple[int, bool]:
     return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
 
 
+def _bare(workload: Workload) -> Workload:
+    """The product that a call with an epilogue is taken for where nothing was tuned with that
+    epilogue: warm, and of as many columns as the call stores.
+    """
+    plain = workload.plain
+    return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
+
+
 def _is_akin(entry: TunedEntry, workload: Workload) -> bool:
-    """Whether a winner tells something of a workload's dtype and layout.
+    """Whether a winner at a plain product tells something of a workload's dtype and layout.
 
     To the production kernel all layouts and dtypes of 16 bits are alike.
     """
@@ -447,6 +505,6 @@ def short(kernel: str, config: str) -> str:
 
 
 def _why(entry: TunedEntry, workload: Workload) -> str:
-    exact = entry.workload == workload
-    place = str(workload) if exact else f"neighbour {entry.workload}"
+    exact = entry.workload.plain == workload.plain
+    place = str(entry.workload) if exact else f"neighbour {entry.workload}"
     return f"{entry.origin}, {place}, {entry.ratio:.3f} of cuBLAS there"

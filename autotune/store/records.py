@@ -111,6 +111,11 @@ class Workload:
         return self.conditions == ""
 
     @property
+    def plain(self) -> Workload:
+        """The product of these operands with warm weights and nothing after it."""
+        return self if self.is_plain else dataclasses.replace(self, weights="warm", epilogue="")
+
+    @property
     def conditions(self) -> str:
         """What sets it apart from a plain product: "", `cold`, `bias+gelu`, `cold bias+gelu`."""
         cold = "" if self.weights == "warm" else self.weights

@@ -24,6 +24,7 @@ from outblas.autotune.store.store import StoreError
 from outblas.autotune.sweeps import outcome
 from outblas.autotune.sweeps import sweep as sweeping
 from outblas.core.configs import to_text
+from outblas.core.epilogue import EpilogueArgs
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
 from outblas.runtime import fallback, hooks, launcher
@@ -106,6 +107,45 @@ def test_matmul_takes_the_config_that_was_the_fastest_at_its_workload(tuned: Ima
 
 def test_matmul_takes_the_default_kernel_where_nothing_was_tuned(h100: ImaginedGpu) -> None:
     assert h100.launched(CALL) == DEFAULT
+
+
+def with_epilogue(columns: int = 64, **extra: Any) -> Problem:
+    """The problem of a call on the imagined GPU with an epilogue, whose B has so many columns."""
+    a, b, out = empty(64, 64), empty(columns, 64).t(), empty(64, 64)
+    return replace(problem(a, b, out, extra=EpilogueArgs(**extra)), device=CALL.device)
+
+
+FUSED: dict[str, tuple[dict[str, Any], Workload]] = {
+    "bias": ({"bias": empty(64)}, AT),
+    "bias+gelu": ({"bias": empty(64), "activation": "gelu"}, AT),
+    "residual": ({"residual": empty(64, 64)}, AT),
+    "swiglu": ({"activation": "swiglu", "columns": 128}, replace(AT, N=128)),
+}
+
+
+@pytest.mark.parametrize("epilogue", FUSED)
+def test_a_call_takes_the_config_that_was_the_fastest_with_its_epilogue(
+    tuned: ImaginedGpu, epilogue: str
+) -> None:
+    extra, workload = FUSED[epilogue]
+    tuned.tune(winner(4, workload=replace(workload, epilogue=epilogue)))
+
+    assert tuned.launched(with_epilogue(**extra)) == ("portable", CONFIGS[4])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param({"activation": "gelu"}, id="another epilogue"),
+        pytest.param({"bias": empty(64), "aux": empty(64, 64)}, id="x stored too"),
+    ],
+)
+def test_a_call_with_an_epilogue_that_was_not_tuned_takes_what_its_product_takes(
+    tuned: ImaginedGpu, extra: dict[str, Any]
+) -> None:
+    tuned.tune(winner(4, workload=replace(AT, epilogue="bias")))
+
+    assert tuned.launched(with_epilogue(**extra)) == BEST
 
 
 def test_the_next_best_is_taken_where_the_best_does_not_take_the_call(tuned: ImaginedGpu) -> None:

@@ -69,6 +69,10 @@ class PlannedKernel:
     def Config(self) -> type:
         return self.module.Config
 
+    @property
+    def EPILOGUES(self) -> bool:
+        return getattr(self.module, "EPILOGUES", False)
+
     def unsupported(self, problem: Problem, config: Any) -> None:
         return None
 

@@ -1,0 +1,105 @@
+"""What calls take of results with cold weights and with epilogues."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.known import CONFIGS, SQUARE, Know, knowing, winner
+
+from outblas.autotune.lookup import HERE, TuningIndex
+from outblas.autotune.store.records import Workload
+
+NEAR = Workload(2048, 4096, 4096)
+COLD = replace(SQUARE, weights="cold")
+FUSED = replace(SQUARE, epilogue="bias+gelu")
+
+
+@pytest.fixture
+def know(tmp_path: Path) -> Know:
+    """Makes the knowledge of a GPU from winners in its store, and from those that were shipped."""
+    return knowing(tmp_path)
+
+
+def configs(known: TuningIndex, asked: Workload = SQUARE) -> list[int]:
+    """The numbers of the choices' configs."""
+    return [CONFIGS.index(choice.config) for choice in known.choices(asked)]
+
+
+# Cold weights.
+
+
+def test_a_result_with_warm_weights_is_all_that_a_call_takes(know: Know) -> None:
+    assert configs(know(winner(0), winner(1, workload=COLD))) == [0]
+
+
+def test_a_result_with_cold_weights_stands_in_for_one_with_warm_weights(know: Know) -> None:
+    found = configs(know(winner(0, workload=COLD), winner(1, workload=NEAR)))
+
+    assert found[0] == 0
+    assert 1 in found, "what won at a neighbour is no alternative"
+
+
+def test_a_choice_says_that_its_weights_were_cold(know: Know) -> None:
+    choice = know(winner(workload=COLD)).choices(SQUARE)[0]
+
+    assert choice.why == f"{HERE}, 4096 bfloat16 nt cold, 1.000 of cuBLAS there"
+
+
+def test_neighbours_with_cold_weights_say_nothing(know: Know) -> None:
+    known = know(winner(0, workload=replace(NEAR, weights="cold")))
+
+    assert known.choices(SQUARE) == ()
+
+
+def test_results_with_cold_weights_are_among_the_steps(know: Know) -> None:
+    steps = dict(know(winner(), winner(1, workload=COLD)).steps(SQUARE))
+
+    assert steps[HERE] == "portable[group_m=1] 1.000 of cuBLAS"
+    assert steps[f"{HERE}, cold"].startswith("portable[group_m=2] 1.000")
+
+
+# Epilogues.
+
+
+def test_a_call_takes_what_won_with_its_epilogue_and_then_what_its_product_takes(
+    know: Know,
+) -> None:
+    assert configs(know(winner(0), winner(1, workload=FUSED)), FUSED) == [1, 0]
+
+
+@pytest.mark.parametrize("epilogue", ["bias", "gelu", "bias+relu", "bias+gelu+residual"])
+def test_a_call_takes_nothing_of_another_epilogue(know: Know, epilogue: str) -> None:
+    other = replace(SQUARE, epilogue=epilogue)
+
+    assert configs(know(winner(0), winner(1, workload=other)), FUSED) == [0]
+
+
+def test_a_plain_call_takes_nothing_of_an_epilogue(know: Know) -> None:
+    assert know(winner(workload=FUSED)).choices(SQUARE) == ()
+
+
+def test_an_epilogue_that_was_tuned_with_cold_weights_alone_is_taken(know: Know) -> None:
+    cold = replace(FUSED, weights="cold")
+
+    assert configs(know(winner(0), winner(1, workload=cold)), FUSED) == [1, 0]
+
+
+def test_a_gated_call_that_was_not_tuned_takes_what_the_columns_of_its_output_take(
+    know: Know,
+) -> None:
+    gated = Workload(4096, 8192, 4096, epilogue="swiglu")
+
+    assert configs(know(winner(0)), gated) == [0]
+
+
+def test_results_with_an_epilogue_are_the_first_steps(know: Know) -> None:
+    place, found = know(winner(1, workload=FUSED)).steps(FUSED)[0]
+
+    assert place == f"{HERE}, bias+gelu"
+    assert found.startswith("portable[group_m=2] 1.000")
+
+
+def test_the_steps_say_that_an_epilogue_was_not_tuned(know: Know) -> None:
+    step = know(winner()).steps(FUSED)[0]
+
+    assert step == ("tuned, bias+gelu", "nothing for bfloat16 bfloat16 nt bias+gelu")
