@@ -12,12 +12,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ...bench import burst, schedule, turn
+from ...bench import burst, cold, schedule, turn
 from ...bench.clock import Clock
 from ...bench.operands import normal
+from ...bench.record import Device
 from ...bench.statistics import ratio
 from ...core import problem
 from ...core.configs import from_text
@@ -58,7 +60,10 @@ class Screened:
 
 
 class _WorkloadTimer:
-    """Checks and times configs at one workload on this process's device."""
+    """Checks and times configs at one workload on this process's device.
+
+    The calls of a batch, cuBLAS's too, take `weights` in turn: B alone where it may be in L2.
+    """
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
         self.workload = workload
@@ -74,34 +79,57 @@ class _WorkloadTimer:
         self.exact = Exact(case, self.device)
         self.clock = Clock() if on_gpu else None
         self.calls: dict[Entry, tuple[turn.Call, turn.Batch]] = {}
+        self.weights = self._weights()
         base = self._cublas()
-        self.cublas_us = self._rough(base)
-        self.base = base, self._batch(base, self.cublas_us)
+        us = self._rough(base)
+        self.short = us < turn.SHORT_US
+        self.base = self._turn(base, us)
+        self.cublas_us = us if workload.weights == "warm" else self._elapsed(self.base[1])
 
-    def _cublas(self) -> turn.Call:
-        a, b, out = self.tensors
+    def _weights(self) -> list[torch.Tensor]:
+        """B, or with cold weights the copies of it that L2 cannot hold together; the interpreter
+        has two.
+        """
+        b = self.tensors[1]
+        if self.workload.weights == "warm":
+            return [b]
+        on_gpu = self.device == "cuda"
+        return cold.copies(b, Device.current(self.workload.dtype).l2_bytes if on_gpu else 0)
+
+    def _cublas(self) -> turn.WeightCall:
+        a, _, out = self.tensors
         if out.dtype == a.dtype:
-            return lambda: torch.mm(a, b, out=out)
+            return lambda b: torch.mm(a, b, out=out)
         if self.device == "cpu":
-            return lambda: out.copy_(a.float() @ b.float())
-        return lambda: torch.mm(a, b, out.dtype, out=out)
+            return lambda b: out.copy_(a.float() @ b.float())
+        return lambda b: torch.mm(a, b, out.dtype, out=out)
 
-    def _rough(self, call: turn.Call) -> float:
+    def _rough(self, call: turn.WeightCall) -> float:
+        """About how many µs a call takes that has its weights in L2."""
+        one = partial(call, self.weights[0])
+        return turn.rough_us(one) if self.device == "cuda" else self._elapsed(turn.eager(one, 1))
+
+    def _elapsed(self, batch: turn.Batch) -> float:
+        """µs a call of one batch."""
         if self.device == "cuda":
-            return turn.rough_us(call)
+            return turn.elapsed_us(batch)
         start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e6
+        batch.run()
+        return (time.perf_counter() - start) * 1e6 / batch.calls
 
-    def _batch(self, call: turn.Call, us: float) -> turn.Batch:
-        """Like calls for like: all of a workload in CUDA graphs, or none."""
+    def _turn(self, call: turn.WeightCall, us: float) -> tuple[turn.Call, turn.Batch]:
+        """A warm call, and a batch of calls of about `us` µs.
+
+        Like calls for like: all of a workload in CUDA graphs, or none. The warm call takes the
+        weights that are the last of a batch, not its first.
+        """
+        warm = partial(call, self.weights[-1])
         if self.device == "cpu":
-            return turn.eager(call, 1)
-        if self.cublas_us < turn.SHORT_US:
-            return turn.graph(call, turn.graph_calls(us))
-        return turn.eager(call, max(2, min(turn.CALLS, int(SCREEN_US / us))))
+            return warm, turn.eager_of([partial(call, b) for b in self.weights])
+        calls = max(2, min(turn.CALLS, int(SCREEN_US / us)))
+        return warm, cold.batch(call, self.weights, us, short=self.short, calls=calls)
 
-    def prepare(self, entry: Entry) -> turn.Call:
+    def prepare(self, entry: Entry) -> turn.WeightCall:
         """Compiles or loads the kernel, and holds it to the oracle. Raises _UnusableConfig."""
         target, text = entry
         module = target.load()
@@ -113,13 +141,13 @@ class _WorkloadTimer:
         result = self.exact(launch)
         if not result.ok:
             raise _UnusableConfig("wrong", result.message)
-        a, b, out = self.tensors
-        return lambda: launch(a, b, None, out, 1.0, 0.0)
+        a, _, out = self.tensors
+        return lambda b: launch(a, b, None, out, 1.0, 0.0)
 
     def screen(self, entry: Entry, best_us: float | None) -> Screened:
         call = self.prepare(entry)
         us = self._rough(call)
-        self.calls[entry] = call, self._batch(call, us)
+        self.calls[entry] = self._turn(call, us)
         rounds = 1 if best_us is not None and us > ONE_ROUND_BEYOND * best_us else SCREEN_ROUNDS
         times, clocks = self.rounds([entry], rounds, SCREEN_IDLE)
         own, base = times[entry], times[None]
@@ -151,7 +179,7 @@ class _WorkloadTimer:
         times: dict[Entry | None, list[float]] = {key: [] for key in batches}
         for order in schedule.rounds(list(batches), count):
             for key in order:
-                times[key].append(self._rough(batches[key][0]))
+                times[key].append(self._elapsed(batches[key][1]))
         return times, {}
 
 
@@ -200,7 +228,7 @@ def _enter(entry: Entry) -> Callable[[_WorkloadTimer], Screened]:
     def run(bench: _WorkloadTimer) -> Screened:
         if entry not in bench.calls:
             call = bench.prepare(entry)
-            bench.calls[entry] = call, bench._batch(call, bench._rough(call))
+            bench.calls[entry] = bench._turn(call, bench._rough(call))
         return Screened("ok")
 
     return run

@@ -38,16 +38,21 @@ def copies(b: torch.Tensor, l2_bytes: int) -> list[torch.Tensor]:
 
 
 def batch(
-    call: turn.WeightCall, weights: Sequence[torch.Tensor], us: float, *, short: bool
+    call: turn.WeightCall,
+    weights: Sequence[torch.Tensor],
+    us: float,
+    *,
+    short: bool,
+    calls: int = turn.CALLS,
 ) -> turn.Batch:
     """Calls of about `us` µs that take the weights in turn, each as often; `short`: inside a CUDA
-    graph.
+    graph, else `calls` of them at least.
     """
-    calls = [partial(call, each) for each in weights]
-    for one in calls:  # a capture allows no planning, which other addresses may need
+    one_each = [partial(call, each) for each in weights]
+    for one in one_each:  # a capture allows no planning, which other addresses may need
         one()
-    rounds = math.ceil((turn.graph_calls(us) if short else turn.CALLS) / len(calls))
-    made = turn.graph_of(calls * rounds) if short else turn.eager_of(calls * rounds)
+    rounds = math.ceil((turn.graph_calls(us) if short else calls) / len(one_each))
+    made = turn.graph_of(one_each * rounds) if short else turn.eager_of(one_each * rounds)
     return replace(made, holds=tuple(weights))
 
 
