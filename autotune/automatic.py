@@ -121,6 +121,7 @@ def tune(
     top_k: int = 8,
     retry_failed: bool = False,
     strategy: str | Strategy | type[Strategy] = "ranked",
+    weights: str = "warm",
 ) -> BestConfig:
     """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
 
@@ -130,7 +131,8 @@ def tune(
         out_dtype: as in `matmul`.
         kernels: names from `outblas list`; by default those that `matmul` may choose from on this
             GPU.
-        budget, trials, top_k, retry_failed, strategy: as in `outblas.autotune.sweep`.
+        budget, trials, top_k, retry_failed, strategy, weights: as in `outblas.autotune.sweep`. What
+            wins with cold weights is taken where nothing was tuned with warm ones.
 
     The winner stays in the user's store. Raises TypeError and ValueError for operands that do not
     fit together or that no kernel takes, RuntimeError inside a CUDA graph capture, where the store
@@ -166,6 +168,7 @@ def tune(
         top_k=top_k,
         retry_failed=retry_failed,
         strategy=strategy,
+        weights=weights,
     )
 
 

@@ -73,25 +73,28 @@ def plan(
     return Plan.before_proposals(space).extended(first)
 
 
-def batches(strategy: Strategy, search: Search) -> Iterator[tuple[Candidate, ...]]:
+def batches(
+    strategy: Strategy, search: Search, seeds: Sequence[Candidate] = ()
+) -> Iterator[tuple[Candidate, ...]]:
     """The batches that a strategy proposes, without what was proposed before and what is beyond
-    the number of trials. The kernels' own configs are in the first batch.
+    the number of trials. The kernels' own configs and the seeds are in the first batch.
 
     Raises StrategyError, as `Strategy` says.
     """
     if not search.candidates:
         return
-    own = [candidate for candidate in search.candidates if candidate.own]
+    first = [candidate for candidate in search.candidates if candidate.own]
+    first += [candidate for candidate in seeds if not candidate.own]
     proposals = _Proposals(strategy, search)
     for batch in proposals:
-        if own:
-            missing = [candidate for candidate in own if candidate not in batch]
+        if first:
+            missing = [candidate for candidate in first if candidate not in batch]
             proposals.seen.update(missing)
-            batch, own = [*missing, *batch], []
+            batch, first = [*missing, *batch], []
         if batch:
             yield tuple(batch)
-    if own:
-        yield tuple(own)
+    if first:
+        yield tuple(first)
 
 
 class _Proposals:

@@ -9,6 +9,7 @@ from ..measure.isolated import TRIAL_SECONDS
 from ..search import candidates
 from ..search.candidates import Ranker
 from ..search.strategy import Strategy
+from ..store.records import WEIGHTS
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")
@@ -17,7 +18,7 @@ RANKERS = ("model", "heuristics")
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How far a sweep goes, where it runs, and what it takes from the store.
+    """How far a sweep goes, where it runs, how it measures, and what it takes from the store.
 
     Attributes:
         budget: seconds for all of it, of which a workload gets 5 at least; None: until all is done.
@@ -41,6 +42,8 @@ class SweepOptions:
             the start of a worker.
         allow_unsaved: measure even where the store cannot be written, and keep results while the
             process lives.
+        weights: "warm", or "cold": calls rotate over copies of B that L2 cannot hold together, as
+            those of a model that decodes find none of their weights there.
 
     Raises ValueError for a number that is none.
     """
@@ -58,6 +61,7 @@ class SweepOptions:
     compile_workers: int | None = None
     trial_seconds: float = TRIAL_SECONDS
     allow_unsaved: bool = False
+    weights: str = "warm"
 
     def __post_init__(self) -> None:
         for name in ("trials", "top_k", "compile_workers"):
@@ -72,6 +76,8 @@ class SweepOptions:
                 raise ValueError(f"{name} is {seconds!r}, expected seconds above 0")
         if self.engine not in ENGINES:
             raise ValueError(f"engine is {self.engine!r}, expected one of {', '.join(ENGINES)}")
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights is {self.weights!r}, expected one of {', '.join(WEIGHTS)}")
 
 
 class SweepKeywords(TypedDict, total=False):
@@ -90,6 +96,7 @@ class SweepKeywords(TypedDict, total=False):
     compile_workers: int | None
     trial_seconds: float
     allow_unsaved: bool
+    weights: str
 
 
 def options_with(given: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:

@@ -53,7 +53,7 @@ def sweep(
         options: how far the sweep goes and where it runs.
         keywords: fields of `SweepOptions`, which describes them: budget, trials, top_k, strategy,
             ranker, resume, retry_failed, gpus, engine, address, compile_workers, trial_seconds,
-            allow_unsaved. They take precedence over `options`.
+            allow_unsaved, weights. They take precedence over `options`.
 
     Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial;
     one whose worker is killed from outside is tried again, and then left unmeasured. Killed at any
@@ -69,8 +69,8 @@ def sweep(
     """
     begun = time.monotonic()
     targets = _targets(kernels)
-    workloads = _workloads(shapes, dtype, out_dtype, layout)
     chosen = options_with(options, keywords)
+    workloads = _workloads(shapes, dtype, out_dtype, layout, chosen)
     jobs = _jobs(targets, workloads, chosen)
     gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
     with ExitStack() as stack:
@@ -205,7 +205,7 @@ def _targets(kernels: str | TuneTarget | Sequence[str | TuneTarget]) -> tuple[Tu
 
 
 def _workloads(
-    shapes: Any, dtype: str, out_dtype: str, layout: str | Sequence[str]
+    shapes: Any, dtype: str, out_dtype: str, layout: str | Sequence[str], options: SweepOptions
 ) -> list[Workload]:
     if isinstance(shapes, str):
         listed: list[Any] = list(parse_shapes(shapes, "shapes", least=1))
@@ -225,7 +225,7 @@ def _workloads(
         )
     layouts = layout.split(",") if isinstance(layout, str) else list(layout)
     made = (
-        Workload(M, N, K, dtype, out_dtype, letters.strip())
+        Workload(M, N, K, dtype, out_dtype, letters.strip(), options.weights)
         for letters in layouts
         for M, N, K in listed
     )

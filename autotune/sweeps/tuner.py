@@ -4,8 +4,8 @@ with each other.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from ...core.configs import brief
 from ..measure import compile_pool as compiling
@@ -20,7 +20,7 @@ from ..search.plan import Plan, batches
 from ..search.prune import prune
 from ..search.strategy import ModelRanked, Search, Strategy
 from ..search.target import TuneTarget
-from ..store.records import BestConfig, Finalist, Gpu, Trial, Workload, now
+from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload, now
 from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
@@ -177,7 +177,8 @@ class _Tuning:
     def _measure_proposals(self) -> None:
         """Measures what the strategy proposes, batch by batch, until it ends or the budget does."""
         outcome, progress = self.outcome, self.progress
-        proposals = batches(self.job.strategy, self.search)
+        seeds = self._candidates((won.kernel, won.config) for won in self._related_winners())
+        proposals = batches(self.job.strategy, self.search, seeds)
         progress.stage = "preparing"
         batch = next(proposals, ())
         self._extend_plan(batch)
@@ -293,7 +294,18 @@ class _Tuning:
 
     def _earlier_winners(self) -> list[BestConfig]:
         """Winners of earlier sweeps on this GPU, of these kernels as they are."""
-        found = self.store.winners(workload=self.job.workload)
+        return self._winners_at(self.job.workload)
+
+    def _related_winners(self) -> list[BestConfig]:
+        """The same at the same product with the other state of its weights: what is fast with warm
+        weights is worth a try with cold ones, wherever the strategy has it, and the other way.
+        """
+        workload = self.job.workload
+        others = (replace(workload, weights=w) for w in WEIGHTS if w != workload.weights)
+        return [winner for other in others for winner in self._winners_at(other)]
+
+    def _winners_at(self, workload: Workload) -> list[BestConfig]:
+        found = self.store.winners(workload=workload)
         return [
             winner
             for winner in found
@@ -316,7 +328,8 @@ class _Tuning:
             self._record_winners(race)
 
     def _finalists(self) -> list[Candidate]:
-        """The fastest candidates of the screen, the best of each kernel, and earlier winners.
+        """The fastest candidates of the screen, the best of each kernel, earlier winners, and those
+        with the other state of the weights that are right here too.
 
         An earlier winner may have had an unlucky screen, or not have been proposed this time. It
         takes part in either case, because the winner of these finals replaces it in the store.
@@ -327,8 +340,14 @@ class _Tuning:
         for target in self.job.targets:
             chosen += [(t.kernel, t.config) for t in timed if t.kernel == target.name][:1]
         chosen += [(winner.kernel, winner.config) for winner in self._earlier_winners()]
+        right = {(trial.kernel, trial.config) for trial in timed}
+        related = ((winner.kernel, winner.config) for winner in self._related_winners())
+        chosen += [each for each in related if each in right]
+        return self._candidates(chosen)
 
-        found = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(chosen))
+    def _candidates(self, configs: Iterable[tuple[str, str]]) -> list[Candidate]:
+        """The candidates that these kernels and configs are here."""
+        found = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(configs))
         return [candidate for candidate in found if candidate is not None]
 
     def _record_winners(self, race: SuccessiveElimination[Candidate]) -> None:

@@ -57,6 +57,20 @@ def test_a_sweep_in_the_interpreter_finds_and_stores_a_winner(path: Path, tmp_pa
         assert [w.config for w in store.winners()] == [winner["config"]]
 
 
+@pytest.mark.interpreter
+def test_a_sweep_with_cold_weights_says_and_stores_that_they_were_cold(path: Path) -> None:
+    line = f"--shapes 16 --trials 1 --top-k 1 --store {path} {PLAIN} --weights cold"
+
+    found = parsed(line)
+
+    (winner,), (outcome,) = found["winners"], found["outcomes"]
+    assert outcome["workload"] == "16 float32 nn cold"
+    assert winner["workload"]["weights"] == "cold"
+    assert squeezed("16 nn cold") in squeezed(tune(line).stdout)
+    with Store(path, read_only=True) as store:
+        assert {str(trial.workload) for trial in store.trials()} == {"16 float32 nn cold"}
+
+
 # What is said of a sweep.
 
 Ended = Callable[..., None]

@@ -27,6 +27,8 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--explain many", "--explain is 'many'"),
         ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"),
         ("--layout=", "--layout is ''"),
+        ("--weights hot", "--weights is 'hot', expected one of warm, cold"),
+        ("--explain 16 --weights cold", "--weights is 'cold', expected none with --explain"),
         (
             "--dtype float64",
             "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32",

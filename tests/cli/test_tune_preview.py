@@ -68,6 +68,13 @@ def test_a_dry_run_says_what_is_pruned_and_what_comes_first() -> None:
     assert "The first 10 by model" in text
 
 
+def test_a_dry_run_with_cold_weights_says_so() -> None:
+    line = "--dry-run --gpu h100 --shapes 16x1024x1024 --trials 1 --weights cold"
+
+    assert parsed(line)["plans"][0]["workload"] == "16x1024x1024 bfloat16 nt cold"
+    assert "16x1024x1024 bfloat16 nt cold on NVIDIA H100" in shown(line)
+
+
 def test_a_dry_run_of_the_interpreter_has_portable_alone() -> None:
     found = parsed("--dry-run --shapes 64 --dtype float32 --layout nn --gpus cpu")
 

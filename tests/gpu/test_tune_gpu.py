@@ -18,6 +18,7 @@ from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import Outcome
+from outblas.core import machines
 from outblas.core.configs import from_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import hilbert
@@ -113,6 +114,20 @@ def test_faulty_configs_are_not_measured_again(faulty: Outcome, faulty_store: Pa
     again = sweep(FAULTY, FAULTY_SHAPE, trials=24, top_k=3, store=faulty_store)
 
     assert again.outcomes[0].new == 0
+
+
+# ---- cold weights
+def test_calls_with_cold_weights_read_them_from_memory(fresh: Path) -> None:
+    M, N, K = 16, 4096, 4096  # whose weights fit into L2
+
+    found = sweep("portable", (M, N, K), trials=2, top_k=1, weights="cold", store=fresh)
+
+    (winner,) = found.winners
+    machine = machines.of_device(winner.gpu.name)
+    if machine is None:
+        pytest.skip(f"no bandwidth is known of {winner.gpu.name}")
+    for us in (winner.us, winner.cublas_us):
+        assert 2 * N * K / us / 1e3 <= machine.dram_gbs, f"{us} µs a call"
 
 
 # ---- what matmul takes

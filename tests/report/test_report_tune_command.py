@@ -28,14 +28,15 @@ def assert_refused(line: str, message: str) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with trials in a file "export" and in a file "store".
 
-    They are of two kernels, three workloads and two GPUs; no two of these have equally many.
+    They are of two kernels, four workloads and two GPUs; no two of these have equally many.
     """
     folder = tmp_path_factory.mktemp("kept")
     on_h200 = [replace(trial, gpu=H200) for trial in SWEPT[:9]]
     small = [replace(trial, workload=Workload(512, 512, 512)) for trial in SWEPT[:5]]
     workload_nn = replace(WORKLOAD, layout="nn")
     portable = [replace(t, kernel="portable", workload=workload_nn) for t in SWEPT[:-1]]
-    trials = [*SWEPT, *on_h200, *small, *portable]
+    cold = [replace(trial, workload=replace(WORKLOAD, weights="cold")) for trial in SWEPT[:4]]
+    trials = [*SWEPT, *on_h200, *small, *portable, *cold]
     transfer.export(trials, [winner()], folder / "export")
     with Store(folder / "store") as store:
         store.merge(trials, [winner()])
@@ -92,6 +93,7 @@ def test_the_command_saves_the_record(said_and_written: tuple[str, dict[str, Pat
         pytest.param("--kernel portable", "portable", 4096, H100, 19, id="kernel"),
         pytest.param("--layout nn", "portable", 4096, H100, 19, id="layout"),
         pytest.param("--shapes 512", "hopper.hilbert", 512, H100, 5, id="shape"),
+        pytest.param("--weights cold", "hopper.hilbert", 4096, H100, 4, id="weights"),
         pytest.param("--gpu h200", "hopper.hilbert", 4096, H200, 9, id="GPU"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from outblas.autotune.measure import compile_pool as compiling
 from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import Gpu
+from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
@@ -61,10 +61,11 @@ def tuning(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outco
         subjects: tuple[TuneTarget, ...] = (SUBJECT,),
         compilers: Any = None,
         report: Report = silent,
+        workload: Workload = WORKLOAD,
         **options: Any,
     ) -> Outcome:
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuner.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
+        return tuner.tune(Job(subjects, workload, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
 
     return tune
 

@@ -41,6 +41,9 @@ def tune(
     ] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or tf32.")] = "",
     layout: LayoutOption = "",
+    weights: Annotated[
+        str, typer.Option(help="warm or cold. Default: what has the most trials.")
+    ] = "",
     gpu: Annotated[
         str,
         typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials."),
@@ -70,7 +73,7 @@ def tune(
     with usage_errors(OSError):
         check_files(save, html, chart)
         trials, winners = _load(store, source)
-        own, workload, name = _choose(trials, kernel, shapes, dtype, layout, gpu)
+        own, workload, name = _choose(trials, kernel, shapes, dtype, layout, weights, gpu)
         gpu_of = next(trial.gpu for trial in trials if trial.gpu.name == name)
         found = model.build(
             trials,
@@ -125,7 +128,13 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
 
 
 def _choose(
-    trials: Sequence[Trial], kernel: str, shapes: str, dtype: str, layout: str, gpu: str
+    trials: Sequence[Trial],
+    kernel: str,
+    shapes: str,
+    dtype: str,
+    layout: str,
+    weights: str,
+    gpu: str,
 ) -> tuple[str, Workload, str]:
     """Kernel, workload and GPU: as the options say, otherwise those with the most trials. Raises
     ValueError that names the option which leaves nothing.
@@ -137,6 +146,7 @@ def _choose(
     left = _keep(left, "--shapes", shape, lambda t: to_text(t.workload.shape))
     left = _keep(left, "--dtype", dtype, lambda t: t.workload.dtype)
     left = _keep(left, "--layout", layout, lambda t: t.workload.layout)
+    left = _keep(left, "--weights", weights, lambda t: t.workload.weights)
     left = _keep(left, "--gpu", _gpu(left, gpu), lambda t: t.gpu.name)
     name = Counter(t.gpu.name for t in left).most_common(1)[0][0]
     left = [t for t in left if t.gpu.name == name]

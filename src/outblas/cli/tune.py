@@ -51,6 +51,12 @@ def tune(
         str | None, typer.Option(help="float32 for 16-bit operands with an fp32 product.")
     ] = None,
     layout: LayoutOption = "nt",
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="warm, or cold: calls rotate over copies of B that L2 cannot hold, as in decode."
+        ),
+    ] = "warm",
     budget: Annotated[
         str | None,
         typer.Option(help="Time for all of it, 5s a shape at least: 20m, 8h. Default: until done."),
@@ -139,11 +145,12 @@ def tune(
         seconds = parse_budget(budget or "")
         _check_engine(engine, address, gpus)
         _check_preview(dry_run, explain, gpu)
+        _check_weights(weights, explain)
         _check_gpus(gpus, preview=dry_run or explain is not None)
         _check_ranker(ranker)
         search_strategy = _strategy(strategy)
         _check_store(store)
-        workloads = _workloads(explain, shapes, dtype, out_dtype, layout)
+        workloads = _workloads(explain, shapes, dtype, out_dtype, layout, weights)
         _check_kernels(kernels)
         if explain is not None:
             value = tune_preview.explain(
@@ -206,6 +213,17 @@ def _check_preview(dry_run: bool, explain: str | None, gpu: str | None) -> None:
         )
 
 
+def _check_weights(weights: str, explain: str | None) -> None:
+    from ..autotune.store.records import WEIGHTS
+
+    check_one_of("--weights", weights, WEIGHTS)
+    if weights != "warm" and explain is not None:
+        raise ValueError(
+            f"--weights is {weights!r}, expected none with --explain: a call does not say whether "
+            "its weights are in L2"
+        )
+
+
 def _check_gpus(gpus: str | None, *, preview: bool) -> None:
     """Where nothing is measured, a machine without a GPU may name the first one, or all."""
     import torch
@@ -255,7 +273,7 @@ def _check_kernels(kernels: str | None) -> None:
 
 
 def _workloads(
-    explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str
+    explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str, weights: str
 ) -> list[Workload]:
     from ..autotune.store.records import Workload
 
@@ -270,7 +288,9 @@ def _workloads(
         else parse_shapes(shapes, least=1)
     )
     return [
-        Workload(*shape, dtype, out_dtype or "", letters) for letters in layouts for shape in chosen
+        Workload(*shape, dtype, out_dtype or "", letters, weights)
+        for letters in layouts
+        for shape in chosen
     ]
 
 
@@ -338,6 +358,7 @@ def _sweep(
             dtype=workloads[0].dtype,
             out_dtype=workloads[0].out_dtype,
             layout=list(dict.fromkeys(w.layout for w in workloads)),
+            weights=workloads[0].weights,
             gpus=gpus,
             progress=view,
             **options,

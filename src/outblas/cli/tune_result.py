@@ -72,11 +72,12 @@ def _show_problems(outcome: Outcome) -> None:
 def _row(winner: BestConfig) -> tuple[str, ...]:
     from ..autotune.lookup import short
 
+    workload = winner.workload
     lead = "–"
     if winner.lead is not None and winner.lead_low is not None and winner.lead_high is not None:
         lead = f"{winner.lead - 1:+.2%} ({winner.lead_low - 1:+.2%} to {winner.lead_high - 1:+.2%})"
     return (
-        f"{to_text(winner.workload.shape)} {winner.workload.layout}",
+        f"{to_text(workload.shape)} {workload.layout} {workload.conditions}".rstrip(),
         winner.kernel,
         short(winner.kernel, winner.config) or "its own",
         f"{winner.us:.1f}",

@@ -27,6 +27,7 @@ BAD = [
     ("dtype", "float64", "dtype is 'float64'"),
     ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
     ("layout", "nm", "layout is 'nm'"),
+    ("weights", "hot", "weights is 'hot', expected one of warm, cold"),
     ("shapes", [(16, 16)], "shapes is"),
     ("shapes", (16, 0, 16), "N is 0"),
     ("shapes", "16x16", "shapes is '16x16'"),

@@ -1,0 +1,89 @@
+"""What sweeps with warm and with cold weights learn from each other, with a worker that is
+played.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.fake_bench import FakeWorker
+from support.faulty_kernel import Config
+from support.sweeps import SUBJECT, WORKLOAD
+
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps.tuner import Outcome
+from outblas.core.configs import to_text
+
+pytest_plugins = ("support.sweep_fixtures",)
+
+pytestmark = pytest.mark.usefixtures("faulty_log")
+
+COLD = replace(WORKLOAD, weights="cold")
+Tune = Callable[..., Outcome]
+BOTH_WAYS = pytest.mark.parametrize(
+    ("before", "now"), [(WORKLOAD, COLD), (COLD, WORKLOAD)], ids=["warm to cold", "cold to warm"]
+)
+
+
+def win(tune: Tune, store: Store, workload: Workload, number: int) -> None:
+    """Has a config of ten win at a workload."""
+    winner = tune(FakeWorker(), 10, top_k=1, workload=workload).winner
+    assert winner is not None
+    store.record_best(replace(winner, config=to_text(Config(number=number))))
+
+
+def test_results_with_warm_weights_are_none_of_cold_ones(tune: Tune) -> None:
+    tune(FakeWorker(), 3)
+    bench = FakeWorker()
+
+    found = tune(bench, 3, workload=COLD)
+
+    assert bench.configs("screen") == [0, 1, 2]
+    assert found.new == 3
+    assert {trial.workload for trial in found.trials} == {COLD}
+
+
+@BOTH_WAYS
+def test_what_won_with_the_other_weights_is_measured_whatever_is_proposed(
+    tune: Tune, store: Store, before: Workload, now: Workload
+) -> None:
+    win(tune, store, before, 9)
+    bench = FakeWorker()
+
+    tune(bench, 10, trials=2, top_k=1, workload=now)
+
+    assert sorted(bench.configs("screen")) == [0, 1, 9]
+
+
+@BOTH_WAYS
+def test_what_won_with_the_other_weights_is_in_the_finals(
+    tune: Tune, store: Store, before: Workload, now: Workload
+) -> None:
+    win(tune, store, before, 9)
+    bench = FakeWorker()
+
+    tune(bench, 10, top_k=1, workload=now)
+
+    assert set(bench.configs("race")) == {0, 9}
+
+
+def test_what_won_with_the_other_weights_is_measured_once(tune: Tune, store: Store) -> None:
+    win(tune, store, WORKLOAD, 1)
+    bench = FakeWorker()
+
+    outcome = tune(bench, 10, top_k=1, workload=COLD)
+
+    assert sorted(bench.configs("screen")) == list(range(10))
+    assert outcome.plan.valid == len(outcome.plan.ranked) == 10
+
+
+def test_what_won_of_another_kernel_is_left_out(tune: Tune, store: Store) -> None:
+    win(tune, store, WORKLOAD, 9)
+    bench = FakeWorker()
+
+    other = TuneTarget("other", SUBJECT.module)
+    tune(bench, 10, trials=1, top_k=1, workload=COLD, subjects=(other,))
+
+    assert bench.configs("screen") == [0]
