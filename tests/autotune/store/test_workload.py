@@ -6,7 +6,7 @@ import pytest
 
 from outblas.autotune.store.records import Workload
 
-DECODE = {"M": 16, "N": 4096, "K": 4096}
+DECODE: dict[str, Any] = {"M": 16, "N": 4096, "K": 4096}
 
 
 @pytest.mark.parametrize(
