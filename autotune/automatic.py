@@ -122,6 +122,7 @@ def tune(
     retry_failed: bool = False,
     strategy: str | Strategy | type[Strategy] = "ranked",
     weights: str = "warm",
+    epilogue: str = "",
 ) -> BestConfig:
     """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
 
@@ -131,8 +132,9 @@ def tune(
         out_dtype: as in `matmul`.
         kernels: names from `outblas list`; by default those that `matmul` may choose from on this
             GPU.
-        budget, trials, top_k, retry_failed, strategy, weights: as in `outblas.autotune.sweep`. What
-            wins with cold weights is taken where nothing was tuned with warm ones.
+        budget, trials, top_k, retry_failed, strategy, weights, epilogue: as in
+            `outblas.autotune.sweep`. What wins with cold weights is taken where nothing was tuned
+            with warm ones, and what wins with an epilogue by calls with that epilogue.
 
     The winner stays in the user's store. Raises TypeError and ValueError for operands that do not
     fit together or that no kernel takes, RuntimeError inside a CUDA graph capture, where the store
@@ -169,6 +171,7 @@ def tune(
         retry_failed=retry_failed,
         strategy=strategy,
         weights=weights,
+        epilogue=epilogue,
     )
 
 
@@ -224,12 +227,17 @@ def _sweep(
 
     Raises RuntimeError where nothing could be measured.
     """
+    from .search.prune import with_epilogues
     from .sweeps.sweep import lost_results, sweep
 
     options["gpus"] = device
     major, minor = torch.cuda.get_device_capability(device)
+    if kernels is None:
+        kernels = candidates(10 * major + minor, workload.dtype)
+        if options.get("epilogue"):
+            kernels = with_epilogues(kernels)
     found = sweep(
-        candidates(10 * major + minor, workload.dtype) if kernels is None else kernels,
+        kernels,
         workload.shape,
         dtype=workload.dtype,
         out_dtype=workload.out_dtype,

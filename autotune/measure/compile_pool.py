@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...core.configs import from_text
@@ -395,13 +395,22 @@ def _import(target: TuneTarget) -> None:
     target.load()
 
 
+def _compiled_of(workload: Workload) -> tuple[Workload, ...]:
+    """What is compiled for a workload: the product alone too, by which a config is checked bit for
+    bit before its epilogue is.
+    """
+    bare = replace(workload, epilogue="")
+    return (workload,) if bare == workload else (workload, bare)
+
+
 def _compile(
     target: TuneTarget, workload: Workload, config: str, arch: int
 ) -> float | _CompileFailure:
     start = time.perf_counter()
     try:
         module = target.load()
-        module.precompile(prune.problem(workload), from_text(module.Config, config), arch)
+        for each in _compiled_of(workload):
+            module.precompile(prune.problem(each), from_text(module.Config, config), arch)
     except OSError:
         return 0.0  # nothing can be kept on disk: whoever measures compiles
     except MemoryError:

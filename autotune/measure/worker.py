@@ -13,16 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import torch
 
 from ...bench import burst, cold, schedule, turn
 from ...bench.clock import Clock
 from ...bench.operands import normal
+from ...bench.operation import Operation
 from ...bench.record import Device
 from ...bench.statistics import ratio
 from ...core import problem
 from ...core.configs import from_text
+from ...core.epilogue import EpilogueArgs, glu_split
+from ...core.problem import Launch
 from ...verify.cases import Case
 from ...verify.oracle import Exact
 from ..search import gpu
@@ -63,6 +67,9 @@ class _WorkloadTimer:
     """Checks and times configs at one workload on this process's device.
 
     The calls of a batch, cuBLAS's too, take `weights` in turn: B alone where it may be in L2.
+
+    Where an epilogue follows the product, torch's own calls that do the same are the base, and a
+    config is held to the exact oracle without it, then to the error bound of its steps.
     """
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
@@ -77,6 +84,7 @@ class _WorkloadTimer:
             *workload.shape, dtype, out_dtype, layout=workload.layout, tf32=workload.dtype == "tf32"
         )
         self.exact = Exact(case, self.device)
+        self.fused = _Fused(workload, self.tensors) if workload.epilogue else None
         self.clock = Clock() if on_gpu else None
         self.calls: dict[Entry, tuple[turn.Call, turn.Batch]] = {}
         self.weights = self._weights()
@@ -97,6 +105,8 @@ class _WorkloadTimer:
         return cold.copies(b, Device.current(self.workload.dtype).l2_bytes if on_gpu else 0)
 
     def _cublas(self) -> turn.WeightCall:
+        if self.fused is not None:
+            return self.fused.by_torch
         a, _, out = self.tensors
         if out.dtype == a.dtype:
             return lambda b: torch.mm(a, b, out=out)
@@ -141,6 +151,8 @@ class _WorkloadTimer:
         result = self.exact(launch)
         if not result.ok:
             raise _UnusableConfig("wrong", result.message)
+        if self.fused is not None:
+            return self.fused.prepare(module, config)
         a, _, out = self.tensors
         return lambda b: launch(a, b, None, out, 1.0, 0.0)
 
@@ -181,6 +193,54 @@ class _WorkloadTimer:
             for key in order:
                 times[key].append(self._elapsed(batches[key][1]))
         return times, {}
+
+
+class _Fused:
+    """A workload's product with what follows it: the operands, torch's calls, and the kernel's."""
+
+    def __init__(
+        self, workload: Workload, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    ) -> None:
+        a, b, x = tensors
+        self.workload, self.a, self.b = workload, a, b
+        self.operation = Operation(workload.dtype, workload.steps)
+        split = glu_split(workload.steps.activation)
+        self.out = x.new_empty(x.shape[0], x.shape[1] // split)
+        self.extras = self.operation.extras(a, b, self.out)
+
+    def by_torch(self, b: torch.Tensor) -> torch.Tensor:
+        return self.operation.by_torch(self.a, b, self.out, self.extras)
+
+    def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
+        """Plans a config with the epilogue, and checks it. Raises _UnusableConfig."""
+        extra = EpilogueArgs(self.workload.steps.activation, self.extras.bias, self.extras.residual)
+        tf32 = self.workload.dtype == "tf32"
+        asked = problem.problem(self.a, self.b, self.out, tf32=tf32, extra=extra)
+        if reason := module.unsupported(asked, config):
+            raise _UnusableConfig("refused", reason)
+        launch: Launch = module.plan(asked, config)
+        fault = self.operation.fault(
+            partial(self._checked_call, launch),
+            self.workload.shape,
+            self.a.device.type,
+            self.workload.layout,
+        )
+        if fault is not None:
+            raise _UnusableConfig("wrong", f"{self.workload.epilogue}: {fault}")
+        bias, residual = self.extras.bias, self.extras.residual
+        a, out = self.a, self.out
+        return lambda b: launch(a, b, None, out, 1.0, 0.0, bias, residual, None)
+
+    def _checked_call(
+        self, launch: Launch, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> turn.Call:
+        extras = self.operation.extras(a, b, out)
+
+        def call() -> torch.Tensor:
+            launch(a, b, None, out, 1.0, 0.0, extras.bias, extras.residual, None)
+            return out
+
+        return call
 
 
 class _UnusableConfig(Exception):

@@ -19,6 +19,7 @@ from . import cost_model
 from .candidates import Candidate, Ranker, by_model
 from .gpu import machine as machine_of
 from .target import TuneTarget, registered
+from .target import of as target_of
 
 # The share of the best config's useful work below which a config is tried only if the ranker
 # predicts it to be the fastest.
@@ -57,7 +58,14 @@ def problem(workload: Workload) -> Problem:
     dtype, out_dtype = (
         getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
     )
-    return example(dtype, out_dtype, workload.layout, workload.shape, tf32=workload.dtype == "tf32")
+    return example(
+        dtype,
+        out_dtype,
+        workload.layout,
+        workload.shape,
+        tf32=workload.dtype == "tf32",
+        steps=workload.steps,
+    )
 
 
 def prune(
@@ -160,7 +168,10 @@ def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Ca
 
 
 def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
-    """Raises ValueError for a kernel that does not run on a GPU or take a dtype."""
+    """Raises ValueError for a kernel that does not run on a GPU, or take a dtype or an epilogue,
+    ImportError where its DSL is missing.
+    """
+    check_epilogue(target, workload.epilogue)
     if registered(target.name) != target:
         return
     record = registry.find(target.name)
@@ -181,3 +192,24 @@ def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
             f"{name} needs operands of dtype {' or '.join(record.dtypes)}, and was given "
             f"{workload.operand_dtype}"
         )
+
+
+def check_epilogue(target: TuneTarget, epilogue: str) -> None:
+    """Raises ValueError for a kernel that has no epilogues where one is asked for, ImportError
+    where its DSL is missing.
+    """
+    if epilogue and not _has_epilogues(target):
+        raise ValueError(
+            f"kernel {target.name!r} has no epilogue beside alpha and C, and was given {epilogue}"
+        )
+
+
+def with_epilogues(kernels: Sequence[str]) -> list[str]:
+    """Those of these kernels that carry out what follows a product. Raises ImportError where a DSL
+    is missing.
+    """
+    return [kernel for kernel in kernels if _has_epilogues(target_of(kernel))]
+
+
+def _has_epilogues(target: TuneTarget) -> bool:
+    return bool(getattr(target.load(), "EPILOGUES", False))

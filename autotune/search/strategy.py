@@ -116,7 +116,7 @@ class Strategy(ABC):
 
     - The kernels' own configs are measured first, whether they are proposed or not: every other
       config has to beat them. So is what won at the same product with the other state of its
-      weights. A strategy that proposes nothing leaves it at these.
+      weights, or without its epilogue. A strategy that proposes nothing leaves it at these.
     - A config that is proposed twice is measured once. A config that the store has a result of is
       not measured again: its trial is in `search.measured` like any other.
     - Of each kernel the first `search.trials` proposals are measured, and its own config in any

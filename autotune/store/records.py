@@ -179,7 +179,7 @@ class Trial:
 
     `config` is the whole text of `configs.to_text`; `source` the fingerprint of the kernel's
     source; `reason` says why a trial is not "ok". Figures are of the screen: `us` a call, `ratio`
-    cuBLAS's time over it, with the lowest and the highest round; None unless "ok". `predicted_us`
+    cuBLAS's time (of torch's own calls, with an epilogue) over it, with the lowest and the highest round; None unless "ok". `predicted_us`
     is the analytic model's, `compile_s` None where it was compiled before. `when` is ISO 8601, UTC.
     """
 
@@ -225,7 +225,8 @@ class Finalist:
 class BestConfig:
     """The best config of one kernel at one workload on one GPU.
 
-    `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and
+    `ratio`: `cublas_us`, cuBLAS's time or with an epilogue that of torch's own calls, over its own,
+    median of `rounds` interleaved rounds, with the 10th and
     90th percentile.
     `lead`: the time of `runner_up` (a config of the same kernel; "" if it was alone) over its
     own, `lead_low` and `lead_high` enclose the true median with 95% confidence, `confidence` bounds

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
+from ...core.steps import Steps
 from ..measure.isolated import TRIAL_SECONDS
 from ..search import candidates
 from ..search.candidates import Ranker
@@ -44,6 +45,8 @@ class SweepOptions:
             process lives.
         weights: "warm", or "cold": calls rotate over copies of B that L2 cannot hold together, as
             those of a model that decodes find none of their weights there.
+        epilogue: what follows the product, some of bias, an activation and residual in this order,
+            joined by "+"; "" for nothing. torch's own calls that do the same are the base.
 
     Raises ValueError for a number that is none.
     """
@@ -62,6 +65,7 @@ class SweepOptions:
     trial_seconds: float = TRIAL_SECONDS
     allow_unsaved: bool = False
     weights: str = "warm"
+    epilogue: str = ""
 
     def __post_init__(self) -> None:
         for name in ("trials", "top_k", "compile_workers"):
@@ -78,6 +82,7 @@ class SweepOptions:
             raise ValueError(f"engine is {self.engine!r}, expected one of {', '.join(ENGINES)}")
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights is {self.weights!r}, expected one of {', '.join(WEIGHTS)}")
+        Steps.parse(self.epilogue)
 
 
 class SweepKeywords(TypedDict, total=False):
@@ -97,6 +102,7 @@ class SweepKeywords(TypedDict, total=False):
     trial_seconds: float
     allow_unsaved: bool
     weights: str
+    epilogue: str
 
 
 def options_with(given: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from ...core.shapes import Shape
 from ...core.shapes import parse as parse_shapes
 from ..measure.progress import Report, silent
+from ..search.prune import check_epilogue
 from ..search.strategy import strategy_of
 from ..search.target import TuneTarget
 from ..search.target import of as target_of
@@ -53,7 +54,7 @@ def sweep(
         options: how far the sweep goes and where it runs.
         keywords: fields of `SweepOptions`, which describes them: budget, trials, top_k, strategy,
             ranker, resume, retry_failed, gpus, engine, address, compile_workers, trial_seconds,
-            allow_unsaved, weights. They take precedence over `options`.
+            allow_unsaved, weights, epilogue. They take precedence over `options`.
 
     Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial;
     one whose worker is killed from outside is tried again, and then left unmeasured. Killed at any
@@ -71,6 +72,8 @@ def sweep(
     targets = _targets(kernels)
     chosen = options_with(options, keywords)
     workloads = _workloads(shapes, dtype, out_dtype, layout, chosen)
+    for target in targets:
+        check_epilogue(target, chosen.epilogue)
     jobs = _jobs(targets, workloads, chosen)
     gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
     with ExitStack() as stack:
@@ -225,7 +228,7 @@ def _workloads(
         )
     layouts = layout.split(",") if isinstance(layout, str) else list(layout)
     made = (
-        Workload(M, N, K, dtype, out_dtype, letters.strip(), options.weights)
+        Workload(M, N, K, dtype, out_dtype, letters.strip(), options.weights, options.epilogue)
         for letters in layouts
         for M, N, K in listed
     )

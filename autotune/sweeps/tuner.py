@@ -297,11 +297,14 @@ class _Tuning:
         return self._winners_at(self.job.workload)
 
     def _related_winners(self) -> list[BestConfig]:
-        """The same at the same product with the other state of its weights: what is fast with warm
-        weights is worth a try with cold ones, wherever the strategy has it, and the other way.
+        """The same at the same product with the other state of its weights, and without its
+        epilogue: what is fast with warm weights is worth a try with cold ones, wherever the
+        strategy has it, and the other way.
         """
         workload = self.job.workload
-        others = (replace(workload, weights=w) for w in WEIGHTS if w != workload.weights)
+        others = [replace(workload, weights=w) for w in WEIGHTS if w != workload.weights]
+        if workload.epilogue:
+            others.append(replace(workload, epilogue=""))
         return [winner for other in others for winner in self._winners_at(other)]
 
     def _winners_at(self, workload: Workload) -> list[BestConfig]:
@@ -329,7 +332,7 @@ class _Tuning:
 
     def _finalists(self) -> list[Candidate]:
         """The fastest candidates of the screen, the best of each kernel, earlier winners, and those
-        with the other state of the weights that are right here too.
+        of the related workloads that are right here too.
 
         An earlier winner may have had an unlucky screen, or not have been proposed this time. It
         takes part in either case, because the winner of these finals replaces it in the store.

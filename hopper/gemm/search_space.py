@@ -10,7 +10,7 @@ from ...core.machines import Machine
 from ...core.problem import Problem
 from ...core.space import Footprint, Space
 from ..core import tile_order
-from ..core.config import HopperConfig, compile_key
+from ..core.config import HopperConfig, compile_key, gated_reason
 from ..core.search_space import Unsupported, footprint_of
 from . import heuristic, operand_copies
 
@@ -54,6 +54,8 @@ def space(
 
     def invalid_reason(config: HopperConfig) -> str | None:
         if reason := unsupported_reason or gemm.invalid_reason(config):
+            return reason
+        if problem.epilogue.gated and (reason := gated_reason(config)):
             return reason
         return None if config == own else pruned_reason(config, machine, problem)
 

@@ -71,6 +71,20 @@ def test_a_sweep_with_cold_weights_says_and_stores_that_they_were_cold(path: Pat
         assert {str(trial.workload) for trial in store.trials()} == {"16 float32 nn cold"}
 
 
+@pytest.mark.interpreter
+def test_a_sweep_with_an_epilogue_says_and_stores_what_it_was(path: Path) -> None:
+    line = f"--shapes 16 --trials 1 --top-k 1 --store {path} {PLAIN} --epilogue bias+relu"
+
+    found = parsed(line)
+
+    (winner,), (outcome,) = found["winners"], found["outcomes"]
+    assert (outcome["workload"], outcome["failed"]) == ("16 float32 nn bias+relu", 0)
+    assert winner["workload"]["epilogue"] == "bias+relu"
+    assert squeezed("16 nn bias+relu") in squeezed(tune(line).stdout)
+    with Store(path, read_only=True) as store:
+        assert {str(trial.workload) for trial in store.trials()} == {"16 float32 nn bias+relu"}
+
+
 # What is said of a sweep.
 
 Ended = Callable[..., None]

@@ -28,6 +28,13 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"),
         ("--layout=", "--layout is ''"),
         ("--weights hot", "--weights is 'hot', expected one of warm, cold"),
+        ("--epilogue bias+tanh", "--epilogue is 'bias+tanh', expected some of bias, an activation"),
+        ("--epilogue=", "--epilogue is '', expected a value, or no --epilogue"),
+        (
+            "--kernels simt.naive --epilogue bias",
+            "kernel 'simt.naive' has no epilogue beside alpha",
+        ),
+        ("--shapes 16x15x16 --epilogue swiglu", "N is 15, expected an even number with swiglu"),
         ("--explain 16 --weights cold", "--weights is 'cold', expected none with --explain"),
         (
             "--dtype float64",

@@ -12,6 +12,9 @@ from support import commands, known
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu
 from outblas.autotune.store.store import Store
+from outblas.core import configs
+from outblas.hopper import gemm
+from outblas.hopper.core.config import gated_reason
 
 
 def shown(line: str) -> str:
@@ -73,6 +76,38 @@ def test_a_dry_run_with_cold_weights_says_so() -> None:
 
     assert parsed(line)["plans"][0]["workload"] == "16x1024x1024 bfloat16 nt cold"
     assert "16x1024x1024 bfloat16 nt cold on NVIDIA H100" in shown(line)
+
+
+def test_a_dry_run_with_an_epilogue_has_the_kernels_that_take_it() -> None:
+    line = "--dry-run --gpu h100 --shapes 1024 --dtype float32 --trials 1"
+
+    (bare,) = parsed(line)["plans"]
+    (fused,) = parsed(f"{line} --epilogue bias+gelu")["plans"]
+
+    assert fused["workload"] == "1024 float32 nt bias+gelu"
+    assert {c["kernel"] for c in bare["ranked"]} == {"simt.pipelined", "portable"}
+    assert {c["kernel"] for c in fused["ranked"]} == {"portable"}
+
+
+def test_a_dry_run_with_a_gated_activation_plans_configs_that_take_pairs_of_columns() -> None:
+    line = "--dry-run --gpu h100 --shapes 1024 --kernels hopper.gemm --epilogue swiglu"
+
+    (plan,) = parsed(line)["plans"]
+
+    assert plan["workload"] == "1024 bfloat16 nt swiglu"
+    assert plan["ranked"]
+    for candidate in plan["ranked"]:
+        config = configs.from_text(gemm.Config, candidate["config"])
+        assert gated_reason(config) is None, candidate["config"]
+
+
+def test_an_explanation_with_an_epilogue_says_what_a_call_with_it_takes() -> None:
+    (choice,) = parsed("--explain 4096 --gpu h100 --epilogue bias+gelu")["choices"]
+
+    assert choice["workload"] == "4096 bfloat16 nt bias+gelu"
+    assert choice["kernel"] == "hopper.gemm"
+    assert choice["steps"][0]["place"] == "tuned, bias+gelu"
+    assert choice["steps"][0]["found"] == "nothing for bfloat16 bfloat16 nt bias+gelu"
 
 
 def test_a_dry_run_of_the_interpreter_has_portable_alone() -> None:

@@ -130,6 +130,20 @@ def test_calls_with_cold_weights_read_them_from_memory(fresh: Path) -> None:
         assert 2 * N * K / us / 1e3 <= machine.dram_gbs, f"{us} µs a call"
 
 
+# ---- epilogues
+@pytest.mark.sm90
+@pytest.mark.parametrize("epilogue", ["bias+gelu+residual", "swiglu"])
+def test_a_call_takes_what_won_with_its_epilogue(fresh: Path, epilogue: str) -> None:
+    found = sweep(["hopper.gemm", "portable"], SHAPE, trials=4, epilogue=epilogue, store=fresh)
+
+    (outcome,) = found.outcomes
+    assert {trial.status for trial in outcome.trials} == {"ok"}, [t.reason for t in outcome.trials]
+    (winner,) = found.winners
+    lookup.clear_cache()
+    choice = lookup.tuning_index(0).choices(winner.workload)[0]
+    assert (choice.kernel, choice.config) == (winner.kernel, winner.config)
+
+
 # ---- what matmul takes
 @dataclass(frozen=True)
 class Tuned:

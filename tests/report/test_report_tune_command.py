@@ -28,7 +28,7 @@ def assert_refused(line: str, message: str) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with trials in a file "export" and in a file "store".
 
-    They are of two kernels, four workloads and two GPUs; no two of these have equally many.
+    They are of two kernels, five workloads and two GPUs; no two of these have equally many.
     """
     folder = tmp_path_factory.mktemp("kept")
     on_h200 = [replace(trial, gpu=H200) for trial in SWEPT[:9]]
@@ -36,7 +36,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workload_nn = replace(WORKLOAD, layout="nn")
     portable = [replace(t, kernel="portable", workload=workload_nn) for t in SWEPT[:-1]]
     cold = [replace(trial, workload=replace(WORKLOAD, weights="cold")) for trial in SWEPT[:4]]
-    trials = [*SWEPT, *on_h200, *small, *portable, *cold]
+    fused = [replace(trial, workload=replace(WORKLOAD, epilogue="bias")) for trial in SWEPT[:3]]
+    trials = [*SWEPT, *on_h200, *small, *portable, *cold, *fused]
     transfer.export(trials, [winner()], folder / "export")
     with Store(folder / "store") as store:
         store.merge(trials, [winner()])
@@ -94,6 +95,7 @@ def test_the_command_saves_the_record(said_and_written: tuple[str, dict[str, Pat
         pytest.param("--layout nn", "portable", 4096, H100, 19, id="layout"),
         pytest.param("--shapes 512", "hopper.hilbert", 512, H100, 5, id="shape"),
         pytest.param("--weights cold", "hopper.hilbert", 4096, H100, 4, id="weights"),
+        pytest.param("--epilogue bias", "hopper.hilbert", 4096, H100, 3, id="epilogue"),
         pytest.param("--gpu h200", "hopper.hilbert", 4096, H200, 9, id="GPU"),
     ],
 )

@@ -6,6 +6,7 @@ results of either against float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import torch
 from ..core.compat.torch_private import scaled_mm as cublas_scaled_mm
 from ..core.epilogue import FUNCTIONS, GATED, apply, glu_split
 from ..core.shapes import Shape
-from ..core.steps import Steps
+from ..core.steps import NO_STEPS, Steps
 from ..verify.oracle import ulp
 from .operands import normal
 
@@ -30,7 +31,6 @@ OPERANDS = {
     "fp8": "float8_e4m3fn",
     "fp8-rowwise": "float8_e4m3fn",
 }
-NO_STEPS = Steps()
 Scaling = Literal["", "tensor", "row"]
 _SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row"}
 
@@ -212,14 +212,16 @@ class Operation:
         prepare: Callable[[Tensor, Tensor, Tensor], Callable[[], object]],
         shape: Shape,
         device: str = "cuda",
+        layout: str = "nt",
     ) -> str | None:
-        """What is wrong with the result of a prepared call, which it returns, or None.
+        """What is wrong with the result of a prepared call, which it returns, or None. The output
+        is full of NaNs before the call.
 
         Every element is held to the error that fp32 sums of its terms may have before they are
         rounded. Products of fp8 are summed with fewer bits in the tensor cores: 13 are asked for.
         """
-        a, b, out = self.operands(shape, "nt", device)
-        found = prepare(a, b, out)()
+        a, b, out = self.operands(shape, layout, device)
+        found = prepare(a, b, out.fill_(math.nan))()
         if not isinstance(found, Tensor) or found.shape != out.shape or found.dtype != out.dtype:
             return f"wrong: expected a tensor of shape {tuple(out.shape)} and {out.dtype}"
         wrong = self._wrong_elements(found, a, b, self.extras(a, b, out))

@@ -44,6 +44,10 @@ def tune(
     weights: Annotated[
         str, typer.Option(help="warm or cold. Default: what has the most trials.")
     ] = "",
+    epilogue: Annotated[
+        str,
+        typer.Option(help="Such as bias+gelu, or none. Default: what has the most trials."),
+    ] = "",
     gpu: Annotated[
         str,
         typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials."),
@@ -73,7 +77,7 @@ def tune(
     with usage_errors(OSError):
         check_files(save, html, chart)
         trials, winners = _load(store, source)
-        own, workload, name = _choose(trials, kernel, shapes, dtype, layout, weights, gpu)
+        own, workload, name = _choose(trials, kernel, shapes, dtype, layout, weights, epilogue, gpu)
         gpu_of = next(trial.gpu for trial in trials if trial.gpu.name == name)
         found = model.build(
             trials,
@@ -134,6 +138,7 @@ def _choose(
     dtype: str,
     layout: str,
     weights: str,
+    epilogue: str,
     gpu: str,
 ) -> tuple[str, Workload, str]:
     """Kernel, workload and GPU: as the options say, otherwise those with the most trials. Raises
@@ -147,6 +152,7 @@ def _choose(
     left = _keep(left, "--dtype", dtype, lambda t: t.workload.dtype)
     left = _keep(left, "--layout", layout, lambda t: t.workload.layout)
     left = _keep(left, "--weights", weights, lambda t: t.workload.weights)
+    left = _keep(left, "--epilogue", epilogue, lambda t: t.workload.epilogue or "none")
     left = _keep(left, "--gpu", _gpu(left, gpu), lambda t: t.gpu.name)
     name = Counter(t.gpu.name for t in left).most_common(1)[0][0]
     left = [t for t in left if t.gpu.name == name]

@@ -57,6 +57,12 @@ def tune(
             help="warm, or cold: calls rotate over copies of B that L2 cannot hold, as in decode."
         ),
     ] = "warm",
+    epilogue: Annotated[
+        str | None,
+        typer.Option(
+            help="What follows the product: some of bias, an activation and residual, joined by +."
+        ),
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(help="Time for all of it, 5s a shape at least: 20m, 8h. Default: until done."),
@@ -135,6 +141,7 @@ def tune(
         for option, text in (
             ("--kernels", kernels),
             ("--out-dtype", out_dtype),
+            ("--epilogue", epilogue),
             ("--budget", budget),
             ("--gpus", gpus),
             ("--explain", explain),
@@ -150,7 +157,8 @@ def tune(
         _check_ranker(ranker)
         search_strategy = _strategy(strategy)
         _check_store(store)
-        workloads = _workloads(explain, shapes, dtype, out_dtype, layout, weights)
+        conditions = (weights, epilogue or "")
+        workloads = _workloads(explain, shapes, dtype, out_dtype, layout, conditions)
         _check_kernels(kernels)
         if explain is not None:
             value = tune_preview.explain(
@@ -158,7 +166,7 @@ def tune(
             )
         elif dry_run:
             preview_gpu = tune_preview.gpu_of(gpu, gpus)
-            targets = tune_preview.targets_of(kernels, preview_gpu, workloads[0].dtype)
+            targets = tune_preview.targets_of(kernels, preview_gpu, workloads[0])
             value = tune_preview.dry_run(
                 targets,
                 workloads,
@@ -273,8 +281,14 @@ def _check_kernels(kernels: str | None) -> None:
 
 
 def _workloads(
-    explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str, weights: str
+    explain: str | None,
+    shapes: str,
+    dtype: str,
+    out_dtype: str | None,
+    layout: str,
+    conditions: tuple[str, str],
 ) -> list[Workload]:
+    """`conditions`: the weights and the epilogue."""
     from ..autotune.store.records import Workload
 
     layouts = split(layout)
@@ -288,7 +302,7 @@ def _workloads(
         else parse_shapes(shapes, least=1)
     )
     return [
-        Workload(*shape, dtype, out_dtype or "", letters, weights)
+        Workload(*shape, dtype, out_dtype or "", letters, *conditions)
         for letters in layouts
         for shape in chosen
     ]
@@ -350,7 +364,7 @@ def _sweep(
             err=True,
         )
         raise typer.Exit(NO_GPU)
-    names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0].dtype)
+    names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0])
     with LiveView(quiet=quiet) as view:
         found = sweep(
             names,
@@ -359,6 +373,7 @@ def _sweep(
             out_dtype=workloads[0].out_dtype,
             layout=list(dict.fromkeys(w.layout for w in workloads)),
             weights=workloads[0].weights,
+            epilogue=workloads[0].epilogue,
             gpus=gpus,
             progress=view,
             **options,
@@ -368,10 +383,8 @@ def _sweep(
     return tune_result.record(found)
 
 
-def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
+def _default_kernels(gpus: str, engine: str, workload: Workload) -> list[str]:
     import torch
-
-    from ..runtime.default_kernel import candidates
 
     if gpus == "cpu" and engine == "local":
         return ["portable"]
@@ -380,4 +393,4 @@ def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
             "--kernels is empty, expected names: this machine has no GPU to choose them by"
         )
     major, minor = torch.cuda.get_device_capability()
-    return list(candidates(10 * major + minor, dtype))
+    return tune_preview.default_kernels(10 * major + minor, workload)

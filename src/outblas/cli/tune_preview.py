@@ -30,13 +30,21 @@ def gpu_of(name: str | None, gpus: str | None) -> Gpu:
     return gpu.current() if torch.cuda.is_available() or gpus == "cpu" else gpu.imagined("h100")
 
 
-def targets_of(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[TuneTarget, ...]:
+def targets_of(kernels: str | None, gpu: Gpu, workload: Workload) -> tuple[TuneTarget, ...]:
     """The kernels by name, or those that `matmul` chooses from on a GPU."""
     from ..autotune.search.target import of
+
+    default = ["portable"] if gpu.arch == 0 else default_kernels(gpu.arch, workload)
+    return tuple(of(name) for name in split(kernels or "") or default)
+
+
+def default_kernels(arch: int, workload: Workload) -> list[str]:
+    """The kernels that `matmul` chooses from on an architecture, for calls as of a workload."""
+    from ..autotune.search.prune import with_epilogues
     from ..runtime.default_kernel import candidates
 
-    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else candidates(gpu.arch, dtype))
-    return tuple(of(name) for name in names)
+    names = list(candidates(arch, workload.dtype))
+    return with_epilogues(names) if workload.epilogue else names
 
 
 def dry_run(

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from .epilogue import EpilogueArgs, glu_split
 from .problem import Problem, check_out_dtype, problem
 from .shapes import LAYOUTS
+from .steps import NO_STEPS, Steps
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,10 @@ def example(
     shape: tuple[int, int, int],
     *,
     tf32: bool = False,
+    steps: Steps = NO_STEPS,
 ) -> Problem:
-    """An aligned, row-major product without data, to compile for.
+    """An aligned, row-major product without data, to compile for; with steps after it, whose bias
+    is of columns, and of which a gated activation makes one column of two of B's.
 
     Raises ValueError for a layout, a shape or an output dtype that does not exist.
     """
@@ -78,4 +82,11 @@ def example(
         return torch.empty(rows, columns, dtype=dtype, device="meta")
 
     a, b = matrix(M, K, layout[0], dtype), matrix(K, N, layout[1], dtype)
-    return problem(a, b, matrix(M, N, "n", check_out_dtype(out_dtype, dtype)), tf32=tf32)
+    out_dtype = check_out_dtype(out_dtype, dtype)
+    columns = N // glu_split(steps.activation)
+    extra = EpilogueArgs(
+        steps.activation,
+        torch.empty(N, dtype=out_dtype, device="meta") if steps.bias else None,
+        matrix(M, columns, "n", out_dtype) if steps.residual else None,
+    )
+    return problem(a, b, matrix(M, columns, "n", out_dtype), tf32=tf32, extra=extra)

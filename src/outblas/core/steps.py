@@ -38,3 +38,6 @@ class Steps:
 
     def __bool__(self) -> bool:
         return self != Steps()
+
+
+NO_STEPS = Steps()

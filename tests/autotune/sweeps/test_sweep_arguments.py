@@ -28,6 +28,8 @@ BAD = [
     ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
     ("layout", "nm", "layout is 'nm'"),
     ("weights", "hot", "weights is 'hot', expected one of warm, cold"),
+    ("epilogue", "gelu+bias", r"epilogue is 'gelu\+bias', expected some of bias, an activation"),
+    ("epilogue", "bias", "kernel 'faulty' has no epilogue beside alpha and C, and was given bias"),
     ("shapes", [(16, 16)], "shapes is"),
     ("shapes", (16, 0, 16), "N is 0"),
     ("shapes", "16x16", "shapes is '16x16'"),
@@ -50,6 +52,7 @@ def test_a_bad_argument_is_an_error_before_anything_is_measured(
     with pytest.raises(ValueError, match=message):
         sweep(**given)
     assert notes() == []
+    assert not path.exists(), "a store was made"
 
 
 @pytest.mark.long

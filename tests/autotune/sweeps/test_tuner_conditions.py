@@ -1,11 +1,12 @@
-"""What sweeps with warm and with cold weights learn from each other, with a worker that is
-played.
+"""What sweeps with warm and with cold weights, with and without an epilogue, learn from each other,
+with a worker that is played.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from support import faulty_kernel
 from support.fake_bench import FakeWorker
 from support.faulty_kernel import Config
 from support.sweeps import SUBJECT, WORKLOAD
@@ -67,6 +68,35 @@ def test_what_won_with_the_other_weights_is_in_the_finals(
     tune(bench, 10, top_k=1, workload=now)
 
     assert set(bench.configs("race")) == {0, 9}
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Workload:
+    """A workload with an epilogue, which the kernel takes."""
+    monkeypatch.setattr(faulty_kernel, "EPILOGUES", True, raising=False)
+    return replace(WORKLOAD, epilogue="bias+gelu")
+
+
+def test_what_won_without_the_epilogue_is_in_the_finals(
+    tune: Tune, store: Store, fused: Workload
+) -> None:
+    win(tune, store, WORKLOAD, 9)
+    bench = FakeWorker()
+
+    tune(bench, 10, trials=1, top_k=1, workload=fused)
+
+    assert set(bench.configs("race")) == {0, 9}
+
+
+def test_what_won_with_an_epilogue_says_nothing_of_the_bare_product(
+    tune: Tune, store: Store, fused: Workload
+) -> None:
+    win(tune, store, fused, 9)
+    bench = FakeWorker()
+
+    tune(bench, 10, trials=1, top_k=1)
+
+    assert set(bench.configs("race")) == {0}
 
 
 def test_what_won_with_the_other_weights_is_measured_once(tune: Tune, store: Store) -> None:
