@@ -179,8 +179,9 @@ class Trial:
 
     `config` is the whole text of `configs.to_text`; `source` the fingerprint of the kernel's
     source; `reason` says why a trial is not "ok". Figures are of the screen: `us` a call, `ratio`
-    cuBLAS's time (of torch's own calls, with an epilogue) over it, with the lowest and the highest round; None unless "ok". `predicted_us`
-    is the analytic model's, `compile_s` None where it was compiled before. `when` is ISO 8601, UTC.
+    cuBLAS's time (with an epilogue that of torch's own calls) over it, with the lowest and the
+    highest round; None unless "ok". `predicted_us` is the analytic model's, `compile_s` None where
+    it was compiled before. `when` is ISO 8601, UTC.
     """
 
     gpu: Gpu
