@@ -8,6 +8,8 @@ from support.known import CONFIGS, SQUARE, Know, knowing, winner
 
 from outblas.autotune.lookup import HERE, TuningIndex
 from outblas.autotune.store.records import Workload
+from outblas.core.configs import to_text
+from outblas.hopper import gemm
 
 NEAR = Workload(2048, 4096, 4096)
 COLD = replace(SQUARE, weights="cold")
@@ -45,8 +47,13 @@ def test_a_choice_says_that_its_weights_were_cold(know: Know) -> None:
     assert choice.why == f"{HERE}, 4096 bfloat16 nt cold, 1.000 of cuBLAS there"
 
 
-def test_neighbours_with_cold_weights_say_nothing(know: Know) -> None:
-    known = know(winner(0, workload=replace(NEAR, weights="cold")))
+@pytest.mark.parametrize(
+    ("kernel", "config"), [("portable", CONFIGS[0]), ("hopper.gemm", to_text(gemm.Config()))]
+)
+def test_neighbours_with_cold_weights_say_nothing(know: Know, kernel: str, config: str) -> None:
+    cold = replace(NEAR, weights="cold")
+
+    known = know(winner(workload=cold, kernel=kernel, config=config))
 
     assert known.choices(SQUARE) == ()
 
@@ -89,7 +96,9 @@ def test_a_gated_call_that_was_not_tuned_takes_what_the_columns_of_its_output_ta
 ) -> None:
     gated = Workload(4096, 8192, 4096, epilogue="swiglu")
 
-    assert configs(know(winner(0)), gated) == [0]
+    known = know(winner(0), winner(1, workload=replace(gated, epilogue="")))
+
+    assert configs(known, gated)[0] == 0
 
 
 def test_results_with_an_epilogue_are_the_first_steps(know: Know) -> None:

@@ -169,3 +169,32 @@ def test_a_result_of_another_shape_is_wrong() -> None:
     said = OPERATIONS[0].fault(lambda a, b, out: lambda: out[1:], SHAPE, "cpu")
 
     assert said == "wrong: expected a tensor of shape (48, 64) and torch.bfloat16"
+
+
+@pytest.fixture
+def prepared() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The operands and the output of each call that was prepared, as they were then."""
+    return []
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_a_call_is_checked_with_operands_of_its_layout(layout: str, prepared: list[Any]) -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        prepared.append((a, b, out.clone()))
+        return in_float64(OPERATIONS[0])(a, b, out)
+
+    assert OPERATIONS[0].fault(prepare, SHAPE, "cpu", layout) is None
+
+    ((a, b, _),) = prepared
+    assert [a.stride(-1) == 1, b.stride(-1) == 1] == [letter == "n" for letter in layout]
+
+
+def test_a_call_finds_no_earlier_result_in_its_output(prepared: list[Any]) -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        prepared.append((a, b, out.clone()))
+        return in_float64(OPERATIONS[0])(a, b, out)
+
+    assert OPERATIONS[0].fault(prepare, SHAPE, "cpu") is None
+
+    ((_, _, out),) = prepared
+    assert bool(out.isnan().all())

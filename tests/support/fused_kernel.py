@@ -48,6 +48,8 @@ def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
         residual: torch.Tensor | None = None,
         aux: None = None,
     ) -> None:
+        if (a.stride(), b.stride()) != (problem.a, problem.b):
+            raise ValueError("the operands lie otherwise than was planned for")
         if problem.epilogue != NONE and fault == "silent-epilogue":
             return
         x = a.float() @ b.float()

@@ -112,6 +112,7 @@ def test_a_migration_keeps_columns_that_somebody_added(old: Path) -> None:
     with contextlib.closing(sqlite3.connect(old)) as connection:
         notes = connection.execute("SELECT DISTINCT note FROM trials").fetchall()
     assert notes == [("mine",)]
+    assert version(old) == migrations.VERSION
 
 
 def test_an_older_version_that_is_still_running_goes_on_storing(old: Path) -> None:
