@@ -130,14 +130,17 @@ class _WorkloadTimer:
     def _turn(self, call: turn.WeightCall, us: float) -> tuple[turn.Call, turn.Batch]:
         """A warm call, and a batch of calls of about `us` µs.
 
-        Like calls for like: all of a workload in CUDA graphs, or none. The warm call takes the
-        weights that are the last of a batch, not its first.
+        Like calls for like: all of a workload in CUDA graphs, or none. A batch takes no more copies
+        of the weights than it has time for: where there are so many, they are small, and what else
+        such long calls read and write drives them out of L2. The warm call takes the weights that
+        are the last of a batch, not its first.
         """
-        warm = partial(call, self.weights[-1])
+        weights = self.weights[: max(2, int(SCREEN_US / us))]
+        warm = partial(call, weights[-1])
         if self.device == "cpu":
-            return warm, turn.eager_of([partial(call, b) for b in self.weights])
+            return warm, turn.eager_of([partial(call, b) for b in weights])
         calls = max(2, min(turn.CALLS, int(SCREEN_US / us)))
-        return warm, cold.batch(call, self.weights, us, short=self.short, calls=calls)
+        return warm, cold.batch(call, weights, us, short=self.short, calls=calls)
 
     def prepare(self, entry: Entry) -> turn.WeightCall:
         """Compiles or loads the kernel, and holds it to the oracle. Raises _UnusableConfig."""

@@ -14,6 +14,7 @@ from support.sweeps import SUBJECT, WORKLOAD
 
 from outblas.autotune.measure import worker
 from outblas.autotune.measure.worker import Entry
+from outblas.bench import cold
 from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
@@ -113,6 +114,22 @@ def test_copies_of_the_weights_are_equal_and_lie_alike(multiplied: list[torch.Te
     first, second = multiplied[-2:]
     assert torch.equal(first, second)
     assert first.stride() == second.stride() == (1, 16)
+
+
+def test_a_batch_takes_no_more_copies_than_it_has_time_for(
+    launched: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small weights have thousands of copies, and with many rows a call takes long all the same."""
+    monkeypatch.setattr(cold, "copies", lambda b, _: [b.clone() for _ in range(1000)])
+    monkeypatch.setattr(worker, "SCREEN_US", 0.0)
+    worker.open_bench(COLD, on_gpu=False)
+    worker.enter(ENTRY)
+    launched.clear()
+
+    worker.race([ENTRY], 3)
+
+    assert len(launched) == 6
+    assert len(set(addresses(launched))) == 2
 
 
 def test_a_config_that_is_wrong_is_not_timed_with_cold_weights() -> None:
