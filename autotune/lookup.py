@@ -91,6 +91,10 @@ class TuningIndex:
             _from_tables(gpu, TABLES if tables is None else tables)
         )
         self._plain = [entry for entry in self.entries if entry.workload.is_plain]
+        self._own: dict[Workload, list[TunedEntry]] = {}  # of this model of GPU
+        for entry in self.entries:
+            if entry.origin != COUSIN:
+                self._own.setdefault(entry.workload, []).append(entry)
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
@@ -180,8 +184,7 @@ class TuningIndex:
         Whoever tuned one kernel has measured nothing of the others: all that is known of a workload
         competes.
         """
-        own = [entry for entry in self.entries if entry.origin != COUSIN]
-        return _best_by_kernel(entry for entry in own if entry.workload == workload)
+        return _best_by_kernel(self._own.get(workload, ()))
 
     def _tuned(self, exact: Sequence[TunedEntry], workload: Workload) -> Iterator[Choice]:
         """What was tuned for the workload itself and, should that fail, the nearest of

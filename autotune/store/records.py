@@ -108,7 +108,7 @@ class Workload:
     @property
     def is_plain(self) -> bool:
         """Whether nothing follows the product, and its weights may be in L2."""
-        return self.conditions == ""
+        return self.weights == "warm" and not self.epilogue
 
     @property
     def plain(self) -> Workload:

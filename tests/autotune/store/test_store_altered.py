@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.old_versions import write_version
+from support.old_versions import VERSIONS, write_version
 from support.stored import H100, fill, set_aside, sql, trial, warned, winner
 
 from outblas.autotune.store.migrations import VERSION
@@ -119,6 +119,15 @@ def test_what_others_take_away_is_made_good(
         assert store.winners() == [winner()]
         assert store.add(trial(100))
     assert len(set_aside(path)) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_others_take_away_of_an_older_version_is_made_good(path: Path, version: int) -> None:
+    write_version(version, path, TRIALS, [winner()])
+    sql(path, "ALTER TABLE winners DROP COLUMN rounds")
+
+    with warned("a fresh store was begun with the 100 trials and 0 winners", path) as store:
+        assert (store.trials(), store.winners()) == (TRIALS, [])
 
 
 # Rows that are not what was stored, though all their fields are valid.
