@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from outblas.bench import campaign, cold, providers, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
-from outblas.bench.operation import Operation, Steps
+from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
 from outblas.cli import app
 from outblas.core.shapes import LAYOUTS
+from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
