@@ -99,6 +99,13 @@ def test_few_rows_whose_bits_must_not_depend_on_others_have_whole_k() -> None:
     assert heuristic.config(problem, 132, OWN_CONFIG).cluster_k == 1
 
 
+@pytest.mark.parametrize("shape", [(64, 256, 20000), (64, 300, 20000), (64, 192, 20000)])
+@pytest.mark.parametrize("sms", [132, 114, 78])
+def test_a_cluster_has_eight_ctas_at_most(shape: tuple[int, int, int], sms: int) -> None:
+    """sm_90 launches no larger ones without being asked to."""
+    assert heuristic.config(product(*shape), sms, OWN_CONFIG).cluster <= 8
+
+
 def test_a_large_product_has_whole_k_and_variable_tile_n() -> None:
     config = heuristic.config(product(8192, 8192, 8192), 132, OWN_CONFIG)
 
