@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims docs lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -73,6 +73,12 @@ mutation: $(READY)
 # What the seed documents claim beside what was measured: writes docs/claims.md from results/.
 claims: $(READY)
 	$(BIN)/python -m docs.seed_claims
+
+# The pages of docs/ as HTML in build/html; a warning is an error. DOCS='-t offline' asks no other site for its index.
+DOCS ?= -t offline
+
+docs: $(READY)
+	$(BIN)/sphinx-build -b html -W --keep-going -j auto $(DOCS) -d build/doctrees docs build/html
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,90 @@
+"""Settings of Sphinx for these pages: `make docs` builds them into build/html."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # of seed_claims
+
+import outblas  # noqa: E402
+
+project = "outblas"
+author = "the outblas authors"
+project_copyright = "the outblas authors"
+version = release = outblas.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinxcontrib.typer",
+]
+exclude_patterns = ["_build", "seed_claims/**"]
+nitpicky = False
+suppress_warnings = ["config.cache"]
+
+# Pages are Markdown. Headings get anchors, so that `page.md#heading` works here as on GitHub.
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # a test runs the notebook; its page shows the outputs stored in it
+
+# Docstrings are in Google style, and types stand in the signature.
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+
+# References into other projects are looked up where there is a network; without one they stay text.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", None),
+    "torch": ("https://docs.pytorch.org/docs/stable", None),
+}
+intersphinx_timeout = 5
+if "offline" in tags:  # type: ignore[name-defined]  # noqa: F821 (Sphinx defines it)
+    intersphinx_mapping = {}
+
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_title = "outblas"
+html_static_path = ["_static"]
+html_css_files = ["outblas.css"]
+html_copy_source = False
+linkcheck_anchors = False
+
+# Links that leave docs/, such as ../WORKLOG.md, lead to the repository. On GitHub they work as is.
+REPOSITORY = "https://github.com/outblas/outblas"
+_LINK = re.compile(r"(?P<before>\]\()(?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def _to_repository(page: Path, link: re.Match[str]) -> str:
+    """A link of a page, with an address in the repository where its file lies outside docs/."""
+    target = (page.parent / link["path"]).resolve()
+    if target.is_relative_to(HERE) or not target.exists():
+        return link[0]  # Sphinx resolves the one, and warns of the other
+    kind = "tree" if target.is_dir() else "blob"
+    path = target.relative_to(HERE.parent).as_posix()
+    return f"{link['before']}{REPOSITORY}/{kind}/main/{path}{link['anchor'] or ''}"
+
+
+def _on_source_read(app: Sphinx, name: str, source: list[str]) -> None:
+    page = Path(app.env.doc2path(name))
+    if page.suffix == ".md":
+        source[0] = _LINK.sub(lambda link: _to_repository(page, link), source[0])
+    if name == "decisions/README":  # which GitHub shows too, as the page of its folder
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _on_source_read)

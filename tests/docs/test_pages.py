@@ -1,0 +1,109 @@
+"""Every example on every page runs as it stands, or says why it does not."""
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import commands, pages
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from outblas import inductor
+from outblas.cli import app
+
+ROOT_COMMAND: Any = get_command(app)
+PAGES = pages.pages()
+BLOCKS = [block for page in PAGES for block in pages.blocks(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+CONSOLE = [block for block in BLOCKS if block.language == "console"]
+
+
+def with_examples(language: str) -> list[Path]:
+    """Pages that have blocks of this language which run on a CPU."""
+    return list(dict.fromkeys(b.page for b in BLOCKS if b.language == language and b.is_run))
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(pages.ROOT))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder; what an example says to Inductor and to the environment ends with
+    the test.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inductor, "inductor_choice", lambda: None)
+    monkeypatch.setattr("outblas.inductor_choice", lambda: None, raising=False)
+    before = dict(os.environ)
+    yield tmp_path
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", with_examples("python"), ids=name)
+def test_the_python_of_a_page_runs(page: Path, elsewhere: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in pages.blocks(page):
+        if block.language == "python" and block.is_run:
+            code = "\n" * (block.line - 1) + block.text  # a traceback names the page's own line
+
+            exec(compile(code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", with_examples("console"), ids=name)
+def test_the_commands_of_a_page_run(page: Path, elsewhere: Path) -> None:
+    for block in pages.blocks(page):
+        if block.language == "console" and block.is_run:
+            for words in block.commands():
+                assert words[0] == "outblas", f"{block.id}: only commands of outblas are run"
+
+                done = commands.invoke(*words[1:])
+
+                assert done.exit_code == 0, f"{block.id}: {' '.join(words)}\n{done.output}"
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if not b.is_run], ids=lambda b: b.id)
+def test_python_that_does_not_run_here_is_python(block: pages.Block) -> None:
+    ast.parse(block.text)
+
+
+@pytest.mark.parametrize("block", [b for b in CONSOLE if not b.is_run], ids=lambda b: b.id)
+def test_commands_that_do_not_run_here_have_options_that_exist(block: pages.Block) -> None:
+    for program, *arguments in block.commands():
+        if program == "outblas":
+            command: Any = ROOT_COMMAND
+            while isinstance(command, TyperGroup):
+                command = command.commands[arguments.pop(0)]
+
+            command.make_context(program, arguments)  # raises where an option is unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_say_how_they_are_tested(page: Path) -> None:
+    wrong = [f"{b.id}: {b.unknown}" for b in pages.blocks(page) if b.unknown]
+
+    assert not wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", [b for b in PYTHON if b.needs_gpu], ids=lambda b: b.id)
+def test_python_for_a_gpu_runs(block: pages.Block, elsewhere: Path) -> None:
+    """By itself, after the blocks above it that run anywhere."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for each in pages.blocks(block.page):
+        if each.language == "python" and (each.is_run or each == block):
+            exec(compile(each.text, str(each.page), "exec"), names)
+        if each == block:
+            return
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", [b for b in CONSOLE if b.needs_gpu], ids=lambda b: b.id)
+def test_commands_for_a_gpu_run(block: pages.Block, elsewhere: Path) -> None:
+    for words in block.commands():
+        assert commands.invoke(*words[1:]).exit_code == 0, f"{block.id}: {' '.join(words)}"
