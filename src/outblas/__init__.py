@@ -1,16 +1,20 @@
 """GEMM kernels in Python DSLs that outrun cuBLAS, and the ladder of kernels that explains how."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .api import addmm, linear, matmul
 from .core.errors import OperandError
 from .core.invariance import batch_invariant
 from .core.registry import Kernel, ladder
 from .runtime import hooks
-from .runtime.cuda_graphs import warmup
-from .runtime.fallback import FallbackWarning
-from .torch_ops.scaled_mm import scaled_mm
+
+# What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
+if TYPE_CHECKING or "_outblas_command" not in sys.modules:
+    from .api import addmm, linear, matmul
+    from .runtime.cuda_graphs import warmup
+    from .runtime.fallback import FallbackWarning
+    from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
     from . import autotune as autotune
@@ -42,6 +46,12 @@ __version__ = "0.1.0"
 
 # ---- what is imported when it is first asked for: sweeps bring process pools and a database
 _MODULE_OF = {
+    "FallbackWarning": "runtime.fallback",
+    "addmm": "api",
+    "linear": "api",
+    "matmul": "api",
+    "scaled_mm": "torch_ops.scaled_mm",
+    "warmup": "runtime.cuda_graphs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "Linear": "nn",

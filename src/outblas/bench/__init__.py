@@ -1,5 +1,1 @@
 """Timing of GEMMs against cuBLAS."""
-
-from .environment import driver, environment
-
-__all__ = ["driver", "environment"]

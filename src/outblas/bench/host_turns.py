@@ -97,6 +97,8 @@ def linked(root: Path, into: Path) -> Path:
     places |= {name.rpartition(".")[2]: root / at for name, at in folders.items() if name}
     for name, place in places.items():
         (made / name).symlink_to(place.resolve())
+    if (starter := root / "src" / "_outblas_command.py").exists():
+        (into / starter.name).symlink_to(starter.resolve())
     return into
 
 
@@ -244,8 +246,18 @@ class _Runner:
         return done.stdout
 
 
+# As the installed script starts the command line; older trees have no `_outblas_command`.
+_START = """
+try:
+    from _outblas_command import main
+except ImportError:
+    from outblas.cli import app as main
+main()
+"""
+
+
 def _command(arguments: Sequence[str]) -> tuple[str, ...]:
-    return "-c", "from outblas.cli import app; app()", *arguments
+    return "-c", _START, *arguments
 
 
 def _children_us() -> float:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from ..core import machines
 from ..core.shapes import Shape, flop
 from .statistics import Ratio
@@ -103,6 +101,8 @@ class Device:
     @classmethod
     def current(cls, dtype: str) -> Device:
         """The current GPU, for a precision as `--dtype` names it."""
+        import torch
+
         properties = torch.cuda.get_device_properties()
         machine = machines.of_device(properties.name)
         unit = "fp8" if dtype.startswith("fp8") else dtype

@@ -249,7 +249,7 @@ def _run(
 
     An interrupted campaign leaves what is done in `save` and on the screen.
     """
-    from ..bench import environment
+    from ..bench.environment import environment
 
     report: dict[str, Any] = {"environment": environment(), "results": []}
     rows: list[tuple[str, ...]] = []

@@ -23,7 +23,6 @@ from ..core.shapes import Shape
 from ..core.terminal import printable as printable
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
-from ..runtime import launcher
 from . import tables
 
 if TYPE_CHECKING:
@@ -213,6 +212,8 @@ def check_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
 
 def check_runs(kernel: Kernel, device: torch.device) -> None:
     """Raises ValueError for a kernel that the device rules out."""
+    from ..runtime import launcher
+
     if reason := launcher.unsupported_device_reason(kernel, device):
         raise ValueError(f"kernel {kernel.name!r} {reason}")
 

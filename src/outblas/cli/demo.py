@@ -70,8 +70,8 @@ def _on_gpu(save: Path | None) -> bool:
     """
     import torch
 
-    from ..bench import environment
     from ..bench.campaign import Campaign
+    from ..bench.environment import environment
     from ..bench.providers import parse, runnable
     from ..bench.record import BASE
 

@@ -8,7 +8,6 @@ import typer
 from .. import __version__
 from ..core import cache, compat, registry, requirements
 from ..core.ownership import shown
-from ..runtime import launcher
 from .common import NONE, JsonOption, console, give, note, table
 
 
@@ -27,7 +26,7 @@ def examine() -> dict[str, Any]:
     """Everything the command prints, as JSON-able values; `problems` lists what keeps a kernel from
     running well.
     """
-    from ..bench import driver
+    from ..bench.environment import driver
 
     versions = [
         {"name": s.name, "installed": s.installed, "tested": s.tested, "problem": s.problem}
@@ -113,6 +112,8 @@ def _cache() -> dict[str, Any]:
 def _runs(kernel: registry.Kernel) -> str:
     """Where a kernel runs on this machine, or what it lacks."""
     import torch
+
+    from ..runtime import launcher
 
     try:
         registry.load(kernel.name)

@@ -12,7 +12,6 @@ from rich.progress import track
 
 from ..core import registry
 from ..core.shapes import LAYOUTS
-from ..runtime import launcher
 from .common import (
     JsonOption,
     SaveOption,
@@ -115,6 +114,8 @@ def verify(
 
 
 def _runnable(device: Any) -> list[str]:
+    from ..runtime import launcher
+
     return [
         kernel.name
         for kernel in registry.ladder()

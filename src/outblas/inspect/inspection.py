@@ -7,14 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import machines, registry
-from ..core.artifact import Artifact
 from ..core.configs import from_text
 from . import machine_code, roofline, sass
 from .gates import GateError, failures
 from .occupancy import occupancy
+
+if TYPE_CHECKING:
+    from ..core.artifact import Artifact
 
 ARCHS = (75, 80, 90)
 # Fields that are no part of the record.

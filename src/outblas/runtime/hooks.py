@@ -5,12 +5,15 @@ module that answers; `outblas/__init__` registers how each is loaded, and none i
 the first question.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from ..core.problem import Problem
+    from ..core.problem import Problem
 
 T = TypeVar("T")
 
