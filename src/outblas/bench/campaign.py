@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..core import progress
 from ..core.shapes import Shape, backward, to_text
 from ..verify.cases import Case
 from ..verify.kernels import Refused
@@ -71,7 +72,7 @@ class Campaign:
     """Times providers against `torch.mm` on the current CUDA device.
 
     The first provider is cuBLAS. `operation`: what is computed; the providers' own. `rounds`: by
-    mode, at least. `progress` is told what is being done.
+    mode, at least. What is being done is told to the listener of `core.progress`.
     """
 
     def __init__(
@@ -79,12 +80,10 @@ class Campaign:
         providers: Sequence[Provider],
         operation: Operation = PLAIN,
         rounds: Mapping[str, int] = ROUNDS,
-        progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
         self.providers = distinct(providers)
         self.operation = operation
         self.rounds = rounds
-        self.progress = progress
         self._clock = Clock()
         try:
             self._meter: EnergyMeter | None = EnergyMeter()
@@ -95,7 +94,7 @@ class Campaign:
     @cached_property
     def copy_gbs(self) -> float:
         """GB/s of a large copy on this device, measured when first asked for."""
-        self.progress("measuring the bandwidth of a copy")
+        progress.say("measuring the bandwidth of a copy")
         return cold.copy_gbs()
 
     def run(
@@ -113,7 +112,7 @@ class Campaign:
         precision = "high" if self.operation.dtype == "tf32" else "highest"
         torch.set_float32_matmul_precision(precision)
         try:
-            for task in tasks(shapes, layouts, backward):
+            for task in progress.counted(tasks(shapes, layouts, backward)):
                 yield from self._task(task, modes)
         finally:
             torch.set_float32_matmul_precision(before)
@@ -128,8 +127,7 @@ class Campaign:
             return
         checks: list[tuple[Provider, str]] = []
         entrants: Entrants = {}
-        for provider in self.providers:
-            self.progress(f"{task}: checking {provider.label}")
+        for provider in progress.counted(self.providers, lambda each: f"{each.label} is checked"):
             check, entrant = self._enter(provider, task, operands)
             checks.append((provider, check))
             if entrant is not None:
@@ -226,7 +224,7 @@ class Campaign:
             label: (e.call, turn.graph(e.call, calls[label]) if short else turn.eager(e.call))
             for label, e in entrants.items()
         }
-        say = self._counter(f"{task} burst", rounds)
+        say = _counter("burst", rounds)
         samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
         apart = self._apart(task, entrants, min(calls.values())) if short else {}
         return {
@@ -243,7 +241,7 @@ class Campaign:
     def _cold(self, task: Task, entrants: Entrants, b: torch.Tensor) -> Found:
         """Bursts over copies of the weights."""
         short = _short(entrants)
-        self.progress(f"{task} cold: copying the weights")
+        progress.say("cold: copying the weights")
         try:
             weights = cold.copies(b, self._device.l2_bytes)
             batches = {
@@ -257,7 +255,7 @@ class Campaign:
         except torch.OutOfMemoryError:
             return {}
         rounds = schedule.whole_rounds(len(entrants), self.rounds["cold"])
-        say = self._counter(f"{task} cold", rounds)
+        say = _counter("cold", rounds)
         samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
         found = {}
         for label in entrants:
@@ -277,7 +275,7 @@ class Campaign:
         }
         batches[""] = (alone.run, alone)
         rounds = schedule.whole_rounds(len(batches), self.rounds["burst"])
-        say = self._counter(f"{task} burst, apart", rounds)
+        say = _counter("burst, apart", rounds)
         samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
         foreign = samples.pop("").us
         times = {
@@ -299,7 +297,7 @@ class Campaign:
             repeats = max(1, round(sustained.BATCH_US / (e.us * one.calls)))
             batches[label] = turn.Batch(turn.eager(one.run, repeats).run, one.calls * repeats)
         turns_of_all = len(schedule.turns(BASE, [*batches][1:], passes))
-        say = self._counter(f"{task} sustained", turns_of_all)
+        say = _counter("sustained", turns_of_all)
         done = sustained.run(batches, BASE, self._clock, self._meter, passes=passes, progress=say)
         paired = sustained.pair(done, BASE)
         best = _median_us(paired[BEST][0]) if BEST in paired else None
@@ -318,16 +316,6 @@ class Campaign:
             }
         return found
 
-    def _counter(self, text: str, total: int) -> Callable[[], None]:
-        done = 0
-
-        def say() -> None:
-            nonlocal done
-            done += 1
-            self.progress(f"{text}: {done} of {total}")
-
-        return say
-
 
 def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[Task]:
     """The products of a campaign, or those of their backward passes, each once."""
@@ -336,6 +324,18 @@ def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) ->
         return forward
     pairs = [backward(task.shape, task.layout) for task in forward]
     return [Task(shape, layout, name) for pair in pairs for name, shape, layout in pair]
+
+
+def _counter(text: str, total: int) -> Callable[[], None]:
+    """To be called after each round."""
+    done = 0
+
+    def say() -> None:
+        nonlocal done
+        done += 1
+        progress.say(f"{text}, round {done} of {total}")
+
+    return say
 
 
 def _median_us(turns: Sequence[sustained.Turn]) -> float:

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench.plotting import check_chart
-from ..core import registry
+from ..core import progress, registry
 from ..core.shapes import LAYOUTS, Shape, to_text
+from . import progress_line
 from .common import (
     NO_GPU,
     NONE,
@@ -256,24 +257,31 @@ def _run(
     passed = True
 
     def view(doing: str = "") -> Group:
+        if quiet:
+            return Group()
         status = [Text(doing, style="dim")] if doing else []
         title = f"{report['environment']['gpu']}, {campaign.operation.dtype}"
         return Group(_view(title, rows), *status)
 
     with Live(view(), console=console, refresh_per_second=4, transient=quiet) as live:
-        campaign.progress = lambda doing: live.update(view(doing))
-        records = campaign.run(plan.shapes, plan.layouts, plan.modes, backward=plan.backward)
-        for record in records:
-            if record.bandwidth_share is not None:
-                report["environment"]["copy_gbs"] = campaign.copy_gbs
-            report["results"].append(record.record())
-            rows.append(row(record))
-            passed &= record.passed
-            live.update(view())
-            if save is not None:
-                kept = [without_nulls(each) for each in report["results"]]
-                save_json(save, {**report, "results": kept})
-        live.update(Group() if quiet else view())
+        below_the_table = console.is_terminal and not quiet
+        with (
+            progress.heard(lambda doing: live.update(view(doing)))
+            if below_the_table
+            else progress_line.shown()
+        ):
+            records = campaign.run(plan.shapes, plan.layouts, plan.modes, backward=plan.backward)
+            for record in records:
+                if record.bandwidth_share is not None:
+                    report["environment"]["copy_gbs"] = campaign.copy_gbs
+                report["results"].append(record.record())
+                rows.append(row(record))
+                passed &= record.passed
+                live.update(view())
+                if save is not None:
+                    kept = [without_nulls(each) for each in report["results"]]
+                    save_json(save, {**report, "results": kept})
+        live.update(view())
     return report, passed
 
 

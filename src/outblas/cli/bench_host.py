@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core import progress
 from ..report.text import number
+from . import progress_line
 from .common import (
     NONE,
     JsonOption,
     check_writable,
-    console,
     give,
     save_json,
     say,
@@ -58,10 +59,10 @@ def bench_host(
 
     with usage_errors():
         check_writable(save)
-        with host_turns.trees(against) as measured, console.status("") as status:
+        with host_turns.trees(against) as measured, progress_line.shown():
             try:
                 found = host_turns.measure(
-                    measured, seconds * len(measured), rounds=rounds, progress=status.update
+                    measured, seconds * len(measured), rounds=rounds, progress=progress.say
                 )
             except host_turns.ProbeError as error:
                 say(error, err=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..core import registry
+from ..core import progress, registry
 from ..inspect.profiled import CUBLAS, Request
 from ..report import phases
-from .common import console, give, table, usage_errors
+from . import progress_line
+from .common import give, table, usage_errors
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,8 @@ def run(
     save: Path | None,
 ) -> None:
     """Runs every request in an instrumented compile, then shows the mean cycles of each role."""
-    results = [_measure(request, device, quiet=json) for request in requests]
+    with progress_line.shown():
+        results = [_measure(request, device) for request in progress.counted(requests, described)]
     gpu = environment["gpu"]
 
     def show() -> None:
@@ -46,14 +47,13 @@ def run(
     give({"environment": environment, "results": results}, show, json=json, save=save)
 
 
-def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str, Any]:
+def _measure(request: Request, device: torch.device) -> dict[str, Any]:
     import torch
 
     from ..bench.operands import normal
 
-    status = nullcontext() if quiet else console.status(f"compiling {request.kernel}")
     try:
-        with usage_errors(), torch.cuda.device(device), status:
+        with usage_errors(), torch.cuda.device(device):
             a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
             roles = registry.load(request.kernel).phases(a, b, out, request.chosen())
     except RuntimeError as error:  # of CUDA or of the DSL
@@ -68,6 +68,11 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str
         "resolved": request.resolved(),
         "phases": [asdict(role) for role in roles],
     }
+
+
+def described(request: Request) -> str:
+    """ "hopper.gemm 4096×4096×4096", as progress names it."""
+    return f"{request.kernel} {sizes(request)}"
 
 
 def sizes(request: Request) -> str:

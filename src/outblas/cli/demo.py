@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core import registry
+from ..core import progress, registry
+from . import progress_line
 from .common import (
     NONE,
     check_writable,
@@ -77,8 +78,8 @@ def _on_gpu(save: Path | None) -> bool:
 
     device = torch.device("cuda", torch.cuda.current_device())
     console.print(f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} bf16, B stored N×K.")
-    with console.status("compiling, and checking every element") as status:
-        campaign = Campaign([parse(BASE), *runnable(device)], progress=status.update)
+    with progress_line.shown():
+        campaign = Campaign([parse(BASE), *runnable(device)])
         records = list(campaign.run([(N, N, N)], ["nt"], ["burst"]))
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
     table("Burst: idle, one warm call, 8 timed", columns, map(_row, records))
@@ -124,11 +125,11 @@ def _without_gpu() -> bool:
         Case(1, 300, 1000, torch.float32, layout="nt"),
     ]
     rows, passed = [], True
-    for case in cases:
-        with console.status(f"portable: {case}"):
+    with progress_line.shown():
+        for case in progress.counted(cases):
             fault = _check("portable", case, "cpu")
-        rows.append((str(case), "every element exact" if fault is None else fault))
-        passed &= fault is None
+            rows.append((str(case), "every element exact" if fault is None else fault))
+            passed &= fault is None
     table("portable, interpreted: C = A·B against float64", ("product", "check"), rows)
     return _compile_hopper() and passed
 
@@ -150,14 +151,15 @@ def _compile_hopper() -> bool:
     """
     from ..inspect import inspect
 
+    try:
+        with progress_line.shown():
+            rungs = progress.counted(registry.ladder("hopper"), lambda kernel: kernel.name)
+            inspections = [inspect(kernel.name) for kernel in rungs]
+    except ImportError as error:
+        note(str(error), None)
+        return False
     rows, passed = [], True
-    for kernel in registry.ladder("hopper"):
-        try:
-            with console.status(f"{kernel.name}: compiling for sm_90a"):
-                found = inspect(kernel.name)
-        except ImportError as error:
-            console.print(str(error), markup=False)
-            return False
+    for found in inspections:
         spilled = found.spill_stores + found.spill_loads
         passed &= not spilled and not found.warnings
         wgmma = " ".join(
@@ -165,7 +167,7 @@ def _compile_hopper() -> bool:
         )
         tma = found.count("UTMALDG")
         rows.append(
-            (kernel.name, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma)
+            (found.kernel, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma)
         )
     columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
     table("Compiled for sm_90a, bf16, B stored N×K", columns, rows)

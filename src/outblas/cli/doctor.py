@@ -6,8 +6,9 @@ from typing import Any
 import typer
 
 from .. import __version__
-from ..core import cache, compat, registry, requirements
+from ..core import cache, compat, progress, registry, requirements
 from ..core.ownership import shown
+from . import progress_line
 from .common import NONE, JsonOption, console, give, note, table
 
 
@@ -17,7 +18,8 @@ def doctor(json: JsonOption = False) -> None:
     It looks at the GPU and its driver, at installed versions beside the tested ones, at the caches,
     and at which kernels run here. Exit code 1 if something is amiss.
     """
-    report = examine()
+    with progress_line.shown("looking at the GPU"):
+        report = examine()
     give(report, lambda: _show(report), json=json)
     raise typer.Exit(1 if report["problems"] else 0)
 
@@ -47,7 +49,10 @@ def examine() -> dict[str, Any]:
         "versions": versions,
         "cache": store,
         "tuning": tuning,
-        "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()],
+        "kernels": [
+            {"name": kernel.name, "runs": _runs(kernel)}
+            for kernel in progress.counted(registry.ladder(), lambda kernel: kernel.name)
+        ],
         "lacking": [  # now that kernels have imported their DSLs
             {"name": each.name, "without": each.without} for each in compat.lacking()
         ],

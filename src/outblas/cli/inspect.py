@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core import configs, registry
+from ..core import configs, progress, registry
 from ..core.shapes import LAYOUTS, Shape
 from ..inspect.inspection import ARCHS, compilable
-from . import inspect_snapshot
+from . import inspect_snapshot, progress_line
 from .common import (
     NONE,
     JsonOption,
@@ -20,7 +19,6 @@ from .common import (
     check_given,
     check_one_of,
     check_writable,
-    console,
     give,
     note,
     one_shape,
@@ -127,7 +125,7 @@ def inspect(
                     "expected one kernel, one --arch, and no --json"
                 )
             shape = one_shape(shapes, least=0)
-            found = _inspect(variants, config, dtype, layout, shape, quiet=json or sass or ptx)
+            found = _inspect(variants, config, dtype, layout, shape)
             if snapshot is not None and before is not None:
                 inspect_snapshot.add(snapshot, before, found, config, shape)
     except ImportError as error:
@@ -191,21 +189,15 @@ def _inspect(
     dtype: str | None,
     layout: str | None,
     shape: Shape,
-    *,
-    quiet: bool,
 ) -> list[Inspection]:
     from ..inspect import inspect
 
-    found = []
     options = {"config": config, "dtype": dtype, "layout": layout}
-    for kernel, arch in variants:
-        with (
-            contextlib.nullcontext()
-            if quiet
-            else console.status(f"{kernel}: compiling for sm_{arch}")
-        ):
-            found.append(inspect(kernel, arch=arch, shape=shape, **options))
-    return found
+    with progress_line.shown():
+        return [
+            inspect(kernel, arch=arch, shape=shape, **options)
+            for kernel, arch in progress.counted(variants, lambda v: f"{v[0]} sm_{v[1]}")
+        ]
 
 
 def _show(found: Sequence[Inspection]) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..core import registry
+from ..core import progress, registry
 from ..core.shapes import Shape, to_text
-from .common import check_writable, console, note, table, usage_errors
+from . import progress_line
+from .common import check_writable, note, table, usage_errors
 
 if TYPE_CHECKING:
     from ..inspect import Inspection
@@ -149,8 +150,8 @@ def _compare(before: Snapshot, names: Sequence[str], *, whole: bool) -> None:
             note(line, None)
         raise typer.Exit(NOTHING_COMPARED)
     found = snapshot.uncovered(before) if whole else []
-    for name in names:
-        with console.status(f"{name}: compiling"):
+    with progress_line.shown():
+        for name in progress.counted(names):
             found += snapshot.compare(name, before.entries[name])
     if found:
         _show(found)
@@ -162,12 +163,13 @@ def _update(path: Path, before: Snapshot) -> None:
     from ..inspect import snapshot
 
     entries, found = {}, []
-    for name, entry in before.entries.items():
-        with console.status(f"{name}: compiling"):
+    with progress_line.shown():
+        for name in progress.counted(list(before.entries)):
+            entry = before.entries[name]
             code = snapshot.summarize(entry.variant)
-        entries[name] = snapshot.Entry(entry.variant, code)
-        if entry.code is not None:
-            found += snapshot.differences(name, entry.code, code)
+            entries[name] = snapshot.Entry(entry.variant, code)
+            if entry.code is not None:
+                found += snapshot.differences(name, entry.code, code)
     snapshot.save(path, snapshot.Snapshot(snapshot.compilers(), entries))
     if found:
         _show(found)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core import configs, registry
+from ..core import configs, progress, registry
 from ..core.shapes import LAYOUTS
 from ..inspect import instructions as page
 from ..inspect import ncu, roofline
 from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
 from ..inspect.profiled import CUBLAS, Request
-from . import cycles
+from . import cycles, progress_line
 from .common import (
     NO_GPU,
     NONE,
@@ -25,7 +24,6 @@ from .common import (
     check_one_of,
     check_runs,
     check_writable,
-    console,
     figure,
     give,
     note,
@@ -189,11 +187,11 @@ def profile(
         cycles.run(requests, device, environment, json=json, save=save)
         return
     try:
-        with usage_errors(ncu.Refused):
+        with usage_errors(ncu.Refused), progress_line.shown():
             profiles = [
                 each
-                for request in requests
-                for each in _measure(request, device, instructions, quiet=json)
+                for request in progress.counted(requests, cycles.described)
+                for each in _measure(request, device, instructions)
             ]
     except ncu.CannotMeasure as error:
         raise _stop(f"cannot measure here: {error}", NO_GPU) from None
@@ -255,18 +253,18 @@ def _environment(*, ncu_too: bool) -> dict[str, Any]:
     return {**environment(), **({"ncu": ncu.version()} if ncu_too else {})}
 
 
-def _measure(
-    request: Request, device: torch.device, instructions: bool, *, quiet: bool
-) -> list[Profile]:
+def _measure(request: Request, device: torch.device, instructions: bool) -> list[Profile]:
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
     arch = 10 * major + minor
-    names = " and ".join(request.providers)
-    with nullcontext() if quiet else console.status(f"ncu: {names} at {cycles.sizes(request)}"):
-        found = ncu.profile(request, arch)
-        codes = ncu.source_page(request, found) if instructions else {}
-        if instructions and (artifact := page.artifact(request, arch)):
+    progress.say(f"ncu counts {' and '.join(request.providers)}")
+    found = ncu.profile(request, arch)
+    codes: dict[str, list[page.Code]] = {}
+    if instructions:
+        progress.say("ncu counts memory instructions")
+        codes = ncu.source_page(request, found)
+        if artifact := page.artifact(request, arch):
             codes[request.kernel] = [code.with_artifact(artifact) for code in codes[request.kernel]]
     return [
         Profile(name, request, launches, combine(launches, request.flop), codes.get(name))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import progress_line
 from .common import (
     ChartOption,
     HtmlOption,
@@ -15,7 +15,6 @@ from .common import (
     SaveOption,
     check_files,
     check_writable,
-    console,
     give,
     note,
     one_shape,
@@ -173,7 +172,7 @@ def roofline(
         if dtype not in ("", "bfloat16", "float16", "float32"):
             raise ValueError(f"--dtype is {dtype!r}, expected bfloat16, float16 or float32")
         measurements = _load(results, required=False)
-        with console.status("compiling"):
+        with progress_line.shown():
             points = report.points(ladder, machine, dtype or None, shape, measurements)
     cells = [point.cells() for point in points]
 
@@ -226,7 +225,9 @@ def raster(
         setting = report.Setting(
             one_shape(shapes), _pair(tile, "--tile"), _pair(cluster, "--cluster"), sms
         )
-        found = report.report(setting, _pair(group, "--group"), _load_profiles(results))
+        measured = _load_profiles(results)
+        with progress_line.shown():
+            found = report.report(setting, _pair(group, "--group"), measured)
 
     def show() -> None:
         table(found.title, report.COLUMNS, [row.cells() for row in found.rows])
@@ -257,7 +258,7 @@ def accesses(
     with usage_errors(ImportError):
         check_writable(save)
         profiles = _load_profiles(results)
-        with nullcontext() if json else console.status("asking Gluon"):
+        with progress_line.shown():
             conflicts, coalescing = report.conflicts(profiles), report.coalescing(profiles)
     value = {
         "within": report.WITHIN,

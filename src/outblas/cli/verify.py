@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import track
 
-from ..core import registry
+from ..core import progress, registry
 from ..core.shapes import LAYOUTS
+from . import progress_line
 from .common import (
     JsonOption,
     SaveOption,
@@ -20,7 +20,6 @@ from .common import (
     check_one_of,
     check_runs,
     check_writable,
-    console,
     give,
     note,
     parse_shapes,
@@ -90,11 +89,12 @@ def verify(
             check_runs(kernel, device)
             for name in split(dtype or ""):
                 check_dtype(name, kernel.name, kernel.dtypes)
-        tallies = [
-            _tally(kernel, name, device, shapes, layouts, quiet=json)
-            for kernel in chosen
-            for name in split(dtype or "") or kernel.dtypes
-        ]
+        pairs = [(each, name) for each in chosen for name in split(dtype or "") or each.dtypes]
+        with progress_line.shown():
+            tallies = [
+                _tally(each, name, device, shapes, layouts)
+                for each, name in progress.counted(pairs, lambda pair: f"{pair[0].name} {pair[1]}")
+            ]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report = {
         "device": name,
@@ -129,17 +129,13 @@ def _tally(
     device: Any,
     shapes: str | None,
     layouts: list[str],
-    *,
-    quiet: bool,
 ) -> Tally:
     from ..verify.kernels import Refused, check, oracles
     from ..verify.watchdog import watchdog
 
     tally = Tally(kernel.name, dtype)
     cases = list(_cases(dtype, device, shapes, layouts))
-    for case in track(
-        cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True
-    ):
+    for case in progress.counted(cases):
         for oracle in oracles(kernel.name):
             try:
                 with watchdog(CASE_SECONDS, f"{kernel.name} {case} {oracle}"):

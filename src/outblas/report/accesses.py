@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..core import configs, registry
+from ..core import configs, progress, registry
 from ..core.shapes import Shape
 from ..device.access import LINE, Shared
 from .access_cases import Case, cases, problem_of, same_addresses
@@ -211,7 +211,7 @@ def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
     from ..kernels import simt_access
 
     found = []
-    for case in cases(profiles, STAGED):
+    for case in progress.counted(cases(profiles, STAGED), _named("conflicts")):
         accesses = simt_access.in_shared(case.config, case.problem)
         if not accesses:
             continue
@@ -256,9 +256,14 @@ def coalescing(profiles: Iterable[Profile]) -> list[Coalescing]:
 
     return [
         Coalescing(case, access, predicted, _lines(case.memory, access))
-        for case in cases(profiles, DIRECT)
+        for case in progress.counted(cases(profiles, DIRECT), _named("coalescing"))
         for access, predicted in simt_access.in_global(case.config, case.problem).items()
     ]
+
+
+def _named(what: str) -> Callable[[Case], str]:
+    """How progress names a case: "simt.vectorized, conflicts"."""
+    return lambda case: f"{case.kernel}, {what}"
 
 
 def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:

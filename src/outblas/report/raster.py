@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..autotune.search import rank
 from ..bench import plotting
 from ..bench.record import BASE
-from ..core import configs, machines
+from ..core import configs, machines, progress
 from ..core.shapes import Shape, to_text
 from ..device import l2, raster
 from .profiles import Profile, Profiles
@@ -278,7 +278,9 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
     ]
     found = [
         Row(order, _traffic(order, setting), measured.get(order))
-        for order in dict.fromkeys((*wanted, *measured))
+        for order in progress.counted(
+            list(dict.fromkeys((*wanted, *measured))), lambda order: order.label
+        )
     ]
     found.sort(key=lambda row: ([t.missed_bytes for t in reversed(row.traffic)], row.order.label))
     cublas = [p for p in profiles if p.provider == BASE and _comparable(p, setting)]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..bench import plotting
-from ..core import registry
+from ..core import progress, registry
 from ..core.machines import Machine
 from ..core.shapes import Shape, to_text
 from ..inspect import Inspection, inspect
@@ -142,7 +142,7 @@ def points(
                 if f.gpu == machine.name and f.dtype == own and f.n and f.tflops
             ),
         )
-        for k, own in kernels
+        for k, own in progress.counted(kernels, lambda pair: pair[0].name)
     ]
 
 
