@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ..bench.plotting import check_chart
@@ -285,20 +284,24 @@ def _run(
     return report, passed
 
 
-def _view(title: str, rows: list[tuple[str, ...]]) -> Table:
-    """A table without the columns in which nothing was measured; layout and mode go to the title if
-    all share them.
+def _view(title: str, rows: list[tuple[str, ...]]) -> RenderableType:
+    """A table without the columns in which nothing was measured; shape, layout and mode go to the
+    title if all share them.
     """
     kept = []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
-        if column in ("layout", "mode") and len(values) == 1:
+        if column in ("shape", "layout", "mode") and len(values) == 1:
             title += f", {values.pop()}"
         elif values != {NONE}:
             kept.append(i)
+    keys = sum(i <= COLUMNS.index("provider") for i in kept)
     cells = ([row[i] for i in kept] for row in rows)
     return make_table(
-        f"{title}; × cuBLAS is its time over the provider's", [COLUMNS[i] for i in kept], cells
+        f"{title}; × cuBLAS is its time over the provider's",
+        [COLUMNS[i] for i in kept],
+        cells,
+        keys=keys,
     )
 
 

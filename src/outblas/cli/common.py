@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from ..bench.plotting import check_chart
 from ..core import shapes
@@ -121,14 +120,21 @@ def without_nulls(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if value is not None}
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Prints a table; cells are shown as they are, not as markup."""
-    console.print(make_table(title, columns, rows))
+def table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], *, keys: int = 1
+) -> None:
+    """Prints a table; cells are shown as they are, not as markup.
+
+    keys: how many columns, from the left, say what a row is about.
+    """
+    console.print(make_table(title, columns, rows, keys=keys))
 
 
-def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+def make_table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], *, keys: int = 1
+) -> RenderableType:
     """A table as wide as the terminal allows."""
-    return tables.make_table(title, columns, rows, console.width)
+    return tables.make_table(title, columns, rows, console.width, keys=keys)
 
 
 def say(text: object, *, err: bool = False) -> None:

@@ -227,7 +227,7 @@ def _show(found: Sequence[Inspection]) -> None:
         "stages",
         "threads",
     )
-    table("Resources", (*columns, "CTAs/SM", "warps/SM", "limited by"), rows)
+    table("Resources", (*columns, "CTAs/SM", "warps/SM", "limited by"), rows, keys=2)
     groups = [
         [i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())]
         for i in found
@@ -236,7 +236,7 @@ def _show(found: Sequence[Inspection]) -> None:
     if any(i.ffma_reuse is not None for i in found):
         headings.append("FFMA in hot loop")
         groups = [[*row, _ffma(i)] for row, i in zip(groups, found, strict=True)]
-    table("Instructions", headings, groups)
+    table("Instructions", headings, groups, keys=2)
     bounds = [
         (
             i.kernel,
@@ -253,7 +253,10 @@ def _show(found: Sequence[Inspection]) -> None:
     ]
     levels = ("compute", "DRAM", "L1", "shared memory", "L2 if nothing merges")
     table(
-        "Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds
+        "Roofline: TFLOP/s (FLOP per byte)",
+        ("kernel", "machine", "bound", "by", *levels),
+        bounds,
+        keys=2,
     )
     for i in found:
         name = f"{i.kernel} {i.arch}"

@@ -293,7 +293,7 @@ def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     ]
     table("Launches", ("provider", "kernel", "grid", "block", "µs"), launches)
     if memory := [row for each in profiles for row in _memory(each)]:
-        table("Memory by instructions", MEMORY, memory)
+        table("Memory by instructions", MEMORY, memory, keys=3)
     note(NOTE)
 
 

@@ -1,7 +1,10 @@
 """Tables that read well in a terminal of any width.
 
 A column is never narrower than its longest word, so that no number is split. Where all columns do
-not fit side by side, each row becomes a block of its own: one line for each column.
+not fit side by side, a table of many rows is split: the columns that fit come first, the others
+follow in tables below, and each of these begins with the columns that say what a row is about. A
+table of few rows, or one that would be split too often, is stacked: each row becomes a block with
+a line for each column.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,23 +20,43 @@ from ..core.terminal import printable
 
 BORDER = 1  # columns of a terminal beside each cell, and at the end
 PADDING = 2  # blanks of each cell
+FEW_ROWS = 2  # that are stacked rather than split
+MOST_PARTS = 4  # that a table is split into
+MOST_LINES = 3  # of a cell in a table that is split; longer texts read better in a stack
+
+Cells = list[list[str]]  # rows of a table
 
 
 def make_table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], width: int
-) -> Table:
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    width: int,
+    *,
+    keys: int = 1,
+) -> RenderableType:
     """A table for a terminal that is `width` characters wide. Cells are shown as they are, not as
     markup.
+
+    keys: how many columns, from the left, say what a row is about.
     """
     names = [_plain(name) for name in columns]
     cells = [[_plain(str(cell)) for cell in row] for row in rows]
-    widths = column_widths([names, *cells], width)
-    view = Table(title=Text(_plain(title)), title_justify="left", title_style="bold")
-    if widths is None:
-        _fill_stacked(view, names, cells)
-    else:
-        _fill(view, names, cells, widths)
-    return view
+    heading = Text(_plain(title), style="bold")
+    if column_widths([names, *cells], width) is not None:
+        return Group(heading, _side_by_side(names, cells, width))
+    parts = split_columns([names, *cells], width, keys) if len(cells) > FEW_ROWS else None
+    if parts is None:
+        return Group(heading, _stacked(names, cells))
+    return Group(
+        heading,
+        *(
+            _side_by_side(
+                [names[i] for i in part], [[row[i] for i in part] for row in cells], width
+            )
+            for part in parts
+        ),
+    )
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
@@ -48,6 +72,41 @@ def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None
     if room < 0:
         return None
     return _shared_out(least, wanted, room)
+
+
+def split_columns(rows: Sequence[Sequence[str]], width: int, keys: int) -> list[list[int]] | None:
+    """The columns of each part of a table that is split, by index: the first `keys` columns, then
+    as many others as fit. None where a column does not fit beside the keys, where the parts are too
+    many, or where a cell would have too many lines.
+    """
+    key_columns, count = list(range(keys)), len(rows[0])
+    parts: list[list[int]] = []
+    rest = list(range(keys, count))
+    while rest:
+        taken = next(
+            (
+                size
+                for size in range(len(rest), 0, -1)
+                if _reads_well(rows, [*key_columns, *rest[:size]], width)
+            ),
+            0,
+        )
+        if not taken or len(parts) == MOST_PARTS:
+            return None
+        parts.append([*key_columns, *rest[:taken]])
+        rest = rest[taken:]
+    return parts
+
+
+def _reads_well(rows: Sequence[Sequence[str]], part: Sequence[int], width: int) -> bool:
+    chosen = [[row[i] for i in part] for row in rows]
+    widths = column_widths(chosen, width)
+    return widths is not None and all(
+        cell_len(line) <= MOST_LINES * size
+        for row in chosen
+        for cell, size in zip(row, widths, strict=True)
+        for line in cell.split("\n")
+    )
 
 
 def _shared_out(least: list[int], wanted: list[int], room: int) -> list[int]:
@@ -67,22 +126,26 @@ def _shared_out(least: list[int], wanted: list[int], room: int) -> list[int]:
     return widths
 
 
-def _fill(view: Table, names: list[str], cells: list[list[str]], widths: list[int]) -> None:
-    for name, size in zip(names, widths, strict=True):
+def _side_by_side(names: list[str], cells: Cells, width: int) -> Table:
+    """The columns beside each other, which fit."""
+    view = Table()
+    for name, size in zip(names, column_widths([names, *cells], width) or (), strict=True):
         view.add_column(Text(name), width=size, overflow="fold")
     for row in cells:
         view.add_row(*map(Text, row))
+    return view
 
 
-def _fill_stacked(view: Table, names: list[str], cells: list[list[str]]) -> None:
+def _stacked(names: list[str], cells: Cells) -> Table:
     """A block a row: the name of each column beside its cell. What is empty is left out."""
-    view.show_header = False
+    view = Table(show_header=False)
     view.add_column(no_wrap=True, style="dim")
     view.add_column(overflow="fold")
     for row in cells:
         shown = [(name, cell) for name, cell in zip(names, row, strict=True) if cell]
         for at, (name, cell) in enumerate(shown, 1):
             view.add_row(Text(name), Text(cell), end_section=at == len(shown))
+    return view
 
 
 def _plain(text: str) -> str:
