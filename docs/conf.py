@@ -64,15 +64,18 @@ html_copy_source = False
 linkcheck_anchors = False
 
 # Links that leave docs/, such as ../WORKLOG.md, lead to the repository. On GitHub they work as is.
+# Pictures are left alone: Sphinx copies them from where they lie.
 REPOSITORY = "https://github.com/outblas/outblas"
-_LINK = re.compile(r"(?P<before>\]\()(?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK = re.compile(
+    r"(?P<picture>!\[[^\]]*)?(?P<before>\]\()(?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?(?=\))"
+)
 
 
 def _to_repository(page: Path, link: re.Match[str]) -> str:
     """A link of a page, with an address in the repository where its file lies outside docs/."""
     target = (page.parent / link["path"]).resolve()
-    if target.is_relative_to(HERE) or not target.exists():
-        return link[0]  # Sphinx resolves the one, and warns of the other
+    if link["picture"] or target.is_relative_to(HERE) or not target.exists():
+        return link[0]  # Sphinx finds the first two, and warns of the third
     kind = "tree" if target.is_dir() else "blob"
     path = target.relative_to(HERE.parent).as_posix()
     return f"{link['before']}{REPOSITORY}/{kind}/main/{path}{link['anchor'] or ''}"

@@ -25,19 +25,40 @@ def test_the_command_finds_the_readme_fresh() -> None:
 
 
 # ---- a checkout
-GENERATED = "(?s)<!-- generated: (chart|suite|tuned) .*?<!-- end -->"
+CHART = "chart results/h100_suite.svg from results/h100_suite.json"
+README = (CHART, "suite from results/h100_suite.json")
+PAGE = (
+    CHART,
+    "suite from results/h200_suite.json",
+    "tuned from autotune/tables/NVIDIA_H100_80GB_HBM3.json",
+)
+
+
+def write_page(path: Path, *parts: str) -> Path:
+    """A page of these parts, each of them empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(f"<!-- generated: {part} -->\n<!-- end -->" for part in parts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def rendered_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with our results, a README of two parts and a page of three, made."""
+    root = tmp_path_factory.mktemp("checkout")
+    (root / "src" / "outblas").mkdir(parents=True)
+    (root / "autotune").mkdir()
+    shutil.copytree(ROOT / "results", root / "results")
+    shutil.copytree(ROOT / "autotune" / "tables", root / "autotune" / "tables")
+    write_page(root / "README.md", *README)
+    write_page(root / "docs" / "results" / "suite.md", *PAGE)
+    readme.render(root)
+    return root
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A checkout with our results, and a README of five of its parts."""
-    shutil.copytree(ROOT / "results", tmp_path / "results")
-    shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
-    (tmp_path / "src" / "outblas").mkdir(parents=True)
-    parts = [match[0] for match in re.finditer(GENERATED, (ROOT / "README.md").read_text())]
-    assert len(parts) == 5
-    (tmp_path / "README.md").write_text("\n\n".join(parts))
-    return tmp_path
+def checkout(rendered_checkout: Path, tmp_path: Path) -> Path:
+    """A copy of that checkout for one test."""
+    return Path(shutil.copytree(rendered_checkout, tmp_path / "checkout"))
 
 
 @pytest.fixture
@@ -50,9 +71,60 @@ def changed_ratio(checkout: Path) -> float:
     return suite["results"][1]["ratio_high"]
 
 
+def test_what_was_made_is_not_stale(checkout: Path) -> None:
+    assert readme.stale(checkout) == []
+
+
 @pytest.mark.usefixtures("changed_ratio")
 def test_a_changed_figure_makes_readme_and_picture_stale(checkout: Path) -> None:
     assert readme.stale(checkout) == ["README.md", "results/h100_suite.svg"]
+
+
+def test_a_page_below_docs_is_stale_where_a_part_was_touched(checkout: Path) -> None:
+    page = checkout / "docs" / "results" / "suite.md"
+
+    page.write_text(page.read_text().replace("| 512 |", "| 513 |", 1))
+
+    assert readme.stale(checkout) == ["docs/results/suite.md"]
+
+
+def test_rendering_makes_a_page_below_docs(checkout: Path) -> None:
+    page = write_page(checkout / "docs" / "a" / "b" / "c.md", "suite from results/h100_suite.json")
+
+    assert readme.render(checkout) == ["docs/a/b/c.md"]
+    assert "| 4096 |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("README.md", "results/h100_suite.svg"),
+        ("docs/results/suite.md", "../../results/h100_suite.svg"),
+    ],
+)
+def test_the_link_to_a_picture_is_relative_to_the_page(
+    page: str, link: str, checkout: Path
+) -> None:
+    assert f"]({link})" in (checkout / page).read_text()
+
+
+def test_one_picture_is_made_from_one_set_of_files(checkout: Path) -> None:
+    other = "chart results/h100_suite.svg from results/h200_suite.json"
+    write_page(checkout / "docs" / "other.md", other)
+
+    with pytest.raises(ValueError, match=r"docs/other.md: .*h100_suite.svg is drawn from"):
+        readme.stale(checkout)
+
+
+@pytest.mark.usefixtures("changed_ratio")
+def test_a_part_that_cannot_be_made_leaves_other_pages_as_they_were(checkout: Path) -> None:
+    before = (checkout / "README.md").read_text()
+    write_page(checkout / "docs" / "wrong.md", "suite from results/none.json")
+
+    with pytest.raises(ValueError, match=r"docs/wrong.md: suite: .*none.json: cannot be read"):
+        readme.render(checkout)
+
+    assert (checkout / "README.md").read_text() == before
 
 
 @pytest.mark.usefixtures("changed_ratio")

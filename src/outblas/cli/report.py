@@ -283,7 +283,10 @@ def readme(
         typer.Option("--check", help="Only say what is out of date; exit code 1 if anything is."),
     ] = False,
 ) -> None:
-    """Makes the tables and charts of README.md anew from results/."""
+    """Makes the generated tables and charts of README.md and docs/ anew from results/.
+
+    A part of a page stands between <!-- generated: KIND from FILES --> and <!-- end -->.
+    """
     from ..report import readme as report
 
     with usage_errors(OSError):

@@ -1,4 +1,4 @@
-"""The tables and charts that README.md has between its markers, made from measurements."""
+"""The tables and charts that pages have between their markers, made from measurements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from ..core.shapes import SUITE, Shape, parse, to_text
 from . import access_cases, accesses, ladder, page, phases, raster, sizes, text
 from .evidence import Evidence
 from .results import Measurement, Measurements
+from .tuning import shipped
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
 
@@ -146,11 +149,7 @@ def _ladder(evidence: Evidence, argument: str) -> str:
     not its usual ones.
     """
     name, _, wanted = argument.partition(" ")
-    edges = (
-        tuple(shape[0] for shape in parse(wanted, "README.md: sizes of a ladder"))
-        if wanted
-        else None
-    )
+    edges = tuple(shape[0] for shape in parse(wanted, "sizes of a ladder")) if wanted else None
     rows = ladder.rows(
         evidence.measurements, name, edges or ladder.default_sizes(name), evidence.profiles
     )
@@ -255,9 +254,7 @@ def _accessed(evidence: Evidence) -> str:
     """
     found = access_cases.profiled(evidence.profiles)
     if not found:
-        raise ValueError(
-            "README.md: no profile of simt.* made with --instructions, expected one at least"
-        )
+        raise ValueError("no profile of simt.* made with --instructions, expected one at least")
     return ", ".join(dict.fromkeys(profile.device for profile in found))
 
 
@@ -298,6 +295,10 @@ TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "raster": _raster,
     "orders": _orders,
 }
+
+
+# The text of a part by its kind, from a shipped table of `autotune/tables/` and the argument.
+TABLES: dict[str, Callable[[Path, str], str]] = {"tuned": shipped.part}
 
 
 def _chart_figure(evidence: Evidence, _: str) -> Figure:

@@ -10,6 +10,11 @@ from ...runtime.default_kernel import PRODUCTION
 from ..page import environment_notes
 
 
+def part(path: Path, argument: str) -> str:
+    """The part of a page; it takes no argument."""
+    return table(path)
+
+
 def table(path: Path) -> str:
     """The table in Markdown: a row for each shape of the suite with the winner in each dtype and
     layout, then a sentence on the other shapes. Raises ValueError for a file that is no table.
