@@ -189,13 +189,11 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "row",
     [
+        pytest.param("| `hopper.persistent` | 4096 | 530 |", id="a rung at the first size"),
+        pytest.param("| `hopper.persistent` | 8192 | 530 |", id="a rung at the second size"),
         pytest.param(
-            "| `hopper.persistent` | 660, 0.92<br>001 kernel 6 | 4096<br>8192 | 530<br>530 |",
-            id="a ladder at its usual sizes",
-        ),
-        pytest.param(
-            "| `hopper.persistent` | 660, 0.92<br>001 kernel 6, at 4096 | 8192 | 530 |",
-            id="a ladder at the sizes that the part names",
+            "| `hopper.persistent` | 001 kernel 6 | H100 | 4096 | 660 | 0.92 |",
+            id="a document's figure",
         ),
         pytest.param("| `512` | 3 | 936 |", id="a rung by size"),
     ],

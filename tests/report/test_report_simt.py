@@ -117,9 +117,17 @@ def ladder_table(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param("| registers | occupancy | FMA pipe,<br>IPC | check |", id="the columns"),
-        pytest.param("registers, occupancy, FMA pipe, IPC by ncu", id="which columns ncu counted"),
-        pytest.param("by ncu; mixed: bfloat16 operands", id="what mixed means"),
+        pytest.param("| rung | N | TFLOP/s | × cuBLAS | spread | × parent |", id="the speeds"),
+        pytest.param(
+            "Counted by ncu:\n\n| rung | N | registers | occupancy | FMA pipe | IPC |",
+            id="what ncu counted",
+        ),
+        pytest.param(
+            "with bfloat16 operands and float32 sums:\n\n"
+            "| rung | N | TFLOP/s | × its own float32 |",
+            id="mixed operands",
+        ),
+        pytest.param("every product was checked: exact", id="the check"),
         pytest.param("float32 and bfloat16, nn, burst", id="the conditions of the figures"),
     ],
 )

@@ -198,7 +198,7 @@ class Row:
         if ladder in pipes:
             pipe = _lines((text.percent(pipes[ladder]), text.number(profile.ipc)))
             return text.percent(profile.occupancy), pipe
-        return _stages(profile) or text.NONE, text.percent(profile.l2_hit_rate)
+        return stages(profile) or text.NONE, text.percent(profile.l2_hit_rate)
 
 
 @dataclass(frozen=True)
@@ -407,11 +407,11 @@ def _profile_record(profile: Profile) -> dict[str, Any]:
         "ipc",
     )
     # "slots" is the name that this field has had from the first version on.
-    record: dict[str, Any] = {"gpu": profile.device, "slots": _stages(profile)}
+    record: dict[str, Any] = {"gpu": profile.device, "slots": stages(profile)}
     return record | {name: getattr(profile, name) for name in counters}
 
 
-def _stages(profile: Profile) -> str | None:
+def stages(profile: Profile) -> str | None:
     """The pipeline stages of the config that ran; `slots` was the field's name in older files."""
     return profile.settings.get("stages", profile.settings.get("slots"))
 

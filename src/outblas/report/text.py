@@ -45,6 +45,11 @@ def ratio(m: Measurement) -> str:
     return f"{m.ratio:.3f} ({m.ratio_low:.3f}–{m.ratio_high:.3f})"
 
 
+def spread(m: Measurement) -> str:
+    """The 10th and the 90th percentile of the ratio to cuBLAS: "0.402–0.409"."""
+    return f"{m.ratio_low:.3f}–{m.ratio_high:.3f}"
+
+
 def confidence(value: float | None, *, separated: bool) -> str:
     """How sure it is that a winner is the fastest of its finalists: "at least 98.1%".
 

@@ -1,81 +1,129 @@
-"""README's table of a shipped tuning table: the kernel that `matmul` takes for every workload."""
+"""The tables of a page on a shipped tuning table: what `matmul` runs for each workload."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
 from ...autotune.lookup import short
 from ...autotune.store.tables import Entry, Table, read_table
 from ...core.shapes import SUITE, Shape, to_text
-from ...runtime.default_kernel import PRODUCTION
+from .. import markdown
 from ..page import environment_notes
+
+_Kind = tuple[str, ...]
+_OWN = "default"
 
 
 def part(path: Path, argument: str) -> str:
-    """The part of a page; it takes no argument."""
-    return table(path)
+    """The tables in Markdown: the best config at each shape of the suite, in each dtype and layout;
+    the fields of those configs; and what came of the other shapes.
 
-
-def table(path: Path) -> str:
-    """The table in Markdown: a row for each shape of the suite with the winner in each dtype and
-    layout, then a sentence on the other shapes. Raises ValueError for a file that is no table.
+    Raises ValueError for a file that is no table, and for an argument, which this part has not.
     """
+    if argument:
+        raise ValueError(f"the argument is {argument!r}, expected none")
     found = read_table(path)
-    kinds = sorted({entry.workload.kind for entry in found.entries})
-    shapes = sorted(
-        {entry.workload.shape for entry in found.entries}, key=lambda s: (s[0] * s[1] * s[2], s)
-    )
-    heads = [_head(kind) for kind in kinds]
-    lines = [f"| shape | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
-    for shape in [shape for shape in shapes if shape in SUITE]:
-        row = [_best(found, shape, kind) for kind in kinds]
-        cells = [_cell(each, before) for each, before in zip(row, [None, *row], strict=False)]
-        lines.append(f"| {to_text(shape)} | {' | '.join(cells)} |")
-    lines += ["", _note(found)]
-    for kind, head in zip(kinds, heads, strict=True):
-        others = ((shape, _best(found, shape, kind)) for shape in shapes if shape not in SUITE)
-        best = {shape: entry for shape, entry in others if entry}
-        lines += ["", f"Others, {head}: {_summary(best)}."] if best else []
-    return "\n".join([*lines, ""])
+    best = sorted(_best(found.entries), key=lambda entry: _order(entry.workload.shape))
+    suite = [entry for entry in best if entry.workload.shape in SUITE]
+    others = [entry for entry in best if entry.workload.shape not in SUITE]
+    return "\n".join([*_of_suite(suite), *_of_others(others), "", _note(found), ""])
 
 
-def _summary(best: dict[Shape, Entry]) -> str:
-    """The number of shapes, their mean and best ratio, and the shapes slower than cuBLAS."""
-    ratios = [entry.ratio for entry in best.values()]
-    slower = [
-        f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry.ratio < 1
+def _best(entries: Iterable[Entry]) -> list[Entry]:
+    """The fastest kernel of each workload."""
+    found: dict[tuple[Shape, _Kind], Entry] = {}
+    for entry in entries:
+        place = entry.workload.shape, entry.workload.kind
+        if place not in found or entry.ratio > found[place].ratio:
+            found[place] = entry
+    return list(found.values())
+
+
+def _of_suite(best: Sequence[Entry]) -> list[str]:
+    """A row for each workload, whose config has a number, and a row for each number."""
+    changed = {(e.kernel, e.config): short(e.kernel, e.config) for e in best}
+    numbers = {config: str(i) for i, config in enumerate((c for c in changed if changed[c]), 1)}
+    kinds = [entry.workload.kind for entry in best]
+    rows = [
+        (
+            to_text(entry.workload.shape),
+            *_kind_cells(entry.workload.kind, kinds),
+            f"{entry.ratio:.3f}",
+            f"`{entry.kernel}`",
+            numbers.get((entry.kernel, entry.config), _OWN),
+        )
+        for entry in best
     ]
-    mean = f"{len(best)} shapes, geometric mean {geometric_mean(ratios):.3f}"
-    below = f"; below 1: {', '.join(slower)}" if slower else ""
-    return f"{mean}, at most {max(ratios):.3f}{below}"
+    lines = markdown.table(("shape", *_kind_heads(kinds), "× cuBLAS", "kernel", "config"), rows)
+    configs = [
+        (number, f"`{kernel}`", _fields(changed[kernel, config]))
+        for (kernel, config), number in numbers.items()
+    ]
+    heading = "fields that differ from the kernel's default"
+    return [*lines, "", *markdown.table(("config", "kernel", heading), configs)]
 
 
-def _head(kind: tuple[str, ...]) -> str:
-    """What a column is of: `bfloat16 nt`, `bfloat16 nt, cold weights`, `bfloat16 nt, bias+gelu`."""
-    dtype, _, layout, weights, epilogue = kind
-    cold = f"{weights} weights" if weights != "warm" else ""
-    return ", ".join(part for part in (f"{dtype} {layout}", cold, epilogue) if part)
-
-
-def _best(found: Table, shape: Shape, kind: tuple[str, ...]) -> Entry | None:
-    there = (e for e in found.entries if e.workload.shape == shape and e.workload.kind == kind)
-    return max(there, key=lambda entry: entry.ratio, default=None)
-
-
-def _ratio(entry: Entry) -> str:
-    return f"{entry.ratio:.3f}" + ("" if entry.kernel == PRODUCTION else f" (`{entry.kernel}`)")
-
-
-def _cell(best: Entry | None, before: Entry | None) -> str:
-    """The ratio to cuBLAS, the fastest kernel, and the fields that its config changes; "the same"
-    where `before`, the cell on the left, has the same kernel and config.
+def _of_others(best: Sequence[Entry]) -> list[str]:
+    """A row for each kind of workload that was tuned at shapes beside the suite, then the shapes
+    where nothing was faster than cuBLAS.
     """
-    if best is None:
-        return "–"
-    if before and (best.kernel, best.config) == (before.kernel, before.config):
-        return f"{best.ratio:.3f}, the same"
-    changed = short(best.kernel, best.config)
-    config = f"<br>{changed.replace(',', ', ')}" if changed else ""
-    return f"{best.ratio:.3f} `{best.kernel}`{config}"
+    if not best:
+        return []
+    kinds = [entry.workload.kind for entry in best]
+    rows = []
+    for kind in sorted(set(kinds)):
+        ratios = [entry.ratio for entry in best if entry.workload.kind == kind]
+        below = sum(ratio < 1 for ratio in ratios)
+        mean, highest = f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}"
+        rows.append((*_kind_cells(kind, kinds), str(len(ratios)), mean, highest, str(below)))
+    heads = _kind_heads(kinds)
+    columns = (*heads, "shapes", "geometric mean", "highest", "below 1")
+    lines = ["", "Shapes beside the suite:", "", *markdown.table(columns, rows)]
+    slower = [
+        (
+            to_text(entry.workload.shape),
+            *_kind_cells(entry.workload.kind, kinds),
+            f"{entry.ratio:.3f}",
+        )
+        for entry in best
+        if entry.ratio < 1
+    ]
+    if slower:
+        lines += ["", "Those of them where no kernel was as fast as cuBLAS:", ""]
+        lines += markdown.table(("shape", *heads, "× cuBLAS"), slower)
+    return lines
+
+
+def _kind_heads(kinds: Iterable[_Kind]) -> list[str]:
+    """The headings of what a workload is beside its shape: weights and epilogue where they vary."""
+    varied = _varied(kinds)
+    return ["dtype", "layout", *(name for name, shown in varied.items() if shown)]
+
+
+def _kind_cells(kind: _Kind, kinds: Iterable[_Kind]) -> list[str]:
+    """The cells under those headings."""
+    dtype, _, layout, weights, epilogue = kind
+    beside = {"weights": weights, "epilogue": epilogue or "none"}
+    return [dtype, layout, *(beside[name] for name, shown in _varied(kinds).items() if shown)]
+
+
+def _varied(kinds: Iterable[_Kind]) -> dict[str, bool]:
+    """Whether any workload has cold weights, and whether any has an epilogue."""
+    found = list(kinds)
+    return {
+        "weights": any(kind[3] != "warm" for kind in found),
+        "epilogue": any(kind[4] for kind in found),
+    }
+
+
+def _fields(changed: str) -> str:
+    return ", ".join(f"`{field}`" for field in changed.split(","))
+
+
+def _order(shape: Shape) -> tuple[int, Shape]:
+    """A key that sorts shapes by the work of a product."""
+    m, n, k = shape
+    return m * n * k, shape
 
 
 def _note(found: Table) -> str:
@@ -93,7 +141,5 @@ def _note(found: Table) -> str:
             }
         ]
     )[0]
-    what = (
-        "× cuBLAS in the finals, and the fields in which the config differs from the kernel's own"
-    )
+    what = f"*× cuBLAS*: as measured in the finals of the sweep; *{_OWN}*: the kernel's own config"
     return f"{what}. {where}; {days[-1]}."
