@@ -104,6 +104,15 @@ def test_long_texts_are_stacked_rather_than_split_off() -> None:
     assert split_columns([columns, *rows], 40, keys=1) is None
 
 
+def test_lines_of_cells_stay_beside_each_other_where_one_wraps() -> None:
+    rows = [("hopper.gemm", "4096\n8192", "1.014 (0.997–1.017)\n1.038 (1.037–1.039)")]
+
+    lines = lines_of(printed(44, ("kernel", "N", "× cuBLAS"), rows))
+
+    assert ["", "hopper.gemm", "4096", "1.014", ""] in lines
+    assert ["", "", "8192", "1.038", ""] in lines
+
+
 def test_an_empty_cell_is_left_out_of_a_stack() -> None:
     text = printed(20, ("name", "a long name of a column", "note"), [("portable", "1", "")])
 

@@ -10,6 +10,7 @@ a line for each column.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -132,7 +133,9 @@ def _side_by_side(names: list[str], cells: Cells, width: int) -> Table:
     for name, size in zip(names, column_widths([names, *cells], width) or (), strict=True):
         view.add_column(Text(name), width=size, overflow="fold")
     for row in cells:
-        view.add_row(*map(Text, row))
+        # A row of its own for each line: lines stay beside each other where one of them wraps.
+        for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+            view.add_row(*map(Text, line))
     return view
 
 
