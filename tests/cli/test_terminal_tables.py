@@ -70,6 +70,15 @@ def test_many_rows_are_split_into_tables_that_repeat_what_a_row_is_about() -> No
     assert ["", "µs", "45.25", ""] not in lines
 
 
+def test_rows_that_the_keys_do_not_tell_apart_are_numbered() -> None:
+    rows = [("simt.naive", f"{n}" * 12, f"{n}" * 13) for n in range(4)]
+
+    lines = lines_of(printed(36, ("kernel", "loads", "stores"), rows))
+
+    assert ["", "3", "simt.naive", "2" * 12, ""] in lines
+    assert ["", "3", "simt.naive", "2" * 13, ""] in lines
+
+
 def test_a_title_may_be_wider_than_its_table() -> None:
     title = "µs of each size, in CUDA graphs"
 
@@ -107,7 +116,7 @@ def test_long_texts_are_stacked_rather_than_split_off() -> None:
 def test_lines_of_cells_stay_beside_each_other_where_one_wraps() -> None:
     rows = [("hopper.gemm", "4096\n8192", "1.014 (0.997–1.017)\n1.038 (1.037–1.039)")]
 
-    lines = lines_of(printed(44, ("kernel", "N", "× cuBLAS"), rows))
+    lines = lines_of(printed(36, ("kernel", "N", "× cuBLAS"), rows))
 
     assert ["", "hopper.gemm", "4096", "1.014", ""] in lines
     assert ["", "", "8192", "1.038", ""] in lines

@@ -46,18 +46,23 @@ def make_table(
     heading = Text(_plain(title), style="bold")
     if column_widths([names, *cells], width) is not None:
         return Group(heading, _side_by_side(names, cells, width))
-    parts = split_columns([names, *cells], width, keys) if len(cells) > FEW_ROWS else None
+    parts = _parts(names, cells, width, keys) if len(cells) > FEW_ROWS else None
     if parts is None:
         return Group(heading, _stacked(names, cells))
-    return Group(
-        heading,
-        *(
-            _side_by_side(
-                [names[i] for i in part], [[row[i] for i in part] for row in cells], width
-            )
-            for part in parts
-        ),
-    )
+    return Group(heading, *(_side_by_side(part[0], part[1:], width) for part in parts))
+
+
+def _parts(names: list[str], cells: Cells, width: int, keys: int) -> list[Cells] | None:
+    """The tables that a table is split into, each with its names first; None where it cannot be
+    split. Rows are numbered where their keys do not tell them apart.
+    """
+    rows = [names, *cells]
+    if len({tuple(row[:keys]) for row in cells}) < len(cells):
+        numbers = ["#", *(str(number) for number in range(1, len(cells) + 1))]
+        rows = [[number, *row] for number, row in zip(numbers, rows, strict=True)]
+        keys += 1
+    parts = split_columns(rows, width, keys)
+    return parts and [[[row[i] for i in part] for row in rows] for part in parts]
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
