@@ -116,7 +116,7 @@ def test_long_texts_are_stacked_rather_than_split_off() -> None:
 def test_lines_of_cells_stay_beside_each_other_where_one_wraps() -> None:
     rows = [("hopper.gemm", "4096\n8192", "1.014 (0.997–1.017)\n1.038 (1.037–1.039)")]
 
-    lines = lines_of(printed(36, ("kernel", "N", "× cuBLAS"), rows))
+    lines = lines_of(printed(38, ("kernel", "N", "× cuBLAS"), rows))
 
     assert ["", "hopper.gemm", "4096", "1.014", ""] in lines
     assert ["", "", "8192", "1.038", ""] in lines
