@@ -1,0 +1,87 @@
+"""Every program in examples/ runs on this machine as its docstring says, and is listed."""
+
+import ast
+import importlib.util
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+# Those that trace a program, import transformers or start processes take seconds each.
+LONG = {"compile_and_export", "patch_hugging_face", "patch_vit", "tune_my_shapes"}
+NEED_TRANSFORMERS = {"patch_hugging_face", "patch_vit"}
+
+# Options with which a program runs once more, and something that it then prints.
+OPTIONS = [
+    ("patch_hugging_face", ("--model", "gpt2"), "1 layers swapped"),
+    ("read_the_ladder", ("--ladder", "simt"), "simt.pipelined"),
+    ("read_the_ladder", ("--rung", "hopper.large_tile"), "Why it pays"),
+]
+
+
+def _case(name: str, *values: object) -> object:
+    marks = [pytest.mark.long] if name in LONG else []
+    if name in NEED_TRANSFORMERS and importlib.util.find_spec("transformers") is None:
+        marks.append(pytest.mark.skip(reason="transformers is not installed: the extra `test`"))
+    return pytest.param(name, *values, marks=marks, id="-".join((name, *map(str, values[:-1]))))
+
+
+def _run(
+    name: str, options: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs a program in an empty folder, as `python examples/NAME.py` would."""
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(path), *options])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nothing is to be downloaded
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        assert end.code == 0, name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [_case(name) for name in PROGRAMS])
+def test_an_example_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(name, (), tmp_path, monkeypatch)
+
+    assert capsys.readouterr().out, f"{name} printed nothing"
+    assert not list(tmp_path.iterdir()), f"{name} left files in the folder where it ran"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "options", "printed"), [_case(*each) for each in OPTIONS])
+def test_an_example_takes_options(
+    name: str,
+    options: tuple[str, ...],
+    printed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run(name, options, tmp_path, monkeypatch)
+
+    assert printed in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_docstring_says_how_to_run_the_example(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+
+    assert f"    python examples/{name}.py" in docstring
+
+
+def test_the_list_of_examples_names_each_once() -> None:
+    rows = re.findall(r"^\| \[(\w+)\.py\]\((\w+)\.py\)", (EXAMPLES / "README.md").read_text(), re.M)
+
+    assert sorted(rows) == [(name, name) for name in PROGRAMS]
