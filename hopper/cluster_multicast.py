@@ -1,14 +1,15 @@
 """hopper.cluster_multicast
 
 Idea: CTAs of a cluster that need the same k tile load a part of it each, and TMA delivers every
-part to all of them.
+    part to all of them.
 Parent: hopper.lean_barriers
-Changes: clusters of 2×1 CTAs share B; multicast loads with masks; a stage is released to every CTA
-that writes to it.
-Why it pays: B, the larger operand of a 128×256 tile, is read from L2 once for two SMs: a third
-    fewer reads. 5% at 4096, 9% at 8192. Sharing A (`cluster_m=1,cluster_n=2`) saves half as much:
-    0.8% less. Clusters of four lose 17%: they do not fit all 132 SMs, and every stage waits for the
-    slowest of four CTAs.
+Changes: clusters of 2×1 CTAs share B. Loads of B are multicast, with a mask of the CTAs that
+    receive them, and a stage is released to every CTA that writes to it.
+Why it pays: B, the larger operand of a 128×256 tile, is read from L2 once for two SMs, which is a
+    third fewer reads. That is worth 5% at 4096 and 9% at 8192.
+
+    Sharing A (`cluster_m=1,cluster_n=2`) saves half as much, and is 0.8% slower. Clusters of four
+    lose 17%: they do not fit all 132 SMs, and every stage waits for the slowest of four CTAs.
 Source: 001 kernel 8 (734 TFLOP/s of cuBLAS's 716), 004.
 """
 

@@ -1,12 +1,12 @@
 """hopper.hilbert
 
-Idea: tiles scheduled along a Hilbert curve.
+Idea: tiles are scheduled along a Hilbert curve.
 Parent: hopper.tma_store
-Changes: another order in the table.
-Why it pays: any stretch of the curve is compact, so the tiles that run at one time share rows and
-    columns, and so do those that follow them, where super-groups of 16×8 jump: at 4096 L2 serves
-    79% of requests, not 73%, and DRAM reads are 134 MB, not 168 MB. 1.0% at 4096 (1.00 of cuBLAS),
-    0.5% at 8192 (1.03).
+Changes: the table of tiles has another order.
+Why it pays: any stretch of the curve is compact. So the tiles that run at one time share rows and
+    columns, and so do those that follow them, where super-groups of 16×8 jump. At 4096 L2 serves
+    79% of the requests in place of 73%, and DRAM reads are 134 MB in place of 168 MB. That is worth
+    1.0% at 4096 (1.00 of cuBLAS) and 0.5% at 8192 (1.03).
 Source: 001 kernel 11 (764 TFLOP/s, 107% of the cuBLAS of its day), 004.
 """
 

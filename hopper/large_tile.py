@@ -2,11 +2,13 @@
 
 Idea: four times the tile, with the widest wgmma that spans it.
 Parent: hopper.tma_wgmma
-Changes: 128×128 tiles, m64n128k16.
-Why it pays: a tile of twice the edge has twice the FLOP per byte that comes from L2, which bound
-    its parent: 1478 cycles of loading for 688 of wgmma (001: 1415 and 703), and three CTAs an SM
-    hide part of each other's. 0.65 of cuBLAS at 4096. One n128 beats two n64 by 2% and four n32 by
-    15%: A is read from shared memory for each.
+Changes: 128×128 tiles, multiplied by m64n128k16.
+Why it pays: a tile of twice the edge does twice the FLOP with each byte that comes from L2, which
+    bound its parent. A step along K takes 1478 cycles of loading for 688 of wgmma (001: 1415 and
+    703), and three CTAs an SM hide part of each other's loads. The kernel reaches 0.65 of cuBLAS at
+    4096.
+
+    One n128 beats two n64 by 2% and four n32 by 15%, because A is read from shared memory for each.
 Source: 001 kernel 3 (423 TFLOP/s of cuBLAS's 716), 004 kernel B.
 """
 

@@ -1,13 +1,16 @@
 """hopper.lean_barriers
 
-Idea: one arrival per warpgroup in place of one per thread.
+Idea: one arrival for each warpgroup in place of one for each thread.
 Parent: hopper.persistent
-Changes: the pipeline. Who waits no longer arrives; phase bits say which phase a barrier is in. 3
-    arrivals a phase for two consumers, of 257 + 257.
-Why it pays: consumers need not wait for each other before they multiply, so one keeps the tensor
-    cores busy while the other is between two stages: from wgmma to release takes 834 cycles where
-    it took 1035. 5% at 4096, 4% at 8192; with the stores of `hopper.store_tuning` it would be 11%,
-    for then nothing else is in the way.
+Changes: the pipeline. A thread that waits no longer arrives; a phase bit says for which phase of
+    the barrier it waits. With two consumers the two barriers of a stage take 3 arrivals a phase,
+    where they took 257 each.
+Why it pays: consumers need not wait for each other before they multiply, so that one keeps the
+    tensor cores busy while the other is between two stages. From wgmma to release takes 834 cycles
+    where it took 1035. That is worth 5% at 4096 and 4% at 8192.
+
+    Together with the stores of `hopper.store_tuning` it would be worth 11%, for then nothing else
+    is in the way.
 Source: 001 kernel 7 (704 TFLOP/s of cuBLAS's 716), 004.
 """
 

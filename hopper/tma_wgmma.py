@@ -1,14 +1,16 @@
 """hopper.tma_wgmma
 
-Idea: TMA fills shared memory and one warpgroup multiplies it with wgmma.
-Parent: none; the first rung of the Hopper ladder.
-Changes: against a CUDA-core kernel, one thread starts two bulk tensor copies in place of everyone's
-    loads, and one wgmma m64n64k16 per 16 of K reads both operands from shared memory in place of
-    thousands of FFMAs.
-Why it pays: the tensor cores do 4096 bf16 FLOP per SM and clock against 256 on the FP32 units, and
-    TMA swizzles, so reads of shared memory meet no bank conflicts. It still stops at each k tile:
-    load, wait, multiply, wait (2699 cycles of loading for 204 of wgmma). Only other CTAs on the SM
-    hide that. 0.37 of cuBLAS at 4096.
+Idea: TMA fills shared memory, and one warpgroup multiplies from there with wgmma.
+Parent: none; this is the first rung of the Hopper ladder.
+Changes: against a CUDA-core kernel, one thread starts two bulk tensor copies in place of the loads
+    of all threads, and one wgmma m64n64k16 for every 16 terms of K reads both operands from shared
+    memory in place of thousands of FFMAs.
+Why it pays: the tensor cores do 4096 bf16 FLOP for each SM and clock, the FP32 units 256. TMA
+    swizzles what it writes, so that reads of shared memory meet no bank conflicts. The kernel
+    reaches 0.37 of cuBLAS at 4096.
+
+    It still stops at each k tile to load, wait, multiply and wait again: 2699 cycles of loading for
+    204 of wgmma. Only other CTAs on the SM hide that.
 Source: 001 kernel 2 (317 TFLOP/s of cuBLAS's 716), 004 kernel A.
 """
 

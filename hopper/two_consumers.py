@@ -2,14 +2,17 @@
 
 Idea: a 128×256 tile, half of it in the registers of each of two consumer warpgroups.
 Parent: hopper.warp_specialized
-Changes: 128×256 tiles, m64n256k16, three stages of 48 KiB; setmaxnreg moves registers from the
-    producer (24 a thread) to the consumers (240).
-Why it pays: a quarter fewer bytes per FLOP from L2, which bound the parent. 0.80 of cuBLAS at 4096,
-    0.83 at 8192: the consumers arrive at "full" as well as wait there, so each k tile starts when
-    the slower one is ready. One consumer cannot hold the tile: its 256 accumulators a thread exceed
-    the 255 registers there are, spill, and serialise wgmma
-    (`consumers=1,producer_registers=0,consumer_registers=0`: 0.05). setmaxnreg is worth 0.2% here,
-    not the seed's 3%: 168 registers hold everything without it.
+Changes: 128×256 tiles, multiplied by m64n256k16, in three stages of 48 KiB. setmaxnreg moves
+    registers from the producer (24 a thread) to the consumers (240).
+Why it pays: a FLOP takes a quarter fewer bytes from L2, which bound the parent. The kernel reaches
+    0.80 of cuBLAS at 4096 and 0.83 at 8192. It gains no more because the consumers arrive at "full"
+    as well as wait there: each k tile starts when the slower of them is ready.
+
+    One consumer cannot hold the tile. Its 256 accumulators a thread exceed the 255 registers that
+    there are, spill, and serialise wgmma: 0.05 with
+    `consumers=1,producer_registers=0,consumer_registers=0`.
+
+    setmaxnreg is worth 0.2% here, not the document's 3%: 168 registers hold everything without it.
 Source: 001 kernel 5 (610 TFLOP/s, 631 with setmaxnreg, of cuBLAS's 716), 004 kernel D.
 """
 

@@ -2,16 +2,19 @@
 
 Idea: one warpgroup only loads, another only multiplies, and a pipeline of stages lies between them.
 Parent: hopper.large_tile
-Changes: the body splits into `producer` and `consumer`; five stages; each stage gets a second
-barrier, "empty".
-Why it pays: TMA fills up to five k tiles ahead while wgmma reads, so latency is paid once a tile
-    and not once a k tile. 0.70 of cuBLAS at 4096, 1.07 of the parent. It gains no more because L2
-    gives no more: 128×128 tiles ask it for 2.15 GB, at its peak of 5120 bytes a clock 237 µs, and
-    this takes 250; one group in flight (`in_flight=1`) 239. Everyone who waits on a barrier also
-    arrives at it, as with cuda::barrier (`core.pipeline.TokenPipeline`). At 8192 it loses 7%: 132
-    CTAs run at a time where the parent has 396, so the same order of tiles shares fewer columns of
-    B; L2 serves 54% of requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB.
-    `hopper.persistent` orders the tiles.
+Changes: the body splits into `producer` and `consumer`. There are five stages, each with a second
+    barrier, "empty", beside "full". Everyone who waits on a barrier also arrives at it, as with
+    cuda::barrier (`core.pipeline.TokenPipeline`).
+Why it pays: TMA fills up to five k tiles ahead while wgmma reads, so that latency is paid once a
+    tile and not once a k tile. The kernel reaches 0.70 of cuBLAS at 4096, 1.07 of its parent.
+
+    It gains no more because L2 gives no more. 128×128 tiles ask it for 2.15 GB, which takes 237 µs
+    at its peak of 5120 bytes a clock. The kernel takes 250 µs, and 239 with one wgmma group in
+    flight (`in_flight=1`).
+
+    At 8192 it loses 7% to its parent. 132 CTAs run at a time where the parent has 396, so that the
+    same order of tiles shares fewer columns of B: L2 serves 54% of the requests in place of 76%,
+    and DRAM reads are 5.1 GB in place of 2.0 GB. `hopper.persistent` orders the tiles.
 Source: 001 kernel 4 (498 TFLOP/s of cuBLAS's 716), 004 kernel C.
 """
 

@@ -2,9 +2,13 @@
 
 Idea: neighbouring lanes compute neighbouring columns.
 Parent: simt.naive
-Changes: a warp walks along a row of C in place of down a column: one swap of the two indices.
-Why it pays: the lanes' elements of B, and of C, are one line of 128 bytes, one transaction in place
-    of 32; those of A are one element, which is broadcast. 0.090 of cuBLAS, 9.3 times its parent.
+Changes: two indices are swapped: a warp computes 32 columns of one row of C, where it computed 32
+    rows of one column.
+Why it pays: the lanes' elements of B, and those of C, now lie in one line of 128 bytes, which takes
+    one transaction in place of 32. All lanes read the same element of A, which is broadcast. The
+    kernel reaches 0.090 of cuBLAS, 9.3 times its parent.
+
+    At 2048 the gain is larger, because L2 serves 97% of the requests there and 60% at 4096.
 Source: 002 coalescing (6.352 TFLOP/s), 003 v01 (0.465 on a T4), 000 kernels 1 and 2.
 """
 

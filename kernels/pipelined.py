@@ -1,18 +1,23 @@
 """simt.pipelined
 
-Idea: keep the FMA units fed: while one k-block is multiplied, the next goes to shared memory and
-    the one after is loaded.
+Idea: keep the FMA units fed: while one k-block is multiplied, the next one goes to shared memory,
+    and the one after that is loaded.
 Parent: simt.warptile
-Changes: two stages in shared memory and one barrier a k-block in place of two; the k-block after
-    next is loaded into registers a whole k-block ahead; fragments of the next term are read while
-    the products of this one run. No masks of K in the loop: its remainder comes first. Neighbouring
-    lanes alternate between columns and rows, so that 128-bit reads of B's fragment take two passes
-    in place of four, as those of A's do. FMAs go down one column of a thread's outputs and up the
-    next. Tiles are walked in groups of eight rows.
-Why it pays: 93% of the loop is FFMAs (cuBLAS: 90%), and nine in ten share an operand with the one
-    before, so that the two banks of the register file keep up. 1.000 of cuBLAS at 4096, 1.005 at
-    2048, 1.008 at 8192.
-Source: beyond the seeds.
+Changes: seven of them, all in the loop along K.
+
+    - Shared memory has two stages, so that a k-block takes one barrier in place of two.
+    - The k-block after the next is loaded into registers, a whole k-block ahead.
+    - Fragments of the next term are read while the products of this one run.
+    - The loop has no masks of K: the remainder of K comes first.
+    - Neighbouring lanes alternate between columns and rows, so that a 128-bit read of B's fragment
+      takes two passes in place of four, as one of A's does.
+    - FFMAs go down one column of a thread's outputs and up the next.
+    - Tiles are walked in groups of eight rows.
+Why it pays: 93% of the loop is FFMAs, where cuBLAS has 90%. The register file has two banks, so
+    that an FFMA which reads three registers takes two cycles; nine in ten share an operand with the
+    FFMA before them and need not read it again. The kernel reaches 1.000 of cuBLAS at 4096, 1.005
+    at 2048 and 1.008 at 8192.
+Source: none; it is beyond the documents.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -1,13 +1,14 @@
 """portable: plain tl.dot with masks and strides, on every GPU that Triton knows and on the CPU.
 
-Idea: leave tiles, pipelines and instructions to Triton; any strides, any sizes, any architecture.
+Idea: leave tiles, pipelines and instructions to Triton, and take any strides and any sizes on any
+    architecture.
 Parent: none.
-Changes: none to a parent. Edges are masked only where a tile can overhang, and offsets are 64-bit
-    only where they must be: both are decided on the host, per call, as is all that the compiler is
-    told about alignment.
-Why it pays: it is the fallback of every other kernel, and through Triton's interpreter the one that
-runs without a GPU.
-Source: beyond the seeds.
+Changes: nothing, for there is no parent. Edges are masked only where a tile can overhang, and
+    offsets have 64 bits only where they must. The host decides both for each call, and with them
+    all that the compiler is told about alignment.
+Why it pays: it is the fallback of every other kernel. Through Triton's interpreter it is also the
+    kernel that runs without a GPU.
+Source: none; it is beyond the documents.
 """
 
 import math

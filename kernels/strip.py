@@ -2,10 +2,12 @@
 
 Idea: a thread computes a strip of 8 outputs down a column.
 Parent: simt.shared
-Changes: 64×64 tiles in k-blocks of 8, 512 threads of 8×1 outputs. A word lengthens A's rows: in
-    rows of 8 the assembler reads four terms at once, and two CTAs an SM would spill.
-Why it pays: one value of B serves 8 FFMAs, so a product takes 9/8 loads from shared memory in place
-    of 2, and a tile of twice the edge needs half the bytes from L2. 0.255 of cuBLAS.
+Changes: 64×64 tiles in k-blocks of 8 terms, with 512 threads of 8×1 outputs. Rows of A in shared
+    memory are one word longer: from rows of 8 words the assembler reads four terms at once, and two
+    CTAs an SM would spill.
+Why it pays: one value of B serves 8 FFMAs, so that a product takes 9/8 loads from shared memory in
+    place of 2. A tile of twice the edge needs half the bytes from L2. The kernel reaches 0.255 of
+    cuBLAS.
 Source: 002 1D tile per thread (17.04 TFLOP/s), 003 v03 (1.5 to 1.8 on a T4).
 """
 

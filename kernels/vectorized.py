@@ -2,13 +2,15 @@
 
 Idea: move four values with every load, and let no two lanes of one pass meet in a bank.
 Parent: simt.register
-Changes: 128-bit loads (64-bit of 16-bit operands); A is transposed on its way into shared memory,
-    so that a thread's 8 rows are two 128-bit reads; rows there are padded by 4 words, and a
-    thread's 8 columns are two fragments of 4.
-Why it pays: a quarter of the load instructions. Transposing costs stores that collide in pairs, and
-    8 adjacent columns reads that do: padding mends the stores, splitting the columns mends the
-    reads, neither mends both. 0.863 of cuBLAS; 0.839 with `pad=0`, 0.762 with `piece_n=8`, 0.740
-    with both, the form that documents 002 and 000 start from.
+Changes: loads from global memory have 128 bits (64 where operands have 16). A is transposed on its
+    way into shared memory, so that a thread's 8 rows are two 128-bit reads. Rows in shared memory
+    are padded by 4 words, and a thread's 8 columns are two fragments of 4.
+Why it pays: there are a quarter of the load instructions. The kernel reaches 0.863 of cuBLAS.
+
+    Padding and splitting each remove one kind of bank conflict. Transposing A makes stores collide
+    in pairs, which the padding prevents. Eight adjacent columns make reads of B collide in pairs,
+    which the split prevents. Without padding (`pad=0`) the kernel reaches 0.839, without the split
+    (`piece_n=8`) 0.762, and without both 0.740, the form that documents 002 and 000 start from.
 Source: 002 float4 (31.42 TFLOP/s), 003 v05 (3.2 to 3.4 on a T4), 000 kernel 6.
 """
 

@@ -2,13 +2,15 @@
 
 Idea: a warp owns a square of the tile.
 Parent: simt.vectorized
-Changes: 128 threads; a warp computes 64×64 outputs, a thread 8×16 of them, in four fragments of
-    8×4. K-blocks of 16, and the next is loaded while one is multiplied.
-Why it pays: a warp reads 128 different values per term for 4096 products; in stripes of 16×128 it
-    read 144 for 2048. A thread's 128 FFMAs take 24 values. 0.927 of cuBLAS. Without the load ahead
-    (`prefetch=False`, the documents' form) it loses to its parent, 0.843: 230 registers a thread
-    leave 8 warps an SM in place of 16, and all of them wait for the k-block. 0.772 with `pad=0`
-    too.
+Changes: 128 threads. A warp computes 64×64 outputs and a thread 8×16 of them, in four fragments of
+    8×4. K-blocks have 16 terms, and the next one is loaded while one is multiplied.
+Why it pays: for each term a warp reads 128 different values for 4096 products. In its parent, where
+    a warp has a stripe of 16×128 outputs, it read 144 values for 2048 products. A thread's 128
+    FFMAs take 24 values. The kernel reaches 0.927 of cuBLAS.
+
+    Without the load ahead of time (`prefetch=False`, the documents' form) it loses to its parent,
+    with 0.843: 230 registers a thread leave an SM room for 8 warps in place of 16, and all of them
+    wait for the k-block. With `pad=0` as well it reaches 0.772.
 Source: 002 warp tile (41.50 TFLOP/s, 84% of cuBLAS), 003 v06, 000 kernel 7, 004's 93.7%.
 """
 

@@ -1,14 +1,16 @@
 """turing.double_buffer
 
-Idea: two stages in shared memory, so that one can be filled while the other is multiplied; outputs
-leave in whole rows.
+Idea: two stages in shared memory, so that one can be filled while the other is multiplied. Outputs
+    leave in whole rows.
 Parent: turing.shared
-Changes: one barrier a k-block in place of two; sums go through shared memory, and leave in rows as
-alpha·AB + beta·C.
-Why it pays: it does not, as in the document: 1.00 of its parent at 2048, 0.97 at 4096, 0.076 of
-    cuBLAS. A thread waits for what it loads before it multiplies: nothing overlaps, and 16 more
-    registers leave room for two thirds of the warps. Loads a k-block ahead of their stores
-    (`ahead=True`) give 0.079. The way out costs one FFMA an output.
+Changes: one barrier a k-block in place of two. Sums go through shared memory, and leave in rows as
+    alpha·AB + beta·C.
+Why it pays: it does not, here as in the document: 1.00 of its parent at 2048, 0.97 at 4096, where
+    it reaches 0.076 of cuBLAS. A thread waits for what it loads before it multiplies, so that
+    nothing overlaps, and 16 more registers leave room for two thirds of the warps.
+
+    Loads that run a k-block ahead of their stores (`ahead=True`) give 0.079. The way out through
+    shared memory costs one FFMA an output.
 Source: 003 v09 (3.105 TFLOP/s on a T4 at 2048).
 """
 

@@ -2,14 +2,16 @@
 
 Idea: fragments by ldmatrix, and a tile large enough that every thread loads.
 Parent: turing.vectorized
-Changes: tiles of 128×128×32, one k-block of each operand (16 KB), two 128-bit loads of A and two of
-    B a thread. K-blocks are swizzled, so that ldmatrix brings four 8×8 matrices with one
-    instruction and no bank conflicts. Sums leave from registers: a tile of them would take 64 KB,
-    all that a T4's SM has.
-Why it pays: a third of the bytes (2.1 GB in place of 6.4), every thread has two loads in flight for
-    each operand, and a product of 16×8×16 takes 0.4 instructions to fetch: 3.9 times its parent,
-    0.347 of cuBLAS; compiled for sm_75, 0.302. Now nothing but other CTAs hides what a k-block's
-    loads take: the tensor cores are busy 41% of the time.
+Changes: tiles of 128×128×32, with one k-block of each operand in shared memory (16 KB). A thread
+    makes two 128-bit loads of A and two of B. K-blocks are swizzled, so that one ldmatrix brings
+    four 8×8 matrices without bank conflicts. Sums leave from registers: a tile of them would take
+    64 KB, all that an SM of a T4 has.
+Why it pays: there are a third of the bytes (2.1 GB in place of 6.4), every thread has two loads of
+    each operand in flight, and a product of 16×8×16 takes 0.4 instructions to fetch. The kernel
+    reaches 0.347 of cuBLAS, 3.9 times its parent; compiled for sm_75 it reaches 0.302.
+
+    Now nothing but other CTAs hides the time that a k-block's loads take, and the tensor cores are
+    busy 41% of the time.
 Source: 003 v11 (17.058 TFLOP/s on a T4 at 4096).
 """
 

@@ -1,12 +1,14 @@
 """turing.shared
 
-Idea: a CTA stages k-blocks of A and B in shared memory, and its warps read their fragments there.
+Idea: a CTA copies k-blocks of A and B to shared memory, and its warps read their fragments there.
 Parent: turing.wmma
-Changes: per 16 terms, single elements from global to shared memory, a barrier, fragments from rows
-    that are 8 elements longer (no bank conflicts), a barrier.
-Why it pays: a k-block is loaded once for the warps of the tile, 6.4 GB in place of 34.4 at 4096,
-    and a row of it is one line: 1.98 times its parent, 0.078 of cuBLAS. But every element is a load
-    and a store of its own, and the queue to memory is full.
+Changes: for every 16 terms of K, single elements go from global to shared memory, and fragments are
+    read there, with a barrier before and a barrier after. Rows in shared memory are 8 elements
+    longer, so that reads meet no bank conflicts.
+Why it pays: a k-block is loaded once for all warps of the tile, 6.4 GB at 4096 in place of 34.4,
+    and a row of it lies in one line. The kernel reaches 0.078 of cuBLAS, 1.98 times its parent.
+
+    Every element is still a load and a store by itself, and the queue to memory is full.
 Source: 003 v08 (3.230 TFLOP/s on a T4 at 2048).
 """
 

@@ -1,13 +1,15 @@
 """turing.wmma
 
 Idea: a warp multiplies 16×16 outputs on its tensor cores, with fragments straight from global
-memory.
-Parent: none; the first rung of the tensor-core ladder.
-Changes: one mma.sync in place of FMAs of 32 threads. Each lane loads the pairs of A and of B that
-    the instruction wants from it.
-Why it pays: it does not yet: 0.040 of cuBLAS, and the tensor cores are busy 5% of the time. The
-    lanes of one load touch eight rows, a line of 128 bytes each, for 16 bytes of every line: it
-    runs at 97% of the lines that L1 can look up.
+    memory.
+Parent: none; this is the first rung of the tensor-core ladder.
+Changes: one mma.sync takes the place of the FMAs of 32 threads. Each lane loads the pairs of A and
+    of B that the instruction wants from it.
+Why it pays: it does not yet. The kernel reaches 0.040 of cuBLAS, and the tensor cores are busy 5%
+    of the time.
+
+    The lanes of one load touch eight rows, a line of 128 bytes each, for 16 bytes of every line.
+    L1 is the limit: the kernel runs at 97% of the lines that L1 can look up.
 Source: 003 v07 (1.870 TFLOP/s on a T4 at 2048).
 """
 

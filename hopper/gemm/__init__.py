@@ -2,26 +2,34 @@
 
 Idea: one kernel for every shape and layout, tuned.
 Parent: hopper.hilbert
-Changes: what a tile is, and which cluster computes it, is arithmetic on the problem
-    (`tile_scheduler`): tiles of variable width, operands swapped for few rows and for widths,
-    batches, alpha and beta. K is cut into partitions, within a cluster through shared memory
-    (`cluster_reduce`), across the GPU through memory, added in their order by whoever ends last
-    (`splitk_reduce`). Consumers share a tile or take turns (pingpong); every other tile of a CTA
-    may walk K backwards; a wgmma group stays in flight and its stage is released one k tile later.
-    Where no CTA has two tiles, those of a GPC are neighbours (`gpc_placement`). Each operand has a
-    warp that loads it (`tma_load`); CTAs end without a barrier (`pipeline`). C leaves through
-    shared memory at any width, by rows or by columns (`epilogue_store`); what follows the product
-    is done in registers (`epilogue_math`), and a source that lies as C does is loaded through the
-    pipeline's stages (`epilogue_load`). Two fp8 values are moved as one of 16 bits. `kernel.Gemm`
-    says which warp does what, and when.
+Changes: the ladder's last rung loses its limits, and gains these levers.
+
+    - What a tile is, and which cluster computes it, is arithmetic on the problem
+      (`tile_scheduler`): tiles of variable width, operands swapped for few rows and for widths,
+      batches, alpha and beta.
+    - K can be cut into partitions, within a cluster through shared memory (`cluster_reduce`), or
+      across the GPU through memory, where the CTA that ends last adds them in their order
+      (`splitk_reduce`).
+    - Consumers share a tile or take turns (pingpong). Every other tile of a CTA may walk K
+      backwards. A wgmma group stays in flight, and its stage is released one k tile later.
+    - Where no CTA has two tiles, those of a GPC are neighbours (`gpc_placement`).
+    - Each operand has a warp that loads it (`tma_load`), and CTAs end without a barrier
+      (`pipeline`).
+    - C leaves through shared memory at any width, by rows or by columns (`epilogue_store`). What
+      follows the product is done in registers (`epilogue_math`), and a source that lies as C does
+      is loaded through the pipeline's stages (`epilogue_load`).
+    - Two fp8 values are moved as one value of 16 bits.
+
+    `kernel.Gemm` says which warp does what, and when.
 Why it pays: at 8192 columns of variable width make 16 whole waves where 128×256 tiles make 15.5:
-    1.04 of cuBLAS, 1.025 without. Walking K backwards in every other tile is worth 0.5% there.
-    Neighbours in a GPC ask L2 for a line together: 1024 in 64×128 tiles is 1.12 so, 0.89 without.
-    Two partitions of K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call does
-    before its first product and after its last is 0.3 to 1.5 µs less than it was. WORKLOG.md has
-    each lever's figures.
-Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their
-    limits.
+    1.04 of cuBLAS, and 1.025 without. Walking K backwards in every other tile is worth 0.5% there.
+
+    Neighbours in a GPC ask L2 for a line together: 1024 in 64×128 tiles reaches 1.12, and 0.89
+    without. Two partitions of K in a cluster take 16×4096×4096 from 0.89 to 1.25. What a short call
+    does before its first product and after its last takes 0.3 to 1.5 µs less than it did.
+    WORKLOG.md has each lever's figures.
+Source: none; it is beyond the documents. The levers are those of 001's last kernels and of
+    `hopper.hilbert`, without their limits.
 """
 
 from ...core.registry import Kernel
