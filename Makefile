@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims docs lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims pages docs lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -74,6 +74,10 @@ mutation: $(READY)
 claims: $(READY)
 	$(BIN)/python -m docs.seed_claims
 
+# A page of docs/learn/ for each rung, from its docstring and code, from results/ and the snapshot of machine code.
+pages: $(READY)
+	$(BIN)/python -m docs.rung_pages
+
 # The pages of docs/ as HTML in build/html; a warning is an error. DOCS='-t offline' asks no other site for its index.
 DOCS ?= -t offline
 
@@ -86,11 +90,11 @@ lint: $(READY)
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	ln -s $(CURDIR)/src/_outblas_command.py build/types/
-	mkdir build/types/docs && ln -s $(CURDIR)/docs/seed_claims build/types/docs/
+	mkdir build/types/docs && ln -s $(CURDIR)/docs/rung_pages $(CURDIR)/docs/seed_claims build/types/docs/
 	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
 
 types-of-package:
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.seed_claims -m _outblas_command
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.rung_pages -p docs.seed_claims -m _outblas_command
 
 types-of-tests:
 	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .

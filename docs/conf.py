@@ -9,7 +9,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))  # of seed_claims
+sys.path.insert(0, str(HERE))  # of rung_pages and seed_claims
 
 import outblas  # noqa: E402
 
@@ -28,7 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinxcontrib.typer",
 ]
-exclude_patterns = ["_build", "seed_claims/**"]
+exclude_patterns = ["_build", "rung_pages/**", "seed_claims/**"]
 nitpicky = False
 suppress_warnings = ["config.cache"]
 

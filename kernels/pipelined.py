@@ -3,7 +3,7 @@
 Idea: keep the FMA units fed: while one k-block is multiplied, the next one goes to shared memory,
     and the one after that is loaded.
 Parent: simt.warptile
-Changes: seven of them, all in the loop along K.
+Changes: seven things.
 
     - Shared memory has two stages, so that a k-block takes one barrier in place of two.
     - The k-block after the next is loaded into registers, a whole k-block ahead.

@@ -2,7 +2,7 @@
 
 Idea: copies from global to shared memory that no thread waits for, several k-blocks ahead.
 Parent: turing.ldmatrix
-Changes: six of them.
+Changes: six things.
 
     - Four k-blocks are in flight in four stages, by cp.async, which takes no registers.
     - Tiles have 128×256 outputs in 8 warps of 64×64, with fewer reads of shared memory for a
