@@ -1,29 +1,90 @@
-"""What every chart shares: a canvas without a window system, colours that stay with a name, and
-files.
+"""The style that every chart shares, and how charts are written to files.
+
+A chart is a matplotlib figure with a title, a text alternative and at most `MOST_SERIES` colours
+that colour-blind readers tell apart. `save` writes it; as SVG it carries the title and the
+alternative for screen readers, and follows the reader's light or dark mode. Its background is
+opaque, so that it reads on any page.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-PALETTE = (
-    "#3b6fb6",
-    "#d1642c",
-    "#2f8f5b",
-    "#8b5bb0",
-    "#c2407a",
-    "#8a7a2f",
-    "#4aa3a3",
-    "#b04a3b",
-    "#5c6f7f",
-    "#a68a4f",
+WIDTH = 9.0  # inches: 864 CSS pixels, the width of a README
+MOST_SERIES = 8  # colours in one chart, the base's grey among them
+
+# Colours as matplotlib draws them, on a light background. Text and lines have names for what they
+# do; white that must stay white in the dark is `ON_COLOUR`.
+INK, QUIET, RULE, PAPER = "#1f2328", "#59636e", "#dfe3e8", "#ffffff"
+ON_COLOUR = "#fefefe"
+BASE_COLOUR = "#8c8a92"  # cuBLAS
+PALETTE = ("#19539a", "#b14000", "#5b955e", "#2198ff", "#d28303", "#7d3868", "#1e154e")
+# Marks that tell series apart without colour, in the order of PALETTE.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# What stands for each of these colours on a dark background.
+DARK: Mapping[str, str] = MappingProxyType(
+    {
+        INK: "#e6e8ea",
+        QUIET: "#a3acb5",
+        RULE: "#363d45",
+        PAPER: "#16191d",
+        BASE_COLOUR: "#85868a",
+        "#19539a": "#5c8fcb",
+        "#b14000": "#dd7509",
+        "#5b955e": "#43d888",
+        "#2198ff": "#abefff",
+        "#d28303": "#ffef83",
+        "#7d3868": "#ff9bbf",
+        "#1e154e": "#8d74ff",
+    }
 )
-BASE_COLOUR = "#6f6f6f"
+# Providers that have the same colour in every chart.
+_COLOUR_OF = {"cublas": BASE_COLOUR, "outblas": PALETTE[0], "cublaslt-best": PALETTE[1]}
+
+SMALL, TEXT, HEADING = 8.5, 9.5, 12.0  # points
+_CHARACTER = 0.62  # the width of a digit over the size of its font
+_NOTE_WIDTH = 15.0  # characters of the note beneath a chart for each inch of its width
+_STYLE = {
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.labelsize": TEXT,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 8.0,
+    "font.size": TEXT,
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
+    "grid.color": RULE,
+    "legend.frameon": False,
+    "legend.fontsize": SMALL,
+    "legend.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": SMALL,
+    "ytick.color": QUIET,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": SMALL,
+    # Text stays text, and the ids inside a file follow from what it shows.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "outblas",
+}
 
 
 def check_chart(path: Path | None, option: str = "--chart") -> None:
@@ -44,42 +105,257 @@ def check_chart(path: Path | None, option: str = "--chart") -> None:
         ) from None
 
 
-def colours(names: list[str]) -> dict[str, str]:
-    """A colour for each name; cuBLAS is grey."""
-    others = [name for name in names if name != "cublas"]
-    return {"cublas": BASE_COLOUR} | {
-        name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)
-    }
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name. cuBLAS is grey, and outblas and the best of cuBLASLt's algorithms
+    have the same colour in every chart.
+
+    Raises ValueError for more names than there are colours: such a chart is to be split.
+    """
+    fixed = {name: _COLOUR_OF[name] for name in names if name in _COLOUR_OF}
+    free = [colour for colour in PALETTE if colour not in fixed.values()]
+    others = [name for name in dict.fromkeys(names) if name not in fixed]
+    if len(others) > len(free):
+        raise ValueError(
+            f"a chart has {len(fixed) + len(others)} series, expected at most {MOST_SERIES}"
+        )
+    chosen = dict(zip(others, free, strict=False)) | fixed
+    return {name: chosen[name] for name in names}
+
+
+def markers(names: Sequence[str]) -> dict[str, str]:
+    """A mark for each name, the same for a colour of the palette wherever it is used."""
+    known = dict(zip(PALETTE, MARKERS, strict=True))
+    return {name: known.get(colour, "o") for name, colour in colours(names).items()}
 
 
 def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
-    """A figure of `panels` axes in rows of `columns`, `size` in inches. Agg draws it, which needs
-    no display.
+    """A figure of `panels` axes in rows of `columns`, `size` in inches."""
+    rows = -(-panels // columns)
+    figure, axes = grid(size[0], [(size[1] / rows, (1,) * columns)] * rows)
+    for axis in axes[panels:]:
+        axis.remove()
+    return figure, axes[:panels]
+
+
+def grid(
+    width: float, rows: Sequence[tuple[float, Sequence[int]]], extra: float = 0.0
+) -> tuple[Figure, list[Any]]:
+    """A figure of axes in rows. A row is its height in inches and the relative width of each of its
+    axes; `extra` is the height of title and note together. Agg draws it, which needs no display.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Text stays text, and the ids inside a file follow from what it shows.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outblas"})
-    figure = Figure(figsize=size, layout="constrained")
+    matplotlib.rcParams.update(_STYLE)
+    figure = Figure(
+        figsize=(width, sum(height for height, _ in rows) + extra), layout="constrained"
+    )
     FigureCanvasAgg(figure)
-    places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
-    axes, unused = places[:panels], places[panels:]
-    for axis in unused:
-        axis.remove()
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.set(w_pad=0.08, h_pad=0.06, hspace=0.03, wspace=0.03)  # type: ignore[call-arg]
+    # A figure within the figure for each row, so that long names in one row leave others alone.
+    parts = figure.subfigures(
+        len(rows), 1, squeeze=False, height_ratios=[height for height, _ in rows]
+    )
+    units = max(sum(spans) for _, spans in rows)
+    axes = []
+    for part, (_, spans) in zip(parts.flat, rows, strict=True):
+        places, start = part.add_gridspec(1, units), 0
+        for span in spans:
+            axes.append(part.add_subplot(places[0, start : start + span]))
+            start += span
     for axis in axes:
-        axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
+        axis.grid(True, axis="y", color=RULE, linewidth=0.8)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes)
+    return figure, axes
+
+
+def entitle(figure: Figure, title: str, note: str = "") -> None:
+    """Gives a figure its title, and a note beneath: how and where its data were measured."""
+    figure.suptitle(title, x=0.008, ha="left", fontsize=HEADING, fontweight="bold", color=INK)
+    if note:
+        width = int(_NOTE_WIDTH * figure.get_figwidth())
+        text = textwrap.fill(note, width, break_long_words=False)
+        figure.supxlabel(text, x=0.008, ha="left", fontsize=8.0, color=QUIET)
+
+
+def describe(figure: Figure, text: str) -> None:
+    """Gives a figure its text alternative: what it shows, for a reader who does not see it."""
+    figure.set_label(text)  # matplotlib draws no label of a figure
+
+
+def description(figure: Figure) -> str:
+    """The text alternative that `describe` has set; "" where it has none."""
+    label = figure.get_label()
+    return str(label) if label else ""
+
+
+def ratio(value: float) -> str:
+    """A ratio as charts write it: three digits after the point, and three digits of a small one."""
+    return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:#.3g}"
+
+
+def horizontal(axis: Any, names: Sequence[str]) -> None:
+    """Turns an axis into one of rows that are read like a table, the first name at the top."""
+    axis.set_yticks(range(len(names)), list(names))
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(True, axis="x", color=RULE, linewidth=0.8)
+    axis.grid(False, axis="y")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Figures that stand right of a chart's rows, one for each, in the colour of their series."""
+
+    heading: str
+    cells: Sequence[str]
+    colour: str = INK
+
+
+def columns(axis: Any, shown: Sequence[Column], gap: float = 8.0) -> None:
+    """Writes columns of text right of an axis of rows, `gap` points apart; cells are aligned on the
+    right. Nothing that is drawn inside the axis can run into them.
+    """
+    right = 0.0
+    for column in shown:
+        lines = [*column.heading.split("\n"), *column.cells]
+        right += gap + max(map(len, lines)) * _CHARACTER * SMALL
+        style: dict[str, Any] = {
+            "textcoords": "offset points",
+            "ha": "right",
+            "fontsize": SMALL,
+            "color": column.colour,
+            "annotation_clip": False,
+        }
+        axis.annotate(
+            column.heading,
+            (1, 1),
+            xytext=(right, 3),
+            xycoords="axes fraction",
+            va="bottom",
+            fontweight="bold",
+            linespacing=1.1,
+            **style,
+        )
+        for row, cell in enumerate(column.cells):
+            place = (1, row)
+            axis.annotate(
+                cell,
+                place,
+                xytext=(right, 0),
+                xycoords=axis.get_yaxis_transform(),
+                va="center",
+                **style,
+            )
+
+
+def legend_above(axis: Any, title: str, columns: int) -> None:
+    """Gives an axis its title, and between the two its legend in rows of `columns`."""
+    handles, _ = axis.get_legend_handles_labels()
+    rows = -(-len(handles) // columns)
+    axis.set_title(title, pad=6 + 12.5 * rows)
+    axis.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=columns,
+        handlelength=1.2,
+        handletextpad=0.4,
+        columnspacing=1.2,
+        labelspacing=0.25,
+        borderaxespad=0.1,
+        borderpad=0.2,
+    )
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places at least `gap` apart, in the order of the wanted ones and as near to them as that
+    allows.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    groups: list[
+        tuple[float, list[int]]
+    ] = []  # the middle of a run of neighbours, and who is in it
+    for i in order:
+        groups.append((wanted[i], [i]))
+        while len(groups) > 1:
+            (low, before), (high, after) = groups[-2:]
+            if high - low >= gap * (len(before) + len(after)) / 2:
+                break
+            both = before + after
+            groups[-2:] = [(sum(wanted[j] for j in both) / len(both), both)]
+    places = [0.0] * len(wanted)
+    for middle, members in groups:
+        for rank, i in enumerate(members):
+            places[i] = middle + (rank - (len(members) - 1) / 2) * gap
+    return places
+
+
+def label_ends(axis: Any, ends: Iterable[tuple[float, float, str, str]]) -> None:
+    """Names lines at their right ends, given as (x, y, name, colour), so that no two names collide.
+
+    The limits of the axis must be those that it will be drawn with.
+    """
+    found = list(ends)
+    axis.figure.canvas.figure.draw_without_rendering()  # lays it out
+    points = 72 / axis.figure.dpi
+    heights = [axis.transData.transform((x, y))[1] * points for x, y, *_ in found]
+    for (x, y, name, colour), own, place in zip(
+        found, heights, spread(heights, 1.25 * SMALL), strict=True
+    ):
+        axis.annotate(
+            name,
+            (x, y),
+            xytext=(8, place - own),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            color=colour,
+            annotation_clip=False,
+        )
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:
-    """Writes the file; its format follows the suffix. An .svg has `note` as its description, and no
+    """Writes the file; its format follows the suffix. An .svg has `note` in its metadata, and no
     date: the same figure makes the same file.
     """
-    metadata = (
-        {"Date": None, "Description": note or None} if path.suffix.lower() == ".svg" else None
+    if path.suffix.lower() == ".svg":
+        path.write_text(svg(figure, note), encoding="utf-8")
+    else:
+        figure.savefig(path, dpi=144)
+
+
+def svg(figure: Figure, note: str = "") -> str:
+    """A figure as an SVG document with its title and text alternative, and colours that follow the
+    reader's light or dark mode. `note` stands in its metadata.
+    """
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Description": note or None})
+    text = file.getvalue()
+    start = text.index("<svg")
+    end = text.index(">", start)
+    title, alternative = figure.get_suptitle().replace("\n", " "), description(figure)
+    # Ids that no other chart on a page has.
+    key = hashlib.sha256(text.encode()).hexdigest()[:8]
+    head = (
+        f'{text[:end]} role="img" aria-labelledby="title-{key} desc-{key}">\n'
+        f' <title id="title-{key}">{escape(title)}</title>\n'
+        f' <desc id="desc-{key}">{escape(alternative)}</desc>\n'
+        f" <style>\n{_dark_rules()} </style>"
     )
-    figure.savefig(path, dpi=120, metadata=metadata)
+    return head + text[end + 1 :]
+
+
+def _dark_rules() -> str:
+    """CSS that repaints a chart where the reader prefers dark colours. matplotlib writes a colour
+    into an element's own style, which only an important rule overrides.
+    """
+    rules = [
+        f'  [style*="{part}: {light}"] {{ {part}: {dark} !important }}\n'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    return f"@media (prefers-color-scheme: dark) {{\n{''.join(rules)}}}\n"

@@ -6,19 +6,15 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..autotune.search import rank
-from ..bench import plotting
 from ..bench.record import BASE
 from ..core import configs, machines, progress
 from ..core.shapes import Shape, to_text
 from ..device import l2, raster
 from .profiles import Profile, Profiles
 from .text import figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 PROVIDER = "hopper.persistent"
 DEFAULTS = {
@@ -34,7 +30,8 @@ DEFAULTS = {
 MACHINE = machines.find("H100")
 
 
-def _l2(model: tuple[int, int]) -> str:
+def model_name(model: tuple[int, int]) -> str:
+    """The size of L2 in a model: "2 × 25 MB"."""
     size, halves = model
     return f"{size >> 20} MB" if halves == 1 else f"{halves} × {size >> 20} MB"
 
@@ -44,18 +41,15 @@ def _l2(model: tuple[int, int]) -> str:
 WHOLE, HALVES = (MACHINE.l2_bytes, 1), (MACHINE.l2_bytes // 2, 2)
 MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
-CURVES = ("serpentine", "hilbert")  # a chart shows their path
 # Hit rates that 001 states, at 4096 on its H100.
 SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}
-IMAGE, PANEL = 2.1, 2.3  # inches: the width of an image of tiles, and of a panel with its margin
-MOST_NUMBERS = 32  # waves for whose numbers a panel has room
 MOST_TILES = 1 << 14  # the model then takes some seconds
 FEWEST = 3  # points from which a rank correlation is given
 COLUMNS = (
     "order",
     "requested MB",
-    *(f"DRAM MB, {_l2(model)}" for model in MODELS),
-    *(f"hit rate, {_l2(model)}" for model in MODELS),
+    *(f"DRAM MB, {model_name(model)}" for model in MODELS),
+    *(f"hit rate, {model_name(model)}" for model in MODELS),
     "measured hit rate",
     "measured DRAM MB",
 )
@@ -209,6 +203,18 @@ class Report:
         return tuple(_agreement(self.rows, i) for i in range(len(MODELS)))
 
     @property
+    def product(self) -> str:
+        """The product and its tiles."""
+        s = self.setting
+        clusters = f", clusters {_by(s.cluster)}" if s.cluster != (1, 1) else ""
+        return f"{to_text(s.shape)} in tiles {_by(s.tile)}{clusters}"
+
+    @property
+    def conditions(self) -> str:
+        """The GPU, its SMs and the operands."""
+        return f"{MACHINE.name}, {self.setting.sms} SMs, elements of 2 bytes"
+
+    @property
     def title(self) -> str:
         """The GPU, the product, its tiles and SMs."""
         s = self.setting
@@ -287,65 +293,6 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
     return Report(setting, tuple(found), cublas[-1] if cublas else None)
 
 
-def draw(found: Report) -> Canvas:
-    """A panel an order: tiles coloured by the wave in which they run, and the path of a curve."""
-    rows, columns = found.setting.grid
-    # Two rows of panels as high as their grid asks, within reason.
-    across = -(-len(found.rows) // 2)
-    height = min(max(IMAGE * rows / columns, 0.4), 6.0)
-    picture, axes = plotting.canvas(len(found.rows), (PANEL * across, 2 * (height + 0.5)), across)
-    for axis, row in zip(axes, found.rows, strict=True):
-        _panel(axis, row, found.setting)
-    picture.suptitle(
-        f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium"
-    )
-    return picture
-
-
-def _panel(axis: Any, row: Row, setting: Setting) -> None:
-    """One order: an image with a pixel for each tile."""
-    from matplotlib.colors import ListedColormap
-
-    rows, columns = setting.grid
-    waves = [[tile for tile in step if tile != raster.PAD] for step in row.order.steps(setting)]
-    wave_of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
-    names = [str(wave + 1) for wave in range(len(waves))]
-    palette = plotting.colours(names)
-    axis.grid(False)
-    axis.imshow(
-        [[wave_of[m * columns + n] for n in range(columns)] for m in range(rows)],
-        cmap=ListedColormap([palette[name] for name in names]),
-        vmin=-0.5,
-        vmax=len(waves) - 0.5,
-        interpolation="none",
-    )
-    if row.order.kind in CURVES:
-        path = [tile for tiles in waves for tile in tiles]
-        across, down = [tile % columns for tile in path], [tile // columns for tile in path]
-        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
-    # The waves of consecutive tiles are scattered: a number would stand beside other waves.
-    if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":
-        for name, tiles in zip(names, waves, strict=True):
-            m, n = _middle([divmod(tile, columns) for tile in tiles])
-            box = {"boxstyle": "round,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
-            axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.spines[["left", "bottom"]].set_visible(False)
-    axis.set_title(
-        f"{row.order.label}: {row.traffic[MODELS.index(HALVES)].hit_rate:.1%}", fontsize="small"
-    )
-
-
-def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Where to write a wave's number: its centre, or its tile nearest to the centre if other waves
-    own the centre.
-    """
-    m, n = (statistics.fmean(side) for side in zip(*tiles, strict=True))
-    near = min(tiles, key=lambda tile: abs(tile[0] - m) + abs(tile[1] - n))
-    return (m, n) if abs(near[0] - m) < 1 and abs(near[1] - n) < 1 else near
-
-
 def _traffic(order: Order, setting: Setting) -> tuple[l2.Traffic, ...]:
     steps = order.steps(setting)
     return tuple(
@@ -394,7 +341,7 @@ def _agreement(rows: Iterable[Row], model: int) -> Agreement:
     hits = [(t.hit_rate, p.l2_hit_rate) for t, p in known if p.l2_hit_rate is not None]
     dram = [(float(t.missed_bytes), p.dram_read_bytes) for t, p in known if p.dram_read_bytes]
     return Agreement(
-        l2=_l2(MODELS[model]),
+        l2=model_name(MODELS[model]),
         orders=len(known),
         rank=spearman(hits),
         error=_mean([abs(model - measured) for model, measured in hits]),

@@ -193,7 +193,9 @@ def _climb_figure(evidence: Evidence, name: str) -> Figure:
 
 
 def _orders_figure(evidence: Evidence, n: str) -> Figure:
-    return raster.draw(_orders_report(evidence, n))
+    from . import raster_chart
+
+    return raster_chart.draw(_orders_report(evidence, n))
 
 
 # The figure of a part that is drawn, by its kind, from the measurements and the argument's first

@@ -1,0 +1,238 @@
+"""The chart of orders of tiles: which tiles of C run at the same time, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..bench import plotting
+from ..device import raster
+from . import text
+from .raster import HALVES, MODELS, Report, Row, Setting, model_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+_ACROSS = 3  # orders side by side
+# Inches: the width of a panel, the least and the greatest height of its tiles, what is above and
+# below them, the legend, and what is above and below all.
+_WIDE, _LOW, _HIGH, _AROUND, _LEGEND, _NOTES = 1.2, 0.3, 1.6, 0.68, 0.3, 0.8
+CORNER = 8  # tiles along N, and about as many elements along M, in which the path is shown
+# Colours that are the same in the dark, so that the path stays dark on light tiles: of the first
+# wave, and of the second to the last one.
+FIRST, SHADES = "#f4b446", ("#e3eef8", "#4f8cc0")
+_PATH = "#15181b"
+
+Line = list[tuple[int, int]]
+Rectangle = tuple[int, int, int, int]  # its first row and column, its rows and columns
+
+
+def draw(found: Report) -> Canvas:
+    """Two panels for each order: all tiles of C by the wave in which they run, and the path through
+    the tiles of a corner. The hit rates of the model and of ncu stand above.
+    """
+    sides = [
+        min(max(_WIDE * rows / columns * _aspect(found.setting), _LOW), _HIGH)
+        for rows, columns in (found.setting.grid, _corner_of(found.setting))
+    ]
+    rows = -(-len(found.rows) // _ACROSS)
+    figure, (legend, *axes) = plotting.grid(
+        plotting.WIDTH,
+        [(_LEGEND, (1,)), *[(_AROUND + max(sides), (1,) * 2 * _ACROSS)] * rows],
+        extra=_NOTES,
+    )
+    for axis in axes[2 * len(found.rows) :]:
+        axis.remove()
+    for i, row in enumerate(found.rows):
+        waves = _waves(row, found.setting)
+        _whole(axes[2 * i], row, waves, found.setting)
+        _corner(axes[2 * i + 1], row, waves, found.setting)
+    _legend(legend, max(len(_waves(row, found.setting)) for row in found.rows))
+    plotting.entitle(figure, f"Orders of tiles: {found.product}", _note(found))
+    plotting.describe(figure, _in_words(found))
+    return figure
+
+
+def _aspect(setting: Setting) -> float:
+    """The height of a cluster's tile over its width, in elements of C."""
+    return (setting.tile[0] * setting.cluster[0]) / (setting.tile[1] * setting.cluster[1])
+
+
+def _corner_of(setting: Setting) -> tuple[int, int]:
+    """The rows and columns of tiles in which the path is shown: a square of C, if it has one."""
+    rows, columns = setting.grid
+    square = round(CORNER / _aspect(setting))
+    return min(rows, max(CORNER // 2, min(square, 2 * CORNER))), min(columns, CORNER)
+
+
+def _waves(row: Row, setting: Setting) -> list[list[tuple[int, int]]]:
+    """The tiles of each wave as (row, column), in the order in which they start."""
+    _, columns = setting.grid
+    return [
+        [divmod(tile, columns) for tile in step if tile != raster.PAD]
+        for step in row.order.steps(setting)
+    ]
+
+
+def _whole(
+    axis: Any, row: Row, waves: Sequence[Sequence[tuple[int, int]]], setting: Setting
+) -> None:
+    """All tiles of C by their wave."""
+    rows, columns = setting.grid
+    _tiles(axis, waves, (rows, columns), setting)
+    axis.set_title(f"{row.order.label}\n", fontsize=plotting.TEXT, pad=4, linespacing=1.15)
+    axis.set_xlabel(f"N: all {columns} tiles", fontsize=plotting.SMALL)
+    axis.set_ylabel(f"M: {rows} tiles", fontsize=plotting.SMALL)
+
+
+def _corner(
+    axis: Any, row: Row, waves: Sequence[Sequence[tuple[int, int]]], setting: Setting
+) -> None:
+    """The tiles in a corner, and a line through those that start one after the other."""
+    from matplotlib.collections import LineCollection
+
+    height, width = _corner_of(setting)
+    _tiles(axis, waves, (height, width), setting)
+    near, far = _moves([tile for tiles in waves for tile in tiles], height, width)
+    for lines, thickness in ((near, 1.3), (far, 0.4)):
+        axis.add_collection(LineCollection(lines, colors=_PATH, linewidths=thickness))
+    m, n = waves[0][0]
+    axis.plot([n], [m], "o", color=_PATH, markersize=4, clip_on=False)
+    rate = row.profile.l2_hit_rate if row.profile else None
+    model = row.traffic[MODELS.index(HALVES)].hit_rate
+    axis.set_title(
+        f"hits: model {model:.1%}\nncu {text.figure(rate, '.1%')}",
+        fontsize=plotting.SMALL,
+        fontweight="normal",
+        pad=4,
+        linespacing=1.15,
+    )
+    axis.set_xlabel(f"N: first {width}", fontsize=plotting.SMALL)
+    axis.set_ylabel(f"M: first {height}", fontsize=plotting.SMALL)
+
+
+def _moves(
+    path: Sequence[tuple[int, int]], height: int, width: int
+) -> tuple[list[Line], list[Line]]:
+    """The lines from tile to tile within the first rows and columns, as (column, row): those
+    through neighbours, joined, and the others.
+    """
+    near: list[Line] = []
+    far: list[Line] = []
+    for (m, n), (p, q) in pairwise(path):
+        if max(m, p) >= height or max(n, q) >= width:
+            continue
+        if abs(m - p) + abs(n - q) > 1:
+            far.append([(n, m), (q, p)])
+        elif near and near[-1][-1] == (n, m):
+            near[-1].append((q, p))
+        else:
+            near.append([(n, m), (q, p)])
+    return near, far
+
+
+def _tiles(
+    axis: Any,
+    waves: Sequence[Sequence[tuple[int, int]]],
+    extent: tuple[int, int],
+    setting: Setting,
+) -> None:
+    """Paints the tiles of the first rows and columns, each in the colour of its wave."""
+    from matplotlib.collections import PolyCollection
+
+    height, width = extent
+    for tiles, colour in zip(waves, colours(len(waves)), strict=True):
+        inside = {(m, n) for m, n in tiles if m < height and n < width}
+        corners = [
+            [
+                (n - 0.5, m - 0.5),
+                (n + w - 0.5, m - 0.5),
+                (n + w - 0.5, m + h - 0.5),
+                (n - 0.5, m + h - 0.5),
+            ]
+            for m, n, h, w in rectangles(inside)
+        ]
+        if corners:
+            axis.add_collection(
+                PolyCollection(corners, facecolors=colour, edgecolors=colour, linewidths=0.3)
+            )
+    axis.set_xlim(-0.5, width - 0.5)
+    axis.set_ylim(height - 0.5, -0.5)
+    # As long and as wide as the elements of C.
+    axis.set_aspect(_aspect(setting))
+    axis.grid(False)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[["left", "bottom"]].set_visible(False)
+
+
+def rectangles(tiles: Iterable[tuple[int, int]]) -> list[Rectangle]:
+    """Disjoint rectangles that cover these tiles and no others: runs along a row, and runs of equal
+    columns in neighbouring rows joined.
+    """
+    runs: list[Rectangle] = []
+    for m, n in sorted(tiles):
+        if runs and runs[-1][0] == m and runs[-1][1] + runs[-1][3] == n:
+            runs[-1] = (m, runs[-1][1], 1, runs[-1][3] + 1)
+        else:
+            runs.append((m, n, 1, 1))
+    found: list[Rectangle] = []
+    open_at: dict[tuple[int, int], int] = {}  # the last rectangle over these columns
+    for m, n, _, width in runs:
+        last = open_at.get((n, width))
+        if last is not None and found[last][0] + found[last][2] == m:
+            found[last] = (found[last][0], n, found[last][2] + 1, width)
+        else:
+            open_at[n, width] = len(found)
+            found.append((m, n, 1, width))
+    return found
+
+
+def colours(waves: int) -> list[str]:
+    """A colour for each wave: one for the first, and shades from light to dark for the others."""
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    shades = LinearSegmentedColormap.from_list("waves", SHADES)
+    return [FIRST] + [to_hex(shades(wave / max(1, waves - 2))) for wave in range(waves - 1)]
+
+
+def _legend(axis: Any, waves: int) -> None:
+    """Makes a legend of an axis: the colours of the first wave, of others and of the last one."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    every = colours(waves)
+    known = dict.fromkeys(wave for wave in (0, 1, waves // 2, waves - 1) if wave < waves)
+    patches: list[Any] = [Patch(color=every[wave], label=f"wave {wave + 1}") for wave in known]
+    path = Line2D(
+        [], [], color=plotting.INK, linewidth=1.3, marker="o", markersize=4, markevery=[0]
+    )
+    path.set_label("order in which tiles start")
+    axis.set_axis_off()
+    axis.legend(handles=[*patches, path], loc="center left", ncols=len(patches) + 1, borderpad=0)
+
+
+def _note(found: Report) -> str:
+    s = found.setting
+    who = "clusters" if s.cluster != (1, 1) else "CTAs"
+    return (
+        f"A wave: what {s.workers} {who} compute at the same time. Left of each pair: all tiles of "
+        "C; right: the first tiles, and the path through them. Hits: the hit rate of L2, by the "
+        f"model with {model_name(HALVES)} and as ncu counts it. {found.conditions}."
+    )
+
+
+def _in_words(found: Report) -> str:
+    """The text alternative."""
+    cells = []
+    for row in found.rows:
+        model = f"model {row.traffic[MODELS.index(HALVES)].hit_rate:.1%}"
+        rate = row.profile.l2_hit_rate if row.profile else None
+        cells.append(
+            f"{row.order.label}: {model}, " + (f"ncu {rate:.1%}" if rate else "not measured")
+        )
+    return (
+        "For each order of tiles, C is coloured by the wave in which a tile runs, and a line shows "
+        f"the order in a corner. L2 hit rates at {found.title}: {'; '.join(cells)}."
+    )
