@@ -7,11 +7,13 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from ..core import problem as operands
+from ..core.arguments import renamed, show_signature
+from ..core.errors import OperandError
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.steps import Steps
@@ -20,7 +22,7 @@ from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup
 from .lookup import HERE, Choice, TuningIndex
 from .search.target import TuneTarget
-from .store.records import BestConfig, Workload
+from .store.records import BestConfig, Weights, Workload
 
 if TYPE_CHECKING:
     from .search.strategy import Strategy
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 # The seconds for a shape that OUTBLAS_TUNE=on meets, unless OUTBLAS_TUNE_BUDGET says otherwise.
 FIRST_SECONDS = 60.0
 FIRST_TRIALS = 64
+_REQUIRED: Any = None  # the default of a parameter that may come under its other name
+_ALIASES = {"a": "input", "b": "other"}  # A and B as the operators call them
 # Workloads whose tuning failed in this process: they are not tried again at every call.
 _given_up: set[Workload] = set()
 
@@ -111,8 +115,8 @@ def of_problem(problem: Problem) -> Workload | None:
 
 
 def tune(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    input: torch.Tensor = _REQUIRED,
+    other: torch.Tensor = _REQUIRED,
     *,
     out_dtype: torch.dtype | None = None,
     kernels: Sequence[str | TuneTarget] | None = None,
@@ -121,49 +125,79 @@ def tune(
     top_k: int = 8,
     retry_failed: bool = False,
     strategy: str | Strategy | type[Strategy] = "ranked",
-    weights: str = "warm",
+    weights: Weights = "warm",
     epilogue: str = "",
+    **aliases: torch.Tensor,
 ) -> BestConfig:
-    """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
+    """Find the fastest kernel and config for `outblas.matmul(input, other)`, and use it from now on.
+
+    The result is kept in the user's store, so that later programs use it too. Results that were
+    measured and could not be stored are exported to another file, with a warning that names it.
 
     Args:
-        a, b: operands as `matmul` takes them, 16-bit or fp32, on an NVIDIA GPU; only their shapes,
-            layouts and dtype count: packed ones of the same are measured.
-        out_dtype: as in `matmul`.
-        kernels: names from `outblas list`; by default those that `matmul` may choose from on this
-            GPU.
-        budget, trials, top_k, retry_failed, strategy, weights, epilogue: as in
-            `outblas.autotune.sweep`. What wins with cold weights is taken where nothing was tuned
-            with warm ones, and what wins with an epilogue by calls with that epilogue.
+        input: The left operand, as in `outblas.matmul`: 16-bit or float32, on an NVIDIA GPU. Only
+            the shapes, layouts and dtype of the operands count; packed tensors like them are
+            measured. The keyword `a` is accepted too.
+        other: The right operand. The keyword `b` is accepted too.
+        out_dtype: The dtype of the product, as in `outblas.matmul`.
+        kernels: The names of the kernels that compete, or `TuneTarget` records; None for those
+            that `outblas.matmul` chooses from on this GPU.
+        budget: The seconds to spend; None to measure every valid config.
+        trials: How many configs of each kernel to measure; None for as many as the budget allows.
+        top_k: How many configs go to the finals.
+        retry_failed: Whether configs whose earlier trial failed are measured again.
+        strategy: What orders the configs, as in `outblas.autotune.SweepOptions`.
+        weights: "warm", or "cold" to measure with weights that are not in the L2 cache. A config
+            that wins with cold weights is used where nothing was tuned with warm ones.
+        epilogue: What follows the product, such as "bias+gelu"; calls with that epilogue use the
+            result.
 
-    The winner stays in the user's store. Raises TypeError and ValueError for operands that do not
-    fit together or that no kernel takes, RuntimeError inside a CUDA graph capture, where the store
-    cannot be written, and where nothing could be measured. Warns where results were measured that
-    could not be stored, and says where they are.
+    Returns:
+        The winner, with its time and its ratio to cuBLAS.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        OperandError: The operands do not fit together.
+        ValueError: The operands are not on an NVIDIA GPU or no kernel can take them, or an
+            argument is none of its choices.
+        StoreError: The store cannot be written.
+        RuntimeError: A CUDA graph is being captured, or no config could be measured.
+
+    Example:
+        >>> import torch, outblas
+        >>> a, b = torch.randn(512, 256), torch.randn(256, 1024)
+        >>> if torch.cuda.is_available():
+        ...     best = outblas.tune(a.cuda(), b.cuda(), budget=20)
     """
-    operands.check_tensor("a", a)
-    operands.check_tensor("b", b)
-    shape = operands.check_pair(a, b)
-    dtype = operands.check_out_dtype(out_dtype, a.dtype)
-    if not a.is_cuda:
+    if aliases:
+        input, other = renamed("tune", _ALIASES, aliases, input=input, other=other)
+    operands.check_tensor("input", input)
+    operands.check_tensor("other", other)
+    try:
+        shape = operands.check_pair(input, other)
+    except OperandError as error:
+        error.rename(_ALIASES)
+        raise
+    dtype = operands.check_out_dtype(out_dtype, input.dtype)
+    if not input.is_cuda:
         raise ValueError(
-            f"a is on {a.device}, expected an NVIDIA GPU: there is nothing to tune elsewhere"
+            f"input is on {input.device}, expected an NVIDIA GPU: there is nothing to tune elsewhere"
         )
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a CUDA graph is being captured: tune before, not inside")
 
-    tf32 = a.dtype is torch.float32 and dispatch.tf32_requested()
+    tf32 = input.dtype is torch.float32 and dispatch.tf32_requested()
     out = torch.empty(shape, dtype=dtype, device="meta")
-    workload = of_problem(operands.problem(a, b, out, tf32=tf32))
+    workload = of_problem(operands.problem(input, other, out, tf32=tf32))
     if workload is None:
         raise ValueError(
-            f"a is {tuple(a.shape)} with strides {a.stride()} and b {tuple(b.shape)} with "
-            f"{b.stride()}, expected "
-            "matrices that are not empty, or a batch that shares b, each with a stride of 1"
+            f"input is {tuple(input.shape)} with strides {input.stride()} and other "
+            f"{tuple(other.shape)} with {other.stride()}, expected matrices that are not empty, "
+            "or a batch that shares other, each with a stride of 1"
         )
     return _sweep(
         workload,
-        a.device.index,
+        input.device.index,
         kernels,
         budget=budget,
         trials=trials,
@@ -173,6 +207,9 @@ def tune(
         weights=weights,
         epilogue=epilogue,
     )
+
+
+show_signature(tune, ("input", "other"))
 
 
 def _is_tuned(index: TuningIndex, workload: Workload) -> bool:

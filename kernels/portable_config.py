@@ -26,10 +26,26 @@ _MAX_ACCUMULATORS = 128
 
 @dataclass(frozen=True)
 class PortableConfig:
-    """One CTA computes block_m × block_n outputs in `num_warps` warps, block_k terms at a time.
+    """The config of the kernel `portable`, which Triton compiles for any GPU.
 
-    `group_m` rows of tiles are walked together, column by column, so that neighbours in time share
-    operands in L2; `num_stages` is the depth of Triton's software pipeline.
+    `invalid_reason` in this module says which combinations cannot be built.
+
+    Attributes:
+        block_m: Rows of C in the tile of a CTA: a power of two from 16 to 1024 elements.
+        block_n: Columns of C in the tile of a CTA, likewise.
+        block_k: Terms of K in a step, likewise.
+        group_m: Rows of tiles that are walked together, column by column, so that neighbours in
+            time share operands in L2.
+        num_warps: Warps of a CTA: a power of two, at most 32.
+        num_stages: The depth of Triton's software pipeline.
+
+    Example:
+        >>> import torch, outblas
+        >>> from outblas.kernels.portable_config import PortableConfig
+        >>> config = PortableConfig(block_m=32, block_n=32, block_k=32)
+        >>> c = outblas.matmul(torch.ones(8, 8), torch.eye(8), kernel="portable", config=config)
+        >>> c.sum()
+        tensor(64.)
     """
 
     block_m: int = 128
@@ -41,30 +57,44 @@ class PortableConfig:
 
     @property
     def threads(self) -> int:
+        """Threads of a CTA."""
         return 32 * self.num_warps
 
     @property
     def accumulators(self) -> int:
-        """fp32 accumulators a thread."""
+        """The float32 accumulators of a thread."""
         return self.block_m * self.block_n // self.threads
 
     @property
     def widened_operands(self) -> float:
-        """Registers a thread for one step of operands: FMA on 16-bit operands widens them ahead of
-        the products.
+        """The registers of a thread that one step of widened 16-bit operands takes, where FMA
+        multiplies.
         """
         return 2 * math.sqrt(self.accumulators) * self.block_k
 
     def shared_memory(self, dtype: torch.dtype) -> int:
-        """Bytes of shared memory that the kernel takes at most: barriers, and the stages or an fp32
-        tile of outputs before wide stores.
+        """Compute the most shared memory that the kernel takes.
+
+        That is barriers, and either the stages or a float32 tile of outputs before wide stores.
+
+        Args:
+            dtype: The dtype of the operands.
+
+        Returns:
+            Bytes of a CTA.
         """
         stage = (self.block_m + self.block_n) * self.block_k * dtype.itemsize
         return _BARRIERS + max(self.num_stages * stage, self.block_m * self.block_n * 4)
 
     def registers(self, vector_a: int, vector_b: int) -> int:
-        """Registers of a thread that accumulators and load addresses hold, where one load of A, and
-        one of B, takes so many elements.
+        """Estimate the registers of a thread that accumulators and load addresses take.
+
+        Args:
+            vector_a: The elements that one load of A takes.
+            vector_b: The elements that one load of B takes.
+
+        Returns:
+            Registers of a thread.
         """
         addresses = (
             self.block_m * self.block_k // vector_a + self.block_k * self.block_n // vector_b

@@ -15,23 +15,43 @@ FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on thei
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """Which part of a CTA computes what. Sizes are in elements and powers of two; a rung's own
-    `Config` has the defaults of that rung.
+    """The config of a CUDA-core kernel: tiles of a CTA, a warp and a thread, and how they load.
 
-    A CTA computes `block_m` × `block_n` outputs, in k-blocks of `block_k` terms (1: operands are
-    not staged in shared memory); a warp `warp_m` × `warp_n` adjacent ones of them; a thread
-    `thread_m` × `thread_n`, in fragments of `piece_m` × `piece_n` adjacent ones that alternate with
-    those of the other lanes. `interleave`: neighbouring lanes step along columns and rows in turn,
-    in place of columns first.
+    Each rung's own `Config` is this class with the defaults of that rung. Sizes are in elements
+    and powers of two. `invalid_reason` in this module says which combinations cannot be built.
 
-    A load takes at most `vector` elements of a row. `transpose_a`: A's k-block lies in shared
-    memory as B's does, term by term. `pad` words lengthen the rows of A's k-block, and those of B's
-    where they then still start at 16 bytes. `prefetch`: the next k-block is loaded while one is
-    multiplied; `store_at` is the term at which it goes to shared memory, where that has room for
-    two. `group_m` rows of tiles are walked together.
+    Attributes:
+        block_m: Rows of C in the tile of a CTA.
+        block_n: Columns of C in the tile of a CTA.
+        block_k: Terms of K in a k-block; 1 for operands that are not staged in shared memory.
+        warp_m: Rows of C in the tile of a warp.
+        warp_n: Columns of C in the tile of a warp.
+        thread_m: Rows of C that a thread computes.
+        thread_n: Columns of C that a thread computes.
+        piece_m: Rows of a thread's fragment. Fragments of the lanes of a warp alternate.
+        piece_n: Columns of a thread's fragment.
+        interleave: Whether neighbouring lanes step along columns and rows in turn, instead of
+            along columns first.
+        vector: Elements of a row that a load takes at most: 1, 2 or 4.
+        transpose_a: Whether the k-block of A is transposed in shared memory, so that the rows of a
+            term lie side by side.
+        pad: Words that lengthen each row of A's k-block in shared memory, and of B's if `pad` is a
+            multiple of 4: 0, 1, 2, 4, 8 or 16.
+        group_m: Rows of tiles that are walked together, so that neighbours in time share operands
+            in L2.
+        prefetch: Whether the next k-block is loaded while one is multiplied.
+        store_at: The term of the k-block at which the next one is written to shared memory, where
+            that has room for two.
+        ctas: CTAs that an SM must have registers for. It limits the registers of a thread on sm_90
+            and newer, where A is stored by columns or is transposed.
 
-    `ctas`: registers are limited to what so many CTAs an SM can have, on sm_90 and newer, where A
-    lies along K in memory or is transposed; other code takes a few more, and would spill.
+    Example:
+        >>> from outblas.kernels.simt_config import SimtConfig
+        >>> config = SimtConfig(
+        ...     block_m=128, block_n=128, block_k=8, warp_m=32, warp_n=64, thread_m=8, thread_n=8
+        ... )
+        >>> config.threads, config.accumulators, config.k_block_bytes
+        (256, 64, 8192)
     """
 
     block_m: int = 32
@@ -54,6 +74,7 @@ class SimtConfig:
 
     @property
     def num_warps(self) -> int:
+        """Warps of a CTA."""
         return (self.block_m // self.warp_m) * (self.block_n // self.warp_n)
 
     @property
@@ -63,17 +84,17 @@ class SimtConfig:
 
     @property
     def accumulators(self) -> int:
-        """fp32 sums a thread holds."""
+        """The float32 sums that a thread holds."""
         return self.thread_m * self.thread_n
 
     @property
     def max_registers(self) -> int:
-        """Registers a thread may take."""
+        """The registers that a thread may take."""
         return max_registers(self.threads, self.ctas)
 
     @property
     def pad_b(self) -> int:
-        """Words that lengthen the rows of B's k-block, which are read 16 bytes at a time."""
+        """The words that lengthen the rows of B's k-block, which are read 16 bytes at a time."""
         return self.pad if self.pad % 4 == 0 else 0
 
     @property

@@ -19,19 +19,35 @@ ARCHS = (0, 75, 80)  # whose PTX the driver assembles for every newer GPU
 
 @dataclass(frozen=True)
 class TuringConfig:
-    """Which part of a CTA computes what. Sizes are in elements and powers of two; a rung's own
-    `Config` has the defaults of that rung.
+    """The config of a kernel on mma.sync: tiles of a CTA and its warps, and how they load.
 
-    A CTA computes `block_m` × `block_n` outputs, in k-blocks of `block_k` terms, in `warps_m` ×
-    `warps_n` warps, whose 16×8 outputs of one mma.sync lie side by side, again and again.
+    Each rung's own `Config` is this class with the defaults of that rung. Sizes are in elements
+    and powers of two. `invalid_reason` in this module says which combinations cannot be built.
 
-    A load takes at most `vector` elements of a row. There are `stages` k-blocks in shared memory,
-    with rows `pad` elements longer, or swizzled for ldmatrix where `swizzle`. `ahead`: the load of
-    a k-block runs during the products of the one before. `stage_out`: outputs go through shared
-    memory, to leave in whole rows. `group_m` rows of tiles are walked together.
+    Attributes:
+        block_m: Rows of C in the tile of a CTA.
+        block_n: Columns of C in the tile of a CTA.
+        block_k: Terms of K in a k-block: 16 to 128.
+        warps_m: Warps of a CTA along M.
+        warps_n: Warps of a CTA along N. The 16x8 outputs of one mma.sync of each warp lie side by
+            side, and repeat over the tile.
+        vector: Elements of a row that a load takes at most: 1, 2, 4 or 8.
+        pad: Elements that lengthen each row of a k-block in shared memory: 0, 2, 4, 8 or 16.
+        swizzle: Whether k-blocks are swizzled in shared memory for ldmatrix, instead of padded.
+        stages: k-blocks in shared memory at a time.
+        ahead: Whether a k-block is loaded during the products of the one before.
+        stage_out: Whether outputs go through shared memory, so that whole rows are stored.
+        group_m: Rows of tiles that are walked together, so that neighbours in time share operands
+            in L2.
+        ctas: CTAs that an SM must have registers for, which limits the registers of a thread.
+        arch: The architecture to compile for: 75 (sm_75), 80, or 0 for the GPU's own. The driver
+            compiles the PTX of an older architecture for a newer GPU.
 
-    `ctas`: registers are limited to what so many CTAs an SM can have. `arch`: the architecture to
-    compile for (75 is sm_75), from whose PTX the driver makes code for a newer GPU; 0: the GPU's.
+    Example:
+        >>> from outblas.turing.config import TuringConfig
+        >>> config = TuringConfig(block_m=128, block_n=128, block_k=32, stages=2)
+        >>> config.threads, config.accumulators
+        (256, 64)
     """
 
     block_m: int = 32
@@ -51,6 +67,7 @@ class TuringConfig:
 
     @property
     def num_warps(self) -> int:
+        """Warps of a CTA."""
         return self.warps_m * self.warps_n
 
     @property
@@ -60,18 +77,18 @@ class TuringConfig:
 
     @property
     def accumulators(self) -> int:
-        """fp32 sums a thread holds."""
+        """The float32 sums that a thread holds."""
         return self.block_m * self.block_n // self.threads
 
     @property
     def max_registers(self) -> int:
-        """Registers a thread may take."""
+        """The registers that a thread may take."""
         return max_registers(self.threads, self.ctas)
 
     @property
     def k_block_bytes(self) -> int:
-        """Shared memory of one k-block of A and one of B, in bytes, at most: rows lie along K, or
-        across it.
+        """The most bytes of shared memory that one k-block of A and one of B take, whichever way
+        their rows lie.
         """
         sides = self.block_m, self.block_n
         return (
@@ -80,7 +97,7 @@ class TuringConfig:
 
     @property
     def staged_bytes(self) -> int:
-        """Shared memory of a tile of outputs."""
+        """Bytes of shared memory of a tile of outputs."""
         return self.block_m * (self.block_n + STAGED_PAD) * FP32
 
 

@@ -13,12 +13,32 @@ Stage = Literal["waiting", "preparing", "screening", "finals", "done", "failed"]
 
 @dataclass
 class Progress:
-    """One workload on one GPU (`gpu`: "0", a UUID or a host's name with it).
+    """A snapshot of the tuning of one workload on one GPU.
 
-    `valid` configs are to be screened, of which `known` were in the store before, `screened` have
-    been measured now, `compiling` and `compiled` wait for their turn. `failures` counts trials by
-    status; `best` is the label of the fastest so far, `best_ratio` cuBLAS's time over its time.
-    `deadline` is on the clock of `time.monotonic` (None: no budget). `rounds`: of the finals.
+    Attributes:
+        workload: What is being tuned.
+        gpu: The GPU: an index, a UUID, or either with the name of a host.
+        stage: "waiting", "preparing", "screening", "finals", "done" or "failed".
+        valid: How many configs are to be screened.
+        known: How many of them the store had a result of.
+        screened: How many have been measured now.
+        compiling: How many are being compiled.
+        compiled: How many are compiled and wait to be measured.
+        failures: How many trials failed, by status.
+        best: The kernel and config of the fastest trial so far.
+        best_ratio: The time of cuBLAS over that of the fastest trial.
+        cublas_us: The time of cuBLAS in µs.
+        rounds: How many rounds of the finals are done.
+        started: When it began, on the clock of `time.monotonic`.
+        deadline: When its budget ends, on that clock; None without a budget.
+        message: What went wrong, if anything did.
+
+    Example:
+        >>> from outblas.autotune import Progress, Workload
+        >>> def show(progress: Progress) -> None:  # for sweep(..., progress=show)
+        ...     print(f"{progress.workload}: {progress.screened} of {progress.valid}")
+        >>> show(Progress(Workload(512, 512, 512), stage="screening", valid=40, screened=7))
+        512 bfloat16 nt: 7 of 40
     """
 
     workload: Workload
@@ -40,13 +60,13 @@ class Progress:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """The seconds since it began."""
         return time.monotonic() - self.started
 
     @property
     def left(self) -> float | None:
-        """Seconds, as far as anyone can say: by the pace so far, within the deadline. None: nobody
-        can.
+        """The estimated seconds to its end, by the pace so far and the deadline; None where there
+        is nothing to estimate from.
         """
         budget = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         missing = self.valid - self.known - self.screened

@@ -25,14 +25,27 @@ class Candidate:
     """A config that is worth measuring.
 
     Attributes:
-        target: the kernel.
-        config: the kernel's `Config`.
-        text: the config as text, as stores have it.
-        compile_key: the text of the config whose compile it shares.
-        footprint: what the config asks of an SM, and how it cuts the problem.
-        predicted_us: the ranker's prediction in µs; 0 in the interpreter, of which nothing is
-            known.
-        own: whether the kernel takes this config where none is given.
+        target: The kernel.
+        config: An instance of the kernel's `Config`.
+        text: The config as text, as stores have it.
+        compile_key: The text of the config whose compiled code it shares.
+        footprint: How the config cuts the problem into tiles, and the registers, shared memory and
+            threads that it takes: `footprint.tile_m`, `.stages`, `.registers` and so on.
+        predicted_us: The time that the ranker predicts, in µs; 0 in the interpreter, which has no
+            model.
+        own: Whether it is the config that the kernel chooses where none is given.
+
+    Example:
+        >>> from outblas.autotune import Gpu, TuneTarget, Workload, plan
+        >>> found = plan(
+        ...     [TuneTarget("portable", "outblas.kernels.portable")],
+        ...     Workload(512, 512, 512),
+        ...     Gpu("NVIDIA H100 80GB HBM3", 90, 132),
+        ...     trials=4,
+        ... )
+        >>> candidate = found.ranked[0]
+        >>> candidate.target.name, candidate.footprint.tile_k in (32, 64, 128)
+        ('portable', True)
     """
 
     target: TuneTarget
@@ -45,9 +58,10 @@ class Candidate:
 
     @property
     def subject(self) -> TuneTarget:
-        """The older name of `target`."""
+        """The former name of `target`."""
         return self.target
 
     @property
     def label(self) -> str:
+        """The kernel and the config: `portable[block_m=64,...]`."""
         return f"{self.target.name}[{self.text}]"

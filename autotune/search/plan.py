@@ -50,7 +50,7 @@ class Plan:
 
 
 def plan(
-    subjects: Sequence[TuneTarget],
+    targets: Sequence[TuneTarget],
     workload: Workload,
     gpu: Gpu,
     *,
@@ -58,16 +58,42 @@ def plan(
     ranker: Ranker = by_model,
     strategy: Strategy | None = None,
 ) -> Plan:
-    """What a sweep of these kernels would try first: `trials` configs of each, and its own config
-    in any case.
+    """Plan what a sweep of kernels would measure for a workload, without measuring anything.
 
-    This is the first batch of the strategy, by default `ModelRanked`, which has one batch alone: a
-    strategy that goes by results may try more.
+    The plan has the first batch of the strategy. The default strategy has one batch only; one that
+    reacts to results may try more. The config that a kernel would choose itself is always part of
+    it. No GPU is needed.
 
-    Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is
-    missing, StrategyError for a strategy that proposes what is no candidate.
+    Args:
+        targets: The kernels that compete.
+        workload: The product to tune for.
+        gpu: The GPU to plan for, which need not be in this machine.
+        trials: How many configs of each kernel to measure; None for all valid ones.
+        ranker: What predicts times: a function of a footprint, the workload and a machine that
+            returns µs. The default is the analytic model.
+        strategy: What orders the configs; None for `ModelRanked`.
+
+    Returns:
+        The plan: the number of generated configs, those that were pruned with the reason, and the
+        candidates in the order in which they would be measured (`ranked`).
+
+    Raises:
+        ValueError: A kernel cannot take the dtype or the GPU.
+        ImportError: The DSL of a kernel is not installed.
+        StrategyError: The strategy proposed what is no candidate.
+
+    Example:
+        >>> from outblas.autotune import Gpu, TuneTarget, Workload, plan
+        >>> found = plan(
+        ...     [TuneTarget("portable", "outblas.kernels.portable")],
+        ...     Workload(512, 512, 512),
+        ...     Gpu("NVIDIA H100 80GB HBM3", 90, 132),
+        ...     trials=4,
+        ... )
+        >>> len(found.ranked) <= 5 < found.valid < found.generated
+        True
     """
-    space = prune(subjects, workload, gpu, ranker)
+    space = prune(targets, workload, gpu, ranker)
     search = Search(workload, gpu, space.candidates, trials=trials)
     first = next(batches(strategy or ModelRanked(), search), ())
     return Plan.before_proposals(space).extended(first)

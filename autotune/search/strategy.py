@@ -23,18 +23,44 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 
 
 class StrategyError(ValueError):
-    """A strategy proposed what is no candidate, or raised an exception of its own."""
+    """An error for a strategy that proposed what is no candidate, or raised an exception.
+
+    It ends the sweep. Trials that were measured before are in the store.
+
+    Example:
+        >>> from outblas.autotune import Gpu, Strategy, StrategyError, TuneTarget, Workload, plan
+        >>> class Broken(Strategy):
+        ...     def propose(self, search):
+        ...         yield ["not a candidate"]
+        >>> target = TuneTarget("portable", "outblas.kernels.portable")
+        >>> gpu = Gpu("NVIDIA H100 80GB HBM3", 90, 132)
+        >>> try:
+        ...     plan([target], Workload(512, 512, 512), gpu, strategy=Broken())
+        ... except StrategyError as error:
+        ...     print(error)
+        strategy Broken proposed 'not a candidate', expected one of search.candidates, at ...
+    """
 
 
 class Search:
     """The search for the best config of one workload on one GPU, as a strategy sees it.
 
-    Attributes:
-        workload, gpu: what is tuned, and where.
-        candidates: all valid configs of all kernels, in the order in which their spaces generate
-            them. Pruning has already taken away what cannot run or cannot be the fastest.
-        trials: how many configs of each kernel may be measured; None: as many as there are.
-        until: when screening ends, on the clock of `time.monotonic`; None: when all is done.
+    The arguments are attributes of the same names. The tuner makes the search; a strategy receives
+    it.
+
+    Args:
+        workload: The product that is tuned.
+        gpu: The GPU that it is tuned on.
+        candidates: All valid configs of all kernels, in the order in which their spaces generate
+            them. Configs that cannot run, or cannot be the fastest, have been pruned.
+        trials: How many configs of each kernel may be measured; None for all.
+        until: When screening ends, on the clock of `time.monotonic`; None without a budget.
+
+    Example:
+        >>> from outblas.autotune import Gpu, Search, Workload
+        >>> search = Search(Workload(64, 64, 64), Gpu("CPU", 0, 0), candidates=[], trials=8)
+        >>> search.best() is None, search.seconds_left, dict(search.measured)
+        (True, None, {})
     """
 
     def __init__(
@@ -53,23 +79,31 @@ class Search:
 
     @property
     def measured(self) -> Mapping[Candidate, Trial]:
-        """The trials so far, those of earlier sweeps that the store has among them.
+        """The trials so far, by candidate, including those of earlier sweeps in the store.
 
-        A trial that failed is there too: `Trial.ok` says whether its `us` counts.
+        Trials that failed are there too: `Trial.ok` says whether `us` has a value.
         """
         return MappingProxyType(self._measured)
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds that are left for screening; None where there is no budget."""
+        """The seconds that are left for screening; None without a budget."""
         return None if self.until is None else max(0.0, self.until - time.monotonic())
 
     def ranked(self) -> list[Candidate]:
-        """All candidates, those first that the ranker predicts to be fastest."""
+        """Sort all candidates by the time that the ranker predicts.
+
+        Returns:
+            The candidates, the fastest by prediction first.
+        """
         return sorted(self.candidates, key=lambda candidate: candidate.predicted_us)
 
     def best(self) -> Candidate | None:
-        """The fastest candidate of those measured so far; None before one is right."""
+        """Find the fastest candidate that was measured so far.
+
+        Returns:
+            The candidate; None while no trial is "ok".
+        """
         times = {
             candidate: trial.us
             for candidate, trial in self._measured.items()
@@ -78,80 +112,107 @@ class Search:
         return min(times, key=times.__getitem__, default=None)
 
     def find(self, kernel: str, config: str) -> Candidate | None:
-        """The candidate with this text of a config; None where it is not valid here."""
+        """Look a candidate up by its config.
+
+        Args:
+            kernel: The name of the kernel.
+            config: The config as text, as stores have it.
+
+        Returns:
+            The candidate; None where this config is not valid for the workload.
+        """
         return self._by_text.get((kernel, config))
 
     def record(self, trial: Trial) -> None:
-        """Notes what became of a candidate. The tuner calls this, not a strategy."""
+        """Add a trial to `measured`; the tuner calls this, not a strategy.
+
+        Args:
+            trial: The result of a candidate.
+        """
         candidate = self.find(trial.kernel, trial.config)
         if candidate is not None:
             self._measured[candidate] = trial
 
 
 class Strategy(ABC):
-    """Decides which configs are measured, and in which order.
+    """The base class of strategies, which decide what is measured and in which order.
 
-    Override `propose`, and hand the class, or an instance of it, to `sweep(strategy=...)`,
-    `outblas.tune(strategy=...)`, or by its name to `outblas tune --strategy module:Class`. This
-    one measures the eight configs that the model likes best, and then all configs with the tile of
-    the fastest of them:
-
-        from outblas.autotune import Strategy, sweep
-
-        class SameTile(Strategy):
-            def propose(self, search):
-                yield search.ranked()[:8]
-                best = search.best()
-                if best is not None:
-                    tile = best.footprint.tile_m, best.footprint.tile_n
-                    yield [
-                        candidate
-                        for candidate in search.candidates
-                        if (candidate.footprint.tile_m, candidate.footprint.tile_n) == tile
-                    ]
-
-        found = sweep("portable", 4096, strategy=SameTile)
+    Override `propose`, and pass the class or an instance of it to `sweep(strategy=...)` or
+    `outblas.tune(strategy=...)`, or its name to `outblas tune --strategy module:Class`.
 
     What the tuner does with the proposals:
 
-    - The kernels' own configs are measured first, whether they are proposed or not: every other
-      config has to beat them. So is what won at the same product with the other state of its
-      weights, or without its epilogue. A strategy that proposes nothing leaves it at these.
-    - A config that is proposed twice is measured once. A config that the store has a result of is
-      not measured again: its trial is in `search.measured` like any other.
-    - Of each kernel the first `search.trials` proposals are measured, and its own config in any
-      case. When they are used up, or when all candidates have been proposed, the strategy is not
-      asked any more.
-    - A proposal that is not one of `search.candidates`, an exception, and
-      `plan.MOST_STALE_BATCHES` batches in a row without a new config raise StrategyError, which
-      ends the sweep. What was measured is in the store.
-    - The best configs of the screen go to the finals, as with every strategy.
+    - It measures the config that each kernel would choose itself first, whether it is proposed or
+      not: every other config has to beat it. It does the same with the config that won at this
+      product with the other state of the weights, or without the epilogue.
+    - It measures a config once. A config that the store has a result of is not measured again; its
+      trial is in `search.measured` like any other.
+    - It measures the first `search.trials` proposals of each kernel. When they are used up, or all
+      candidates have been proposed, it does not ask for more.
+    - A proposal that is not one of `search.candidates`, an exception, and 100 batches in a row
+      without a new config raise `StrategyError`, which ends the sweep. What was measured is in the
+      store.
+    - The fastest configs go to the finals, as with every strategy.
 
     One object serves all workloads of a sweep, several at a time: keep state in local variables of
-    `propose`. Random numbers should come from a seed and the workload, as those of `Random` do:
-    a sweep that was killed goes on from the store, and makes the same proposals again. On a Ray
-    cluster the object is pickled, and its module has to be importable on every node.
+    `propose`. Draw random numbers from a seed and the workload, as `Random` does, so that a sweep
+    that was killed makes the same proposals again when it resumes. On a Ray cluster the object is
+    pickled, and its module must be importable on every node.
+
+    Example:
+        Measure the eight configs that the model ranks first, and then all configs with the tile of
+        the fastest of them:
+
+        >>> from outblas.autotune import Strategy, SweepOptions
+        >>> class SameTile(Strategy):
+        ...     def propose(self, search):
+        ...         yield search.ranked()[:8]
+        ...         best = search.best()
+        ...         if best is not None:
+        ...             tile = best.footprint.tile_m, best.footprint.tile_n
+        ...             yield [
+        ...                 candidate
+        ...                 for candidate in search.candidates
+        ...                 if (candidate.footprint.tile_m, candidate.footprint.tile_n) == tile
+        ...             ]
+        >>> options = SweepOptions(strategy=SameTile, budget=600)
     """
 
     @abstractmethod
     def propose(self, search: Search) -> Iterable[Sequence[Candidate]]:
-        """Yields batches of candidates, in the order in which they are to be measured.
+        """Yield batches of candidates, in the order in which they are to be measured.
 
-        The next batch is asked for when the last one is measured, or when the budget left no time
-        for the rest of it. Within a batch configs are compiled in parallel, ahead of their
-        measurement: few large batches are faster than many small ones.
+        The next batch is requested when the last one has been measured, or when the budget left no
+        time for the rest of it. The configs of a batch are compiled in parallel, ahead of their
+        measurement, so that few large batches are faster than many small ones.
+
+        Args:
+            search: The candidates, and the trials so far.
+
+        Returns:
+            An iterable of batches; usually this method is a generator.
         """
 
 
 class Grid(Strategy):
-    """Measures all configs in the order in which the kernels' spaces generate them."""
+    """A strategy that measures all configs in the order in which the kernels generate them.
+
+    Example:
+        >>> from outblas.autotune import Grid, SweepOptions
+        >>> options = SweepOptions(strategy=Grid)  # or strategy="grid"
+    """
 
     def propose(self, search: Search) -> Iterable[Sequence[Candidate]]:
         yield search.candidates
 
 
 class ModelRanked(Strategy):
-    """Measures the configs first that the ranker predicts to be the fastest. The default."""
+    """The default strategy: the configs that the ranker predicts to be fastest come first.
+
+    Example:
+        >>> from outblas.autotune import ModelRanked, SweepOptions
+        >>> options = SweepOptions(strategy=ModelRanked, trials=32)  # or strategy="ranked"
+    """
 
     def propose(self, search: Search) -> Iterable[Sequence[Candidate]]:
         yield search.ranked()
@@ -159,7 +220,17 @@ class ModelRanked(Strategy):
 
 @dataclass(frozen=True)
 class Random(Strategy):
-    """Measures the configs in a random order, which depends on the seed and the workload alone."""
+    """A strategy that measures the configs in a random order.
+
+    The order depends on the seed and the workload only.
+
+    Attributes:
+        seed: The seed.
+
+    Example:
+        >>> from outblas.autotune import Random, SweepOptions
+        >>> options = SweepOptions(strategy=Random(seed=7), trials=32)  # or strategy="random:7"
+    """
 
     seed: int = 0
 

@@ -19,23 +19,45 @@ _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
 @dataclass(frozen=True)
 class TuneTarget:
-    """A kernel that is tuned: its name, and the module that has it.
+    """A kernel to tune: its name, and the module that defines it.
 
-    The module offers what a rung's module does: `Config`, `unsupported(problem, config)`,
-    `plan(problem, config)`, `precompile(problem, config, arch)` and `space(problem, machine)`.
+    The module must define what the modules of the ladders define: `Config`,
+    `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)`
+    and `space(problem, machine)`. Workers import it by its name.
+
+    Attributes:
+        name: The name of the kernel, of a-z, 0-9, _ and dots.
+        module: The name of the module, as `importlib.import_module` takes it.
+
+    Example:
+        >>> from outblas.autotune import TuneTarget
+        >>> target = TuneTarget("portable", "outblas.kernels.portable")
+        >>> target.load().Config().block_m
+        128
+        >>> len(target.fingerprint)
+        16
     """
 
     name: str
     module: str
 
     def load(self) -> ModuleType:
-        """Raises ImportError that says what to install where a kernel's DSL is missing."""
+        """Import the module of the kernel.
+
+        Returns:
+            The module.
+
+        Raises:
+            ImportError: The module, or the DSL of a kernel of outblas, is not installed; the
+                message says what to install.
+        """
         if self == registered(self.name):
             return registry.load(self.name)
         return importlib.import_module(self.module)
 
     @property
     def fingerprint(self) -> str:
+        """The digest of the kernel's source, which trials carry."""
         return fingerprint(self.module)
 
 
@@ -55,7 +77,7 @@ def of(kernel: str | TuneTarget) -> TuneTarget:
     return TuneTarget(kernel, registry.module_name(kernel))
 
 
-# The older name of the class.
+# The former name of the class.
 Subject = TuneTarget
 
 

@@ -90,24 +90,25 @@ class DurableFile:
 
     @property
     def in_memory(self) -> bool:
-        """Whether results are not in the file, for good or for now."""
+        """Whether the store works on a copy in memory, for good or for now."""
         return self._memory is not None
 
     @property
     def persistent(self) -> bool:
-        """Whether what is added now reaches the file."""
+        """Whether a result that is added now is written to the file."""
         return self._file is not None and self._memory is None and not self._closed
 
     @property
     def unsaved(self) -> int:
-        """How many results were added that are not in the file."""
+        """The number of results that were added and are not in the file."""
         return len(self._unsaved)
 
     def check_persistent(self) -> None:
-        """Writes some pages to the file and removes them.
+        """Check that the file can be written, by writing some pages and removing them.
 
-        Raises StoreError, with the reason, where that fails: for a full disk or a file that cannot
-        be written, for what lives in memory, and for what was opened for reading.
+        Raises:
+            StoreError: It cannot: the disk is full, the file cannot be written, the store lives in
+                memory, is closed, or was opened for reading only. The message has the reason.
         """
         with self._mutex:
             self._check_open()
@@ -122,11 +123,18 @@ class DurableFile:
                 )
 
     def emergency_export(self, folder: Path | None = None) -> Path:
-        """Writes the results that are not in the file to a fresh export in the folder, or in the
-        first that can be written of the current one, the home and the one for temporary files;
-        returns its path.
+        """Write the results that are not in the file to a new export.
 
-        Raises ValueError where nothing is unsaved, StoreError where no file can be written.
+        Args:
+            folder: Where to write it; None for the first that can be written of the current
+                folder, the home folder and the one for temporary files.
+
+        Returns:
+            The path of the export, which `outblas cache import` reads.
+
+        Raises:
+            ValueError: Every result is in the file.
+            StoreError: No file can be written, or the store is closed.
         """
         with self._mutex:
             self._check_open()
@@ -139,8 +147,9 @@ class DurableFile:
             return path
 
     def close(self) -> None:
-        """Writes what waits, if that can be done now, and warns of what is lost. Nothing can be
-        read afterwards.
+        """Write what is not in the file yet, if that is possible now, and close the store.
+
+        It warns of results that are lost. A closed store cannot be read.
         """
         with self._mutex:
             if self._waiting and not self._closed:
@@ -163,7 +172,11 @@ class DurableFile:
         """What a subclass does last with the open file."""
 
     def verify(self) -> list[str]:
-        """What is wrong with the file, and each row that is no valid record. Reads all of it."""
+        """Check all of the file.
+
+        Returns:
+            What is wrong with the file, and each row that is damaged; an empty list if nothing is.
+        """
         with self._mutex:
             lines = self._read(sqlite.integrity)
             problems = self._read(queries.problems)

@@ -19,7 +19,8 @@ from ...core.steps import GATED, Steps
 PRECISIONS = ("bfloat16", "float16", "float32", "tf32")
 # Whether calls may find their weights in L2: warm ones take the same weights again and again, cold
 # ones rotate over copies that L2 cannot hold together.
-WEIGHTS = ("warm", "cold")
+Weights = Literal["warm", "cold"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 Status = Literal[
     "ok",  # right, and timed
@@ -43,13 +44,30 @@ CIRCUMSTANTIAL = frozenset[Status](
 
 @dataclass(frozen=True, order=True)
 class Workload:
-    """One kind of product to tune for: C[M, N] = A[M, K] B[K, N], operands packed and aligned to 16
-    bytes.
+    """A kind of product to tune for: C[M, N] = A[M, K] B[K, N], with packed operands.
 
-    `dtype` is one of `PRECISIONS`, `out_dtype` the dtype of C, `layout` one of `shapes.LAYOUTS`,
-    `weights` one of `WEIGHTS`: where B is when a call begins. `epilogue` says what follows the
-    product, as `Steps.parse` reads it: `bias+gelu+residual`, "" for nothing. An activation that is
-    gated makes one column of the output of two of B's N.
+    Attributes:
+        M: Rows of A and C.
+        N: Columns of B and C. A gated activation makes N/2 columns of the output.
+        K: Columns of A and rows of B.
+        dtype: The precision of the operands: "bfloat16", "float16", "float32" (IEEE products) or
+            "tf32" (float32 operands, products rounded to TF32).
+        out_dtype: The dtype of C: that of the operands, which is what "" stands for, or "float32".
+        layout: How A and B are stored, a letter each: "n" by rows, "t" by columns. "nt" is the
+            layout of a linear layer: B is a transposed weight.
+        weights: "warm" where B may be in the L2 cache when a call begins, "cold" where it is not.
+        epilogue: What follows the product, such as "bias+gelu+residual"; "" for nothing.
+
+    Raises:
+        ValueError: A field has a value that is none of its choices.
+
+    Example:
+        >>> from outblas.autotune import Workload
+        >>> workload = Workload(16, 4096, 4096, weights="cold", epilogue="bias+gelu")
+        >>> str(workload)
+        '16x4096x4096 bfloat16 nt cold bias+gelu'
+        >>> workload.plain == Workload(16, 4096, 4096)
+        True
     """
 
     M: int
@@ -58,7 +76,7 @@ class Workload:
     dtype: str = "bfloat16"
     out_dtype: str = ""
     layout: str = "nt"
-    weights: str = "warm"
+    weights: Weights = "warm"
     epilogue: str = ""
 
     def __post_init__(self) -> None:
@@ -93,16 +111,17 @@ class Workload:
 
     @property
     def shape(self) -> Shape:
+        """The sizes (M, N, K)."""
         return self.M, self.N, self.K
 
     @property
     def operand_dtype(self) -> str:
-        """dtype of A and B as torch names it."""
+        """The dtype of A and B by its name in torch."""
         return "float32" if self.dtype == "tf32" else self.dtype
 
     @property
     def steps(self) -> Steps:
-        """What follows the product."""
+        """The epilogue, parsed."""
         return Steps.parse(self.epilogue)
 
     @property
@@ -117,14 +136,14 @@ class Workload:
 
     @property
     def conditions(self) -> str:
-        """What sets it apart from a plain product: "", `cold`, `bias+gelu`, `cold bias+gelu`."""
+        """What sets it apart from a plain product, such as "cold bias+gelu"; "" for nothing."""
         cold = "" if self.weights == "warm" else self.weights
         return f"{cold} {self.epilogue}".strip()
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What shapes must share to learn from each other: dtype, out_dtype, layout, weights,
-        epilogue.
+        """The facts that two workloads must share for one to be a guess for the other: all but
+        the shape.
         """
         return self.dtype, self.out_dtype, self.layout, self.weights, self.epilogue
 
@@ -137,8 +156,23 @@ class Workload:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU and the software that a figure depends on. `arch`: 90 is sm_90; None and 0 where
-    there is none.
+    """The GPU and the software that a measured time depends on.
+
+    Attributes:
+        name: The name of the GPU, as torch.cuda has it.
+        arch: The compute capability as 10 * major + minor: 90 is sm_90. 0 for the CPU.
+        sms: The number of its SMs. 0 for the CPU.
+        power_limit_w: Its power limit in watts; None where that is not known.
+        driver: The version of the driver.
+        cuda: The version of CUDA that torch was built for.
+        torch: The version of torch.
+        triton: The version of Triton.
+        dsl: The version of the CuTe DSL (nvidia-cutlass-dsl).
+
+    Example:
+        >>> from outblas.autotune import Gpu
+        >>> Gpu("NVIDIA H100 80GB HBM3", arch=90, sms=132).model
+        ('NVIDIA H100 80GB HBM3', 132)
     """
 
     name: str
@@ -153,12 +187,12 @@ class Gpu:
 
     @property
     def key(self) -> str:
-        """Equal for equal facts, across processes and machines."""
+        """A digest that is equal for equal fields, in any process and on any machine."""
         return _key(self, type(self.power_limit_w).__name__)
 
     @property
     def model(self) -> tuple[str, int]:
-        """What makes two boards one model."""
+        """The name and the number of SMs, which two boards of one model share."""
         return self.name, self.sms
 
 
@@ -175,13 +209,43 @@ Facts = tuple[Gpu, Workload, str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of one config at one workload on one GPU.
+    """The result of measuring one config at one workload on one GPU.
 
-    `config` is the whole text of `configs.to_text`; `source` the fingerprint of the kernel's
-    source; `reason` says why a trial is not "ok". Figures are of the screen: `us` a call, `ratio`
-    cuBLAS's time (with an epilogue that of torch's own calls) over it, with the lowest and the
-    highest round; None unless "ok". `predicted_us` is the analytic model's, `compile_s` None where
-    it was compiled before. `when` is ISO 8601, UTC.
+    Times are those of the screen, which measures each config once. They are None unless the status
+    is "ok".
+
+    Attributes:
+        gpu: Where it was measured.
+        workload: The product that was measured.
+        kernel: The name of the kernel.
+        source: The fingerprint of the kernel's source.
+        config: The kernel's config as text, `name=value` for every field, joined by commas.
+        status: "ok" (right, and timed), "wrong", "refused" (the kernel does not accept the
+            workload with this config), "failed" (compiling or launching raised an error), "compile
+            timeout", "compile crash", "hang", "crash", "device lost" or "out of memory".
+        reason: Why it is not "ok".
+        us: The time of a call in µs.
+        ratio: The time of cuBLAS over `us`; with an epilogue, the time of torch's own calls.
+        ratio_low: The lowest ratio of a round.
+        ratio_high: The highest ratio of a round.
+        clock_mhz: The clock of the SMs meanwhile, in MHz.
+        predicted_us: The time that the analytic model predicted, in µs.
+        compile_s: The seconds that compiling took; None where it was compiled before.
+        when: The date in ISO 8601, UTC.
+
+    Example:
+        >>> from outblas.autotune import Gpu, Trial, Workload
+        >>> trial = Trial(
+        ...     gpu=Gpu("NVIDIA H100 80GB HBM3", 90, 132),
+        ...     workload=Workload(4096, 4096, 4096),
+        ...     kernel="hopper.gemm",
+        ...     source="0123456789abcdef",
+        ...     config="tile_m=128",
+        ...     status="hang",
+        ...     reason="not done after 20 s",
+        ... )
+        >>> trial.ok
+        False
     """
 
     gpu: Gpu
@@ -202,17 +266,35 @@ class Trial:
 
     @property
     def ok(self) -> bool:
+        """Whether the config gave the right result and was timed."""
         return self.status == "ok"
 
     @property
     def identity(self) -> tuple[str, Workload, str, str, str]:
-        """No two trials of a store share it."""
+        """What tells it from every other trial of a store."""
         return self.gpu.key, self.workload, self.kernel, self.source, self.config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A config in the finals: medians over rounds in which the finalists and cuBLAS took turns."""
+    """A config in the finals, in which the fastest configs and cuBLAS take turns.
+
+    Attributes:
+        kernel: The name of the kernel.
+        config: Its config as text.
+        us: The median time of a call in µs.
+        ratio: The median, over rounds, of the time of cuBLAS over that of this config.
+        ratio_low: The 10th percentile of that ratio.
+        ratio_high: The 90th percentile of that ratio.
+
+    Example:
+        >>> from outblas.autotune import Finalist
+        >>> best = Finalist(
+        ...     kernel="portable", config="", us=21.0, ratio=1.04, ratio_low=1.02, ratio_high=1.05
+        ... )
+        >>> best.ratio > 1  # faster than cuBLAS
+        True
+    """
 
     kernel: str
     config: str
@@ -224,17 +306,51 @@ class Finalist:
 
 @dataclass(frozen=True, kw_only=True)
 class BestConfig:
-    """The best config of one kernel at one workload on one GPU.
+    """The winner of the finals: the best config of one kernel at one workload on one GPU.
 
-    `ratio`: `cublas_us`, cuBLAS's time or with an epilogue that of torch's own calls, over its own,
-    median of `rounds` interleaved rounds, with the 10th and
-    90th percentile.
-    `lead`: the time of `runner_up` (a config of the same kernel; "" if it was alone) over its
-    own, `lead_low` and `lead_high` enclose the true median with 95% confidence, `confidence` bounds
-    from below (0: not at all) that with which it is the fastest of its kernel's finalists.
-    `separated`: no other can be as fast, or none by more than the finals resolve. `screened` of
-    `valid` configs (of all kernels) were measured before the finals. `finalists`: of all kernels,
-    fastest first.
+    Attributes:
+        gpu: Where it was measured.
+        workload: The product that was measured.
+        kernel: The name of the kernel.
+        source: The fingerprint of the kernel's source.
+        config: The config as text, `name=value` for every field, joined by commas.
+        us: The median time of a call in µs.
+        cublas_us: The median time of cuBLAS in µs; with an epilogue, of torch's own calls.
+        ratio: The median, over rounds, of the time of cuBLAS over that of this config: above 1 it
+            is faster than cuBLAS.
+        ratio_low: The 10th percentile of that ratio.
+        ratio_high: The 90th percentile of that ratio.
+        rounds: The number of interleaved rounds.
+        runner_up: The second best config of the same kernel as text; "" where there was none.
+        lead: The median of the time of the runner-up over that of this config.
+        lead_low: The lower end of the 95% confidence interval of the lead.
+        lead_high: The upper end of that interval.
+        confidence: A lower bound of the confidence, from 0 to 1, that this config is the fastest of
+            its kernel's finalists.
+        separated: Whether no other finalist of the kernel can be as fast, or faster by more than
+            the finals resolve.
+        screened: How many configs, of all kernels, were measured before the finals.
+        valid: How many configs, of all kernels, could have been measured.
+        finalists: The finalists of all kernels, the fastest first.
+        when: The date in ISO 8601, UTC.
+
+    Example:
+        >>> from outblas.autotune import BestConfig, Gpu, Workload
+        >>> best = BestConfig(
+        ...     gpu=Gpu("NVIDIA H100 80GB HBM3", 90, 132),
+        ...     workload=Workload(4096, 4096, 4096),
+        ...     kernel="hopper.gemm",
+        ...     source="0123456789abcdef",
+        ...     config="tile_m=128",
+        ...     us=170.0,
+        ...     cublas_us=180.2,
+        ...     ratio=1.06,
+        ...     ratio_low=1.05,
+        ...     ratio_high=1.07,
+        ...     rounds=30,
+        ... )
+        >>> f"{best.kernel}: {best.ratio:.2f} of cuBLAS"
+        'hopper.gemm: 1.06 of cuBLAS'
     """
 
     gpu: Gpu

@@ -38,8 +38,21 @@ opening = forks.Lock()
 
 
 class StoreError(RuntimeError):
-    """A store that cannot be used as asked: of a newer version, another program's, for reading
-    only, closed.
+    """An error for a store that cannot be used as asked.
+
+    Its file is of a newer version or another program's, it is closed, it was opened for reading
+    only, or it cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from outblas.autotune import Store, StoreError
+        >>> store = Store(Path("tuning.sqlite"))
+        >>> store.close()
+        >>> try:
+        ...     store.winners()
+        ... except StoreError as error:
+        ...     print(error)
+        /.../tuning.sqlite is closed
     """
 
 

@@ -25,17 +25,46 @@ T = TypeVar("T")
 
 
 class Store(DurableFile):
-    """Trials and winners, in the file at `path` or in that of the cache directory.
+    """A store of trials and winners, in a SQLite file that sweeps share.
 
-    Any number of threads may use a store, and any number of processes its file. What is added is in
-    the file when the call returns; while the disk refuses it is kept here, and written with the
-    next write that succeeds: `unsaved` says how much that is, and `emergency_export` writes it
-    elsewhere. A damaged file is set aside, and what can be read in it is carried to a fresh one;
-    where there can be none, the store lives in memory. `warning` says what went wrong, as do
-    Python's warnings. With `read_only` nothing is written, and what cannot be read counts as empty.
+    Any number of threads may use a store, and any number of processes its file. A result is in the
+    file when the call that adds it returns. While the disk refuses it (it is full, for example),
+    the result is kept in memory and written with the next write that succeeds: `unsaved` counts
+    such results, and `emergency_export` writes them to another file.
 
-    Raises StoreError for a file of a newer version, which stays as it is, and for a database of
-    another program.
+    A damaged file is set aside, and what can be read in it is copied to a fresh one. Where no file
+    can be made, the store lives in memory. The attribute `warning` says what went wrong, and so do
+    Python's warnings.
+
+    A store is a context manager, which closes it.
+
+    Args:
+        path: The file; None for `tuning.sqlite` in the cache directory.
+        read_only: True writes nothing, and treats what cannot be read as empty.
+
+    Raises:
+        StoreError: The file is of a newer version of outblas, or is another program's database. It
+            is left as it is.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from outblas.autotune import Gpu, Store, Trial, Workload
+        >>> gpu, workload = Gpu("NVIDIA H100 80GB HBM3", 90, 132), Workload(512, 512, 512)
+        >>> with Store(Path("tuning.sqlite")) as store:
+        ...     added = store.add(
+        ...         Trial(
+        ...             gpu=gpu,
+        ...             workload=workload,
+        ...             kernel="portable",
+        ...             source="0123456789abcdef",
+        ...             config="block_m=64",
+        ...             status="failed",
+        ...             reason="an example",
+        ...             when="2026-01-31T12:00:00+00:00",
+        ...         )
+        ...     )
+        ...     print(added, [trial.config for trial in store.trials(kernel="portable")])
+        True ['block_m=64']
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
@@ -47,11 +76,21 @@ class Store(DurableFile):
     # Writing.
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Stores a trial and ends its lease; False if one of its identity is there, which stays
-        unless `replace`.
+        """Store a trial, and end the lease of its config.
 
-        In any case an "ok" or "wrong" takes the place of what may have been circumstance:
-        `records.CIRCUMSTANTIAL`. Raises ValueError for a trial that could not be read again.
+        A trial that is "ok" or "wrong" always replaces one that failed for a reason that may lie
+        outside the config: a crash, a hang, memory that ran out.
+
+        Args:
+            trial: The trial.
+            replace: Whether it replaces a trial of the same identity.
+
+        Returns:
+            True if it was stored; False if there is a trial of its identity, which was kept.
+
+        Raises:
+            ValueError: A field has a value that could not be read again.
+            StoreError: The store is closed, or was opened for reading only.
         """
         added = self._write(queries.adding(trial, replace=replace), [trial])
         with self._mutex:
@@ -61,22 +100,40 @@ class Store(DurableFile):
         return added
 
     def record_best(self, best: BestConfig) -> None:
-        """Stores a best config, in place of that of its GPU, workload, kernel and source.
+        """Store a best config, in place of the one of its GPU, workload, kernel and source.
 
-        Raises ValueError for one that could not be read again.
+        Args:
+            best: The best config.
+
+        Raises:
+            ValueError: A field has a value that could not be read again.
+            StoreError: The store is closed, or was opened for reading only.
         """
         self._write(queries.recording_best(best), [best])
 
     def crown(self, winner: BestConfig) -> None:
-        """The former name of `record_best`, which programs may still use."""
+        """Call `record_best`, of which this is the former name.
+
+        Args:
+            winner: The best config.
+        """
         self.record_best(winner)
 
     def merge(self, trials: Iterable[Trial], winners: Iterable[BestConfig]) -> tuple[int, int]:
-        """Stores trials as `add` does, and winners that are newer than those here; returns how many
-        of each are new.
+        """Store trials as `add` does, and the winners that are newer than those in the store.
 
-        A date in the future makes no winner the newer. Raises ValueError, with nothing stored, for
-        one that could not be read again.
+        A winner whose date lies in the future does not count as newer.
+
+        Args:
+            trials: The trials.
+            winners: The best configs.
+
+        Returns:
+            How many trials, and how many winners, are new.
+
+        Raises:
+            ValueError: A record could not be read again; nothing was stored.
+            StoreError: The store is closed, or was opened for reading only.
         """
         trials, winners = list(trials), list(winners)
         additions = [queries.adding(trial) for trial in trials]
@@ -96,11 +153,21 @@ class Store(DurableFile):
         sources: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Removes the trials and winners to which all that is given applies; returns how many.
+        """Remove trials and winners to which every given condition applies, and leases of configs.
 
-        `sources` are the current fingerprints of kernels: what these kernels have of another source
-        goes. Leases of configs go as well. With `dry_run` nothing goes, and the count is returned.
-        Raises ValueError where nothing is given.
+        Args:
+            older_than_days: Removes records older than this many days.
+            kernel: Removes records of this kernel.
+            sources: The current fingerprint of each kernel: removes records of these kernels that
+                have another one.
+            dry_run: True removes nothing, and only counts.
+
+        Returns:
+            The number of records that were removed, or would be.
+
+        Raises:
+            ValueError: No condition is given.
+            StoreError: The store is closed, or was opened for reading only.
         """
         if dry_run:
             return self._read(queries.prunable(older_than_days, kernel, sources))
@@ -119,7 +186,18 @@ class Store(DurableFile):
     def find(
         self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str
     ) -> Trial | None:
-        """The valid trial of this identity."""
+        """Look up one trial.
+
+        Args:
+            gpu: The GPU and its software.
+            workload: The product.
+            kernel: The name of the kernel.
+            source: The fingerprint of the kernel's source.
+            config: The config as text.
+
+        Returns:
+            The trial; None where there is none, or its row is damaged.
+        """
         row = queries.identity(gpu, workload, kernel, source, config)
         found = self._read(lambda connection: queries.there(connection, "trials", row))
         return found if isinstance(found, Trial) else None
@@ -127,7 +205,16 @@ class Store(DurableFile):
     def trials(
         self, *, kernel: str | None = None, workload: Workload | None = None, gpu: str | None = None
     ) -> list[Trial]:
-        """By date; `gpu` is a key. Rows that are no valid trials are left out."""
+        """List trials by date, without rows that are damaged.
+
+        Args:
+            kernel: Only those of this kernel.
+            workload: Only those of this workload.
+            gpu: Only those of the GPU with this `Gpu.key`.
+
+        Returns:
+            The trials, the oldest first.
+        """
         found = self._records("trials", {"kernel": kernel, "gpu": gpu}, workload)
         return [record for record in found if isinstance(record, Trial)]
 
@@ -138,7 +225,16 @@ class Store(DurableFile):
         workload: Workload | None = None,
         gpu_name: str | None = None,
     ) -> list[BestConfig]:
-        """By date. Rows that are no valid winners are left out."""
+        """List winners by date, without rows that are damaged.
+
+        Args:
+            kernel: Only those of this kernel.
+            workload: Only those of this workload.
+            gpu_name: Only those on GPUs of this name.
+
+        Returns:
+            The best configs, the oldest first.
+        """
         found = self._records("winners", {"kernel": kernel}, workload)
         return [
             record
@@ -165,21 +261,45 @@ class Store(DurableFile):
                 yield queries.parse(table, row, gpus)
 
     def tuned(self, gpu: Gpu) -> list[TunedConfig]:
-        """What a lookup needs of the winners on GPUs of this model, by date. Reads nothing else."""
+        """List what a lookup needs of the winners on GPUs of one model, by date.
+
+        Args:
+            gpu: A GPU of the model.
+
+        Returns:
+            The kernel, the config, the time and the ratio of each winner.
+        """
         return self._read(lambda connection: listing.tuned(connection, *gpu.model))
 
     def summaries(self) -> list[Summary]:
-        """Counts and the best of the trials of each kernel at each workload, and its winner."""
+        """Summarize the trials of each kernel at each workload.
+
+        Returns:
+            A record for each GPU, kernel and workload: the numbers of trials, the best time, the
+            winner.
+        """
         return self._read(listing.summaries)
 
     def browse(
         self, wanted: Selection = listing.ALL, limit: int | None = None
     ) -> tuple[list[Trial], int]:
-        """The first `limit` trials, the fastest of each workload first, and how many there are."""
+        """List trials, the fastest of each workload first.
+
+        Args:
+            wanted: Which trials.
+            limit: How many to return at most; None for all.
+
+        Returns:
+            The trials, and how many there are without the limit.
+        """
         return self._read(lambda connection: listing.browse(connection, wanted, limit))
 
     def kernels(self) -> list[str]:
-        """The names of the kernels that there are results of."""
+        """List the kernels that the store has results of.
+
+        Returns:
+            Their names.
+        """
         return self._read(listing.kernels)
 
     def stream(
@@ -187,9 +307,17 @@ class Store(DurableFile):
         consume: Callable[[Iterator[Trial], Iterator[BestConfig]], T],
         wanted: Selection | None = None,
     ) -> T:
-        """What `consume` makes of all trials and winners of one moment, which come one at a time.
+        """Pass all trials and winners, one at a time, to a function.
 
-        It is called again, from the beginning, if another process writes to the file meanwhile.
+        The function sees the store as it is at one moment. It is called again, from the beginning,
+        if another process writes to the file meanwhile.
+
+        Args:
+            consume: A function of an iterator of trials and one of winners.
+            wanted: Which records; None for all.
+
+        Returns:
+            What the function returns.
         """
 
         def operation(connection: sqlite3.Connection) -> T:
@@ -213,11 +341,21 @@ class Store(DurableFile):
         *,
         again: bool = False,
     ) -> Claim:
-        """Takes the lease of a config, to measure it: see `leases`. The trial if there is one,
-        unless `again`.
+        """Take the lease of a config, so that no other process measures it.
 
-        What is granted ends with `add`, `release` or `close`; meanwhile a thread tells other
-        processes that this one lives.
+        A lease ends with `add`, `release` or `close`. Meanwhile a thread tells other processes that
+        this one lives.
+
+        Args:
+            gpu: The GPU and its software.
+            workload: The product.
+            kernel: The name of the kernel.
+            source: The fingerprint of the kernel's source.
+            config: The config as text.
+            again: Whether to take the lease although there is a trial.
+
+        Returns:
+            Whether the lease was granted, or the trial that there is, or who holds the lease.
         """
         identity = queries.identity(gpu, workload, kernel, source, config)
         with self._mutex:
@@ -229,7 +367,15 @@ class Store(DurableFile):
         return claim
 
     def release(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> None:
-        """Gives the lease of a config back, as if nobody had started to measure it."""
+        """Give the lease of a config back without a result.
+
+        Args:
+            gpu: The GPU and its software.
+            workload: The product.
+            kernel: The name of the kernel.
+            source: The fingerprint of the kernel's source.
+            config: The config as text.
+        """
         identity = queries.identity(gpu, workload, kernel, source, config)
         with self._mutex:
             if self._leases.held.pop(leases.key_of(identity), None) is not None:

@@ -10,52 +10,62 @@ from ..measure.isolated import TRIAL_SECONDS
 from ..search import candidates
 from ..search.candidates import Ranker
 from ..search.strategy import Strategy
-from ..store.records import WEIGHTS
+from ..store.records import WEIGHTS, Weights
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")
-RANKERS = ("model", "heuristics")
+RankerName = Literal["model", "heuristics"]
+RANKERS: tuple[RankerName, ...] = ("model", "heuristics")
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How far a sweep goes, where it runs, how it measures, and what it takes from the store.
+    """The options of a sweep: its budget, what it measures, where it runs.
 
     Attributes:
-        budget: seconds for all of it, of which a workload gets 5 at least; None: until all is done.
-            A workload keeps a quarter of its share for the finals.
-        trials: configs of each kernel to measure for each workload, the first that the strategy
-            proposes; None: all valid ones.
-        top_k: configs in the finals.
-        strategy: which configs are measured, and in which order: "ranked" (the best by the ranker
-            first), "grid", "random" or "random:SEED", "module:Class", or a `Strategy` of your own.
-        ranker: what predicts times: "model", the analytic one, or "heuristics", NVIDIA's
+        budget: The seconds for all workloads together; None to measure everything. A workload gets
+            5 seconds at least, and keeps a quarter of its share for the finals.
+        trials: How many configs of each kernel to measure for each workload, the first that the
+            strategy proposes; None for all valid ones.
+        top_k: How many configs go to the finals.
+        strategy: What orders the configs: "ranked" (by the ranker's prediction), "grid",
+            "random", "random:SEED", "module:Class", or a `Strategy`.
+        ranker: What predicts times: "model", the analytic model, or "heuristics", NVIDIA's
             nvMatmulHeuristics.
-        resume: whether results that the store has count; without it all is measured anew.
-        retry_failed: whether configs that have failed are measured anew; those that are right,
-            wrong or refused by the kernel are not.
-        gpus: "all", indices ("0,1", 0, [0, 1]), or "cpu": the interpreter, for portable. Ignored
-            with engine "ray".
-        engine: "local", or "ray": one task a workload on a cluster.
-        address: of the Ray cluster; by default the one that there is, or a local one.
-        compile_workers: processes that compile; by default as many as the machine carries.
-        trial_seconds: the seconds after which a config counts as hanging, besides its calls and
-            the start of a worker.
-        allow_unsaved: measure even where the store cannot be written, and keep results while the
-            process lives.
-        weights: "warm", or "cold": calls rotate over copies of B that L2 cannot hold together, as
-            those of a model that decodes find none of their weights there.
-        epilogue: what follows the product, some of bias, an activation and residual in this order,
-            joined by "+"; "" for nothing. torch's own calls that do the same are the base.
+        resume: Whether results in the store count. False measures everything again.
+        retry_failed: Whether configs whose earlier trial failed are measured again. Configs that
+            were right, wrong or refused by the kernel are not.
+        gpus: "all", indices ("0,1", 0 or [0, 1]), or "cpu" for Triton's interpreter, which runs
+            the portable kernel only. Ignored with engine "ray".
+        engine: "local", or "ray" for one task per workload on a Ray cluster.
+        address: The address of the Ray cluster; None for the running one, or else a local one.
+        compile_workers: How many processes compile; None for as many as the machine can carry.
+        trial_seconds: The seconds after which a config counts as hanging, not counting its own
+            calls and the start of a worker.
+        allow_unsaved: Whether to measure when the store cannot be written. Results are then kept
+            as long as the process lives.
+        weights: "warm", or "cold" to rotate over copies of B that the L2 cache cannot hold
+            together, as in a model that decodes.
+        epilogue: What follows the product: some of bias, an activation and residual, in this
+            order, joined by "+", such as "bias+gelu"; "" for nothing. Ratios are then to torch's
+            own calls for the same work.
 
-    Raises ValueError for a number that is none.
+    Raises:
+        ValueError: An option has a value that is none of its choices.
+
+    Example:
+        >>> from outblas.autotune import SweepOptions
+        >>> options = SweepOptions(budget=600, trials=64, gpus="all")
+        >>> SweepOptions(top_k=0)
+        Traceback (most recent call last):
+        ValueError: top_k is 0, expected an integer of at least 1
     """
 
     budget: float | None = None
     trials: int | None = None
     top_k: int = 8
     strategy: str | Strategy | type[Strategy] = "ranked"
-    ranker: str = "model"
+    ranker: RankerName = "model"
     resume: bool = True
     retry_failed: bool = False
     gpus: str | int | Sequence[int] = "0"
@@ -64,7 +74,7 @@ class SweepOptions:
     compile_workers: int | None = None
     trial_seconds: float = TRIAL_SECONDS
     allow_unsaved: bool = False
-    weights: str = "warm"
+    weights: Weights = "warm"
     epilogue: str = ""
 
     def __post_init__(self) -> None:
@@ -92,7 +102,7 @@ class SweepKeywords(TypedDict, total=False):
     trials: int | None
     top_k: int
     strategy: str | Strategy | type[Strategy]
-    ranker: str
+    ranker: RankerName
     resume: bool
     retry_failed: bool
     gpus: str | int | Sequence[int]
@@ -101,7 +111,7 @@ class SweepKeywords(TypedDict, total=False):
     compile_workers: int | None
     trial_seconds: float
     allow_unsaved: bool
-    weights: str
+    weights: Weights
     epilogue: str
 
 

@@ -16,7 +16,19 @@ LEAST_SECONDS = 5.0  # of a budget, for a workload
 
 @dataclass(frozen=True)
 class Failure:
-    """A workload that could not be tuned, and why."""
+    """A workload that could not be tuned.
+
+    Attributes:
+        workload: The workload.
+        reason: Why it could not be tuned.
+
+    Example:
+        >>> from outblas.autotune import Failure, Sweep, Workload
+        >>> found = Sweep(failures=[Failure(Workload(64, 64, 64), "the worker died")])
+        >>> for failure in found.failures:
+        ...     print(f"{failure.workload}: {failure.reason}")
+        64 bfloat16 nt: the worker died
+    """
 
     workload: Workload
     reason: str
@@ -24,17 +36,22 @@ class Failure:
 
 @dataclass
 class Sweep:
-    """What came of a sweep.
+    """The result of a sweep.
 
     Attributes:
-        outcomes: one for each workload and GPU model.
-        failures: the workloads that could not be tuned.
-        seconds: the time of the sweep.
-        store: the file of the store.
-        unsaved: how many results are not in the store's file, because it could not be written any
-            more.
-        rescued: the export that has them, for `outblas cache import`; None where nothing is missing
-            or no file could be written at all.
+        outcomes: What was found for each workload and GPU model.
+        failures: The workloads that could not be tuned.
+        seconds: How long the sweep took.
+        store: The file of the store.
+        unsaved: How many results are not in that file, because it could not be written any more.
+        rescued: The export that has those results, for `outblas cache import`; None where nothing
+            is missing, or where no file could be written at all.
+
+    Example:
+        >>> from outblas.autotune import Sweep
+        >>> found = Sweep()  # `sweep` returns it filled
+        >>> [winner.config for winner in found.winners], found.finished
+        ([], True)
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -45,20 +62,24 @@ class Sweep:
     rescued: Path | None = None
 
     def add(self, outcome: Outcome) -> None:
-        """Adds the outcome of a workload, to the failures too where it failed."""
+        """Add the outcome of a workload, and its failure if it failed.
+
+        Args:
+            outcome: What was found for one workload on one GPU model.
+        """
         self.outcomes.append(outcome)
         if outcome.failure:
             self.failures.append(Failure(outcome.job.workload, outcome.failure))
 
     @property
     def winners(self) -> list[BestConfig]:
-        """The fastest of every workload on every GPU model."""
+        """The fastest config of each workload on each GPU model."""
         found = (outcome.winner for outcome in self.outcomes)
         return [winner for winner in found if winner is not None]
 
     @property
     def finished(self) -> bool:
-        """Whether nothing was left out for want of time, and nothing failed."""
+        """Whether every workload was tuned, and none ran out of time."""
         return not self.failures and all(outcome.finished for outcome in self.outcomes)
 
 

@@ -38,35 +38,53 @@ def sweep(
     options: SweepOptions | None = None,
     **keywords: Unpack[SweepKeywords],
 ) -> Sweep:
-    """Finds the fastest config of kernels for shapes, layouts and one dtype, and keeps all trials
-    in a store.
+    """Find the fastest config of kernels for shapes and layouts, and keep all trials in a store.
+
+    Worker processes check each config for a right result and time it. The fastest configs then
+    take turns with cuBLAS in the finals. A config that hangs, crashes or gives a wrong result costs
+    its own trial only. A sweep that was killed continues from the store when it is started again.
+
+    Results that cannot be written to the store any more are exported to another file:
+    `Sweep.rescued` names it, or the note of the exception that ended the sweep.
 
     Args:
-        kernels: names from `outblas list`, or a `TuneTarget` for one of your own. Several compete.
-        shapes: (M, N, K), several of them, an int for a cube, or text as on the command line
-            ("4096,16x4096x4096").
-        dtype: of the operands: bfloat16, float16, float32 (IEEE products) or tf32. out_dtype:
-            float32 for 16-bit operands whose product is wanted in fp32; by default that of the
+        kernels: The names of kernels, as in `outblas.ladder`, or a `TuneTarget` for a kernel of
+            your own. Several kernels compete.
+        shapes: (M, N, K), a list of these, an int N for N x N x N, or text as on the command line,
+            such as "4096,16x4096x4096".
+        dtype: The precision of the operands: "bfloat16", "float16", "float32" (IEEE products) or
+            "tf32".
+        out_dtype: "float32" for 16-bit operands with a float32 product; "" for the dtype of the
             operands.
-        layout: "nt", "nn", "tn", "tt", or several: A then B, n stored by rows, t transposed.
-        store: where trials go, and come from when `resume`; by default the user's.
-        progress: called with a snapshot at every step, from the threads that drive GPUs.
-        options: how far the sweep goes and where it runs.
-        keywords: fields of `SweepOptions`, which describes them: budget, trials, top_k, strategy,
-            ranker, resume, retry_failed, gpus, engine, address, compile_workers, trial_seconds,
-            allow_unsaved, weights, epilogue. They take precedence over `options`.
+        layout: "nt", "nn", "tn" or "tt", or several: how A and B are stored, "n" by rows, "t"
+            transposed.
+        store: Where trials are kept and looked up: a `Store`, or the path of its file; None for
+            the user's store in the cache directory.
+        progress: A function that receives a `Progress` at every step, from the threads that drive
+            the GPUs.
+        options: The budget and everything else that `SweepOptions` has.
+        **keywords: Fields of `SweepOptions`, which take precedence over `options`.
 
-    Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial;
-    one whose worker is killed from outside is tried again, and then left unmeasured. Killed at any
-    moment, a sweep goes on where it was. Results that cannot be written to the store any more are
-    exported to another file: `Sweep.rescued` says where, or the note of the exception that ended
-    the sweep.
+    Returns:
+        The outcome of each workload, the winners and the failures.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; nothing has been started.
-        StoreError: the store cannot be written; nothing has been started.
-        ImportError: a kernel's DSL, ray or the heuristics are not installed.
-        StrategyError: a strategy of your own went wrong; what was measured is in the store.
+        TypeError: An argument has the wrong type; nothing was started.
+        ValueError: An argument is none of its choices, or there is no such GPU; nothing was
+            started.
+        StoreError: The store cannot be written; nothing was started.
+        ImportError: The DSL of a kernel, ray or the heuristics are not installed.
+        StrategyError: The strategy failed; what was measured is in the store.
+
+    Example:
+        `sweep("portable", 64, gpus="cpu", trials=4)` is a short sweep that needs no GPU: it runs in
+        Triton's interpreter. Arguments are checked before anything starts:
+
+        >>> from outblas.autotune import SweepOptions, sweep
+        >>> options = SweepOptions(budget=600, top_k=4)
+        >>> sweep("portable", (64, 64, 64), layout="np", options=options, gpus="cpu")
+        Traceback (most recent call last):
+        ValueError: layout is 'np', expected one of nt, nn, tn, tt
     """
     begun = time.monotonic()
     targets = _targets(kernels)

@@ -64,17 +64,27 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What came of a job.
+    """What a sweep found for one workload on one GPU.
 
     Attributes:
-        plan: what was to be measured.
-        trials: all trials of the plan, in the store before or new; `new` counts the new ones.
-        winners: the fastest config of each kernel.
-        finished: whether everything in the plan has a trial.
-        failure: why the job could not go on, if it could not.
-        unmeasured: configs of which nothing is known, because something else went wrong; the next
-            sweep tries them again.
-        unlocked: why the GPU was measured without its lock.
+        job: The kernels, the workload and the options.
+        gpu: Where it was measured.
+        plan: What was to be measured, and what was pruned.
+        trials: All trials of the plan, those that the store had before included.
+        new: How many of the trials were measured now.
+        winners: The fastest config of each kernel.
+        finished: Whether every config of the plan has a trial.
+        failure: Why the job could not go on; "" where it did.
+        unmeasured: Configs that could not be measured because something else went wrong, such as
+            a worker that was killed. The next sweep tries them again.
+        unlocked: Why the GPU was measured without a lock; "" where it was locked.
+
+    Example:
+        >>> from outblas.autotune import Outcome, Sweep
+        >>> def report(found: Sweep) -> None:
+        ...     for outcome in found.outcomes:  # Outcome records
+        ...         print(outcome.job.workload, outcome.gpu.name, len(outcome.trials))
+        >>> report(Sweep())
     """
 
     job: Job
@@ -90,7 +100,7 @@ class Outcome:
 
     @property
     def winner(self) -> BestConfig | None:
-        """The fastest of all kernels."""
+        """The fastest config of all kernels; None where nothing could be measured."""
         return max(self.winners, key=lambda winner: winner.ratio, default=None)
 
 

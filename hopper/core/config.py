@@ -22,55 +22,71 @@ SUBTILE_BYTES = 64 * 128
 
 @dataclass(frozen=True)
 class HopperConfig(metaclass=RenamedFields):
-    """What a Hopper kernel is made of; sizes are in elements. A rung's own `Config` has the
-    defaults of that rung.
+    """The config of a Hopper kernel: its tile, its pipeline, its schedule and how it stores.
 
-    Tile
-        tile_m, tile_n, tile_k: the tile of one CTA, and its terms of K in a stage.
-        mma_n: columns of one wgmma (0: tile_n).
+    Each rung's own `Config` is this class with the defaults of that rung. Sizes are in elements.
+    `invalid_reason` in this module says which combinations cannot be built.
 
-    Pipeline
-        stages: stages of shared memory, each with a k-block of A and one of B.
-        consumers: MMA warpgroups, each with tile_m / consumers rows.
-        in_flight: wgmma groups that may run on while the next stage is awaited.
-        producer_registers, consumer_registers: for setmaxnreg (0: as compiled).
-
-    Schedule
-        order: the order of the tiles, one of `device.raster.ORDERS`.
-        group_m, group_n: tiles of a super-group of that order.
-        sms: CTAs that share the tiles (0: one on each SM).
-        gpc_local: where each CTA has one whole tile, the SMs of a GPC have neighbouring ones,
-            whatever `order` says (`gpc_placement`).
-        cluster_m, cluster_n: CTAs of a cluster that load for each other.
-
-    Store
-        reorder_stores: lanes of a quad exchange values, so that each writes 16 bytes of a row.
-        write_through: stores pass by the L1 cache.
-        accumulate_flag: wgmma's flag in place of zeroed accumulators.
-        epilogue_stages: epilogue subtiles of 64×64 of C that each consumer stages in shared memory
-            (0: registers are stored straight to memory).
-
-    Production (`hopper.gemm`)
-        swap_ab: computes C^T = B^T A^T. Few rows of C become columns of the tile, which come in
-            steps of 8, and tiles may begin at any column where A's rows lie along K.
-        variable_tile_n: tiles are tile_n or tile_n - 8 columns wide, so that whole columns of
-            tiles cover N.
-        pingpong: consumers multiply a tile each in turn, not halves of the same.
-        stagger: whether consumers that share a tile multiply its last k tiles one after the other,
-            so that one stores while the next multiplies: "never"; by the "rule", where it hides an
-            epilogue or the end of a call of one wave; or "always" where it can be done.
-        stagger_k_tiles: how many k tiles that are, if the stages hold so many (0: 3).
-        k_serpentine: every other tile of a CTA walks K backwards; its last k tiles are still in L2.
-        split_k: partitions of K, which the CTA that ends last adds in their order.
-        stream_k: the tiles that fill no whole wave are cut into as many partitions as there are
-            clusters.
-        cluster_k: CTAs of a cluster that have a partition of K each, and add up in each other's
+    Attributes:
+        tile_m: Rows of C in the tile of a CTA: 64, 128, 192, 256 or 320.
+        tile_n: Columns of C in the tile of a CTA: a multiple of 16, or of 8 with
+            `variable_tile_n`.
+        tile_k: Terms of K in a stage: 16, 32, 64 or 128.
+        mma_n: Columns of one wgmma instruction; 0 for `tile_n`.
+        stages: Stages of shared memory, each with a k-block of A and one of B.
+        consumers: MMA warpgroups of a CTA: 1, 2 or 3. Each computes tile_m / consumers rows, or a
+            tile of its own with `pingpong`.
+        in_flight: wgmma groups that may still run while a consumer waits for the next stage: 0 or
+            1.
+        producer_registers: Registers of a producer thread (setmaxnreg); 0 for as compiled.
+        consumer_registers: Registers of a consumer thread (setmaxnreg); 0 for as compiled.
+        order: The order in which CTAs take tiles: "row", "column", "consecutive", "grouped",
+            "serpentine" or "hilbert".
+        group_m: Rows of tiles in a super-group of that order.
+        group_n: Columns of tiles in a super-group of that order.
+        sms: Persistent CTAs that share the tiles; 0 for one per SM.
+        gpc_local: Whether the SMs of a GPC compute neighbouring tiles where each CTA has one whole
+            tile, whatever `order` says.
+        cluster_m: CTAs of a cluster along M, which load parts of B for each other by multicast: 1,
+            2 or 4.
+        cluster_n: CTAs of a cluster along N, which load parts of A for each other by multicast: 1,
+            2 or 4.
+        reorder_stores: Whether the lanes of a quad exchange values, so that each writes 16 bytes
+            of a row.
+        write_through: Whether stores bypass the L1 cache.
+        accumulate_flag: Whether the first wgmma of a tile overwrites the accumulator, instead of
+            adding to zeroed registers.
+        epilogue_stages: Epilogue subtiles (64x64 of C) that a consumer stages in shared memory for
+            TMA stores; 0 to store from registers.
+        swap_ab: Whether C^T = B^T A^T is computed instead. Few rows of C become columns of the
+            tile, which come in steps of 8.
+        variable_tile_n: Whether tiles are tile_n or tile_n - 8 columns wide, so that columns of
+            tiles cover N without a remainder.
+        pingpong: Whether two consumers compute a tile each in turn, instead of halves of the same
+            tile.
+        stagger: When consumers that share a tile multiply its last k tiles one after the other, so
+            that one stores while the next multiplies: "never"; "rule", where it hides an epilogue
+            or the end of a call of one wave; or "always" where it is possible.
+        stagger_k_tiles: How many k tiles are multiplied so, if the stages hold as many; 0 for 3.
+        k_serpentine: Whether every other tile of a CTA walks K backwards, while its last k tiles
+            are still in L2.
+        split_k: Partitions of K; the CTA that ends last adds them in order.
+        stream_k: Whether tiles that fill no whole wave are split along K over all clusters.
+        cluster_k: CTAs of a cluster that have a partition of K each, and add their sums through
             shared memory.
-        pdl: a call may start before the one ahead of it has ended (programmatic dependent launch).
+        pdl: Whether a call may start before the previous one has ended (programmatic dependent
+            launch).
+        jitter: For debugging: every role sleeps a random time at each barrier.
+        phases: For debugging: counts the cycles of each role.
 
-    Debugging; neither is for speed
-        jitter: every role sleeps a random time at each barrier, to shake out races.
-        phases: counts the cycles of each role.
+    Example:
+        >>> from dataclasses import replace
+        >>> from outblas.hopper.config import HopperConfig
+        >>> config = HopperConfig(tile_m=128, tile_n=256, stages=3, consumers=2)
+        >>> config.shared_memory_bytes  # of 232448 that a CTA may use
+        148480
+        >>> replace(config, stages=4).stages
+        4
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {
@@ -139,14 +155,12 @@ class HopperConfig(metaclass=RenamedFields):
 
     @property
     def warpgroups_per_tile(self) -> int:
-        """Consumers that share a tile: MMA warpgroups per tile."""
+        """MMA warpgroups per tile: the consumers that share one."""
         return 1 if self.pingpong else self.consumers
 
     @property
     def split(self) -> bool:
-        """Whether several CTAs may share a tile, each with a partition of K, and add their sums
-        through memory.
-        """
+        """Whether several CTAs may share a tile, a partition of K each, and add through memory."""
         return self.split_k > 1 or self.stream_k
 
     @property
@@ -156,8 +170,8 @@ class HopperConfig(metaclass=RenamedFields):
 
     @property
     def stage_n(self) -> int:
-        """Columns of B in a stage: those of a tile, in parts of whole swizzles for the CTAs that
-        load it together.
+        """Columns of B in a stage: those of a tile, rounded up to whole swizzles for each CTA that
+        loads a part of it.
         """
         part = 16 * self.cluster_m
         return -(-self.tile_n // part) * part if self.variable_tile_n else self.tile_n
@@ -180,8 +194,8 @@ class HopperConfig(metaclass=RenamedFields):
 
     @property
     def staggered_k_tiles(self) -> int:
-        """k tiles at a tile's end that consumers multiply one after the other (`gemm`): stages hold
-        them meanwhile, all but one, into which the next load goes.
+        """The k tiles at a tile's end that consumers multiply one after the other: at most one less
+        than there are stages.
         """
         return min(self.stagger_k_tiles or 3, self.stages - 1)
 
@@ -191,15 +205,23 @@ class HopperConfig(metaclass=RenamedFields):
         return self.tile_m * self.tile_n // (self.warpgroups_per_tile * WARPGROUP)
 
     def epilogue_config(self, gated: bool) -> "HopperConfig":
-        """The config of the part of C that a CTA stores. CTAs that share a tile along K have a part
-        of its columns each; gated pairs make one column of two of B.
+        """Make the config of the part of C that a CTA stores.
+
+        CTAs that share a tile along K store a part of its columns each. A gated activation makes
+        one column of C of two columns of B.
+
+        Args:
+            gated: Whether the activation is a gated one.
+
+        Returns:
+            A config with a `tile_n` of that width, and no partitions of K in a cluster.
         """
         parts = self.cluster_k * (2 if gated else 1)
         return replace(self, tile_n=self.tile_n // parts, cluster_k=1) if parts > 1 else self
 
     @property
     def epilogue_subtiles(self) -> int:
-        """Epilogue subtiles of C that one consumer stores."""
+        """The number of epilogue subtiles of C that one consumer stores."""
         return (
             self.tile_m
             // (64 * self.warpgroups_per_tile)

@@ -39,6 +39,16 @@ BESIDE = 4  # stages' barriers, as much as split-K's words and barriers take
 
 @dataclass(frozen=True)
 class Config(hilbert.Config):
+    """The config of `hopper.gemm`: `HopperConfig` with the defaults of the production kernel.
+
+    Example:
+        >>> import outblas
+        >>> from outblas.hopper.gemm import Config
+        >>> config = Config(tile_n=128, split_k=2)
+        >>> config.stages, config.in_flight  # for outblas.matmul(..., kernel="hopper.gemm")
+        (4, 1)
+    """
+
     stages: int = 4
     in_flight: int = 1
     producer_registers: int = 40

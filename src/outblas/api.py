@@ -53,49 +53,72 @@ def matmul(
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of
-    `torch.matmul`.
+    """Multiply two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
+
+    Bias, activation and residual are applied by the kernel that multiplies. Sums are accumulated
+    in float32, the epilogue is computed in float32, and the result is rounded once. Products of
+    float32 operands are IEEE float32, unless torch's float32 precision setting allows TF32.
+
+    Calls that no kernel covers, such as those on CPU tensors or integer dtypes, are computed by
+    `torch.matmul`, with one `FallbackWarning` per cause. Backward passes use the same kernels.
+    Under autocast all tensors are cast to the autocast dtype, a float32 residual included. A call
+    that raises has not written to `out` or `aux`.
 
     Args:
-        input: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any
-            strides.
-        other: (K), (K, N) or (..., K, N), of the dtype and device of input, any strides.
-        out: where the product goes: of its exact shape and dtype, with any strides that keep
-            elements apart, sharing no memory with input or other.
-        out_dtype: dtype of the product: that of input (the default), or float32 for 16-bit
+        input: The left operand A: (K), (M, K) or (..., M, K), with any strides; float16, bfloat16
+            or float32 on an NVIDIA GPU. The keyword `a` is accepted too.
+        other: The right operand B: (K), (K, N) or (..., K, N), of the dtype and on the device of
+            `input`, with any strides. The keyword `b` is accepted too.
+        out: The tensor to write the result to. It must have the exact shape and dtype of the
+            result and share no memory with an operand; its strides may be any that keep its
+            elements apart.
+        out_dtype: The dtype of the result: that of `input` (the default), or float32 for 16-bit
             operands.
-        bias: added to the product; of its dtype, and a shape that broadcasts to it: (N) for a value
-            of each column, (M, 1) for one of each row.
-        activation: of the product and its bias: "relu", "gelu" (by erf), "gelu_tanh", "silu"; or of
-            a gated pair "reglu", "geglu", "geglu_tanh", "swiglu": the activation of the first half
-            of the columns times the second half, so that N/2 columns come out.
-        residual: added after the activation; of the product's dtype, broadcasts to the output.
-        aux: where the product and its bias go before the activation, for a backward pass; as `out`.
-        kernel: a name from `outblas list`; by default the best kernel known. A named kernel runs or
-            raises, it never falls back. "portable" takes CPU tensors too, by Triton's interpreter.
-        config: of the named kernel, e.g. `outblas.hopper.config.HopperConfig(tile_m=128)`.
-        tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by
-            what was tuned here and by the tables that come along; "on", as "lookup", after tuning
-            shapes when they are first met (seconds to a minute each). By default what OUTBLAS_TUNE
-            says, or "lookup".
-        batch_invariant: whether the bits of a row of the product are to depend on no other row of
-            input, on how many there are, and on no batch. By default what the context manager
-            `outblas.batch_invariant` says, or no.
+        bias: Added to the product. It has the dtype of the result and broadcasts to the product:
+            (N) for one value per column, (M, 1) for one value per row.
+        activation: Applied to product + bias: "relu", "gelu" (the exact one, with erf),
+            "gelu_tanh" or "silu"; or a gated linear unit "reglu", "geglu", "geglu_tanh" or
+            "swiglu", which multiplies the activation of the first N/2 columns by the other N/2 and
+            returns N/2 columns.
+        residual: Added after the activation. It has the dtype of the result and broadcasts to it.
+        aux: The tensor to write product + bias to, before the activation, for a backward pass of
+            your own. The requirements are those of `out`, with the shape of the product.
+        kernel: The name of a kernel, as listed by `outblas.ladder`. By default the fastest kernel
+            known for the call. A named kernel runs or raises; it never falls back to torch.
+            "portable" also accepts CPU tensors, and runs them in Triton's interpreter.
+        config: The config of the named kernel, for example
+            `outblas.hopper.config.HopperConfig(tile_m=128)`. By default the kernel chooses.
+        tune: How the kernel is chosen when none is named: "off", by a fixed rule; "lookup", from
+            what was tuned on this machine and the tables that ship with outblas; "on", like
+            "lookup", but a shape is tuned when it is first met, which takes up to a minute. By
+            default the value of OUTBLAS_TUNE, or "lookup".
+        batch_invariant: True promises that the bits of a row of the result depend on no other row,
+            on M or on the batch. By default what the context manager `outblas.batch_invariant`
+            says, or False.
 
-    Sums are accumulated, and what follows them is computed, in fp32, and rounded once. fp32
-    products are IEEE unless torch's fp32 precision setting asks for tf32. What no kernel covers
-    goes to `torch.matmul` with one `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
-    Gradients are products of ours too, by the best kernel known. Under autocast all tensors are
-    cast, a fp32 residual too. A call that raises has written nothing.
+    Returns:
+        The product with its epilogue, of the shape that `torch.matmul` would give (with half as
+        many columns for a gated linear unit). It is `out` where that was given.
 
     Raises:
-        TypeError: an argument is of the wrong type.
-        OperandError: operands do not fit together: a ValueError and, as torch's own error for them,
-            a RuntimeError too.
-        ValueError: the named kernel cannot take the operands, an argument is none of its choices,
-            or what would take the call promises no batch-invariance.
-        RuntimeError: a CUDA graph is being captured, and the call's kernel is not on the GPU yet:
-            `outblas.warmup`, or the same call before the capture, puts it there.
+        TypeError: An argument has the wrong type.
+        OperandError: The operands do not fit together: shapes, dtypes, devices, overlapping
+            memory. It is both a ValueError and a RuntimeError, which torch raises here.
+        ValueError: The named kernel cannot take the operands, an argument is none of its choices,
+            or `batch_invariant` is True and torch would compute the call.
+        RuntimeError: A CUDA graph is being captured and the kernel is not loaded yet; call
+            `outblas.warmup` first. Or the call would fall back to torch and OUTBLAS_STRICT is 1.
+
+    Example:
+        >>> import torch, outblas
+        >>> a, b = torch.randn(2, 3, 4), torch.randn(4, 6)
+        >>> outblas.matmul(a, b).shape
+        torch.Size([2, 3, 6])
+        >>> outblas.matmul(a, b, bias=torch.randn(6), activation="swiglu").shape
+        torch.Size([2, 3, 3])
+        >>> c = outblas.matmul(a, b, kernel="portable")  # on a CPU: Triton's interpreter
+        >>> torch.allclose(c, a @ b, atol=1e-5)
+        True
     """
     if aliases:
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
@@ -135,27 +158,52 @@ def addmm(
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """beta * input + alpha * (mat1 @ mat2), as `torch.addmm`, scaled and added in fp32 and rounded
-    once.
+    """Compute beta * input + alpha * (mat1 @ mat2), like `torch.addmm`, rounded once.
+
+    The sum is computed in float32. What `matmul` says of accumulation, fallback, gradients and
+    autocast holds here too.
 
     Args:
-        input: broadcasts to (M, N); of the dtype and device of mat1. Not read when beta is 0, NaN
-            and all.
-        mat1: (M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
-        mat2: (K, N), of the dtype and device of mat1, any strides.
-        alpha, beta: numbers of Python or NumPy, or tensors of no dimensions that need no gradient,
-            whose value is fetched (from a GPU, with a synchronization); complex ones with complex
-            operands only.
-        out: as in `matmul`; may be `input` itself, where no bias, activation, residual or aux is
-            given.
-        bias, activation, residual, aux: as in `matmul`, the activation of
-            beta * input + alpha * (mat1 @ mat2) + bias.
-        kernel, config, tune, batch_invariant: as in `matmul`.
+        input: The addend C, which broadcasts to (M, N), of the dtype and on the device of `mat1`.
+            It is not read when `beta` is 0, so that NaN in it does not matter. The keyword `c` is
+            accepted too.
+        mat1: The left operand A: (M, K), with any strides; float16, bfloat16 or float32 on an
+            NVIDIA GPU. The keyword `a` is accepted too.
+        mat2: The right operand B: (K, N), of the dtype and on the device of `mat1`, with any
+            strides. The keyword `b` is accepted too.
+        alpha: The factor of the product: a Python or NumPy number, or a tensor without dimensions
+            that needs no gradient, whose value is fetched (which synchronizes with the GPU if it
+            is there). A complex number is accepted with complex operands only.
+        beta: The factor of `input`, of the same types as `alpha`.
+        out: The tensor to write the result to, as in `matmul`. It may be `input` itself, if there
+            is no bias, activation, residual or aux.
+        bias: Added to beta * input + alpha * (mat1 @ mat2), as in `matmul`.
+        activation: Applied to that sum, as in `matmul`.
+        residual: Added after the activation, as in `matmul`.
+        aux: The tensor to write the sum to, before the activation, as in `matmul`.
+        kernel: The name of a kernel, as in `matmul`.
+        config: The config of the named kernel, as in `matmul`.
+        tune: How the kernel is chosen, "off", "lookup" or "on", as in `matmul`.
+        batch_invariant: Whether a row's bits must depend on no other row, as in `matmul`.
 
-    The keywords `c`, `a` and `b` stand for `input`, `mat1` and `mat2`.
+    Returns:
+        The (M, N) result, or (M, N/2) for a gated linear unit. It is `out` where that was given.
 
-    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written
-    then.
+    Raises:
+        TypeError: An argument has the wrong type.
+        OperandError: The operands do not fit together, as in `matmul`.
+        ValueError: The named kernel cannot take the operands, an argument is none of its choices,
+            or `batch_invariant` is True and torch would compute the call.
+        RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
+
+    Example:
+        >>> import torch, outblas
+        >>> c, a, b = torch.ones(3, 5), torch.randn(3, 4), torch.randn(4, 5)
+        >>> d = outblas.addmm(c, a, b, alpha=2.0, beta=0.5)
+        >>> torch.allclose(d, 0.5 * c + 2.0 * (a @ b), atol=1e-5)
+        True
+        >>> outblas.addmm(c, a, b, out=c) is c
+        True
     """
     if aliases:
         input, mat1, mat2 = renamed(
@@ -194,22 +242,46 @@ def linear(
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """activation(input @ weight.T + bias) + residual, as `torch.nn.functional.linear` and what
-    often follows it.
+    """Compute activation(input @ weight.T + bias) + residual, the work of a linear layer.
+
+    Without activation and residual this is `torch.nn.functional.linear`. What `matmul` says of
+    accumulation, fallback, gradients and autocast holds here too. A weight that is a tensor
+    subclass (quantized, sharded) is passed to `torch.nn.functional.linear` as it is, unless its
+    type overrides this function.
 
     Args:
-        input: (..., K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
-        weight: (N, K), or (K) for an output without columns; of the dtype and device of input. Of a
-            gated pair the rows of the gate come first, then those of what it multiplies.
-        bias: (N), of the dtype of input; any shape that broadcasts to (..., N) will do.
-        activation, residual, out, kernel, config, tune, batch_invariant: as in `matmul`.
+        input: (..., K), with any strides; float16, bfloat16 or float32 on an NVIDIA GPU. The
+            keyword `x` is accepted too.
+        weight: (N, K), or (K) for an output without columns, of the dtype and on the device of
+            `input`. For a gated linear unit the rows of the gate come first, then the rows of the
+            values. The keyword `w` is accepted too.
+        bias: (N), of the dtype of `input`; any shape that broadcasts to (..., N) is accepted.
+        activation: Applied to the biased product, as in `matmul`.
+        residual: Added after the activation, as in `matmul`.
+        out: The tensor to write the result to, as in `matmul`.
+        kernel: The name of a kernel, as in `matmul`.
+        config: The config of the named kernel, as in `matmul`.
+        tune: How the kernel is chosen, "off", "lookup" or "on", as in `matmul`.
+        batch_invariant: Whether a row's bits must depend on no other row, as in `matmul`.
 
-    A weight of another type (quantized, distributed, traced) reaches `torch.nn.functional.linear`
-    as it is, unless that type overrides this function. The keywords `x` and `w` stand for `input`
-    and `weight`.
+    Returns:
+        The (..., N) result, or (..., N/2) for a gated linear unit. It is `out` where that was
+        given.
 
-    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written
-    then.
+    Raises:
+        TypeError: An argument has the wrong type.
+        OperandError: The operands do not fit together, as in `matmul`.
+        ValueError: The named kernel cannot take the operands, an argument is none of its choices,
+            or `batch_invariant` is True and torch would compute the call.
+        RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
+
+    Example:
+        >>> import torch, outblas
+        >>> x, weight, bias = torch.randn(8, 16), torch.randn(32, 16), torch.randn(32)
+        >>> y = outblas.linear(x, weight, bias, activation="gelu")
+        >>> expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+        >>> torch.allclose(y, expected, atol=1e-5)
+        True
     """
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)

@@ -5,6 +5,8 @@ import torch
 from . import api
 from .core.compat.torch_private import inductor_choices
 
+__all__ = ["inductor_choice"]
+
 Tensor = torch.Tensor
 
 
@@ -15,14 +17,23 @@ def outblas_mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
 
 
 def inductor_choice() -> None:
-    """Offers our product to Inductor: from now on, programs compiled with `mode="max-autotune"`
-    measure it beside those of ATen and Triton wherever a `torch.mm` of theirs becomes a kernel, and
-    take the fastest.
+    """Offer the products of outblas to Inductor's autotuner.
 
-    By `torch._inductor.config.external_matmul`, which reaches `mm` alone, linear layers without a
-    bias among it, but no `addmm` or `bmm`; Inductor fuses nothing into it. A process that takes
-    compiled code from Inductor's cache must have called it too. `outblas.matmul` needs none of it:
-    it is compiled as itself. Raises RuntimeError where this torch has no such list.
+    From then on, programs that are compiled with `mode="max-autotune"` measure outblas beside ATen
+    and Triton for each `torch.mm`, and use the fastest.
+
+    Inductor asks external kernels (`torch._inductor.config.external_matmul`) for `mm` only, which
+    includes linear layers without a bias, and not for `addmm` or `bmm`; it fuses nothing into
+    them. A process that loads compiled code from Inductor's cache must call this function too.
+    Calls of `outblas.matmul` do not need it: torch.compile keeps them as they are.
+
+    Raises:
+        RuntimeError: The installed torch has no list of external products.
+
+    Example:
+        >>> import torch, outblas
+        >>> outblas.inductor_choice()
+        >>> model = torch.compile(torch.nn.Linear(16, 16, bias=False), mode="max-autotune")
     """
     offered, register = inductor_choices()
     register(outblas_mm)

@@ -16,6 +16,8 @@ from .core import epilogue, problem
 from .core.compat.torch_private import FakeTensor, FunctionalTensor
 from .core.epilogue import Activation
 
+__all__ = ["Linear", "Report", "patch", "unpatch"]
+
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
@@ -24,20 +26,42 @@ Parameter = torch.nn.Parameter
 _PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
 _NOTES = (
-    "torch.ao.quantization.quantize_dynamic and convert_pt2e, and torch.onnx.export, know no "
-    "outblas.Linear: call "
-    "unpatch first",
+    "torch.ao.quantization.quantize_dynamic, convert_pt2e and torch.onnx.export do not recognize "
+    "outblas.Linear: call unpatch first",
 )
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear` by `outblas.linear`, with its `activation`. Of a gated pair out_features
-    are the rows of the weight, those of the gate first, and half as many columns come out.
+    """A `torch.nn.Linear` that computes with `outblas.linear`, with an optional activation.
 
-    A weight, bias or input of a tensor subclass (quantized, sharded) goes to
-    `torch.nn.functional.linear` whole. torch.jit.script compiles the layer as torch's operators.
-    torch.fx records one call of `outblas.linear`, and where it traces for quantization torch's
-    operators.
+    Parameters, their names and their initialization are those of `torch.nn.Linear`, so that state
+    dicts are interchangeable. An input, weight or bias that is a tensor subclass (quantized,
+    sharded) is passed to `torch.nn.functional.linear`. torch.jit.script compiles the layer to
+    torch's operators; torch.fx records one call of `outblas.linear`, or torch's operators where it
+    traces for quantization.
+
+    Args:
+        in_features: The size K of an input row.
+        out_features: The number N of rows of the weight, which is the size of an output row. A
+            gated linear unit has the rows of the gate first, then those of the values, and returns
+            out_features / 2 columns.
+        bias: Whether the layer has a bias of shape (out_features).
+        device: The device of the parameters, as in `torch.nn.Linear`.
+        dtype: The dtype of the parameters, as in `torch.nn.Linear`.
+        activation: What is applied to the biased product, as in `outblas.matmul`; None for
+            nothing.
+
+    Raises:
+        TypeError: The activation is not a str.
+        ValueError: The activation is unknown, or a gated one with an odd out_features.
+
+    Example:
+        >>> import torch, outblas
+        >>> layer = outblas.Linear(16, 32, activation="gelu")
+        >>> layer(torch.randn(8, 16)).shape
+        torch.Size([8, 32])
+        >>> layer
+        Linear(in_features=16, out_features=32, bias=True, activation='gelu')
     """
 
     # A list, as torch's own is.
@@ -51,11 +75,11 @@ class Linear(torch.nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
         activation: Activation | None = None,
-    ):
+    ) -> None:
         problem.check_activation(activation)
         if out_features % epilogue.glu_split(activation or ""):
             raise ValueError(
@@ -66,6 +90,17 @@ class Linear(torch.nn.Linear):
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
+        """Compute activation(input @ weight.T + bias).
+
+        Args:
+            input: (..., in_features), of the dtype and on the device of the weight.
+
+        Returns:
+            (..., out_features), or half as many columns for a gated linear unit.
+
+        Raises:
+            OperandError: The input does not fit the weight, as in `outblas.linear`.
+        """
         if is_scripting():
             return _activated(functional.linear(input, self.weight, self.bias), self.activation)
         else:  # TorchScript does not compile this branch
@@ -75,6 +110,11 @@ class Linear(torch.nn.Linear):
             return _unusual_call(self, input, weight, bias)
 
     def extra_repr(self) -> str:
+        """Describe the layer's sizes and its activation, for `repr`.
+
+        Returns:
+            What stands between the parentheses of `repr`.
+        """
         return super().extra_repr() + (
             f", activation={self.activation!r}" if self.activation else ""
         )
@@ -118,12 +158,29 @@ def _activated(x: Tensor, activation: str | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Report:
-    """What `patch` or `unpatch` made of the linear layers of a model, by name ("(root)" for the
-    model itself).
+    """What `patch` or `unpatch` did with each linear layer of a model.
 
-    `swapped`: of the other class now, or before. `kept`: not, and why. `remarks`: what keeps a
-    swapped one from our kernels for the time being. `notes`: what tools of torch do not take the
-    model as it is now. `str` makes a table, and the notes follow it.
+    Layers are named as in `torch.nn.Module.named_modules`; "(root)" is the model itself. `str`
+    makes a table of one row per layer, followed by the notes.
+
+    Attributes:
+        swapped: The layers that have the new class now, including those that had it before.
+        kept: The layers that were left as they are, with the reason for each.
+        remarks: The swapped layers that torch computes for the time being, with the reason for
+            each: because they are on the CPU, for example.
+        notes: Tools of torch that do not accept the model in its present state.
+
+    Example:
+        >>> import torch, outblas
+        >>> report = outblas.patch(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
+        >>> report.swapped
+        ('0',)
+        >>> report.remarks
+        {'0': 'on cpu: torch takes it until it moves to an NVIDIA GPU'}
+        >>> print(report)
+        1 swapped, 0 kept
+        0  swapped  on cpu: torch takes it until it moves to an NVIDIA GPU
+        ...
     """
 
     swapped: tuple[str, ...] = ()
@@ -142,20 +199,37 @@ class Report:
 
 
 def patch(model: torch.nn.Module) -> Report:
-    """Makes every `torch.nn.Linear` in a model, in place, an `outblas.Linear`: only its class
-    changes, and parameters, hooks, ties, optimizers and whoever holds the module stay as they are.
+    """Turn every `torch.nn.Linear` of a model into an `outblas.Linear`, in place.
 
-    Left alone are subclasses of `torch.nn.Linear`, layers whose `forward` was replaced, and those
-    whose weight or bias no kernel takes: of another dtype, of a tensor subclass, sparse. A layer
-    may become any of these afterwards (parametrized, pruned, quantized by torchao, sharded, hooked
-    by accelerate) and computes what torch.nn.Linear would.
+    Only the class of a layer changes. Its parameters, hooks, tied weights, optimizers and every
+    reference to the module stay valid.
 
-    A patched model can be copied, saved, compiled, exported, traced and scripted. A torch.fx graph
-    has a call of `outblas.linear` where it had the module. torch.onnx.export and the quantizers
-    that the report's `notes` name know only `torch.nn.Linear`: quantize_dynamic leaves a patched
-    layer in its dtype and does not say so.
+    Subclasses of `torch.nn.Linear` are left as they are, and so are layers whose `forward` was
+    replaced and layers whose weight or bias no kernel accepts (another dtype, a tensor subclass,
+    sparse). A patched layer that is parametrized, pruned, quantized by torchao, sharded or hooked
+    by accelerate later computes what `torch.nn.Linear` would.
 
-    Raises TypeError for no module.
+    A patched model can be copied, saved, compiled, exported, traced and scripted; a torch.fx graph
+    has a call of `outblas.linear` in place of the module. torch.onnx.export and the quantizers
+    that the report's `notes` name recognize `torch.nn.Linear` only: quantize_dynamic leaves a
+    patched layer in its dtype without a warning, so call `unpatch` first.
+
+    Args:
+        model: Any module, which is changed in place.
+
+    Returns:
+        What was done with each linear layer.
+
+    Raises:
+        TypeError: `model` is no `torch.nn.Module`.
+
+    Example:
+        >>> import torch, outblas
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 4))
+        >>> outblas.patch(model).swapped
+        ('0', '1')
+        >>> type(model[0])
+        <class 'outblas.nn.Linear'>
     """
     swapped: list[str] = []
     kept: dict[str, str] = {}
@@ -177,14 +251,32 @@ def patch(model: torch.nn.Module) -> Report:
 
 
 def unpatch(model: torch.nn.Module) -> Report:
-    """Makes every `outblas.Linear` in a model, in place, a `torch.nn.Linear`, but for those with an
-    activation.
+    """Turn every `outblas.Linear` of a model back into a `torch.nn.Linear`, in place.
 
-    It also restores a layer that was parametrized, sharded by `fully_shard` or hooked by accelerate
-    after `patch`, so that undoing that gives a `torch.nn.Linear`. `kept` of the report names what
-    of ours remains and why.
+    Layers with an activation stay, because `torch.nn.Linear` has none. Layers that were
+    parametrized, sharded by `fully_shard` or hooked by accelerate after `patch` are restored too:
+    when that is undone, they are a `torch.nn.Linear`.
 
-    Raises TypeError for no module.
+    Args:
+        model: Any module, which is changed in place.
+
+    Returns:
+        What was done with each layer. `kept` names the layers and torch.fx graphs that still call
+        outblas, with the reason for each.
+
+    Raises:
+        TypeError: `model` is no `torch.nn.Module`.
+
+    Example:
+        >>> import torch, outblas
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(16, 32), outblas.Linear(32, 4, activation="relu")
+        ... )
+        >>> outblas.patch(model).swapped
+        ('0', '1')
+        >>> report = outblas.unpatch(model)
+        >>> report.swapped, report.kept
+        (('0',), {'1': "has the activation 'relu', which torch.nn.Linear has not"})
     """
     swapped: list[str] = []
     kept: dict[str, str] = {}

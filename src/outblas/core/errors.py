@@ -8,10 +8,21 @@ A, B, C = "{a}", "{b}", "{c}"
 
 
 class OperandError(ValueError, RuntimeError):
-    """The tensors or numbers of a call do not fit together: shapes, dtypes, devices, layouts,
-    memory or gradients.
+    """An error for tensors or numbers of a call that do not fit together.
 
-    It is a ValueError, and a RuntimeError too, because that is what torch raises for such calls.
+    They differ in shape, dtype, device or layout, share memory, or need gradients that do not
+    exist. The message names the argument, what was expected and what was given.
+
+    It is a ValueError, and also a RuntimeError, because torch raises a RuntimeError for such
+    calls.
+
+    Example:
+        >>> import torch, outblas
+        >>> try:
+        ...     outblas.matmul(torch.ones(2, 3), torch.ones(4, 5))
+        ... except outblas.OperandError as error:
+        ...     print(error)
+        input.shape[1] is 3 but other.shape[0] is 4
     """
 
     def __init__(self, message: str) -> None:
@@ -20,8 +31,10 @@ class OperandError(ValueError, RuntimeError):
         self.rename({"a": "a", "b": "b", "c": "c"})
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Names the operands in the message as the function that was called does: `names` has the
-        parameter of each of "a", "b" and "c".
+        """Name the operands in the message as the function that was called names them.
+
+        Args:
+            names: The parameter that each of "a", "b" and "c" has there.
         """
         message = self._message
         for operand, name in names.items():

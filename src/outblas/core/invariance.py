@@ -13,12 +13,33 @@ _ever = False
 
 
 def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Within it `matmul` and `addmm` are batch-invariant where a call says nothing else: a row of
-    the product has the same bits alone, in any batch and beside any other rows.
+    """Return a context manager within which products are batch-invariant.
 
-    It holds for the thread, or the asyncio task, that enters it, and nests:
-    `batch_invariant(False)` ends it for a while. What a compiled graph does is decided when it
-    runs; inside one, say `batch_invariant=True` call by call.
+    A batch-invariant product gives a row the same bits alone, in any batch and beside any other
+    rows. The context decides for calls of `matmul`, `addmm` and `linear` that do not pass
+    `batch_invariant` themselves.
+
+    It holds for the thread, or the asyncio task, that enters it. Contexts nest. What a compiled
+    graph does is decided when the graph runs; code that is compiled should pass
+    `batch_invariant=True` to each call instead.
+
+    Args:
+        enabled: False ends the promise inside an outer context.
+
+    Returns:
+        The context manager.
+
+    Raises:
+        TypeError: `enabled` is no bool.
+
+    Example:
+        >>> import torch, outblas
+        >>> a, b = torch.randn(32, 16), torch.randn(16, 8)
+        >>> with outblas.batch_invariant():
+        ...     all_rows = outblas.matmul(a, b, kernel="portable")
+        ...     one_row = outblas.matmul(a[:1], b, kernel="portable")
+        >>> torch.equal(all_rows[:1], one_row)
+        True
     """
     check(enabled, "enabled")
     return _within(enabled)

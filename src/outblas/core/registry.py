@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 # Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's
 # package.
@@ -62,17 +63,33 @@ _PACKAGES = {
 _DTYPES = {"simt": "float32", "turing": "float16"}
 _LAYOUTS = {"simt": "nn"}
 
+Dsl = Literal["triton", "gluon", "cute"]
+
 # What to install for a module that kernels import.
 _DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One rung of a ladder.
+    """A kernel that can be called by name: one rung of a ladder.
 
-    `dtypes` are the operand dtypes it takes, `min_arch` and `max_arch` the compute capabilities it
-    runs on (90 is sm_90; `None`: no upper limit), `dsl` one of "triton", "gluon", "cute"; `source`
-    names the document it implements.
+    Attributes:
+        name: What `kernel=` takes, such as "hopper.hilbert".
+        ladder: The ladder that it belongs to: "simt", "turing", "hopper" or "portable".
+        idea: What it adds to its parent, in one sentence.
+        parent: The name of the rung below it; None for the first rung of a ladder.
+        source: The seed document and kernel that it implements.
+        dtypes: The dtypes of operands that it accepts, by their names in torch.
+        min_arch: The lowest compute capability that it runs on, as 10 * major + minor: 90 is
+            sm_90.
+        max_arch: The highest compute capability that it runs on; None for no limit.
+        dsl: The language that it is written in: "triton", "gluon" or "cute".
+
+    Example:
+        >>> import outblas
+        >>> kernel = outblas.ladder("turing")[4]
+        >>> kernel.name, kernel.parent, kernel.min_arch
+        ('turing.ldmatrix', 'turing.vectorized', 75)
     """
 
     name: str
@@ -83,7 +100,7 @@ class Kernel:
     dtypes: tuple[str, ...]
     min_arch: int
     max_arch: int | None
-    dsl: str
+    dsl: Dsl
 
 
 _NAMES = tuple(name for names in LADDERS.values() for name in names)
@@ -108,9 +125,25 @@ def _read(name: str) -> Kernel:
 
 
 def ladder(name: str | None = None) -> tuple[Kernel, ...]:
-    """The kernels of one ladder from the ground up, or of all ladders.
+    """List the kernels of a ladder from its first rung to its last, or those of all ladders.
 
-    Raises ValueError when `name` is no ladder.
+    No kernel is imported or compiled.
+
+    Args:
+        name: "simt", "turing", "hopper" or "portable"; None for all.
+
+    Returns:
+        The records of the kernels.
+
+    Raises:
+        ValueError: There is no ladder of this name.
+
+    Example:
+        >>> import outblas
+        >>> [kernel.name for kernel in outblas.ladder("turing")]
+        ['turing.wmma', 'turing.shared', 'turing.double_buffer', ..., 'turing.cp_async']
+        >>> [kernel.name for kernel in outblas.ladder() if "float32" in kernel.dtypes][-1]
+        'portable'
     """
     if name is not None and name not in LADDERS:
         raise ValueError(f"name is {name!r}, expected a ladder: {', '.join(LADDERS)}")

@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 class GateError(AssertionError):
-    """Machine code that fails its gates; `failed` has a line for each."""
+    """An error for machine code that is not what it should be.
+
+    The attribute `failed` has a line for each figure that is wrong.
+
+    Example:
+        >>> from outblas.inspect import GateError, inspect
+        >>> try:
+        ...     inspect("simt.naive", arch=80).require(has=["HMMA"])
+        ... except GateError as error:
+        ...     print(error.failed)
+        ('HMMA: 0, expected at least 1',)
+    """
 
     def __init__(self, subject: str, failed: Sequence[str]):
         super().__init__(f"{subject}:" + "".join(f"\n  {line}" for line in failed))

@@ -25,16 +25,51 @@ _UNRECORDED = ("name", "dtype", "out_dtype", "layout", "unit", "limiter", "sass"
 
 @dataclass(frozen=True)
 class Inspection:
-    """One compiled variant of a kernel.
+    """The machine code of one compiled variant of a kernel, and what follows from it.
 
-    `registers` and `stack` (bytes) a thread; `spill_stores`, `spill_loads` bytes a thread (see
-    `MachineCode`); `smem_bytes`, `threads` and `stages` a CTA; `ctas_per_sm`, `warps_per_sm`, and
-    `limiter`, what runs out first, on the architecture's reference machine. `instructions` and
-    `ptx` map mnemonics with their shapes to counts, `warnings` are the assembler's. `intensity`
-    maps "dram", "l2", "l1", "shared" to FLOP per byte (None: that level is not read), `bound` the
-    name of every machine of the architecture to `{tflops, by, ceilings}`. `ffma_share` is the
-    fraction of FFMA among the instructions of the hot loop, `ffma_reuse` the fraction of those FFMA
-    that flag an operand `.reuse` (None: no FFMA). `sass` and `ptx_text` are the code.
+    Occupancy is that of the reference GPU of the architecture: T4 for sm_75, A100 for sm_80, H100
+    for sm_90.
+
+    Attributes:
+        kernel: The name of the kernel.
+        arch: The architecture that it was compiled for, such as "sm_90a".
+        config: The config as text.
+        registers: Registers of a thread.
+        spill_stores: Bytes that a thread stores when registers spill, as in `MachineCode`.
+        spill_loads: Bytes that a thread loads when registers spill.
+        stack: Bytes of a thread's stack.
+        smem_bytes: Bytes of shared memory of a CTA.
+        stages: The depth of the pipeline from loads to products.
+        threads: Threads of a CTA.
+        ctas_per_sm: CTAs that fit on an SM.
+        warps_per_sm: Their warps.
+        instructions: From SASS mnemonic with its shape ("HGMMA.64x256x16.F32.BF16") to its count.
+        ptx: From PTX opcode with its shape to its count.
+        warnings: The warnings of the assembler.
+        bank_conflicts: From an access to the extra wavefronts of each of its instructions; None
+            where the kernel does not say.
+        intensity: FLOP per byte of "dram", "l2", "l1" and "shared"; None for a level that is not
+            read.
+        bound: From the name of each GPU of the architecture to its roofline: `tflops`, `by` (what
+            bounds it) and `ceilings` (TFLOP/s by resource).
+        ffma_share: The fraction of FFMA among the instructions of the hot loop.
+        ffma_reuse: The fraction of these FFMA that flag an operand `.reuse`; None without FFMA.
+        name: The name of the compiled function.
+        dtype: The dtype of the operands.
+        out_dtype: The dtype of the product.
+        layout: How A and B are stored: "nt", "nn", "tn" or "tt".
+        unit: What computes: the dtype of the tensor cores, or "float32" for FFMA.
+        limiter: What limits the CTAs on an SM: "registers", "shared memory", "threads" or "ctas".
+        sass: The machine code as text.
+        ptx_text: The PTX as text.
+
+    Example:
+        >>> from outblas.inspect import inspect
+        >>> found = inspect("simt.naive", arch=80)
+        >>> found.threads, found.smem_bytes, found.spill_stores
+        (1024, 0, 0)
+        >>> found.count("FFMA") > 0
+        True
     """
 
     kernel: str
@@ -67,7 +102,14 @@ class Inspection:
     ptx_text: str = field(repr=False)
 
     def count(self, prefix: str) -> int:
-        """Instructions, SASS or PTX, that start with `prefix`: "HGMMA.64x256x16", "mma.sync"."""
+        """Count instructions by the beginning of their SASS mnemonic or PTX opcode.
+
+        Args:
+            prefix: Such as "HGMMA.64x256x16" or "mma.sync".
+
+        Returns:
+            The number of instructions, in SASS and PTX together.
+        """
         return sum(
             n
             for counts in (self.instructions, self.ptx)
@@ -76,7 +118,11 @@ class Inspection:
         )
 
     def record(self) -> dict[str, Any]:
-        """What `outblas inspect --json` prints."""
+        """Make the record that `outblas inspect --json` prints.
+
+        Returns:
+            The fields by name, without the code itself.
+        """
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _UNRECORDED}
 
     def require(
@@ -90,15 +136,23 @@ class Inspection:
         has: Sequence[str] | Mapping[str, int] = (),
         lacks: Sequence[str] = (),
     ) -> Inspection:
-        """Holds the machine code to what it should be, and returns it.
+        """Check the machine code against gates, as tests do.
 
-        `spills`: bytes of spill stores and loads, at most (None: any). `no_warnings`: the assembler
-        warned of nothing.
-        `min_ctas`: CTAs an SM of the reference machine, at least. `max_registers` a thread and
-        `stack` in bytes, at most. `has`: prefixes of SASS mnemonics or PTX opcodes that must occur,
-        or a map from them to exact counts;
-        `lacks`: prefixes that must not. Raises GateError, an AssertionError that lists every gate
-        that failed.
+        Args:
+            spills: The most bytes of spill stores and loads; None for any.
+            no_warnings: Whether a warning of the assembler fails.
+            min_ctas: The fewest CTAs on an SM of the reference GPU.
+            max_registers: The most registers of a thread; None for any.
+            stack: The most bytes of stack; None for any.
+            has: Beginnings of SASS mnemonics or PTX opcodes that must occur, or a map from them to
+                exact counts.
+            lacks: Beginnings that must not occur.
+
+        Returns:
+            The inspection itself.
+
+        Raises:
+            GateError: A gate fails; the message lists all that do. It is an AssertionError.
         """
         spilled = self.spill_stores + self.spill_loads
         bounds = ("spilled bytes", spilled, spills), ("registers", self.registers, max_registers)
@@ -126,13 +180,36 @@ def inspect(
     layout: str | None = None,
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Inspection:
-    """Compiles a kernel of the registry for an architecture (its newest by default) and reads the
-    machine code.
+    """Compile a kernel, and read its machine code; no GPU is needed.
 
-    `config` is the rung's frozen config, its text ("tile_m=128"), or None for what the kernel would
-    choose itself; `dtype` and `layout` are those that its ladder's documents measure by default,
-    `shape` is (M, N, K). Needs no GPU. Raises ValueError for an unknown kernel, an architecture,
-    dtype, layout or config it cannot take, and ImportError when its DSL is not installed.
+    Args:
+        kernel: The name of the kernel, as in `outblas.ladder`.
+        config: An instance of the kernel's `Config`, its text such as "tile_m=128", or None for
+            what the kernel would choose itself.
+        arch: The architecture: 75, 80 or 90; None for the newest that the kernel runs on.
+        dtype: The dtype of the operands by its name in torch; None for the one that the ladder is
+            measured with: float32 for simt, float16 for turing, else bfloat16.
+        out_dtype: The dtype of the product; None for that of the operands.
+        layout: How A and B are stored, "nt", "nn", "tn" or "tt"; None for the layout that the
+            ladder is measured with: "nn" for simt, else "nt".
+        shape: The sizes (M, N, K) of the product.
+
+    Returns:
+        The inspection.
+
+    Raises:
+        TypeError: `kernel` is no str.
+        ValueError: There is no such kernel, or it does not take the architecture, dtype, layout or
+            config.
+        ImportError: The DSL of the kernel is not installed; the message says what to install.
+
+    Example:
+        >>> from outblas.inspect import inspect
+        >>> found = inspect("simt.naive", config="block_n=16", arch=80)
+        >>> found.arch, found.threads, found.spill_loads
+        ('sm_80', 512, 0)
+        >>> found.bound["A100"]["by"]  # what limits it there
+        'l1'
     """
     record = registry.find(kernel)
     archs = compilable(record)
@@ -181,8 +258,25 @@ def _inspect(
 
 
 def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -> Inspection:
-    """The inspection of a compiled kernel; `shape` (M, N, K) is what the DRAM roofline is drawn
-    for.
+    """Read the machine code of a compiled kernel.
+
+    Args:
+        artifact: What the `artifact` function of a kernel's module returns.
+        shape: The sizes (M, N, K) that the DRAM roofline is drawn for.
+
+    Returns:
+        The inspection.
+
+    Raises:
+        FileNotFoundError: The disassembler, which is part of the triton wheel, is not installed.
+
+    Example:
+        >>> import torch
+        >>> from outblas.inspect import read
+        >>> from outblas.kernels import naive
+        >>> compiled = naive.artifact(None, arch=80, dtype=torch.float32, layout="nn")
+        >>> read(compiled).arch
+        'sm_80'
     """
     import torch
 

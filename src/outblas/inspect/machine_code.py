@@ -17,16 +17,27 @@ from . import sass as assembly
 
 @dataclass(frozen=True)
 class MachineCode:
-    """One compiled kernel.
+    """The machine code of one kernel, as the disassembler shows it.
 
-    `registers` a thread, `stack` bytes a thread, `spills` the instructions that move registers to
-    and from local memory, `instructions` from SASS mnemonic with its shape
-    ("HGMMA.64x64x16.F32.BF16") to its count.
+    Spills are counted from STL and LDL instructions, each once. Where local memory holds nothing
+    but spills, the bytes equal "bytes spill stores" and "bytes spill loads" of `ptxas -v`; arrays
+    that are indexed at run time are counted here, and not by ptxas.
 
-    `spill_stores` and `spill_loads` are the bytes a thread that STL and LDL move, each instruction
-    counted once. Where local memory holds nothing but spills they equal `ptxas -v`'s "bytes spill
-    stores" and "bytes spill loads"; arrays that are indexed at run time are counted here, and not
-    by ptxas.
+    Attributes:
+        name: The name of the compiled function.
+        registers: Registers of a thread.
+        stack: Bytes of a thread's stack.
+        spills: Instructions that move registers to and from local memory.
+        spill_stores: Bytes that a thread moves with STL.
+        spill_loads: Bytes that a thread moves with LDL.
+        instructions: From SASS mnemonic with its shape ("HGMMA.64x64x16.F32.BF16") to its count.
+        sass: The machine code as text.
+
+    Example:
+        >>> from outblas.inspect import MachineCode
+        >>> code = MachineCode("kernel", 32, 0, 0, 0, 0, {"FFMA": 8, "LDG.E.128": 2}, sass="")
+        >>> code.count("LDG"), code.first("LDG")
+        (2, 'LDG.E.128')
     """
 
     name: str
@@ -39,17 +50,44 @@ class MachineCode:
     sass: str = field(repr=False)
 
     def count(self, prefix: str) -> int:
-        """Instructions whose mnemonic starts with `prefix`."""
+        """Count instructions by the beginning of their mnemonic.
+
+        Args:
+            prefix: Such as "HGMMA".
+
+        Returns:
+            The number of instructions.
+        """
         return sum(n for name, n in self.instructions.items() if name.startswith(prefix))
 
     def first(self, prefix: str) -> str:
-        """A mnemonic that starts with `prefix`, or "" when there is none."""
+        """Find a mnemonic by its beginning.
+
+        Args:
+            prefix: Such as "HGMMA".
+
+        Returns:
+            The first mnemonic that begins so; "" where none does.
+        """
         return next((name for name in self.instructions if name.startswith(prefix)), "")
 
 
 def tool(name: str) -> Path:
-    """Path of `ptxas`, `cuobjdump` or `nvdisasm`. Raises FileNotFoundError when triton's wheel is
-    absent.
+    """Find a CUDA tool in the triton wheel.
+
+    Args:
+        name: "ptxas", "cuobjdump" or "nvdisasm".
+
+    Returns:
+        The path of the program.
+
+    Raises:
+        FileNotFoundError: There is no such program, because triton is not installed.
+
+    Example:
+        >>> from outblas.inspect import tool
+        >>> tool("nvdisasm").name
+        'nvdisasm'
     """
     spec = importlib.util.find_spec("triton")
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -86,7 +124,27 @@ def disassemble(cubin: bytes, *options: str) -> str:
 
 @lru_cache(maxsize=64)
 def read_cubin(cubin: bytes) -> MachineCode:
-    """Disassembles a cubin that holds one kernel; the same bytes once."""
+    """Disassemble a cubin that holds one kernel; results are cached.
+
+    Args:
+        cubin: The bytes of the cubin.
+
+    Returns:
+        The machine code.
+
+    Raises:
+        FileNotFoundError: The disassembler, which is part of the triton wheel, is not installed.
+        ValueError: The bytes hold no kernel.
+        RuntimeError: The disassembler failed.
+
+    Example:
+        >>> import torch
+        >>> from outblas.inspect import read_cubin
+        >>> from outblas.kernels import naive
+        >>> compiled = naive.artifact(None, arch=80, dtype=torch.float32, layout="nn")
+        >>> read_cubin(compiled.cubin).count("FFMA") > 0
+        True
+    """
     taken = resources(cubin)
     text = disassemble(cubin)
     instructions = assembly.parse(text)

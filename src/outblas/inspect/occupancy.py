@@ -1,32 +1,59 @@
 """CTAs that fit on one SM, by the rules of NVIDIA's occupancy calculator (cuda_occupancy.h)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..core.machines import Machine
+
+Limiter = Literal["registers", "shared memory", "threads", "ctas"]
 
 _PARTITIONS = 4  # of an SM: warps and registers do not cross them
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """CTAs and warps resident on an SM, the share of its warp slots, and what runs out first.
+    """The CTAs of a kernel that are resident on an SM at a time.
 
-    `limiter` is "registers", "shared memory", "threads" or "ctas". 0 CTAs: the kernel cannot be
-    launched.
+    Attributes:
+        ctas_per_sm: CTAs on an SM; 0 if the kernel cannot be launched.
+        warps_per_sm: Their warps.
+        share: The fraction of the SM's warp slots that they take, from 0 to 1.
+        limiter: What runs out first: "registers", "shared memory", "threads" or "ctas".
+
+    Example:
+        >>> from outblas.inspect import Occupancy
+        >>> Occupancy(2, 16, 0.25, "registers").limiter
+        'registers'
     """
 
     ctas_per_sm: int
     warps_per_sm: int
     share: float
-    limiter: str
+    limiter: Limiter
 
 
 def occupancy(machine: Machine, registers: int, smem_bytes: int, threads: int) -> Occupancy:
-    """Occupancy of a kernel with so many registers a thread, bytes of shared memory and threads a
-    CTA.
+    """Compute how many CTAs of a kernel fit on an SM.
 
-    `smem_bytes` are the CTA's own, static and dynamic; all of an SM's shared memory is taken to be
-    configured as such. Raises ValueError for a count below 0, or no threads.
+    All memory that an SM can configure as shared memory is taken to be configured so.
+
+    Args:
+        machine: The GPU, from `outblas.core.machines`.
+        registers: Registers of a thread.
+        smem_bytes: Bytes of shared memory of a CTA, static and dynamic.
+        threads: Threads of a CTA.
+
+    Returns:
+        The occupancy.
+
+    Raises:
+        ValueError: A count is below 0, or there are no threads.
+
+    Example:
+        >>> from outblas.core import machines
+        >>> from outblas.inspect import occupancy
+        >>> occupancy(machines.find("h100"), registers=168, smem_bytes=100_000, threads=384)
+        Occupancy(ctas_per_sm=1, warps_per_sm=12, share=0.1875, limiter='registers')
     """
     for name, value, least in (
         ("registers", registers, 0),
@@ -37,7 +64,7 @@ def occupancy(machine: Machine, registers: int, smem_bytes: int, threads: int) -
             raise ValueError(f"{name} is {value}, expected at least {least}")
     warps = -(-threads // 32)
     slots = _up(warps, machine.warp_granularity)
-    limits = {
+    limits: dict[Limiter, int] = {
         "registers": _by_registers(machine, registers, slots),
         "shared memory": _by_shared_memory(machine, smem_bytes),
         "threads": machine.warps_per_sm // slots if threads <= machine.max_threads_per_cta else 0,

@@ -20,13 +20,29 @@ def not_ready() -> RuntimeError:
 
 
 def warmup(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
-    """Calls `function(*args, **kwargs)` once, so that a CUDA graph can capture it: all kernels of
-    its products, and of their backward passes if it runs them, are then on the GPU, for tensors of
-    the same shapes, strides and dtypes.
+    """Call a function once, so that a CUDA graph can capture the same call afterwards.
 
-    It runs on a stream of its own, as torch recommends, of the current GPU, and the current stream
-    waits for it; without a GPU it just runs. Raises RuntimeError inside a capture, TypeError for a
-    `function` that is none.
+    The call compiles and loads the kernels of all products in it, and of their backward passes if
+    the function runs them. A capture can then repeat it with tensors of the same shapes, strides
+    and dtypes.
+
+    The function runs on a stream of its own on the current GPU, as torch recommends, and the
+    current stream waits for it. Without a GPU it is simply called.
+
+    Args:
+        function: What is called: `outblas.matmul`, a module, or any function that calls them.
+        *args: Its positional arguments.
+        **kwargs: Its keyword arguments.
+
+    Raises:
+        TypeError: `function` is not callable.
+        RuntimeError: A CUDA graph is being captured already.
+
+    Example:
+        >>> import torch, outblas
+        >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+        >>> a, b = torch.randn(2, 64, 64, device=device).unbind()
+        >>> outblas.warmup(outblas.matmul, a, b, activation="relu")
     """
     if not callable(function):
         raise TypeError(f"function is {type(function).__name__}, expected something to call")

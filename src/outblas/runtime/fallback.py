@@ -18,8 +18,15 @@ _seen: set[str] = set()  # causes and messages that were shown
 
 
 class FallbackWarning(UserWarning):
-    """outblas handed a call to torch. Shown once per cause; with OUTBLAS_STRICT=1 it is a
-    RuntimeError instead.
+    """A warning that torch computes a call because no kernel of outblas covers it.
+
+    It is shown once per cause. With OUTBLAS_STRICT=1 a RuntimeError is raised instead.
+
+    Example:
+        >>> import warnings, torch, outblas
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", outblas.FallbackWarning)
+        ...     y = outblas.matmul(torch.ones(2, 2, dtype=torch.int64), torch.eye(2).long())
     """
 
 

@@ -58,27 +58,45 @@ def scaled_mm(
     residual: Tensor | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """(scale_a * input) @ (scale_b * mat2) of fp8 operands, and an epilogue as `matmul`'s.
+    """Multiply two scaled fp8 matrices: (scale_a * input) @ (scale_b * mat2), with an epilogue.
+
+    Without an sm_90 GPU torch multiplies in float32, with a `FallbackWarning`. `bias` and
+    `residual` have gradients; that of a bias before an activation computes the product once more.
+    The other tensors have none, as in torch: a backward pass that needs one raises
+    NotImplementedError.
 
     Args:
-        input: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in
-            multiples of 16, or it is copied first.
-        mat2: (K, N), of either dtype and on input's device. Columns contiguous, as a transposed
-            weight's, or it is copied.
-        scale_a: float32, of one element for all of input, or (M, 1), one for each row.
-        scale_b: float32, of one element for all of mat2, or (1, N), one for each column.
-        bias, residual: of `out_dtype`, as in `matmul`.
-        out_dtype: bfloat16, float16 or float32.
-        use_fast_accum: whether sums stay in the tensor cores of sm_90, which keep about 14 bits of
-            them; else those of 128 products are added up in fp32.
-        activation: as in `matmul`.
+        input: The left operand A: (M, K), float8_e4m3fn or float8_e5m2. It is copied first unless
+            its rows are contiguous and K and the stride of its rows are multiples of 16. The
+            keyword `a` is accepted too.
+        mat2: The right operand B: (K, N), of either dtype and on the device of `input`. It is
+            copied first unless its columns are contiguous, like those of a transposed weight. The
+            keyword `b` is accepted too.
+        scale_a: float32, with one element for all of `input`, or (M, 1), one per row.
+        scale_b: float32, with one element for all of `mat2`, or (1, N), one per column.
+        bias: Added to the product, of `out_dtype`, as in `matmul`.
+        out_dtype: The dtype of the result: bfloat16, float16 or float32.
+        use_fast_accum: True leaves the sums in the tensor cores of sm_90, which keep about 14 bits
+            of them. False adds sums of 128 products in float32.
+        activation: Applied to product + bias, as in `matmul`.
+        residual: Added after the activation, of `out_dtype`, as in `matmul`.
 
-    The keywords `a` and `b` stand for `input` and `mat2`. Without sm_90 torch multiplies in fp32,
-    with a `FallbackWarning`. bias and residual have gradients; that of a bias before an activation
-    costs the product once more. The other tensors have none, as in torch: where one of them needs
-    gradients, the backward pass raises.
+    Returns:
+        The (M, N) result of `out_dtype`, or (M, N/2) for a gated linear unit.
 
-    Raises TypeError, OperandError and ValueError as `matmul`; nothing is written then.
+    Raises:
+        TypeError: An argument has the wrong type.
+        OperandError: The operands do not fit together: shapes, dtypes, devices or scales.
+        ValueError: The activation is unknown.
+        RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
+
+    Example:
+        >>> import torch, outblas
+        >>> a = torch.randn(32, 64).to(torch.float8_e4m3fn)
+        >>> b = torch.randn(16, 64).to(torch.float8_e4m3fn).t()
+        >>> one_per_row = torch.full((32, 1), 0.5)
+        >>> outblas.scaled_mm(a, b, one_per_row, torch.ones(())).dtype
+        torch.bfloat16
     """
     if aliases:
         input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)

@@ -1,0 +1,156 @@
+"""Every public object has a docstring with all its parts, and an example that runs."""
+
+import ast
+import dataclasses
+import doctest
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import docstrings
+from support.inductor import inductor_settings
+from support.public_api import Public, public_objects
+
+OBJECTS = public_objects()
+METHODS = [method for public in OBJECTS for method in public.methods()]
+INDUCTOR = "outblas.inductor_choice"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+pytestmark = pytest.mark.xdist_group("doctests")  # they share the import of triton
+
+
+def name(public: Public) -> str:
+    return public.name
+
+
+def parts(public: Public) -> docstrings.Docstring:
+    return docstrings.parse(public.value.__doc__ or "")
+
+
+def parameters(value: Any) -> list[str]:
+    """The parameters that a caller may give: those of `__init__` for a class."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return []
+    names = list(inspect.signature(value).parameters)
+    return [each for each in names if each != "self" and each != "cls"]
+
+
+def raised(function: Any) -> set[str]:
+    """The classes of errors that the body of a function raises itself, by name."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
+    return {ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)}
+
+
+def returns_a_value(value: Any) -> bool:
+    if isinstance(value, type):
+        return False
+    annotation = inspect.signature(value).return_annotation
+    return annotation not in (None, "None", inspect.Signature.empty)
+
+
+@pytest.fixture
+def run_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Public], tuple[int, str]]:
+    """Runs the examples of a docstring in an empty folder, with the defaults of every variable;
+    returns how many lines failed, and the report.
+    """
+    monkeypatch.chdir(tmp_path)
+    for variable in ("OUTBLAS_STRICT", "OUTBLAS_TUNE", "OUTBLAS_TUNE_BUDGET"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(public: Public) -> tuple[int, str]:
+        examples = doctest.DocTestParser().get_doctest(
+            public.value.__doc__ or "", {"__name__": "__main__"}, public.name, None, 0
+        )
+        report: list[str] = []
+        result = doctest.DocTestRunner(optionflags=FLAGS).run(examples, out=report.append)
+        return result.failed, "".join(report)
+
+    return run
+
+
+@pytest.mark.parametrize("public", [p for p in OBJECTS if p.name != INDUCTOR], ids=name)
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+def test_the_example_of_a_docstring_runs(
+    public: Public, run_example: Callable[[Public], tuple[int, str]]
+) -> None:
+    failed, report = run_example(public)
+
+    assert not failed, report
+
+
+@pytest.mark.long  # Inductor takes seconds to import
+def test_the_example_for_inductor_runs(
+    run_example: Callable[[Public], tuple[int, str]],
+) -> None:
+    public = next(public for public in OBJECTS if public.name == INDUCTOR)
+    with inductor_settings(external_matmul=[]):
+        failed, report = run_example(public)
+
+    assert not failed, report
+
+
+@pytest.mark.parametrize("public", OBJECTS, ids=name)
+def test_a_docstring_has_an_example(public: Public) -> None:
+    found = parts(public)
+
+    assert ">>> " in found.sections.get("Example", ""), f"{public.name} has no Example"
+
+
+@pytest.mark.parametrize("public", [*OBJECTS, *METHODS], ids=name)
+def test_a_docstring_begins_with_one_sentence(public: Public) -> None:
+    summary = parts(public).summary
+
+    assert re.fullmatch(r"[A-Z`].*[.]", summary), f"{public.name}: {summary!r}"
+    assert not re.search(r"[.] [A-Z]", summary), f"{public.name}: {summary!r} is several sentences"
+
+
+FUNCTIONS = [each for each in [*OBJECTS, *METHODS] if not isinstance(each.value, type | property)]
+
+
+@pytest.mark.parametrize("public", FUNCTIONS, ids=name)
+def test_the_summary_of_a_function_is_an_imperative(public: Public) -> None:
+    first = parts(public).summary.split()[0]
+
+    assert not first.endswith("s") or first.endswith("ss"), f"{public.name} begins with {first!r}"
+    assert first not in ("The", "A", "An", "How", "What", "Whether"), public.name
+
+
+@pytest.mark.parametrize("public", FUNCTIONS, ids=name)
+def test_args_name_every_parameter_in_order(public: Public) -> None:
+    described = parts(public).items("Args")
+
+    assert described == parameters(public.value)
+
+
+@pytest.mark.parametrize("public", FUNCTIONS, ids=name)
+def test_what_a_function_returns_is_described(public: Public) -> None:
+    if returns_a_value(public.value):
+        assert parts(public).sections.get("Returns", "").strip()
+
+
+@pytest.mark.parametrize("public", FUNCTIONS, ids=name)
+def test_errors_that_a_function_raises_are_described(public: Public) -> None:
+    described = parts(public).items("Raises")
+
+    assert raised(public.value) <= set(described)
+
+
+CLASSES = [each for each in OBJECTS if isinstance(each.value, type) and not each.is_exception]
+
+
+@pytest.mark.parametrize("public", CLASSES, ids=name)
+def test_a_class_describes_its_fields_or_parameters(public: Public) -> None:
+    found = parts(public)
+    if dataclasses.is_dataclass(public.value):
+        expected = [field.name for field in dataclasses.fields(public.value)]
+
+        assert found.items("Attributes") == expected
+    else:
+        assert found.items("Args") == parameters(public.value)
