@@ -1,5 +1,5 @@
-"""Parameters that go by two names: torch's, which the signature shows, and the operators' own as
-keywords.
+"""Parameters that have two names: torch's, which the signature shows, and the name that outblas's
+operators use, which is accepted as a keyword.
 """
 
 import inspect
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def show_signature(function: Callable[..., Any], required: Collection[str]) -> None:
-    """Gives a function the signature that its documentation has: `required` without defaults, no
-    `**aliases`.
+    """Sets the signature that the documentation shows: parameters in `required` have no defaults,
+    and `**aliases` is hidden.
     """
     signature = inspect.signature(function)
     shown = [
@@ -23,10 +23,10 @@ def show_signature(function: Callable[..., Any], required: Collection[str]) -> N
 def renamed(
     function: str, names: Mapping[str, str], aliases: Mapping[str, Any], **given: Any
 ) -> tuple[Any, ...]:
-    """The arguments `given` by name, completed from `aliases`.
+    """Returns the values of `given` in order, filled in from `aliases`.
 
-    An argument that came under its other name is None in `given`; `names` has the parameter of each
-    alias. Raises TypeError for an unknown alias, and for an argument that came twice.
+    `names` maps each alias to its parameter. An argument that was passed by its alias is None in
+    `given`. Raises TypeError for an unknown alias, and for an argument that was passed twice.
     """
     for alias, value in aliases.items():
         if alias not in names:

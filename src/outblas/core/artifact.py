@@ -1,4 +1,4 @@
-"""What compiling a kernel produces where no GPU is needed: the contract between ladders and
+"""The result of compiling a kernel without a GPU: the contract between the ladders and
 `outblas.inspect`.
 """
 
@@ -20,13 +20,16 @@ class Artifact:
     """One compiled variant of a kernel.
 
     `kernel` is the registry's name, `arch` the target ("sm_75", "sm_90a"), `config` the text of
-    `configs.to_text`. `dtype`, `out_dtype` ("bfloat16") and `layout` ("nt") say what it multiplies.
-    `log` is all that the assembler said (`ptxas -v`). `threads` and `smem_bytes` are those of one
-    CTA: shared memory is dynamic and static, without the KiB that the system reserves. `stages` is
-    the depth of the pipeline from loads to products, `tile` is (M, N, K) of a CTA. `bank_conflicts`
-    maps an access to the extra wavefronts of each of its instructions, `passes` the level of memory
-    ("l1": loads from global memory, "shared") to the passes of 128 bytes, conflicts among them, in
-    which it serves a CTA's k-block of `tile[2]` terms; None: the kernel does not say.
+    `configs.to_text`. `dtype`, `out_dtype` ("bfloat16") and `layout` ("nt") describe the operands.
+    `log` is the complete output of the assembler (`ptxas -v`). `threads` and `smem_bytes` are per
+    CTA: `smem_bytes` counts dynamic and static shared memory, without the KiB that the system
+    reserves. `stages` is the depth of the pipeline from loads to MMAs, `tile` is the CTA tile (M,
+    N, K).
+
+    `bank_conflicts` maps each shared-memory access to the extra wavefronts per instruction.
+    `passes` maps a level of memory ("l1": loads from global memory, or "shared") to the number of
+    128-byte passes, conflicts included, in which it serves one k-block (`tile[2]` terms) of a CTA.
+    Either is None where the kernel does not report it.
     """
 
     kernel: str
@@ -47,8 +50,8 @@ class Artifact:
 
 
 def cta_threads(ptx: str) -> int:
-    """Threads of one CTA, from the PTX of a kernel that declares them. Raises ValueError for one
-    that does not.
+    """Reads the threads per CTA from the PTX of a kernel. Raises ValueError where the PTX does not
+    declare them.
     """
     found = re.search(r"\.(?:reqntid|maxntid)\s+(\d+(?:\s*,\s*\d+)*)", ptx)
     if found is None:
@@ -65,10 +68,11 @@ def example(
     tf32: bool = False,
     steps: Steps = NO_STEPS,
 ) -> Problem:
-    """An aligned, row-major product without data, to compile for; with steps after it, whose bias
-    is of columns, and of which a gated activation makes one column of two of B's.
+    """Returns an aligned problem on the meta device, with a row-major output, to compile for.
 
-    Raises ValueError for a layout, a shape or an output dtype that does not exist.
+    `steps` describe its epilogue: a bias has one value per column, and a gated activation makes one
+    output column from two columns of B. Raises ValueError for a layout, a shape or an output dtype
+    that does not exist.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")

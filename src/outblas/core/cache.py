@@ -1,20 +1,23 @@
-"""Files that outlive the process: compiled kernels.
+"""The cache of compiled kernels on disk, which outlives the process.
 
-Everything lies below `OUTBLAS_CACHE_DIR`, or else the user's cache directory. A kernel is two files
-in the folder `objects`, named by the digest of what it depends on: the code (`.o`) and a record
-(`.json`) of those facts with the code's checksum.
+The cache lies below `OUTBLAS_CACHE_DIR`, or below the user's cache directory where that is not set.
+A kernel is two files in the folder `objects`, named by the digest of the facts that determine it:
+the code (`.o`) and a record (`.json`) of those facts with the checksum of the code.
 
-Kernels are native code: whoever can write one runs code as whoever loads it. So
+Kernels are native code: a user who can write a cache file can run code as the user who loads it.
+Therefore
 
-1. the folder must be this user's own, and nobody else may be able to write in it or replace it
-(`ownership`); 2. each file is judged by itself, once it is open: a folder that is closed to others
-now may have been open before; 3. the record must be that of the kernel asked for, and the code what
-the record's checksum says; 4. what is loaded is a private copy of the bytes that were checked, and
-not the file, which may be another by then.
+1. the folder must belong to this user, and no other user may be able to write in it or replace it
+   (see `ownership`);
+2. each file is checked after it was opened, on its own: a folder that is closed to others now may
+   have been open earlier;
+3. the record must be the record of the requested kernel, and the code must match its checksum;
+4. the process loads a private copy of the bytes that were checked, never the file itself, which may
+   have been replaced since.
 
-What fails any of these is never loaded. The kernel is compiled again and takes its place; where the
-folder is unusable, the disk is full or anything else goes wrong, the cache costs speed only. Each
-reason is told once.
+A file that fails any check is never loaded; the kernel is compiled again and replaces it. Where the
+folder is unusable, the disk is full or anything else goes wrong, outblas works without the cache,
+only slower. It warns once per reason.
 """
 
 import contextlib
@@ -38,19 +41,19 @@ from .ownership import Refused, shown
 
 T = TypeVar("T")
 
-SIZE_LIMIT = 1 << 30  # bytes of compiled kernels kept; the least recently written go first
+SIZE_LIMIT = 1 << 30  # bytes of compiled kernels to keep; the oldest files are deleted first
 LOCK_TIMEOUT = 300.0  # seconds to wait for another process that compiles the same kernel
-LEFTOVER_SECONDS = 3600.0  # the age from which what a killed process left behind is removed
-LONGEST_PATH = 4000  # bytes of the cache directory; Linux takes 4095, with the names of files in it
-LONGEST_NAME = 255  # bytes of each of its parts
+LEFTOVER_SECONDS = 3600.0  # seconds; older files that a killed process left behind are removed
+LONGEST_PATH = 4000  # bytes of the directory's path; Linux allows 4095 with the file names
+LONGEST_NAME = 255  # bytes of each part of the path
 
-_SCRATCH = ".new-"  # begins the names of folders in which objects are written
-_OWNER = "owner.lock"  # in such a folder, and locked by the process that writes there
+_SCRATCH = ".new-"  # prefix of the folders in which objects are written
+_OWNER = "owner.lock"  # in each of those folders, locked by the process that writes there
 
 
 def directory() -> Path:
-    """Where the cache lies, whether or not it exists. Raises ValueError for a place that no system
-    has.
+    """Returns the path of the cache, whether or not it exists. Raises ValueError for a path that
+    cannot exist on any system.
     """
     if chosen := os.environ.get("OUTBLAS_CACHE_DIR"):
         name, folder = "OUTBLAS_CACHE_DIR", os.path.expanduser(chosen)
@@ -64,7 +67,7 @@ def directory() -> Path:
     said = f"{name} is '{shown(folder)}'"
     if "\0" in folder:
         raise ValueError(f"{said}, expected a path without NUL characters")
-    if folder.startswith("~"):  # which stays where there is no such user, or no home
+    if folder.startswith("~"):  # expanduser leaves it where the user or the home does not exist
         raise ValueError(
             f"{said}, expected the home of a user who exists: set OUTBLAS_CACHE_DIR to a folder"
         )
@@ -79,8 +82,8 @@ def directory() -> Path:
 
 
 def unusable_reason(path: Path) -> str | None:
-    """Why `path` cannot hold native code, or None. Creates it, and parents that are missing, with
-    mode 0700.
+    """Returns why `path` cannot hold native code, or None where it can. Creates the folder and
+    missing parents with mode 0700.
     """
     try:
         _usable(path)
@@ -90,8 +93,8 @@ def unusable_reason(path: Path) -> str | None:
 
 
 def objects_folder() -> Path:
-    """The folder of compiled kernels, by its real path. Raises OSError, with the reason, where
-    there can be none.
+    """Returns the real path of the folder of compiled kernels. Raises OSError, with the reason,
+    where it cannot be used.
     """
     try:
         folder = directory()
@@ -101,8 +104,8 @@ def objects_folder() -> Path:
 
 
 def _usable(path: Path) -> Path:
-    """The real path of a folder that can hold native code, made where it is missing. Raises OSError
-    with the reason.
+    """Returns the real path of a folder that can hold native code, and creates it where it is
+    missing. Raises OSError with the reason where it cannot.
     """
     try:
         return ownership.own_folder(path)
@@ -113,15 +116,16 @@ def _usable(path: Path) -> Path:
 
 
 def _advice(path: Path, part: Path) -> str:
-    """What to do where a folder on the path of the cache cannot be trusted.
+    """Returns what the user can do about a folder on the cache's path that cannot be trusted.
 
-    It is not to change the mode alone: what others have put there would stay. Nor is it to remove
-    what may be more than a cache: a folder of the system, a home, or a parent.
+    The advice is never to change the mode alone, because files that others put there would stay.
+    Nor does it advise to remove anything that may be more than a cache: a system folder, a home or
+    a parent of one.
     """
     elsewhere = "set OUTBLAS_CACHE_DIR to a folder of your own"
     try:
         status, home = part.lstat(), Path.home().resolve()
-    except (OSError, RuntimeError):  # without a home
+    except (OSError, RuntimeError):  # there is no home
         return elsewhere
     ours = (
         stat.S_ISDIR(status.st_mode)
@@ -151,7 +155,7 @@ def _warn_of_refusal(reason: str) -> None:
 
 
 def digest(facts: dict[str, object]) -> str:
-    """A file name for what `facts` determine."""
+    """Returns the file name for a kernel that `facts` determine."""
     return hashlib.sha256(_text(facts).encode()).hexdigest()[:32]
 
 
@@ -166,11 +170,11 @@ def fetch(
     save: Callable[[T, Path], None],
     load: Callable[[Path], T],
 ) -> T:
-    """The object that `facts` determine: loaded from disk, or built, saved and returned.
+    """Returns the object that `facts` determine: loads it from disk, or builds and saves it.
 
-    Of several processes that want one object at once, one builds it while the others wait.
-    `save(object, path)` writes `path`; `load(path)` reads it, and is given a copy that is gone
-    afterwards. A file that is damaged or not to be trusted is built anew.
+    When several processes want one object at the same time, one builds it while the others wait.
+    `save(object, path)` writes `path`; `load(path)` reads a temporary copy, which is deleted
+    afterwards. A file that is damaged or cannot be trusted is built again.
     """
     try:
         path = objects_folder() / f"{digest(facts)}.o"
@@ -188,7 +192,7 @@ def fetch(
         try:
             _write(path, facts, lambda target: save(built, target))
             prune(path.parent, keep=path)
-        except Exception as error:  # whatever the disk or the exporter says: the kernel is at hand
+        except Exception as error:  # disk full, exporter failed, ...: the kernel itself is at hand
             _warn_once(f"{shown(path.parent)}: {error}")
             return built
         saved = _loaded(path, facts, load)
@@ -198,10 +202,10 @@ def fetch(
 def warm(
     facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]
 ) -> None:
-    """Sees to it that `fetch` will find the object on disk, and loads nothing. Raises OSError where
-    it cannot be kept.
+    """Makes sure that `fetch` will find the object on disk, without loading it. Raises OSError
+    where it cannot be saved.
 
-    Of several processes that want one object at once, one builds it while the others wait.
+    When several processes want one object at the same time, one builds it while the others wait.
     """
     path = objects_folder() / f"{digest(facts)}.o"
     if _checked(path, facts) is not None:
@@ -214,12 +218,12 @@ def warm(
 
 
 class Damaged(Exception):
-    """An object whose files are not what was written."""
+    """The files of an object differ from what was written."""
 
 
 def object_problem(path: Path) -> str | None:
-    """What is wrong with the object at `path`, a `.o` file: why nothing would load it. None where
-    it is sound.
+    """Returns why the object at `path` (a `.o` file) would not be loaded, or None where it is
+    sound.
     """
     try:
         _verified(path)
@@ -229,8 +233,8 @@ def object_problem(path: Path) -> str | None:
 
 
 def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
-    """The object at `path`; None when it is absent, damaged, not to be trusted, or cannot be loaded
-    here.
+    """Returns the object at `path`, or None where it is absent, damaged, not to be trusted, or
+    cannot be loaded here.
     """
     code = _checked(path, facts)
     if code is None:
@@ -244,30 +248,33 @@ def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> 
 
 
 def _checked(path: Path, facts: dict[str, object]) -> bytes | None:
-    """The code at `path` if it is what `facts` ask for. None where it is absent or damaged, or,
-    with a warning, where it is not to be trusted.
+    """Returns the code at `path` if it is the kernel that `facts` describe, else None. Warns where
+    a file is present but cannot be trusted.
     """
     try:
         return _verified(path, facts)
     except Refused as refusal:
         _warn_of_refusal(str(refusal))
-    except (Damaged, OSError):  # a write that was cut off, or another process that evicts
+    except (Damaged, OSError):  # a write was cut off, or another process evicts the object
         pass
     return None
 
 
 def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
-    """The code at `path`: what its record says, and what `facts` ask for if they are given.
+    """Returns the code at `path` after checking it against its record, and the record against
+    `facts` if given.
 
-    Raises Refused for what somebody else may have put there, Damaged for what a write or a disk may
-    have left so, and OSError for what is not there.
+    Raises Refused for files that somebody else may have written, Damaged for files that an
+    interrupted write or a faulty disk may have left, and OSError for missing ones.
     """
     try:
         record = json.loads(ownership.read(path.with_suffix(".json")))
         checksum = record.pop("sha256")
         named = digest(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Damaged(f"{shown(path.with_suffix('.json'))} is no record of an object") from None
+        raise Damaged(
+            f"{shown(path.with_suffix('.json'))} is not the record of an object"
+        ) from None
     if named != path.stem or (facts is not None and record != json.loads(_text(facts))):
         raise Refused(f"{shown(path.with_suffix('.json'))} is the record of another kernel")
     code = ownership.read(path)
@@ -278,20 +285,18 @@ def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
 
 @contextlib.contextmanager
 def _copied(code: bytes, folder: Path) -> Iterator[Path]:
-    """A file with this content that no other process can reach by name; where there can be none,
-    one in `folder`.
+    """Yields the path of a file with this content that no other process can reach by name. Where
+    the system has no such files, yields a temporary file in `folder`.
     """
     with contextlib.ExitStack() as stack:
         path = None
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # not every system has them, or lets them be made
+        # memfd_create may be missing, or not permitted.
+        with contextlib.suppress(OSError, AttributeError):
             memory = stack.enter_context(open(os.memfd_create("outblas"), "wb", buffering=0))
             path = Path(f"/proc/self/fd/{memory.fileno()}")
             _write_all(memory.fileno(), code)
-        if path is None or not os.path.exists(
-            path
-        ):  # /proc is not everywhere, nor open to who has changed its user
+        # /proc may be missing, or unreadable after a change of user.
+        if path is None or not os.path.exists(path):
             file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=_SCRATCH))
             file.write(code)
             file.flush()
@@ -306,8 +311,8 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -> None:
-    """Writes the object, then its record: a reader that finds the record finds the object it
-    describes.
+    """Writes the object before its record, so that a reader who finds the record also finds the
+    object that it describes.
     """
     with _scratch(path.parent) as scratch:
         target = scratch / path.name
@@ -319,15 +324,16 @@ def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -
         note = target.with_suffix(".json")
         note.write_text(json.dumps(record, sort_keys=True, default=str, indent=1))
         for file in (target, note):
-            file.chmod(0o600)  # whatever the umask is
+            file.chmod(0o600)  # the umask may have given other modes
         os.replace(target, path)
         os.replace(note, path.with_suffix(".json"))
 
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder of this process alone, removed afterwards. While the process lives it holds a lock
-    there, so that others can tell what a killed process has left.
+    """Yields a folder that only this process uses, and removes it afterwards. The process holds a
+    lock in the folder while it lives, so that others can recognise the folders that killed
+    processes left.
     """
     made = tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH, ignore_cleanup_errors=True)
     with made as name, locked(Path(name) / _OWNER):
@@ -336,8 +342,8 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder in the folder of compiled kernels: its bytes, and when it was written, in
-    seconds.
+    """A file or folder in the folder of compiled kernels, with its size in bytes and its
+    modification time in seconds.
     """
 
     path: Path
@@ -346,13 +352,15 @@ class Entry:
 
 
 def objects(folder: Path) -> list[Entry]:
-    """The compiled kernels in a folder, the latest first; none where there is no such folder."""
+    """Returns the compiled kernels in a folder, newest first; an empty list where the folder does
+    not exist.
+    """
     found = [entry for entry in _entries(folder) if entry.path.suffix == ".o"]
     return sorted(found, key=lambda entry: (entry.written, entry.path.name), reverse=True)
 
 
 def _entries(folder: Path) -> list[Entry]:
-    """What is in a folder, without what other processes remove meanwhile."""
+    """Lists a folder; skips entries that other processes remove meanwhile."""
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in folder.iterdir():
@@ -363,10 +371,11 @@ def _entries(folder: Path) -> list[Entry]:
 
 
 def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> None:
-    """Deletes the oldest objects until what is left takes at most `limit` bytes, and what killed
-    processes left behind.
+    """Deletes the oldest objects until the rest takes at most `limit` bytes, then the leftovers of
+    killed processes.
 
-    `keep` stays. Any number of processes may do this while others read and write.
+    The object `keep` is never deleted. Any number of processes may prune while others read and
+    write.
     """
     total = 0
     for entry in objects(folder):
@@ -378,8 +387,8 @@ def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> No
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes folders in which processes were killed that wrote there, records without an object,
-    and lock files that nobody holds, if they are old.
+    """Removes what killed processes left, if it is old: their scratch folders, records without an
+    object, and lock files that nobody holds.
     """
     for entry in _entries(folder):
         if abs(time.time() - entry.written) < LEFTOVER_SECONDS:
@@ -393,9 +402,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _remove_scratch(path: Path) -> None:
-    """Removes what a killed process left; nothing while that process lives, which holds a lock
-    there.
-    """
+    """Removes a scratch folder, unless the process that created it still holds its lock."""
     if path.is_symlink() or not path.is_dir():
         _remove(path)
         return
@@ -416,13 +423,13 @@ def _is_held(path: Path) -> bool:
             return False
     except TimeoutError:
         return True
-    except OSError:  # there are no locks here: the age decides
+    except OSError:  # no locks on this file system: the age alone decides
         return False
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, if that can be done: another process may have, and somebody may have put a
-    folder there.
+    """Removes a file if possible: another process may have removed it already, and somebody may
+    have put a folder in its place.
     """
     with contextlib.suppress(OSError):
         path.unlink()
@@ -432,23 +439,20 @@ def _remove(path: Path) -> None:
 def locked(
     path: Path, timeout: float = LOCK_TIMEOUT, *, remove: bool = False, required: bool = False
 ) -> Iterator[None]:
-    """Holds a file lock; goes on without one where locks cannot be had or their holder takes too
-    long (seconds).
+    """Holds a file lock. Continues without it where the system has no locks, or where the holder
+    takes longer than `timeout` seconds.
 
-    With `required` it raises instead: TimeoutError for a lock that is held, other kinds of OSError
-    where there are no locks. `remove` removes the file afterwards, for locks of which there are
-    many; who waits for it makes another.
+    With `required`, raises instead: TimeoutError for a lock that is held, another OSError where
+    there are no locks. With `remove`, deletes the lock file afterwards (use it where there are many
+    lock files); a process that waited for the lock then creates a new file.
     """
     import filelock
 
     lock = filelock.FileLock(path, timeout=timeout)
     try:
         lock.acquire()
-    except (
-        OSError,
-        NotImplementedError,
-        Warning,
-    ) as error:  # a warning, where the caller makes errors of them
+    # Callers may turn filelock's warnings into errors.
+    except (OSError, NotImplementedError, Warning) as error:
         if remove and not isinstance(error, TimeoutError):  # nobody can hold it
             _remove(path)
         if required:
@@ -458,8 +462,8 @@ def locked(
     try:
         yield
     finally:
-        if remove and not isinstance(lock, filelock.SoftFileLock):  # which removes its own
-            _remove(
-                path
-            )  # while it is held: who has opened it sees that it is gone, and begins anew
+        if remove and not isinstance(lock, filelock.SoftFileLock):  # which removes its own file
+            # Removed while held: a process that waits for this file sees that it is gone and
+            # makes another.
+            _remove(path)
         lock.release()

@@ -1,5 +1,5 @@
-"""Defaults and old names of kernels' configs, read from their sources: showing or storing a config
-needs no DSL, which takes seconds to import.
+"""Defaults and old names of config fields, read from the source of the kernels. Showing or storing
+a config therefore needs no DSL, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from pathlib import Path
 from . import registry
 from .configs import items, with_current_names
 
-Defaults = dict[str, str]  # by field, as `configs.to_text` writes values
+Defaults = dict[str, str]  # field name -> default, written as `configs.to_text` writes values
 
-# What reading the source of a kernel's config may raise, where the kernel is not here for one.
+# Errors from reading a config's source; they mean that the kernel is not available here.
 _UNREADABLE = (LookupError, ValueError, OSError, ImportError, SyntaxError)
 
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """A config class as its source has it: fields with their defaults, and old names of fields."""
+    """The fields of a config class with their defaults, and the old names of renamed fields, as its
+    source states them.
+    """
 
     defaults: Mapping[str, str]
     aliases: Mapping[str, str]
@@ -34,8 +36,8 @@ _EMPTY = ConfigSource({}, {})
 
 
 def brief(kernel: str, config: str) -> str:
-    """The fields of a config that differ from the kernel's defaults; the whole text where these
-    cannot be read.
+    """Returns the fields of a config that differ from the kernel's defaults, or the whole text
+    where the defaults cannot be read.
     """
     try:
         own = defaults(registry.module_name(kernel), "Config")
@@ -49,9 +51,11 @@ def brief(kernel: str, config: str) -> str:
 
 
 def current_text(kernel: str, config: str) -> str:
-    """A config's text with the names that the kernel's fields have now, as `configs.to_text` writes
-    it if the text names every field in its order. The text as it is where the source of the
-    kernel's config cannot be read, or where it gives a field by two names with different values.
+    """Rewrites a config's text with the current names of the kernel's fields. The result equals
+    that of `configs.to_text` if the text names every field in order.
+
+    Returns the text unchanged where the source of the config cannot be read, or where the text
+    gives one field by two names with different values.
     """
     try:
         renamed = source(registry.module_name(kernel), "Config").aliases
@@ -61,9 +65,11 @@ def current_text(kernel: str, config: str) -> str:
 
 
 def defaults(module: str, name: str) -> Defaults:
-    """Of the config class that a module calls so: fields with literal defaults, in the class or in
-    what it derives from. Raises ValueError for a class that is written in another way, OSError,
-    ImportError.
+    """Returns the fields of the config class `name` of a module, inherited ones included, with
+    their literal defaults.
+
+    Raises ValueError where a default is not a literal or the class cannot be found in the source,
+    and OSError or ImportError where there is no source to read.
     """
     return dict(source(module, name).defaults)
 
@@ -79,8 +85,8 @@ class _Module:
 
 @cache
 def source(module: str, name: str) -> ConfigSource:
-    """The config class that a module defines, assigns or imports by this name, with what it derives
-    from. Errors are those of `defaults`.
+    """Returns the config class that a module defines, assigns or imports as `name`, inherited
+    fields included. Raises the same errors as `defaults`.
     """
     spec = _spec(module)
     if spec is None or spec.origin is None:
@@ -99,8 +105,8 @@ def source(module: str, name: str) -> ConfigSource:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Where a module is. `importlib.util.find_spec` would import the packages above it, of which
-    `outblas.hopper.gemm` imports a DSL.
+    """Returns where a module is found. `importlib.util.find_spec` would import the parent packages,
+    and `outblas.hopper.gemm` imports a DSL.
     """
     package = module.rpartition(".")[0]
     path: Iterable[str] | None = None
@@ -150,7 +156,7 @@ def _literal(value: ast.expr | None) -> object:
 
 
 def _elsewhere(module: _Module, value: ast.expr) -> ConfigSource:
-    """The class that is named by an expression: `Name`, or `module.Name`."""
+    """Resolves a class that an expression names: `Name`, or `module.Name`."""
     first, _, rest = ast.unparse(value).partition(".")
     imported = _imported(module, first)
     if imported is None:
@@ -162,7 +168,9 @@ def _elsewhere(module: _Module, value: ast.expr) -> ConfigSource:
 
 
 def _imported(module: _Module, name: str) -> tuple[str, str] | None:
-    """The module and the name in it from which a module imports `name`; None where it does not."""
+    """Returns the module from which `name` is imported and its name there, or None where the module
+    does not import it.
+    """
     for node in module.tree.body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:

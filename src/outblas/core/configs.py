@@ -1,12 +1,13 @@
-"""Kernel configs as text: `tile_m=128,stages=4`, the form of the command line, of operator
-arguments and of tuning stores.
+"""Kernel configs as text, `tile_m=128,stages=4`: the form that the command line, operator arguments
+and tuning stores use.
 
-A field that was renamed stays readable: its config class lists the old name in
+A config that was written with an old name of a field stays readable. The config class lists old
+names in
 
     ALIASES: ClassVar[Mapping[str, str]] = {"old_name": "new_name"}
 
-`from_text` takes either name; `to_text` and `brief` write the new one alone, so that the text of
-`to_text` is the canonical one of its config.
+`from_text` accepts both names; `to_text` and `brief` write the new one only, so that each config
+has one canonical text, that of `to_text`.
 """
 
 import dataclasses
@@ -18,8 +19,8 @@ ConfigT = TypeVar("ConfigT")
 
 
 def to_text(config: Any) -> str:
-    """Every field of a frozen config, `name=value` joined by commas. Raises TypeError for a value
-    of the wrong type.
+    """Returns every field of a frozen config as `name=value`, joined by commas. Raises TypeError
+    for a value of the wrong type.
     """
     if reason := mistyped(config):
         raise TypeError(f"config {reason}")
@@ -29,7 +30,7 @@ def to_text(config: Any) -> str:
 
 
 def mistyped(config: Any) -> str | None:
-    """Which value of a config has the wrong type; None if none has."""
+    """Returns a message about the first value that has the wrong type, or None if there is none."""
     for field in dataclasses.fields(config):
         value, kind = getattr(config, field.name), type(field.default)
         if type(value) is not kind:
@@ -38,7 +39,7 @@ def mistyped(config: Any) -> str | None:
 
 
 def brief(config: Any) -> str:
-    """As `to_text`, only the fields that differ from their defaults."""
+    """Returns the same text as `to_text`, with only the fields that differ from their defaults."""
     values = [
         (field.name, getattr(config, field.name), field.default)
         for field in dataclasses.fields(config)
@@ -47,7 +48,7 @@ def brief(config: Any) -> str:
 
 
 def items(text: str) -> list[tuple[str, str]]:
-    """Names and values in a config's text; a value is empty where "=" is missing."""
+    """Splits a config's text into names and values; the value is empty where "=" is missing."""
     return [
         (name, value)
         for name, _, value in (item.partition("=") for item in text.split(",") if item)
@@ -55,11 +56,11 @@ def items(text: str) -> list[tuple[str, str]]:
 
 
 class RenamedFields(type):
-    """The metaclass of configs whose constructor takes old names of fields, too.
+    """The metaclass of configs whose constructor also accepts old field names.
 
-    `Config(slots=4)` is `Config(stages=4)` where ALIASES has slots, and so is
-    `dataclasses.replace(config, slots=4)`, which hands over the other fields by their new names: an
-    old name counts for more than the new one of the same field.
+    If ALIASES maps "slots" to "stages", `Config(slots=4)` equals `Config(stages=4)`. An old name
+    takes precedence over the new name of the same field: `dataclasses.replace(config, slots=4)`
+    passes all other fields, `stages` included, by their new names.
     """
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
@@ -71,19 +72,19 @@ class RenamedFields(type):
 
 
 def aliases(kind: type) -> Mapping[str, str]:
-    """The old names of renamed fields of a config class, and the names that they have now."""
+    """Returns the old names of renamed fields of a config class, mapped to their current names."""
     found: Mapping[str, str] = getattr(kind, "ALIASES", {})
     return found
 
 
 def with_current_names(text: str, renamed: Mapping[str, str]) -> str:
-    """The config's text with each old name of `renamed` replaced by the one that the field has now.
+    """Returns the config's text with each old name of `renamed` replaced by the current name.
 
-    Values and order stay. A field that is given by both names with one value is written once.
+    Values and order are kept. A field that appears under both names with one value is written once.
     Raises ValueError where the two values differ.
     """
     values: dict[str, str] = {}
-    given_as: dict[str, str] = {}  # by the field's name now, the name in the text
+    given_as: dict[str, str] = {}  # current field name -> name in the text
     for item in filter(None, text.split(",")):
         given, separator, value = item.partition("=")
         name = renamed.get(given, given) if separator else given
@@ -99,11 +100,11 @@ def with_current_names(text: str, renamed: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=1024)
 def from_text(kind: type[ConfigT], text: str) -> ConfigT:
-    """A config of type `kind`; fields that `text` does not name keep their defaults. Old names of
-    renamed fields (`ALIASES` of the class) are taken too.
+    """Parses a config of type `kind`. Fields that `text` does not name keep their defaults; old
+    names of renamed fields (`ALIASES` of the class) are accepted.
 
-    Raises ValueError for an unknown field, a value of the wrong type, and a field that is given by
-    its old and its new name with different values.
+    Raises ValueError for an unknown field, a value of the wrong type, and a field that appears
+    under its old and its new name with different values.
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, int | bool | str] = {}
@@ -129,8 +130,8 @@ def _parse(name: str, value: str, kind: type) -> int | bool | str:
 
 
 def unread_reason(config: Any, own: Any, kernel: str, unread: Sequence[str]) -> str | None:
-    """Why a config asks for what a kernel does not do: a field that it does not read differs from
-    its own.
+    """Returns a message if a field in `unread`, which the kernel ignores, differs from its value in
+    `own`; else None.
     """
     for name in unread:
         value, only = getattr(config, name), getattr(own, name)

@@ -1,11 +1,12 @@
-"""What becomes of a product on its way to memory, evaluated in fp32 and rounded once.
+"""The epilogue: the operations on a product between the MMAs and memory, evaluated in fp32 and
+rounded once.
 
     x = alpha · A B + beta · C + bias        stored as `aux` where a call asks for it
     y = f(x), or f(x's first half) · x's second half
     out = y + residual
 
-For a gated activation B has twice as many columns as the output: those of the gate first, then
-those that it multiplies.
+For a gated activation B has twice as many columns as the output: first those of the gate, then
+those that the gate multiplies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "silu": torch.nn.functional.silu,
 }
-# What a caller may name: a function, or a gated pair.
+# The names that a caller may use: a function, or a gated pair.
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 GATED = steps.GATED
 _GATES = {function: gated for gated, function in GATED.items()}
@@ -39,8 +40,9 @@ TENSORS = *EPILOGUE_ARGS, "scale_a", "scale_b"
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in memory: strides in elements (batch dimensions first, then rows, columns;
-    0 where it repeats), and the largest power of two up to 16 that divides its address in bytes.
+    """The layout of a tensor in memory: strides in elements (batch dimensions first, then rows,
+    columns; 0 where the tensor repeats), and the largest power of two up to 16 that divides its
+    address in bytes.
     """
 
     strides: tuple[int, ...]
@@ -54,11 +56,12 @@ class View:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a kernel does to sums beside alpha and C, and how the tensors that it takes lie.
+    """The operations that a kernel applies to the accumulators besides alpha and C, and the layouts
+    of the tensors that they read or write.
 
     function: a key of FUNCTIONS, or "".
     gated: columns N.. of B, C, bias and aux belong to the second half of a gated linear unit.
-    bias, residual, aux: the views of these tensors, None for one that the call does not have.
+    bias, residual, aux: the views of these tensors; None for a tensor that the call does not have.
     scale_a, scale_b: the views of the fp32 scales of fp8 operands.
     """
 
@@ -82,17 +85,17 @@ class Epilogue:
         return _GATES[self.function] if self.gated else self.function
 
     def mapped(self, change: Callable[[View], View]) -> Epilogue:
-        """The epilogue with each of its views replaced by what `change` returns for it."""
+        """Returns the epilogue with each of its views replaced by the result of `change`."""
         return Epilogue(
             self.function, self.gated, **{name: change(view) for name, view in self.views.items()}
         )
 
     def transposed(self) -> Epilogue:
-        """The epilogue of the transposed product, which cannot be a gated one."""
+        """Returns the epilogue of the transposed product. A gated epilogue cannot be transposed."""
         return self.mapped(View.transposed)
 
     def __str__(self) -> str:
-        """For people: "bias, gelu, residual"."""
+        """A short text for messages: "bias, gelu, residual"."""
         steps = {
             "bias": self.bias,
             "aux": self.aux,
@@ -106,9 +109,9 @@ NONE = Epilogue()
 
 
 class EpilogueArgs(NamedTuple):
-    """The epilogue of a call: its activation, one of ACTIVATIONS or "", and its tensors, all of the
-    product's dtype. `bias` broadcasts to the shape of x, `residual` to that of the output; x is
-    written to `aux`, which has its shape.
+    """The epilogue of a call: its activation (one of ACTIVATIONS, or "") and its tensors, all of
+    the product's dtype. `bias` broadcasts to the shape of x, `residual` to that of the output; x is
+    written to `aux`, which has x's shape.
     """
 
     activation: str = ""
@@ -118,15 +121,15 @@ class EpilogueArgs(NamedTuple):
 
 
 def glu_split(activation: str) -> int:
-    """How many columns of B make one of the output: 2 for a gated linear unit, whose gate and value
-    are the two halves of B's columns, else 1.
+    """Returns how many columns of B make one column of the output: 2 for a gated linear unit, whose
+    gate and value are the two halves of B's columns, otherwise 1.
     """
     return 2 if activation in GATED else 1
 
 
 def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Checks that an activation can pair the columns of a product of this shape; returns the shape
-    of the output. Raises OperandError.
+    """Checks that an activation can pair the columns of a product of this shape, and returns the
+    shape of the output. Raises OperandError.
     """
     if glu_split(activation) == 1:
         return tuple(shape)
@@ -139,8 +142,9 @@ def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def apply(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
-    """Computes the output of a call from x, in x's dtype, by torch: differentiable, and in float64
-    the truth that tests use. Raises OperandError where an activation cannot pair x's columns.
+    """Computes the output of a call from x, in x's dtype, with torch operators. The result is
+    differentiable; tests use it in float64 as the reference. Raises OperandError where an
+    activation cannot pair x's columns.
     """
     if activation in GATED:
         check_columns(activation, x.shape)
@@ -148,7 +152,7 @@ def apply(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
 
 
 def composed(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
-    """As `apply` without its check of the shape of x, which may be symbolic while a program is
+    """Computes `apply` without checking the shape of x, which may be symbolic while a program is
     traced.
     """
     if activation in GATED:

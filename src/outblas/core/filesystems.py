@@ -4,8 +4,8 @@ import os
 import re
 from pathlib import Path
 
-# Types as the kernel names them in /proc/self/mountinfo. Locks on these may hold on one machine
-# alone, or not at all, and the shared memory of SQLite does not work between machines.
+# File-system types as the kernel names them in /proc/self/mountinfo. Locks on these may be local to
+# one machine or missing, and SQLite's shared memory does not work across machines.
 _NFS = ("nfs", "nfs4")
 _SMB = ("cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs")
 _CLUSTER = (
@@ -25,7 +25,7 @@ _DISTRIBUTED = ("acfs", "afs", "auristorfs", "coda", "mfs")
 _OF_THE_HOST = ("9p", "prl_fs", "vboxsf", "virtiofs", "vmhgfs")
 NETWORK = frozenset((*_NFS, *_SMB, *_CLUSTER, *_DISTRIBUTED, *_OF_THE_HOST))
 
-# The same of file systems in user space: their type is "fuse." and the name of the program.
+# File systems in user space: their type is "fuse." followed by the name of the program.
 _FUSE_CLUSTER = (
     "beegfs",
     "ceph",
@@ -45,10 +45,10 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def network_filesystem(path: Path | str) -> str | None:
-    """The type of the file system on which a path lies, or would lie, if other machines share it
-    ("nfs4").
+    """Returns the type ("nfs4") of a file system that other machines share, if a path lies or would
+    lie on one.
 
-    None for a local file system, and where the system does not say (off Linux).
+    Returns None for a local file system, and where the system does not tell (outside Linux).
     """
     kind = filesystem(path)
     if kind is None:
@@ -59,8 +59,8 @@ def network_filesystem(path: Path | str) -> str | None:
 
 
 def filesystem(path: Path | str) -> str | None:
-    """The type of the file system on which a path lies, or would lie ("ext4"); None where the
-    system does not say.
+    """Returns the type of the file system on which a path lies, or would lie ("ext4"); None where
+    the system does not tell.
     """
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -85,5 +85,5 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _unescaped(field: str) -> str:
-    """A field of mountinfo: blanks and backslashes are octal escapes there."""
+    """Decodes a field of mountinfo, in which blanks and backslashes are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,23 +1,26 @@
-"""Locks that a forked child can take, whatever the threads of its parent held.
+"""Locks that a forked child can acquire, whatever the parent's threads held.
 
-A forked child has one thread, and a copy of every lock as it was: one that another thread held is
-held for ever. `renewed` locks are free in a child. What they guard may be half done there: that
-suits tables and compilers that a child makes anew. `held` locks are taken before a fork, and so
-nobody is in the midst of what they guard: that suits what changes the whole process for a while.
+A forked child has one thread and a copy of every lock in its state at the fork: a lock that another
+thread held stays locked for ever. There are two kinds of locks here:
+
+- A renewed lock (the default) is free in the child. The state that it guards may be half updated
+  there, so this kind suits tables and compilers that the child rebuilds.
+- A `held` lock is acquired before every fork, so that no thread is in the middle of a change at the
+  fork. This kind suits changes to the whole process that last for a while.
 """
 
 import os
 import threading
 import weakref
 
-WAIT_SECONDS = 60.0  # of a fork for the holder of a lock, before it goes on without
+WAIT_SECONDS = 60.0  # how long a fork waits for the holder of a lock before it goes on without it
 
 
 class Lock:
-    """A lock for `with`, which one thread may take several times.
+    """A reentrant lock for `with`.
 
-    `held`: a fork waits until it is free, `WAIT_SECONDS` at most, and the child finds what it
-    guards as it should be. Else the child finds it free.
+    With `held`, a fork waits until the lock is free, `WAIT_SECONDS` at most, so that the child
+    finds the guarded state complete. Otherwise the child finds the lock free.
     """
 
     def __init__(self, *, held: bool = False) -> None:
@@ -34,21 +37,23 @@ class Lock:
         self._lock.release()
 
     def acquire(self, seconds: float) -> bool:
-        """Takes it if that can be done in so many seconds."""
+        """Acquires the lock within this many seconds; returns whether it did."""
         return self._lock.acquire(timeout=seconds)
 
     def release(self) -> None:
         self._lock.release()
 
     def renew(self) -> None:
-        """Frees it from threads that are gone. Only where no other thread is left."""
+        """Frees the lock from threads that no longer exist. Call it only where no other thread is
+        left.
+        """
         if self._lock.acquire(blocking=False):
-            self._lock.release()  # nobody held it, or this thread does
+            self._lock.release()  # it was free, or this thread held it
         else:
             self._lock = threading.RLock()
 
 
-_held: list[Lock] = []  # for good: these are modules' own
+_held: list[Lock] = []  # never removed: these locks belong to modules
 _renewed: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 

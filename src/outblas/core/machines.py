@@ -1,8 +1,8 @@
-"""The GPUs that figures are compared with: what one SM holds and does in a clock, and what memory
-delivers.
+"""The GPU models that measurements are compared with: the capacity of an SM, its operations per
+clock, and the bandwidths of memory.
 
-Read by occupancy, rooflines, utilisation and the choice of configs; imports no DSL and needs no
-GPU.
+Occupancy, rooflines, utilisation and the choice of configs read this module. It imports no DSL and
+needs no GPU.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ class Machine:
     Sizes are in bytes, clocks in MHz, `dram_gbs` in GB/s. `arch` is the compute capability (90 is
     sm_90).
 
-    `boost_mhz` is the clock behind the data sheet's dense tensor peak; the board may run faster or
-    slower. `reserved_shared_memory` is what the system takes from an SM for every CTA.
-    Granularities are those of allocation: registers of a warp, warps of a CTA, bytes of shared
-    memory of a CTA. `l2_bytes_per_clock` is read bandwidth of the whole chip,
+    `boost_mhz` is the clock from which the data sheet's dense tensor peak is computed; a board may
+    run faster or slower. `reserved_shared_memory` is the amount that the system reserves in an SM
+    for every CTA. Granularities are units of allocation: registers per warp, warps per CTA, bytes
+    of shared memory per CTA. `l2_bytes_per_clock` is the read bandwidth of the whole chip,
     `shared_bytes_per_clock` that of one SM. `flops_per_sm_clock` maps "bfloat16", "float16",
-    "tf32", "fp8" (tensor cores, dense) and "float32" (FFMA) to FLOP; a dtype without a unit is
-    absent.
+    "tf32", "fp8" (tensor cores, dense) and "float32" (FFMA) to FLOP; a dtype that the GPU has no
+    units for is absent.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Machine:
     dram_gbs: float
     flops_per_sm_clock: Mapping[str, int]
     source: str
-    # From here on as an A100 and what is newer have it.
+    # The defaults are those of an A100 and newer GPUs.
     reserved_shared_memory: int = KIB
     shared_memory_granularity: int = 128
     threads_per_sm: int = 2048
@@ -54,8 +54,8 @@ class Machine:
     max_threads_per_cta: int = 1024
 
     def peak_tflops(self, dtype: str, clock_mhz: float | None = None) -> float:
-        """Dense peak at a clock (the data sheet's by default). Raises ValueError for a dtype
-        without a unit.
+        """Returns the dense peak at a clock, by default the data sheet's. Raises ValueError for a
+        dtype that the GPU has no units for.
         """
         if dtype not in self.flops_per_sm_clock:
             raise ValueError(
@@ -84,8 +84,8 @@ def _hopper(
     boost_mhz: int = 1830,
     flops: Mapping[str, int] = _HOPPER_FLOPS,
 ) -> Machine:
-    """GH100, with 132 SMs if nothing else is said. 989.4 TFLOP/s, the data sheet's dense bf16, is
-    132 x 4096 x 1830 MHz.
+    """Returns a GH100 machine, with 132 SMs by default. The data sheet's dense bf16 peak, 989.4
+    TFLOP/s, is 132 x 4096 x 1830 MHz.
     """
     return Machine(
         name=name,
@@ -119,7 +119,7 @@ _ALL = (
         l2_bytes=4 * MIB,
         dram_gbs=320,
         l2_bytes_per_clock=1024,
-        # 32 banks of 4 bytes, but 16 load/store lanes an SM: a warp takes two clocks.
+        # 32 banks of 4 bytes, but 16 load/store lanes per SM: a warp takes two clocks.
         shared_bytes_per_clock=64,
         flops_per_sm_clock=MappingProxyType({"float16": 1024, "float32": 128}),
         source="T4 product brief PB-08993 (SMs, clock, 256 bits x 10 Gb/s); Turing whitepaper "
@@ -185,7 +185,9 @@ _DEVICES = {
 
 
 def find(name: str) -> Machine:
-    """A machine by its name in any case, "h100". Raises ValueError."""
+    """Returns the machine with this name, in any case ("h100"). Raises ValueError for an unknown
+    name.
+    """
     by_name = {machine.name.upper(): machine for machine in _ALL}
     if name.upper() not in by_name:
         raise ValueError(f"machine is {name!r}, expected one of: {', '.join(MACHINES)}")
@@ -193,8 +195,8 @@ def find(name: str) -> Machine:
 
 
 def of_device(name: str) -> Machine | None:
-    """The machine that `torch.cuda.get_device_name` means; None for models (40 GB, MIG) that
-    are not listed.
+    """Returns the machine for a name from `torch.cuda.get_device_name`; None for models that are
+    not listed (A100 with 40 GB, MIG slices).
     """
     return MACHINES.get(_DEVICES.get(name, ""))
 
@@ -202,8 +204,9 @@ def of_device(name: str) -> Machine | None:
 def of_properties(
     name: str, arch: int, sms: int, shared_memory_per_cta: int | None = None
 ) -> Machine:
-    """The machine of a device, listed or not: one that is not is its architecture's reference, or
-    the newest older one's, with its own SMs and shared memory. Raises ValueError below sm_75.
+    """Returns the machine of a device, listed or not. An unlisted device is described by the
+    reference machine of its architecture, or of the newest older one, with the SMs and shared
+    memory that the device reports. Raises ValueError below sm_75.
     """
     listed = of_device(name)
     if listed is None:
@@ -221,14 +224,16 @@ def of_properties(
 
 
 def short_name(device: str) -> str:
-    """Short for what torch calls a device: "H100"; the name as it is where no table has it."""
+    """Returns a short form of torch's device name ("H100"), or the name itself where no table lists
+    it.
+    """
     machine = of_device(device)
     return machine.name if machine else device
 
 
 def reference(arch: int) -> Machine:
-    """The machine that stands for an architecture: T4 for 75, A100 for 80, H100 for 90. Raises
-    ValueError.
+    """Returns the machine that stands for an architecture: T4 for 75, A100 for 80, H100 for 90.
+    Raises ValueError for other architectures.
     """
     if arch not in _REFERENCE:
         raise ValueError(f"arch is {arch!r}, expected one of: {', '.join(map(str, _REFERENCE))}")
@@ -241,7 +246,7 @@ def of_arch(arch: int) -> tuple[Machine, ...]:
 
 
 def device_name(machine: Machine) -> str:
-    """The name that torch gives the device of a listed machine."""
+    """Returns the name that torch gives the device of a listed machine."""
     return next(
         (device for device, name in reversed(_DEVICES.items()) if name == machine.name),
         machine.name,

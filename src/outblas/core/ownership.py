@@ -1,9 +1,10 @@
-"""Who can have written a file or a folder: native code is loaded only from what this user alone can
-write.
+"""Checks of who may have written a file or a folder. Native code is loaded only from files that no
+other user can write.
 
-A folder is judged by its real path: every part of that path must belong to this user or to root,
-and none may be writable by others. A file is judged by its descriptor once it is open, so that what
-is judged is what is read. Systems without owners of files (Windows) refuse nothing.
+A folder is checked by its real path: every part of the path must belong to this user or to root,
+and none may be writable by others. A file is checked by its descriptor after it was opened, so that
+the checked file is the file that is read. On systems without file owners (Windows) nothing is
+refused.
 """
 
 import functools
@@ -14,14 +15,14 @@ from pathlib import Path
 from .terminal import printable
 
 ROOT = 0
-SHOWN = 160  # characters of a path in a message
+SHOWN = 160  # longest path in a message, in characters
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
     | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for a writer
+    | getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO would wait for a writer
 )
 
 
@@ -30,7 +31,7 @@ class Refused(Exception):
 
 
 class RefusedFolder(Refused):
-    """A folder that is not this user's alone. `part` is the folder on its path that is at fault."""
+    """A folder in which others can write. `part` is the folder on its path that is at fault."""
 
     def __init__(self, part: Path, reason: str) -> None:
         super().__init__(f"{shown(part)} {reason}")
@@ -38,11 +39,11 @@ class RefusedFolder(Refused):
 
 
 def own_folder(path: Path) -> Path:
-    """The real path of a folder in which nobody but this user can write, made with mode 0700 where
-    it is missing.
+    """Returns the real path of a folder in which no other user can write, and creates it with mode
+    0700 where it is missing.
 
-    Raises RefusedFolder where others can write there, or replace the folder or one on its path;
-    OSError where it can neither be found nor made.
+    Raises RefusedFolder where others can write in it, or can replace it or a folder on its path;
+    OSError where it can neither be found nor created.
     """
     real = Path(os.path.realpath(path))
     for part in (*reversed(real.parents), real):
@@ -55,38 +56,38 @@ def own_folder(path: Path) -> Path:
 
 
 def _folder_problem(status: os.stat_result, *, last: bool) -> str | None:
-    """Why others may write in a folder (the last of a path), or replace what is in it and is ours
-    (the others).
+    """Returns a reason if others may write in a folder (`last`: the end of the path) or replace
+    this user's entries in it (its parents); else None.
     """
     if not stat.S_ISDIR(status.st_mode):
-        return "is no folder"
+        return "is not a folder"
     if not hasattr(os, "geteuid"):
         return None
     owner = status.st_uid
     if owner != os.geteuid() and (last or not (owner == ROOT or _is_unmapped(owner))):
         return f"belongs to another user ({_user(owner)})"
-    sticky = status.st_mode & stat.S_ISVTX  # where others can add, but not replace what is ours
+    sticky = status.st_mode & stat.S_ISVTX  # others can add entries, but cannot replace this user's
     if status.st_mode & _OTHERS_WRITE and (last or not sticky):
         return "can be written by others"
     return None
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a regular file that this user alone can have written.
+    """Returns the bytes of a regular file that only this user can have written.
 
     Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of
     OSError as `open` does.
     """
-    _check(path, os.lstat(path))  # before it is opened: to open a device may do something
+    _check(path, os.lstat(path))  # before opening, because opening a device can have side effects
     descriptor = os.open(path, _OPEN_FLAGS)
     with open(descriptor, "rb") as file:
-        _check(path, os.fstat(descriptor))  # it may be another by now
+        _check(path, os.fstat(descriptor))  # the path may name another file by now
         return file.read()
 
 
 def shown(path: object) -> str:
-    """A path in a message: control characters as escapes, and the middle left out where it
-    is long.
+    """Formats a path for a message: control characters are escaped, and the middle of a long path
+    is left out.
     """
     text = str(path)
     if len(text) > SHOWN:
@@ -95,7 +96,7 @@ def shown(path: object) -> str:
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Raises Refused unless the status is that of a regular file which this user alone can have
+    """Raises Refused unless the status describes a regular file that only this user can have
     written.
     """
     if not stat.S_ISREG(status.st_mode):
@@ -125,7 +126,7 @@ def _kind(mode: int) -> str:
 
 
 def _user(uid: int) -> str:
-    """A user for messages: by name where there is one."""
+    """Formats a user for messages, by name where the uid has one."""
     try:
         import pwd
 
@@ -135,18 +136,18 @@ def _user(uid: int) -> str:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether a uid stands for users of the host that a container does not know.
+    """Returns whether a uid stands for host users that a container does not know.
 
-    In a user namespace such as a container's, the host's root owns folders like /home, and shows as
-    the overflow uid.
+    In a user namespace, such as a container's, the host's root owns folders like /home and appears
+    as the overflow uid.
     """
     return uid == _overflow_uid()
 
 
 @functools.cache
 def _overflow_uid() -> int | None:
-    """The uid as which unknown users show; None where it is a user of its own, or there is no such
-    thing.
+    """Returns the uid as which unknown users appear; None where that uid is a user of the system,
+    or the system has no such uid.
     """
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())

@@ -1,10 +1,10 @@
-"""The only checker of shapes, dtypes, strides and devices: turns call arguments into a `Problem`,
-or raises.
+"""The only checker of shapes, dtypes, strides and devices. It turns the arguments of a call into a
+`Problem`, or raises.
 
-A `Problem` is what kernels plan for: C[*batch, M, N] = A[*batch, M, K] B[*batch, K, N], with
+A `Problem` is the input of a kernel's plan: C[*batch, M, N] = A[*batch, M, K] B[*batch, K, N], with
 strides in elements. 1-D operands have become matrices, broadcast batch dimensions have stride 0,
-adjacent batch dimensions that one stride can walk are merged, and a batch of rows times one shared
-B has been folded into M.
+adjacent batch dimensions that a single stride can cover are merged, and where all batches share one
+B, the batch is folded into M.
 """
 
 import itertools
@@ -29,36 +29,40 @@ from .tensor_memory import (
 
 Strides = tuple[int, ...]
 
-# launch(a, b, c, out, alpha, beta): what a kernel's plan returns; takes the raw tensors of a call.
-# Where its problem has an epilogue, bias, residual and aux follow, None for those that it has not.
+# A kernel's plan returns launch(a, b, c, out, alpha, beta), which takes the tensors of a call.
+# Where its problem has an epilogue, bias, residual and aux follow; a tensor that the call lacks is
+# None.
 Launch = Callable[..., None]
 
 DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
     torch.float32: "float32",
-}  # that kernels compute with
+}  # operand dtypes that kernels compute with
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch.bfloat16 → "bfloat16"."""
+    """Returns the name of a dtype: torch.bfloat16 → "bfloat16"."""
     return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Problem:
     """One multiplication: sizes, strides in elements (batch dimensions first, then rows, columns),
-    dtypes, device.
+    dtypes and device.
 
-    `c` holds the strides of the addend of addmm, None without one (or with beta = 0). `alignment`
-    holds, for a, b, out (and c), the largest power of two up to 16 that divides the address in
-    bytes, or `LINE` where a or b begins at a whole line. `tf32`: torch asks for tf32 in fp32
-    products. `scaled`: alpha is not 1, or there is an addend. `batch_invariant`: nothing that
-    decides the bits of a row (tile, order of sums, split of K) may depend on M, the batch, or what
-    of strides and addresses follows M. `epilogue`: what follows the product; where it is gated, N
-    columns are stored, and B and `c` have 2 N. `formats`: of fp8 operands A and B, "e4m3 e5m2", two
-    of which are one of `dtype`, so that K is half of theirs; "e4m3 e5m2 promoted" if sums of 128
-    products are added up in fp32.
+    c: the strides of addmm's addend; None without one, or with beta = 0.
+    alignment: for a, b, out (and c), the largest power of two up to 16 that divides the address
+        in bytes, or `LINE` where a or b begins at a multiple of a cache line.
+    tf32: torch asks for tf32 in fp32 products.
+    scaled: alpha is not 1, or there is an addend.
+    batch_invariant: nothing that decides the bits of a row (tile, order of summation, split of K)
+        may depend on M, on the batch, or on strides and addresses that change with M.
+    epilogue: the operations after the product. A gated epilogue stores N columns; B and `c` then
+        have 2 N.
+    formats: of fp8 operands A and B, "e4m3 e5m2". Two fp8 values count as one element of `dtype`,
+        so K is half of the operands' own K. "e4m3 e5m2 promoted" if the accumulators are added
+        to fp32 sums after every 128 products.
     """
 
     M: int
@@ -81,7 +85,7 @@ class Problem:
 
     @property
     def columns(self) -> int:
-        """Columns of B: those of C, or twice as many where the epilogue is gated."""
+        """The number of columns of B: that of C, or twice that where the epilogue is gated."""
         return 2 * self.N if self.epilogue.gated else self.N
 
 
@@ -96,8 +100,8 @@ def check_activation(activation: object) -> str:
 
 
 def check_name(name: str, value: object, names: Sequence[str], kind: str, either: str = "") -> str:
-    """One of `names`, "" for None. Raises TypeError or ValueError that say `kind` and `either` of
-    what is expected.
+    """Returns `value`, which must be one of `names`; "" for None. Raises TypeError or ValueError,
+    whose messages add `kind` or `either` to the expectation.
     """
     if value is None:
         return ""
@@ -118,7 +122,7 @@ def check_alike(a: torch.Tensor, t: torch.Tensor, name: str = B) -> None:
 
 def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """Checks dimensions, dtype and device of two operands; returns the shape of their product, as
-    torch.matmul.
+    torch.matmul defines it.
     """
     for name, t in ((A, a), (B, b)):
         if t.dim() == 0:
@@ -193,7 +197,9 @@ def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int
 
 
 def check_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> tuple[int, ...]:
-    """As `check_pair`, or as `check_addend` where there is a c."""
+    """Checks the operands with `check_pair`, or with `check_addend` where there is a c; returns the
+    shape of the product.
+    """
     return check_pair(a, b) if c is None else check_addend(c, a, b)
 
 
@@ -235,7 +241,9 @@ def check_writable(out: torch.Tensor, name: str) -> None:
 
 
 def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the product: that of the operands, or float32 for 16-bit floating operands."""
+    """Returns the dtype of the product: the operands' dtype by default, or float32 if requested for
+    16-bit floating operands. Raises for any other dtype.
+    """
     if out_dtype is None:
         return dtype
     if not isinstance(out_dtype, torch.dtype):
@@ -253,12 +261,12 @@ def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
 def check_overlap(
     out: torch.Tensor, written: str = "out", /, **inputs: torch.Tensor | None
 ) -> None:
-    """Raises when `out`, called `written`, shares memory with an input. Column slices of one buffer
-    that interleave do not.
+    """Raises OperandError when `out`, which messages call `written`, shares memory with an input.
+    Interleaved column slices of one buffer share none.
     """
     if not out.numel() or isinstance(out, FakeTensor):
         return
-    out.data_ptr()  # memory of its own, if it is a lazy clone
+    out.data_ptr()  # gives a lazy clone its own memory
     start, end = address_range(out)
     for name, t in inputs.items():
         if t is None:
@@ -282,7 +290,7 @@ def problem(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     formats: str = "",
 ) -> Problem:
-    """The normal form of a checked call; `c` is the addend of addmm."""
+    """Returns the normal form of a checked call; `c` is the addend of addmm."""
     extra = extra or EpilogueArgs()
     split = glu_split(extra.activation)
     M, K = (1, a.shape[0]) if a.dim() == 1 else tuple(a.shape[-2:])
@@ -332,15 +340,16 @@ def problem(
 
 
 def _operand_alignment(operand: torch.Tensor) -> int:
-    """What `Problem.alignment` has for A or B."""
+    """Returns the entry of `Problem.alignment` for A or B."""
     return math.gcd(read_address(operand), 16) if alignment_class(operand) else LINE
 
 
 def _output_strides(
     t: torch.Tensor, shape: Sequence[int], batch_dims: int, vectors: tuple[bool, bool]
 ) -> list[int]:
-    """Strides over batch, rows and columns of a tensor that has, or broadcasts to, the shape of the
-    output. `vectors`: whether A and B are, so that the output has no rows, no columns.
+    """Returns the strides over batch, rows and columns of a tensor that has, or broadcasts to, the
+    shape of the output. `vectors` says whether A and B are 1-D, so that the output has no rows or
+    no columns.
     """
     strides = list(t.expand(shape).stride())
     if vectors[0]:
@@ -355,7 +364,9 @@ def _epilogue_tensors(
     scales: tuple[torch.Tensor, torch.Tensor] | None,
     out_shape: Sequence[int],
 ) -> dict[str, tuple[torch.Tensor, Sequence[int]]]:
-    """The tensors that a call's epilogue has, by name, with the shape that each broadcasts to."""
+    """Returns the tensors of a call's epilogue by name, each with the shape that it broadcasts
+    to.
+    """
     split = glu_split(extra.activation)
     x_shape = (*out_shape[:-1], out_shape[-1] * split) if split > 1 else out_shape
     scale_a, scale_b = scales or (None, None)
@@ -370,8 +381,11 @@ def _epilogue_tensors(
 
 
 def with_row_major_output(problem: Problem) -> tuple[Problem, bool]:
-    """The product with C stored by rows, and whether that is the transposed product C^T = B^T A^T:
-    so it is where C is stored by columns. A gated product, and one whose C has neither, stays.
+    """Returns a problem whose C is row-major, and whether it is the transposed problem C^T = B^T
+    A^T.
+
+    A problem is transposed if its C is column-major. It is returned unchanged if it is gated, or if
+    neither the rows nor the columns of C are contiguous.
     """
     stored_by_columns = problem.out[-2] == 1 or problem.M == 1
     swap = not has_row_major_output(problem) and stored_by_columns and not problem.epilogue.gated
@@ -379,7 +393,9 @@ def with_row_major_output(problem: Problem) -> tuple[Problem, bool]:
 
 
 def transposed(problem: Problem) -> Problem:
-    """C^T = B^T A^T. A gated product has no transpose: its halves are columns of B."""
+    """Returns the problem C^T = B^T A^T. A gated problem cannot be transposed, because its halves
+    are columns of B.
+    """
     assert not problem.epilogue.gated, "a gated product has no transpose"
     a, b, *others = problem.alignment
     formats = problem.formats.split()
@@ -398,25 +414,27 @@ def transposed(problem: Problem) -> Problem:
 
 
 def transposed_strides(extents: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape, or strides, of matrices whose rows and columns are exchanged."""
+    """Returns a shape, or strides, with rows and columns exchanged."""
     return (*extents[:-2], extents[-1], extents[-2])
 
 
 def has_row_major_output(problem: Problem) -> bool:
-    """Whether C's rows are contiguous."""
+    """Returns whether C's rows are contiguous."""
     return problem.out[-1] == 1 or problem.N == 1
 
 
 def _broadcast_shapes(x: Sequence[int], y: Sequence[int]) -> list[int]:
-    """As torch.broadcast_shapes, whose first call imports sympy: seconds."""
+    """Returns the result of torch.broadcast_shapes, whose first call takes seconds because it
+    imports sympy.
+    """
     return [n if m == 1 else m for m, n in itertools.zip_longest(x[::-1], y[::-1], fillvalue=1)][
         ::-1
     ]
 
 
 def _broadcast(strides: list[int], shape: Sequence[int], batch: list[int]) -> list[int]:
-    """Strides of the batch dimensions of `shape` once broadcast to `batch`, then rows and
-    columns.
+    """Returns the strides of `shape` after broadcasting its batch dimensions to `batch`: batch
+    dimensions, rows, columns.
     """
     lead = [0] * (len(batch) - len(shape))
     own = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=False)]
@@ -424,8 +442,8 @@ def _broadcast(strides: list[int], shape: Sequence[int], batch: list[int]) -> li
 
 
 def _merge(batch: list[int], views: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Drops batch dimensions of size 1 and merges neighbours that every operand walks with one
-    stride.
+    """Drops batch dimensions of size 1, and merges adjacent ones that every operand can cover with
+    a single stride.
     """
     keep = [i for i, size in enumerate(batch) if size != 1]
     sizes, steps = [batch[i] for i in keep], [[v[i] for i in keep] for v in views]
@@ -440,8 +458,8 @@ def _merge(batch: list[int], views: list[list[int]]) -> tuple[list[int], list[li
 def _fold_batch(
     M: int, batch: list[int], views: list[list[int]]
 ) -> tuple[int, list[int], list[tuple[int, ...]]]:
-    """Makes rows of batch dimensions that share one B: returns the new M, the batch dimensions that
-    remain, and the strides of each view.
+    """Folds batch dimensions that share one B into rows. Returns the new M, the remaining batch
+    dimensions, and the strides of each view.
     """
     batch = list(batch)
     while batch and _folds(views, len(batch) - 1, M):
@@ -451,8 +469,8 @@ def _fold_batch(
 
 
 def _folds(views: list[list[int]], dim: int, M: int) -> bool:
-    """Whether batch dimension `dim` shares one B and stacks the rows of the others (one row stacks
-    at any stride).
+    """Returns whether batch dimension `dim` shares one B and continues the rows of the other
+    tensors at the same stride (a single row fits any stride).
     """
     a, b, *others = views
     return b[dim] == 0 and all(M == 1 or v[dim] == v[dim + 1] * M for v in (a, *others))

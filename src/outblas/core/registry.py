@@ -1,8 +1,8 @@
-"""The registry of kernels: one frozen record per rung, read without importing any DSL.
+"""The registry of kernels: one frozen record per rung, which can be read without importing a DSL.
 
-Every rung file ends in `KERNEL = Kernel(...)` with literal arguments. Listing reads that record
-from the file's source, so `outblas list` works where triton or CuTe DSL is absent; the module
-itself is imported when its kernel is first used.
+Every rung file ends in `KERNEL = Kernel(...)` with literal arguments. The registry reads that
+record from the source of the file, so `outblas list` works where triton or the CuTe DSL is absent.
+The module itself is imported when its kernel is first used.
 """
 
 import ast
@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-# Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's
-# package.
+# The kernels of every ladder, from the first rung to the last. `simt.naive` is module `naive` of
+# its ladder's package.
 LADDERS: dict[str, tuple[str, ...]] = {
     "simt": (
         "simt.naive",
@@ -58,8 +58,8 @@ _PACKAGES = {
     "hopper": "outblas.hopper",
 }
 
-# Operands on which the documents measure a ladder, and so do reports: bfloat16 and nt for all
-# others.
+# The operands on which the documents and the reports measure a ladder; all others use bfloat16 and
+# nt.
 _DTYPES = {"simt": "float32", "turing": "float16"}
 _LAYOUTS = {"simt": "nn"}
 
@@ -151,7 +151,9 @@ def ladder(name: str | None = None) -> tuple[Kernel, ...]:
 
 
 def find(name: str) -> Kernel:
-    """The record called `name`, e.g. "hopper.tma_wgmma". Raises TypeError or ValueError."""
+    """Returns the record of the kernel `name`, e.g. "hopper.tma_wgmma". Raises TypeError or
+    ValueError.
+    """
     if not isinstance(name, str):
         raise TypeError(
             f"kernel is {type(name).__name__}, expected a name (str): {', '.join(_NAMES)}"
@@ -162,7 +164,9 @@ def find(name: str) -> Kernel:
 
 
 def unknown_name(name: str, names: Iterable[str] = _NAMES) -> str:
-    """What to say of a name that is none of these: the one that looks most like it, and all."""
+    """Returns the message for a name that is not one of `names`, with the closest match if there is
+    one.
+    """
     import difflib
 
     names = list(names)
@@ -172,19 +176,21 @@ def unknown_name(name: str, names: Iterable[str] = _NAMES) -> str:
 
 
 def dtype_of(name: str) -> str:
-    """The dtype of operands that a kernel, or a ladder, is measured with: that of its documents."""
+    """Returns the operand dtype with which a kernel or a ladder is measured: that of its
+    document.
+    """
     return _DTYPES.get(name.partition(".")[0], "bfloat16")
 
 
 def layout_of(name: str) -> str:
-    """The layout that a kernel, or a ladder, is measured in: that of its documents."""
+    """Returns the layout in which a kernel or a ladder is measured: that of its document."""
     return _LAYOUTS.get(name.partition(".")[0], "nt")
 
 
 @cache
 def load(name: str) -> ModuleType:
-    """Import the module of a kernel. Raises ImportError that says what to install when its DSL is
-    missing.
+    """Imports the module of a kernel. Raises ImportError, which names the package to install, when
+    its DSL is missing.
     """
     kernel = find(name)
     try:
@@ -193,7 +199,7 @@ def load(name: str) -> ModuleType:
         missing = (error.name or "").split(".")[0]
         if missing not in _DISTRIBUTIONS:
             raise
-        from . import requirements  # which parses versions, and is slow to import
+        from . import requirements  # imported here because it is slow: it parses versions
 
         hint = requirements.install_command(_DISTRIBUTIONS[missing])
         raise ImportError(

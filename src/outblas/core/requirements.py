@@ -1,5 +1,5 @@
-"""The versions outblas is tested with, read from its own package metadata, and what is installed
-here.
+"""The versions that outblas is tested with, read from its package metadata, and the installed
+versions.
 """
 
 import platform
@@ -15,7 +15,7 @@ _CLASSIFIER = "Programming Language :: Python :: "
 
 @dataclass(frozen=True)
 class Status:
-    """Python or one dependency: the versions tested, and the one installed (None: absent)."""
+    """Python or one dependency: the tested versions and the installed one (None: absent)."""
 
     name: str
     tested: str
@@ -23,7 +23,7 @@ class Status:
 
     @property
     def problem(self) -> str | None:
-        """Why the installed version will not do, or None."""
+        """Why the installed version is not suitable, or None."""
         if self.name == PYTHON:
             minor = ".".join(str(self.installed).split(".")[:2])
             tested = minor in python_versions() or self.tested == "any"
@@ -36,7 +36,9 @@ class Status:
 
 
 def statuses() -> list[Status]:
-    """Python, and every dependency that applies to this platform, without those of extras."""
+    """Returns the status of Python and of every dependency that applies to this platform, extras
+    excluded.
+    """
     versions = python_versions()
     tested = f"{versions[0]} to {versions[-1]}" if versions else "any"
     return [Status(PYTHON, tested, platform.python_version())] + [
@@ -45,21 +47,21 @@ def statuses() -> list[Status]:
 
 
 def python_versions() -> list[str]:
-    """The versions of Python that outblas is tested with, as the classifiers list them."""
+    """Returns the Python versions that outblas is tested with, read from the classifiers."""
     listed = metadata.metadata("outblas").get_all("Classifier") or []
     found = (each.removeprefix(_CLASSIFIER) for each in listed if each.startswith(_CLASSIFIER))
     return [version for version in found if "." in version]
 
 
 def install_command(name: str) -> str:
-    """How to install a dependency in the tested range."""
+    """Returns the command that installs a dependency in the tested range."""
     requirement = _requirement(name)
     where = "" if _applies(requirement) else " (Linux only)"
     return f"pip install '{requirement.name}{requirement.specifier}'{where}"
 
 
 def installed(name: str) -> str | None:
-    """The version of a package, None where it is absent."""
+    """Returns the version of a package, or None where it is absent."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""Shapes of products, M×N×K: the suite that every campaign can be compared on, the layers of
-language models, and shapes as text.
+"""Shapes of products, M×N×K: the suite that all campaigns share, the layers of language models, and
+the conversion of shapes to and from text.
 """
 
 from types import MappingProxyType
 
 Shape = tuple[int, int, int]
-LAYOUTS = ("nt", "nn", "tn", "tt")  # A then B: n as stored row-major, t as stored transposed
+LAYOUTS = ("nt", "nn", "tn", "tt")  # A then B: n is stored row-major, t transposed
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 SUITE: tuple[Shape, ...] = (
@@ -17,10 +17,10 @@ SUITE: tuple[Shape, ...] = (
     (4096, 4096, 16384),
 )
 
-# N and K of the products of one layer, at full width (tensor parallelism of 1): queries, keys and
-# values together; the attention's output; gate and up projection together; down projection. From
-# the models' published configurations (hidden and intermediate size, heads, heads of keys and
-# values, width of a head).
+# N and K of the products of one layer at full width (tensor parallelism of 1): queries, keys and
+# values in one product; the attention's output; gate and up projection in one product; down
+# projection. Taken from the models' published configurations (hidden and intermediate size, number
+# of heads and of key/value heads, head width).
 LAYERS = MappingProxyType(
     {
         "llama-3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -28,18 +28,18 @@ LAYERS = MappingProxyType(
         "qwen3-32b": ((10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)),
     }
 )
-DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64)  # tokens of a step, one of each sequence
-PREFILL_ROWS = (512, 2048, 8192)  # tokens of prompts
+DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows of a decode step: one token of each sequence
+PREFILL_ROWS = (512, 2048, 8192)  # rows of a prefill step: the tokens of prompts
 
 
 def of_layers(rows: tuple[int, ...], models: tuple[str, ...] = tuple(LAYERS)) -> tuple[Shape, ...]:
-    """The products of models' layers on so many rows, without repetition."""
+    """Returns the products of the models' layers for each number of rows, without duplicates."""
     return tuple(
         dict.fromkeys((M, N, K) for model in models for N, K in LAYERS[model] for M in rows)
     )
 
 
-# Sets of shapes that a user may name.
+# The sets of shapes that a user may name.
 NAMED = MappingProxyType(
     {"suite": SUITE, "decode": of_layers(DECODE_ROWS), "prefill": of_layers(PREFILL_ROWS)}
     | {f"decode:{model}": of_layers(DECODE_ROWS, (model,)) for model in LAYERS}
@@ -50,10 +50,10 @@ _EXPECTED = "N, MxNxK or one of " + ", ".join(NAMED)
 
 
 def parse(text: str, option: str = "--shapes", *, least: int = 0) -> list[Shape]:
-    """`4096,640x72x96` as (M, N, K), and the names of `NAMED` as their shapes. Raises ValueError
-    that names the option.
-
+    """Parses `4096,640x72x96` into (M, N, K) triples, and the names of `NAMED` into their shapes.
     `least` is the smallest size allowed.
+
+    Raises ValueError, which names the option.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
@@ -74,21 +74,21 @@ def parse(text: str, option: str = "--shapes", *, least: int = 0) -> list[Shape]
 
 
 def to_text(shape: Shape) -> str:
-    """`4096`, `16x4096x4096`."""
+    """Returns the short text of a shape: `4096` or `16x4096x4096`."""
     return str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
 
 
 def flop(shape: Shape) -> int:
-    """2 M N K."""
+    """Returns the floating-point operations of a product, 2 M N K."""
     return 2 * shape[0] * shape[1] * shape[2]
 
 
 def backward(shape: Shape, layout: str) -> tuple[tuple[str, Shape, str], ...]:
-    """The two products that a backward pass makes, as it makes them, each with its shape and
-    layout: the gradient of A, `dA`, and that of B, `dB`.
+    """Returns the two products of a backward pass, each with its name, shape and layout: `dA`, the
+    gradient of A, and `dB`, that of B.
 
-    A gradient is written as its operand is stored, as autograd's formulas of `mm` do: that of an
-    operand stored by columns is computed as its transpose.
+    Each gradient has the storage order of its operand, as in autograd's formulas for `mm`: the
+    gradient of an operand stored by columns is computed as its transpose.
     """
     M, N, K = shape
     a, b = layout[0], layout[1]

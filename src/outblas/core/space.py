@@ -1,5 +1,5 @@
-"""Search spaces: every kernel declares its own, as frozen configs, and says of each what it asks of
-a GPU.
+"""Search spaces. Every kernel declares its own space of frozen configs, and describes the resources
+that each config needs.
 """
 
 import dataclasses
@@ -10,37 +10,38 @@ from typing import Any, Generic, Literal, TypeVar
 
 C = TypeVar("C")
 
-# One field and its values, or fields that only make sense together and their tuples of values.
+# A field and its values, or a tuple of fields that are only valid together and their tuples of
+# values.
 Axes = Mapping[str | tuple[str, ...], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a config does with a GPU, in one vocabulary for all kernels. Sizes are in elements,
-    memory in bytes.
+    """The resources and features of a config, in one vocabulary for all kernels. Sizes are in
+    elements, memory in bytes.
 
     math: the instructions that multiply.
     tile_m, tile_n: the outputs of a CTA's tile.
-    tile_k: its terms in a step along K.
-    stages: steps of operands in shared memory at a time (1: loads and products take turns).
-    threads: of a CTA.
-    registers: of a thread, estimated.
-    groups: groups of threads that multiply different rows and may cover each other's waits.
-    in_flight: whether products run on while a group awaits operands.
-    issue: the share of the instructions' rate that the code reaches, where that is known to be
-        less.
+    tile_k: the terms along K that one step of a tile adds.
+    stages: steps of operands that are in shared memory at a time (1: loads and MMAs alternate).
+    threads: threads per CTA.
+    registers: estimated registers per thread.
+    groups: groups of threads that multiply different rows, and can hide each other's latency.
+    in_flight: whether MMAs continue while a group waits for operands.
+    issue: the fraction of the instructions' peak rate that the code reaches, where it is known to
+        be below 1.
     cluster_m, cluster_n: CTAs of a cluster that load shared operands once.
-    persistent: whether CTAs share the tiles.
-    sms: the persistent CTAs (0: one on each SM).
-    order, group_m, group_n: the order in which they take tiles, and its super-groups.
-    store: how outputs leave: straight from "registers", in "wide" fragments, or "staged" in shared
-        memory and asynchronous.
-    split_k: CTAs that share each tile along K and add through memory.
-    stream_k: whether CTAs share the tiles of the last wave.
-    cluster_k: CTAs of a cluster that share each tile along K and add through shared memory.
-    pingpong: whether groups have tiles of their own, and one stores while the other multiplies.
-    gpc_local: whether the SMs of a GPC have neighbouring tiles where there is one wave.
-    cache_lines: lines of L2 that loads of A, and of B, request for 128 bytes that lie side by side.
+    persistent: whether a fixed number of CTAs processes all tiles.
+    sms: the number of persistent CTAs (0: one per SM).
+    order, group_m, group_n: the order in which CTAs process tiles, and its super-group size.
+    store: how outputs are stored: straight from "registers", in "wide" fragments, or "staged" in
+        shared memory and asynchronously.
+    split_k: CTAs that divide K of each tile among them and add their sums through memory.
+    stream_k: whether CTAs divide K of the tiles in the last wave.
+    cluster_k: CTAs of a cluster that divide K of each tile and add through shared memory.
+    pingpong: whether groups process different tiles, so that one stores while the other multiplies.
+    gpc_local: whether the SMs of a GPC process neighbouring tiles in a single wave.
+    cache_lines: L2 cache lines that loads of A, and of B, request per 128 contiguous bytes.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -72,11 +73,11 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Space(Generic[C]):
-    """The configs of a kernel worth trying for one problem on one GPU.
+    """The configs of a kernel that are worth trying for one problem on one GPU.
 
-    `own` is the config that the kernel takes if none is given, from which all differ along `axes`.
-    `invalid_reason` says why a config cannot run or cannot pay here, or None; reasons of one kind
-    differ in their numbers alone. Configs of which `compile_key` makes the same share one compile.
+    `own` is the kernel's default config; all others differ from it along `axes`. `invalid_reason`
+    returns why a config cannot run or cannot be fast here, or None; reasons of one kind differ only
+    in their numbers. Configs for which `compile_key` returns the same value share one compilation.
     """
 
     own: C
@@ -87,7 +88,9 @@ class Space(Generic[C]):
     compile_key: Callable[[C], C] = lambda config: config
 
     def configs(self) -> Iterator[C]:
-        """Each config once: the kernel's own, those of `also`, then the product of the axes."""
+        """Yields each config once: the kernel's default, those of `also`, then the product of the
+        axes.
+        """
         seen = set()
         for config in (self.own, *self.also, *self._product()):
             if config not in seen:

@@ -1,17 +1,19 @@
-"""What follows a product, by name: nothing here imports torch."""
+"""The names of the operations after a product. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The function that a gated linear unit applies to its gate.
+# Each gated linear unit, and the function that it applies to its gate.
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 ACTIVATIONS = (*GATED.values(), *GATED)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What follows a product: a bias of each column, an activation, a residual, in this order."""
+    """The operations after a product, in this order: a bias per column, an activation, a
+    residual.
+    """
 
     bias: bool = False
     activation: str = ""
@@ -19,8 +21,8 @@ class Steps:
 
     @staticmethod
     def parse(text: str) -> Steps:
-        """`bias+gelu+residual`: some of bias, an activation and residual, in this order; "" for
-        none of them. Raises ValueError.
+        """Parses `bias+gelu+residual`: any of bias, an activation and residual, in this order; ""
+        for none. Raises ValueError.
         """
         parts = [part.strip() for part in text.split("+")] if text.strip() else []
         middle = [part for part in parts if part in ACTIVATIONS]

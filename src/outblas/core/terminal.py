@@ -1,13 +1,15 @@
-"""Foreign text as a terminal may be given it: names, paths and reasons that others chose."""
+"""Makes text from other sources safe for a terminal: names, paths and reasons that outblas did not
+write.
+"""
 
 import unicodedata
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escapes everything that a terminal would act on and not show.
+    """Escapes every character that a terminal would interpret instead of showing.
 
-    That is control characters, what changes the direction of writing, and what has no width: each
-    becomes its escape in Python ("\\\\x1b"). `keep`: characters that stay.
+    These are control characters, characters that change the writing direction, and characters
+    without width. Each becomes its Python escape ("\\\\x1b"). Characters in `keep` are not escaped.
     """
     if text.isprintable():
         return text

@@ -1,10 +1,10 @@
-"""What outblas takes from private parts of torch, Triton and the CuTe DSL, and what replaces it.
+"""The private names of torch, Triton and the CuTe DSL that outblas uses, and their replacements.
 
-A private name may go with any release. Each is taken here, in a module for each library, by
-`take`, which says what the name is for and what happens without it. Where a public name does the
-same, only slower, it replaces the private one; where none does, the feature is off, and says so.
-`tests/core/test_private_names.py` names what the installed versions lack, and runs outblas
-without each name.
+Any release may remove a private name. Each name is looked up here, in one module per library, by
+`take`, which records its purpose and what happens without it. Where a slower public name does the
+same, it replaces the private one; otherwise the feature is switched off and an error says so.
+`tests/core/test_private_names.py` lists the names that the installed versions lack, and runs
+outblas without each name.
 """
 
 import importlib
@@ -20,13 +20,13 @@ class PrivateName(NamedTuple):
     found: bool
 
 
-# What the modules of this package have taken so far, by name.
+# The names that the modules of this package have looked up so far, by name.
 taken: dict[str, PrivateName] = {}
 _MISSING = object()
 
 
 def find(name: str) -> tuple[bool, Any]:
-    """Whether `module:attribute` exists, and what it is."""
+    """Returns whether `module:attribute` exists, and its value."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -40,12 +40,12 @@ def find(name: str) -> tuple[bool, Any]:
 
 
 def take(name: str, default: Any, purpose: str, without: str) -> Any:
-    """The object of a private name, `default` where it is missing."""
+    """Returns the object of a private name, or `default` where it is missing."""
     found, value = find(name)
     taken[name] = PrivateName(name, purpose, without, found)
     return value if found else default
 
 
 def lacking() -> list[PrivateName]:
-    """The names that the installed versions lack, of those that were taken so far."""
+    """Returns the names looked up so far that the installed versions lack."""
     return [each for each in taken.values() if not each.found]

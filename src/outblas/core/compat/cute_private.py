@@ -1,5 +1,5 @@
-"""What outblas takes from the inside of the CuTe DSL. Only the Hopper ladder imports this module:
-it imports the DSL.
+"""The private parts of the CuTe DSL that outblas uses. Only the Hopper ladder imports this module,
+because it imports the DSL.
 """
 
 import contextlib
@@ -15,20 +15,22 @@ _dsl: Any = take(
     "cutlass.base_dsl.dsl:BaseDSL._get_dsl",
     None,
     "compiling for sm_90a whatever GPU is present",
-    "the compiler's public option --gpu-arch says it",
+    "the compiler's public option --gpu-arch sets it",
 )
 ENVIRONMENT = "CUTE_DSL_ARCH"
 
 
 def arch_option(arch: str) -> str:
-    """What the compiler's options say of the architecture: nothing where `target_arch` does."""
+    """Returns the compiler option that names the architecture; empty where `target_arch` sets it
+    instead.
+    """
     return "" if _dsl is not None else f" --gpu-arch {arch}"
 
 
 @contextlib.contextmanager
 def target_arch(arch: str) -> Iterator[None]:
-    """Compiles for an architecture whatever GPU is present: the DSL's own choice without one is
-    sm_100a. Its settings were read when it was imported, so that they are changed in place.
+    """Compiles for an architecture whatever GPU is present; without a GPU the DSL would choose
+    sm_100a. The DSL read its settings when it was imported, so they are changed in place.
     """
     if _dsl is None:
         yield

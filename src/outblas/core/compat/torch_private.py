@@ -1,6 +1,6 @@
-"""What outblas takes from private parts of torch.
+"""The private parts of torch that outblas uses.
 
-Warm calls import these names once and call them as they are: none adds a call of its own.
+Warm calls import these names once and call them directly, so none of them adds a Python call.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ def _scaled_mm(
     )
 
 
-# cuBLAS's product of fp8 operands, one scale each or one of each row of A and column of B.
+# cuBLAS's product of fp8 operands, with one scale per tensor, or one per row of A and column of B.
 scaled_mm: Callable[..., Tensor] = take(
     "torch:_scaled_mm",
     _scaled_mm,
-    "cuBLAS's products of fp8, beside which the bench times ours",
+    "cuBLAS's fp8 products, which the benchmarks compare ours with",
     "torch.nn.functional.scaled_mm computes them",
 )
 
@@ -65,9 +65,9 @@ def _empty_strided(
     return torch.empty_strided(size, strides, dtype=dtype, device=device)
 
 
-# What Inductor's graphs allocate with, by the type of the device: less than half of what new_empty
-# costs, and like it in all but deterministic fills. Sizes and strides must be tuples, and the GPU
-# is the current one.
+# The allocation functions of Inductor's graphs, by device type. They cost less than half of
+# new_empty and behave like it, except that they skip deterministic fills. Sizes and strides must be
+# tuples, and the GPU must be the current one.
 empty_strided: dict[str, Callable[..., Tensor]] = {
     device: take(
         f"torch:_C._dynamo.guards._empty_strided_{device}",
@@ -77,28 +77,28 @@ empty_strided: dict[str, Callable[..., Tensor]] = {
     )
     for device in ("cpu", "cuda")
 }
-# Whether new memory may have to be filled.
+# Whether new memory may have to be filled (deterministic algorithms).
 fills_memory: Callable[[], bool] = take(
     "torch:_C._get_deterministic_algorithms",
     torch.are_deterministic_algorithms_enabled,
     "whether new memory may have to be filled",
-    "torch.are_deterministic_algorithms_enabled says it",
+    "torch.are_deterministic_algorithms_enabled tells",
 )
-# A torch built without CUDA has no such name, and no need of it.
+# A torch built without CUDA lacks the private name, and does not need it.
 current_device: Callable[[], int] = torch.cuda.current_device
 if torch.version.cuda is not None:
     current_device = take(
         "torch:_C._cuda_getDevice",
         torch.cuda.current_device,
         "which GPU is the current one",
-        "torch.cuda.current_device says it, after a look for CUDA's state",
+        "torch.cuda.current_device tells, after checking the state of CUDA",
     )
 
 
 def _fp32_precision(backend: str, operation: str) -> str:
-    """The public setting of CUDA's fp32 products, the only one that outblas reads."""
+    """Reads the public setting for fp32 products on CUDA, the only one that outblas needs."""
     if (backend, operation) != ("cuda", "matmul"):
-        raise ValueError(f"no public setting is known for {backend} and {operation}")
+        raise ValueError(f"torch has no public precision setting for {backend!r} and {operation!r}")
     return str(torch.backends.cuda.matmul.fp32_precision)
 
 
@@ -106,7 +106,7 @@ fp32_precision: Callable[[str, str], str] = take(
     "torch:_C._get_fp32_precision_getter",
     _fp32_precision,
     "whether fp32 products may use tf32",
-    "torch.backends.cuda.matmul.fp32_precision says it, in six times the time",
+    "torch.backends.cuda.matmul.fp32_precision tells, which takes six times as long",
 )
 
 # ---- autocast
@@ -121,7 +121,7 @@ AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 def autocast_off(*devices: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What makes a context in which autocast of these types of devices casts nothing."""
+    """Returns a function that makes contexts without autocast on these device types."""
     if _exclude is None or _key_set is None or _dispatch_key is None:
         return functools.partial(_public_autocast_off, devices)
     keys = [_key_set(getattr(_dispatch_key, AUTOCAST_KEYS[device])) for device in devices]
@@ -154,7 +154,7 @@ _PLAIN = torch.empty(0, device="cpu")
 
 
 class _Overriding:
-    """A value that overrides every function of torch, where functions may be overridden."""
+    """A value that overrides every function of torch wherever functions may be overridden."""
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
@@ -165,8 +165,8 @@ _OVERRIDING = _Overriding()
 
 
 def _mode_is_on() -> bool:
-    """Whether a function mode is on and may be asked: nothing else makes a plain tensor one that
-    overrides functions.
+    """Returns whether a function mode is on and may be asked. Only then does a plain tensor count
+    as one that overrides functions.
     """
     return has_torch_function((_PLAIN,))
 
@@ -175,92 +175,93 @@ has_override: Callable[..., bool] = take(
     "torch.overrides:has_torch_function_variadic",
     lambda *values: has_torch_function(values),
     "whether a mode or the type of an operand overrides a call",
-    "torch.overrides.has_torch_function says it",
+    "torch.overrides.has_torch_function tells",
 )
 function_mode_count: Callable[[], int] = take(
     "torch:_C._len_torch_function_stack",
     _mode_is_on,
     "whether function modes are on",
-    "a plain tensor tells: torch.overrides.has_torch_function finds the mode",
+    "torch.overrides.has_torch_function, asked with a plain tensor, finds the mode",
 )
 modes_disabled: Callable[[], bool] = take(
     "torch:_C._is_torch_function_all_disabled",
     lambda: not _mode_is_on(),
     "whether the function modes that are on may be asked",
-    "a plain tensor tells: torch.overrides.has_torch_function finds the mode",
+    "torch.overrides.has_torch_function, asked with a plain tensor, finds the mode",
 )
 overrides_enabled: Callable[[], bool] = take(
     "torch:_C._is_torch_function_enabled",
     lambda: has_torch_function((_OVERRIDING,)),
     "whether types may override functions",
-    "a value that overrides them tells: torch.overrides.has_torch_function finds it",
+    "torch.overrides.has_torch_function, asked with an overriding value, tells",
 )
 function_mode: Callable[[int], Any] = take(
     "torch:_C._get_function_stack_at",
     lambda index: None,
     "which function mode is on",
-    "a default device counts as a mode that overrides calls, which then take the long way",
+    "a default device counts as a mode that overrides calls, which makes them slower",
 )
 DeviceContext: Any = take(
     "torch.utils._device:DeviceContext",
     None,
-    "the function mode that a default device is",
-    "a default device counts as a mode that overrides calls, which then take the long way",
+    "recognising the function mode of a default device",
+    "a default device counts as a mode that overrides calls, which makes them slower",
 )
-# A context without modes and types that override functions; None: there is no such context.
+# A context without modes and types that override functions; None where torch has none.
 without_overrides: Callable[[], AbstractContextManager[Any]] | None = take(
     "torch:_C.DisableTorchFunction",
     None,
-    "the short way of calls under a default device",
-    "calls under a default device take the long way",
+    "the fast path of calls under a default device",
+    "calls under a default device take the slow path",
 )
 with_overrides: Callable[[], AbstractContextManager[Any]] = take(
     "torch:_C._EnableTorchFunction",
     contextlib.nullcontext,
-    "offering torch's function to a type that knows it where ours is unknown to the type",
-    "torch's function runs as if the type did not know it, as torch's own compositions do",
+    "passing torch's function to a tensor type that does not know outblas's",
+    "torch's function runs without the type's override, as in torch's own compositions",
 )
 _disable_types = take(
     "torch:_C.DisableTorchFunctionSubclass",
     None,
-    "reading the traits of operands whose types override functions",
-    "torch.Tensor.__torch_function__ runs a function with overriding off",
+    "reading properties of operands whose types override functions",
+    "torch.Tensor.__torch_function__ runs a function with overrides off",
 )
 
 
 def as_plain(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function while no type of tensors overrides functions of torch."""
+    """Calls a function with __torch_function__ overrides of tensor types switched off."""
     if _disable_types is None:
-        call: Any = Tensor.__torch_function__  # which torch does not type
+        call: Any = Tensor.__torch_function__  # torch has no type for it
         return call(function, (), arguments, {})
     with _disable_types():
         return function(*arguments)
 
 
-# ---- who watches operators
+# ---- modes that watch operators
 dispatch_mode_count: Callable[[], int] = take(
     "torch:_C._len_torch_dispatch_stack",
     lambda: 1,
-    "whether dispatch modes are on, which see operators",
-    "calls go by the operators, which any mode sees",
+    "whether dispatch modes are on, which observe operators",
+    "every call goes through the registered operators, which any mode observes",
 )
 profiled: Callable[[], bool] = take(
     "torch:_C._autograd._profiler_enabled",
     lambda: True,
-    "whether the profiler is on, which lists operators",
-    "calls go by the operators, which the profiler sees",
+    "whether the profiler is on, which records operators",
+    "every call goes through the registered operators, which the profiler records",
 )
 _guards: Any = take(
     "torch:_C._dynamo.guards.TensorGuards",
     None,
-    "the short way of warm calls, on which one guard compares all traits of the operands",
-    "calls go by the operators",
+    "the fast path of warm calls, where one guard compares all properties of the operands",
+    "every call goes through the registered operators",
 )
 
 
 def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """What says whether others are of the types, sizes, strides, dtypes, devices, need of
-    gradients and treatment by the dispatcher of these tensors; None where torch has no such guard.
+    """Returns a guard that compares tensors with these in all that a plan depends on: type, sizes,
+    strides, dtype, device, requires_grad and dispatch keys. Returns None where torch has no such
+    guard.
     """
     if _guards is None:
         return None
@@ -272,16 +273,16 @@ def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 
 
 def _is_tracing() -> bool | None:
-    is_tracing: Any = vars(torch.jit)["is_tracing"]  # which torch does not type
+    is_tracing: Any = vars(torch.jit)["is_tracing"]  # torch has no type for it
     return is_tracing() or None
 
 
-# None where nobody traces.
+# Returns None while nothing is being traced.
 tracing_state: Callable[[], Any] = take(
     "torch:_C._get_tracing_state",
     _is_tracing,
     "whether torch.jit.trace records operators",
-    "torch.jit.is_tracing says it",
+    "torch.jit.is_tracing tells",
 )
 
 
@@ -289,20 +290,20 @@ def _no_level() -> int | None:
     return None
 
 
-# The level of torch.func's transforms, None outside of them.
+# The level of torch.func's transforms; None outside of them.
 transform_level: Callable[[], int | None] = take(
     "torch:_C._functorch.maybe_current_level",
     _no_level,
     "whether a call is inside torch.func's transforms",
-    "torch has no public name for it: gradients by torch.func raise torch's own error",
+    "torch has no public name for it, so gradients by torch.func raise torch's own error",
 )
 knows_transforms = transform_level is not _no_level
-# Passes over inference tensors.
+# Skips inference tensors.
 increment_version: Callable[[Any], None] = take(
     "torch:_C._increment_version",
     torch.autograd.graph.increment_version,
     "telling autograd that a call wrote to a tensor",
-    "torch.autograd.graph.increment_version tells it",
+    "torch.autograd.graph.increment_version does",
 )
 
 
@@ -314,14 +315,14 @@ def _version(t: Tensor) -> int:
     return t._version
 
 
-# How often a tensor was written to. Without it each write counts once more than it happened.
+# The tensor's version counter. Without it, each write counts once more than it happened.
 version: Callable[[Tensor], int] = (
     _version
     if take(
         "torch:Tensor._version",
         None,
         "whether an operator counted that it wrote to a tensor",
-        "it is counted once more than it happened",
+        "each write counts once too often",
     )
     else _no_version
 )
@@ -329,22 +330,22 @@ version: Callable[[Tensor], int] = (
 
 # ---- levels of autograd
 def _inference_guard() -> AbstractContextManager[Any]:
-    """Below autograd by a public name: inference mode leaves autograd's kernels out."""
+    """Runs below autograd by a public name: inference mode skips autograd's kernels."""
     return torch.inference_mode()
 
 
-# Kernels of the Autograd key call the operator anew below this guard, where the other keys see it.
-# torch's own library code uses it too.
+# Kernels of the Autograd key call the operator again below this guard, where the other dispatch
+# keys see it. torch's own library code uses it too.
 below_autograd: Callable[[], AbstractContextManager[Any]] = take(
     "torch:_C._AutoDispatchBelowAutograd",
     _inference_guard,
     "running an operator below autograd",
-    "it runs in inference mode, and what it makes is copied",
+    "it runs in inference mode, and its results are copied",
 )
 
 
 def _copied(found: Any) -> Any:
-    """What an operator made in inference mode as tensors that autograd can keep."""
+    """Copies what an operator made in inference mode into tensors that autograd can save."""
     if isinstance(found, tuple):
         return tuple(map(_copied, found))
     if isinstance(found, Tensor) and found.is_inference():
@@ -356,10 +357,10 @@ def _unchanged(found: Any) -> Any:
     return found
 
 
-# What an operator returned `below_autograd`, for use above it.
+# Converts what an operator returned `below_autograd` for use above it.
 from_below: Callable[[Any], Any] = _copied if below_autograd is _inference_guard else _unchanged
-# A base class whose `apply` records at one level of torch.func's transforms, in a context that
-# allows it.
+# A base class whose `apply` records at one level of torch.func's transforms, within a context that
+# allows this.
 _ONE_LEVEL = "torch.func computes no gradients of our operators; backward() does"
 OneLevelFunction: Any = take(
     "torch.autograd.function:_SingleLevelFunction",
@@ -376,11 +377,11 @@ allow_one_level: Callable[[], AbstractContextManager[Any]] = take(
 
 
 class _ProbedLevels:
-    """Stands for `forward_ad` where it does not name its level."""
+    """Replaces `forward_ad` where it does not expose its level."""
 
     @property
     def _current_level(self) -> int:
-        """0 or more where forward mode is on: else nothing can be dual."""
+        """Returns at least 0 where forward mode is on, and where no tensor can be dual -1."""
         try:
             forward_ad.make_dual(_PLAIN, _PLAIN)
         except RuntimeError:
@@ -395,7 +396,7 @@ forward_levels: Any = (
         "torch.autograd.forward_ad:_current_level",
         None,
         "whether forward-mode gradients are on",
-        "torch.autograd.forward_ad.make_dual tells: it refuses outside of a level",
+        "torch.autograd.forward_ad.make_dual tells: it raises outside of a level",
     )
     is None
     else forward_ad
@@ -403,7 +404,7 @@ forward_levels: Any = (
 
 
 def _forward_gradients(enabled: bool) -> AbstractContextManager[Any]:
-    """Both modes of gradients on: leaving inference mode does it."""
+    """Switches on both modes of gradients by leaving inference mode."""
     return torch.inference_mode(not enabled)
 
 
@@ -411,45 +412,45 @@ forward_gradients: Callable[[bool], AbstractContextManager[Any]] = take(
     "torch.autograd.forward_ad:_set_fwd_grad_enabled",
     _forward_gradients,
     "forward-mode gradients inside our Function",
-    "torch.inference_mode(False) turns them on",
+    "torch.inference_mode(False) switches them on",
 )
 
 
 # ---- tensors that stand for others while a program is traced
 class _NoTensor:
-    """No tensor is one."""
+    """A class without instances."""
 
 
-_FAKE = "tensors of a FakeTensorMode that a caller entered go to torch; torch.compile is as it was"
+_FAKE = "calls under a caller's FakeTensorMode go to torch; torch.compile works as before"
 FakeTensor: Any = take(
     "torch._subclasses.fake_tensor:FakeTensor",
     _NoTensor,
-    "taking fake tensors for plain ones",
+    "treating fake tensors as plain ones",
     _FAKE,
 )
 FunctionalTensor: Any = take(
     "torch._subclasses.functional_tensor:FunctionalTensor",
     _NoTensor,
-    "taking functional tensors for plain ones",
+    "treating functional tensors as plain ones",
     _FAKE,
 )
 
 
 # ---- Inductor
 def inductor_choices() -> tuple[list[Any], Callable[[Any], None]]:
-    """Inductor's list of products from outside, and what registers one.
+    """Returns Inductor's list of external matmuls, and the function that registers one.
 
     Raises RuntimeError where this torch has no such list. Importing Inductor takes a second, so
-    that nothing is taken before it is asked for.
+    nothing is looked up before it is needed.
     """
-    reason = "outblas.inductor_choice raises RuntimeError; torch.compile of outblas is as it was"
+    reason = "outblas.inductor_choice raises RuntimeError; torch.compile works as before"
     purpose = "offering outblas.matmul to Inductor's max-autotune"
     choices = take("torch._inductor.config:external_matmul", None, purpose, reason)
     register = take("torch._inductor.kernel.mm:lazy_register_extern_choice", None, purpose, reason)
     if choices is None or register is None:
         raise RuntimeError(
-            f"torch {torch.__version__} lets nobody offer a product to Inductor: "
+            f"torch {torch.__version__} cannot take an external matmul into Inductor's choice:  "
             "torch._inductor.config.external_matmul is gone. A program that calls outblas.matmul "
-            "compiles without it"
+            "itself compiles without it"
         )
     return choices, register

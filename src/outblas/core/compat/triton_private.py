@@ -1,5 +1,5 @@
-"""What outblas takes from the inside of Triton and Gluon. Only kernels import this module: it
-imports Triton.
+"""The private parts of Triton and Gluon that outblas uses. Only kernels import this module, because
+it imports Triton.
 """
 
 import contextlib
@@ -17,11 +17,15 @@ from triton.experimental.gluon import language as gl
 from . import find, take
 
 CompiledKernel = Any  # what `triton.compile` returns
-_NO_KERNELS = "no kernel of Triton is loaded, which the error says: torch takes calls"
+_NO_KERNELS = (
+    "Triton kernels fail to import with an error that says so, and torch computes the calls"
+)
 
 
 def _required(name: str, purpose: str) -> Any:
-    """A name without which Triton's kernels cannot be compiled. Raises ImportError."""
+    """Returns a name without which Triton's kernels cannot be compiled. Raises ImportError where it
+    is missing.
+    """
     found = take(name, None, purpose, _NO_KERNELS)
     if found is None:
         raise ImportError(f"triton {triton.__version__} has no {name.replace(':', '.')}")
@@ -38,7 +42,7 @@ def _no_gluon_source(*_: Any) -> Any:
 
 
 def _gluon_source() -> Any:
-    """The class of Gluon's sources, by its public name where there is one."""
+    """Returns the class of Gluon's sources, by its public name where there is one."""
     public, found = find("triton.experimental.gluon:GluonASTSource")
     if public:
         return found
@@ -46,7 +50,7 @@ def _gluon_source() -> Any:
         "triton.experimental.gluon._runtime:GluonASTSource",
         _no_gluon_source,
         "compiling a Gluon kernel ahead of its launch, before Triton 3.9 made it public",
-        "the ladders of Gluon kernels raise ImportError; the portable kernel takes their calls",
+        "Gluon kernels raise ImportError; the portable kernel takes their calls",
     )
 
 
@@ -55,7 +59,7 @@ GluonASTSource: Any = _gluon_source()
 
 # ---- the interpreter
 def _interpreted_by_environment(function: Any) -> Any:
-    """A function for the interpreter, as TRITON_INTERPRET=1 has `triton.jit` make it."""
+    """Prepares a function for the interpreter, as `triton.jit` does under TRITON_INTERPRET=1."""
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     try:
@@ -70,15 +74,15 @@ interpreted_function: Callable[[Any], Any] = take(
     "triton.runtime.interpreter:InterpretedFunction",
     _interpreted_by_environment,
     "running a kernel on the CPU",
-    "triton.jit makes the same while TRITON_INTERPRET is 1",
+    "triton.jit does the same while TRITON_INTERPRET is 1",
 )
 
 # ---- mma.sync
 _builtin = take(
     "triton.experimental.gluon.language._core:builtin",
     None,
-    "mma.sync of sm_75, which Gluon's own function does not take",
-    "Gluon's mma_v2 serves sm_80 and newer; kernels for sm_75 do not compile",
+    "mma.sync for sm_75, which Gluon's own function does not support",
+    "Gluon's mma_v2 supports sm_80 and newer; kernels for sm_75 do not compile",
 )
 
 
@@ -89,21 +93,21 @@ def _dot(a, b, acc, _semantic=None):  # type: ignore[no-untyped-def]
     return gl.tensor(dot.handle, acc.type)
 
 
-# acc + a b on tensor cores, by mma.sync; a and b in DotOperandLayout of acc's layout, k_width 2.
+# acc + a b on tensor cores by mma.sync; a and b are in DotOperandLayout of acc's layout, k_width 2.
 mma: Any = gl.nvidia.ampere.mma_v2 if _builtin is None else _builtin(_dot)
 
 # ---- the assembler
 _make_backend = take(
     "triton.compiler:make_backend",
     None,
-    "assembling a kernel's PTX as Triton does, for the assembler's report",
-    "outblas calls ptxas itself, without options that Triton alone knows",
+    "assembling a kernel's PTX as Triton does, to read the assembler's report",
+    "outblas calls ptxas itself, without the options that only Triton knows",
 )
 _get_ptxas = take(
     "triton.backends.nvidia.compiler:get_ptxas",
     None,
-    "which of its assemblers Triton takes for an architecture",
-    "triton.knobs.nvidia.ptxas is taken for all",
+    "which of its assemblers Triton uses for an architecture",
+    "triton.knobs.nvidia.ptxas is used for all",
 )
 
 
@@ -114,8 +118,8 @@ def ptxas(arch: int) -> str:
 
 
 def assemble(ptx: str, metadata: dict[str, Any], arch: int) -> tuple[bytes, str]:
-    """PTX assembled for an architecture with the options of a compiled kernel, and the log of the
-    assembler. Redirects standard output of the whole process meanwhile.
+    """Assembles PTX for an architecture with the options of a compiled kernel; returns the cubin
+    and the assembler's log. Standard output of the whole process is redirected meanwhile.
     """
     options = {name: metadata.get(name) for name in ("enable_fp_fusion", "ptx_options")}
     if _make_backend is None:
@@ -129,7 +133,7 @@ def assemble(ptx: str, metadata: dict[str, Any], arch: int) -> tuple[bytes, str]
 
 
 def _assemble_alone(ptx: str, options: dict[str, Any], arch: int) -> tuple[bytes, str]:
-    """As `assemble`, by a process of our own."""
+    """Does what `assemble` does in a ptxas process of our own."""
     with _file(ptx) as source:
         cubin = source.with_suffix(".cubin")
         command = [ptxas(arch), "-v", "-lineinfo", f"--gpu-name=sm_{arch}{'a' * (arch >= 90)}"]
