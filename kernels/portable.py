@@ -236,15 +236,15 @@ def unsupported(problem: Problem, config: PortableConfig | None = None) -> str |
     if reason := launch.unsupported_dtype(problem):
         return reason
     if problem.device.type not in ("cpu", "cuda"):
-        return f"needs CUDA or CPU tensors, and was given tensors on {problem.device}"
+        return f"needs CUDA or CPU tensors, but was given tensors on {problem.device}"
     if problem.device.type == "cuda" and not isinstance(matmul_kernel, triton.JITFunction):
-        return "needs CPU tensors while TRITON_INTERPRET=1 is set, and was given CUDA tensors"
+        return "needs CPU tensors while TRITON_INTERPRET=1 is set, but was given CUDA tensors"
     if config is not None:
         limit = None if problem.device.type == "cpu" else launch.shared_memory_limit(problem.device)
         if reason := invalid_reason(config, problem.dtype, limit):
             return reason
         if tiles(config, problem) > MAX_PROGRAMS:
-            return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(config, problem)}"
+            return f"needs at most {MAX_PROGRAMS} tiles, but was given {tiles(config, problem)}"
     return None
 
 

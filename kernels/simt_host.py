@@ -56,7 +56,7 @@ class SimtRung(rung.Rung[SimtConfig]):
 
     def unsupported_reason(self, problem: Problem, config: SimtConfig, arch: int) -> str | None:
         if problem.tf32:
-            return "multiplies in IEEE fp32, and was given fp32 operands while torch asks for tf32"
+            return "multiplies in IEEE fp32, but was given fp32 operands while torch asks for tf32"
         return None
 
     def described(self, config: SimtConfig, problem: Problem) -> Mapping[str, Any]:

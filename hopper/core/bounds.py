@@ -30,14 +30,14 @@ def extents(problem: Problem) -> str | None:
     ever.
     """
     if problem.K < 1:
-        return f"it takes K from 1 on, and was given K = {problem.K}"
+        return f"it takes K from 1 on, but was given K = {problem.K}"
     if max(problem.M, problem.columns, problem.K) > LARGEST:
         return (
-            f"it takes extents up to {LARGEST}, and was given "
+            f"it takes extents up to {LARGEST}, but was given "
             f"{problem.M}x{problem.columns}x{problem.K}"
         )
     if matrices(problem) > LARGEST:
-        return f"it takes batches of up to {LARGEST} matrices, and was given {matrices(problem)}"
+        return f"it takes batches of up to {LARGEST} matrices, but was given {matrices(problem)}"
     return None
 
 
@@ -61,7 +61,7 @@ def tiles(problem: Problem, config: HopperConfig) -> str | None:
             f"{ends[0]} and {ends[1]}"
         )
     if config.stream_k and k_tiles > MOST_K_TILES:
-        return f"stream_k takes up to {MOST_K_TILES} k tiles, and was given K = {problem.K}"
+        return f"stream_k takes up to {MOST_K_TILES} k tiles, but was given K = {problem.K}"
     if config.split_k > 1:
         ctas = rows * columns * config.cluster * matrices(problem)
         sums = ctas * partitions * config.tile_m * config.tile_n
@@ -71,10 +71,10 @@ def tiles(problem: Problem, config: HopperConfig) -> str | None:
                 f"was given {sums}"
             )
     if (count := rows * columns * matrices(problem) * partitions) > LARGEST:
-        return f"it takes up to {LARGEST} cluster tiles, and was given {count}"
+        return f"it takes up to {LARGEST} cluster tiles, but was given {count}"
     if config.cluster_k * k_tiles >= INT32:
         return (
-            f"cluster_k takes up to {INT32 // config.cluster_k} k tiles, and was given K = "
+            f"cluster_k takes up to {INT32 // config.cluster_k} k tiles, but was given K = "
             f"{problem.K}"
         )
     return None

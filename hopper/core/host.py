@@ -92,10 +92,10 @@ def unsupported(
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
     if problem.scaled:
-        return "it computes A @ B alone, and was given an addend or a scale (addmm)"
+        return "it computes A @ B alone, but was given an addend or a scale (addmm)"
     if problem.batch:
         return (
-            "it takes matrices, or a batch that shares B, and was given batches of shape "
+            "it takes matrices, or a batch that shares B, but was given batches of shape "
             f"{problem.batch}"
         )
     if reason := bounds.extents(problem):

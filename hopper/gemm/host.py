@@ -64,7 +64,7 @@ def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | N
         return f"config: {reason}"
     if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
-        return f"batch_invariant needs one order of K ({wanted}), and was given another"
+        return f"batch_invariant needs one order of K ({wanted}), but was given another"
     k_tiles = -(-problem.K // config.tile_k)
     if k_tiles < config.cluster_k:
         return (

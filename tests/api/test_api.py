@@ -211,7 +211,7 @@ def test_a_gated_product_with_a_vector_cannot_be_batch_invariant(
     a, v = integers(shape, (5,))
 
     with pytest.raises(
-        ValueError, match=r"batch_invariant is True, and activation 'reglu' .* pairs rows"
+        ValueError, match=r"batch_invariant is True, but activation 'reglu' .* pairs rows"
     ):
         function(a, v, activation="reglu", kernel="portable", batch_invariant=True)
 

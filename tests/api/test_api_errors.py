@@ -56,12 +56,12 @@ BAD_VALUES: BadCalls = {
     "kernel is 'hopper.nothing', expected one of: simt.naive, simt.coalesced": lambda out: matmul(
         A, B, out=out, kernel="hopper.nothing"
     ),
-    "kernel 'hopper.tma_wgmma' needs an NVIDIA GPU, and was given CPU tensors": (
+    "kernel 'hopper.tma_wgmma' needs an NVIDIA GPU, but was given CPU tensors": (
         lambda out: matmul(A, B, out=out, kernel="hopper.tma_wgmma")
     ),
-    "kernel 'portable' needs operands of dtype bfloat16 or float16 or float32, and was given "
+    "kernel 'portable' needs operands of dtype bfloat16 or float16 or float32, but was given "
     "float64": lambda out: matmul(A.double(), B.double(), kernel="portable"),
-    "kernel 'portable' needs plain tensors, and was given meta tensors": lambda out: matmul(
+    "kernel 'portable' needs plain tensors, but was given meta tensors": lambda out: matmul(
         A.to("meta"), B.to("meta"), kernel="portable"
     ),
     "config is given without kernel": lambda out: matmul(A, B, out=out, config=PortableConfig()),

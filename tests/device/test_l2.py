@@ -178,8 +178,8 @@ def test_the_steps_of_the_model_grow_with_the_tiles() -> None:
         ({"shape": (0, 4, 4)}, "shape is (0, 4, 4), expected sizes of at least 1"),
         ({"tile": (2, 0)}, "tile is (2, 0)"),
         ({"cluster": (0, 1)}, "cluster is (0, 1)"),
-        ({"capacity": 0}, "capacity is 0, expected it above 0"),
-        ({"halves": 0}, "halves is 0, expected it above 0"),
+        ({"capacity": 0}, "capacity is 0, expected more than 0"),
+        ({"halves": 0}, "halves is 0, expected more than 0"),
     ],
     ids=["steps", "shape", "tile", "cluster", "capacity", "halves"],
 )

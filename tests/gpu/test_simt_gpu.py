@@ -95,7 +95,7 @@ def test_ieee_products_are_refused_as_tf32() -> None:
     a = torch.randn(64, 64, device="cuda")
 
     with pytest.raises(
-        ValueError, match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, and was given fp32"
+        ValueError, match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, but was given fp32"
     ):
         outblas.matmul(a, a, kernel="simt.pipelined")
 

@@ -62,7 +62,7 @@ def test_what_counts_as_different(
         ),
         pytest.param(
             replace(PLAIN, activation="gelu"),
-            "ValueError: has no epilogue beside alpha and C, and was given gelu",
+            "ValueError: supports no epilogue besides alpha and C, but was given gelu",
             id="an epilogue that the kernel lacks",
         ),
     ],

@@ -263,7 +263,7 @@ def test_a_rung_without_epilogues_refuses_one_by_name() -> None:
 
     reason = rung("turing.ldmatrix").unsupported(given)
 
-    expected = "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
+    expected = "supports no epilogue besides alpha and C, but was given bias, aux, swiglu, residual"
     assert reason == expected
 
 

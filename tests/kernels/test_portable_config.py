@@ -32,14 +32,14 @@ def square(dtype: torch.dtype, device: str) -> Problem:
         pytest.param(
             torch.float64,
             "cpu",
-            "needs bfloat16, float16 or float32, and was given float64 operands for float64 "
+            "needs bfloat16, float16 or float32, but was given float64 operands for float64 "
             "outputs",
             id="a dtype",
         ),
         pytest.param(
             FP32,
             "meta",
-            "needs CUDA or CPU tensors, and was given tensors on meta",
+            "needs CUDA or CPU tensors, but was given tensors on meta",
             id="a device",
         ),
         pytest.param(FP16, "cpu", None, id="nothing"),

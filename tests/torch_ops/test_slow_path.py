@@ -96,7 +96,7 @@ def test_functions_that_the_caller_disabled_stay_disabled() -> None:
 
 
 def test_a_named_kernel_refuses_a_quantized_weight() -> None:
-    message = "kernel 'portable' needs plain tensors, and was given tensor subclass Quant"
+    message = "kernel 'portable' needs plain tensors, but was given tensor subclass Quant"
     with pytest.raises(ValueError, match=message):
         linear(X, Quantized(W), kernel="portable")
 

@@ -1,7 +1,7 @@
-"""What a warp's accesses to memory cost, from which thread holds which element: wavefronts in
-shared memory, transactions in global memory.
+"""The cost of a warp's memory accesses, computed from which thread holds which element: wavefronts
+in shared memory, transactions in global memory.
 
-This is plain Python, by the rules that ncu's counters follow on sm_90.
+This is plain Python. It follows the rules by which ncu's counters count on sm_90.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from .mapping import Basis, Mapping
 
 WARP = 32
-BANKS = 32  # of one word each
-LINE = 128  # bytes of a transaction
+BANKS = 32  # banks, each one word wide
+LINE = 128  # bytes of one transaction
 SECTOR = 32
 
-Address = Callable[[int, int], int]  # row and column of an element → its word, or its byte
+Address = Callable[[int, int], int]  # (row, column) of an element -> its word or byte address
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What one warp needs to move its part of a tile: instructions, the wavefronts that they take,
-    and the fewest that they could take.
+    """The cost for one warp to move its part of a tile: instructions, the wavefronts that they
+    take, and the minimum number of wavefronts.
     """
 
     instructions: int
@@ -32,7 +32,7 @@ class Shared:
 
     @property
     def excess(self) -> int:
-        """Wavefronts that bank conflicts add."""
+        """The wavefronts that bank conflicts add."""
         return self.wavefronts - self.ideal
 
     def __add__(self, other: Shared) -> Shared:
@@ -44,10 +44,10 @@ class Shared:
 
 
 def shared(mapping: Mapping, word: Address) -> Shared:
-    """Reads or writes of a tile in shared memory by warp 0, at most four adjacent words of a thread
-    in one instruction.
+    """Returns the cost for warp 0 to read or write a tile in shared memory, when each instruction
+    moves up to four adjacent words per thread.
 
-    Bits of a register's number that move no element are skipped: a value is moved once.
+    Register bits that do not change the element are skipped, because a value is moved only once.
     """
     width, starts = _vectors(mapping, word)
     found = Shared(0, 0, 0)
@@ -59,8 +59,8 @@ def shared(mapping: Mapping, word: Address) -> Shared:
 
 
 def _vectors(mapping: Mapping, word: Address) -> tuple[int, list[int]]:
-    """Words of one instruction, which starts at a multiple of them, and the first register
-    of each.
+    """Returns the number of words per instruction, which starts at a multiple of that number, and
+    the first register of each instruction.
     """
     start = word(0, 0)
     moves = [
@@ -84,11 +84,12 @@ def _vectors(mapping: Mapping, word: Address) -> tuple[int, list[int]]:
 
 
 def of_request(addresses: Sequence[int], width: int) -> tuple[int, int]:
-    """Wavefronts of one request of a warp for `width` words from these on, and those that it needs.
+    """Returns the wavefronts of one request in which each lane moves `width` words from its
+    address, and the minimum number of wavefronts.
 
-    Wide accesses go in groups of lanes that ask for 128 bytes at most: 32 lanes of one word, 16 of
-    two, 8 of four. Twice as many go together if each asks for the same as its neighbour, or as the
-    lane two further.
+    The hardware serves wide accesses in groups of lanes that request 128 bytes at most: 32 lanes of
+    one word, 16 of two, 8 of four. It merges two groups if each lane requests the same address as
+    its neighbour, or as the lane two positions away.
     """
     lanes = WARP // width
     groups = []
@@ -100,22 +101,23 @@ def of_request(addresses: Sequence[int], width: int) -> tuple[int, int]:
 
 
 def _passes(addresses: Sequence[int], width: int) -> int:
-    """The most different words that one bank delivers."""
+    """Returns the number of different words in the bank that holds most of them."""
     words = {address + i for address in addresses for i in range(width)}
     return max(Counter(word % BANKS for word in words).values())
 
 
 def touched(mapping: Mapping, byte: Address, size: int, unit: int) -> int:
-    """Units of memory (lines of 128 bytes, sectors of 32) that one request of warp 0 touches,
-    `size` bytes a lane.
+    """Returns how many units of memory (lines of 128 bytes, sectors of 32) one request of warp 0
+    touches, with `size` bytes per lane.
     """
     starts = (byte(*mapping.element(0, lane)) for lane in range(WARP))
     return len({at // unit for start in starts for at in (start, start + size - 1)})
 
 
 def k_block_reads(mapping: Mapping, terms: int, axis: int) -> Mapping:
-    """The reads of a whole k-block by the threads that compute `mapping`: terms × rows (axis 0) or
-    terms × columns (axis 1). Lanes that differ on the other axis alone read the same.
+    """Returns the reads of a whole k-block by the threads that compute `mapping`: terms × rows
+    (axis 0) or terms × columns (axis 1). Lanes that differ only on the other axis read the same
+    elements.
     """
 
     def kept(bases: Sequence[Basis]) -> Iterator[Basis]:

@@ -1,20 +1,22 @@
-"""What clusters of sm_90 cost, in cycles; imports no DSL. Estimates: EXCHANGE and EXCHANGED are set
-by hand from one exchange of 32 KB, which takes 1800 cycles on an H100, TOGETHER is fitted to a
-sweep (WORKLOG.md), CROWDED not measured.
+"""The cost of sm_90 clusters in cycles; imports no DSL.
+
+The numbers are estimates: EXCHANGE and EXCHANGED were set by hand from one exchange of 32 KB, which
+takes 1800 cycles on an H100; TOGETHER was fitted to a sweep (WORKLOG.md); CROWDED was not measured.
 """
 
-TOGETHER = 1000.0  # by which the CTAs of a cluster begin and end later than CTAs alone
-EXCHANGE = 500.0  # until partial sums are in another CTA's shared memory, and
-EXCHANGED = 25.0  # bytes of them a cycle
-# of the SMs, those that clusters of four or eight can use: GPCs have no multiple of as many
+TOGETHER = 1000.0  # extra cycles per launch: the CTAs of a cluster start and end together
+EXCHANGE = 500.0  # latency of sending partial sums to another CTA's shared memory
+EXCHANGED = 25.0  # bytes of partial sums per cycle after that latency
+# Fraction of the SMs that clusters of four or eight can use: the SMs of a GPC are not a multiple of
+# those sizes.
 CROWDED = 0.85
 
 
 def at_once(sms: int, cluster: int) -> int:
-    """Clusters that surely run at the same time on so many SMs."""
+    """Returns how many clusters run at the same time on this many SMs, at least."""
     return max(1, int(sms * CROWDED if cluster > 2 else sms) // cluster)
 
 
 def exchange(size: float) -> float:
-    """To send so many bytes of partial sums to the other CTAs of a cluster."""
+    """Returns the cycles to send this many bytes of partial sums to the other CTAs of a cluster."""
     return EXCHANGE + size / EXCHANGED

@@ -1,8 +1,8 @@
-"""Questions to the CUDA driver that torch does not ask: which context is current, which stream a
-handle stands for, whether a thread's calls may disturb a capture.
+"""Queries to the CUDA driver that torch does not offer: the current context, the stream behind a
+handle, and the capture mode of a thread.
 
-Every answer is None, and `relaxed_capture` does nothing, where there is no driver or it is older
-than the question.
+Where there is no driver, or it is too old for a query, every function returns None and
+`relaxed_capture` does nothing.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
-# Handles that stand for another stream in every context, or in every thread.
+# Handles that stand for a different stream in every context, or in every thread.
 LEGACY, PER_THREAD = 1, 2
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -30,14 +30,16 @@ def _function(name: str) -> Callable[..., int] | None:
 
 
 def context() -> int | None:
-    """The number of the calling thread's CUDA context, which no other context of the process ever
-    has. A thread that has not used the GPU yet has none: it will get the primary one."""
+    """Returns the id of the calling thread's CUDA context, which is unique in the process for all
+    time. Returns None for a thread that has not used the GPU yet; it will get the primary context.
+    """
     return _number("cuCtxGetId", None)
 
 
 def stream_id(handle: int) -> int | None:
-    """The number of a live stream, which no other stream of the process ever has. Not for a stream
-    that is being captured, nor for the handles 0 to 2."""
+    """Returns the id of a live stream, which is unique in the process for all time. Do not pass a
+    stream that is being captured, nor the handles 0 to 2.
+    """
     return _number("cuStreamGetId", ctypes.c_void_p(handle))
 
 
@@ -50,8 +52,7 @@ def _number(name: str, of: ctypes.c_void_p | None) -> int | None:
 
 
 def thread() -> int:
-    """The number of the calling thread; unlike `threading.get_ident`, no later thread has it
-    again."""
+    """Returns the id of the calling thread. Unlike `threading.get_ident`, it is never reused."""
     try:
         number: int = _thread.number
     except AttributeError:
@@ -61,13 +62,14 @@ def thread() -> int:
 
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Lets the calling thread allocate, load and wait while another thread captures a CUDA graph:
-    by default the driver refuses such calls then, and the other thread's capture fails too. What is
-    called must have nothing to do with the captured streams."""
+    """Allows the calling thread to allocate, load and wait while another thread captures a CUDA
+    graph. By default the driver refuses such calls during a capture, and the capture fails too.
+    Inside this context, call nothing that involves the captured streams.
+    """
     exchange, mode = _function("cuThreadExchangeStreamCaptureMode"), ctypes.c_int(_RELAXED)
     changed = exchange is not None and exchange(ctypes.byref(mode)) == 0
     try:
         yield
     finally:
         if exchange is not None and changed:
-            exchange(ctypes.byref(mode))  # which now holds the mode before
+            exchange(ctypes.byref(mode))  # mode now holds the previous mode

@@ -1,8 +1,7 @@
-"""Device code for what follows a product, in fp32, in kernels of Triton and of Gluon and in the
-interpreter.
+"""Device code for epilogues in fp32, shared by Triton kernels, Gluon kernels and the interpreter.
 
-Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. The records are
-those of `records.py`.
+Triton compiles a `triton.jit` function in the dialect of the kernel that calls it. The records are
+defined in `records.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,8 +14,8 @@ from .records import OutputCoord
 
 @triton.jit
 def activate(x, FUNCTION: tl.constexpr):
-    """One of `epilogue.FUNCTIONS`, x itself for "". NaN and infinities become what torch makes of
-    them.
+    """Applies one of `epilogue.FUNCTIONS` to x; "" returns x unchanged. NaN and infinities give the
+    same results as in torch.
     """
     if FUNCTION == "relu":
         x = tl.where(x < 0, 0.0, x)
@@ -31,10 +30,11 @@ def activate(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def gated_columns(index, column, N, WIDTH: tl.constexpr):
-    """Columns of the output, and of B, to which the columns of a gated tile belong: the first WIDTH
-    are the gate's, the others are those that it multiplies, N columns further in B.
+    """Returns the columns of the output, and of B, that belong to the columns of a gated tile: the
+    first WIDTH columns are the gate's, the rest are the columns that it multiplies, which lie N
+    columns further in B.
 
-    `column` counts them from 0, `index` from the tile's first column of the output.
+    `column` counts from 0, `index` from the tile's first column of the output.
     """
     second_half = column // WIDTH
     index -= second_half * WIDTH
@@ -43,21 +43,21 @@ def gated_columns(index, column, N, WIDTH: tl.constexpr):
 
 @triton.jit
 def split_columns(x):
-    """The left half of a tile's columns, and the right half."""
+    """Splits a tile's columns into a left and a right half."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def quarter_columns(x):
-    """A tile's columns in four parts, from left to right."""
+    """Splits a tile's columns into four parts, from left to right."""
     left, right = split_columns(x)
     return split_columns(left) + split_columns(right)
 
 
 @triton.jit
 def element_ptr(tensor, coord):
-    """Pointers to a tensor's elements at a coordinate: to one row, or one column, where the others
-    are the same.
+    """Returns pointers to a tensor's elements at a coordinate; to a single row or column where all
+    of them are the same.
     """
     ptr = tensor.ptr + coord.outer * tensor.outer + coord.inner * tensor.inner
     if tensor.row is None:
@@ -70,7 +70,7 @@ def element_ptr(tensor, coord):
 
 @triton.jit
 def load_source(tensor, coord, mask):
-    """The bias or the residual at a coordinate, as fp32."""
+    """Loads the bias or the residual at a coordinate, as fp32."""
     if tensor.row is None:
         mask = coord.mask_n
     elif tensor.col is None:
@@ -80,7 +80,9 @@ def load_source(tensor, coord, mask):
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """x to the nearest of dtype; the interpreter would truncate to bf16."""
+    """Rounds x to the nearest value of dtype; the interpreter's own conversion would truncate to
+    bf16.
+    """
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
@@ -100,7 +102,7 @@ def linear_part(
     EPILOGUE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """x = alpha · acc + beta · C; with an epilogue + bias, and x is stored as aux."""
+    """Returns x = alpha · acc + beta · C. With an epilogue, adds the bias and stores x as aux."""
     x = acc * alpha
     if c.ptr is not None:
         c_ptr = element_ptr(c, coord)
@@ -127,8 +129,10 @@ def store_outputs(
     EPILOGUE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Stores what becomes of sums at a coordinate: of a tuple of one tensor, or of two where the
-    epilogue is gated. Without an epilogue EPILOGUE and `epilogue_tensors` are None.
+    """Applies the epilogue to `sums` and stores the output at a coordinate.
+
+    `sums` is a tuple of one tensor, or of two (gate and value) where the epilogue is gated. Without
+    an epilogue EPILOGUE and `epilogue_tensors` are None.
     """
     mask = coord.mask_m & coord.mask_n
     y = linear_part(sums[0], c, epilogue_tensors, alpha, beta, coord, mask, EPILOGUE, INTERPRETED)

@@ -1,6 +1,7 @@
-"""Gluon as the ladders use it: what differs between Triton's versions, and layouts from maps.
+"""Gluon as the ladders use it: wrappers for what differs between Triton's versions, and layouts
+made from mappings.
 
-Nothing else imports names that changed between Triton 3.6 and 3.9.
+No other module imports names that changed between Triton 3.6 and 3.9.
 """
 
 from collections.abc import Sequence
@@ -23,14 +24,14 @@ def compile(
     arch: int,
     options: dict[str, Any],
 ) -> CompiledKernel:
-    """A Gluon kernel compiled for an architecture (90 is sm_90); needs no GPU."""
+    """Compiles a Gluon kernel for an architecture (90 is sm_90); needs no GPU."""
     source = GluonASTSource(kernel, signature, constants, attributes)
     with language.lock:
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def registers(mapping: Mapping) -> Any:
-    """The map as the layout of a tensor in registers."""
+    """Returns the mapping as the layout of a tensor in registers."""
     parts = (
         [list(basis) for basis in bases]
         for bases in (mapping.registers, mapping.lanes, mapping.warps)
@@ -38,42 +39,43 @@ def registers(mapping: Mapping) -> Any:
     return gl.DistributedLinearLayout(*parts, [], list(mapping.shape))
 
 
-# An option of `compile`: PTX that the drivers of CUDA 12 read, not the newest that Triton's
-# assembler knows.
+# An option of `compile`: emit a PTX version that the drivers of CUDA 12 can read, instead of the
+# newest one that Triton's assembler supports.
 OLD_PTX = {"ptx_version": 80}
 
 
 def load_as_ptx(compiled: CompiledKernel) -> None:
-    """Has the driver assemble a kernel that is not loaded yet for whatever GPU loads it: so code
-    for an older architecture runs on a newer one.
+    """Makes the driver assemble a kernel from PTX when it is loaded, for the GPU that loads it.
+    Code for an older architecture then runs on a newer GPU.
     """
     compiled.kernel = compiled.asm["ptx"].encode() + b"\0"
 
 
 def swizzled(columns: int, itemsize: int, order: Sequence[int]) -> Any:
-    """The layout of a tile in shared memory whose rows of `columns` elements along order[0] are
-    swizzled by 16 bytes, so that the 16 bytes of eight rows which ldmatrix reads together lie in
-    different banks.
+    """Returns the layout of a tile in shared memory whose rows of `columns` elements along order[0]
+    are swizzled in units of 16 bytes. The 16-byte units of eight rows, which ldmatrix reads
+    together, then lie in different banks.
     """
     vector = 16 // itemsize
     row = columns * itemsize
-    together = max(1, 128 // row)  # rows that share the 32 banks
+    together = max(1, 128 // row)  # number of rows that share the 32 banks
     return gl.SwizzledSharedLayout(vector, together, max(1, min(8, row // 16)), list(order))
 
 
 def padded(shape: tuple[int, int], pad: int, order: Sequence[int] = (1, 0)) -> Any:
-    """The layout of a tile in shared memory whose rows along order[0] are `pad` elements longer.
+    """Returns the layout of a tile in shared memory whose rows along order[0] are `pad` elements
+    longer.
 
-    Without padding it is written as padding that comes after the tile: into a plain layout Triton
-    would move words with ldmatrix and stmatrix.
+    Without padding it is written as padding that comes after the tile, because Triton would move
+    words into a plain layout with ldmatrix and stmatrix.
     """
     interval = shape[order[0]] if pad else shape[0] * shape[1]
     return gl.PaddedSharedLayout.with_identity_for([[interval, pad or 4]], list(shape), list(order))
 
 
 def mma_layout(arch: int, warps: tuple[int, int]) -> Any:
-    """The layout that says which lane holds which fp32 sum of mma.sync.m16n8k16, of m16n8k8 below
-    sm_80, with so many warps along M and N.
+    """Returns the layout of mma.sync's fp32 accumulators (m16n8k16, or m16n8k8 below sm_80) across
+    lanes, with `warps` warps along M and N.
     """
     return gl.NVMMADistributedLayout(
         version=[2, 0 if arch >= 80 else 1], warps_per_cta=list(warps), instr_shape=[16, 8]
@@ -81,14 +83,12 @@ def mma_layout(arch: int, warps: tuple[int, int]) -> Any:
 
 
 def dot_operand(index: int, mma: Any) -> Any:
-    """The layout that says which lane holds which 16-bit element of operand A (0) or B (1) of
-    mma.sync.
-    """
+    """Returns the layout of mma.sync's 16-bit operand A (0) or B (1) across lanes."""
     return gl.DotOperandLayout(index, mma, 2)
 
 
-# All threads of a CTA have come here; Triton adds such barriers where accesses to shared memory
-# need them.
+# A barrier for all threads of a CTA. Triton itself inserts such barriers where accesses to shared
+# memory need them.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 # Asynchronous copies from global to shared memory; masked elements become zeros.
@@ -98,4 +98,4 @@ copy_async = (
     else async_copy.async_copy_global_to_shared
 )
 commit_copies = async_copy.commit_group
-wait_copies = async_copy.wait_group  # then a barrier, which Triton adds
+wait_copies = async_copy.wait_group  # Triton adds the barrier that must follow

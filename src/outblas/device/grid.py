@@ -1,5 +1,5 @@
-"""The tiles of a call as launches: how many CTAs, with how many registers a thread, for which
-products of a batch, and whether offsets need 64 bits.
+"""Splits a call into launches: the CTAs of each, its products of the batch, registers per thread,
+and whether offsets need 64 bits.
 """
 
 import itertools
@@ -11,14 +11,14 @@ from ..core.problem import Problem
 from ..core.tensor_memory import span
 
 INT32_MAX = 2**31 - 1
-MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
+MAX_PROGRAMS = 2**31 - 1  # CTAs per launch
 WARP = 32
-MAX_THREADS = 1024  # of a CTA
-REGISTERS = 65536  # of an SM, on every architecture from sm_75 on
+MAX_THREADS = 1024  # threads per CTA
+REGISTERS = 65536  # registers per SM, the same on every architecture from sm_75 on
 
 
 class Tile(Protocol):
-    """The part of a kernel's config that a grid follows from."""
+    """The fields of a kernel's config that determine a grid."""
 
     @property
     def block_m(self) -> int: ...
@@ -31,34 +31,34 @@ class Tile(Protocol):
 
 
 def out_columns(config: Tile, problem: Problem) -> int:
-    """Columns of the output that a tile of block_n columns of B makes."""
+    """Returns the number of output columns of a tile of block_n columns of B."""
     return config.block_n // (2 if problem.epilogue.gated else 1)
 
 
 def tiles(config: Tile, problem: Problem) -> int:
-    """Tiles of one product of the batch."""
+    """Returns the number of tiles in one product of the batch."""
     return -(-problem.M // config.block_m) * -(-problem.N // out_columns(config, problem))
 
 
 def group_m(config: Tile, problem: Problem) -> int:
-    """Rows of tiles that are walked together: all there are, where the tiles of so many would not
-    fit 32 bits.
+    """Returns the number of tile rows in a group of the tile order: that of the config, or all tile
+    rows where the tiles of one group would overflow 32 bits.
     """
     rows, columns = -(-problem.M // config.block_m), -(-problem.N // out_columns(config, problem))
     return config.group_m if config.group_m * columns <= INT32_MAX else min(config.group_m, rows)
 
 
 def max_registers(threads: int, ctas: int = 1) -> int:
-    """Registers a thread may take where an SM has so many CTAs of so many threads; it gives them
-    out by eights.
+    """Returns the most registers per thread with which an SM can hold `ctas` CTAs of `threads`
+    threads. An SM allocates registers in units of eight per thread.
     """
     return min(255, REGISTERS // (ctas * threads) // 8 * 8)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One launch of a call that may take several: how far into a, b, c, out, bias, residual and aux
-    it starts, in elements, and how many CTAs it has.
+    """One launch of a call that may need several: where it starts in a, b, c, out, bias, residual
+    and aux, in elements, and its number of CTAs.
     """
 
     offsets: tuple[int, ...]
@@ -66,11 +66,11 @@ class Chunk:
 
 
 def needs_int64(problem: Problem, config: Tile) -> bool:
-    """Whether an index past the edge, or the offset of an element within one matrix, needs
-    64 bits.
+    """Returns whether 64 bits are needed for an index beyond the edge, or for the offset of an
+    element within one matrix.
     """
     M, N, K, columns = problem.M, problem.N, problem.K, problem.columns
-    # K is rounded up to the k-blocks of an iteration, at most eight, and as many are copied ahead.
+    # K is rounded up to the k-blocks of an iteration (at most eight), and as many are prefetched.
     ahead = 16 * config.block_k
     reach = max(M + config.block_m, columns + config.block_n, K + ahead)
     shapes = [
@@ -88,19 +88,19 @@ def needs_int64(problem: Problem, config: Tile) -> bool:
 
 
 def kept_dims(problem: Problem) -> list[int]:
-    """Batch dimensions that the grid walks: the two largest."""
+    """Returns the batch dimensions that the grid covers: the two largest."""
     largest = sorted(range(len(problem.batch)), key=lambda i: problem.batch[i])[-2:]
     return sorted(largest)
 
 
 def chunks_of(problem: Problem, config: Tile) -> list[Chunk]:
-    """Launches of a call: one, unless there are batch dimensions beyond two or the grid would be
-    too large.
+    """Returns the launches of a call: a single one, unless there are more than two batch dimensions
+    or the grid would be too large.
     """
     kept = kept_dims(problem)
     outer, inner = ([1, 1] + [problem.batch[i] for i in kept])[-2:]
     per_product = tiles(config, problem)
-    room = MAX_PROGRAMS // per_product  # products of a launch
+    room = MAX_PROGRAMS // per_product  # products per launch
     rows = min(outer, max(room // inner, 1))
     columns = min(inner, room)
     ranges = [range(size) for size in problem.batch]

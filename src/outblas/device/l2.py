@@ -1,5 +1,5 @@
-"""A model of L2 under an order of tiles: which bytes of A and B its CTAs request, and which DRAM
-must bring in.
+"""A model of L2 for an order of tiles: the bytes of A and B that its CTAs request, and the bytes
+that must be read from DRAM.
 """
 
 from collections import Counter, OrderedDict
@@ -10,13 +10,13 @@ from ..core.problem import Problem, Strides
 from ..core.tensor_memory import LINE
 from .raster import PAD
 
-CHUNKS = 32  # that K is cut into, at most
-STEP_K = 64  # chunks are multiples of it
+CHUNKS = 32  # maximum number of chunks into which K is cut
+STEP_K = 64  # the length of a chunk is a multiple of this
 
 
 def lines(problem: Problem) -> tuple[int, int]:
-    """Cache lines that loads of A, and of B, ask for to get 128 bytes of a row: two where rows
-    begin inside of a line.
+    """Returns how many cache lines loads of A, and of B, request per 128 bytes of a row: two where
+    rows begin inside a line, else one.
     """
 
     def per_row(strides: Strides, shape: tuple[int, int], alignment: int) -> int:
@@ -41,11 +41,10 @@ def lines(problem: Problem) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The bytes of A and B that CTAs requested from L2, and those of them that DRAM had to bring
-    in, by wave.
+    """The bytes of A and B that CTAs requested from L2, and the bytes read from DRAM, per wave.
 
-    `compulsory_bytes` is A and B once: no cache misses less. `lookup_missed_bytes` counts what DRAM
-    brings in once for each half of L2 that looked for it in vain.
+    `compulsory_bytes` is the size of A and B together, the minimum for any cache.
+    `lookup_missed_bytes` counts bytes from DRAM once for each half of L2 in which a lookup missed.
     """
 
     requested_bytes: int
@@ -55,19 +54,21 @@ class Traffic:
 
     @property
     def missed_bytes(self) -> int:
-        """What DRAM brings in."""
+        """The bytes read from DRAM."""
         return sum(self.wave_missed_bytes)
 
     @property
     def hit_rate(self) -> float:
-        """The share of the requested bytes that L2 had."""
+        """The fraction of the requested bytes that were found in L2."""
         return 1 - self.lookup_missed_bytes / self.requested_bytes
 
 
 def grid(
     shape: tuple[int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)
 ) -> tuple[int, int]:
-    """Rows and columns of cluster tiles that cover C. Raises ValueError for sizes below 1."""
+    """Returns the rows and columns of cluster tiles that cover C. Raises ValueError for sizes below
+    1.
+    """
     for name, sizes in (("shape", shape), ("tile", tile), ("cluster", cluster)):
         if min(sizes) < 1:
             raise ValueError(f"{name} is {sizes}, expected sizes of at least 1")
@@ -86,19 +87,20 @@ def simulate(
     multicast: bool = True,
     element_bytes: int = 2,
 ) -> Traffic:
-    """The traffic of C[M, N] = A[M, K] B[K, N] under `steps`, as `raster.schedule` makes them for
-    `grid(...)`.
+    """Simulates the traffic of C[M, N] = A[M, K] B[K, N] for `steps`, which `raster.schedule` makes
+    for `grid(...)`.
 
-    `shape` is (M, N, K). An entry of `steps` is a cluster of `cluster` CTAs along M and along N,
-    each with `tile` of C. The clusters of a step, a wave, go through K together, chunk by chunk.
-    Every CTA requests its slice of A and its slice of B; with `multicast` a cluster requests once
-    what several of its CTAs need. Each of the `halves` of L2 holds the same `capacity` bytes of
-    slices (`math.inf`: all), gives up the least recently used, and misses once what several
-    clusters of a wave need; what one cluster alone needs, one half misses.
+    `shape` is (M, N, K). An entry of `steps` is a cluster of `cluster` CTAs along M and N, and each
+    CTA computes a `tile` of C. All clusters of a step (a wave) advance through K together, chunk by
+    chunk. Every CTA requests its slice of A and its slice of B; with `multicast` a cluster requests
+    a slice once for all its CTAs that need it. Each of the `halves` of L2 holds the same slices,
+    `capacity` bytes in total (`math.inf`: everything), and evicts the least recently used. A slice
+    that several clusters of a wave need misses once in each half; one that a single cluster needs
+    misses in one half.
 
-    Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its
-    last ones end; sets are hashed and the policy is not LRU; C's writes take space and count as
-    accesses.
+    The model omits effects that change measured rates: CTAs drift apart; tiles of the next wave
+    start while the last tiles of a wave end; sets are hashed and the policy is not LRU; writes of C
+    take space and count as accesses.
 
     Raises ValueError for sizes below 1, and for a tile outside the grid.
     """
@@ -110,13 +112,13 @@ def simulate(
         ("halves", halves),
     ):
         if value <= 0:
-            raise ValueError(f"{name} is {value}, expected it above 0")
+            raise ValueError(f"{name} is {value}, expected more than 0")
     heights, widths = _panels(M, tile[0]), _panels(N, tile[1])
     cache = _Cache(capacity)
     requested = looked_up = 0
     missed = []
     for step in steps:
-        # A panel is a key: those of A count from 0 up, those of B from -1 down.
+        # Panels of A have the keys 0, 1, ...; panels of B have -1, -2, ...
         panels: dict[int, int] = {}
         users: Counter[int] = Counter()
         wanted = 0
@@ -153,14 +155,16 @@ def simulate(
 
 
 class _Cache:
-    """Slices by how recently they were used, the least recent first."""
+    """Slices ordered by their last use, the least recent first."""
 
     def __init__(self, capacity: float) -> None:
         self._slices: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._free = capacity
 
     def fetch(self, key: tuple[int, int], size: int) -> int:
-        """Bytes that must be brought in for this slice of `size` bytes: all or none."""
+        """Returns the bytes that must be read from DRAM for this slice of `size` bytes: all of them
+        or none.
+        """
         if key in self._slices:
             self._slices.move_to_end(key)
             return 0
@@ -172,12 +176,12 @@ class _Cache:
 
 
 def _panels(size: int, tile: int) -> list[int]:
-    """Rows of every panel; the last may be cut off."""
+    """Returns the number of rows in every panel; the last panel may be smaller."""
     return [min(tile, size - first) for first in range(0, size, tile)]
 
 
 def _part(panels: Sequence[int], index: int, count: int) -> range:
-    """The panels of a cluster; past the edge there are none."""
+    """Returns the panels of a cluster that lie inside the grid."""
     return range(index * count, min((index + 1) * count, len(panels)))
 
 

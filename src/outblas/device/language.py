@@ -1,5 +1,5 @@
-"""Triton's interpreter: the lock on triton.language, which it patches for every thread, so that
-nothing may compile meanwhile, nor the process fork; and kernels for it.
+"""Triton's interpreter: its lock, and kernels for it. The interpreter patches triton.language for
+every thread, so the process may neither compile nor fork meanwhile.
 """
 
 import functools
@@ -15,8 +15,8 @@ lock = forks.Lock(held=True)
 
 
 def interpreted(kernel: Any) -> Any:
-    """A kernel, and all jitted functions that it calls, for the interpreter; the kernel itself
-    still compiles.
+    """Returns a version of a kernel, and of all jitted functions that it calls, for the
+    interpreter. The kernel itself can still be compiled.
     """
     source = kernel.fn
     called = {name: source.__globals__.get(name) for name in source.__code__.co_names}

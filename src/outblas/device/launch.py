@@ -1,9 +1,10 @@
-"""What Triton and Gluon kernels share on the host: arguments, specialization, the chunks of a call.
+"""Host code that Triton and Gluon kernels share: arguments, specialization, and the chunks of a
+call.
 
 Every kernel takes pointers `a`, `b`, `c` (None without an addend) and `out`, then `alpha`, `beta`,
-`size` (a ProblemSize) and `strides` (ProblemStrides), then constants of its own, by name. A kernel
-with epilogues has EPILOGUE among its constants, and takes `epilogue_tensors` at last; both are None
-without one.
+`size` (a ProblemSize) and `strides` (ProblemStrides), then the kernel's constants by name. A kernel
+with epilogues has the constant EPILOGUE, and takes `epilogue_tensors` as its last argument; both
+are None for a call without an epilogue.
 """
 
 import math
@@ -26,15 +27,15 @@ from .records import (
 )
 
 Tensor = torch.Tensor
-Path = tuple[int, ...]  # to an argument, or into a tuple: positions
+Path = tuple[int, ...]  # positions that lead to an argument, or into a tuple
 
-WIDEST = 16  # bytes of a load or a store
+WIDEST = 16  # bytes of the widest load or store
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
 @dataclass(frozen=True)
 class Specialization:
-    """All that the compiler is told: argument types, constants and divisors by path, launch
+    """Everything that the compiler is told: argument types, constants and divisors by path, launch
     options.
     """
 
@@ -47,12 +48,12 @@ class Specialization:
 
     @property
     def attributes(self) -> dict[Path, list[list[Any]]]:
-        """The divisors as Triton takes them."""
+        """Returns the divisors in the form that Triton takes."""
         return {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
 
     @property
     def options(self) -> dict[str, Any]:
-        """For `triton.compile`."""
+        """Returns the options for `triton.compile`."""
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
@@ -63,8 +64,8 @@ class Specialization:
 
 
 def vector(problem: Problem, operand: str) -> int:
-    """Elements (a power of two, at most 16 bytes) that one load of operand "a" or "b" can move in
-    all of its rows.
+    """Returns the number of elements (a power of two, at most 16 bytes) that one load of operand
+    "a" or "b" can move in every row.
     """
     strides, extents = (
         (problem.a, (problem.M, problem.K))
@@ -80,7 +81,7 @@ def vector(problem: Problem, operand: str) -> int:
 
 
 def contiguous(problem: Problem, operand: str) -> str:
-    """The axis along which operand "a" or "b" is stored: "m", "n" or "k"."""
+    """Returns the axis along which operand "a" or "b" is contiguous: "m", "n" or "k"."""
     axes, strides = ("mk", problem.a[-2:]) if operand == "a" else ("kn", problem.b[-2:])
     return axes[0] if strides[0] == 1 and strides[1] != 1 else axes[1]
 
@@ -90,25 +91,29 @@ def unsupported_dtype(problem: Problem) -> str | None:
         return None
     names = dtype_name(problem.dtype), dtype_name(problem.out_dtype)
     return (
-        f"needs bfloat16, float16 or float32, and was given {names[0]} operands for {names[1]} "
+        f"needs bfloat16, float16 or float32, but was given {names[0]} operands for {names[1]} "
         "outputs"
     )
 
 
 def kernel_strides(problem: Problem, strides: Sequence[int]) -> Strides:
-    """The strides of a tensor of a call, batch dimensions first, as a kernel takes them."""
+    """Returns the strides of a tensor of a call, batch dimensions first, in the form that a kernel
+    takes.
+    """
     outer, inner = ([0, 0] + [strides[i] for i in kept_dims(problem)])[-2:]
     return Strides(outer, inner, strides[-2], strides[-1])
 
 
 def problem_size(problem: Problem) -> ProblemSize:
-    """The sizes of a call as a kernel takes them."""
+    """Returns the sizes of a call in the form that a kernel takes."""
     kept = kept_dims(problem)
     return ProblemSize(problem.M, problem.N, problem.K, problem.batch[kept[-1]] if kept else 1)
 
 
 def problem_strides(problem: Problem) -> ProblemStrides:
-    """The strides of a call as a kernel takes them; constants, for C, without an addend."""
+    """Returns the strides of a call in the form that a kernel takes; those of C are constants
+    without an addend.
+    """
     return ProblemStrides(
         a=kernel_strides(problem, problem.a),
         b=kernel_strides(problem, problem.b),
@@ -118,8 +123,8 @@ def problem_strides(problem: Problem) -> ProblemStrides:
 
 
 def epilogue_strides(problem: Problem) -> dict[str, Strides | None]:
-    """The strides of bias, residual and aux, None for those that a call lacks. Along rows, or
-    columns, that repeat where a kernel reads them, a stride is None.
+    """Returns the strides of bias, residual and aux; None for tensors that the call lacks. The
+    stride along rows or columns is None where these repeat and the kernel reads them.
     """
     found: dict[str, Strides | None] = {}
     for name in EPILOGUE_ARGS:
@@ -132,29 +137,29 @@ def epilogue_strides(problem: Problem) -> dict[str, Strides | None]:
 
 
 def epilogue_traits(problem: Problem) -> EpilogueTraits | None:
-    """The constant EPILOGUE of a kernel."""
+    """Returns the value of a kernel's constant EPILOGUE."""
     epilogue = problem.epilogue
     return None if epilogue == NONE else EpilogueTraits(epilogue.function, epilogue.gated)
 
 
 class Divisibility(Protocol):
-    """What the compiler may know to divide the values of a call. Each divisor makes another kernel
-    to compile.
+    """Chooses the divisors of a call's values that the compiler may assume. Each different divisor
+    compiles another kernel.
     """
 
     def of_pointer(self, tensor: str, alignment: int) -> int:
-        """A divisor of a tensor's address in bytes, of which `alignment` is one."""
+        """Returns a divisor of a tensor's address in bytes, which `alignment` divides."""
 
     def of_stride(self, tensor: str, stride: int) -> int:
-        """A divisor of a tensor's stride."""
+        """Returns a divisor of a tensor's stride."""
 
     def of_size(self, name: str, size: int) -> int:
-        """A divisor of M, N, K or the inner extent of the batch."""
+        """Returns a divisor of M, N, K or the inner extent of the batch."""
 
 
 @dataclass
 class _Arguments:
-    """Collects constants and divisors, by path, while the types of arguments are built."""
+    """Collects constants and divisors by path while the argument types are built."""
 
     divisibility: Divisibility
     wide: bool
@@ -174,7 +179,7 @@ class _Arguments:
         return "i64" if wide or value > INT32_MAX else "i32"
 
     def sizes(self, position: int, sizes: ProblemSize) -> ProblemSize:
-        """The types of the sizes, the argument at `position`."""
+        """Returns the types of the sizes, which are the argument at `position`."""
         types = []
         for i, (name, size) in enumerate(sizes._asdict().items()):
             path = (position, i)
@@ -186,7 +191,7 @@ class _Arguments:
         return ProblemSize(*types)
 
     def strides(self, path: Path, name: str, strides: Strides) -> Iterator[str]:
-        """The types of the strides of a tensor, of which the first has a path."""
+        """Yields the types of a tensor's strides; `path` is that of the first."""
         *outer_path, first = path
         for i, stride in enumerate(strides):
             unused = stride == 0 and i < 2  # without a batch, its indices need no registers
@@ -209,11 +214,11 @@ def specialize(
     num_stages: int = 1,
     max_registers: int | None = None,
 ) -> Specialization:
-    """Types and divisors from the problem alone, so that a plan holds for every call that shares
-    it.
+    """Derives types and divisors from the problem alone, so that a plan is valid for every call
+    with the same problem.
 
-    `wide`: sizes and strides take 64 bits, for a k-block can be 2³¹ elements wide where its strides
-    are not.
+    `wide`: sizes and strides take 64 bits, because a k-block can span 2³¹ elements where no stride
+    does.
     """
     found = _Arguments(divisibility, wide)
     signature: dict[str, Any] = {}
@@ -261,7 +266,7 @@ def specialize(
 def _epilogue_types(
     problem: Problem, position: int, found: _Arguments, aligned: Callable[[View, int], int]
 ) -> Any:
-    """The types of EpilogueTensors, the argument at `position`."""
+    """Returns the types of EpilogueTensors, which is the argument at `position`."""
     if problem.epilogue == NONE:
         return found.constant((position,), None)
     types: list[TensorRef] = []
@@ -285,8 +290,8 @@ def bind(
     run: Callable[[int], Run],
     constants: Mapping[str, Any],
 ) -> Launch:
-    """The launch of a call; `run(programs)` starts so many CTAs with all arguments of the
-    kernel.
+    """Returns the launch of a call; `run(programs)` starts a grid of that many CTAs with all
+    arguments of the kernel.
     """
     has_c = problem.c is not None
     fused = problem.epilogue != NONE
@@ -308,7 +313,7 @@ def bind(
         first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
 
     def tensors(extra: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], ...]:
-        # Plain tuples: a NamedTuple takes longer to make, and the launcher does not need its names.
+        # Plain tuples: a NamedTuple takes longer to make, and the launcher does not need the names.
         return tuple([(t, *own) for t, own in zip(extra, strides, strict=True)])
 
     def launch_fused(
@@ -332,14 +337,14 @@ def bind(
 
 
 def _shift(t: Tensor, offset: int) -> Tensor:
-    """A view that starts `offset` elements later: kernels take no address arithmetic from
-    the host.
+    """Returns a view that starts `offset` elements later. The shift must be a view because the host
+    passes tensors, not addresses, to kernels.
     """
     return torch.as_strided(t, (1,), (1,), t.storage_offset() + offset) if offset else t
 
 
 def arch_of(device: torch.device) -> int:
-    """90 for sm_90."""
+    """Returns the compute capability of a device as a number: 90 for sm_90."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
@@ -349,6 +354,6 @@ def sm_count(device: torch.device) -> int:
 
 
 def shared_memory_limit(device: torch.device) -> int:
-    """Bytes of shared memory that a CTA may ask for."""
+    """Returns the bytes of shared memory that a CTA may request."""
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Which thread holds which element of a tile, as linear maps over bits: plain Python, testable
-without a GPU.
+"""Which thread holds which element of a tile, as linear maps over bits. This is plain Python,
+testable without a GPU.
 
-Each bit of a register's, a lane's and a warp's number moves the element by a power of two along
-rows or columns, and the moves of all set bits add up.
+Each bit of a register index, a lane index and a warp index moves the element by a power of two
+along rows or columns; the moves of all set bits add up.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Basis = tuple[int, int]  # rows, columns
 
 @dataclass(frozen=True)
 class Mapping:
-    """Which elements of a tile of `shape` (rows, columns) each thread holds: how far each bit of a
-    register's, a lane's and a warp's number moves, the lowest bit first.
+    """The elements of a tile of `shape` (rows, columns) that each thread holds. For each bit of the
+    register, lane and warp index, lowest bit first, it gives the move in rows and columns.
     """
 
     shape: tuple[int, int]
@@ -24,7 +24,7 @@ class Mapping:
     warps: tuple[Basis, ...]
 
     def element(self, register: int, lane: int, warp: int = 0) -> tuple[int, int]:
-        """Row and column."""
+        """Returns the row and column of an element."""
         row = column = 0
         for number, bases in ((register, self.registers), (lane, self.lanes), (warp, self.warps)):
             for bit, (rows, columns) in enumerate(bases):
@@ -34,16 +34,18 @@ class Mapping:
 
     @property
     def holders(self) -> int:
-        """Threads that hold something which no thread of a lower number does."""
+        """Returns the number of threads that hold an element which no lower-numbered thread
+        holds.
+        """
         return 1 << sum(basis != (0, 0) for basis in (*self.lanes, *self.warps))
 
     def reordered(self, registers: tuple[Basis, ...]) -> Mapping:
-        """The map with the same elements in each thread, in registers of another order."""
+        """Returns the map with the same elements in each thread, in another order of registers."""
         assert sorted(registers) == sorted(self.registers)
         return Mapping(self.shape, registers, self.lanes, self.warps)
 
     def transposed(self) -> Mapping:
-        """The map of the transposed tile."""
+        """Returns the map of the transposed tile."""
         parts = (
             tuple(basis[::-1] for basis in bases)
             for bases in (self.registers, self.lanes, self.warps)
@@ -52,7 +54,7 @@ class Mapping:
 
 
 def powers(first: int, end: int) -> list[int]:
-    """first, 2·first, 4·first, … below end."""
+    """Returns first, 2·first, 4·first, … below end."""
     return [first << bit for bit in range((end // first).bit_length() - 1)] if end > first else []
 
 
@@ -63,16 +65,16 @@ def outputs(
     fragment: tuple[int, int],
     interleave: bool,
 ) -> Mapping:
-    """The outputs of a CTA: warps lie side by side, and within a warp fragments of the lanes do,
-    again and again.
+    """Returns the map of a CTA's outputs. Warps lie side by side; within a warp the fragments of
+    the lanes do, and repeat until they cover the warp's tile.
 
-    Registers run down a column of the thread's outputs before they go to the next: consecutive
-    products then share their operand of B.
+    Registers run down a column of the thread's outputs before they move to the next column, so that
+    consecutive FMAs share their operand of B.
     """
     steps: list[list[list[Basis]]] = [[] for _ in range(4)]
     for axis in (0, 1):
         lanes = warp[axis] // thread[axis]
-        span = fragment[axis] * lanes  # what all lanes' fragments cover
+        span = fragment[axis] * lanes  # extent of the fragments of all lanes
         parts = (
             powers(1, fragment[axis]),
             powers(fragment[axis], span),
@@ -90,16 +92,16 @@ def outputs(
 
 
 def by_rows(of: Mapping) -> Mapping:
-    """The map with registers along rows first, as wide stores of rows want them."""
+    """Returns the map with registers along rows first, which wide stores of rows require."""
     return of.reordered(tuple(sorted(of.registers, key=lambda basis: (basis[0], basis[1]))))
 
 
 def copies(shape: tuple[int, int], vector: int, warps: int, spread: bool = True) -> Mapping:
-    """The map of a tile that a CTA copies: each thread moves `vector` elements of a row at once,
-    neighbouring lanes go along the row.
+    """Returns the map of a tile that a CTA copies: each thread moves `vector` elements of a row at
+    once, and neighbouring lanes continue along the row.
 
-    Where there are more threads than vectors, vectors are shortened if the work is to be `spread`,
-    and the rest of the threads repeat the work of others.
+    Where there are more threads than vectors, `spread` shortens the vectors to use more threads;
+    threads that are still left over repeat the work of others.
     """
     rows, columns = shape
     vector = min(vector, max(1, rows * columns // (32 * warps)) if spread else vector, columns)

@@ -12,12 +12,13 @@ T = TypeVar("T")
 
 
 def for_good(device: torch.device, make: Callable[[], T]) -> T:
-    """What `make` allocates and fills, ready for every stream: its work has ended when this
-    returns, so that whatever is launched afterwards, on whichever stream, comes later.
+    """Returns what `make` allocates and fills, ready for use on every stream: the GPU work of
+    `make` has finished when this returns.
 
-    A thread of its own calls `make`, on the default stream of the device's primary context. A pool
-    into which the caller's allocations go, as Inductor's before it captures a graph, gives its
-    memory away again. Another thread's capture of a CUDA graph goes on beside it.
+    A separate thread calls `make` on the default stream of the device's primary context, for two
+    reasons: the memory does not come from a pool that the caller's allocations go to (Inductor uses
+    one before it captures a graph, and frees it later), and a capture of a CUDA graph in another
+    thread continues undisturbed.
     """
 
     def made() -> T:

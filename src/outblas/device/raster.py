@@ -1,28 +1,28 @@
-"""Orders in which the tiles of C are computed, as plain lists of indices: what neighbours in time
-share stays in L2.
+"""Orders in which the tiles of C are computed, as plain lists of indices. Tiles that run at the
+same time share data in L2.
 
 Tiles are numbered `m * columns + n` over a grid of `rows` along M and `columns` along N. A tile
-reads the panel of A of its row and the panel of B of its column, so that tiles running at the same
-time should lie in as square a block (in bytes of panels) as there is.
+reads one panel of A (its row) and one panel of B (its column), so tiles that run at the same time
+should form a block that is as square as possible, measured in bytes of panels.
 """
 
 from collections.abc import Iterator
 
 ORDERS = ("row", "column", "consecutive", "grouped", "serpentine", "hilbert")
-PAD = -1  # no tile
+PAD = -1  # marks the absence of a tile
 
 
 def order(kind: str, rows: int, columns: int, group_m: int = 16, group_n: int = 8) -> list[int]:
-    """Every tile of the grid once, in the order `kind`.
+    """Returns every tile of the grid once, in the order `kind`.
 
-    - "row": n fastest. "column": m fastest. "consecutive": as "row"; it differs in what `schedule`
-      makes of it.
-    - "grouped": groups of `group_m` x `group_n` tiles, cut off at the edges, row after row of
-      groups, so that a row of groups keeps its panels of A. Inside a group m is fastest: a step
-      that ends inside a group has taken whole columns of it, whose tiles share panels of B, the
-      larger ones where tiles are wider than high.
+    - "row": n fastest. "column": m fastest. "consecutive": the same order as "row"; `schedule`
+      distributes it differently.
+    - "grouped": groups of `group_m` x `group_n` tiles, cut off at the edges, one row of groups
+      after the other, so that a row of groups reuses its panels of A. Inside a group m is fastest:
+      a step that ends inside a group has completed whole columns of it. Their tiles share panels of
+      B, which are the larger ones where tiles are wider than high.
     - "serpentine": bands of `group_m` tile rows swept column by column, m fastest, every other band
-      backwards, so that a band starts at the columns where the last one ended. `group_n` has no
+      backwards, so that a band starts at the columns where the previous one ended. `group_n` has no
       effect.
     - "hilbert": a Hilbert curve, generalised to any rectangle, along its longer side. Groups have
       no effect.
@@ -50,13 +50,13 @@ def order(kind: str, rows: int, columns: int, group_m: int = 16, group_n: int = 
 def schedule(
     kind: str, rows: int, columns: int, workers: int, group_m: int = 16, group_n: int = 8
 ) -> list[list[int]]:
-    """Who computes which tile when: a list of steps, each with one tile per worker, -1 where a
-    worker has none left.
+    """Returns which worker computes which tile in which step: a list of steps, each with one tile
+    per worker, and -1 for a worker without a tile.
 
-    Tiles are dealt round robin: worker w takes `order(...)[step * workers + w]`. "consecutive"
-    gives every worker one run of neighbouring tiles instead, longer runs first. Either way counts
-    differ by at most one, and -1 is in the last step only. `workers` above the number of tiles
-    counts as that number.
+    Tiles are distributed round robin: worker w takes `order(...)[step * workers + w]`.
+    "consecutive" instead gives every worker one run of neighbouring tiles, longer runs first. In
+    both cases the numbers of tiles differ by at most one, and -1 appears only in the last step.
+    `workers` above the number of tiles counts as that number.
 
     Raises ValueError as `order` does, and for `workers` below 1.
     """
@@ -99,13 +99,15 @@ def _serpentine(rows: int, columns: int, group_m: int) -> Iterator[int]:
 
 
 def _hilbert(corner: int, length: int, along: int, width: int, across: int) -> Iterator[int]:
-    """The curve over `length` x `width` tiles from `corner` to the other end of that long side.
+    """Yields the curve over `length` x `width` tiles from `corner` to the other end of that long
+    side.
 
-    `along` and `across` are the steps to the next index in either direction, signed. A rectangle
-    much longer than wide is two, one after the other; any other is a U: across on the near half,
-    along on the far side, back across. Cuts leave an even first part, whose curve ends in the
-    corner next to the second. An even width of more than 2 and an odd length have no such curve
-    (both ends would have one colour of a chessboard): there, one step is diagonal.
+    `along` and `across` are the signed steps to the next index in either direction. A rectangle
+    much longer than wide is split into two, one after the other. Any other is a U: across on the
+    near half, along on the far side, back across. Every cut leaves a first part of even length,
+    whose curve ends in the corner next to the second part. For an even width of more than 2 and an
+    odd length there is no such curve (both ends would have the same colour on a chessboard); one
+    step is diagonal there.
     """
     if width == 1:
         yield from (corner + i * along for i in range(length))

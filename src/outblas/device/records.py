@@ -1,9 +1,10 @@
-"""Records that Triton and Gluon kernels take as arguments, and that their device code hands on.
+"""Records that Triton and Gluon kernels take as arguments and pass on in device code.
 
-A NamedTuple holds values of a launch: tensors, sizes, strides. A frozen dataclass holds what is
-known when a kernel is compiled, and is one `constexpr`. Triton flattens the tuples; a field whose
-value is known when the kernel is compiled (a stride of 1, a missing tensor) takes no parameter.
-A tuple holds either tuples or values: of a mixed one Triton 3.6 forgets what is known.
+A NamedTuple holds values of a launch: tensors, sizes, strides. A frozen dataclass holds values that
+are known when a kernel is compiled, and is passed as one `constexpr`. Triton flattens tuples; a
+field whose value is known at compile time (a stride of 1, a missing tensor) takes no kernel
+parameter. A tuple must hold either tuples or values, because Triton 3.6 forgets the known values of
+a mixed one.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from typing import Any, NamedTuple
 
 
 class Strides(NamedTuple):
-    """How a matrix, or a batch of them, lies in memory, in elements.
+    """The strides, in elements, of a matrix or a batch of matrices.
 
-    `outer` and `inner` step along the two dimensions of the batch that a launch walks; `row` leads
-    from a row to the next, `col` from a column to the next. `row` is None where all rows are the
-    same, as in a bias, `col` where all columns are.
+    `outer` and `inner` are the strides of the two batch dimensions that a launch covers; `row`
+    leads from a row to the next, `col` from a column to the next. `row` is None where all rows are
+    the same, as in a bias; `col` where all columns are.
     """
 
     outer: Any
@@ -34,7 +35,7 @@ class ProblemSize(NamedTuple):
 
 
 class ProblemStrides(NamedTuple):
-    """The Strides of a product's tensors; those of C are of no use without an addend."""
+    """The Strides of a product's tensors. Those of C are unused without an addend."""
 
     a: Any
     b: Any
@@ -43,8 +44,8 @@ class ProblemStrides(NamedTuple):
 
 
 class TensorRef(NamedTuple):
-    """A pointer to the first element of a tensor, and its strides. Without the tensor, the pointer
-    is None.
+    """A pointer to the first element of a tensor, and its strides. The pointer is None where the
+    tensor is missing.
     """
 
     ptr: Any
@@ -55,7 +56,7 @@ class TensorRef(NamedTuple):
 
 
 class EpilogueTensors(NamedTuple):
-    """What an epilogue reads and writes beside C and the output: TensorRefs."""
+    """The tensors that an epilogue reads and writes besides C and the output, as TensorRefs."""
 
     bias: Any
     residual: Any
@@ -63,8 +64,8 @@ class EpilogueTensors(NamedTuple):
 
 
 class WorkTile(NamedTuple):
-    """The part of the output that a CTA computes: its first row and column, and the two indices of
-    its product in the batch.
+    """The part of the output that a CTA computes: its first row and column, and two indices that
+    select the product in the batch.
     """
 
     first_m: Any
@@ -74,8 +75,8 @@ class WorkTile(NamedTuple):
 
 
 class OutputCoord(NamedTuple):
-    """Elements of the output that a thread stores: rows as a column of indices, columns as a row of
-    them, masks that say which of these exist, and the two indices of the product in the batch.
+    """The elements of the output that a thread stores: row indices as a column, column indices as a
+    row, masks of the indices that exist, and two indices that select the product in the batch.
     """
 
     m: Any
@@ -88,10 +89,10 @@ class OutputCoord(NamedTuple):
 
 @dataclass(frozen=True)
 class TileTraits:
-    """The tile of a CTA, in elements, and what the compiler may take for granted about it.
+    """The tile of a CTA, in elements, and the assumptions that the compiler may make about it.
 
-    `name` is the kernel's, for profilers. `group_m` rows of tiles are walked together, column by
-    column. `even_m`, `even_n`, `even_k`: tiles divide M, N, K, so that no index needs a mask.
+    `name` is the kernel's name in profilers. CTAs process `group_m` rows of tiles together, column
+    by column. `even_m`, `even_n`, `even_k`: tiles divide M, N or K, so indices need no mask.
     `wide`: indices need 64 bits.
     """
 
@@ -110,11 +111,11 @@ class TileTraits:
 class OperandLayout:
     """How a CTA of a Gluon kernel loads k-blocks of A, or of B.
 
-    `copy` is the layout of a k-block in registers, in which axis `k_axis` runs along K; `shared`
-    its layout in shared memory, None where fragments come straight from global memory.
-    `transposed`: the k-block lies in shared memory with the terms of K along its columns.
-    `single`: its elements are loaded one by one. `threads`: how many threads have something to
-    load; the rest would repeat the work of others.
+    `copy` is the layout of a k-block in registers, whose axis `k_axis` runs along K; `shared` is
+    its layout in shared memory, None where fragments are loaded straight from global memory.
+    `transposed`: in shared memory the terms of K run along the columns of the k-block. `single`:
+    elements are loaded one by one. `threads`: the number of threads that have something to load;
+    the others would repeat their work.
     """
 
     copy: Any
@@ -127,12 +128,13 @@ class OperandLayout:
 
 @dataclass(frozen=True)
 class OutputLayout:
-    """How a CTA of a Gluon kernel holds its sums, and how it stores them.
+    """How a CTA of a Gluon kernel holds its accumulators, and how it stores them.
 
-    `sums` is the layout of registers in which they are computed, `rows` that in which they leave;
-    `shared` that of the tile in shared memory through which they get from one to the other, None
-    where they go from register to register. `halves`: the left half of the columns leaves before
-    the right one, for an epilogue of all of them takes too many registers.
+    `sums` is the register layout in which they are computed, `rows` the register layout in which
+    they are stored. `shared` is the layout of the tile in shared memory that converts one into the
+    other; None where registers are converted directly. `halves`: the left half of the columns is
+    stored before the right half, because an epilogue for all columns at once would take too many
+    registers.
     """
 
     sums: Any
@@ -143,8 +145,8 @@ class OutputLayout:
 
 @dataclass(frozen=True)
 class EpilogueTraits:
-    """What follows alpha · A B + beta · C: a key of `epilogue.FUNCTIONS`, or "", and whether it is
-    gated by the first half of the columns.
+    """The compile-time part of an epilogue: the function, a key of `epilogue.FUNCTIONS` or "", and
+    whether the first half of the columns gates the second.
     """
 
     function: str

@@ -1,4 +1,6 @@
-"""The host side of a Gluon rung: what dispatch calls, made of the parts in which ladders differ."""
+"""The host side of a Gluon rung: the functions that dispatch calls, composed of the parts in which
+ladders differ.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -32,49 +34,51 @@ Entry = tuple[
 
 
 class Rung(ABC, Generic[C]):
-    """One rung: its registry entry, the body of its kernel, and its default config. A ladder's
-    subclass says the rest.
+    """One rung: its registry entry, the body of its kernel, and its default config. Each ladder
+    defines the rest in a subclass.
     """
 
     base: ClassVar[type]  # the base class of the configs of all rungs of the ladder
     dtype: ClassVar[torch.dtype]  # the dtype for which `artifact` compiles by default
-    layout: ClassVar[str]  # and the layout
+    layout: ClassVar[str]  # the layout for which `artifact` compiles by default
 
     def __init__(self, kernel: Kernel, body: Any, own: type[C]) -> None:
         self.kernel, self.body, self.own = kernel, body, own
 
     def entry(self) -> Entry[C]:
-        """What the rung's module offers: `unsupported`, `plan`, `artifact`, `precompile` and
-        `space`.
+        """Returns the functions that the rung's module exports: `unsupported`, `plan`, `artifact`,
+        `precompile` and `space`.
         """
         return self.unsupported, self.plan, self.artifact, self.precompile, self.space
 
     @property
     def fused(self) -> bool:
-        """Whether the kernel has epilogues."""
+        """Whether the kernel supports epilogues."""
         return "EPILOGUE" in self.body.arg_names
 
     @property
     @abstractmethod
     def unread(self) -> tuple[str, ...]:
-        """Fields of a config that the body does not read."""
+        """The fields of a config that the body does not read."""
 
     @abstractmethod
     def invalid_reason(self, config: C, limit: int) -> str | None:
-        """Why no kernel can be built from a config in so many bytes of shared memory."""
+        """Returns why no kernel can be built from a config with this limit of shared memory in
+        bytes; None if it can.
+        """
 
     @abstractmethod
     def unsupported_reason(self, problem: Problem, config: C, arch: int) -> str | None:
-        """Why the kernel cannot take a call on an architecture, beyond the types of its
-        operands; None if it can.
+        """Returns why the kernel cannot take a call on an architecture, apart from the operands'
+        dtypes; None if it can.
         """
 
     @abstractmethod
     def ladder_constants(self, config: C, problem: Problem, arch: int) -> dict[str, Any]:
-        """The constants of all kernels of the ladder, by the name of the parameter."""
+        """Returns the constants that all kernels of the ladder have, by parameter name."""
 
     def constants(self, config: C, problem: Problem, arch: int) -> dict[str, Any]:
-        """The constants that the body has parameters for, in their order."""
+        """Returns the constants that the body has parameters for, in the order of those."""
         values = self.ladder_constants(config, problem, arch)
         return {name: values[name] for name in self.body.arg_names if name in values}
 
@@ -82,35 +86,35 @@ class Rung(ABC, Generic[C]):
     def specialization(
         self, config: C, problem: Problem, constants: dict[str, Any], arch: int
     ) -> Specialization:
-        """What the compiler is told, for an architecture."""
+        """Returns what the compiler is told for an architecture."""
 
     @abstractmethod
     def described(self, config: C, problem: Problem) -> Mapping[str, Any]:
-        """Fields of an artifact beyond those of every Gluon kernel: at least `stages`."""
+        """Returns the artifact's fields that not every Gluon kernel has: at least `stages`."""
 
     def target(self, config: C, arch: int) -> int:
-        """The architecture to compile for, of a GPU's."""
+        """Returns the architecture to compile for, given that of the GPU."""
         return arch
 
     def default(self, problem: Problem, sms: int, limit: int) -> C:
-        """The config of a call that names none, on a GPU of so many SMs with so much shared memory
-        a CTA.
+        """Returns the config of a call that names none, on a GPU with this many SMs and this limit
+        of shared memory per CTA.
         """
         return self.own()
 
     @property
     @abstractmethod
     def axes(self) -> Axes:
-        """The axes along which configs of the ladder differ. A sweep leaves out those of fields
+        """Returns the axes along which configs of the ladder differ. A sweep leaves out the fields
         that the body does not read.
         """
 
     @abstractmethod
     def footprint(self, config: C, problem: Problem) -> Footprint:
-        """What a config does with a GPU."""
+        """Describes the resources that a config uses on a GPU."""
 
     def space(self, problem: Problem, machine: machines.Machine) -> Space[C]:
-        """The configs worth trying for a problem on a GPU."""
+        """Returns the configs that are worth trying for a problem on a GPU."""
         unread = set(self.unread)
         axes = {
             axis: values
@@ -131,8 +135,8 @@ class Rung(ABC, Generic[C]):
         return Space(own=own, axes=axes, invalid_reason=invalid_reason, footprint=describe)
 
     def precompile(self, problem: Problem, config: C, arch: int) -> None:
-        """Compiles to Triton's cache what `plan` would load for a supported problem; needs no GPU,
-        loads nothing.
+        """Compiles what `plan` would load for a supported problem into Triton's cache. Needs no GPU
+        and loads nothing.
         """
         self._compiled(config, problem, self.constants(config, problem, arch), arch, None)
 
@@ -147,13 +151,13 @@ class Rung(ABC, Generic[C]):
         return f"config: {reason}" if reason else None
 
     def unsupported(self, problem: Problem, config: C | None = None) -> str | None:
-        """Why this kernel cannot take a call (with this config); None if it can."""
+        """Returns why this kernel cannot take a call (with this config); None if it can."""
         if reason := launch.unsupported_dtype(problem):
             return reason
         if problem.epilogue != NONE and not self.fused:
-            return f"has no epilogue beside alpha and C, and was given {problem.epilogue}"
+            return f"supports no epilogue besides alpha and C, but was given {problem.epilogue}"
         if problem.device.type != "cuda":
-            return f"needs CUDA tensors, and was given tensors on {problem.device}"
+            return f"needs CUDA tensors, but was given tensors on {problem.device}"
         limit = launch.shared_memory_limit(problem.device)
         chosen = config or self.default(problem, launch.sm_count(problem.device), limit)
         if reason := self._invalid(chosen, limit):
@@ -161,12 +165,12 @@ class Rung(ABC, Generic[C]):
         if reason := self.unsupported_reason(problem, chosen, launch.arch_of(problem.device)):
             return reason
         if tiles(chosen, problem) > MAX_PROGRAMS:
-            return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(chosen, problem)}"
+            return f"needs at most {MAX_PROGRAMS} tiles, but was given {tiles(chosen, problem)}"
         return None
 
     def plan(self, problem: Problem, config: C | None = None) -> Launch:
-        """Compiles for a call and returns its launch, for the current device and its current
-        stream. Raises ValueError when the call or the config is not supported.
+        """Compiles a kernel for a call, and returns its launch for the current device and stream.
+        Raises ValueError when the call or the config is not supported.
         """
         if reason := self.unsupported(problem, config):
             raise ValueError(f"kernel {self.kernel.name!r}: {reason}")
@@ -196,11 +200,12 @@ class Rung(ABC, Generic[C]):
         shape: tuple[int, int, int] = (4096, 4096, 4096),
         problem: Problem | None = None,
     ) -> Artifact:
-        """What `plan` would launch on the reference GPU of an architecture (90 without one); needs
-        no GPU.
+        """Compiles what `plan` would launch on the reference GPU of an architecture (90 without
+        one). Needs no GPU.
 
-        `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
-        `shape` describe. Raises ValueError for what the kernel cannot take.
+        `problem` replaces the aligned product with a row-major output that `dtype`, `out_dtype`,
+        `layout` and `shape` describe. Raises ValueError for a problem or an architecture that the
+        kernel does not support.
         """
         machine = machines.reference(90 if arch is None else arch)
         if machine.arch < self.kernel.min_arch:
@@ -215,7 +220,9 @@ class Rung(ABC, Generic[C]):
                 f"dtype is {dtype_name(given.dtype)}, expected {' or '.join(self.kernel.dtypes)}"
             )
         if given.epilogue != NONE and not self.fused:
-            raise ValueError(f"has no epilogue beside alpha and C, and was given {given.epilogue}")
+            raise ValueError(
+                f"supports no epilogue besides alpha and C, but was given {given.epilogue}"
+            )
         config = config or self.default(given, machine.sms, machine.shared_memory_per_cta)
         if reason := self._invalid(
             config, machine.shared_memory_per_cta
@@ -243,7 +250,7 @@ class Rung(ABC, Generic[C]):
 
 
 def readable_name(specialization: Any) -> str:
-    """A kernel's name in profilers: rung, tile and dtype."""
+    """Returns the kernel's name in profilers: rung, tile and dtype."""
     tile = specialization.constants["TILE"]
     dtype = specialization.signature["a"].removeprefix("*")
     return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
@@ -253,8 +260,8 @@ def readable_name(specialization: Any) -> str:
 def _compile(
     body: Any, specialization: Specialization, target: int, as_ptx: bool, device: int | None
 ) -> CompiledKernel:
-    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel
-    belongs to one.
+    """Compiles a kernel. `device` is the index of the GPU on which the caller loads it, because a
+    loaded kernel belongs to one GPU.
     """
     signature, constants = dict(specialization.signature), dict(specialization.constants)
     assert list(signature) == body.arg_names, "the host passes what the body takes"

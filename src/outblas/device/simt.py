@@ -1,4 +1,6 @@
-"""Device code that the rungs on CUDA cores share: fragments from shared memory, outer products."""
+"""Device code that the rungs on CUDA cores share: fragments from shared memory, and outer
+products.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -7,12 +9,12 @@ from triton.experimental.gluon import language as gl
 
 
 def snake(thread_m: int, thread_n: int) -> tuple[str, str, int]:
-    """FMAs down one column of a thread's outputs and up the next, as assembly, its constraints and
-    its outputs.
+    """Returns assembly that computes FMAs down one column of a thread's outputs and up the next,
+    with its constraints and number of outputs.
 
-    Each FMA then shares an operand with the one before it, which the register file need not deliver
-    again. An FFMA that reads three registers takes two cycles: there are two banks, and one of them
-    delivers twice.
+    In this order each FMA shares an operand with the previous one, so the register file does not
+    deliver that operand again. An FFMA that reads three different registers takes two cycles,
+    because the register file has two banks, and one of them must deliver two operands.
     """
     columns = min(2, thread_n)
     outputs = columns * thread_m
@@ -25,7 +27,7 @@ def snake(thread_m: int, thread_n: int) -> tuple[str, str, int]:
 
 @gluon.jit
 def alloc_k_block(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LOAD: gl.constexpr):
-    """Shared memory for a k-block of ROWS by COLUMNS elements, widened to fp32."""
+    """Allocates shared memory for a k-block of ROWS by COLUMNS elements, widened to fp32."""
     SHAPE: gl.constexpr = [COLUMNS, ROWS] if LOAD.transposed else [ROWS, COLUMNS]
     return gl.allocate_shared_memory(gl.float32, SHAPE, LOAD.shared)
 
@@ -43,7 +45,9 @@ def store_k_blocks(a_smem, b_smem, a_regs, b_regs, A_LOAD: gl.constexpr, B_LOAD:
 
 @gluon.jit
 def load_fragments(a_smem, b_smem, k: gl.constexpr, A_LOAD: gl.constexpr, SUMS: gl.constexpr):
-    """Column k of A's k-block as a column of the sums' layout, and row k of B's as a row of it."""
+    """Loads column k of A's k-block as a column of the accumulators' layout, and row k of B's as a
+    row of it.
+    """
     if A_LOAD.transposed:
         column = a_smem.slice(k, 1, 0).permute([1, 0]).load(SUMS)
     else:
@@ -53,7 +57,7 @@ def load_fragments(a_smem, b_smem, k: gl.constexpr, A_LOAD: gl.constexpr, SUMS: 
 
 @gluon.jit
 def add_products(acc, column, row, SNAKE: gl.constexpr):
-    """acc + column · row, by the assembly and in the order of `snake`."""
+    """Returns acc + column · row, computed by the assembly of `snake`, in its order."""
     column, row = gl.broadcast(column, row)
     return gl.inline_asm_elementwise(
         SNAKE[0], SNAKE[1], [column, row, acc], gl.float32, True, SNAKE[2]

@@ -1,8 +1,9 @@
-"""Device code that the Gluon ladders share: indices and masks, k-blocks of operands, the way out.
+"""Device code that the Gluon ladders share: indices and masks, k-blocks of operands, and the store
+of outputs.
 
-Pointers are tensors; the source line of every access to global memory names its operand's pointer
-(a_ptr, b_ptr, c_ptr, out_ptr): by that, `outblas profile --instructions` says which operand an
-instruction reads. The records are those of `records.py`.
+Pointers are tensors. The source line of every access to global memory contains the name of its
+operand's pointer (a_ptr, b_ptr, c_ptr, out_ptr), because `outblas profile --instructions`
+attributes instructions to operands by these names. The records are defined in `records.py`.
 """
 
 # mypy: disable-error-code="assignment,no-untyped-def,untyped-decorator"
@@ -21,8 +22,9 @@ from .work_tile import matrix_ptr
 class KBlock(NamedTuple):
     """The k-block of A, or of B, that a CTA loads next: rows of A or columns of B, by terms of K.
 
-    Its elements lie at `ptr + offsets`; `mask` says which rows of A, or columns of B, exist, and
-    `k` counts the terms from the block's first. Offsets take half the registers of pointers.
+    Its elements lie at `ptr + offsets`; `mask` marks the rows of A or columns of B that exist, and
+    `k` counts the terms from the start of the block. Offsets are used because they take half the
+    registers of pointers.
     """
 
     ptr: Any
@@ -33,8 +35,8 @@ class KBlock(NamedTuple):
 
 @gluon.jit
 def indices(first, SIZE: gl.constexpr, LAYOUT: gl.constexpr, WIDE: gl.constexpr):
-    """first, first + 1, …; in 64 bits where offsets are. Those past an edge may wrap: masks keep
-    them out.
+    """Returns first, first + 1, …, in 64 bits where offsets need them. Indices beyond an edge may
+    overflow; masks exclude them.
     """
     index = first + gl.arange(0, SIZE, LAYOUT)
     if WIDE:
@@ -44,7 +46,9 @@ def indices(first, SIZE: gl.constexpr, LAYOUT: gl.constexpr, WIDE: gl.constexpr)
 
 @gluon.jit
 def mask_below(index, end, SIZE: gl.constexpr, LAYOUT: gl.constexpr, EVEN: gl.constexpr):
-    """Which indices lie below `end`; where tiles divide it, a mask of ones, which compiles away."""
+    """Returns a mask of the indices below `end`. Where tiles divide it, all elements are True and
+    the mask compiles away.
+    """
     if EVEN:
         return gl.full([SIZE], 1, gl.int1, LAYOUT)
     else:
@@ -53,7 +57,7 @@ def mask_below(index, end, SIZE: gl.constexpr, LAYOUT: gl.constexpr, EVEN: gl.co
 
 @gluon.jit
 def a_block(a, strides, size, tile, TILE: gl.constexpr, LOAD: gl.constexpr):
-    """The first k-block of A for a tile; LOAD is an OperandLayout."""
+    """Returns the first k-block of A for a tile; LOAD is an OperandLayout."""
     return _first_block(
         matrix_ptr(a, strides, tile),
         tile.first_m,
@@ -71,8 +75,8 @@ def a_block(a, strides, size, tile, TILE: gl.constexpr, LOAD: gl.constexpr):
 def b_block(
     b, strides, size, tile, TILE: gl.constexpr, LOAD: gl.constexpr, GATED: gl.constexpr = False
 ):
-    """The first k-block of B for a tile. GATED: the second half of its columns lies N columns
-    further.
+    """Returns the first k-block of B for a tile. GATED: the second half of its columns lies N
+    columns further in B.
     """
     return _first_block(
         matrix_ptr(b, strides, tile),
@@ -99,8 +103,8 @@ def _first_block(
     LOAD: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """The first k-block of ROWS rows of A, or columns of B, from `first`, of which those below
-    `end` exist; `strides` lead to the next of them, and along K.
+    """Returns the first k-block of ROWS rows of A, or columns of B, starting at `first`; those
+    below `end` exist. `strides` are the stride of these rows or columns and the stride along K.
     """
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(LOAD.k_axis, LOAD.copy)
     K_LAYOUT: gl.constexpr = gl.SliceLayout(1 - LOAD.k_axis, LOAD.copy)
@@ -111,22 +115,24 @@ def _first_block(
         output_column, row = gated_columns(row, column, end, ROWS // 2)
     k = indices(0, TILE.block_k, K_LAYOUT, TILE.wide)
     if LOAD.single:
-        # LLVM as in Triton 3.6 would pair these indices with those of an operand that is loaded by
-        # vectors, as one vector of two shifts, and the bits that overflow from one into the other.
+        # Without this move, LLVM as of Triton 3.6 would pair these indices with those of an operand
+        # that is loaded by vectors, into one vector of two shifts, whose bits overflow from one
+        # into the other.
         k = gl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [k.to(gl.int32)], gl.int32, True, 1
         ).to(k.dtype)
     mask = mask_below(output_column, end, ROWS, ROW_LAYOUT, EVEN).expand_dims(LOAD.k_axis)
     row_offsets = row.expand_dims(LOAD.k_axis) * strides[0]
     k_offsets = k.expand_dims(1 - LOAD.k_axis) * strides[1]
-    # In the order of the axes: in another one the compiler finds other code.
+    # The order of the sum must follow the axes; with the other order the compiler generates
+    # different code.
     offsets = row_offsets + k_offsets if LOAD.k_axis == 1 else k_offsets + row_offsets
     return KBlock(ptr, offsets, mask, k)
 
 
 @gluon.jit
 def advance(a_next, b_next, strides, TILE: gl.constexpr):
-    """The next k-blocks of A and of B, by their offsets."""
+    """Returns the next k-blocks of A and B by increasing their offsets."""
     a_offsets = a_next.offsets + TILE.block_k * strides.a.col
     b_offsets = b_next.offsets + TILE.block_k * strides.b.row
     return (
@@ -137,7 +143,7 @@ def advance(a_next, b_next, strides, TILE: gl.constexpr):
 
 @gluon.jit
 def advance_ptrs(a_next, b_next, strides, TILE: gl.constexpr):
-    """The next k-blocks of A and of B, by their pointers: offsets stay as they are."""
+    """Returns the next k-blocks of A and B by moving their pointers; the offsets do not change."""
     a_ptr = a_next.ptr + TILE.block_k * strides.a.col
     b_ptr = b_next.ptr + TILE.block_k * strides.b.row
     return (
@@ -148,7 +154,9 @@ def advance_ptrs(a_next, b_next, strides, TILE: gl.constexpr):
 
 @gluon.jit
 def block_mask(block, left, LOAD: gl.constexpr, EVEN: gl.constexpr):
-    """Which elements of a k-block exist where `left` terms of K are left; EVEN: all terms do."""
+    """Returns a mask of the elements that exist in a k-block when `left` terms of K remain. EVEN:
+    all terms exist.
+    """
     K_LAYOUT: gl.constexpr = gl.SliceLayout(1 - LOAD.k_axis, LOAD.copy)
     k_mask = mask_below(block.k, left, block.k.shape[0], K_LAYOUT, EVEN)
     k_mask = k_mask.expand_dims(1 - LOAD.k_axis)
@@ -157,7 +165,7 @@ def block_mask(block, left, LOAD: gl.constexpr, EVEN: gl.constexpr):
 
 @gluon.jit
 def load(a_ptr, b_ptr, a_mask, b_mask):
-    """What lies at pointers to A and to B, zeros where masks are off."""
+    """Loads the elements at pointers to A and to B, with zeros where the masks are False."""
     a_regs = gl.load(a_ptr, mask=a_mask, other=0.0)
     b_regs = gl.load(b_ptr, mask=b_mask, other=0.0)
     return a_regs, b_regs
@@ -167,8 +175,8 @@ def load(a_ptr, b_ptr, a_mask, b_mask):
 def load_blocks(
     a_next, b_next, left, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, EVEN: gl.constexpr
 ):
-    """A k-block of A and one of B in registers, with zeros where fewer than all of its terms are
-    left.
+    """Loads a k-block of A and one of B into registers, with zeros beyond the `left` remaining
+    terms.
     """
     a_mask = block_mask(a_next, left, A_LOAD, EVEN)
     b_mask = block_mask(b_next, left, B_LOAD, EVEN)
@@ -186,8 +194,9 @@ def alloc_stages(
     TILE: gl.constexpr,
     LOAD: gl.constexpr,
 ):
-    """So many stages in shared memory for k-blocks of ROWS rows of A, or columns of B. Each is an
-    allocation of its own: between accesses to different ones Triton puts no barrier.
+    """Allocates COUNT stages in shared memory for k-blocks of ROWS rows of A, or columns of B. Each
+    stage is a separate allocation, because Triton puts no barrier between accesses to different
+    allocations.
     """
     BLOCK_K: gl.constexpr = TILE.block_k
     stages = ()
@@ -198,16 +207,16 @@ def alloc_stages(
 
 @gluon.jit
 def thread_index():
-    """The number of this thread in its CTA: a branch on it is one that threads take apart, with no
-    barrier inside.
+    """Returns the index of this thread in its CTA. Threads can diverge at a branch on this value,
+    so the branch must not contain a barrier.
     """
     return gl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], gl.int32, True, 1)
 
 
 @gluon.jit
 def load_fragments(a_smem, b_smem, k: gl.constexpr, TERMS: gl.constexpr, MMA: gl.constexpr):
-    """The operands of mma.sync for TERMS terms from `k` of the k-blocks [rows of A, K] and [columns
-    of B, K] in shared memory.
+    """Loads the operands of mma.sync for TERMS terms, starting at `k`, from the k-blocks [rows of
+    A, K] and [columns of B, K] in shared memory.
     """
     a_fragment = a_smem.slice(k, TERMS, 1).load(gl.DotOperandLayout(0, MMA, 2))
     b_fragment = b_smem.slice(k, TERMS, 1).permute([1, 0]).load(gl.DotOperandLayout(1, MMA, 2))
@@ -216,17 +225,17 @@ def load_fragments(a_smem, b_smem, k: gl.constexpr, TERMS: gl.constexpr, MMA: gl
 
 @gluon.jit
 def keep_order():
-    """No read of shared memory that stands behind this comes before one that stands in front: the
-    assembler would hold more fragments than there are registers. It costs nothing, for the lanes of
-    a warp go together.
+    """Prevents the assembler from moving later reads of shared memory above earlier ones. Otherwise
+    it would hold more fragments than there are registers. The barrier costs nothing, because the
+    lanes of a warp run in lockstep here.
     """
     gl.inline_asm_elementwise("bar.warp.sync -1; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
 def mma_k_block(acc, a_smem, b_smem, TERMS: gl.constexpr, MMA: gl.constexpr):
-    """acc + A B of k-blocks of TERMS terms, by 16, as many as mma.sync takes: no more fragments are
-    held at once.
+    """Returns acc + A B for k-blocks of TERMS terms. Each mma.sync takes 16 terms, and only the
+    fragments of one are held at a time.
     """
     for k in gl.static_range(0, TERMS, 16):
         if k:
@@ -238,8 +247,9 @@ def mma_k_block(acc, a_smem, b_smem, TERMS: gl.constexpr, MMA: gl.constexpr):
 
 @gluon.jit
 def sums_in_rows(acc, OUTPUTS: gl.constexpr):
-    """The sums in the layout in which they are stored, through shared memory where OUTPUTS, an
-    OutputLayout, has room there: a tuple of all columns, or of the left half and the right half.
+    """Converts the accumulators to the layout in which they are stored, through shared memory if
+    OUTPUTS (an OutputLayout) has a layout for it. Returns a tuple of all columns, or of the left
+    half and the right half.
     """
     if OUTPUTS.shared is None:
         return (gl.convert_layout(acc, OUTPUTS.rows),)
@@ -270,8 +280,8 @@ def store(
     EPILOGUE: gl.constexpr = None,
     epilogue_tensors=None,
 ):
-    """out = alpha · acc + beta · C for a tile of sums, or what an epilogue makes of that; C is None
-    without an addend.
+    """Stores out = alpha · acc + beta · C for a tile, with the epilogue applied if there is one. C
+    is None without an addend.
     """
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, OUTPUTS.rows)
     COLUMN_LAYOUT: gl.constexpr = gl.SliceLayout(0, OUTPUTS.rows)

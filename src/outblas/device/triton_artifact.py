@@ -1,5 +1,5 @@
-"""Triton and Gluon kernels as artifacts: what the compiler made, what the assembler reported, and
-bank conflicts.
+"""Artifacts of Triton and Gluon kernels: the compiler's output, the assembler's report, and bank
+conflicts.
 """
 
 import math
@@ -19,7 +19,7 @@ from ..core.problem import dtype_name
 from .gluon import compile as compile_gluon
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-_lock = forks.Lock(held=True)  # standard output is redirected for every thread
+_lock = forks.Lock(held=True)  # held, because standard output is redirected for every thread
 
 
 def from_compiled(
@@ -36,9 +36,9 @@ def from_compiled(
     bank_conflicts: Mapping[str, float] | None = None,
     passes: Mapping[str, float] | None = None,
 ) -> Artifact:
-    """The artifact of what `triton.compile` returned, for a GPU of `machine_arch` (90 is sm_90) if
-    that is not what it was compiled for; `config` is the rung's frozen config, the rest as in
-    Artifact.
+    """Returns the artifact of a kernel that `triton.compile` returned. `machine_arch` (90 is sm_90)
+    is the architecture of the GPU, if the kernel was compiled for an older one. `config` is the
+    rung's frozen config; the other arguments are fields of Artifact.
     """
     ptx, compiled_for = compiled.asm["ptx"], compiled.metadata.target.arch
     newer = machine_arch not in (None, compiled_for)
@@ -65,22 +65,22 @@ def from_compiled(
 
 
 def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
-    """A kernel's PTX assembled for an architecture, and the log of ptxas.
+    """Assembles a kernel's PTX for an architecture; returns the cubin and the log of ptxas.
 
-    Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by
-    Triton itself, so that the assembler and its options are the same.
+    Triton keeps no log, and a kernel from its cache never had one. The PTX is therefore assembled
+    again, by Triton itself, so that the assembler and its options are the same.
     """
     with _lock:
         return assemble(compiled.asm["ptx"], compiled.metadata._asdict(), arch)
 
 
 def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Extra wavefronts of each ld.shared or st.shared that moves a tile between two Gluon layouts;
-    0: no conflicts.
+    """Returns the extra wavefronts of each ld.shared or st.shared that moves a tile between two
+    Gluon layouts; 0 means no conflicts.
 
-    `registers` is a distributed layout, `shared` a swizzled shared layout, `shape` that of the
-    tile. Compiles a kernel that says it. Raises ValueError for padded layouts, which
-    `gl.bank_conflicts` cannot count: it ends the process.
+    `registers` is a distributed layout, `shared` a swizzled shared layout, `shape` the shape of the
+    tile. Compiles a kernel to find out. Raises ValueError for padded layouts, because
+    `gl.bank_conflicts` aborts the process for them.
     """
     if isinstance(shared, gl.PaddedSharedLayout):
         raise ValueError(

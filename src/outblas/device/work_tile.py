@@ -1,4 +1,4 @@
-"""Device code that says which tile a CTA computes; for kernels of Triton, of Gluon and for the
+"""Device code that computes which tile a CTA works on, for Triton kernels, Gluon kernels and the
 interpreter.
 """
 
@@ -12,8 +12,8 @@ from .records import WorkTile
 
 @triton.jit
 def current_tile(size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """The WorkTile of this CTA. GROUP_M rows of tiles are walked together, column by column, so
-    that CTAs that run at the same time share rows of A and columns of B in L2.
+    """Returns the WorkTile of this CTA. CTAs process GROUP_M rows of tiles together, column by
+    column, so that CTAs that run at the same time share rows of A and columns of B in L2.
     """
     tiles_m = (size.M + BLOCK_M - 1) // BLOCK_M
     tiles_n = (size.N + BLOCK_N - 1) // BLOCK_N
@@ -32,5 +32,5 @@ def current_tile(size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl
 
 @triton.jit
 def matrix_ptr(ptr, strides, tile):
-    """A pointer to the first element of the matrix, of a batch, to which a tile belongs."""
+    """Returns a pointer to the first element of the batch's matrix that a tile belongs to."""
     return ptr + tile.outer * strides.outer + tile.inner * strides.inner

@@ -1,1 +1,3 @@
-"""From a checked call to a launch: the choice of a kernel, CUDA graphs, the fallback to torch."""
+"""From a checked call to a launch: the choice of a kernel, CUDA graphs, and the fallback to
+torch.
+"""

@@ -1,5 +1,5 @@
-"""The kernel of a call that names none, by the GPU's architecture and the call's shape; imports no
-DSL.
+"""The default kernel for a call that names none, chosen by the GPU's architecture and the call's
+shape. Imports no DSL.
 """
 
 import math
@@ -11,27 +11,33 @@ from ..core.problem import Problem
 from . import hooks
 
 Mode = Literal["off", "lookup", "on"]
-# How a call that names no kernel finds its own: by a rule, by what is known, or by what is measured
-# when the shape is first met.
+# How a call that names no kernel gets one: always the default, the best one in the tuned tables, or
+# the winner of a measurement when a shape is first met.
 MODES: tuple[Mode, ...] = ("off", "lookup", "on")
 
 PRODUCTION = "hopper.gemm"
-# The edge of a kernel's smallest tile, and the share of the SMs that such tiles must keep busy.
+# The size of a kernel's smallest square tile, and the fraction of SMs that those tiles must keep
+# busy.
 _CP_ASYNC_TILE, _CP_ASYNC_SHARE = 64, 0.75
 _LDMATRIX_TILE, _LDMATRIX_SHARE = 128, 0.4
 
 
 def kernel_for(problem: Problem) -> str:
-    """The name of the kernel for a product that `portable` could take.
+    """Returns the name of the kernel for a product that `portable` supports.
 
-    sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`,
-    or where it has few tiles `turing.double_buffer`. GPUs whose tensor cores are reached by
-    mma.sync alone, sm_80 to 89 and from sm_120 on, take `turing.cp_async` where it fills them:
-    compiled for sm_80 and run on an H100, it is 1.02 to 1.40 times as fast as `portable` there
-    (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands, unless its copies of
-    operands cost more than they save (`pruned_reason`). `portable`, whose `tl.dot` becomes wgmma or
-    tcgen05 where the GPU has them, takes all else. It takes batch-invariant products on other GPUs
-    too: their kernel must not depend on the shape.
+    sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there. Such products take
+    `turing.ldmatrix`, or `turing.double_buffer` if there are few tiles.
+
+    sm_80 to sm_89 and sm_120 on reach their tensor cores only through mma.sync. Such products take
+    `turing.cp_async` if there are enough tiles to fill the GPU: compiled for sm_80 and run on an
+    H100, it is 1.02 to 1.40 times as fast as `portable` there (WORKLOG.md has the table).
+
+    On sm_90, 16-bit products take `hopper.gemm`, unless copying operands costs more than the kernel
+    saves (`pruned_reason`).
+
+    All other products take `portable`, whose `tl.dot` becomes wgmma or tcgen05 where the GPU has
+    them. So do batch-invariant products on GPUs other than sm_90, because their kernel must not
+    depend on the shape.
     """
     if problem.formats:
         return PRODUCTION
@@ -43,7 +49,9 @@ def kernel_for(problem: Problem) -> str:
 
 
 def by_rule(problem: Problem, arch: int, sms: int) -> str:
-    """As `kernel_for`, for a GPU with `sms` SMs that need not be in this machine."""
+    """Returns what `kernel_for` returns, for a GPU with `sms` SMs that need not be in this
+    machine.
+    """
     if (
         arch == 90
         and problem.dtype in (torch.float16, torch.bfloat16)
@@ -69,20 +77,20 @@ def by_rule(problem: Problem, arch: int, sms: int) -> str:
 
 
 def pruned_reason(kernel: str, problem: Problem) -> str | None:
-    """Why a kernel that could take a problem is likely slower than `portable`, or None.
+    """Returns why a kernel that supports a problem is likely slower than `portable`, or None.
 
-    `hopper.gemm` copies operands that TMA cannot take, and few rows or a small product do not pay
-    for that. A batch-invariant product has no choice.
+    `hopper.gemm` copies operands that TMA cannot load, which does not pay for few rows or a small
+    product. Batch-invariant products are never pruned.
 
-    Times in µs are estimates, fitted to 17 products on an H100 (WORKLOG.md): copies take their
-    launches and 1.4 TB/s; `hopper.gemm` runs at 700 TFLOP/s; `portable`, on unaligned operands, at
-    60 TFLOP/s or half a µs for 64 terms of K.
+    The times in µs are estimates, fitted to 17 products on an H100 (WORKLOG.md): a copy takes its
+    launch plus its bytes at 1.4 TB/s; `hopper.gemm` runs at 700 TFLOP/s; `portable`, on unaligned
+    operands, runs at 60 TFLOP/s or takes half a µs per 64 terms of K.
     """
     if kernel != PRODUCTION or problem.batch_invariant:
         return None
     try:
         copied = hooks.operand_copies.get().needs_copy(problem)
-    except ImportError:  # whoever loads the kernel says so
+    except ImportError:  # loading the kernel reports this error
         return None
     copy_time = 0.0
     for strides, extent, is_copied in zip(
@@ -107,9 +115,9 @@ def pruned_reason(kernel: str, problem: Problem) -> str | None:
 
 
 def candidates(arch: int, dtype: str) -> tuple[str, ...]:
-    """The kernels that are tuned for a product on an architecture (90 is sm_90).
+    """Returns the kernels that are tuned for products on an architecture (90 is sm_90).
 
-    `dtype` names its precision: bfloat16, float16, float32 or tf32.
+    `dtype` names the precision: bfloat16, float16, float32 or tf32.
     """
     if dtype == "float32":
         return "simt.pipelined", "portable"
@@ -125,8 +133,8 @@ def candidates(arch: int, dtype: str) -> tuple[str, ...]:
 
 
 def _suits_cp_async(problem: Problem, sms: int) -> bool:
-    """Whether operands can be copied asynchronously, 4 bytes at least, and the smallest tiles fill
-    the GPU.
+    """Returns whether operands can be copied asynchronously (at least 4 bytes each), and the
+    smallest tiles fill the GPU.
     """
     from ..device import launch
 
@@ -139,6 +147,6 @@ def _suits_cp_async(problem: Problem, sms: int) -> bool:
 
 
 def _fills(problem: Problem, tile: int, share: float, sms: int) -> bool:
-    """Whether there are enough square tiles to keep this share of the SMs busy."""
+    """Returns whether there are enough square tiles to keep this fraction of the SMs busy."""
     tiles = -(-problem.M // tile) * -(-problem.N // tile) * math.prod(problem.batch)
     return tiles >= share * sms

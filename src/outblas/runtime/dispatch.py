@@ -1,4 +1,4 @@
-"""From a call to a plan, which is made once per kind of call and remembered."""
+"""From a call to its plan, which is made once for all similar calls and cached."""
 
 import itertools
 from collections.abc import Callable
@@ -24,12 +24,12 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """out = alpha A B + beta C by the named kernel ("": the best known); C is None for matmul.
+    """out = alpha A B + beta C by the named kernel ("": the best known one). C is None for matmul.
 
-    `tune` is "off", "lookup", "on", or "" for what OUTBLAS_TUNE says. `batch_invariant`: a row's
-    bits depend on no other row. `extra` is the epilogue beside alpha and C, None if there is none;
-    with it C has the shape of x. `scales` belong to fp8 operands, whose `formats` are as in
-    `Problem`.
+    `tune` is "off", "lookup", "on", or "" for the value of OUTBLAS_TUNE. `batch_invariant`: the
+    bits of a row depend on no other row. `extra` is the epilogue besides alpha and C, None if there
+    is none; with it C has the shape of x. `scales` belong to fp8 operands; their `formats` are
+    those of `Problem`.
     """
 
     a: Tensor
@@ -49,29 +49,33 @@ class Call(NamedTuple):
 
     @property
     def epilogue_tensors(self) -> tuple[Tensor | None, ...]:
-        """bias, residual, aux and the scales, as a launch takes them behind the other tensors."""
+        """Returns bias, residual, aux and the scales, in the order in which a launch takes them
+        after the other tensors.
+        """
         return () if self.extra is None else (*self.extra[1:], *(self.scales or ()))
 
 
-# plan(a, b, c, out, alpha, beta) -> out; the epilogue's tensors follow if there is an epilogue.
+# plan(a, b, c, out, alpha, beta) -> out; the epilogue's tensors follow beta if there is an
+# epilogue.
 Plan = Callable[..., Tensor]
 
 _autocast_off = autocast_off("cpu", "cuda")
 
 
 # ---- the plan cache
-_PLAN_LIMIT = 8192  # kinds of call that are remembered; beyond it, start over
+_PLAN_LIMIT = 8192  # number of cached plans; beyond it, the cache is cleared
 _plans: dict[tuple[Any, ...], Plan] = {}
-# The plan cache of torch_ops.eager. It refers to the plans of this one, so that both are cleared
+# The plan cache of torch_ops.eager. Its entries refer to plans of this cache, so both are cleared
 # together.
 eager_plans: dict[tuple[Any, ...], Any] = {}
 
 
 def run(call: Call) -> Tensor:
-    """Runs a call as planned for its kind.
+    """Runs a call with the plan for calls like it.
 
     Raises OperandError for operands that do not fit together, ValueError where the named kernel
-    cannot take them, RuntimeError while a CUDA graph is captured and the kernel is not loaded yet.
+    does not support them, and RuntimeError while a CUDA graph is captured and the kernel is not
+    loaded yet.
     """
     key = _cache_key(call)
     plan = _plans.get(key)
@@ -81,7 +85,7 @@ def run(call: Call) -> Tensor:
         if len(_plans) >= _PLAN_LIMIT:
             clear_cache()
         plan = _plans[key] = _prepare(call)
-    # Calls that write cast nothing under autocast; torch's own functions would.
+    # Calls with out= cast nothing under autocast; torch's own functions would cast.
     if call.out is not None and any_autocast():
         with _autocast_off():
             return plan(
@@ -91,21 +95,21 @@ def run(call: Call) -> Tensor:
 
 
 def cached_plan(call: Call) -> Plan | None:
-    """The plan of a call, if it has one."""
+    """Returns the cached plan of a call, if there is one."""
     return _plans.get(_cache_key(call))
 
 
 def clear_cache() -> None:
-    """Forgets all plans: every kind of call is planned anew from now on."""
+    """Discards all plans, so that every call is planned again."""
     _plans.clear()
     eager_plans.clear()
 
 
 def _similar_plan(call: Call) -> Plan | None:
-    """A plan that is right for a call, if maybe not the fastest.
+    """Returns a cached plan that is correct for a call, although another plan may be faster.
 
-    It was made for a call that is given new memory for its output where this one is not, or the
-    other way round, or whose operands begin elsewhere in a cache line.
+    It is a plan for a call that differs in whether `out` is given, or in where its operands begin
+    within a cache line.
     """
     shape, dtype = _output(call)
     fresh = call.a.new_empty(shape, dtype=dtype)
@@ -123,7 +127,7 @@ def _similar_plan(call: Call) -> Plan | None:
 
 
 def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[Any, ...]:
-    """All that a plan depends on. `alignments` replaces those of A and B."""
+    """Returns everything that a plan depends on. `alignments` replaces those of A and B."""
     a, c, out = call.a, call.c, call.out
     return (
         *(alignments or (alignment_class(a), alignment_class(call.b))),
@@ -155,13 +159,15 @@ def _layout(t: Tensor) -> tuple[Any, ...]:
 
 
 def tf32_requested() -> bool:
-    """Whether torch's own settings ask for tf32 in CUDA fp32 products."""
+    """Returns whether torch's settings request tf32 for fp32 products on CUDA."""
     return fp32_precision("cuda", "matmul") == "tf32"
 
 
 # ---- planning
 def _output(call: Call) -> tuple[Any, torch.dtype]:
-    """Shape and dtype of the output. Raises OperandError for operands that do not fit together."""
+    """Returns the shape and dtype of the output. Raises OperandError for operands that do not fit
+    together.
+    """
     a, c = call.a, call.c
     shape = operands.check_product(a, call.b, c)
     dtype = (
@@ -171,7 +177,8 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
     )
     if c is not None and dtype != a.dtype:
         raise OperandError(
-            f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, with an addend"
+            f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, for a product "
+            "with an addend"
         )
     if call.extra is not None:
         shape = operands.check_epilogue_args(call.extra, shape, dtype, a.device)
@@ -179,7 +186,7 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
 
 
 def _prepare(call: Call) -> Plan:
-    """Checks the call and decides how calls like it run."""
+    """Checks a call and returns the plan for calls like it."""
     sample, addend = _checked_output(call), None if call.beta == 0 else call.c
     problem = _problem_of(call, sample, addend)
     if call.kernel:
@@ -202,7 +209,7 @@ def _prepare(call: Call) -> Plan:
 
 
 def _checked_output(call: Call) -> Tensor:
-    """The output that the call gives, checked, or memory like it."""
+    """Returns the call's `out` after checking it, or new memory like the output."""
     shape, dtype = _output(call)
     if call.out is None:
         return call.a.new_empty(shape, dtype=dtype)
@@ -211,7 +218,7 @@ def _checked_output(call: Call) -> Tensor:
 
 
 def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
-    """The problem of a call, for an output that lies as `sample` does."""
+    """Returns the problem of a call whose output has the layout of `sample`."""
     return operands.problem(
         call.a,
         call.b,
@@ -227,7 +234,9 @@ def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
 
 
 def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Launch) -> Plan:
-    """The plan that allocates the output, or checks that it overlaps nothing, and launches."""
+    """Returns a plan that launches a kernel. The plan allocates the output, or checks that the
+    given one overlaps nothing that is read.
+    """
     device, dtype = sample.device, sample.dtype
     several = device.type == "cuda" and torch.cuda.device_count() > 1
     index, empty_strided = device.index, _empty_strided[device.type]
@@ -236,8 +245,8 @@ def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Laun
         0 if t is None else span_bytes(t)
         for t in (call.a, call.b, addend, sample, *call.epilogue_tensors)
     )
-    # Where something is to be written, a lazy clone gets memory of its own, which begins as it did
-    # at whole lines.
+    # Where something is written, a lazy clone gets its own memory, which starts at whole cache
+    # lines as before.
     address = Tensor.data_ptr if bytes_out else read_address
 
     def execute(
@@ -289,13 +298,13 @@ def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Laun
 
 
 def _swapped_plan(call: Call) -> Plan:
-    """The plan of a gated product with a vector B, as that of B and the transposed A.
+    """Returns the plan of a gated product with a vector B, computed as B times the transposed A.
 
-    Its gate pairs rows of A, and kernels pair columns of B.
+    The activation of such a product pairs rows of A, but kernels pair columns of B.
     """
     if call.batch_invariant:
         raise ValueError(
-            f"batch_invariant is True, and activation {call.extra and call.extra.activation!r} of "
+            f"batch_invariant is True, but activation {call.extra and call.extra.activation!r} of "
             "a product with a vector pairs rows"
         )
     plan = _prepare(call._replace(a=call.b, b=call.a.mT))
@@ -317,7 +326,7 @@ def _swapped_plan(call: Call) -> Plan:
 
 
 def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None) -> Plan:
-    """The plan by functions of torch, which warns that it is taken."""
+    """Returns a plan that calls torch functions, and warns that it does."""
 
     def execute(
         a: Tensor,

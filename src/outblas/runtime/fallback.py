@@ -1,4 +1,6 @@
-"""What happens when no kernel of ours covers a call: torch takes it, and says so once per cause."""
+"""The fallback for calls that no kernel of outblas supports: torch computes them, with one warning
+per cause.
+"""
 
 import os
 import sys
@@ -12,9 +14,9 @@ from ..core import epilogue, problem
 from ..core.compat.torch_private import as_plain
 from ..core.epilogue import EpilogueArgs, apply
 
-# Frames of files below these folders are not the caller's.
+# Frames of files below these folders do not belong to the caller.
 _OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-_seen: set[str] = set()  # causes and messages that were shown
+_seen: set[str] = set()  # causes and messages that have been shown
 
 
 class FallbackWarning(UserWarning):
@@ -31,7 +33,7 @@ class FallbackWarning(UserWarning):
 
 
 def warn_fallback(cause: str) -> None:
-    """Warns once per cause that torch takes calls of this kind.
+    """Warns, once per cause, that torch computes calls of this kind.
 
     Raises RuntimeError when OUTBLAS_STRICT=1.
     """
@@ -46,14 +48,16 @@ def warn_fallback(cause: str) -> None:
 
 
 def warn_once(message: str) -> None:
-    """Warns once of something that costs speed only."""
+    """Warns once about a condition that costs only speed."""
     if message not in _seen:
         _seen.add(message)
         warnings.warn(f"outblas: {message}", RuntimeWarning, stacklevel=_caller_level())
 
 
 def _caller_level() -> int:
-    """Frames from the warning function to the first outside this package and torch's dispatcher."""
+    """Returns the number of frames from the warning function to the first frame outside this
+    package and torch's dispatcher.
+    """
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1
@@ -63,14 +67,15 @@ def _caller_level() -> int:
 def matmul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """torch.matmul; operands are widened first when a wider product is asked for."""
+    """Computes torch.matmul; for a wider output dtype, converts the operands first."""
     if out_dtype is not None and out_dtype != a.dtype:
         a, b = a.to(out_dtype), b.to(out_dtype)
     if out is None:
         return torch.matmul(a, b)
     if out.is_contiguous() and out.dim() == max(a.dim(), b.dim()):
         return torch.matmul(a, b, out=out)
-    return out.copy_(torch.matmul(a, b))  # torch resizes, or cannot fold, some of these
+    # in some of these cases torch would resize `out`, or cannot fold the batch
+    return out.copy_(torch.matmul(a, b))
 
 
 def addmm(
@@ -96,16 +101,16 @@ def fused(
     out_dtype: torch.dtype | None,
     extra: EpilogueArgs,
 ) -> torch.Tensor:
-    """A product and its epilogue, one operator of torch after the other, each rounded as torch
-    rounds it. Nothing is written before all that may fail.
+    """Computes a product and its epilogue by one torch operator after the other, each of which
+    rounds its result. Nothing is written before all operations that may fail.
     """
     bias = extra.bias
     once = bias is not None and bias.dim() == 1 and b.dim() == 2 and out_dtype in (None, a.dtype)
     if c is not None:
         x = addmm(c, a, b, alpha, beta, None)
     elif bias is not None and once and {t.layout for t in (a, b, bias)} == {torch.strided}:
-        # Rounded once, as torch's layers. Views of what negates or conjugates when read would take
-        # no tangent that lies otherwise.
+        # torch.nn.functional.linear rounds once, like torch's layers. Lazily negated or conjugated
+        # views are resolved first, because they would not accept a tangent with another layout.
         w, bias = (t.resolve_conj().resolve_neg() for t in (b, bias))
         x, bias = torch.nn.functional.linear(a, w.t(), bias.expand(b.shape[1])), None
     else:
@@ -119,7 +124,7 @@ def fused(
 
 
 def autocasts(t: torch.Tensor, device: str) -> bool:
-    """Whether autocast of a device gives a tensor its dtype."""
+    """Returns whether autocast of a device converts a tensor."""
 
     return bool(as_plain(_autocasts, t, device))
 
@@ -129,13 +134,13 @@ def _autocasts(t: torch.Tensor, device: str) -> bool:
 
 
 def _check_x(x: Any, activation: str) -> None:
-    """Checks the columns of what torch gave for a product, where they can be counted."""
+    """Checks the number of columns of torch's product where it can be counted."""
     if isinstance(x, torch.Tensor) and not (x.is_nested and x.layout is torch.strided):
         epilogue.check_columns(activation, x.shape)
 
 
 def _check_written(written: torch.Tensor, value: torch.Tensor, name: str) -> None:
-    """Checks that `out` or `aux` can take a value."""
+    """Checks that `out` or `aux` can store a value."""
     problem.check_out(written, value.shape, value.dtype, value.device, name)
 
 
@@ -151,11 +156,13 @@ def whole(
     extra: EpilogueArgs,
     autocast: str = "",
 ) -> torch.Tensor:
-    """The torch function of a name ("linear", "matmul", "addmm") on operands as they came, of
-    whatever type, and other functions on what it gives. `b` is the weight of linear. Raises as
-    `problem.check_epilogue_args` and `check_out` where x is not what the call needs. `autocast`: of
-    which device it is to be off for them, and what is no call with `out` or `aux` is cast as the
-    operators of outblas are.
+    """Calls the torch function `function` ("linear", "matmul" or "addmm") on the operands as given,
+    of any tensor type, and applies the epilogue to its result with torch functions.
+
+    `b` is the weight of linear. `autocast` names the device type for which autocast is switched off
+    meanwhile; operands of calls without `out` and `aux` are then cast as outblas's operators cast
+    them. Raises the errors of `problem.check_epilogue_args` and `check_out` where x has the wrong
+    shape or dtype.
     """
     if autocast:
         if out is None and extra.aux is None:

@@ -1,8 +1,8 @@
-"""What the runtime asks of packages that lie above it, without naming them.
+"""Interfaces through which the runtime asks higher packages, without importing them.
 
-The autotuner and the ladders import the runtime, so it cannot import them. A `Hook` stands for the
-module that answers; `outblas/__init__` registers how each is loaded, and none is imported before
-the first question.
+The autotuner and the ladders import the runtime, so the runtime cannot import them. A `Hook` stands
+for the module that answers; `outblas/__init__` registers how each one is loaded, and none is
+imported before it is first asked.
 """
 
 from __future__ import annotations
@@ -19,46 +19,48 @@ T = TypeVar("T")
 
 
 class Tuner(Protocol):
-    """What knows the kernels and configs that were tuned for a problem."""
+    """Finds the kernels and configs that were tuned for a problem."""
 
     def choices(self, problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
-        """Kernels and configs as text for a problem, the best first.
+        """Yields kernels and configs (as text) for a problem, the best first.
 
-        `tune` is "off", "lookup", "on", or "" for what OUTBLAS_TUNE says. Raises ValueError for an
-        OUTBLAS_TUNE that is none of these.
+        `tune` is "off", "lookup", "on", or "" for the value of OUTBLAS_TUNE. Raises ValueError for
+        any other value of OUTBLAS_TUNE.
         """
 
 
 class OperandCopies(Protocol):
-    """What knows which operands the production kernel copies before it multiplies."""
+    """Tells which operands the production kernel copies before it multiplies."""
 
     def needs_copy(self, problem: Problem) -> tuple[bool, bool]:
-        """Whether A and B are copied first."""
+        """Returns whether A and B are copied first."""
 
 
 class ActivationKernels(Protocol):
-    """What computes gradients of activations on an NVIDIA GPU."""
+    """Computes gradients of activations on an NVIDIA GPU."""
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """The gradient of `x`, of its shape and dtype, from that of the activation's output.
+        """Returns the gradient of `x`, in its shape and dtype, from the gradient of the
+        activation's output.
 
-        Tensors are checked, on a GPU, of 16-bit or fp32 elements, and not empty.
+        The tensors have been checked: they are on a GPU, have 16-bit or fp32 elements and are not
+        empty.
         """
 
 
 class Hook(Generic[T]):
-    """A module that answers the runtime, loaded when it is first asked."""
+    """A module that answers the runtime, loaded on first use."""
 
     def __init__(self) -> None:
         self._load: Callable[[], T] | None = None
         self._loaded: T | None = None
 
     def register(self, load: Callable[[], T]) -> None:
-        """`load` imports the module and returns it."""
+        """Registers a function that imports the module and returns it."""
         self._load, self._loaded = load, None
 
     def get(self) -> T:
-        """The module.
+        """Returns the module.
 
         Raises ImportError where it cannot be imported, or nothing was registered.
         """

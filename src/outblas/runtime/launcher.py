@@ -1,4 +1,4 @@
-"""From a problem to the launch of a kernel: the one that was named, or the best one known."""
+"""From a problem to the launch of a kernel: the named kernel, or the best one known."""
 
 import contextlib
 import functools
@@ -21,21 +21,23 @@ PORTABLE = "portable"
 
 # ---- why a kernel does not run
 def unsupported_reason(record: registry.Kernel, problem: Problem) -> str | None:
-    """Why a kernel cannot take a problem by its record (device, architecture, dtype), or None."""
+    """Returns why a kernel's registry record excludes a problem (device, architecture, dtype), or
+    None.
+    """
     if reason := unsupported_device_reason(record, problem.device):
         return reason
     name = operands.dtype_name(problem.dtype)
     if name not in record.dtypes:
-        return f"needs operands of dtype {' or '.join(record.dtypes)}, and was given {name}"
+        return f"needs operands of dtype {' or '.join(record.dtypes)}, but was given {name}"
     return None
 
 
 def unsupported_device_reason(record: registry.Kernel, device: torch.device) -> str | None:
-    """Why a kernel cannot run on a device, or None."""
+    """Returns why a kernel cannot run on a device, or None."""
     if device.type == "cpu":
-        return None if record.dsl == "triton" else "needs an NVIDIA GPU, and was given CPU tensors"
+        return None if record.dsl == "triton" else "needs an NVIDIA GPU, but was given CPU tensors"
     if torch.version.cuda is None:
-        return "needs an NVIDIA GPU, and torch was built for another"
+        return "needs an NVIDIA GPU, but torch was built for another vendor's"
     major, minor = torch.cuda.get_device_capability(device)
     arch = 10 * major + minor
     if arch >= record.min_arch and (record.max_arch is None or arch <= record.max_arch):
@@ -46,11 +48,11 @@ def unsupported_device_reason(record: registry.Kernel, device: torch.device) -> 
         needed = f"sm_{record.min_arch} or newer"
     else:
         needed = f"sm_{record.min_arch} to sm_{record.max_arch}"
-    return f"needs {needed}, and {torch.cuda.get_device_name(device)} is sm_{arch}"
+    return f"needs {needed}, but {torch.cuda.get_device_name(device)} is sm_{arch}"
 
 
 def no_kernel_reason(problem: Problem) -> str | None:
-    """Why torch takes a call that names no kernel, or None."""
+    """Returns why torch computes a call that names no kernel, or None if a kernel does."""
     if problem.device.type == "cpu":
         return "CPU tensors"
     if reason := unsupported_reason(registry.find(PORTABLE), problem):
@@ -69,15 +71,15 @@ def _unsupported_config_reason(module: ModuleType, problem: Problem, config: Any
 
 # ---- launches
 def is_empty(problem: Problem) -> bool:
-    """Whether the product has no element."""
+    """Returns whether the product has no elements."""
     return 0 in (problem.M, problem.N, *problem.batch)
 
 
 def best_launcher(problem: Problem, tune: str, *, no_product: bool) -> Launch:
-    """The launch of the best kernel known: a tuned one, else the default.
+    """Returns the launch of the best kernel known: a tuned one if there is one, else the default.
 
-    What was tuned depends on M, so that a batch-invariant product takes the default.
-    `no_product`: K or alpha is 0, and nothing is multiplied.
+    Batch-invariant products always take the default, because the tuned choice depends on M.
+    `no_product`: K or alpha is 0, so nothing is multiplied.
     """
     if no_product or is_empty(problem):
         return named_launcher(PORTABLE, "", problem, no_product=no_product)
@@ -90,22 +92,22 @@ def best_launcher(problem: Problem, tune: str, *, no_product: bool) -> Launch:
         return named_launcher(default, "", problem, no_product=False)
     except ImportError as error:
         fallback.warn_once(str(error))
-    except ValueError:  # it does not take this call
+    except ValueError:  # the kernel does not support this call
         pass
     return named_launcher(PORTABLE, "", problem, no_product=False)
 
 
 def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
-    """The launch of the best tuned kernel that takes the problem, if there is one."""
+    """Returns the launch of the best tuned kernel that supports the problem, if there is one."""
     if problem.device.type != "cuda" or problem.batch or problem.batch_invariant:
         return None
-    # fp8 operands take what was tuned for 16-bit ones of as many bytes.
+    # fp8 operands use the tuned choice for 16-bit operands of the same number of bytes.
     tuned_as = replace(problem, out_dtype=problem.dtype) if problem.formats else problem
     for kernel, config in hooks.tuner.get().choices(tuned_as, tune):
         try:
             if unsupported_reason(registry.find(kernel), problem) is None:
                 return named_launcher(kernel, config, problem, no_product=False)
-        except (ValueError, ImportError):  # the kernel, or its config, does not take this call
+        except (ValueError, ImportError):  # the kernel or its config does not support this call
             continue
         except Exception as error:
             fallback.warn_once(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
@@ -113,9 +115,10 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
 
 
 def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bool) -> Launch:
-    """The launch of a named kernel, or what replaces it where nothing is written or multiplied.
+    """Returns the launch of a named kernel, or its replacement where nothing is written or
+    multiplied.
 
-    Raises ValueError where the kernel does not take the problem, ImportError without its DSL.
+    Raises ValueError where the kernel does not support the problem, ImportError without its DSL.
     """
     module = registry.load(kernel)
     chosen = configs.from_text(module.Config, config) if config else None
@@ -135,25 +138,25 @@ def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bo
 
 
 def _check_features(kernel: str, module: ModuleType, problem: Problem) -> None:
-    """Raises ValueError where a call needs what the kernel's module does not declare."""
+    """Raises ValueError where a call needs a feature that the kernel's module does not declare."""
     if problem.batch_invariant and not getattr(module, "BATCH_INVARIANT", False):
         raise ValueError(
-            f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may "
-            "depend on M with it"
+            f"kernel {kernel!r} does not promise batch_invariant=True: with it, the bits "
+            "of a row may depend on M"
         )
     if problem.formats and not getattr(module, "FP8", False):
         raise ValueError(
-            f"kernel {kernel!r} takes no fp8 operands, and was given {problem.formats}"
+            f"kernel {kernel!r} takes no fp8 operands, but was given {problem.formats}"
         )
     if problem.epilogue != NONE and not getattr(module, "EPILOGUES", False):
         raise ValueError(
-            f"kernel {kernel!r} has no epilogue beside alpha and C, and was given "
+            f"kernel {kernel!r} supports no epilogue besides alpha and C, but was given "
             f"{problem.epilogue}"
         )
 
 
 def _scale_c(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any) -> None:
-    """The launch where K or alpha is 0: the product is zero, whatever A and B hold."""
+    """The launch where K or alpha is 0: the product is zero, whatever A and B contain."""
     if c is None or beta == 0:
         out.zero_()
     else:

@@ -1,4 +1,4 @@
-"""Whether what a call writes shares memory with what it reads."""
+"""Checks whether the tensors that a call writes share memory with those that it reads."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from ..core.tensor_memory import read_address
 
 
 def may_overlap(written: tuple[Tensor | None, int], read: tuple[Tensor | None, int]) -> bool:
-    """Whether the bytes between the first and the last element of two tensors meet.
+    """Returns whether the byte ranges of two tensors, from their first to their last element,
+    overlap.
 
-    Each comes with the number of these bytes. A tensor that is None overlaps nothing.
+    Each tensor comes with the length of its range in bytes. A tensor that is None overlaps nothing.
     """
     if written[0] is None or read[0] is None or not written[1]:
         return False

@@ -323,7 +323,7 @@ def _hand_to_torch(call: Arguments, cause: str) -> None:
     """
     kernel, _ = checked_kernel(call.choice.kernel, call.choice.config)
     if kernel:
-        raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
+        raise ValueError(f"kernel {kernel!r} needs plain tensors, but was given {cause}")
     if invariance.wanted(call.choice.batch_invariant):
         raise invariance.unsupported(cause)
     _, bias, residual, aux = call.given

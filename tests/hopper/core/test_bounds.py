@@ -40,30 +40,30 @@ REFUSALS = {
     "batch": Refusal(
         huge(1, 1, 8, 2**31 + 8),
         OWN_CONFIG,
-        "batches of up to 2147481600 matrices, and was given 2147483656",
+        "batches of up to 2147481600 matrices, but was given 2147483656",
     ),
     "batches": Refusal(
         huge(1, 1, 8, 5, 2**31 - 2047),
         OWN_CONFIG,
-        "batches of up to 2147481600 matrices, and was given 2147481601",
+        "batches of up to 2147481600 matrices, but was given 2147481601",
     ),
     "rows": Refusal(
         huge(2**31 - 2047, 1, 8),
         OWN_CONFIG,
-        "extents up to 2147481600, and was given 2147481601x1x8",
+        "extents up to 2147481600, but was given 2147481601x1x8",
     ),
-    "no K": Refusal(huge(64, 64, 0), OWN_CONFIG, "K from 1 on, and was given K = 0"),
+    "no K": Refusal(huge(64, 64, 0), OWN_CONFIG, "K from 1 on, but was given K = 0"),
     "tiles of a batch": Refusal(
         huge(65, 65, 8, 2**30),
         SMALL_TILE,
-        "up to 2147481600 cluster tiles, and was given 4294967296",
+        "up to 2147481600 cluster tiles, but was given 4294967296",
     ),
     "tiles": Refusal(
         huge(2**22, 2**22, 8),
         SMALL_TILE,
-        "up to 2147481600 cluster tiles, and was given 4294967296",
+        "up to 2147481600 cluster tiles, but was given 4294967296",
     ),
-    "stream_k": Refusal(huge(64, 64, 2**30), STREAM_K, "k tiles, and was given K = 1073741824"),
+    "stream_k": Refusal(huge(64, 64, 2**30), STREAM_K, "k tiles, but was given K = 1073741824"),
     "split_k": Refusal(huge(64, 64, 8192, 2**14), SPLIT_K, "2147483648 partial sums"),
 }
 SWAP = pytest.mark.parametrize("swap", [False, True], ids=["A B", "B A"])
@@ -181,7 +181,7 @@ def test_the_config_of_the_rule_is_checked_when_a_call_is_planned() -> None:
     many = huge(1000, 1000, 64, 2**30)
 
     assert gemm.unsupported(many) is None
-    with pytest.raises(ValueError, match="cluster tiles, and was given"):
+    with pytest.raises(ValueError, match="cluster tiles, but was given"):
         gemm.plan(many)
 
 
