@@ -22,7 +22,7 @@ from ..runtime.default_kernel import MODES, PRODUCTION, Mode
 from .search import cost_model
 from .search.gpu import machine as machine_of
 from .search.target import registered
-from .store.records import WEIGHTS, Gpu, Workload
+from .store.records import WEIGHTS, Gpu, Workload, base_name
 from .store.store import Store
 from .store.tables import TABLES, read_table
 
@@ -123,17 +123,18 @@ class TuningIndex:
         steps = self._places(workload) if workload.epilogue else []
         for origin in _ORIGINS:
             there = [entry for entry in self._of_kind(bare) if entry.origin == origin]
-            steps.append((origin, _describe_place(there, bare)))
+            steps.append((origin, self._describe_place(there, bare)))
         cold = replace(bare, weights="cold")
         steps += self._places(cold) if self._of_kind(cold) else []
 
         ranked = self._by_model(bare)
         if ranked:
             message = (
-                f"{_brief(ranked[0])} is the fastest of {len(ranked)} configs that won somewhere"
+                f"of {len(ranked)} configs that won at some shape, {_brief(ranked[0])} is "
+                "predicted to be the fastest here"
             )
         else:
-            message = "no config that won somewhere runs here"
+            message = "no config that won at some shape runs here"
         return [*steps, ("model", message)]
 
     def _places(self, workload: Workload) -> list[tuple[str, str]]:
@@ -145,8 +146,8 @@ class TuningIndex:
             there = [entry for entry in self._of_kind(workload) if entry.origin == origin]
             if there:
                 place = f"{origin}, {workload.conditions}"
-                steps.append((place, _describe_place(there, workload)))
-        return steps or [(f"tuned, {workload.conditions}", _describe_place([], workload))]
+                steps.append((place, self._describe_place(there, workload)))
+        return steps or [(f"tuned, {workload.conditions}", self._describe_place([], workload))]
 
     def _of_kind(self, workload: Workload) -> list[TunedEntry]:
         return [entry for entry in self.entries if entry.workload.kind == workload.kind]
@@ -197,7 +198,7 @@ class TuningIndex:
             found += _nearest(there, workload)
         for entry in found:
             if distance(entry.workload, workload) <= REACH:
-                yield Choice(entry.kernel, entry.config, _why(entry, workload))
+                yield Choice(entry.kernel, entry.config, self._why(entry, workload))
 
     def _carried(self, workload: Workload) -> list[Choice]:
         """What won at neighbours, the fastest here first.
@@ -226,7 +227,7 @@ class TuningIndex:
         for entry in near:
             here = self._predicted(entry.kernel, entry.config, workload)
             there = self._predicted(entry.kernel, entry.config, entry.workload)
-            us, why = math.inf, _why(entry, workload)
+            us, why = math.inf, self._why(entry, workload)
             if here is not None and there is not None:
                 us = entry.us * here / there
                 why += f", {us:.1f} µs expected here"
@@ -237,7 +238,7 @@ class TuningIndex:
         by_rule = self._predicted(PRODUCTION, "", workload) if shares else None
         if by_rule is not None:
             us = by_rule * statistics.median(shares)
-            why = f"its own rule, {us:.1f} µs expected by what neighbours took"
+            why = f"its own heuristic, {us:.1f} µs expected from the times of neighbouring shapes"
             found.append((us, Choice(PRODUCTION, "", why)))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
@@ -265,6 +266,38 @@ class TuningIndex:
                 why = f"analytic model, {us:.1f} µs expected"
                 found.append((weight, Choice(kernel, config, why)))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+
+    def _describe_place(self, entries: Sequence[TunedEntry], workload: Workload) -> str:
+        """What the entries of one origin say of a workload, for people."""
+        exact = _best_by_kernel(entry for entry in entries if entry.workload == workload)
+        if exact:
+            return "; ".join(map(self._describe, exact))
+        if not entries:
+            same = workload.out_dtype == workload.operand_dtype
+            out = "" if same else f" to {workload.out_dtype}"
+            kind = f"{workload.dtype}{out} {workload.layout} {workload.conditions}"
+            return f"nothing for {kind.rstrip()}"
+
+        near = _nearest(entries, workload)
+        place = near[0].workload
+        away = distance(place, workload)
+        nearest = f"the nearest tuned shape is {to_text(place.shape)}, {away:.2f} doublings away"
+        if away > REACH:
+            return f"{nearest}, and only shapes within {REACH} count"
+        return f"{nearest}: " + "; ".join(map(self._describe, near))
+
+    def _describe(self, entry: TunedEntry) -> str:
+        return f"{_brief(Choice(entry.kernel, entry.config, ''))}, {self._figure(entry)}"
+
+    def _why(self, entry: TunedEntry, workload: Workload) -> str:
+        exact = entry.workload.plain == workload.plain
+        place = str(entry.workload) if exact else f"neighbour {entry.workload}"
+        return f"{entry.origin}, {place}, {self._figure(entry)} there"
+
+    def _figure(self, entry: TunedEntry) -> str:
+        """The ratio of a winner, or its time where there is nothing to compare it with."""
+        base = base_name(entry.workload, on_gpu=self.gpu.arch > 0)
+        return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
 
 
 def distance(one: Workload, other: Workload) -> float:
@@ -394,23 +427,6 @@ def _nearest(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEnt
     return _best_by_kernel(entry for entry in entries if entry.workload == place)
 
 
-def _describe_place(entries: Sequence[TunedEntry], workload: Workload) -> str:
-    """What the entries of one origin say of a workload, for people."""
-    exact = _best_by_kernel(entry for entry in entries if entry.workload == workload)
-    if exact:
-        return "; ".join(map(_describe, exact))
-    if not entries:
-        of = f"{workload.dtype} {workload.out_dtype} {workload.layout} {workload.conditions}"
-        return f"nothing for {of.rstrip()}"
-
-    near = _nearest(entries, workload)
-    place = near[0].workload
-    away = distance(place, workload)
-    if away > REACH:
-        return f"nearest is {place}, {away:.2f} away, expected at most {REACH}"
-    return f"{away:.2f} from {to_text(place.shape)}: " + "; ".join(map(_describe, near))
-
-
 def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
     """Why a kernel does not take a workload of packed operands with a config on a GPU; None if it
     does.
@@ -485,13 +501,10 @@ def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
     return cost_model.predict(footprint, workload, machine).limits
 
 
-def _describe(entry: TunedEntry) -> str:
-    choice = Choice(entry.kernel, entry.config, "")
-    return f"{_brief(choice)} {entry.ratio:.3f} of cuBLAS"
-
-
 def _brief(choice: Choice) -> str:
-    return f"{choice.kernel}[{short(choice.kernel, choice.config)}]"
+    """A kernel with the fields of its config that differ from its own."""
+    config = short(choice.kernel, choice.config) if choice.config else ""
+    return f"{choice.kernel}[{config}]" if config else choice.kernel
 
 
 def short(kernel: str, config: str) -> str:
@@ -505,9 +518,3 @@ def short(kernel: str, config: str) -> str:
         return brief(from_text(target.of(kernel).load().Config, config))
     except (ValueError, ImportError):
         return config
-
-
-def _why(entry: TunedEntry, workload: Workload) -> str:
-    exact = entry.workload.plain == workload.plain
-    place = str(entry.workload) if exact else f"neighbour {entry.workload}"
-    return f"{entry.origin}, {place}, {entry.ratio:.3f} of cuBLAS there"

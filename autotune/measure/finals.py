@@ -2,6 +2,7 @@
 others nothing.
 """
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -55,6 +56,7 @@ class Finals:
     def _tell(self, race: SuccessiveElimination[Candidate]) -> None:
         self.progress.rounds = race.rounds
         self.progress.best = f"{race.leader.target.name}[{brief(race.leader.config)}]"
+        self.progress.best_us = statistics.median(race.times[race.leader])
         self.progress.best_ratio = race.against_base(race.leader).median
         self.say()
 

@@ -26,7 +26,9 @@ class Progress:
         compiled: How many are compiled and wait to be measured.
         failures: How many trials failed, by status.
         best: The kernel and config of the fastest trial so far.
-        best_ratio: The time of cuBLAS over that of the fastest trial.
+        best_us: The time of a call of it in µs.
+        base: What ratios compare with: see `records.base_name`.
+        best_ratio: The time of the base over that of the fastest trial.
         cublas_us: The time of cuBLAS in µs.
         rounds: How many rounds of the finals are done.
         started: When it began, on the clock of `time.monotonic`.
@@ -51,7 +53,9 @@ class Progress:
     compiled: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     best: str = ""
+    best_us: float | None = None
     best_ratio: float | None = None
+    base: str = "cuBLAS"
     cublas_us: float | None = None
     rounds: int = 0
     started: float = field(default_factory=time.monotonic)

@@ -203,6 +203,18 @@ def _key(gpu: Gpu, type_of_power_limit: str) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
+def base_name(workload: Workload, *, on_gpu: bool) -> str:
+    """What the ratios of a workload compare with: "cuBLAS", or with an epilogue "torch", whose own
+    calls do the same.
+
+    It is "" on a CPU. There torch multiplies natively and our kernel in Triton's interpreter, so
+    that the ratio of their times means nothing, and nothing that is shown to people has it.
+    """
+    if not on_gpu:
+        return ""
+    return "torch" if workload.epilogue else "cuBLAS"
+
+
 # Of a trial: its GPU, workload, kernel, source and config.
 Facts = tuple[Gpu, Workload, str, str, str]
 

@@ -20,7 +20,7 @@ from ..search.plan import Plan, batches
 from ..search.prune import prune
 from ..search.strategy import ModelRanked, Search, Strategy
 from ..search.target import TuneTarget
-from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload, now
+from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload, base_name, now
 from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
@@ -141,7 +141,8 @@ class _Tuning:
         self.compilers = compilers if gpu.arch else None
         self.sources = {target.name: target.fingerprint for target in job.targets}
 
-        self.progress = Progress(job.workload, gpu=label or gpu.name)
+        base = base_name(job.workload, on_gpu=gpu.arch > 0)
+        self.progress = Progress(job.workload, gpu=label or gpu.name, base=base)
         self.say: Callable[[], None] = lambda: report(self.progress)
         started = time.monotonic()
         self.until: float | None = None  # when the screen ends
@@ -276,7 +277,7 @@ class _Tuning:
             self.progress.failures[trial.status] += 1
         elif trial.us is not None and (self.best is None or trial.us < (self.best.us or 0.0)):
             self.best = trial
-            self.progress.best_ratio = trial.ratio
+            self.progress.best_us, self.progress.best_ratio = trial.us, trial.ratio
             self.progress.best = self._label(trial.kernel, trial.config)
 
     def _label(self, kernel: str, config: str) -> str:
@@ -299,7 +300,7 @@ class _Tuning:
         best = self.outcome.winner
         assert best is not None
         self.progress.best = self._label(best.kernel, best.config)
-        self.progress.best_ratio = best.ratio
+        self.progress.best_us, self.progress.best_ratio = best.us, best.ratio
         return True
 
     def _earlier_winners(self) -> list[BestConfig]:

@@ -39,24 +39,28 @@ if TYPE_CHECKING:
     from ..autotune.store.store import Store
 
 app = typer.Typer(
-    help="Tuning results and compiled kernels on this machine.",
+    help="Shows and moves tuning results, and removes old ones and compiled kernels.",
     no_args_is_help=True,
 )
 
 SHOWN = 100  # trials that `show` has a table of, unless another number is given
+RATIO = (
+    "Ratio: the time of cuBLAS, or with an epilogue of torch's own calls, over the config's. There "
+    "is none on a CPU."
+)
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
 StoreOption = Annotated[
     Path | None,
     typer.Option(
-        "--store", help="The file of results. Default: tuning.sqlite in the cache directory."
+        "--store", help="The file with the results. Default: tuning.sqlite in the cache directory."
     ),
 ]
 
 
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=1, help=f"How many to show. Default: {SHOWN}; all with --json."),
+    typer.Option(min=1, help=f"How many rows to show. Default: {SHOWN}, or all with --json."),
 ]
 
 
@@ -69,9 +73,10 @@ def _most(limit: int | None, json: bool) -> int | None:
 def list_results(
     store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False
 ) -> None:
-    """Lists what was tuned: a line for each GPU, kernel and workload.
+    """Lists what was tuned: one row for each GPU, kernel and workload.
 
-    A line has the number of trials, the best of the screen and the winner of the finals.
+    A row has the number of trials, the best time of screening, and the winner of the finals with
+    its time and its ratio.
     """
     with _opened(store) as found:
         rows = found.summaries()
@@ -85,19 +90,21 @@ def list_results(
             "kernel",
             "workload",
             "trials",
-            "ok",
             "failed",
-            "best µs",
-            "× cuBLAS",
+            "screening µs",
+            "finals µs",
+            "ratio",
             "winner",
             "date",
         )
         for gpu in dict.fromkeys(row.gpu for row in rows):
             table(gpu, columns, [_cells(row) for row in rows if row.gpu == gpu])
+        if rows:
+            note(f"{RATIO} It is of the finals.")
         said = (
-            f"{len(rows)} of {total} sweeps; --limit shows more"
+            f"{len(rows)} of {total} rows; --limit shows more"
             if len(rows) < total
-            else f"{total} sweeps"
+            else f"{total} row{'' if total == 1 else 's'}"
         )
         note(f"{path}: {said if rows else 'no results'}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
@@ -113,7 +120,8 @@ def list_results(
 @app.command()
 def show(
     what: Annotated[
-        list[str], typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, kernels, or both.")
+        list[str],
+        typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, names of kernels, or both."),
     ],
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16, float32 or tf32.")] = None,
     layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt.")] = None,
@@ -121,9 +129,9 @@ def show(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows trials of a shape or a kernel, the fastest first.
+    """Shows the trials of a shape or a kernel, the fastest first.
 
-    Below them stand those that failed, and why.
+    Trials that failed come last, each with the reason.
     """
     from ..autotune.store.records import PRECISIONS, to_record
 
@@ -148,9 +156,11 @@ def show(
             )
 
     def show_trials() -> None:
-        columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
+        columns = ("workload", "kernel", "config", "status", "µs", "ratio", "reason", "date")
         for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
             table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
+        if chosen:
+            note(f"{RATIO} Times and ratios are of screening.")
         more = "; --limit shows more" if limit is None and len(chosen) < total else ""
         note(f"{len(chosen)} of {total} trials{more}", None)
 
@@ -160,13 +170,16 @@ def show(
 @app.command()
 def export(
     file: Annotated[
-        Path | None, typer.Argument(help="The file to write; with --ship, the folder.")
+        Path | None, typer.Argument(help="The file to write, or with --ship the folder.")
     ] = None,
     ship: Annotated[
         bool,
         typer.Option(
             "--ship",
-            help="Write winners to the tables that come with the package, one for each GPU.",
+            help=(
+                "Write the winners into the tables that ship with the package, one file for each "
+                "model of GPU. Results of the CPU are refused."
+            ),
         ),
     ] = False,
     kernels: Annotated[
@@ -175,9 +188,9 @@ def export(
     shapes: Annotated[str, typer.Option(help=f"{SHAPES_HELP} Default: all.")] = "",
     store: StoreOption = None,
 ) -> None:
-    """Writes results to a file that `outblas cache import` reads.
+    """Writes results to a file that `outblas cache import` reads on another machine.
 
-    The file has JSON Lines. With --ship it writes winners to the tables that come with the package.
+    The file is JSON Lines. With --ship the winners go into the tables that ship with the package.
     """
     from ..autotune.store import transfer
     from ..autotune.store.store import StoreError
@@ -207,8 +220,14 @@ def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -
     winners = store.stream(lambda _, winners: list(winners), _selection(kernels, shapes))
     measured = [winner for winner in winners if winner.gpu.arch]
     if interpreted := len(winners) - len(measured):
+        if not measured:
+            raise ValueError(
+                f"--ship needs winners that were measured on a GPU, and all {interpreted} were "
+                "measured by Triton's interpreter on a CPU, whose times say nothing of a GPU"
+            )
         say(
-            f"{interpreted} winners of the interpreter are left out: they say nothing of a GPU",
+            f"{interpreted} winners are left out: Triton's interpreter measured them on a CPU, and "
+            "its times say nothing of a GPU",
             err=True,
         )
     for path in ship(measured, folder):
@@ -218,12 +237,12 @@ def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -
 
 @app.command("import")
 def import_results(
-    file: Annotated[Path, typer.Argument(help="What outblas cache export wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that outblas cache export wrote.")],
     store: StoreOption = None,
 ) -> None:
-    """Adds the results of another machine to this one's.
+    """Adds the results of another machine to the store of this one.
 
-    All of the file is added, or nothing where anything in it is amiss.
+    The whole file is checked first: if anything in it is wrong, nothing is added.
     """
     from ..autotune.store import transfer
 
@@ -235,14 +254,14 @@ def import_results(
 @app.command()
 def verify(
     file: Annotated[
-        Path | None, typer.Argument(help="An exported file. Default: all that is here.")
+        Path | None,
+        typer.Argument(help="A file that outblas cache export wrote. Default: everything here."),
     ] = None,
     store: StoreOption = None,
 ) -> None:
     """Checks results, compiled kernels and shipped tables for damage.
 
-    With a file it checks that one, which `outblas cache export` wrote. Exit code 1 if anything is
-    amiss.
+    With FILE it checks an export instead. The exit code is 1 if anything is damaged.
     """
     from ..autotune.store import transfer
     from ..autotune.store.tables import TABLES, read_table
@@ -264,27 +283,31 @@ def verify(
 @app.command()
 def prune(
     older_than: Annotated[
-        str | None, typer.Option(help="Results older than this: 12h, 30d, 2w.")
+        str | None, typer.Option(help="Remove results older than this: 12h, 30d, 2w.")
     ] = None,
-    kernel: Annotated[str | None, typer.Option(help="Results of one kernel.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="Remove results of this kernel.")] = None,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Results of kernels whose source has changed since.")
+        bool,
+        typer.Option("--stale", help="Remove results of kernels whose source has changed since."),
     ] = False,
     compiled: Annotated[
         bool,
         typer.Option(
             "--compiled",
-            help="Compiled kernels too (alone: only these); --older-than applies to them.",
+            help=(
+                "Remove compiled kernels as well; alone, remove only these. --older-than applies "
+                "to them too."
+            ),
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say how much would be removed.")
+        bool, typer.Option("--dry-run", help="Count what would be removed, and remove nothing.")
     ] = False,
     store: StoreOption = None,
 ) -> None:
-    """Removes old results and compiled kernels, without asking.
+    """Removes old results and compiled kernels, without asking first.
 
-    A result goes when every option that is given applies to it. --dry-run only counts.
+    A result is removed when every option that you give applies to it.
     """
     results = older_than is not None or kernel is not None or stale
     removed = 0
@@ -316,7 +339,11 @@ def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
         try:
             found[kernel] = of(kernel).fingerprint
         except (ValueError, ImportError):
-            say(f"{kernel} is not here to compare with: what it has stays", err=True)
+            say(
+                f"The source of {kernel} is not installed here, so its results stay: --stale "
+                "cannot compare them",
+                err=True,
+            )
     return found
 
 
@@ -324,8 +351,10 @@ def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
 def _opened(
     path: Path | None, *, writing: bool = False, new: bool = False, quiet: bool = False
 ) -> Iterator[Store]:
-    """A store; what is wrong with it goes to standard error unless `quiet`. Raises a usage error
-    for what is none, and for one that cannot be written though it should.
+    """Opens a store. What is wrong with it goes to standard error unless `quiet`.
+
+    Raises a usage error for a file that is no store, and for one that cannot be written though
+    `writing` asks for it.
     """
     from ..autotune.store.store import Store, StoreError
 
@@ -370,20 +399,28 @@ def _cells(row: Summary) -> tuple[object, ...]:
         row.ok,
         row.failed,
         figure(row.best_us, ".2f"),
-        figure(winner["ratio"] if winner else None, ".3f"),
-        (brief(row.kernel, winner["config"]) or "default") if winner else NONE,
+        figure(winner["us"] if winner else None, ".2f"),
+        figure(winner["ratio"] if winner and row.sms else None, ".3f"),
+        _config(row.kernel, winner["config"]) if winner else NONE,
         _date(row.when),
     )
+
+
+def _config(kernel: str, config: str) -> str:
+    """The fields that differ from the kernel's own config, so that a table may break the line
+    between two of them.
+    """
+    return brief(kernel, config).replace(",", ", ") or "default"
 
 
 def _trial_cells(trial: Trial) -> tuple[object, ...]:
     return (
         trial.workload,
         trial.kernel,
-        brief(trial.kernel, trial.config) or "default",
+        _config(trial.kernel, trial.config),
         trial.status,
         figure(trial.us, ".2f"),
-        figure(trial.ratio, ".3f"),
+        figure(trial.ratio if trial.gpu.arch else None, ".3f"),
         " ".join(trial.reason.split()) or NONE,
         _date(trial.when),
     )

@@ -36,13 +36,13 @@ app = typer.Typer(
 ResultsOption = Annotated[
     str,
     typer.Option(
-        help="Files of outblas bench, comma-separated. Default: those in the checkout's results/."
+        help="Files of outblas bench, comma-separated. Default: the project's own results."
     ),
 ]
 ProfilesOption = Annotated[
     str,
     typer.Option(
-        help="Files of outblas profile, comma-separated. Default: those in the checkout's results/."
+        help="Files of outblas profile, comma-separated. Default: the project's own results."
     ),
 ]
 
@@ -334,8 +334,8 @@ def _load_profiles(text: str) -> Profiles:
 
 
 def _evidence(measurements: Measurements, text: str) -> Evidence:
-    """The timings, with the counters and cycles from the files of --profiles (default: from those
-    of the checkout).
+    """The timings, with the counters and cycles from the files of --profiles (default: from the
+    project's own results).
     """
     from ..report import phases, profiles, results
     from ..report.evidence import Evidence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import note, split, table
+from .common import NONE, note, split, table
 
 if TYPE_CHECKING:
     from ..autotune.lookup import Choice, TuningIndex
@@ -105,27 +105,28 @@ def _show_plan(
 ) -> None:
     from ..autotune.lookup import short
 
-    counts = (
-        f"{plan.generated} configs generated, {plan.valid} valid, {len(plan.ranked)} to be measured"
-    )
+    counts = f"{plan.generated} configs, {plan.valid} of them valid, {len(plan.ranked)} to measure"
     note(f"{workload} on {gpu.name}: {counts}.", None)
     table(
-        "Not tried",
-        ("configs", "reason, for one of them"),
+        "Configs that are not tried",
+        ("configs", "why, for one of them"),
         [(rule.count, rule.example) for rule in plan.pruned],
     )
     rows = [
         (
             place,
             each["kernel"],
-            short(each["kernel"], each["config"]),
-            f"{each['predicted_us']:.1f}",
-            each["limits"],
+            short(each["kernel"], each["config"]).replace(",", ", ") or "its default",
+            f"{each['predicted_us']:.1f}" if each["predicted_us"] else NONE,
+            each["limits"] or NONE,
         )
         for place, each in enumerate(record["ranked"][:SHOWN], 1)
     ]
+    predicted = any(each["predicted_us"] for each in record["ranked"])
     table(
-        f"The first {len(rows)} by {order}", ("", "kernel", "config", "µs expected", "limits"), rows
+        f"The first {len(rows)} in the order of {order if predicted else 'the search space'}",
+        ("", "kernel", "config", "predicted µs", "limits"),
+        rows,
     )
 
 
@@ -133,7 +134,7 @@ def _order(strategy: Strategy, ranker: str) -> str:
     """What puts configs in order, in words: a strategy, or the ranker that it goes by."""
     from ..autotune.search.strategy import ModelRanked
 
-    return ranker if isinstance(strategy, ModelRanked) else type(strategy).__name__
+    return f"the {ranker}" if isinstance(strategy, ModelRanked) else type(strategy).__name__
 
 
 @dataclass(frozen=True)
@@ -186,15 +187,16 @@ def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _
     choice, passed_over = None, []
     for option in index.choices(workload) if looks_up else ():
         if reason := lookup.unsupported_reason(option.kernel, option.config, workload, gpu):
-            passed_over.append(f"{option.kernel} cannot: {reason}")
+            passed_over.append(f"{option.kernel} does not run here: {reason}")
         elif reason := index.pruned_reason(option.kernel, workload, prune.problem(workload)):
-            passed_over.append(f"{option.kernel} had better not: {reason}")
+            passed_over.append(f"{option.kernel} would be slow here: {reason}")
         else:
             choice = option
             break
     if choice is None:
         rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
-        why = "nothing is known: by rule" if looks_up else "OUTBLAS_TUNE=off: by rule"
+        cause = "nothing that was tuned applies" if looks_up else "OUTBLAS_TUNE is off"
+        why = f"{cause}, so the fixed rule decides"
         choice = lookup.Choice(rule, "", why)
     return _Explanation(
         choice,
@@ -207,11 +209,13 @@ def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _
 def _show_explanation(found: _Explanation, workload: Workload, gpu: Gpu) -> None:
     from ..autotune.lookup import short
 
-    table(f"{workload} on {gpu.name}", ("place", "what is known there"), found.steps)
+    steps = [(place, text.replace(",", ", ").replace(",  ", ", ")) for place, text in found.steps]
+    table(f"{workload} on {gpu.name}", ("source", "what it says"), steps)
     for line in found.passed_over:
-        note(f"passed over: {line}", None)
+        note(f"Passed over: {line}", None)
     choice = found.choice
     config = short(choice.kernel, choice.config) if choice.config else ""
-    note(f"matmul takes {choice.kernel}, {config or 'its own config'}: {choice.why}.", None)
+    shown = config.replace(",", ", ") if config else "its default config"
+    note(f"matmul takes {choice.kernel} with {shown}: {choice.why}.", None)
     for line in found.remarks:
         note(f"{line}.", None)

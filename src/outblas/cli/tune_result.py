@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.shapes import to_text
 from ..report.text import confidence
-from .common import console, note, table
+from .common import NONE, console, note, table
 
 if TYPE_CHECKING:
     from ..autotune.store.records import BestConfig
@@ -20,19 +20,15 @@ def show(found: Sweep) -> None:
     """Prints the winners, and everything that went wrong."""
     from ..autotune.sweeps.sweep import lost_results
 
-    columns = (
-        "shape",
-        "kernel",
-        "config",
-        "µs",
-        "× cuBLAS",
-        "ahead of the next",
-        "confidence",
-        "measured",
-    )
-    gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in found.winners))
-    title = f"Winners on {gpus}" if gpus else "Winners"
-    table(title, columns, [_row(winner) for winner in found.winners])
+    for base in dict.fromkeys(map(_base, found.winners)):
+        winners = [winner for winner in found.winners if _base(winner) == base]
+        gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in winners))
+        ratio = [f"× {base}"] if base else []
+        columns = ("shape", "kernel", "config", "µs", *ratio, "lead", "confidence", "measured")
+        table(f"Winners on {gpus}", columns, [_row(winner, base) for winner in winners])
+        note(_explained(base))
+    if not found.winners:
+        note("There is no winner: no config reached the finals.", "yellow")
 
     for outcome in found.outcomes:
         _show_problems(outcome)
@@ -42,7 +38,27 @@ def show(found: Sweep) -> None:
         note(f"! {lost_results(found.unsaved, found.store, found.rescued)}", "red")
         note(f"{found.seconds:.0f} s")
     else:
-        note(f"{found.seconds:.0f} s; trials in {found.store}")
+        note(f"{found.seconds:.0f} s; the trials are in {found.store}")
+
+
+def _base(winner: BestConfig) -> str:
+    """What the ratio of a winner compares with; "" on a CPU, where it is not shown."""
+    from ..autotune.store.records import base_name
+
+    return base_name(winner.workload, on_gpu=winner.gpu.arch > 0)
+
+
+def _explained(base: str) -> str:
+    """What the columns of winners say, in words."""
+    ratio = (
+        f"× {base}: the time of {base} over it, with the 10th and 90th percentile of the rounds. "
+        if base
+        else "The kernel ran in Triton's interpreter: its times say nothing of a GPU. "
+    )
+    return (
+        f"µs: a call in the finals, median. {ratio}Lead: how much more time the next config takes, "
+        "with a 95% interval."
+    )
 
 
 def _show_problems(outcome: Outcome) -> None:
@@ -54,13 +70,15 @@ def _show_problems(outcome: Outcome) -> None:
     for trial in failed[:SHOWN]:
         note(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}")
     if len(failed) > SHOWN:
-        console.print(f"and {len(failed) - SHOWN} more; outblas cache show has all", style="dim")
+        console.print(
+            f"and {len(failed) - SHOWN} more, which `outblas cache show` lists", style="dim"
+        )
 
     for left in outcome.unmeasured[:SHOWN]:
-        config = short(left.kernel, left.config) or "its own"
+        config = short(left.kernel, left.config) or "default"
         note(
-            f"{workload} {left.kernel}[{config}]: not measured, and tried again by the next sweep: "
-            f"{left.reason}",
+            f"{workload} {left.kernel}[{config}]: not measured ({left.reason}); the next sweep "
+            "tries it again",
             "yellow",
         )
     if (more := len(outcome.unmeasured) - SHOWN) > 0:
@@ -69,28 +87,28 @@ def _show_problems(outcome: Outcome) -> None:
         note(f"{workload}: measured without the lock on the GPU: {outcome.unlocked}", "yellow")
 
 
-def _row(winner: BestConfig) -> tuple[str, ...]:
+def _row(winner: BestConfig, base: str) -> tuple[str, ...]:
     from ..autotune.lookup import short
 
     workload = winner.workload
-    lead = "–"
+    lead = NONE
     if winner.lead is not None and winner.lead_low is not None and winner.lead_high is not None:
         lead = f"{winner.lead - 1:+.2%} ({winner.lead_low - 1:+.2%} to {winner.lead_high - 1:+.2%})"
     return (
         f"{to_text(workload.shape)} {workload.layout} {workload.conditions}".rstrip(),
         winner.kernel,
-        short(winner.kernel, winner.config) or "its own",
+        short(winner.kernel, winner.config).replace(",", ", ") or "default",
         f"{winner.us:.1f}",
-        f"{winner.ratio:.3f} ({winner.ratio_low:.3f}–{winner.ratio_high:.3f})",
+        *([f"{winner.ratio:.3f} ({winner.ratio_low:.3f}–{winner.ratio_high:.3f})"] if base else []),
         lead,
         _confidence(winner),
-        f"{winner.screened} of {winner.valid}, {winner.rounds} rounds",
+        f"{winner.screened} of {winner.valid} configs, {winner.rounds} rounds",
     )
 
 
 def _confidence(winner: BestConfig) -> str:
     if winner.confidence is None or not winner.runner_up:
-        return "–"
+        return NONE
     return confidence(winner.confidence, separated=winner.separated)
 
 

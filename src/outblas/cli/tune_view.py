@@ -128,7 +128,7 @@ def _short(p: Progress, *, failures: bool = False) -> Iterable[RenderableType]:
 
 
 def _finished(p: Progress) -> RenderableType:
-    if p.stage == "done" and p.best_ratio is not None:
+    if p.stage == "done" and p.best:
         left = p.failures["unmeasured"]
         missing = (f", {left} configs not measured" if left else "", "yellow")
         return _cut(
@@ -183,19 +183,18 @@ def _queue(p: Progress) -> str:
 
 
 def _speed(p: Progress) -> str:
-    """The best ratio, with the time that it stands for."""
-    if p.best_ratio is None:
-        return ""
-    us = f", {p.cublas_us / p.best_ratio:.1f} µs" if p.cublas_us and p.best_ratio else ""
-    return f"{p.best_ratio:.3f} × cuBLAS{us}"
+    """The ratio of the best config, where there is a base, and its time."""
+    ratio = f"{p.best_ratio:.3f} × {p.base}" if p.best_ratio is not None and p.base else ""
+    us = f"{p.best_us:.1f} µs" if p.best_us is not None else ""
+    return ", ".join(filter(None, (ratio, us)))
 
 
 def _best(p: Progress) -> str:
-    return f"best {_speed(p)} by {p.best}" if p.best_ratio is not None else ""
+    return f"best {_speed(p)} by {p.best}" if p.best else ""
 
 
 def _style(p: Progress) -> str:
-    return "green" if (p.best_ratio or 0) >= 1 else ""
+    return "green" if p.base and (p.best_ratio or 0) >= 1 else ""
 
 
 def _failures(failures: Counter[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.machines import short_name
 from ..core.shapes import Shape
-from .results import LARGEST, contents, has_phases, in_checkout, parsed, saved, shape_of, texts
+from .results import LARGEST, contents, has_phases, parsed, saved, shape_of, texts
 from .seed_figures import PHASES
 
 # The phases whose cycles are counted for each step along K, and for each tile.
@@ -43,10 +43,10 @@ class Counted:
 
 
 def default_files() -> list[Path]:
-    """The checkout's files of `outblas profile --phases`; none outside a checkout. Raises
-    ValueError for a file that cannot be read.
+    """The project's own files of `outblas profile --phases`. Raises ValueError for a file that
+    cannot be read.
     """
-    return [path for path in saved() if has_phases(parsed(path))] if in_checkout() else []
+    return [path for path in saved() if has_phases(parsed(path))]
 
 
 def load(paths: Iterable[Path]) -> tuple[Counted, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..core import configs
 from ..core.machines import short_name
 from ..core.shapes import Shape
-from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
+from .results import LARGEST, contents, is_profile, parsed, saved, shape_of, texts
 
 # The largest values of shares. ncu collects some counters in several passes, which can exceed 1.
 MOST = {
@@ -130,10 +130,10 @@ FIGURES.remove("not_selected")  # whose field has another name
 
 
 def default_files() -> list[Path]:
-    """The checkout's files of `outblas profile`; none outside a checkout. Raises ValueError for a
-    file that cannot be read.
+    """The project's own files of `outblas profile`. Raises ValueError for a file that cannot be
+    read.
     """
-    return [path for path in saved() if is_profile(parsed(path))] if in_checkout() else []
+    return [path for path in saved() if is_profile(parsed(path))]
 
 
 def load(paths: Iterable[Path]) -> Profiles:

@@ -16,7 +16,6 @@ from ..core.shapes import Shape
 from . import legacy
 
 ROOT = Path(__file__).parents[3]  # the root of the checkout, where this runs from one
-FOLDER = ROOT / "results"
 FIGURES = (
     "ratio",
     "ratio_low",
@@ -73,24 +72,31 @@ def in_checkout(root: Path = ROOT) -> bool:
     return (root / "src" / "outblas").is_dir() and (root / "results").is_dir()
 
 
-def default_files() -> list[Path]:
-    """The checkout's files of `outblas bench`. Raises ValueError outside a checkout, or when it has
-    none.
+def own_folder(package: Path) -> Path:
+    """The folder of the project's own results, for the folder of the package `outblas`.
+
+    In a checkout it is `results` in the root. A wheel carries the same files as package data.
     """
-    if not in_checkout():
-        raise ValueError(
-            "--results is missing, expected FILE,...: this outblas does not run from a checkout"
-        )
+    root = package.parents[1]
+    return root / "results" if in_checkout(root) else package / "results"
+
+
+FOLDER = own_folder(Path(__file__).parents[1])
+
+
+def default_files() -> list[Path]:
+    """The project's own files of `outblas bench`. Raises ValueError where there are none."""
     found = [path for path in saved() if _is_bench(parsed(path))]
     if not found:
         raise ValueError(
-            f"--results is missing, expected FILE,...: {FOLDER} holds no result of outblas bench"
+            "--results is missing, expected files that `outblas bench --save FILE` wrote: "
+            f"{FOLDER} has none"
         )
     return found
 
 
 def saved() -> list[Path]:
-    """Every JSON file in the checkout's results/."""
+    """Every JSON file among the project's own results."""
     return sorted(FOLDER.glob("*.json"))
 
 

@@ -1,5 +1,5 @@
-"""The chart of a sweep: the best ratio by tile, by number of stages, and the model's order against
-the measured one.
+"""The chart of a sweep: the best ratio by tile, by number of stages, and what the model predicted
+against what was measured.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 WIDTH = 8.5  # inches
 MARK = plotting.PALETTE[1]  # the colour that marks the best config
 _SHADES = ("#f1f5fb", "#c3d5ee", "#86abdc", "#3b6fb6", "#1d3f73")
-_DARK = 0.6  # from this share of the scale on, text is white
+_DARK = 0.7  # from this share of the scale on, text is white
 _FLOOR = 0.7  # tiles below this share of the best ratio have the lightest shade
 _FEWEST_CELLS = 4  # the width is for at least so many tiles, or a single one would be a banner
 _LEGEND = 0.22  # the share of the height that two rows of a legend take
-_QUIET = "#8b949d"
+_QUIET = "#5f6872"
+_MARGIN = 1.06  # by which the axes of predictions go beyond the points
+_WIDE = 4.0  # the slowest over the fastest, from which these axes are logarithmic
 
 
 def drawable(report: TuneReport) -> list[str]:
@@ -58,14 +60,47 @@ def draw(report: TuneReport) -> Canvas:
             axis.set_subplotspec(grid[1, column])
     for name, axis in zip(panels, axes, strict=True):
         {"tiles": _tiles, "stages": _stages, "model": _model}[name](axis, report)
-    won = f": {report.top[0].ratio:.3f} × cuBLAS" if report.top else ""
-    title = f"{report.kernel}, {report.workload}{won}\n{report.gpu}"
+    title = f"{report.kernel}, {report.workload}: {_won(report)}\n{report.gpu}"
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium", fontweight="bold")
     for axis in axes:
         axis.tick_params(labelsize="small")
         axis.xaxis.label.set_fontsize("small")
         axis.yaxis.label.set_fontsize("small")
     return figure
+
+
+def describe(report: TuneReport) -> str:
+    """The chart in words, for those who do not see it."""
+    parts = []
+    panels = drawable(report)
+    if "tiles" in panels:
+        ratios = {
+            tile: trials[0].ratio
+            for tile, trials in report.tiles.items()
+            if trials[0].ratio is not None
+        }
+        ranked = sorted(ratios, key=lambda tile: -ratios[tile])
+        ends = [f"{m}×{n} with {ratios[m, n]:.3f}" for m, n in (ranked[0], ranked[-1])]
+        parts.append(
+            f"Tiles: the best of {len(report.tiles)} is {ends[0]} {report.metric}, the slowest "
+            f"{ends[1]}."
+        )
+    if "stages" in panels:
+        best = ", ".join(
+            f"{max(line, key=lambda n: line[n])} for {name}" for name, line in report.stages.items()
+        )
+        parts.append(f"{report.stage_field.capitalize()} of the best config: {best}.")
+    if "model" in panels:
+        parts.append(f"Predicted against measured time: {report.agreement}.")
+    title = f"Chart of {report.kernel} at {report.workload} on {report.gpu}: {_won(report)}."
+    return " ".join([title, *parts])
+
+
+def _won(report: TuneReport) -> str:
+    """What the best config reached."""
+    best = report.top[0]
+    us = f"{best.us:.0f} µs" if best.us >= 1000 else f"{best.us:.4g} µs"
+    return f"{best.ratio:.3f} {report.metric}, {us}" if report.base else us
 
 
 def _tiles(axis: Any, report: TuneReport) -> None:
@@ -108,7 +143,7 @@ def _tiles(axis: Any, report: TuneReport) -> None:
     axis.spines[["left", "bottom"]].set_visible(False)
     axis.set_xlabel("tile N", **({"loc": "left"} if len(across) < _FEWEST_CELLS else {}))
     axis.set_ylabel("tile M")
-    title = "Best × cuBLAS of the screen by tile, and how many configs were right"
+    title = f"Best {report.metric} in screening by tile; below it, how many configs were right"
     axis.set_title(title, loc="left", fontsize="medium")
 
 
@@ -139,7 +174,7 @@ def _stages(axis: Any, report: TuneReport) -> None:
         axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, zorder=1)
     axis.set_xticks(counts)
     axis.set_xlabel(report.stage_field)
-    axis.set_ylabel("× cuBLAS")
+    axis.set_ylabel(report.metric)
     axis.legend(
         frameon=False,
         fontsize="x-small",
@@ -149,20 +184,28 @@ def _stages(axis: Any, report: TuneReport) -> None:
         handlelength=1.6,
     )
     tiles = "best tiles" if len(report.stages) > 1 else "tile"
-    axis.set_title(f"Best × cuBLAS by {report.stage_field}, {tiles}", loc="left", fontsize="medium")
+    title = f"Best {report.metric} by {report.stage_field}, {tiles}"
+    axis.set_title(title, loc="left", fontsize="medium")
 
 
 def _model(axis: Any, report: TuneReport) -> None:
-    """A point for each config: its predicted and its measured rank. On the diagonal the model is
-    right.
+    """A point for each config: what the model predicted and what screening measured. On the
+    diagonal the two are equal.
     """
-    from matplotlib.ticker import MaxNLocator
-
     found = report.agreement
     assert found is not None
     n = len(found.points)
     predicted, measured = zip(*found.points, strict=True)
-    axis.plot([1, n], [1, n], color=plotting.BASE_COLOUR, linewidth=1.0, linestyle=":")
+    low, high = min(predicted + measured), max(predicted + measured)
+    ends = low / _MARGIN, high * _MARGIN
+    axis.plot(
+        ends,
+        ends,
+        color=plotting.BASE_COLOUR,
+        linewidth=1.0,
+        linestyle=":",
+        label="predicted = measured",
+    )
     size = 22 if n <= 60 else 12 if n <= 600 else 5
     axis.scatter(predicted, measured, s=size, color=plotting.PALETTE[0], alpha=0.6, linewidths=0)
     x, y = found.points[found.best]
@@ -174,15 +217,33 @@ def _model(axis: Any, report: TuneReport) -> None:
         edgecolor=MARK,
         linewidths=1.8,
         zorder=3,
-        label="best measured",
+        label="best config",
     )
-    for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(MaxNLocator(6, integer=True))
-    axis.set_xlim(1 - 0.04 * n, 1.04 * n)
-    axis.set_ylim(1 - 0.04 * n, 1.04 * n)
+    _scale(axis, ends)
     axis.grid(True, axis="both", color="#e3e3e3", linewidth=0.8)
-    axis.set_xlabel("rank predicted by the model")
-    axis.set_ylabel("rank measured")
+    axis.set_xlabel("predicted µs")
+    axis.set_ylabel("measured µs, screening")
     axis.legend(frameon=False, fontsize="x-small", loc="lower right")
     rho = "" if found.rho is None else f", Spearman's ρ {found.rho:.2f}"
-    axis.set_title(f"Model and measurement{rho}", loc="left", fontsize="medium")
+    axis.set_title(f"Predicted against measured{rho}", loc="left", fontsize="medium")
+
+
+def _scale(axis: Any, ends: tuple[float, float]) -> None:
+    """Both axes of one range, logarithmic where the slowest takes several times as long as the
+    fastest.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+
+    wide = ends[1] > _WIDE * ends[0]
+    if wide:
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+    for side in (axis.xaxis, axis.yaxis):
+        if wide:
+            side.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
+            side.set_minor_formatter(NullFormatter())
+        else:
+            side.set_major_locator(MaxNLocator(5))
+        side.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_xlim(*ends)
+    axis.set_ylim(*ends)

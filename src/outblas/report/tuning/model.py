@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ...autotune.search.rank import ranks, spearman
-from ...autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
+from ...autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload, base_name
 from ...core.configs import items
 from ..text import NONE
 
@@ -28,7 +28,7 @@ FEWEST = 3  # configs from which a rank correlation is given
 class Entry:
     """A config among the best.
 
-    `final` says that its figures are of the finals, not of the screen. `predicted` is the first and
+    `final` says that its figures are of the finals, not of screening. `predicted` is the first and
     the last place that it can claim in the model's order; they differ where the model predicts the
     same time for several configs.
     """
@@ -40,16 +40,17 @@ class Entry:
     ratio_high: float | None
     final: bool
     predicted: tuple[int, int] | None = None
+    predicted_us: float | None = None
     limits: str | None = None
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The model's order beside the measured one.
+    """The model's predictions beside what screening measured.
 
-    `points` has the predicted and the measured rank of every config that has both, `best` is the
+    `points` has the predicted and the measured µs of every config that has both, `best` is the
     index of the best measured one, `place` its first and last place in the model's order. `rho` is
-    Spearman's; None for too few configs, or where all values of a side are equal.
+    Spearman's of the two orders; None for too few configs, or where all values of a side are equal.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -61,8 +62,8 @@ class Agreement:
         n, (first, last) = len(self.points), self.place
         tied = "" if first == last else f" to {_ordinal(last)}"
         return (
-            f"best measured is {_ordinal(first)}{tied} of {n} predicted: top "
-            f"{math.ceil(100 * last / n)}%"
+            f"the best measured config is {_ordinal(first)}{tied} of {n} in the predicted order "
+            f"(top {math.ceil(100 * last / n)}%)"
         )
 
 
@@ -70,7 +71,8 @@ class Agreement:
 class TuneReport:
     """The newest trial of each config, all of one source of the kernel.
 
-    `gpus` are of one model, `left_out` counts the older trials.
+    `gpus` are of one model, `left_out` counts the older trials. A ratio is the time of `base` over
+    that of the config. On a CPU there is no base, and the fastest config stands in for it.
     """
 
     kernel: str
@@ -86,6 +88,16 @@ class TuneReport:
     def gpu(self) -> str:
         """The GPU's name."""
         return self.gpus[0].name
+
+    @property
+    def base(self) -> str:
+        """What ratios compare with, as `records.base_name` has it: "" on a CPU."""
+        return base_name(self.workload, on_gpu=self.gpus[0].arch > 0)
+
+    @property
+    def metric(self) -> str:
+        """The name of the ratio, for the heads of columns and the axes of charts."""
+        return f"× {self.base or 'fastest'}"
 
     @property
     def title(self) -> str:
@@ -165,6 +177,7 @@ class TuneReport:
         return {
             "kernel": self.kernel,
             "workload": asdict(self.workload),
+            "ratio_base": self.base or "fastest config",
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "counts": {
                 "tried": tried,
@@ -236,18 +249,24 @@ def build(
     own = sorted((t for t in own if t.gpu.model == model), key=lambda t: t.when)
     source = own[-1].source
     chosen = tuple({t.config: t for t in own if t.source == source}.values())
+    if chosen[0].gpu.arch == 0:
+        chosen = _beside_the_fastest(chosen)
     finals = [
         w
         for w in winners
         if (w.kernel, w.workload, w.source, w.gpu.model) == (kernel, workload, source, model)
     ]
     winner = sorted(finals, key=lambda w: w.when)[-1] if finals else None
+    if winner is not None and winner.gpu.arch == 0:
+        winner = _finals_beside_the_fastest(winner)
     order = _order(chosen, winner)
     agreement, places = _agreement(chosen, order)
+    predictions = {trial.config: trial.predicted_us for trial in chosen}
     top = [
         replace(
             entry,
             predicted=places.get(entry.config),
+            predicted_us=predictions.get(entry.config),
             limits=limits(entry.config) if limits else None,
         )
         for entry in order[:TOP]
@@ -258,18 +277,37 @@ def build(
     )
 
 
+def _beside_the_fastest(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """The trials with ratios to the fastest of them."""
+    least = min((t.us for t in trials if t.ok and t.us is not None), default=0.0)
+    return tuple(
+        replace(t, ratio=least / t.us, ratio_low=None, ratio_high=None) if t.ok and t.us else t
+        for t in trials
+    )
+
+
+def _finals_beside_the_fastest(winner: BestConfig) -> BestConfig:
+    """A winner with ratios of its finalists, the fastest first, to its own time. They have no
+    spread.
+    """
+    finalists = tuple(
+        replace(f, ratio=(r := winner.us / f.us), ratio_low=r, ratio_high=r)
+        for f in sorted(winner.finalists, key=lambda f: f.us)
+    )
+    return replace(winner, ratio=1.0, ratio_low=1.0, ratio_high=1.0, finalists=finalists)
+
+
 def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[Entry]:
     """Every config with figures: the winner, the other finalists, then the others by their ratio in
-    the screen.
+    screening.
     """
     found: dict[str, Entry] = {}
     finalists: list[BestConfig | Finalist] = []
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:
-        found.setdefault(
-            f.config, Entry(f.config, f.us, f.ratio, f.ratio_low, f.ratio_high, final=True)
-        )
+        spread = (f.ratio_low, f.ratio_high) if f.ratio_low < f.ratio_high else (None, None)
+        found.setdefault(f.config, Entry(f.config, f.us, f.ratio, *spread, final=True))
     for t in sorted(filter(_timed, trials), key=_slowness):
         assert t.us is not None
         assert t.ratio is not None
@@ -301,7 +339,7 @@ def _agreement(
     best = next(entry.config for entry in order if entry.config in both)
     ordered = len(both) >= FEWEST and len(set(predicted)) > 1 and len(set(measured)) > 1
     rho = spearman(predicted, measured) if ordered else None
-    points = tuple(zip(by_model, ranks(measured), strict=True))
+    points = tuple(zip(predicted, measured, strict=True))
     return Agreement(points, list(both).index(best), places[best], rho), places
 
 

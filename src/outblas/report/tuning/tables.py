@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...autotune.store.records import BestConfig, Gpu, Trial
 from ..table import Table
 from ..text import NONE, confidence
-from .model import TuneReport, split
+from .model import Entry, TuneReport, split
 
 
 def tables(report: TuneReport) -> list[Table]:
@@ -17,62 +17,99 @@ def tables(report: TuneReport) -> list[Table]:
 
 
 def notes(report: TuneReport) -> list[str]:
-    """Sentences on where the figures come from, the counts, and how well the model predicted."""
+    """Sentences on where the figures come from, what the ratio and the stages are, the counts, and
+    how well the model predicted.
+    """
     sentences = [_gpu(gpu) + _days(t for t in report.trials if t.gpu == gpu) for gpu in report.gpus]
     failed = len(report.trials) - report.right
-    sentences.append(f"{len(report.trials)} configs tried: {report.right} right, {failed} failed.")
+    sentences.append(
+        f"{len(report.trials)} configs were tried: {report.right} right, {failed} failed."
+    )
     if report.left_out:
         sentences.append(
-            f"Left out: {report.left_out} older trials, of the same configs or of another source "
-            "of the kernel."
+            f"{report.left_out} older trials are left out. They are of the same configs, or of "
+            "another source of the kernel."
         )
     if report.timed:
-        sentences.append(
-            "× cuBLAS is its time over the config's. Figures are of the screen except where they "
-            "are of the finals, which have the 10th and 90th percentile."
-        )
-    if report.timed and not report.winner:
-        sentences.append("There were no finals: the order of the best is the screen's.")
+        sentences += [_metric(report), _stages_of_times(report)]
     if report.agreement:
         rho = (
             ""
             if report.agreement.rho is None
-            else f" Spearman's rho of the two orders is {report.agreement.rho:.2f}."
+            else f" Spearman's rho between predicted and measured times is "
+            f"{report.agreement.rho:.2f}."
         )
         sentences.append(f"The analytic model: {report.agreement}.{rho}")
     if report.common:
-        sentences.append(f"Common to the {len(report.top)} best: {report.common}.")
+        sentences.append(f"The {len(report.top)} best share {report.common}.")
     return sentences
+
+
+def _metric(report: TuneReport) -> str:
+    """What the ratio is, and how it is measured."""
+    if not report.base:
+        return (
+            "The kernel ran in Triton's interpreter on a CPU. Its times say nothing of a GPU and "
+            f"are not compared with cuBLAS: {report.metric} is the time of the fastest config over "
+            "that of the config."
+        )
+    what = (
+        f"the time of {report.base}"
+        if report.base == "cuBLAS"
+        else "the time of torch's own calls that do the same"
+    )
+    return (
+        f"{report.metric} is {what} over the time of the config, a median of rounds in which both "
+        "take turns. Above 1 the config is faster."
+    )
+
+
+def _stages_of_times(report: TuneReport) -> str:
+    """From which stage of the sweep a time comes."""
+    base = report.base or "torch"
+    screening = (
+        f"Times of screening are medians of three turns beside {base}, or one turn where a config "
+        "took more than 1.5 times as long as the best so far."
+    )
+    if report.winner is None:
+        return f"{screening} There were no finals, so screening decides the order."
+    spread = "; brackets have their 10th and 90th percentile" if report.base else ""
+    return (
+        f"{screening} Times of the finals are medians of up to {report.winner.rounds} rounds, in "
+        f"which the fastest configs take turns with each other and {base}{spread}."
+    )
 
 
 def _winner(report: TuneReport) -> Table:
     w = report.winner
     if w is None:
         return Table("Winner", (), ())
+    beside = f"; {report.base} {_us(w.cublas_us)}" if report.base else ""
     rows = [
-        ("config", w.config),
-        ("× cuBLAS", f"{_ratio(w.ratio, w.ratio_low, w.ratio_high)}, median of {w.rounds} rounds"),
-        ("µs", f"{_us(w.us)}, cuBLAS {_us(w.cublas_us)}"),
+        ("config", w.config.replace(",", ", ")),
+        ("µs", f"{_us(w.us)}, median of {w.rounds} rounds of the finals{beside}"),
     ]
+    if report.base:
+        rows.append((report.metric, _ratio(w.ratio, w.ratio_low, w.ratio_high)))
     if w.lead is not None:
-        resolved = "" if w.separated else ", not separated"
+        resolved = "" if w.separated else "; not separated"
         rows += [
-            ("lead", f"{_ratio(w.lead, w.lead_low, w.lead_high, 4)} over the runner-up{resolved}"),
+            ("lead", f"the runner-up takes {_lead(w)}{resolved}"),
             ("confidence", _confidence(w)),
             ("runner-up", _beside(w.runner_up, w.config)),
         ]
     if w.valid:
-        rows.append(("screened", f"{w.screened} of {w.valid} valid configs"))
-    return Table("Winner", ("", report.kernel), rows)
+        rows.append(("measured", f"{w.screened} of {w.valid} valid configs"))
+    return Table("Winner of the finals", ("", report.kernel), rows)
 
 
 def _top(report: TuneReport) -> Table:
     predicted = any(entry.predicted is not None for entry in report.top)
-    limits = any(entry.limits is not None for entry in report.top)
+    limits = any(entry.limits for entry in report.top)
     configs = (
         split([entry.config for entry in report.top])[1]
         if report.common
-        else [e.config for e in report.top]
+        else [entry.config.replace(",", ", ") for entry in report.top]
     )
     rows = [
         (
@@ -82,14 +119,17 @@ def _top(report: TuneReport) -> Table:
             _ratio(entry.ratio, entry.ratio_low, entry.ratio_high)
             if entry.final
             else _ratio(entry.ratio),
-            "finals" if entry.final else "screen",
-            *([_place(entry.predicted)] if predicted else []),
+            "finals" if entry.final else "screening",
+            *([_predicted_us(entry), _place(entry.predicted)] if predicted else []),
             *([entry.limits or NONE] if limits else []),
         )
         for place, (entry, config) in enumerate(zip(report.top, configs, strict=True), 1)
     ]
-    extra = [*(["predicted\nrank"] if predicted else []), *(["limits"] if limits else [])]
-    columns = ("rank", "config", "µs", "× cuBLAS", "from", *extra)
+    extra = [
+        *(["predicted\nµs", "predicted\nrank"] if predicted else []),
+        *(["limits"] if limits else []),
+    ]
+    columns = ("rank", "config", "µs", report.metric, "stage", *extra)
     return Table(f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows)
 
 
@@ -100,7 +140,7 @@ def _tiles(report: TuneReport) -> Table:
         for m in sorted({m for m, _ in report.tiles})
     ]
     columns = "M", *map(str, across)
-    heading = "Best × cuBLAS by tile, M down and N across"
+    heading = f"Best {report.metric} in screening by tile, M down and N across"
     return Table(heading, columns, rows if report.timed else ())
 
 
@@ -110,7 +150,8 @@ def _stages(report: TuneReport) -> Table:
         (name, *(_ratio(line.get(count)) for count in counts))
         for name, line in report.stages.items()
     ]
-    return Table(f"Best × cuBLAS by {report.stage_field}", ("tile", *map(str, counts)), rows)
+    heading = f"Best {report.metric} in screening by {report.stage_field}"
+    return Table(heading, ("tile", *map(str, counts)), rows)
 
 
 def _failures(report: TuneReport) -> Table:
@@ -118,7 +159,7 @@ def _failures(report: TuneReport) -> Table:
         (status, str(len(t)), " ".join(t[0].reason.split()) or NONE)
         for status, t in report.failures.items()
     ]
-    return Table("Failures", ("status", "trials", "an example"), rows)
+    return Table("Failures", ("status", "trials", "the most frequent reason"), rows)
 
 
 def _best(trials: Sequence[Trial]) -> str:
@@ -128,13 +169,24 @@ def _best(trials: Sequence[Trial]) -> str:
     return _ratio(trials[0].ratio) if trials[0].ok else "failed"
 
 
-def _ratio(
-    value: float | None, low: float | None = None, high: float | None = None, digits: int = 3
-) -> str:
+def _ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
     if value is None:
         return NONE
-    spread = "" if low is None or high is None else f" ({low:.{digits}f}–{high:.{digits}f})"
-    return f"{value:.{digits}f}{spread}"
+    spread = "" if low is None or high is None else f" ({low:.3f}–{high:.3f})"
+    return f"{value:.3f}{spread}"
+
+
+def _lead(w: BestConfig) -> str:
+    """How much more time the runner-up takes, with the interval that holds it."""
+    assert w.lead is not None
+    if w.lead_low is None or w.lead_high is None:
+        return f"{w.lead - 1:.2%} more time"
+    interval = f"{w.lead_low - 1:.2%} to {w.lead_high - 1:.2%}"
+    return f"{w.lead - 1:.2%} more time (95% interval {interval})"
+
+
+def _predicted_us(entry: Entry) -> str:
+    return NONE if entry.predicted_us is None else _us(entry.predicted_us)
 
 
 def _us(value: float) -> str:
@@ -175,4 +227,5 @@ def _gpu(gpu: Gpu) -> str:
     )
     power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
     known = "".join(f", {name} {value}" for name, value in versions if value)
-    return f"{gpu.name}: {gpu.sms} SMs{power}{known}"
+    sms = f"{gpu.sms} SMs" if gpu.sms else "no GPU"
+    return f"{gpu.name}: {sms}{power}{known}"
