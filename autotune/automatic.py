@@ -50,7 +50,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     try:
         found = _choices(problem, workload, device, tune_first=mode == "on")
     except Exception as error:  # costs speed, and the caller no product
-        fallback.warn_once(f"nothing that was tuned is used: {error}")
+        fallback.warn_once(f"no tuning result is used: {error}")
         return
     yield from found
 
@@ -181,10 +181,10 @@ def tune(
     dtype = operands.check_out_dtype(out_dtype, input.dtype)
     if not input.is_cuda:
         raise ValueError(
-            f"input is on {input.device}, expected an NVIDIA GPU: there is nothing to tune elsewhere"
+            f"input is on {input.device}, expected an NVIDIA GPU: outblas.tune measures there"
         )
     if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("a CUDA graph is being captured: tune before, not inside")
+        raise RuntimeError("a CUDA graph is being captured: call outblas.tune before the capture")
 
     tf32 = input.dtype is torch.float32 and dispatch.tf32_requested()
     out = torch.empty(shape, dtype=dtype, device="meta")

@@ -340,7 +340,7 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
         with Store(path, read_only=True) as store:
             found = store.tuned(gpu)
     except Exception as error:  # a caller of matmul must not hear of it as an exception
-        warnings.warn(f"outblas reads no tuning store: {error}", stacklevel=2)
+        warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
         return
     kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
     for each in reversed(found):
@@ -363,7 +363,7 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
         try:
             tables.append(read_table(path))
         except (ValueError, OSError) as error:
-            warnings.warn(f"outblas leaves out the tuning table {path.name}: {error}", stacklevel=2)
+            warnings.warn(f"outblas ignores the tuning table {path.name}: {error}", stacklevel=2)
     own = [table for table in tables if table.gpu.model == gpu.model]
     cousins = [
         table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model

@@ -245,8 +245,8 @@ class _Starts:
                 return
             self._warned = True
         warnings.warn(
-            f"outblas: no compile process can be started ({reason}): configs compile where they "
-            "are measured",
+            f"outblas: compile processes cannot be started ({reason}), so configs are compiled in "
+            "the process that measures them",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -369,17 +369,19 @@ def _killed(gone: WorkerExited | WorkerTimeout) -> bool:
 def _failure(gone: WorkerExited | WorkerTimeout, timeout: float) -> CompileError:
     """What became of a compile whose process went so."""
     if not gone.accepted:
-        return CompileError("killed", f"the compiler's processes end before they begin: {gone}")
+        return CompileError("killed", f"compile processes end before they start to work: {gone}")
     if isinstance(gone, WorkerTimeout):
         return CompileError("compile timeout", f"not compiled in {timeout:g} s")
     if gone.exit.from_outside:
         return CompileError(
-            "killed", f"the compiler's process was killed from outside {ATTEMPTS} times: {gone}"
+            "killed", f"the compile process was killed from outside {ATTEMPTS} times: {gone}"
         )
     if gone.exit.memory is not None:
-        return CompileError("compile crash", f"{gone}, more than the compiler's bound")
+        return CompileError(
+            "compile crash", f"{gone}, more than the memory limit of a compile process"
+        )
     code = gone.exit.status if gone.exit.signal is None else -gone.exit.signal
-    return CompileError("compile crash", f"the compiler's process ended with {code}")
+    return CompileError("compile crash", f"the compile process ended with {code}")
 
 
 # In the process.
@@ -414,7 +416,9 @@ def _compile(
     except OSError:
         return 0.0  # nothing can be kept on disk: whoever measures compiles
     except MemoryError:
-        return _CompileFailure("compile crash", "out of memory: the compiler reached its bound")
+        return _CompileFailure(
+            "compile crash", "out of memory: the compile process reached its limit"
+        )
     except BaseException as error:  # a config may raise anything
         return _CompileFailure("failed", brief(error))
     return time.perf_counter() - start

@@ -69,7 +69,7 @@ class GpuLock:
             self._turnstile.release()
             return "" if held else _late(patience)
         except (OSError, NotImplementedError, RuntimeError) as error:
-            return f"no lock can be had: {error}"
+            return f"the lock cannot be used: {error}"
 
 
 def _wait_for(
@@ -94,4 +94,4 @@ def _try(lock: filelock.BaseFileLock) -> bool:
 
 
 def _late(seconds: float) -> str:
-    return f"another process has kept the GPU's lock for {seconds:g} s"
+    return f"another process has held the lock of the GPU for {seconds:g} s"

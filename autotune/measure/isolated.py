@@ -91,7 +91,9 @@ class MeasureWorker:
                     )
                 except RemoteError as error:
                     raise WorkerDied(
-                        "failed", f"no operands: {error.text if _not_open(error) else error}"
+                        "failed",
+                        "the operands could not be made: "
+                        f"{error.text if _not_open(error) else error}",
                     ) from None
             self._open = workload
         return self.cublas_us
@@ -129,7 +131,7 @@ class MeasureWorker:
             if found.lost:
                 self.stop()
             return found
-        raise WorkerDied("killed", "the worker died again and again")
+        raise WorkerDied("killed", "the worker process died repeatedly")
 
     def _load(self, target: TuneTarget) -> None:
         """Has the worker import a kernel and its DSL: the time that this takes is no config's.
@@ -210,7 +212,7 @@ class MeasureWorker:
             except WorkerStartError as error:
                 reason = str(error)
             except WorkerTimeout as late:
-                reason = "it does not take up calls"
+                reason = "it does not accept calls"
                 if late.accepted:
                     self._stop_unless_cancelled()
                     raise WorkerDied(
@@ -222,7 +224,7 @@ class MeasureWorker:
                     self._stop_unless_cancelled()
                     raise _death(died) from None
             self._stop_unless_cancelled()
-        raise WorkerDied("killed", f"no worker can be started: {reason}")
+        raise WorkerDied("killed", f"no worker process can be started: {reason}")
 
     def _stop_unless_cancelled(self) -> None:
         self.stop()
@@ -259,7 +261,7 @@ class MeasureWorker:
             return
         folder = cache.directory()
         if reason := cache.unusable_reason(folder):
-            self._bypass(f"no lock can be had: {reason}")
+            self._bypass(f"the lock cannot be used: {reason}")
             yield
             return
         self._lock = self._lock or GpuLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock")
@@ -272,7 +274,7 @@ class MeasureWorker:
             raise Cancelled from None
 
     def _bypass(self, reason: str) -> None:
-        self.unlocked = f"{reason}; figures may be disturbed by other sweeps on GPU {self.visible}"
+        self.unlocked = f"{reason}; other sweeps on GPU {self.visible} may disturb the times"
         fallback.warn_once(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
 
 
@@ -284,6 +286,6 @@ def _death(died: WorkerExited) -> WorkerDied:
     """What the end of a worker says about the config that it was at."""
     if died.exit.memory is not None:
         return WorkerDied(
-            "out of memory", f"{died} on the host, more than its bound: the worker was killed"
+            "out of memory", f"{died} on the host, more than its limit: the worker was killed"
         )
     return WorkerDied("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")

@@ -237,7 +237,7 @@ class WorkerProcess:
         except Exception as error:  # what came is no answer
             self.kill()
             raise WorkerExited(
-                Exit(detail=f"it sent what is no answer: {error}"), accepted=True
+                Exit(detail=f"it sent an answer that cannot be read: {error}"), accepted=True
             ) from None
         except BaseException:
             # This process was interrupted: the answer may yet come, and must not be taken for that
@@ -341,7 +341,7 @@ class WorkerProcess:
                 return frames
             frames += self._reader.feed(piece)
             if self._reader.damaged:
-                self._exit = Exit(detail="it sent what is no answer")
+                self._exit = Exit(detail="it sent an answer that cannot be read")
                 return frames
 
     def _await_exit(self) -> None:

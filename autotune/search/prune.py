@@ -160,8 +160,8 @@ def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Ca
         slow = each.efficiency < least and candidate.predicted_us >= fastest_us
         if slow and not candidate.own:
             reasons.add(
-                f"{each.efficiency:.2f} of the SMs' work is wanted, expected {least:.2f}: "
-                "half of the best's"
+                f"{each.efficiency:.2f} of the work that the SMs do is needed, expected at least "
+                f"{least:.2f}, which is half of the best config's"
             )
         else:
             yield candidate
@@ -179,8 +179,8 @@ def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
     if gpu.arch == 0:
         if record.dsl != "triton":
             raise ValueError(
-                f"{name} needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted "
-                "there"
+                f"{name} needs an NVIDIA GPU, and was given the CPU: only portable runs there, in "
+                "Triton's interpreter"
             )
     elif gpu.arch < record.min_arch or (record.max_arch is not None and gpu.arch > record.max_arch):
         upper = "or newer" if record.max_arch is None else f"to sm_{record.max_arch}"

@@ -119,7 +119,7 @@ class DurableFile:
                 raise StoreError(f"{self.path}: {error}; results could not be kept") from None
             if written is None:
                 raise StoreError(
-                    self.warning or f"{self.path}: it is replaced or damaged again and again"
+                    self.warning or f"{self.path}: the file is replaced or damaged again and again"
                 )
 
     def emergency_export(self, folder: Path | None = None) -> Path:
@@ -155,9 +155,7 @@ class DurableFile:
             if self._waiting and not self._closed:
                 self._write(lambda connection: None)
             if lost := len(self._unsaved.keys() - self._exported):
-                self._warn(
-                    f"{self.path}: it cannot be written, and the last {lost} results are lost"
-                )
+                self._warn(f"{self.path} cannot be written, and the last {lost} results are lost")
             if not self._closed:
                 self._before_closing()
             self._closed = True
@@ -240,7 +238,7 @@ class DurableFile:
                 if written is not None:
                     return written[0]
                 if self._file is not None:
-                    self._fall_back("it is replaced or damaged again and again")
+                    self._fall_back("the file is replaced or damaged again and again")
             return self._keep(operation, records)
 
     def _keep(self, operation: Operation[T], records: Iterable[Record]) -> T:
@@ -436,24 +434,24 @@ class DurableFile:
         source = sqlite.beside(self.path, SALVAGING)
         if not source.exists():
             return
-        damage = self._damage or "a process that set it aside ended before it had read it"
+        damage = self._damage or "the process that set it aside ended before it had read it"
         self._damage = None
         try:
             with contextlib.closing(sqlite.for_salvage(source)) as damaged:
                 found = sqlite.at_once(file, [lambda target: salvage.carry(damaged, target)])
         except (OSError, sqlite3.Error) as error:
             self._warn(
-                f"{self.path} is damaged ({damage}): it is now {source.name}, and a fresh store "
-                f"was begun; what can be read in it could not be carried over ({error}), which is "
-                "tried again when the store is next opened"
+                f"{self.path} is damaged ({damage}): it was renamed to {source.name}, and a new "
+                "store was started; the results that can still be read could not be copied "
+                f"({error}), which is tried again when the store is next opened"
             )
             return
         target = sqlite.unused_name(self.path)
         with contextlib.suppress(OSError):
             sqlite.move(source, target)
         self._warn(
-            f"{self.path} is damaged ({damage}): it is now {target.name}, and a fresh store was "
-            f"begun with the {found} that can be read in it"
+            f"{self.path} is damaged ({damage}): it was renamed to {target.name}, and a new store "
+            f"was started with the {found} that can still be read"
         )
 
     def _warn(self, message: str) -> None:

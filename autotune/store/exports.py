@@ -160,7 +160,7 @@ def _batches(path: Path) -> Iterator[tuple[Batch, bytes]]:
             line = _line(file, number)
             if not line:
                 raise ValueError(
-                    f"the file ends at line {number}, expected its checksum there: it is not whole"
+                    f"the file ends at line {number}, expected its checksum there: it is incomplete"
                 )
             if line.startswith(b'{"end"'):
                 break
@@ -195,7 +195,7 @@ def _check_end(line: bytes, place: str, reader: _Reader, digest: str) -> None:
         if type(said) is not type(found) or said != found:
             raise ValueError(
                 f"{place}: {name} is {shown(said)}, expected {found!r}: the file was changed or is "
-                "not whole"
+                "incomplete"
             )
 
 
@@ -210,7 +210,7 @@ def _object(line: bytes, place: str) -> Fields:
     try:
         value = json.loads(line, object_pairs_hook=validation.once)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{place} is no JSON: {error}") from None
+        raise ValueError(f"{place} is not JSON: {error}") from None
     if type(value) is not dict:
         raise ValueError(f"{place} is {shown(value)}, expected an object")
     found: dict[str, Any] = value

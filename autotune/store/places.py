@@ -38,7 +38,7 @@ def unusable_reason(path: Path, *, create: bool = True) -> str | None:
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 return f"{each} can be written by others"
             if not stat.S_ISDIR(mode):
-                return f"{each} is no directory"
+                return f"{each} is not a directory"
         if mode & stat.S_IWOTH and _of_another_user(path):
             return f"{path} belongs to another user, in a folder that can be written by others"
     except OSError as error:
@@ -63,9 +63,9 @@ def warn_of_network(path: Path) -> None:
 def _warn_of_network(folder: Path) -> None:
     if kind := network_filesystem(folder):
         warnings.warn(
-            f"{folder} is on a network file system ({kind}): processes of one machine may share a "
-            "store there, those of several machines may not, since SQLite's write-ahead log needs "
-            "memory that they share",
+            f"{folder} is on a network file system ({kind}): processes of one machine can share a "
+            "store there, processes of several machines cannot, because SQLite's write-ahead log "
+            "needs shared memory",
             stacklevel=5,
         )
 
@@ -93,7 +93,9 @@ def emergency_export(records: Sequence[Trial | BestConfig], folder: Path | None)
                 path.unlink()
             continue
         return path
-    raise StoreError(f"{len(records)} results can be written nowhere ({'; '.join(problems)})")
+    raise StoreError(
+        f"{len(records)} results could not be written anywhere ({'; '.join(problems)})"
+    )
 
 
 def _folders() -> Iterator[Path]:

@@ -178,8 +178,8 @@ def check_digest(table: str, row: validation.Columns, place: str) -> None:
         intact = False
     if not intact:
         raise ValueError(
-            f"{place} is not what was stored: its checksum is {validation.shown(stored)}, expected "
-            "another"
+            f"{place} was changed after it was stored: its checksum is {validation.shown(stored)}, "
+            "expected another"
         )
 
 
@@ -490,5 +490,5 @@ def _to_prune(
         parts.append(" OR ".join(["kernel = ? AND source != ?"] * len(sources)) or "0")
         values += [value for item in sources.items() for value in item]
     if not parts:
-        raise ValueError("nothing says what to prune, expected older_than_days, kernel or sources")
+        raise ValueError("prune needs at least one of older_than_days, kernel and sources")
     return " AND ".join(f"({part})" for part in parts), values

@@ -25,7 +25,7 @@ def parse(text: str, kind: str, names_by_version: Mapping[int, Sequence[str]]) -
         content = json.loads(text, object_pairs_hook=validation.once)
         expected = checksum(content) if type(content) is dict else ""
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the file is no JSON: {error}") from None
+        raise ValueError(f"the file is not JSON: {error}") from None
     if type(content) is not dict:
         raise ValueError(f"the file is {shown(content)}, expected an object")
     if content.get("format") != kind:
@@ -39,7 +39,7 @@ def parse(text: str, kind: str, names_by_version: Mapping[int, Sequence[str]]) -
     if content["sha256"] != expected:
         raise ValueError(
             f"sha256 is {shown(content['sha256'])}, expected {expected!r}: the file was changed or "
-            "is not whole"
+            "is incomplete"
         )
     return content
 
@@ -63,7 +63,7 @@ def text_of(path: Path) -> str:
     """What is in a file. Raises ValueError that names the file and says why it cannot be read."""
     try:
         if not path.is_file():
-            raise ValueError(f"{path} is no file")
+            raise ValueError(f"{path} is not a file")
         with path.open("rb") as file:
             data = file.read(SIZE_LIMIT + 1)
         if len(data) > SIZE_LIMIT:
@@ -72,4 +72,4 @@ def text_of(path: Path) -> str:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8: {error}") from None
+        raise ValueError(f"{path} is not UTF-8: {error}") from None

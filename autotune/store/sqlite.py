@@ -74,7 +74,7 @@ def writer(path: Path) -> sqlite3.Connection:
             at_once(connection, [_create])  # a disk that cannot be written says so now
         except sqlite3.OperationalError as error:
             if "readonly" in str(error) and _is_of_a_later_format(path):
-                raise sqlite3.DatabaseError("its header says that it can only be read") from error
+                raise sqlite3.DatabaseError("its header marks it as read-only") from error
             if version != VERSION or "locked" not in str(error):
                 raise
         beside(path, COPY).unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def read(path: Path, operation: Operation[T]) -> T:
                 continue
             if state(path) == before:
                 return found
-        raise sqlite3.OperationalError("it is written to all the time")
+        raise sqlite3.OperationalError("other processes write to it all the time")
 
 
 def _in_nothing(operation: Operation[T]) -> T:
@@ -361,7 +361,7 @@ def _examine(connection: sqlite3.Connection, path: Path) -> int:
     }
     if version > VERSION and application in (0, APPLICATION):
         raise StoreError(
-            f"{path} is of version {version}, expected {VERSION}: it takes a newer outblas"
+            f"{path} is of version {version}, expected {VERSION}: a newer outblas wrote it"
         )
     if application != APPLICATION and (tables or version or application):
         raise StoreError(f"{path} is a database of another program")

@@ -63,7 +63,7 @@ def read_table(source: Path | str) -> Table:
         entry = Entry(**fields)
         if entry.place in entries:
             raise ValueError(
-                f"{place} is the second of {entry.kernel} at {entry.workload}, expected one"
+                f"{place} is the second entry of {entry.kernel} at {entry.workload}, expected one"
             )
         entries[entry.place] = entry
     gpu = validation.gpu_of(content["gpu"], "gpu")
@@ -104,7 +104,7 @@ def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
         validation.checked_fields(winner, f"winners[{i}]")
         if winner.gpu.arch == 0:
             raise ValueError(
-                f"winners[{i}] is of {winner.gpu.name}, expected one that was measured on a GPU"
+                f"winners[{i}] was measured on {winner.gpu.name}, expected a winner of a GPU"
             )
         models.setdefault(winner.gpu.model, []).append(winner)
     tables: dict[Path, Table] = {}

@@ -285,7 +285,7 @@ def once(pairs: list[tuple[str, Any]]) -> Fields:
     """An object of JSON, for `json.loads`. Raises ValueError for a field that is there twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"a field is there twice, of {shown([name for name, _ in pairs])}")
+        raise ValueError(f"a field occurs twice, one of {shown([name for name, _ in pairs])}")
     return fields
 
 

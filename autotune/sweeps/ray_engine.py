@@ -83,8 +83,8 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         if ray.util.client.ray.is_connected():
             raise ValueError(
-                "Ray is connected through its client, expected a driver on a node: results are "
-                "streamed"
+                "this process is connected through Ray Client, expected one that runs on a node "
+                "of the cluster: results are streamed to it"
             )
         yield
         return
@@ -110,10 +110,7 @@ def _connection_message(address: str | None, error: BaseException) -> str:
     else:
         message = "Ray cannot be started"
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
-        return (
-            f"{message}, or it wants a token: Ray takes yours to an address only with "
-            "RAY_AUTH_MODE=token"
-        )
+        return f"{message}, or it asks for a token: Ray sends yours only if RAY_AUTH_MODE is token"
     return message if isinstance(error, SystemExit) else f"{message}: {_brief(error)}"
 
 
@@ -477,7 +474,7 @@ class _Driver:
 
     def _give_up_waiting(self) -> None:
         while self.waiting:
-            self._fail(self.waiting.popleft(), f"the cluster gives no worker: {self.reason}")
+            self._fail(self.waiting.popleft(), f"the cluster provides no worker: {self.reason}")
 
     def _fail(self, task: _Task, reason: str) -> None:
         self.found.failures.append(Failure(task.job.workload, reason))

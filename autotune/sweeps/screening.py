@@ -199,7 +199,7 @@ class Screen:
         """Compiles a config once more, in the background, after its compiler was killed."""
         if self.compilers is None or attempt.built is None or attempt.compiled_again:
             return self._leave_out(
-                attempt, f"its compiler was killed from outside again and again: {reason}"
+                attempt, f"its compile process was killed from outside repeatedly: {reason}"
             )
         again = self._compiled_again.get(attempt.built)  # of a config that shares the compile
         if again is None:
@@ -277,7 +277,7 @@ class Screen:
 def say_waiting(progress: Progress, count: int) -> None:
     """Says in the message of a progress how many configs others have."""
     progress.message = (
-        f"waits for {count} configs that others measure or that are compiled once more"
+        f"waiting for {count} configs that other sweeps measure or that are compiled again"
         if count
         else ""
     )

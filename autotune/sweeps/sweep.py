@@ -171,7 +171,7 @@ def _rescue(store: Store) -> tuple[int, Path | None]:
     try:
         return store.unsaved, store.emergency_export()
     except StoreError as error:
-        warnings.warn(f"no emergency export could be written: {error}", stacklevel=4)
+        warnings.warn(f"the emergency export could not be written: {error}", stacklevel=4)
         return store.unsaved, None
 
 
@@ -180,7 +180,7 @@ def lost_results(count: int, store: Path | None, rescued: Path | None) -> str:
     message = f"{count} results could not be written to {store}"
     if rescued is None:
         return f"{message}, nor anywhere else: they are lost"
-    return f"{message}: they are in {rescued}, and outblas cache import takes them from there"
+    return f"{message}: they are in {rescued}, and `outblas cache import` reads that file"
 
 
 def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:

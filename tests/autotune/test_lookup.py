@@ -23,7 +23,7 @@ from outblas.kernels.portable_config import PortableConfig
 # One binary order of magnitude from SQUARE, which is within reach, and two, which is beyond.
 NEAR, FAR = replace(SQUARE, M=2048), replace(SQUARE, M=1024)
 HILBERT: dict[str, Any] = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
-NOTHING = "nothing for bfloat16 bfloat16 nt"
+NOTHING = "nothing for bfloat16 nt"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_where_nothing_is_known_every_place_says_so(ignorant: TuningIndex) -> No
         (MODEL, NOTHING),
         (SHIPPED, NOTHING),
         (COUSIN, NOTHING),
-        ("model", "no config that won somewhere runs here"),
+        ("model", "no config that won at some shape runs here"),
     ]
 
 
@@ -116,7 +116,7 @@ def test_entries_say_where_they_are_from(know: Know) -> None:
 def test_a_choice_says_why_it_was_made(know: Know) -> None:
     (choice,) = know(TUNED_HERE).choices(SQUARE)
 
-    assert choice.why == f"{HERE}, 4096 bfloat16 nt, 1.000 of cuBLAS there"
+    assert choice.why == f"{HERE}, 4096 bfloat16 nt, 1.000 × cuBLAS there"
 
 
 def test_a_choice_from_a_neighbour_says_what_it_should_take_here(know: Know) -> None:
@@ -124,7 +124,7 @@ def test_a_choice_from_a_neighbour_says_what_it_should_take_here(know: Know) -> 
 
     *_, microseconds, _, _, _ = choice.why.split()
     assert choice.why.startswith(
-        f"{HERE}, neighbour 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, "
+        f"{HERE}, neighbour 2048x4096x4096 bfloat16 nt, 1.000 × cuBLAS there, "
     )
     assert 195 < float(microseconds) < 205  # twice the 100 µs there
 
@@ -203,10 +203,16 @@ def test_steps_say_what_each_place_has(know: Know) -> None:
 
     steps = dict(known.steps(SQUARE))
 
-    assert steps[HERE] == "portable[group_m=1] 1.234 of cuBLAS"
+    assert steps[HERE] == "portable[group_m=1], 1.234 × cuBLAS"
     assert steps[MODEL] == NOTHING
-    assert steps[SHIPPED] == "1.00 from 2048x4096x4096: portable[group_m=2] 1.000 of cuBLAS"
-    assert steps[COUSIN] == "nearest is 1024x4096x4096 bfloat16 nt, 2.00 away, expected at most 1.5"
+    assert steps[SHIPPED] == (
+        "the nearest tuned shape is 2048x4096x4096, 1.00 doublings away: "
+        "portable[group_m=2], 1.000 × cuBLAS"
+    )
+    assert steps[COUSIN] == (
+        "the nearest tuned shape is 1024x4096x4096, 2.00 doublings away, and only shapes within "
+        "1.5 count"
+    )
 
 
 # Neighbours.
@@ -235,7 +241,8 @@ def test_a_workload_beyond_reach_is_left_to_the_model(know: Know) -> None:
 
     assert known.choices(far)[0].why.startswith("analytic model")
     assert dict(known.steps(far))[HERE] == (
-        "nearest is 4096x4096x64 bfloat16 nt, 1.58 away, expected at most 1.5"
+        "the nearest tuned shape is 4096x4096x64, 1.58 doublings away, and only shapes within 1.5 "
+        "count"
     )
 
 
@@ -278,7 +285,7 @@ def test_the_time_at_a_neighbour_and_the_fit_here_decide_not_the_distance(
 def test_the_production_kernels_own_rule_is_among_the_choices(know: Know) -> None:
     (ruled,) = (choice for choice in know(NEARER, FARTHER).choices(ASKED) if not choice.config)
 
-    assert ruled.why.startswith("its own rule, ")
+    assert ruled.why.startswith("its own heuristic, ")
 
 
 # The model.
@@ -311,7 +318,7 @@ def test_the_model_orders_what_won_elsewhere_and_runs_here(won_elsewhere: Tuning
 def test_the_model_says_how_many_configs_it_compared(won_elsewhere: TuningIndex) -> None:
     message = dict(won_elsewhere.steps(SQUARE))["model"]
 
-    assert "is the fastest of 2 configs that won somewhere" in message
+    assert message.startswith("of 2 configs that won at some shape, portable[")
 
 
 # Operands that are not packed.

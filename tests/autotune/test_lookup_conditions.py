@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.known import CONFIGS, SQUARE, Know, knowing, winner
+from support.stored import INTERPRETED
 
 from outblas.autotune.lookup import HERE, TuningIndex
 from outblas.autotune.store.records import Workload
@@ -44,7 +45,7 @@ def test_a_result_with_cold_weights_stands_in_for_one_with_warm_weights(know: Kn
 def test_a_choice_says_that_its_weights_were_cold(know: Know) -> None:
     choice = know(winner(workload=COLD)).choices(SQUARE)[0]
 
-    assert choice.why == f"{HERE}, 4096 bfloat16 nt cold, 1.000 of cuBLAS there"
+    assert choice.why == f"{HERE}, 4096 bfloat16 nt cold, 1.000 × cuBLAS there"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,14 @@ def test_neighbours_with_cold_weights_say_nothing(know: Know, kernel: str, confi
 def test_results_with_cold_weights_are_among_the_steps(know: Know) -> None:
     steps = dict(know(winner(), winner(1, workload=COLD)).steps(SQUARE))
 
-    assert steps[HERE] == "portable[group_m=1] 1.000 of cuBLAS"
-    assert steps[f"{HERE}, cold"].startswith("portable[group_m=2] 1.000")
+    assert steps[HERE] == "portable[group_m=1], 1.000 × cuBLAS"
+    assert steps[f"{HERE}, cold"].startswith("portable[group_m=2], 1.000")
+
+
+def test_a_winner_of_the_interpreter_is_described_by_its_time(know: Know) -> None:
+    known = know(winner(gpu=INTERPRETED, us=123.4), of=INTERPRETED)
+
+    assert known.choices(SQUARE)[0].why == f"{HERE}, 4096 bfloat16 nt, 123.4 µs there"
 
 
 # Epilogues.
@@ -105,10 +112,10 @@ def test_results_with_an_epilogue_are_the_first_steps(know: Know) -> None:
     place, found = know(winner(1, workload=FUSED)).steps(FUSED)[0]
 
     assert place == f"{HERE}, bias+gelu"
-    assert found.startswith("portable[group_m=2] 1.000")
+    assert found.startswith("portable[group_m=2], 1.000")
 
 
 def test_the_steps_say_that_an_epilogue_was_not_tuned(know: Know) -> None:
     step = know(winner()).steps(FUSED)[0]
 
-    assert step == ("tuned, bias+gelu", "nothing for bfloat16 bfloat16 nt bias+gelu")
+    assert step == ("tuned, bias+gelu", "nothing for bfloat16 nt bias+gelu")

@@ -153,7 +153,7 @@ def test_tables_that_cannot_be_read_are_left_out(content: bytes, tmp_path: Path)
     ship([winner(1)], tmp_path)
     (tmp_path / "0.json").write_bytes(content)
 
-    with pytest.warns(UserWarning, match=r"outblas leaves out the tuning table 0\.json"):
+    with pytest.warns(UserWarning, match=r"outblas ignores the tuning table 0\.json"):
         known = read(tmp_path / "no.sqlite")
 
     assert configs(known) == [1]

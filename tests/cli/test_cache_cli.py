@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from support.cache_command import invoke, parsed, refused, shown
-from support.stored import H100, WORKLOAD, sql, winner
+from support.stored import H100, INTERPRETED, WORKLOAD, sql, trial, winner
 
 from outblas.autotune.store import tables, transfer
-from outblas.autotune.store.records import Gpu
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import read_table, ship
 from outblas.cli import cache as command
@@ -91,6 +90,20 @@ def test_the_fastest_trials_are_the_first() -> None:
     assert records[0]["gpu"]["name"] == H100.name
 
 
+def test_ratios_of_the_interpreter_are_not_listed(home: Path) -> None:
+    elsewhere = home / "cpu.sqlite"
+    with Store(elsewhere) as store:
+        store.merge(
+            [trial(gpu=INTERPRETED, ratio=0.123)], [winner(gpu=INTERPRETED, ratio=0.321, us=7.5)]
+        )
+
+    listed, tried = (shown(*line, "--store", elsewhere) for line in (("ls",), ("show", "4096")))
+
+    assert "7.50" in listed
+    assert "0.321" not in listed
+    assert "0.123" not in tried
+
+
 # Exports and imports.
 
 
@@ -167,7 +180,20 @@ def test_tables_are_shipped_to_a_folder_that_is_named(home: Path) -> None:
     assert [path.name for path in (home / "folder").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]
 
 
-INTERPRETED = Gpu("CPU, interpreted, x86_64", 0, 0)
+def test_a_store_that_has_winners_of_the_interpreter_alone_is_not_shipped(home: Path) -> None:
+    elsewhere = home / "cpu.sqlite"
+    with Store(elsewhere) as store:
+        store.record_best(winner(gpu=INTERPRETED))
+
+    refused(
+        "--ship needs winners that were measured on a GPU, and all 1 were measured by Triton's",
+        "export",
+        "--ship",
+        "--store",
+        elsewhere,
+    )
+
+    assert not (home / "tables").exists()
 
 
 def test_results_of_the_interpreter_are_left_out_of_tables(home: Path) -> None:
@@ -176,13 +202,13 @@ def test_results_of_the_interpreter_are_left_out_of_tables(home: Path) -> None:
 
     result = invoke("export", "--ship")
 
-    assert "1 winners of the interpreter are left out" in result.stderr
+    assert "1 winners are left out: Triton's interpreter measured them" in result.stderr
     assert [path.name for path in (home / "tables").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]
     assert result.stdout.endswith("1 winners\n")
 
 
 def test_a_winner_of_the_interpreter_cannot_be_shipped(home: Path) -> None:
-    message = r"winners\[0\] is of CPU, interpreted, x86_64, expected one that was measured"
+    message = r"winners\[0\] was measured on CPU, interpreted, x86_64, expected a winner of a GPU"
 
     with pytest.raises(ValueError, match=message):
         ship([winner(gpu=INTERPRETED)], home)
@@ -244,7 +270,7 @@ def test_an_export_that_was_cut_off_is_a_problem(home: Path) -> None:
     invoke("export", file)
     file.write_text(file.read_text()[:-10])
 
-    assert "no JSON" in shown("verify", file, code=1)
+    assert "not JSON" in shown("verify", file, code=1)
 
 
 def test_a_damaged_store_is_a_problem_and_left_as_it_is(path: Path) -> None:
@@ -300,7 +326,7 @@ def test_fingerprints_are_of_kernels_that_are_here(capsys: pytest.CaptureFixture
 
     assert sorted(found) == ["hopper.hilbert", "portable"]
     assert all(found.values())
-    assert "nothing.here is not here to compare with" in capsys.readouterr().err
+    assert "The source of nothing.here is not installed here" in capsys.readouterr().err
 
 
 # Arguments.
@@ -319,7 +345,7 @@ def test_fingerprints_are_of_kernels_that_are_here(capsys: pytest.CaptureFixture
         (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
         (("export", "--shapes", "x", "f.json"), "--shapes is 'x'"),
         (("export", "--kernels", "nothing", "f.json"), "kernel is 'nothing'"),
-        (("import", "/nowhere/x.json"), "is no file"),
+        (("import", "/nowhere/x.json"), "is not a file"),
         (("prune",), "expected at least one of"),
         (
             ("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"),

@@ -139,8 +139,8 @@ def many(home: Path, path: Path) -> None:
     [
         ("show hopper.hilbert", "100 of 303 trials; --limit shows more"),
         ("show hopper.hilbert --limit 1000", "303 of 303 trials"),
-        ("ls", "100 of 152 sweeps; --limit shows more"),
-        ("ls --limit 1000", "152 sweeps"),
+        ("ls", "100 of 152 rows; --limit shows more"),
+        ("ls --limit 1000", "152 rows"),
     ],
 )
 def test_the_first_are_shown_unless_more_are_asked_for(line: str, said: str) -> None:

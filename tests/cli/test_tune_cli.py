@@ -146,8 +146,8 @@ def test_what_is_left_unmeasured_is_said(ended: Ended) -> None:
     said, value = tune(PLAIN).stdout, parsed(PLAIN)
 
     message = (
-        "portable[group_m=5]: not measured, and tried again by the next sweep: killed from "
-        "outside 3 times"
+        "portable[group_m=5]: not measured (killed from outside 3 times: SIGKILL); the next sweep "
+        "tries it again"
     )
     assert squeezed(message) in squeezed(said)
     assert [each["reason"] for each in value["outcomes"][0]["unmeasured"]] == [left.reason]
@@ -194,6 +194,35 @@ def test_the_confidence_of_a_winner_is_said_in_words(
     said = tune(PLAIN).stdout
 
     assert column(said, "confidence") == shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "ratio"),
+    [
+        ({}, "× cuBLAS"),
+        ({"workload": Workload(16, 16, 16, epilogue="bias")}, "× torch"),
+        ({"gpu": stored.INTERPRETED}, None),
+    ],
+    ids=["on a GPU", "with an epilogue", "on a CPU"],
+)
+def test_a_winner_is_compared_with_what_was_measured_beside_it(
+    ended: Ended, changes: dict[str, Any], ratio: str | None
+) -> None:
+    ended(outcomes=[outcome_of(winners=[stored.winner(**changes)])])
+
+    said = tune(PLAIN).stdout
+
+    if ratio is None:
+        assert "1.047" not in said
+        assert "its times say nothing of a GPU" in said
+    else:
+        assert column(said, ratio) == "1.047 (1.040–1.050)"
+
+
+def test_a_sweep_without_a_winner_says_so(ended: Ended) -> None:
+    ended()
+
+    assert "There is no winner" in tune(PLAIN).stdout
 
 
 # Interrupts.

@@ -66,9 +66,9 @@ def test_a_dry_run_says_what_is_pruned_and_what_comes_first() -> None:
     text = shown("--dry-run --gpu a100 --kernels turing.cp_async --dtype float16")
 
     assert "4096 float16 nt on NVIDIA A100" in text
-    assert "configs generated" in text
+    assert "of them valid" in text
     assert "expected at most 64" in text
-    assert "The first 10 by model" in text
+    assert "The first 10 in the order of the model" in text
 
 
 def test_a_dry_run_with_cold_weights_says_so() -> None:
@@ -107,7 +107,7 @@ def test_an_explanation_with_an_epilogue_says_what_a_call_with_it_takes() -> Non
     assert choice["workload"] == "4096 bfloat16 nt bias+gelu"
     assert choice["kernel"] == "hopper.gemm"
     assert choice["steps"][0]["place"] == "tuned, bias+gelu"
-    assert choice["steps"][0]["found"] == "nothing for bfloat16 bfloat16 nt bias+gelu"
+    assert choice["steps"][0]["found"] == "nothing for bfloat16 nt bias+gelu"
 
 
 def test_a_dry_run_of_the_interpreter_has_portable_alone() -> None:
@@ -136,14 +136,14 @@ def test_a_strategy_in_the_current_folder_is_found(
 
     text = shown("--dry-run --gpu h100 --kernels portable --strategy my_strategies:Last")
 
-    assert "The first 3 by Last" in text
-    assert "3 to be measured" in text
+    assert "The first 3 in the order of Last" in text
+    assert "3 to measure" in text
 
 
 def test_a_dry_run_goes_by_a_strategy_that_has_a_seed() -> None:
     text = shown("--dry-run --gpu h100 --kernels portable --strategy random:4")
 
-    assert "The first 10 by Random" in text
+    assert "The first 10 in the order of Random" in text
 
 
 @pytest.mark.no_gpu
@@ -179,7 +179,7 @@ def test_an_explanation_has_a_choice_for_each_shape_and_why(on_h100: Callable[..
     here, near, nowhere = found["choices"]
     assert found["mode"] == "lookup"
     assert (here["kernel"], here["config"]) == ("portable", known.CONFIGS[4])
-    assert here["why"] == "tuned on this GPU, 4096 bfloat16 nt, 1.100 of cuBLAS there"
+    assert here["why"] == "tuned on this GPU, 4096 bfloat16 nt, 1.100 × cuBLAS there"
     assert "neighbour 4096 bfloat16 nt" in near["why"]
     assert nowhere["why"].startswith("analytic model")
 
@@ -201,16 +201,17 @@ def test_an_explanation_for_people_has_what_was_found_and_the_choice(
 ) -> None:
     text = shown(f"--explain 4096 {on_h100()}")
 
-    assert "portable[group_m=5] 1.100 of cuBLAS" in text
-    assert "matmul takes portable, group_m=5: tuned on this GPU" in text
+    assert "portable[group_m=5], 1.100 × cuBLAS" in text
+    assert "matmul takes portable with group_m=5: tuned on this GPU" in text
 
 
 def test_an_explanation_passes_over_what_cannot_run(on_h100: Callable[..., str]) -> None:
     (found,) = parsed(f"--explain 4096 {on_h100(config='block_m=17')}")["choices"]
 
-    assert (found["why"], found["config"]) == ("nothing is known: by rule", "")
+    why = "nothing that was tuned applies, so the fixed rule decides"
+    assert (found["why"], found["config"]) == (why, "")
     assert found["passed_over"] == [
-        "portable cannot: block_m is 17, expected a power of two from 16 to 1024"
+        "portable does not run here: block_m is 17, expected a power of two from 16 to 1024"
     ]
 
 
@@ -242,7 +243,7 @@ def test_an_explanation_passes_over_what_copies_more_than_it_saves(
 
     assert found["kernel"] == "portable"
     assert any(
-        reason.startswith("hopper.gemm had better not: it copies")
+        reason.startswith("hopper.gemm would be slow here: it copies")
         for reason in found["passed_over"]
     )
 
@@ -255,7 +256,7 @@ def test_an_explanation_of_lookups_that_are_off_has_the_rule_alone(
     found = parsed(f"--explain 4096 {on_h100()}")
 
     assert found["mode"] == "off"
-    assert found["choices"][0]["why"] == "OUTBLAS_TUNE=off: by rule"
+    assert found["choices"][0]["why"] == "OUTBLAS_TUNE is off, so the fixed rule decides"
     assert found["choices"][0]["steps"] == []
 
 

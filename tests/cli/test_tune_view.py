@@ -19,7 +19,7 @@ from outblas.cli import tune_view
 BEST: dict[str, Any] = {
     "best": "hopper.hilbert[tile_m=128,tile_n=256]",
     "best_ratio": 1.032,
-    "cublas_us": 175.2,
+    "best_us": 169.8,
 }
 NOW = 10_000.0
 
@@ -175,3 +175,14 @@ def test_a_plain_line_is_one_line() -> None:
         "3x4096x4096 bfloat16 nt on GPU 0: failed, RuntimeError: no way",
         "4x4096x4096 bfloat16 nt: waiting",
     ]
+
+
+def test_on_a_cpu_times_are_not_compared_with_cublas() -> None:
+    found = replace(screening(), base="")
+
+    assert "best 169.8 µs by hopper" in tune_view.line(found)
+    assert "cuBLAS" not in "\n".join([tune_view.line(found), *shown([found])])
+
+
+def test_with_an_epilogue_times_are_compared_with_torch() -> None:
+    assert "best 1.032 × torch, 169.8 µs by" in tune_view.line(replace(screening(), base="torch"))

@@ -108,6 +108,9 @@ def setuptools() -> dict[str, Any]:
     return found["tool"]["setuptools"]
 
 
+DATA = "outblas.results"  # a folder of JSON files, which installs as a part of the package
+
+
 def test_every_package_is_declared(setuptools: dict[str, Any]) -> None:
     source = ROOT / "src"
 
@@ -118,11 +121,13 @@ def test_every_package_is_declared(setuptools: dict[str, Any]) -> None:
             for path in (ROOT / ladder).rglob("__init__.py")
         }
 
-    assert set(setuptools["packages"]) == {".".join(package.parts) for package in packages}
+    assert set(setuptools["packages"]) == {".".join(package.parts) for package in packages} | {DATA}
 
 
 def test_declared_folders_are_packages(setuptools: dict[str, Any]) -> None:
-    folders = {name: folder for name, folder in setuptools["package-dir"].items() if name}
+    folders = {
+        name: folder for name, folder in setuptools["package-dir"].items() if name not in ("", DATA)
+    }
 
     missing = [name for name in folders if not (ROOT / folders[name] / "__init__.py").exists()]
 
@@ -227,3 +232,13 @@ app([{command!r}], standalone_mode=False)
     )
 
     assert named in said
+
+
+def test_the_results_that_reports_read_are_declared_as_data(setuptools: dict[str, Any]) -> None:
+    folder = ROOT / setuptools["package-dir"][DATA]
+    patterns = setuptools["package-data"][DATA]
+    left_out = setuptools["exclude-package-data"][DATA]
+
+    shipped = {path.name for pattern in patterns for path in folder.glob(pattern)} - set(left_out)
+
+    assert shipped == {path.name for path in folder.glob("*.json")} - {"host.json"}

@@ -120,3 +120,28 @@ def test_profiles_are_told_from_other_files(folder: Path) -> None:
 
 def test_benches_are_told_from_other_files(folder: Path) -> None:
     assert results.default_files() == [folder / "bench.json"]
+
+
+def test_an_installed_package_reads_the_results_that_it_carries(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "outblas"
+
+    assert results.own_folder(package) == package / "results"
+
+
+def test_a_checkout_reads_the_results_in_its_root(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "outblas"
+    package.mkdir(parents=True)
+    (tmp_path / "results").mkdir()
+
+    assert results.own_folder(package) == tmp_path / "results"
+
+
+def test_without_results_of_the_project_the_option_to_pass_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+
+    with pytest.raises(
+        ValueError, match="--results is missing, expected files that `outblas bench"
+    ):
+        results.default_files()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.stored import H100, H200
+from support.stored import H100, H200, INTERPRETED, WORKLOAD
 from support.tuning_reports import (
     FIRST,
     SECOND,
@@ -46,10 +46,11 @@ def test_the_best_are_listed_with_their_figures_and_whence_those_come() -> None:
     best = rows(report, "best")
 
     assert best[0] == (
-        "1 | tile_m=128, tile_n=256, stages=4 | 200.5 | 1.047 (1.040–1.050) | finals | 1 | tile_m=1"
+        "1 | tile_m=128, tile_n=256, stages=4 | 200.5 | 1.047 (1.040–1.050) | finals | 170.0 | 1 | "
+        "tile_m=1"
     )
     assert best[2] == (
-        "3 | tile_m=128, tile_n=256, stages=2 | 168.3 | 1.040 | screen | 4 | tile_m=1"
+        "3 | tile_m=128, tile_n=256, stages=2 | 168.3 | 1.040 | screening | 172.0 | 4 | tile_m=1"
     )
 
 
@@ -58,22 +59,22 @@ def test_a_config_that_the_model_cannot_tell_from_another_has_a_range_of_places(
 ) -> None:
     """The model predicts the same for 3 and for 5 stages."""
     assert rows(report, "best")[1] == (
-        "2 | tile_m=128, tile_n=256, stages=3 | 201.0 | 1.045 (1.040–1.050) | finals | 2–3"
+        "2 | tile_m=128, tile_n=256, stages=3 | 201.0 | 1.045 (1.040–1.050) | finals | 171.0 | 2–3"
     )
 
 
 def test_what_the_best_have_in_common_is_said_once(report: model.TuneReport) -> None:
-    assert "Common to the 10 best: tile_k=64, order=hilbert, group_m=8." in tables.notes(report)
+    assert "The 10 best share tile_k=64, order=hilbert, group_m=8." in tables.notes(report)
 
 
 @pytest.mark.parametrize(
     ("trials", "columns"),
     [
-        pytest.param(SWEPT, 6, id="with the model's predictions"),
+        pytest.param(SWEPT, 7, id="with the model's predictions"),
         pytest.param(predicting(None), 5, id="without predictions"),
     ],
 )
-def test_the_best_have_a_column_of_predicted_ranks_where_there_are_predictions(
+def test_the_best_have_columns_of_predictions_where_there_are_any(
     trials: list[Trial], columns: int
 ) -> None:
     best = rows(build(trials), "best")
@@ -86,13 +87,13 @@ def test_the_best_have_a_column_of_predicted_ranks_where_there_are_predictions(
 
 def test_the_winner_is_described(report: model.TuneReport) -> None:
     assert rows(report, "Winner") == [
-        f"config | {FIRST}",
-        "× cuBLAS | 1.047 (1.040–1.050), median of 30 rounds",
-        "µs | 200.5, cuBLAS 210.0",
-        "lead | 1.0100 (1.0050–1.0200) over the runner-up",
+        f"config | {FIRST.replace(',', ', ')}",
+        "µs | 200.5, median of 30 rounds of the finals; cuBLAS 210.0",
+        "× cuBLAS | 1.047 (1.040–1.050)",
+        "lead | the runner-up takes 1.00% more time (95% interval 0.50% to 2.00%)",
         "confidence | at least 99.0% that it is the fastest of the finalists",
         "runner-up | stages=3",
-        "screened | 60 of 80 valid configs",
+        "measured | 60 of 80 valid configs",
     ]
 
 
@@ -101,13 +102,13 @@ def test_a_winner_without_a_runner_up_has_no_lead() -> None:
 
     labels = [row.split(" | ")[0] for row in rows(alone, "Winner")]
 
-    assert labels == ["config", "× cuBLAS", "µs", "screened"]
+    assert labels == ["config", "µs", "× cuBLAS", "measured"]
 
 
 def test_a_lead_within_the_noise_is_said_to_be_not_separated() -> None:
     tied = build(SWEPT, winner(separated=False))
 
-    assert rows(tied, "Winner")[3].endswith("over the runner-up, not separated")
+    assert rows(tied, "Winner")[3].endswith("; not separated")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_the_ratios_of_a_tile_stand_by_its_stages(report: model.TuneReport) -> N
 
 def test_failures_are_counted_with_their_most_frequent_reason(report: model.TuneReport) -> None:
     assert rows(report, "Failures") == ["hang | 3 | not done in 30 s", "crash | 1 | –"]
-    assert "20 configs tried: 16 right, 4 failed." in tables.notes(report)
+    assert "20 configs were tried: 16 right, 4 failed." in tables.notes(report)
 
 
 def test_where_nothing_is_right_only_the_failures_are_listed() -> None:
@@ -159,14 +160,18 @@ def test_the_models_order_agrees_with_the_measured_one(report: model.TuneReport)
     assert report.agreement is not None
     assert report.agreement.place == (1, 1)
     assert report.agreement.rho == pytest.approx(0.947, abs=1e-3)
-    assert str(report.agreement) == "best measured is 1st of 16 predicted: top 7%"
+    assert str(report.agreement) == (
+        "the best measured config is 1st of 16 in the predicted order (top 7%)"
+    )
 
 
 def test_without_finals_the_best_is_that_of_the_screen() -> None:
     """The model cannot tell it from another."""
     report = build(SWEPT)
 
-    assert str(report.agreement) == "best measured is 2nd to 3rd of 16 predicted: top 19%"
+    assert str(report.agreement) == (
+        "the best measured config is 2nd to 3rd of 16 in the predicted order (top 19%)"
+    )
 
 
 def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
@@ -225,6 +230,59 @@ def test_the_record_of_a_single_trial_has_no_winner_model_or_failures() -> None:
 
     assert record["top"][0]["config"] == "a=1"
     assert (record["winner"], record["model"], record["failures"]) == (None, None, {})
+
+
+def test_the_record_names_what_ratios_compare_with(record: dict[str, Any]) -> None:
+    assert record["ratio_base"] == "cuBLAS"
+
+
+# What the ratio is, and from which stage a time comes.
+
+
+def test_a_report_says_what_its_ratio_is(report: model.TuneReport) -> None:
+    assert report.metric == "× cuBLAS"
+    assert any(note.startswith("× cuBLAS is the time of cuBLAS") for note in tables.notes(report))
+
+
+def test_with_an_epilogue_the_ratio_is_to_torch() -> None:
+    fused = replace(WORKLOAD, epilogue="bias")
+
+    report = build([replace(trial, workload=fused) for trial in SWEPT], workload=fused)
+
+    assert report.metric == "× torch"
+    assert any("torch's own calls" in note for note in tables.notes(report))
+
+
+def test_a_report_says_from_which_stage_its_times_come(report: model.TuneReport) -> None:
+    (stages,) = (note for note in tables.notes(report) if note.startswith("Times of screening"))
+
+    assert "three turns" in stages
+    assert "up to 30 rounds" in stages
+
+
+@pytest.fixture
+def interpreted() -> model.TuneReport:
+    """The imagined sweep and its finals as if the interpreter had run them."""
+    trials = [replace(trial, gpu=INTERPRETED, predicted_us=None) for trial in SWEPT]
+    return build(trials, winner(gpu=INTERPRETED))
+
+
+def test_on_a_cpu_configs_are_compared_with_the_fastest_of_them(
+    interpreted: model.TuneReport,
+) -> None:
+    assert rows(interpreted, "best")[:3] == [
+        "1 | tile_m=128, tile_n=256, stages=4 | 200.5 | 1.000 | finals",
+        "2 | tile_m=128, tile_n=256, stages=3 | 201.0 | 0.998 | finals",
+        "3 | tile_m=128, tile_n=256, stages=2 | 168.3 | 0.990 | screening",
+    ]
+
+
+def test_on_a_cpu_nothing_is_compared_with_cublas(interpreted: model.TuneReport) -> None:
+    cells = [str(cell) for table in tables.tables(interpreted) for cell in table]
+
+    assert interpreted.record()["ratio_base"] == "fastest config"
+    assert "cuBLAS" not in " ".join(cells)
+    assert any("say nothing of a GPU" in note for note in tables.notes(interpreted))
 
 
 # Of which trials a report speaks.

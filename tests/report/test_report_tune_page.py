@@ -2,9 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.reports import Page
+from support.stored import INTERPRETED
 from support.tuning_reports import FIRST, SWEPT, build, config_text, predicting, timed, winner
 
 from outblas.autotune.store.records import Trial
@@ -58,7 +61,7 @@ def test_where_nothing_is_right_the_page_has_no_chart() -> None:
     page = Page(html(report))
 
     assert "svg" not in page.seen
-    assert "4 configs tried: 0 right, 4 failed." in page.text
+    assert "4 configs were tried: 0 right, 4 failed." in page.text
 
 
 def test_where_nothing_is_right_there_is_nothing_to_draw() -> None:
@@ -85,7 +88,36 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.param("0 of 3", id="how many configs of a tile were right"),
         pytest.param("128×256", id="the tile of a line over stages"),
         pytest.param("ρ 0.9", id="the model's correlation"),
+        pytest.param("predicted µs", id="the axis of predictions"),
+        pytest.param("measured µs, screening", id="the axis of measurements"),
     ],
 )
 def test_the_chart_says_what_it_shows(drawn: str, text: str) -> None:
     assert text in drawn
+
+
+def test_the_chart_of_a_page_has_words_for_those_who_do_not_see_it() -> None:
+    text = html(build(SWEPT, winner()))
+
+    (words,) = re.findall(r'<svg role="img" aria-label="([^"]+)"', text)
+    assert "the best of 5 is 128×256 with 1.050 × cuBLAS, the slowest 64×64 with 0.750" in words
+    assert "3 for 128×256" in words
+    assert "1st of 16 in the predicted order" in words
+
+
+def test_predictions_over_a_wide_range_are_drawn_on_logarithmic_axes() -> None:
+    trials = [timed(config_text(128, 256, n), 1 / n, 100.0 * n) for n in (1, 2, 10)]
+
+    *_, panel = chart.draw(build(trials)).axes
+
+    assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+
+
+def test_a_chart_of_a_cpu_does_not_speak_of_cublas(tmp_path: Path) -> None:
+    trials = [replace(trial, gpu=INTERPRETED, predicted_us=None) for trial in SWEPT]
+
+    plotting.save(chart.draw(build(trials)), tmp_path / "chart.svg")
+
+    drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
+    assert "× fastest" in drawn
+    assert "cuBLAS" not in drawn

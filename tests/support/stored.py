@@ -16,6 +16,7 @@ from outblas.autotune.store.store import Store
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
 H200 = Gpu("NVIDIA H200", 90, 132)
+INTERPRETED = Gpu("CPU, interpreted, x86_64", 0, 0)
 WORKLOAD = Workload(4096, 4096, 4096)
 FINALIST = Finalist(
     kernel="hopper.hilbert",

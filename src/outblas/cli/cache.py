@@ -396,7 +396,6 @@ def _cells(row: Summary) -> tuple[object, ...]:
         row.kernel,
         row.workload,
         row.trials,
-        row.ok,
         row.failed,
         figure(row.best_us, ".2f"),
         figure(winner["us"] if winner else None, ".2f"),

@@ -122,7 +122,7 @@ def test_a_driver_that_is_stuck_is_passed_by_and_that_is_said(driver, tmp_path: 
     os.kill(holder.pid, signal.SIGSTOP)
     lock = GpuLock(tmp_path / "gpu.lock")
     with lock.hold(0.3) as reason:
-        assert reason == "another process has kept the GPU's lock for 0.3 s"
+        assert reason == "another process has held the lock of the GPU for 0.3 s"
     holder.kill()
     with lock.hold(20) as reason:
         assert reason == ""
@@ -201,14 +201,14 @@ def test_a_bench_that_measures_without_the_lock_says_so_once(
 def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "unusable_reason", lambda path: f"{path} can be written by others")
     with (
-        pytest.warns(RuntimeWarning, match="no lock can be had: .* can be written by others"),
+        pytest.warns(RuntimeWarning, match="the lock cannot be used: .* can be written by others"),
         MeasureWorker("0")._locked(),
     ):
         pass
     monkeypatch.undo()
     monkeypatch.setattr(filelock.FileLock, "acquire", _no_locks)
     bench = MeasureWorker("0")
-    with pytest.warns(RuntimeWarning, match="no lock can be had"), bench._locked():
+    with pytest.warns(RuntimeWarning, match="the lock cannot be used"), bench._locked():
         pass
 
 

@@ -150,7 +150,7 @@ def unready(processes: FakeProcesses) -> None:
 
 @pytest.mark.usefixtures("unready")
 def test_that_no_worker_can_be_started_is_told() -> None:
-    with pytest.raises(WorkerDied, match="no worker can be started: no luck"):
+    with pytest.raises(WorkerDied, match="no worker process can be started: no luck"):
         MeasureWorker("cpu").describe()
 
 

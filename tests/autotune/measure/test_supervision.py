@@ -243,7 +243,7 @@ def test_a_worker_that_hangs_at_its_start_is_given_up(
     with ThreadPoolExecutor(1) as thread:
         described = thread.submit(bench.describe)
         try:
-            with pytest.raises(WorkerDied, match="no worker can be started"):
+            with pytest.raises(WorkerDied, match="no worker process can be started"):
                 described.result(20)
         finally:
             bench.cancel()

@@ -151,7 +151,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
         (
             "simt.naive",
             "",
-            "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there",
+            "needs an NVIDIA GPU, and was given the CPU: only portable runs there, in Triton's ",
         ),
     ],
 )

@@ -52,7 +52,7 @@ def test_what_wastes_the_gpu_and_is_not_predicted_to_be_fast_goes() -> None:
     found = pruned(slow=(1024,))
 
     assert widths(found) == [128, 256]
-    assert "of the SMs' work is wanted" in found.pruned[0].rule
+    assert "of the work that the SMs do is needed" in found.pruned[0].rule
 
 
 def test_what_wastes_the_gpu_and_is_predicted_to_be_the_fastest_stays() -> None:

@@ -293,7 +293,7 @@ def test_a_store_of_a_newer_version_is_an_error_and_not_touched(
     sql(path, f"PRAGMA user_version = {migrations.VERSION + 1}")
     before = path.read_bytes()
 
-    with pytest.raises(StoreError, match="it takes a newer outblas"):
+    with pytest.raises(StoreError, match="a newer outblas wrote it"):
         Store(path, read_only=read_only)
 
     assert path.read_bytes() == before

@@ -114,7 +114,9 @@ def test_what_others_take_away_is_made_good(
     write_newest(path)
     sql(path, *statements)
 
-    with warned("a fresh store was begun with the .* 1 winners that can be read", path) as store:
+    with warned(
+        "a new store was started with the .* 1 winners that can still be read", path
+    ) as store:
         assert store.trials() == trials
         assert store.winners() == [winner()]
         assert store.add(trial(100))
@@ -126,7 +128,7 @@ def test_what_others_take_away_of_an_older_version_is_made_good(path: Path, vers
     write_version(version, path, TRIALS, [winner()])
     sql(path, "ALTER TABLE winners DROP COLUMN rounds")
 
-    with warned("a fresh store was begun with the 100 trials and 0 winners", path) as store:
+    with warned("a new store was started with the 100 trials and 0 winners", path) as store:
         assert (store.trials(), store.winners()) == (TRIALS, [])
 
 
@@ -161,7 +163,9 @@ def test_a_full_check_names_an_altered_row(altered: Path) -> None:
     with Store(altered) as store:
         problems = store.verify()
 
-    assert any("trials[3] is not what was stored" in problem for problem in problems), problems
+    assert any("trials[3] was changed after it was stored" in problem for problem in problems), (
+        problems
+    )
 
 
 def test_a_new_result_takes_the_place_of_an_altered_row(altered: Path) -> None:

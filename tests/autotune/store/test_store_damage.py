@@ -107,7 +107,7 @@ def test_what_can_be_read_of_a_damaged_file_is_carried_over_with_a_warning(path:
         assert set(left) <= set(TRIALS)
         (aside,) = set_aside(path)
         assert re.search(
-            rf"is damaged .* it is now {aside.name}, and a fresh store was begun "
+            rf"is damaged .* it was renamed to {aside.name}, and a new store was started "
             rf"with the {len(left)} trials and {len(winners)} winners",
             str(store.warning),
         )

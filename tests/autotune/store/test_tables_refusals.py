@@ -86,13 +86,13 @@ def test_a_table_with_a_wrong_value_is_refused(
 def test_an_entry_that_is_there_twice_is_refused(table: Content) -> None:
     table["entries"].append(table["entries"][0])
 
-    assert_refused(table, "entries[1] is the second of hopper.hilbert at 4096x512x64")
+    assert_refused(table, "entries[1] is the second entry of hopper.hilbert at 4096x512x64")
 
 
 def test_a_table_that_was_changed_is_refused(table: Content) -> None:
     table["entries"][0]["us"] += 1
 
-    with pytest.raises(ValueError, match="the file was changed or is not whole"):
+    with pytest.raises(ValueError, match="the file was changed or is incomplete"):
         read_table(json.dumps(table))
 
 
@@ -161,4 +161,4 @@ def test_a_row_that_version_2_has_twice_is_refused(old_table: Content) -> None:
     rows = old_table["kernels"][0]["entries"]
     rows.append(rows[-1])
 
-    assert_refused(old_table, f"kernels[0].entries[{len(rows) - 1}] is the second of")
+    assert_refused(old_table, f"kernels[0].entries[{len(rows) - 1}] is the second entry of")

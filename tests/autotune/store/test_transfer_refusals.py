@@ -250,7 +250,7 @@ CHANGES = [
     pytest.param("hilbert", "gilbert", id="a kernel"),
     pytest.param("0.99", "1.00", id="a confidence"),
 ]
-CHANGED = r"sha256 is .* the file was changed or is not whole"
+CHANGED = r"sha256 is .* the file was changed or is incomplete"
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
@@ -275,7 +275,7 @@ def test_an_object_that_was_cut_off_is_refused(file: Importable, content: Conten
     for size in range(0, len(text) - 2, 101):
         file.path.write_text(text[:size])
 
-        with pytest.raises(ValueError, match="no JSON"):
+        with pytest.raises(ValueError, match="not JSON"):
             transfer.read(file.path)
 
 
@@ -306,7 +306,7 @@ def test_lines_that_were_cut_off_are_refused(file: Importable) -> None:
     for size in range(text.index("\n") + 1, len(text) - 2, 101):
         file.path.write_text(text[:size])
 
-        assert re.search("no JSON|it is not whole", file.refusal()), size
+        assert re.search("not JSON|it is incomplete", file.refusal()), size
 
 
 def test_lines_without_their_checksum_are_refused(file: Importable) -> None:
@@ -314,7 +314,7 @@ def test_lines_without_their_checksum_are_refused(file: Importable) -> None:
     file.path.write_text("".join(lines[:-1]))
 
     assert file.refusal() == (
-        "the file ends at line 6, expected its checksum there: it is not whole"
+        "the file ends at line 6, expected its checksum there: it is incomplete"
     )
 
 
@@ -375,14 +375,14 @@ def test_a_line_without_end_is_refused(file: Importable, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        (b'{"a": ' * 100_000, "no JSON"),
+        (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"a": ' * 100_000, "not JSON"),
         (b"7", "the file is 7, expected an object"),
         (b'{"format": 1, "format": 2}', "a field is there twice"),
-        (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
-        (b"\xff\xfe{}", "is no UTF-8"),
-        (b"cos\nsystem\n(S'x'\ntR.", "no JSON"),
+        (b'{"version": %s}' % (b"9" * 5000), "not JSON"),
+        (b"\xff\xfe{}", "is not UTF-8"),
+        (b"cos\nsystem\n(S'x'\ntR.", "not JSON"),
     ],
     ids=[
         "empty",
@@ -407,5 +407,5 @@ def test_a_file_that_is_no_export_is_refused(tmp_path: Path, text: bytes, messag
     "place", [".", "nothing", "/dev/zero"], ids=["a folder", "nothing", "a device"]
 )
 def test_what_is_no_file_is_refused(tmp_path: Path, place: str) -> None:
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         transfer.read(tmp_path / place)

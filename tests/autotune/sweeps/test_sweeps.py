@@ -154,8 +154,8 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     trials = by_fault(outcome)
     reasons = {fault: trials[fault][0].reason for fault in trials}
     assert reasons == reasons | {
-        "compile-segfault": "the compiler's process ended with -11",
-        "compile-memory": "out of memory: the compiler reached its bound",
+        "compile-segfault": "the compile process ended with -11",
+        "compile-memory": "out of memory: the compile process reached its limit",
         "compile-raise": "RuntimeError: no luck today",
     }
     assert outcome.winner.screened == 4  # those that a hang or a crash of the compiler took are not

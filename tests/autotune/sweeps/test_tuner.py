@@ -91,6 +91,19 @@ def test_the_winner_is_stored(tune: Callable[..., Outcome], store: Store) -> Non
     assert store.winners() == [winner]
 
 
+def test_the_progress_has_the_time_of_the_best_and_what_it_is_compared_with(
+    tune: Callable[..., Outcome],
+) -> None:
+    told = []
+
+    winner = tune(FakeWorker(), 10, top_k=3, report=lambda each: told.append(replace(each))).winner
+
+    assert winner is not None
+    assert (told[-1].best_us, told[-1].best_ratio) == (winner.us, winner.ratio)
+    assert told[-1].base == "cuBLAS"
+    assert any(each.best_us is not None for each in told if each.stage == "screening")
+
+
 def test_measuring_without_the_lock_comes_with_the_outcome(tune: Callable[..., Outcome]) -> None:
     told = []
     outcome = tune(

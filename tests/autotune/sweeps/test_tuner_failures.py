@@ -99,7 +99,7 @@ def test_what_is_killed_at_every_compile_is_left_unmeasured(
     (left,) = found.unmeasured
 
     assert left.reason == (
-        "its compiler was killed from outside again and again: the compiler was killed"
+        "its compile process was killed from outside repeatedly: the compiler was killed"
     )
     assert len(store.trials()) == 3
 
