@@ -129,7 +129,7 @@ def tune(
     epilogue: str = "",
     **aliases: torch.Tensor,
 ) -> BestConfig:
-    """Find the fastest kernel and config for `outblas.matmul(input, other)`, and use it from now on.
+    """Find the fastest kernel and config for a product, which `outblas.matmul` uses from now on.
 
     The result is kept in the user's store, so that later programs use it too. Results that were
     measured and could not be stored are exported to another file, with a warning that names it.
