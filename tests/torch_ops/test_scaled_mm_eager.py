@@ -169,3 +169,23 @@ def test_a_wrong_argument_is_refused_when_its_like_is_warm(name: str, operators:
 
     with pytest.raises(TypeError, match=message):
         call(**changes)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_a_call_is_refused_where_rows_must_not_depend_on_others(
+    warm: bool, operators: list[str]
+) -> None:
+    if warm:
+        call()
+
+    with outblas.batch_invariant(), pytest.raises(ValueError, match="scaled_mm does not promise"):
+        call()
+
+
+def test_a_call_passes_where_the_promise_is_suspended(operators: list[str]) -> None:
+    want = call()
+
+    with outblas.batch_invariant(), outblas.batch_invariant(False):
+        found = call()
+
+    assert torch.equal(found, want)

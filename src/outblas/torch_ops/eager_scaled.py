@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..core import invariance
+
 # The guards of a plan do not see the modes of tracers and of fake tensors.
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
@@ -44,7 +46,7 @@ def run(operands: Operands, options: Options) -> Tensor | None:
     """
     if _function_modes() or _dispatch_modes() or _forward_levels._current_level >= 0:
         return None
-    if _profiled():
+    if _profiled() or (invariance._ever and invariance.requested()):
         return None
     key = _key(operands, options)
     for matches, plan in _cache.get(key, ()) if key is not None else ():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import epilogue, problem, registry
+from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
 from ..core.compat.torch_private import below_autograd, from_below, has_override
 from ..core.epilogue import Activation, EpilogueArgs
@@ -87,7 +87,8 @@ def scaled_mm(
     Raises:
         TypeError: An argument has the wrong type.
         OperandError: The operands do not fit together: shapes, dtypes, devices or scales.
-        ValueError: The activation is unknown.
+        ValueError: The activation is unknown, or `outblas.batch_invariant` asks for a promise that
+            this function does not make.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
 
     Example:
@@ -210,6 +211,11 @@ def _checked(
 def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
     _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
     activation, bias, residual, _ = extra
+    if invariance.requested():
+        raise ValueError(
+            "batch_invariant is True, and scaled_mm does not promise it: expected a call outside "
+            "of outblas.batch_invariant(), or inside of outblas.batch_invariant(False)"
+        )
     reason = _no_kernel_reason(a)
     if reason is not None:
         fallback.warn_fallback(reason)
