@@ -240,7 +240,7 @@ def test_an_interrupt_says_how_to_go_on(
 
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        f"Interrupted: what was measured is in {path}. The same command goes on from there:",
+        f"Interrupted: what was measured is in {path}. The same command continues from there:",
         f"  outblas tune {line}",
     ]
 

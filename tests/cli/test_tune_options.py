@@ -35,7 +35,10 @@ def refused(message: str, line: str, code: int = 2) -> None:
             "kernel 'simt.naive' has no epilogue beside alpha",
         ),
         ("--shapes 16x15x16 --epilogue swiglu", "N is 15, expected an even number with swiglu"),
-        ("--explain 16 --weights cold", "--weights is 'cold', expected none with --explain"),
+        (
+            "--explain 16 --weights cold",
+            "--weights is 'cold', expected no --weights with --explain",
+        ),
         (
             "--dtype float64",
             "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32",
@@ -88,7 +91,7 @@ def test_a_bad_option_is_refused_by_its_name(
         ("--gpus ,", "--gpus is ','"),
         ("--out-dtype=", "--out-dtype is ''"),
         ("--explain=", "--explain is ''"),
-        ("--engine ray --gpus 0", "--gpus is '0', expected none with --engine ray"),
+        ("--engine ray --gpus 0", "--gpus is '0', expected no --gpus with --engine ray"),
         ("--store /", "--store is '/', exp"),
     ],
 )
@@ -104,7 +107,7 @@ def test_every_option_is_checked_before_anything_runs(
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("options", ["", "--gpus all", "--gpus 0,1 --json"])
 def test_without_a_gpu_it_says_what_can_be_done(options: str) -> None:
-    message = "No NVIDIA GPU that torch can use: --dry-run shows what would be tried"
+    message = "No NVIDIA GPU that torch can use. --dry-run shows what a sweep would measure"
 
     refused(message, f"--kernels portable {options}", code=3)
 
@@ -118,7 +121,7 @@ def test_a_gpu_that_is_not_there_is_refused_where_nothing_is_measured_too(option
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--gpu h100", "--gpu is 'h100', expected none without --dry-run or --explain"),
+        ("--gpu h100", "--gpu is 'h100', expected no --gpu without --dry-run or --explain"),
         ("--dry-run --explain 16", "--dry-run and --explain are both given"),
     ],
 )

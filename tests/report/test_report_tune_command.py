@@ -119,22 +119,21 @@ def test_options_choose_among_the_trials(
     [
         (
             "--kernel none",
-            "--kernel is 'none', expected what there are trials of: hopper.hilbert, portable",
+            "--kernel is 'none', expected one that has trials: hopper.hilbert, portable",
         ),
-        ("--shapes 7", "--shapes is '7', expected what there are trials of: 4096, 512"),
+        ("--shapes 7", "--shapes is '7', expected one that has trials: 4096, 512"),
         ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"),
         ("--shapes x", "--shapes is 'x'"),
         ("--dtype int8", "--dtype is 'int8'"),
         ("--layout no", "--layout is 'no', expected one of nt"),
         (
             "--gpu NVIDIA",
-            "--gpu is 'NVIDIA', expected what there are trials of: NVIDIA H100 80GB HBM3, "
-            "NVIDIA H2",
+            "--gpu is 'NVIDIA', expected one that has trials: NVIDIA H100 80GB HBM3, NVIDIA H2",
         ),
         ("--chart x.bmp", "--chart is 'x.bmp'"),
         ("--html /nowhere/x.html", "--html is '/nowhere/x.html'"),
         ("--store /nowhere", "--store is '/nowhere', expected a file"),
-        ("--store store", "--store and --from are both there"),
+        ("--store store", "--store and --from are both given"),
         ("--from /nowhere", "--from is '/nowhere', expected a file"),
     ],
 )
@@ -147,4 +146,4 @@ def test_a_store_without_trials_is_a_usage_error(
 ) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
 
-    assert_refused("", "tuning.sqlite has no trials: outblas tune makes them")
+    assert_refused("", "tuning.sqlite has no trials: run outblas tune first")

@@ -34,39 +34,47 @@ if TYPE_CHECKING:
 
 def tune(
     kernel: Annotated[
-        str, typer.Option(help="A kernel by name. Default: the one with the most trials.")
+        str, typer.Option(help="The name of a kernel. Default: the one with the most trials.")
     ] = "",
     shapes: Annotated[
-        str, typer.Option(help="N or MxNxK, one. Default: what has the most trials.")
+        str, typer.Option(help="One shape, N or MxNxK. Default: the one with the most trials.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or tf32.")] = "",
     layout: LayoutOption = "",
     weights: Annotated[
-        str, typer.Option(help="warm or cold. Default: what has the most trials.")
+        str, typer.Option(help="warm or cold. Default: the one with the most trials.")
     ] = "",
     epilogue: Annotated[
         str,
-        typer.Option(help="Such as bias+gelu, or none. Default: what has the most trials."),
+        typer.Option(
+            help="An epilogue such as bias+gelu, or none. Default: the one with the most trials."
+        ),
     ] = "",
     gpu: Annotated[
         str,
-        typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials."),
+        typer.Option(
+            help="The name of a GPU, or a part of it. Default: the one with the most trials."
+        ),
     ] = "",
     store: Annotated[
-        Path | None, typer.Option(help="The store of sweeps. Default: the cache's.")
+        Path | None,
+        typer.Option(
+            help="The file with the results. Default: tuning.sqlite in the cache directory."
+        ),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="What outblas cache export wrote.")
+        Path | None,
+        typer.Option("--from", help="A file that outblas cache export wrote, instead of a store."),
     ] = None,
     json: JsonOption = False,
     save: SaveOption = None,
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Reports one kernel's trials at one product; needs no GPU.
+    """Reports what a sweep measured of one kernel at one shape; needs no GPU.
 
-    It shows tiles and stages, the best configs, what failed and why, and the model's predictions
-    beside the measurements.
+    It shows the winner, the best configs, the tiles and stages, what failed and why, and what the
+    model predicted against what was measured. --html and --chart also draw it.
     """
     from ..autotune import lookup
     from ..bench import plotting
@@ -117,7 +125,7 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
             raise ValueError(f"{option} is {str(path)!r}, expected a file")
     if source is not None:
         if store is not None:
-            raise ValueError("--store and --from are both there, expected one")
+            raise ValueError("--store and --from are both given, expected one of them")
         trials, winners = transfer.read(source)
         where = source
     else:
@@ -127,7 +135,9 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
         except StoreError as error:
             raise ValueError(str(error)) from None
     if not trials:
-        raise ValueError(f"{where} has no trials: outblas tune makes them")
+        raise ValueError(
+            f"{where} has no trials: run outblas tune first, or name an export with --from"
+        )
     return trials, winners
 
 
@@ -167,7 +177,7 @@ def _keep(
     kept = [t for t in trials if not wanted or key(t) == wanted]
     if not kept:
         there = ", ".join(sorted({key(t) for t in trials}))
-        raise ValueError(f"{option} is {wanted!r}, expected what there are trials of: {there}")
+        raise ValueError(f"{option} is {wanted!r}, expected one that has trials: {there}")
     return kept
 
 

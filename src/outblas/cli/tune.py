@@ -41,93 +41,138 @@ def tune(
         str | None,
         typer.Option(
             help=(
-                "Kernels by name, comma-separated: they compete. Default: what matmul chooses from."
+                "Names of kernels, comma-separated; they compete. Default: those that matmul "
+                "chooses from on this GPU."
             )
         ),
     ] = None,
     shapes: ShapesOption = "4096",
     dtype: PrecisionOption = "bfloat16",
     out_dtype: Annotated[
-        str | None, typer.Option(help="float32 for 16-bit operands with an fp32 product.")
+        str | None, typer.Option(help="float32: 16-bit operands, a product in fp32.")
     ] = None,
     layout: LayoutOption = "nt",
     weights: Annotated[
         str,
         typer.Option(
-            help="warm, or cold: calls rotate over copies of B that L2 cannot hold, as in decode."
+            help=(
+                "warm: every call reads the same B. cold: calls rotate over copies of B that L2 "
+                "cannot hold, as when a model decodes."
+            )
         ),
     ] = "warm",
     epilogue: Annotated[
         str | None,
         typer.Option(
-            help="What follows the product: some of bias, an activation and residual, joined by +."
+            help=(
+                "What follows the product, such as bias+gelu: any of bias, an activation and "
+                "residual, joined by +."
+            )
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time for all of it, 5s a shape at least: 20m, 8h. Default: until done."),
+        typer.Option(
+            help=(
+                "Time for the whole sweep, such as 20m or 8h; every shape gets at least 5s. "
+                "Default: no limit."
+            )
+        ),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Configs of each kernel at a shape, the strategy's first. Default: all."
+            min=1,
+            help=(
+                "How many configs of each kernel to measure at a shape, in the order of the "
+                "strategy. Default: all."
+            ),
         ),
     ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
+    top_k: Annotated[int, typer.Option(min=1, help="How many configs reach the finals.")] = 8,
     gpus: Annotated[
         str | None,
-        typer.Option(help="all, indices such as 0,1, or cpu: the interpreter. Default: 0."),
+        typer.Option(
+            help=(
+                "all, indices such as 0,1, or cpu, which runs portable in Triton's interpreter. "
+                "Default: 0."
+            )
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="local, or ray: one task a shape on a cluster.")
+        str, typer.Option(help="local, or ray: all GPUs of a Ray cluster, a shape at a time each.")
     ] = "local",
-    address: Annotated[str | None, typer.Option(help="The address of the Ray cluster.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster, host:port.")
+    ] = None,
     strategy: Annotated[
         str,
         typer.Option(
             help=(
-                "ranked: the ranker's best configs first; grid, random, random:SEED, or "
-                "module:Class, a Strategy of your own."
+                "Which configs are measured, and in which order. ranked: those first that the "
+                "ranker predicts to be fastest; grid, random, random:SEED, or module:Class for "
+                "a Strategy of your own."
             )
         ),
     ] = "ranked",
     ranker: Annotated[
-        str, typer.Option(help="model, or heuristics: NVIDIA's nvMatmulHeuristics.")
+        str,
+        typer.Option(
+            help=(
+                "What predicts times. model: the analytic model of this package; heuristics: "
+                "NVIDIA's nvMatmulHeuristics."
+            )
+        ),
     ] = "model",
     store: Annotated[
-        Path | None, typer.Option(help="Another file of trials than the user's.")
+        Path | None,
+        typer.Option(
+            help="The file with the results. Default: tuning.sqlite in the cache directory."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option(help="Keep what the store has; --no-resume measures anew.")
+        bool,
+        typer.Option(help="Use results that the store has; --no-resume measures everything again."),
     ] = True,
     retry_failed: Annotated[
         bool,
         typer.Option(
             "--retry-failed",
-            help="Measure anew what has failed, other than by being wrong or refused.",
+            help=(
+                "Measure failed configs again, except those that were wrong or that the kernel "
+                "refused."
+            ),
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be tried, and what not and why.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show what would be measured, and why other configs would not. Measures nothing.",
+        ),
     ] = False,
     explain: Annotated[
-        str | None, typer.Option(help="MxNxK: what matmul chooses there, and how it comes to that.")
+        str | None,
+        typer.Option(help="MxNxK: show what matmul chooses there, and why. Measures nothing."),
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="With --dry-run or --explain: T4, A100, H100, GH200, H200 in place of the GPU."
+            help=(
+                "With --dry-run or --explain: T4, A100, H100, GH200 or H200 instead of the GPU of "
+                "this machine."
+            )
         ),
     ] = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Finds the fastest configs of kernels on this GPU.
+    """Finds the fastest configs of kernels on this GPU, for `outblas.matmul` to use.
 
-    A sweep may be killed at any moment: the next one goes on where it was.
+    A sweep may be interrupted at any moment. The same command continues where it stopped.
 
-    Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after
-    Ctrl-C.
+    Exit codes: 1 if a shape could not be tuned or a result could not be stored, 3 without a GPU,
+    130 after Ctrl-C.
     """
     from ..autotune.store.store import StoreError
 
@@ -204,11 +249,11 @@ def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
     check_one_of("--engine", engine, ENGINES)
     if engine == "ray" and gpus is not None:
         raise ValueError(
-            f"--gpus is {gpus!r}, expected none with --engine ray, which takes all GPUs of the "
+            f"--gpus is {gpus!r}, expected no --gpus with --engine ray, which uses all GPUs of the "
             "cluster"
         )
     if engine != "ray" and address is not None:
-        raise ValueError(f"--address is {address!r}, expected none without --engine ray")
+        raise ValueError(f"--address is {address!r}, expected no --address without --engine ray")
 
 
 def _check_preview(dry_run: bool, explain: str | None, gpu: str | None) -> None:
@@ -216,8 +261,8 @@ def _check_preview(dry_run: bool, explain: str | None, gpu: str | None) -> None:
         raise ValueError("--dry-run and --explain are both given, expected one of them")
     if gpu is not None and not dry_run and explain is None:
         raise ValueError(
-            f"--gpu is {gpu!r}, expected none without --dry-run or --explain: --gpus says what to "
-            "tune on"
+            f"--gpu is {gpu!r}, expected no --gpu without --dry-run or --explain: --gpus says on "
+            "which GPUs to tune"
         )
 
 
@@ -227,8 +272,8 @@ def _check_weights(weights: str, explain: str | None) -> None:
     check_one_of("--weights", weights, WEIGHTS)
     if weights != "warm" and explain is not None:
         raise ValueError(
-            f"--weights is {weights!r}, expected none with --explain: a call does not say whether "
-            "its weights are in L2"
+            f"--weights is {weights!r}, expected no --weights with --explain: a call does not say "
+            "whether its weights are in L2"
         )
 
 
@@ -270,7 +315,7 @@ def _check_store(store: Path | None) -> None:
         return
     check_length(store)
     if store.is_dir():
-        raise ValueError(f"--store is {str(store)!r}, expected a file, and it is a folder")
+        raise ValueError(f"--store is {str(store)!r}, which is a folder, expected a file")
 
 
 def _check_kernels(kernels: str | None) -> None:
@@ -339,7 +384,7 @@ def _interruptible_sweep(
             for line in getattr(error, "__notes__", ()):
                 typer.echo(f"! {line}", err=True)
             typer.echo(
-                f"Interrupted: what was measured is in {kept}. The same command goes on from "
+                f"Interrupted: what was measured is in {kept}. The same command continues from "
                 "there:",
                 err=True,
             )
@@ -358,9 +403,8 @@ def _sweep(
 
     if gpus != "cpu" and options["engine"] == "local" and not torch.cuda.is_available():
         typer.echo(
-            "No NVIDIA GPU that torch can use: --dry-run shows what would be tried, --gpus cpu "
-            "tunes portable in the "
-            "interpreter.",
+            "No NVIDIA GPU that torch can use. --dry-run shows what a sweep would measure, and "
+            "--gpus cpu tunes portable in Triton's interpreter.",
             err=True,
         )
         raise typer.Exit(NO_GPU)
@@ -390,7 +434,7 @@ def _default_kernels(gpus: str, engine: str, workload: Workload) -> list[str]:
         return ["portable"]
     if not torch.cuda.is_available():
         raise ValueError(
-            "--kernels is empty, expected names: this machine has no GPU to choose them by"
+            "--kernels is empty, expected names: without a GPU here there is no default"
         )
     major, minor = torch.cuda.get_device_capability()
     return tune_preview.default_kernels(10 * major + minor, workload)
