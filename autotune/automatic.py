@@ -129,10 +129,11 @@ def tune(
     epilogue: str = "",
     **aliases: torch.Tensor,
 ) -> BestConfig:
-    """Find the fastest kernel and config for a product, which `outblas.matmul` uses from now on.
+    """Find the fastest kernel and config for `outblas.matmul(input, other)`.
 
-    The result is kept in the user's store, so that later programs use it too. Results that were
-    measured and could not be stored are exported to another file, with a warning that names it.
+    `matmul` uses it from then on. It is kept in the user's store, for later programs too. Results
+    that were measured and could not be stored are exported to another file, with a warning that
+    names it.
 
     Args:
         input: The left operand, as in `outblas.matmul`: 16-bit or float32, on an NVIDIA GPU. Only

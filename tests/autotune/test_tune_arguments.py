@@ -73,21 +73,33 @@ def test_an_environment_that_has_no_mode_is_an_error() -> None:
         ),
         pytest.param(
             ValueError,
-            "a is on cpu, expected an NVIDIA GPU",
+            "input is on cpu, expected an NVIDIA GPU",
             lambda: outblas.tune(A, B),
             id="operands on the CPU",
         ),
         pytest.param(
             TypeError,
-            "a is list, expected a torch.Tensor",
+            "input is list, expected a torch.Tensor",
             lambda: outblas.tune([1.0], B),  # type: ignore[arg-type]
             id="no tensor",
         ),
         pytest.param(
             ValueError,
-            r"a.shape\[1\] is 5 but b.shape\[0\] is 4",
+            r"input.shape\[1\] is 5 but other.shape\[0\] is 4",
             lambda: outblas.tune(A, B[:4]),
             id="shapes that do not fit",
+        ),
+        pytest.param(
+            ValueError,
+            "input is on cpu, expected an NVIDIA GPU",
+            lambda: outblas.tune(b=B, a=A),
+            id="operands by their other names",
+        ),
+        pytest.param(
+            TypeError,
+            "unexpected keyword argument 'c'",
+            lambda: outblas.tune(A, B, c=A),
+            id="a name that no operand has",
         ),
         pytest.param(
             ValueError,

@@ -2,6 +2,7 @@
 them. `tests/project/test_types.py` checks it, and runs nothing of it.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -9,7 +10,20 @@ from torch import Tensor
 
 import outblas
 from outblas import FallbackWarning, Kernel, OperandError
-from outblas.autotune import sweep
+from outblas.autotune import (
+    Candidate,
+    Search,
+    Strategy,
+    Sweep,
+    SweepOptions,
+    TuneTarget,
+    Workload,
+    plan,
+    sweep,
+)
+from outblas.hopper.config import HopperConfig
+from outblas.inspect import Inspection, inspect
+from outblas.kernels.simt_config import SimtConfig
 from outblas.nn import Linear
 
 a, b, c = torch.randn(64, 32), torch.randn(32, 48), torch.randn(64, 48)
@@ -33,6 +47,7 @@ eighths: Tensor = outblas.scaled_mm(
 
 # ---- layers
 layer = Linear(32, 48, activation="gelu")
+layer = Linear(32, 48, True, torch.device("cpu"), torch.float32)
 activation: str | None = layer.activation
 hidden: Tensor = layer(a)
 model = torch.nn.Sequential(torch.nn.Linear(32, 48), outblas.Linear(48, 16, bias=False))
@@ -66,6 +81,20 @@ version: str = outblas.__version__
 
 # ---- tuning
 best = outblas.tune(a, b, budget=10.0, top_k=4)
+best = outblas.tune(input=a, other=b, weights="cold", epilogue="bias+gelu")
+best = outblas.tune(a=a, b=b)
 kernel_name: str = best.kernel
 configuration: str = best.config
-tuned = sweep
+tuned: Sweep = sweep("portable", 64, options=SweepOptions(ranker="model"), weights="warm")
+planned = plan([TuneTarget("portable", "outblas.kernels.portable")], Workload(8, 8, 8), best.gpu)
+
+
+class FirstHalf(Strategy):
+    def propose(self, search: Search) -> Iterator[Sequence[Candidate]]:
+        yield search.ranked()[: len(search.candidates) // 2]
+
+
+# ---- machine code, configs
+inspected: Inspection = inspect("simt.naive", arch=80, config=SimtConfig(block_n=16))
+spilled: int = inspected.require(has=["FFMA"]).spill_loads
+product = outblas.matmul(a, b, kernel="hopper.gemm", config=HopperConfig(tile_m=128))

@@ -115,6 +115,12 @@ def test_a_program_with_every_public_call_is_free_of_errors(
 
 MISTAKES = {
     "outblas.matmul(a, b, activation=1)": "arg-type",
+    'outblas.matmul(a, b, activation="tanh")': "arg-type",
+    'outblas.linear(a, b.T, tune="yes")': "arg-type",
+    'outblas.matmul(a, b, batch_invariant="yes")': "arg-type",
+    'outblas.Linear(8, 8, activation="tanh")': "arg-type",
+    'outblas.tune(a, b, weights="hot")': "arg-type",
+    'SweepOptions(engine="spark")': "arg-type",
     "outblas.no_such_call(a)": "attr-defined",
     "outblas.autotune.no_such_call(a)": "attr-defined",
     "wrong: int = outblas.matmul(a, b)": "assignment",

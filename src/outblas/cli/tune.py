@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -31,7 +31,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..autotune.search.strategy import Strategy
-    from ..autotune.store.records import Workload
+    from ..autotune.store.records import Weights, Workload
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -202,7 +202,7 @@ def tune(
         _check_ranker(ranker)
         search_strategy = _strategy(strategy)
         _check_store(store)
-        conditions = (weights, epilogue or "")
+        conditions = (cast("Weights", weights), epilogue or "")
         workloads = _workloads(explain, shapes, dtype, out_dtype, layout, conditions)
         _check_kernels(kernels)
         if explain is not None:
@@ -331,7 +331,7 @@ def _workloads(
     dtype: str,
     out_dtype: str | None,
     layout: str,
-    conditions: tuple[str, str],
+    conditions: tuple[Weights, str],
 ) -> list[Workload]:
     """`conditions`: the weights and the epilogue."""
     from ..autotune.store.records import Workload
