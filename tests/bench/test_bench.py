@@ -132,7 +132,7 @@ def test_torchs_products_of_fp8_are_trusted(name: str) -> None:
 
 
 def test_fast_sums_are_for_fp8_alone() -> None:
-    with pytest.raises(Refused, match="cublas-fast-accum is for fp8 operands, not bfloat16"):
+    with pytest.raises(Refused, match="cublas-fast-accum takes fp8 operands, not bfloat16"):
         providers.parse("cublas-fast-accum").prepare(*[torch.eye(2)] * 3)
 
 
@@ -249,7 +249,7 @@ def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.Monk
 
     result = invoke("bench", "--save", saved, "--json", code=3)
 
-    assert "No NVIDIA GPU" in result.stderr
+    assert "no NVIDIA GPU" in result.stderr
     assert result.stdout == ""
     assert not saved.exists()
 

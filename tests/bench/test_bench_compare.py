@@ -97,7 +97,9 @@ def test_what_was_not_timed_is_not_compared() -> None:
 
 
 def test_reports_of_two_gpus_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="--against is of NVIDIA H200, expected this GPU: H100"):
+    with pytest.raises(
+        ValueError, match="--against was measured on NVIDIA H200, expected this GPU, H100"
+    ):
         compare(report(), report(environment={"gpu": "H100"}))
 
 

@@ -106,7 +106,10 @@ def test_figures_beside_a_record_have_its_ratios() -> None:
     [
         ({}, None),
         ({"python": "3.11.9", "torch": "2.13.1", "load": 9.0}, None),
-        ({"cpu": "another CPU"}, "cpu is another CPU here, and was a CPU when they were recorded"),
+        (
+            {"cpu": "another CPU"},
+            "cpu is another CPU here, but was a CPU when the figures were recorded",
+        ),
         ({"python": "3.14.0"}, "python is 3.14 here"),
         ({"torch": "2.15.0"}, "torch is 2.15 here"),
     ],
@@ -155,10 +158,10 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "cannot be read"),
-        ("{", "is no JSON"),
-        ("[]", "is no record"),
-        ('{"environment": {}, "figures": [{"name": "matmul"}]}', "is no record.*reference"),
-        ('{"environment": {}, "figures": [3]}', "is no record"),
+        ("{", "is not JSON"),
+        ("[]", "is not a file"),
+        ('{"environment": {}, "figures": [{"name": "matmul"}]}', "is not a file.*reference"),
+        ('{"environment": {}, "figures": [3]}', "is not a file"),
     ],
 )
 def test_a_damaged_record_is_refused_by_name(
@@ -292,7 +295,7 @@ def test_a_process_that_hangs_is_ended(
     monkeypatch.setattr(host_turns, "PROCESS_SECONDS", 1)
     (tmp_path / "one" / "outblas" / "__init__.py").write_text("import time; time.sleep(10**6)")
 
-    with pytest.raises(ProbeError, match="was not done after 1 s"):
+    with pytest.raises(ProbeError, match="did not end within 1 s"):
         host_turns.measure(played, 0)
 
 
@@ -372,7 +375,10 @@ def test_a_ratio_that_rose_is_only_said_without_check(measured: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "nothing to compare with"), ("{}", "is no record of bench-host")],
+    [
+        (None, "nothing to compare with"),
+        ("{}", "is not a file that `outblas bench-host --save` wrote"),
+    ],
 )
 def test_a_check_without_a_record_says_so_and_passes(
     measured: Any, text: str | None, message: str, tmp_path: Path
@@ -393,7 +399,7 @@ def test_a_record_of_another_cpu_is_said_and_passes(measured: Any, tmp_path: Pat
     done = bench_host("--check", "--recorded", path)
 
     assert done.exit_code == 0, done.output
-    assert "cpu is a CPU here, and was another CPU when they were recorded" in done.stderr
+    assert "cpu is a CPU here, but was another CPU when the figures were recorded" in done.stderr
 
 
 def test_what_is_saved_can_be_compared_with(measured: Any, tmp_path: Path) -> None:
@@ -412,7 +418,7 @@ def test_a_tree_that_is_slower_than_another_fails_the_check(measured: Any) -> No
     done = bench_host("--check", "--against", host_turns.this_root())
 
     assert done.exit_code == 1, done.output
-    assert "matmul slower: 1.22 (1.2–1.22) this tree over the other" in done.stderr
+    assert "matmul slower: 1.22 (1.2–1.22) this tree / the other" in done.stderr
 
 
 def test_a_folder_to_compare_with_that_is_none_is_an_error_of_usage(tmp_path: Path) -> None:

@@ -73,9 +73,13 @@ def test_scales_are_of_an_operand_or_of_rows_and_columns(dtype: str, shapes: Any
 @pytest.mark.parametrize(
     ("operation", "given", "message"),
     [
-        (Operation("fp8"), {"layouts": ["nn"]}, "--dtype fp8 is timed in --layout nt"),
-        (Operation("fp8"), {"backward": True}, "--dtype fp8 is timed in --layout nt, without"),
-        (Operation(steps=Steps(bias=True)), {"backward": True}, "expected no --epilogue"),
+        (Operation("fp8"), {"layouts": ["nn"]}, "--dtype fp8 needs --layout nt"),
+        (Operation("fp8"), {"backward": True}, "cannot be combined with --backward"),
+        (
+            Operation(steps=Steps(bias=True)),
+            {"backward": True},
+            "--backward cannot be combined with --epilogue",
+        ),
         (Operation(steps=Steps(activation="geglu")), {"shapes": [(8, 7, 8)]}, "has N = 7"),
     ],
     ids=["layout of fp8", "backward of fp8", "backward with steps", "odd gate"],
@@ -90,7 +94,7 @@ def test_what_an_operation_lacks_is_refused(
 
 
 def test_fp8_promises_no_batch_invariance() -> None:
-    with pytest.raises(ValueError, match="--batch-invariant with --dtype fp8"):
+    with pytest.raises(ValueError, match="--batch-invariant cannot be combined with --dtype fp8"):
         Operation("fp8", batch_invariant=True)
 
 

@@ -179,7 +179,7 @@ def test_a_verification_refuses_a_bad_option_by_its_name(
             "--out-dtype is 'float16', expected bfloat16 or float32",
         ),
         ("inspect portable --config x=1", "--config has 'x=1', expected name=value"),
-        ("inspect hopper.hilbert --arch sm_80", "--arch is 80, expected for hopper.hilbert"),
+        ("inspect hopper.hilbert --arch sm_80", "--arch is 80, expected 90 for hopper.hilbert"),
         (
             "inspect portable --arch 75a",
             "--arch is '75a', expected one of 75, 80, 90, sm_75, sm_80, sm_90a",
@@ -222,7 +222,7 @@ def test_an_architecture_has_several_names(arch: str, inspected: list[int]) -> N
 def test_the_demo_checks_products_and_shows_machine_code() -> None:
     result = invoke("demo", code=0)
 
-    assert result.stdout.count("every element exact") == 5
+    assert result.stdout.count("every element is exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
 
 

@@ -89,6 +89,18 @@ def test_help_fits_the_terminal(name: str, width: int, help_of: Help) -> None:
     assert max(map(cell_len, help_of(name, width).splitlines())) <= width
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_cuts_no_word_off_in_a_narrow_terminal(name: str, help_of: Help) -> None:
+    assert "…" not in help_of(name, 80)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_lines_between_paragraphs_only(name: str) -> None:
+    paragraphs = COMMANDS[name].help.split("\n\n")
+
+    assert [each for each in paragraphs if "\n" in each] == []
+
+
 def test_help_shows_brackets_as_they_are(help_of: Help) -> None:
     text = help_of("bench", 140)
 

@@ -95,7 +95,7 @@ def test_ptx_is_printed() -> None:
         (("--dtype", "int8"), "--dtype is 'int8'"),
         (("--shapes", "64,128"), "--shapes is '64,128'"),
         (("hopper.tma_wgmma", "--config", "tile_m=80"), "tile_m is 80"),
-        (("portable", "--sass"), "expected one kernel, one --arch"),
+        (("portable", "--sass"), "name one kernel and one --arch"),
         (("hopper.tma_wgmma", "--ptx", "--json"), "--json"),
         (("--save", "/nowhere/file.json"), "--save is"),
     ],

@@ -121,7 +121,7 @@ def test_a_variant_is_recorded_as_what_differs_from_a_plain_call() -> None:
             {"kernel": "simt.new"},
             "kernel is 'simt.new' (did you mean 'simt.naive'?), expected one of",
         ),
-        ({"arch": 86}, "arch is 86, expected for"),
+        ({"arch": 86}, "arch is 86, expected 75 or 80 or 90 for"),
         ({"tile": 64}, "has the field 'tile', expected one of: kernel, arch"),
         ({"tf32": 1}, "has tf32 1, expected bool"),
         ({"shape": [64, 64]}, "shape is (64, 64) and alignment (), expected three numbers"),

@@ -86,7 +86,7 @@ UNPROFILED = "print('==WARNING== No kernels were profiled.')\n"
             + UNPROFILED
             + "sys.exit('==ERROR== ERR_NVGPUCTRPERM - No permission.')",
             3,
-            "cannot measure here: ncu may not read the GPU's performance counters "
+            "Nothing can be measured here: ncu may not read the GPU's performance counters "
             "(ERR_NVGPUCTRPERM)",
         ),
         (
@@ -103,14 +103,14 @@ UNPROFILED = "print('==WARNING== No kernels were profiled.')\n"
             "ncu refused: Failed to find",
         ),
         ("sys.exit('out of luck')", 3, "ncu ended with exit code 1 and counted nothing: out"),
-        ("", 3, "ncu ended with exit code 0 and counted nothing: it said nothing"),
-        (answer(unavailable="needs cutlass"), 3, "cannot measure here: needs cutlass"),
+        ("", 3, "ncu ended with exit code 0 and counted nothing: it printed nothing"),
+        (answer(unavailable="needs cutlass"), 3, "Nothing can be measured here: needs cutlass"),
         (
             answer(started=True) + "print('==PROF== Connected')",
             1,
-            "profiling failed: the profiled process ended",
+            "Profiling failed: the profiled process ended",
         ),
-        (answer(failed="OutOfMemoryError: 1 TiB"), 1, "profiling failed: OutOfMemoryError: 1 T"),
+        (answer(failed="OutOfMemoryError: 1 TiB"), 1, "Profiling failed: OutOfMemoryError: 1 T"),
         (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.Monk
         f"{FAKE}(here / 'pid').write_text(str(subprocess.Popen({sleep}).pid)); time.sleep(10**6)"
     )
 
-    check_stops(3, "ncu was not done after 3 s", "portable")
+    check_stops(3, "ncu did not end within 3 s", "portable")
 
     assert ends(int(fake.with_name("pid").read_text())), "the watched process lives on"
 
@@ -186,7 +186,7 @@ def test_cuda_home_is_the_first_of_cuda_s_folders(
 
 def test_without_a_gpu_ncu_is_not_started(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    check_stops(3, "cannot measure here: there is no NVIDIA GPU", "portable")
+    check_stops(3, "Nothing can be measured here: there is no NVIDIA GPU", "portable")
     assert not replay.exists()
 
 

@@ -40,13 +40,13 @@ class TestTheResolvedConfig:
 
 
 class TestAProductWithAnAddend:
-    """alpha A B + beta C."""
+    """alpha·A·B + beta·C."""
 
     def test_is_asked_for_and_said(self, replay: Path) -> None:
         output = printed("hopper.tma_wgmma", "--addend")
 
         (call,) = calls(replay)
-        assert "alpha A B + beta C" in output
+        assert "alpha·A·B + beta·C" in output
         assert Request.from_text(call[15]).addend
 
     @pytest.mark.usefixtures("replay")
@@ -70,15 +70,15 @@ def test_a_table_shows_the_counters_of_cublas_and_of_the_kernel() -> None:
     output = printed("hopper.tma_wgmma")
     rows = {name: rest for name, *rest in cells(output)}
     expected = {
-        "time in ncu, one cold run (µs)": ["179.0", "448.4"],
+        "time under ncu, one cold run (µs)": ["179.0", "448.4"],
         "tensor pipe active": ["94.7%", "35.1%"],
         "FLOP / DRAM byte": ["766.4", "584.0"],
-        "… A, B, C moved once": ["1,365.3", "1,365.3"],
-        "… by the CTA's tile": ["–", "–"],
+        "… if A, B, C move once": ["1,365.3", "1,365.3"],
+        "… of the CTA's tile": ["–", "–"],
         "DRAM (GB/s)": ["1,002", "525"],
         "fp32 FMAs / M·N·K": ["0.000", "0.000"],
         "global load requests": ["–", "–"],
-        "not selected, of the cycles between issues": ["0.4%", "0.2%"],
+        "not selected, share of cycles between issues": ["0.4%", "0.2%"],
         "shared wavefronts: stores": ["660,937 (21.5% conflicts)", "0"],
         "shared wavefronts: wgmma": ["–", "–"],
         "cublas": ["nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "2×66×1", "384×1×1", "179.0"],
@@ -100,9 +100,9 @@ def test_a_table_has_the_reasons_that_stall_warps_the_longest_first() -> None:
 def test_a_table_says_how_it_was_measured() -> None:
     output = printed("hopper.tma_wgmma")
 
-    assert "caches flushed" in output
+    assert "cold caches" in output
     assert "outblas bench" in output
-    assert "Memory by instructions" not in output
+    assert "Memory accesses by instruction" not in output
 
 
 class TestJsonOfTwoShapes:
@@ -253,9 +253,12 @@ class TestInstructions:
         (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
         (
             ("hopper.tma_wgmma", "--dtype", "float32"),
-            "--dtype is 'float32', expected for hopper.tma_wgmma: ",
+            "--dtype is 'float32', expected bfloat16 or float16 for hopper.tma_wgmma",
         ),
-        (("cublas", "--dtype", "int8"), "--dtype is 'int8', expected for cublas: "),
+        (
+            ("cublas", "--dtype", "int8"),
+            "--dtype is 'int8', expected bfloat16 or float16 or float32 for cublas",
+        ),
         (("portable", "--layout", "xy"), "--layout is 'xy', expected one of"),
         (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
         (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),

@@ -92,9 +92,9 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
-        ("[]", "no snapshot of format 1"),
-        ('{"format": 2}', "no snapshot of format 1"),
+        ("{", "is not JSON"),
+        ("[]", "not a snapshot of format 1"),
+        ('{"format": 2}', "not a snapshot of format 1"),
         ('{"format": 1, "compilers": {}}', "expected the objects compilers and variants"),
         ('{"format": 1, "compilers": {}, "variants": {"a": {}}}', "variant 'a' is malformed"),
         (

@@ -84,7 +84,7 @@ def test_nothing_is_compared_with_what_other_compilers_made(tmp_path: Path) -> N
     output = invoke("simt.naive", "--against", file, code=3).stdout
 
     assert "Nothing was compared" in output
-    assert "the snapshot has 0.1" in output
+    assert "the snapshot was made with 0.1" in output
 
 
 def test_a_snapshot_of_other_compilers_takes_no_variants(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_a_snapshot_of_other_compilers_takes_no_variants(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (("--update",), "--update needs --against FILE"),
-        (("--against", FILE, "--arch", "80", "--json"), "and was given --arch, --json"),
+        (("--against", FILE, "--arch", "80", "--json"), "expected no --arch, --json"),
         (("nothing", "--against", FILE), "kernel is 'nothing'"),
         (("--against", "/nowhere.json"), "cannot be read"),
-        (("portable", "--against", FILE, "--update"), "and was given kernels"),
+        (("portable", "--against", FILE, "--update"), "expected no names of kernels"),
         (("--snapshot", "/nowhere/file.json"), "--snapshot is"),
     ],
 )

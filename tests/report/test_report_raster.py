@@ -189,7 +189,7 @@ def test_a_chart_names_each_order_with_its_hit_rate(empty: Path, tmp_path: Path)
 
 
 def test_the_model_is_shown_beside_ncu(file: Path) -> None:
-    assert "The model beside ncu" in shown("raster", "--shapes", 1024, "--results", file)
+    assert "The model and ncu" in shown("raster", "--shapes", 1024, "--results", file)
 
 
 def test_without_profiles_the_command_says_how_to_get_some(empty: Path) -> None:

@@ -271,7 +271,7 @@ NO_BF16 = "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16
             {"arch": 75, "config": "arch=80"},
             "arch is 80, expected at most 75, the GPU's",
         ),
-        ("turing.cp_async", {"arch": 75}, "arch is 75, expected for turing.cp_async: 80, 90"),
+        ("turing.cp_async", {"arch": 75}, "arch is 75, expected 80 or 90 for turing.cp_async"),
     ],
 )
 def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reason: str) -> None:

@@ -78,5 +78,5 @@ def test_hang():
     ended = run_beside_torch("import pytest; pytest.main(['-p', 'no:cacheprovider', '-q'])")
 
     assert ended.returncode == 1
-    assert "watchdog: my kernel: not done after 0.3 s" in ended.stderr
+    assert "watchdog: my kernel did not end within 0.3 s" in ended.stderr
     assert "in test_hang" in ended.stderr

@@ -36,7 +36,7 @@ from .record import (
 from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
 
 CHECK_SECONDS = 300
-OUT_OF_MEMORY = f"{REFUSED}the device has too little free memory"
+OUT_OF_MEMORY = f"{REFUSED}the GPU has too little free memory"
 HOST_SHARE = 0.7  # of a call's time on the device, from which the device may wait for the host
 ROUNDS = {"burst": 15, "cold": 15, "sustained": 3}
 
@@ -127,7 +127,7 @@ class Campaign:
             return
         checks: list[tuple[Provider, str]] = []
         entrants: Entrants = {}
-        for provider in progress.counted(self.providers, lambda each: f"{each.label} is checked"):
+        for provider in progress.counted(self.providers, lambda each: f"{each.label}: checking"):
             check, entrant = self._enter(provider, task, operands)
             checks.append((provider, check))
             if entrant is not None:

@@ -71,7 +71,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"--against is {path}, which cannot be read: {error}") from None
+        raise ValueError(f"--against is {path}, but it cannot be read: {error}") from None
     if not isinstance(report, dict) or not isinstance(report.get("results"), list):
         raise ValueError(f"--against is {path}, expected a file that `outblas bench --save` wrote")
     return report
@@ -86,7 +86,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """
     gpus = [report.get("environment", {}).get("gpu") for report in (before, after)]
     if gpus[0] != gpus[1]:
-        raise ValueError(f"--against is of {gpus[0]}, expected this GPU: {gpus[1]}")
+        raise ValueError(f"--against was measured on {gpus[0]}, expected this GPU, {gpus[1]}")
     earlier, later = _timed(before["results"]), _timed(after["results"])
     changes = [_change(key, earlier[key], later[key]) for key in earlier if key in later]
     missing = [_change(key, earlier[key], earlier[key]).name for key in earlier if key not in later]

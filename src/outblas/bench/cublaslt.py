@@ -145,7 +145,7 @@ def _fastest(
             algo for algo in _algorithms(matmul, a.device.index) if matmul.run(algo, a, b, out) == 0
         ]
         if not runnable:
-            raise CublasLtError("none of the heuristic's algorithms runs")
+            raise CublasLtError("cuBLASLt offered no algorithm that runs")
         _chosen[key] = runnable[
             _winner([partial(matmul.run, algo, a, b, out) for algo in runnable])
         ]

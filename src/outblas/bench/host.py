@@ -126,12 +126,14 @@ def read(path: Path) -> Record:
     except OSError as error:
         raise ValueError(f"{shown(path)} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{shown(path)} is no JSON: {error}") from None
+        raise ValueError(f"{shown(path)} is not JSON: {error}") from None
     try:
         environment = dict(found["environment"])
         figures = [_figure(each) for each in found["figures"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{shown(path)} is no record of bench-host: {error!r}") from None
+        raise ValueError(
+            f"{shown(path)} is not a file that `outblas bench-host --save` wrote: {error!r}"
+        ) from None
     return Record(environment, {figure.name: figure for figure in figures})
 
 
@@ -151,7 +153,7 @@ def incomparable(now: Record, recorded: Record) -> str | None:
     for name in SAME:
         here, there = (_release(name, record.environment) for record in (now, recorded))
         if here != there:
-            return f"{name} is {here} here, and was {there} when they were recorded"
+            return f"{name} is {here} here, but was {there} when the figures were recorded"
     return None
 
 

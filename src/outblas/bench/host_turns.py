@@ -220,7 +220,9 @@ class _Runner:
             inside = self.tree.path / "outblas"
             strays = [file for file in found["files"] if not Path(file).is_relative_to(inside)]
             if strays:
-                raise ProbeError(f"{self.tree.name} imports {shown(strays[0])}, of another tree")
+                raise ProbeError(
+                    f"{self.tree.name} imports {shown(strays[0])}, which belongs to another tree"
+                )
         figures: dict[str, Any] = found["figures"]
         return figures
 
@@ -238,7 +240,7 @@ class _Runner:
             )
         except subprocess.TimeoutExpired:
             raise ProbeError(
-                f"{self.tree.name}: {arguments[-1]!r} was not done after {PROCESS_SECONDS} s"
+                f"{self.tree.name}: {arguments[-1]!r} did not end within {PROCESS_SECONDS} s"
             ) from None
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]

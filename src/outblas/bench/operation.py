@@ -70,7 +70,7 @@ class Operation:
         if self.dtype not in OPERANDS:
             raise ValueError(f"dtype is {self.dtype!r}, expected one of {', '.join(OPERANDS)}")
         if self.scaling and self.batch_invariant:
-            raise ValueError(f"--batch-invariant with --dtype {self.dtype}, expected no fp8")
+            raise ValueError(f"--batch-invariant cannot be combined with --dtype {self.dtype}")
 
     @property
     def scaling(self) -> Scaling:
@@ -80,13 +80,17 @@ class Operation:
     def check(self, shapes: Sequence[Shape], layouts: Sequence[str], *, backward: bool) -> None:
         """Raises ValueError for what this operation has not."""
         if self.scaling and (list(layouts) != ["nt"] or backward):
-            raise ValueError(f"--dtype {self.dtype} is timed in --layout nt, without --backward")
+            raise ValueError(
+                f"--dtype {self.dtype} needs --layout nt, and cannot be combined with --backward"
+            )
         if self.steps and backward:
-            raise ValueError("--backward has bare products: expected no --epilogue")
+            raise ValueError(
+                "--backward cannot be combined with --epilogue: backward passes have none"
+            )
         for _, N, _ in shapes:
             if N % self._split:
                 raise ValueError(
-                    f"--shapes has N = {N}, expected even numbers with {self.steps.activation}"
+                    f"--shapes has N = {N}, but {self.steps.activation} needs an even N"
                 )
 
     @property

@@ -84,7 +84,7 @@ def parse(text: str, operation: Operation = PLAIN) -> Provider:
     try:
         registry.find(name)
     except ValueError as error:
-        raise ValueError(f"{error}; or {', '.join(LIBRARIES)}") from None
+        raise ValueError(f"{error}, or one of {', '.join(LIBRARIES)}") from None
     return kernel(name, rest.removesuffix("]"), operation)
 
 
@@ -117,7 +117,10 @@ def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provide
 
     def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
         if operation.scaling:
-            raise Refused(f"{name} with --dtype {operation.dtype}: name outblas, which chooses")
+            raise Refused(
+                f"no kernel can be named with --dtype {operation.dtype}: "
+                "time outblas, which chooses one"
+            )
         extras = operation.extras(a, b, out)
 
         def call(b: torch.Tensor = b) -> object:
@@ -159,7 +162,7 @@ def _cublas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.T
 def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
     """torch._scaled_mm, whose sums stay in the tensor cores."""
     if not operation.scaling:
-        raise Refused(f"{FAST_ACCUM} is for fp8 operands, not {operation.dtype}")
+        raise Refused(f"{FAST_ACCUM} takes fp8 operands, not {operation.dtype}")
     extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_torch(a, b, out, extras, fast_accum=True)
 
@@ -171,7 +174,7 @@ def _cublaslt_best(
     from . import cublaslt
 
     if operation.scaling:
-        raise Refused(f"{BEST} has no {operation.dtype}")
+        raise Refused(f"{BEST} does not take {operation.dtype}")
     product = torch.empty(a.shape[0], b.shape[1], dtype=out.dtype, device=out.device)
     product = out if operation.is_bare else product
     try:

@@ -1,5 +1,6 @@
 """The command `outblas`."""
 
+import inspect as python_inspect
 from typing import Annotated
 
 import typer
@@ -62,13 +63,21 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(report.app, name="report")
 
 
-def _give_examples(commands: typer.Typer, prefix: str = "") -> None:
-    """Lets the help of every command end with its examples."""
+def _give_help(commands: typer.Typer, prefix: str = "") -> None:
+    """Lets the help of every command be its docstring, which the terminal may wrap anywhere, and
+    end with its examples.
+    """
     for command in commands.registered_commands:
         name = command.name or command.callback.__name__  # type: ignore[union-attr]
+        command.help = _paragraphs(python_inspect.getdoc(command.callback) or "")
         command.epilog = epilog(prefix + name)
 
 
-_give_examples(app)
-_give_examples(cache.app, "cache ")
-_give_examples(report.app, "report ")
+def _paragraphs(text: str) -> str:
+    """A text whose lines are broken between paragraphs only."""
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+
+
+_give_help(app)
+_give_help(cache.app, "cache ")
+_give_help(report.app, "report ")

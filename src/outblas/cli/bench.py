@@ -21,6 +21,7 @@ from .common import (
     JsonOption,
     LayoutOption,
     ShapesOption,
+    check_dtype,
     check_one_of,
     check_runs,
     check_writable,
@@ -69,61 +70,74 @@ def bench(
     kernels: Annotated[
         str,
         typer.Option(
-            help="Kernels by name, NAME\\[k=v,...] for a config; outblas (what matmul takes), "
-            "outblas-bare (without the epilogue), cublas (against itself), torch.compile, "
-            "cublas-fast-accum (of fp8). Default: all kernels that run here. cublas and "
-            "cublaslt-best are always timed."
+            help="Names of kernels, or NAME\\[k=v,...] for a config. Other names: outblas (what "
+            "matmul chooses), outblas-bare (without the epilogue), cublas (against itself), "
+            "torch.compile, cublas-fast-accum (for fp8). Default: all kernels that run here. "
+            "cublas and cublaslt-best are always timed."
         ),
     ] = "",
-    ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder.")] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(help="Time the kernels of one ladder: simt, portable, turing or hopper."),
+    ] = None,
     shapes: ShapesOption = "4096",
     dtype: Annotated[
         str,
         typer.Option(
-            help="bfloat16, float16, float32 (IEEE products), tf32, or fp8 and fp8-rowwise "
-            "(e4m3, one scale an operand or one a row)."
+            help="Precision: bfloat16, float16, float32 (IEEE products), tf32, fp8 (e4m3 with one "
+            "scale per operand) or fp8-rowwise (one scale per row of A and column of B)."
         ),
     ] = "bfloat16",
     layout: LayoutOption = "nt",
     epilogue: Annotated[
         str,
-        typer.Option(help="What follows the product: bias+gelu+residual, or some of these."),
+        typer.Option(help="What follows the product, joined by +: bias, an activation, residual."),
     ] = "",
     batch_invariant: Annotated[
-        bool, typer.Option(help="outblas promises that a row's bits depend on no other row.")
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Time calls with batch_invariant=True: a row's bits depend on no other row.",
+        ),
     ] = False,
     backward: Annotated[
-        bool, typer.Option(help="The two products of each backward pass, instead.")
+        bool,
+        typer.Option(
+            "--backward", help="Time the two products of the backward pass of each shape instead."
+        ),
     ] = False,
     mode: Annotated[
         str,
         typer.Option(
-            help="Some of burst, cold (weights that are not in L2, where memory bounds the call) "
-            "and sustained."
+            help="Comma-separated: burst, cold (weights that are not in L2; only calls that memory "
+            "bounds) and sustained (seconds at a time, with power)."
         ),
     ] = "burst,cold",
     rounds: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Rounds of burst, at least (15 by default); passes of sustained (3)."
+            min=2,
+            help="Minimum number of rounds in burst and cold (15), or of passes in sustained (3).",
         ),
     ] = None,
     json: JsonOption = False,
     save: Annotated[
-        Path | None, typer.Option(help="Write the JSON to a file, renewed with every figure.")
+        Path | None, typer.Option(help="Write the JSON to a file, again after every figure.")
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="An earlier campaign's JSON: says which ratios fell since."),
+        typer.Option(
+            help="Compare with the JSON that an earlier run saved, and list the ratios that fell."
+        ),
     ] = None,
     chart: Annotated[
-        Path | None, typer.Option(help="Draw the figures: .png, .svg or .pdf.")
+        Path | None, typer.Option(help="Draw a chart to a .png, .svg or .pdf file.")
     ] = None,
 ) -> None:
-    """Times kernels beside cuBLAS and the best of cuBLASLt, in turns on one GPU.
+    """Times kernels beside cuBLAS and the best cuBLASLt algorithm on one GPU.
 
-    Every kernel is checked before it is timed. Exit code 1 if a kernel is wrong or, with --against,
-    if a ratio fell; 3 without a GPU.
+    Every kernel is checked before it is timed, and all take turns. It exits with code 1 if a kernel
+    is wrong or, with --against, if a ratio fell, and with code 3 without a GPU.
     """
     import torch
 
@@ -147,7 +161,9 @@ def bench(
             registry.ladder(ladder)
         named = [parse(name, operation) for name in split_names(kernels)]
         if not torch.cuda.is_available():
-            typer.echo("No NVIDIA GPU that torch can use: there is nothing to time here.", err=True)
+            typer.echo(
+                "There is no NVIDIA GPU that torch can use: nothing can be timed here.", err=True
+            )
             raise typer.Exit(NO_GPU)
         campaign = _campaign(named, ladder, operation, rounds)
     plan = Plan(chosen, layouts, modes, backward)
@@ -160,7 +176,7 @@ def bench(
         try:
             draw(report, chart)
         except ValueError as error:
-            typer.echo(f"no chart: {error}", err=True)
+            typer.echo(f"No chart was drawn: {error}", err=True)
     if earlier is not None:
         passed &= _compared(earlier, report)
     raise typer.Exit(0 if passed else 1)
@@ -177,7 +193,9 @@ def _compared(earlier: dict[str, Any], report: dict[str, Any]) -> bool:
             line = f"{verdict}: {change.name}: {change.before:.3f} -> {change.after:.3f}"
             typer.echo(f"{line} (tolerance {change.tolerance:.1%})", err=True)
     same, missing = len(found.of("same")), len(found.missing)
-    typer.echo(f"{same} ratios are as before, {missing} were not measured this time", err=True)
+    typer.echo(
+        f"{same} ratios did not change, and {missing} were not measured this time.", err=True
+    )
     return not found.of("fell")
 
 
@@ -192,7 +210,7 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     found = split(text)
     for value in found or [text]:
         if value not in allowed:
-            raise ValueError(f"{option} is {value!r}, expected of {', '.join(allowed)}")
+            raise ValueError(f"{option} is {value!r}, expected some of {', '.join(allowed)}")
     return found
 
 
@@ -228,9 +246,7 @@ def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
         kernel = registry.find(provider.name)
         check_runs(kernel, device)
         if OPERANDS[dtype] not in kernel.dtypes:
-            raise ValueError(
-                f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}"
-            )
+            check_dtype(dtype, kernel.name, kernel.dtypes)
 
 
 class Plan(NamedTuple):
@@ -298,7 +314,7 @@ def _view(title: str, rows: list[tuple[str, ...]]) -> RenderableType:
     keys = sum(i <= COLUMNS.index("provider") for i in kept)
     cells = ([row[i] for i in kept] for row in rows)
     return make_table(
-        f"{title}; × cuBLAS is its time over the provider's",
+        f"{title}; × cuBLAS: its time / the provider's time",
         [COLUMNS[i] for i in kept],
         cells,
         keys=keys,

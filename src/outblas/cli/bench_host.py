@@ -32,28 +32,32 @@ FAILED = 2
 def bench_host(
     recorded: Annotated[
         Path,
-        typer.Option(help="The JSON of an earlier run, which --save wrote, to compare with."),
+        typer.Option(help="Compare with this file, which an earlier run wrote with --save."),
     ] = RECORDED,
     against: Annotated[
         Path | None,
-        typer.Option(help="Another checkout of outblas, measured in turns with this one."),
+        typer.Option(
+            help="Compare with another checkout of outblas, measured in turns with this one."
+        ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit code 1 if a ratio rose beyond its spread.")
+        bool,
+        typer.Option("--check", help="Exit with code 1 if a ratio rose by more than its spread."),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=0, help="How long it may take, for each tree; 3 rounds at least.")
+        float,
+        typer.Option(min=0, help="Time limit for each tree, in seconds. At least 3 rounds run."),
     ] = 75.0,
     rounds: Annotated[
-        int | None, typer.Option(min=2, help="Rounds, whatever time they take.")
+        int | None, typer.Option(min=2, help="Run this many rounds, however long they take.")
     ] = None,
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the figures to a file.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the figures to a JSON file.")] = None,
 ) -> None:
-    """Times what outblas costs the host; needs no GPU.
+    """Measures the CPU time that outblas costs; needs no GPU.
 
-    It times the import, calls, lookups and the start of commands. Each figure is a ratio of CPU
-    times taken in turns, to torch's own call or to the start of Python.
+    It times the import, calls, lookups of tuned configs and the start of commands. Each figure is a
+    ratio of CPU times that were measured in turns: to torch's own call, or to the start of Python.
     """
     from ..bench import host, host_turns
 
@@ -76,7 +80,7 @@ def bench_host(
         other = "recorded"
     else:
         rows = host.beside_tree(found[0].timings, found[1].timings, host_turns.FOREIGN)
-        other, remark = "this tree over the other", "\n".join(found[1].lacking) or None
+        other, remark = "this tree / the other", "\n".join(found[1].lacking) or None
 
     compared = {"compared": [asdict(row) for row in rows], "remark": remark}
     give(report | compared, lambda: _show(now, rows, other), json=json)
@@ -95,9 +99,9 @@ def _beside_recorded(now: Record, path: Path) -> tuple[list[Comparison], str | N
     try:
         recorded = host.read(path)
     except ValueError as error:
-        return [], f"nothing to compare with: {error}"
+        return [], f"There is nothing to compare with: {error}"
     if reason := host.incomparable(now, recorded):
-        return [], f"not compared with {path}: {reason}"
+        return [], f"The figures were not compared with {path}: {reason}"
     return host.beside_record(now, recorded, host_turns.FOREIGN), None
 
 

@@ -34,20 +34,23 @@ NO_GPU = 3  # exit code of commands that have nothing to measure on
 parse_shapes = shapes.parse
 
 SHAPES_HELP = (
-    "N, MxNxK, suite, decode or prefill (layers of language models), or decode:MODEL, "
-    "comma-separated."
+    "Shapes, comma-separated: N for N×N×N, MxNxK, suite, or decode and prefill (layers of language "
+    "models; decode:MODEL for one model)."
 )
 ShapesOption = Annotated[str, typer.Option(help=SHAPES_HELP)]
 PrecisionOption = Annotated[
-    str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")
+    str, typer.Option(help="Precision: bfloat16, float16, float32 (IEEE products) or tf32.")
 ]
 LayoutOption = Annotated[
-    str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")
+    str,
+    typer.Option(help="nt, nn, tn or tt: how A and B are stored, n row-major, t transposed."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.")]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
-ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")]
+ChartOption = Annotated[
+    Path | None, typer.Option(help="Draw a chart to a .png, .svg or .pdf file.")
+]
 
 PIPED_WIDTH = 140  # where no terminal and no COLUMNS says how wide a line may be
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
@@ -93,7 +96,7 @@ def check_writable(path: Path | None, option: str = "--save") -> None:
         path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))
     ):
         raise ValueError(
-            f"{option} is {str(path)!r}, expected a file in a folder that can be written"
+            f"{option} is {str(path)!r}, expected a file in a folder that exists and is writable"
         )
 
 
@@ -227,7 +230,7 @@ def check_runs(kernel: Kernel, device: torch.device) -> None:
 def check_dtype(dtype: str, kernel: str, dtypes: Sequence[str]) -> None:
     """Raises ValueError for operands that a kernel does not take."""
     if dtype not in dtypes:
-        raise ValueError(f"--dtype is {dtype!r}, expected for {kernel}: {', '.join(dtypes)}")
+        raise ValueError(f"--dtype is {dtype!r}, expected {' or '.join(dtypes)} for {kernel}")
 
 
 def split(text: str) -> list[str]:

@@ -57,7 +57,7 @@ def _measure(request: Request, device: torch.device) -> dict[str, Any]:
             a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
             roles = registry.load(request.kernel).phases(a, b, out, request.chosen())
     except RuntimeError as error:  # of CUDA or of the DSL
-        typer.echo(f"profiling failed: {error}", err=True)
+        typer.echo(f"Profiling failed: {error}", err=True)
         raise typer.Exit(1) from None
     return {
         "provider": request.kernel,

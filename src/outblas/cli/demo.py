@@ -28,11 +28,14 @@ N = 4096
 
 
 def demo(
-    save: Annotated[Path | None, typer.Option(help="Write the times to a JSON file.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the times to a JSON file (on a GPU).")
+    ] = None,
 ) -> None:
-    """Multiplies matrices and checks every element: a first look.
+    """Multiplies a few matrices and checks every element: a first look.
 
-    On a GPU it shows times beside cuBLAS's, without one the machine code for Hopper.
+    On a GPU it then times every kernel beside cuBLAS. Without a GPU it compiles the Hopper kernels
+    and shows what the assembler made of them.
     """
     import torch
 
@@ -46,18 +49,21 @@ def demo(
 def _show_next_steps(*, on_gpu: bool) -> None:
     """Commands to try after this one."""
     steps = [
-        ("outblas list", "the ladders, rung by rung"),
-        ("outblas inspect hopper.gemm", "registers, shared memory, instructions"),
+        ("outblas list", "every kernel and its idea"),
+        ("outblas inspect hopper.gemm", "registers, occupancy, instructions"),
     ]
     steps += (
         [
-            ("outblas bench --shapes 2048,8192", "other sizes"),
-            ("outblas tune --shapes 4096 --budget 5m", "the fastest config on this GPU"),
+            ("outblas bench --shapes 2048,8192", "time other sizes"),
+            ("outblas tune --shapes 4096 --budget 5m", "find the fastest config on this GPU"),
         ]
         if on_gpu
         else [
-            ("outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4", "a first sweep"),
-            ("outblas report roofline", "what limits each kernel"),
+            (
+                "outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4",
+                "run a first sweep",
+            ),
+            ("outblas report roofline", "see what limits each kernel"),
         ]
     )
     note("\nTry next:", None)
@@ -77,12 +83,16 @@ def _on_gpu(save: Path | None) -> bool:
     from ..bench.record import BASE
 
     device = torch.device("cuda", torch.cuda.current_device())
-    console.print(f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} bf16, B stored N×K.")
+    console.print(
+        f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} in bfloat16, B transposed."
+    )
     with progress_line.shown():
         campaign = Campaign([parse(BASE), *runnable(device)])
         records = list(campaign.run([(N, N, N)], ["nt"], ["burst"]))
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
-    table("Burst: idle, one warm call, 8 timed", columns, map(_row, records))
+    table(
+        "Burst: the GPU idles, then one warm-up call and 8 timed calls", columns, map(_row, records)
+    )
     if save is not None:
         save_json(
             save,
@@ -114,8 +124,8 @@ def _without_gpu() -> bool:
     from ..verify.cases import Case
 
     console.print(
-        "No NVIDIA GPU: small products run through Triton's interpreter, Hopper kernels are only "
-        "compiled."
+        "There is no NVIDIA GPU: small products run in Triton's interpreter, and the Hopper "
+        "kernels are compiled but not run."
     )
     cases = [
         Case(128, 128, 128, torch.bfloat16, layout="nt"),
@@ -128,9 +138,9 @@ def _without_gpu() -> bool:
     with progress_line.shown():
         for case in progress.counted(cases):
             fault = _check("portable", case, "cpu")
-            rows.append((str(case), "every element exact" if fault is None else fault))
+            rows.append((str(case), "every element is exact" if fault is None else fault))
             passed &= fault is None
-    table("portable, interpreted: C = A·B against float64", ("product", "check"), rows)
+    table("portable in the interpreter: C = A·B against float64", ("product", "check"), rows)
     return _compile_hopper() and passed
 
 
@@ -170,5 +180,5 @@ def _compile_hopper() -> bool:
             (found.kernel, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma)
         )
     columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
-    table("Compiled for sm_90a, bf16, B stored N×K", columns, rows)
+    table("Compiled for sm_90a: bfloat16, B transposed", columns, rows)
     return passed

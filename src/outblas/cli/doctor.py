@@ -13,12 +13,12 @@ from .common import NONE, JsonOption, console, give, note, table
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Says whether outblas runs well on this machine, and what is amiss.
+    """Checks whether outblas runs well on this machine.
 
-    It looks at the GPU and its driver, at installed versions beside the tested ones, at the caches,
-    and at which kernels run here. Exit code 1 if something is amiss.
+    It checks the GPU and its driver, the installed versions against the tested ranges, the caches,
+    and which kernels run here. It exits with code 1 if it finds a problem.
     """
-    with progress_line.shown("looking at the GPU"):
+    with progress_line.shown("checking the GPU"):
         report = examine()
     give(report, lambda: _show(report), json=json)
     raise typer.Exit(1 if report["problems"] else 0)
@@ -127,13 +127,15 @@ def _runs(kernel: registry.Kernel) -> str:
     if not torch.cuda.is_available():
         gap = launcher.unsupported_device_reason(kernel, torch.device("cpu"))
         return (
-            "on the CPU, through the interpreter" if gap is None else f"no: {gap}; it compiles here"
+            "on the CPU, in Triton's interpreter"
+            if gap is None
+            else "not without an NVIDIA GPU; it compiles here"
         )
     gaps = [
         launcher.unsupported_device_reason(kernel, torch.device("cuda", i))
         for i in range(torch.cuda.device_count())
     ]
-    return "yes" if None in gaps else f"no: {gaps[0]}"
+    return "yes" if None in gaps else f"no: it {gaps[0]}"
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -149,7 +151,7 @@ def _show(report: dict[str, Any]) -> None:
     _show_stores(report)
     _show_kernels(report["kernels"])
     for name in report["lacking"]:
-        note(f"{name['name']} is missing: {name['without']}", None)
+        note(f"The installed versions lack {name['name']}: {name['without']}", None)
 
 
 def _show_verdict(report: dict[str, Any]) -> None:
@@ -157,16 +159,16 @@ def _show_verdict(report: dict[str, Any]) -> None:
     if problems:
         note(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:", "bold yellow")
     elif report["gpus"]:
-        note("All is well.", "bold green")
+        note("No problems found.", "bold green")
     else:
-        note("All is well, but there is no NVIDIA GPU here.", "bold")
+        note("No problems found, but there is no NVIDIA GPU here.", "bold")
     for problem in problems:
         note(f"! {problem}", "yellow")
 
 
 def _show_gpus(report: dict[str, Any]) -> None:
     if not report["gpus"]:
-        console.print("No NVIDIA GPU: torch takes every call that names no kernel.")
+        console.print("There is no NVIDIA GPU: calls that name no kernel run in torch.")
         return
     rows = [
         (g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB") for g in report["gpus"]
@@ -183,12 +185,12 @@ def _show_stores(report: dict[str, Any]) -> None:
     )
     if store["network"]:
         state += (
-            f", on {store['network']}: where its locks do not hold, a kernel is compiled more than "
-            "once"
+            f", on a network file system ({store['network']}): if its locks do not work between "
+            "machines, some kernels are compiled more than once"
         )
     note(f"Cache {shown(store['directory'] or NONE)}: {state}", None)
     gpus = ", ".join(tuning["tables"]) or "no GPU"
-    note(f"Tuning: {tuning['winners']} winners in the store; tables for {gpus}", None)
+    note(f"Tuning: {tuning['winners']} tuned configs in the store; shipped tables for {gpus}", None)
 
 
 def _show_kernels(kernels: list[dict[str, str]]) -> None:

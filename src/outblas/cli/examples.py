@@ -8,35 +8,35 @@ Example = tuple[str, str]  # a command line, and what it does
 
 EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     "": (
-        ("outblas doctor", "what runs on this machine"),
-        ("outblas demo", "a first look, with a GPU or without"),
-        ("outblas bench --shapes 4096", "the kernels beside cuBLAS"),
-        ("outblas --install-completion", "completion in your shell"),
+        ("outblas doctor", "check this machine"),
+        ("outblas demo", "take a first look, with or without a GPU"),
+        ("outblas bench --shapes 4096", "time the kernels beside cuBLAS"),
+        ("outblas --install-completion", "complete commands in your shell"),
     ),
-    "demo": (("outblas demo --save demo.json", "keep the times"),),
+    "demo": (("outblas demo --save demo.json", "keep the times in a file"),),
     "list": (
         ("outblas list", "every kernel and its idea"),
-        ("outblas list hopper --long", "one ladder, with parents, GPUs and sources"),
+        ("outblas list hopper --long", "one ladder with parents, GPUs and sources"),
     ),
     "doctor": (
-        ("outblas doctor", "the verdict first"),
-        ("outblas doctor --json", "what a bug report wants"),
+        ("outblas doctor", "problems come first"),
+        ("outblas doctor --json", "for a bug report"),
     ),
     "verify": (
-        ("outblas verify portable --shapes quick", "one kernel, a few shapes"),
+        ("outblas verify portable --shapes quick", "one kernel at a few shapes"),
         ("outblas verify --shapes 640x72x96 --dtype float16", "a shape of your own"),
     ),
     "bench": (
-        ("outblas bench --shapes 4096,16x4096x4096", "all kernels at two shapes"),
-        ("outblas bench --kernels outblas --shapes suite --save suite.json", "kept"),
-        ("outblas bench --kernels outblas --shapes suite --against suite.json", "what fell"),
+        ("outblas bench --shapes 4096,16x4096x4096", "time all kernels at two shapes"),
+        ("outblas bench --kernels outblas --shapes suite --save suite.json", "keep"),
+        ("outblas bench --kernels outblas --shapes suite --against suite.json", "compare"),
         ("outblas bench --kernels outblas --shapes decode:llama-3-8b", "with cold weights"),
         ("outblas bench --kernels outblas --epilogue bias+gelu+residual", "an epilogue"),
         ("outblas bench --kernels hopper.gemm[tile_n=128] --shapes 2048", "a config"),
     ),
     "bench-host": (
-        ("outblas bench-host", "beside what was recorded"),
-        ("outblas bench-host --against ../other --check", "another checkout in turns"),
+        ("outblas bench-host", "compare with the recorded figures"),
+        ("outblas bench-host --against ../other --check", "compare two checkouts"),
     ),
     "profile": (
         ("outblas profile hopper.gemm --shapes 4096", "ncu's counters"),
@@ -44,31 +44,35 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "inspect": (
         ("outblas inspect hopper.gemm", "registers, spills, instructions"),
+        ("outblas inspect --arch 80", "every kernel that runs on sm_80"),
         ("outblas inspect simt.naive --arch 80 --sass", "the machine code"),
     ),
     "tune": (
         ("outblas tune --shapes 4096 --budget 20m", "the fastest config of a shape"),
         ("outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4", "try it on a CPU"),
-        ("outblas tune --explain 4096x4096x4096 --gpu H100", "what matmul chooses there"),
+        ("outblas tune --explain 4096x4096x4096 --gpu H100", "what matmul chooses"),
     ),
-    "cache ls": (("outblas cache ls", "what was tuned"),),
+    "cache ls": (("outblas cache ls", "list what was tuned"),),
     "cache show": (("outblas cache show 4096 --limit 20", "the fastest trials of a shape"),),
     "cache export": (("outblas cache export results.jsonl", "take results elsewhere"),),
     "cache import": (("outblas cache import results.jsonl", "add another machine's results"),),
-    "cache verify": (("outblas cache verify", "is anything damaged?"),),
+    "cache verify": (("outblas cache verify", "look for damage"),),
     "cache prune": (
-        ("outblas cache prune --stale --dry-run", "what would go"),
-        ("outblas cache prune --older-than 30d --compiled", "results and compiled kernels"),
+        ("outblas cache prune --stale --dry-run", "count what would be removed"),
+        (
+            "outblas cache prune --older-than 30d --compiled",
+            "remove old results and compiled kernels",
+        ),
     ),
     "report ladder": (
         ("outblas report ladder --ladder hopper", "rung by rung"),
         ("outblas report ladder --html ladder.html", "as a page"),
     ),
-    "report sizes": (("outblas report sizes hopper.gemm", "from 512 to 16384"),),
+    "report sizes": (("outblas report sizes hopper.gemm", "square products, 512 to 16384"),),
     "report roofline": (("outblas report roofline --html roofline.html", "as a page"),),
-    "report raster": (("outblas report raster", "orders of tiles"),),
+    "report raster": (("outblas report raster --shapes 4096", "compare tile orders at one shape"),),
     "report accesses": (("outblas report accesses", "bank conflicts and coalescing"),),
-    "report readme": (("outblas report readme --check", "is README up to date?"),),
+    "report readme": (("outblas report readme --check", "check that the pages are up to date"),),
     "report tune": (("outblas report tune --html tune.html", "a sweep as a page"),),
 }
 

@@ -45,25 +45,30 @@ _GROUPS = {
 
 def inspect(
     kernels: Annotated[
-        list[str] | None, typer.Argument(help="Kernels by name; all by default.")
+        list[str] | None, typer.Argument(help="Names of kernels. Default: all.")
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")
+        str | None,
+        typer.Option(help="Config, such as tile_m=128,stages=4. Default: the kernel's own choice."),
     ] = None,
     arch: Annotated[
         str | None,
         typer.Option(
-            help="75, 80, 90 or sm_90a, comma-separated. Default: all that a kernel runs on."
+            help="Architectures, comma-separated: 75, 80, 90 or sm_90a. Default: all that a kernel "
+            "runs on."
         ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="bfloat16, float16 or float32. Default: as documents measure it."),
+        typer.Option(
+            help="bfloat16, float16 or float32. Default: the dtype that the seed documents measure."
+        ),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")
+        str | None,
+        typer.Option(help="nt, nn, tn or tt. Default: the layout that the seed documents measure."),
     ] = None,
-    shapes: Annotated[str, typer.Option(help="One shape, 4096 or MxNxK.")] = "4096",
+    shapes: Annotated[str, typer.Option(help="One shape: N or MxNxK.")] = "4096",
     json: JsonOption = False,
     save: SaveOption = None,
     sass: Annotated[
@@ -74,21 +79,28 @@ def inspect(
     ] = False,
     against: Annotated[
         Path | None,
-        typer.Option(help="Compile what a snapshot lists, all or the named kernels', and compare."),
+        typer.Option(
+            help="Compile the variants of this snapshot (of the named kernels, if any) and compare "
+            "their machine code."
+        ),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="With --against: write today's code to the file.")
+        bool,
+        typer.Option(
+            "--update", help="With --against: update the snapshot to today's machine code."
+        ),
     ] = False,
     snapshot: Annotated[
-        Path | None, typer.Option(help="Add the inspected variants to a snapshot.")
+        Path | None, typer.Option(help="Add the inspected variants to this snapshot.")
     ] = None,
 ) -> None:
-    """Compiles kernels and shows their machine code; needs no GPU.
+    """Compiles kernels and shows what the assembler made of them; needs no GPU.
 
-    It shows registers, spills, occupancy, instructions, warnings and rooflines.
+    It shows registers, spills, occupancy, instructions, rooflines and the assembler's warnings.
 
-    --against exits with 0 where machine code is the same, 1 where it differs or a variant is
-    missing or unknown, and 3 where other compilers made the snapshot, so that nothing was compared.
+    With --against it exits with 0 if the machine code is the same, with 1 if it differs or a
+    variant is missing or unknown, and with 3 if other compilers made the snapshot and nothing was
+    compared.
     """
     if against is not None or update:
         others: dict[str, object] = {
@@ -120,9 +132,9 @@ def inspect(
             variants = _variants(kernels or [], _archs(arch), dtype)
             if (sass or ptx) and (len(variants) != 1 or json):
                 raise ValueError(
-                    f"--sass and --ptx got {len(variants)} "
-                    f"variants{' and --json' if json else ''}, "
-                    "expected one kernel, one --arch, and no --json"
+                    f"--sass and --ptx print one variant, and {len(variants)} were "
+                    f"chosen{' with --json' if json else ''}: "
+                    "name one kernel and one --arch, without --json"
                 )
             shape = one_shape(shapes, least=0)
             found = _inspect(variants, config, dtype, layout, shape)
@@ -178,7 +190,7 @@ def _variants(
             variants += [(kernel.name, arch) for arch in own if not archs or arch in archs]
     if not variants:
         raise ValueError(
-            f"--dtype is {dtype!r}, and no kernel takes it on the architectures of --arch"
+            f"--dtype is {dtype!r}, but no kernel takes it on the architectures of --arch"
         )
     return variants
 
@@ -222,7 +234,7 @@ def _show(found: Sequence[Inspection]) -> None:
         "arch",
         "operands",
         "registers",
-        "spill B st / ld",
+        "spilled B, st / ld",
         "smem KiB",
         "stages",
         "threads",
@@ -251,7 +263,7 @@ def _show(found: Sequence[Inspection]) -> None:
         for i in found
         for machine, b in i.bound.items()
     ]
-    levels = ("compute", "DRAM", "L1", "shared memory", "L2 if nothing merges")
+    levels = ("compute", "DRAM", "L1", "shared memory", "L2 without merging")
     table(
         "Roofline: TFLOP/s (FLOP per byte)",
         ("kernel", "machine", "bound", "by", *levels),
@@ -263,7 +275,7 @@ def _show(found: Sequence[Inspection]) -> None:
         note(f"{name}: {_config(i)}")
         for access, conflicts in (i.bank_conflicts or {}).items():
             note(
-                f"{name}: {access}: bank conflicts add {conflicts:g} wavefronts an instruction",
+                f"{name}: {access}: bank conflicts add {conflicts:g} wavefronts per instruction",
                 None,
             )
         for warning in i.warnings:
@@ -275,7 +287,7 @@ def _config(i: Inspection) -> str:
     module = registry.load(i.kernel)
     if hasattr(module, "choose"):
         return i.config
-    return configs.brief(configs.from_text(module.Config, i.config)) or "its own configuration"
+    return configs.brief(configs.from_text(module.Config, i.config)) or "the kernel's own config"
 
 
 def _share(i: Inspection) -> float:

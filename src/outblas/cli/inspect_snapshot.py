@@ -36,16 +36,16 @@ def run(
 
     with usage_errors():
         if path is None:
-            raise ValueError("--update needs --against FILE, the snapshot to write")
+            raise ValueError("--update needs --against FILE, which names the snapshot to update")
         if given := [option for option, value in others.items() if value is not None]:
             raise ValueError(
-                f"--against takes variants from its file, and was given {', '.join(given)}"
+                f"--against takes its variants from the snapshot, expected no {', '.join(given)}"
             )
         if update:
             check_writable(path, "--against")
             if kernels:
                 raise ValueError(
-                    "--update compiles all variants of the file, and was given kernels"
+                    "--update compiles all variants of the snapshot, expected no names of kernels"
                 )
         before = snapshot.load(path)
         chosen = _chosen(before, kernels)
@@ -129,7 +129,7 @@ def _chosen(before: Snapshot, kernels: Sequence[str]) -> list[str]:
     for kernel in kernels:
         if not any(entry.variant.kernel == kernel for entry in before.entries.values()):
             registry.find(kernel)
-            raise ValueError(f"kernel is {kernel!r}, of which the snapshot has no variant")
+            raise ValueError(f"kernel is {kernel!r}, but the snapshot has no variant of it")
     return [
         name
         for name, entry in before.entries.items()
@@ -142,8 +142,8 @@ def _compare(before: Snapshot, names: Sequence[str], *, whole: bool) -> None:
 
     if changed := snapshot.other_compilers(before):
         note(
-            "Nothing was compared: other compilers made the snapshot, "
-            "and their instructions may be others.",
+            "Nothing was compared: other compilers made the snapshot, and they may choose other "
+            "instructions.",
             "yellow",
         )
         for line in changed:
@@ -156,7 +156,7 @@ def _compare(before: Snapshot, names: Sequence[str], *, whole: bool) -> None:
     if found:
         _show(found)
         raise typer.Exit(DIFFERENT)
-    note(f"{len(names)} variants have the machine code of the snapshot", "green")
+    note(f"{len(names)} variants have the same machine code as in the snapshot.", "green")
 
 
 def _update(path: Path, before: Snapshot) -> None:
@@ -173,7 +173,7 @@ def _update(path: Path, before: Snapshot) -> None:
     snapshot.save(path, snapshot.Snapshot(snapshot.compilers(), entries))
     if found:
         _show(found)
-    note(f"{path}: {len(entries)} variants written")
+    note(f"{path}: {len(entries)} variants were written.")
 
 
 def _show(found: Sequence[Difference]) -> None:

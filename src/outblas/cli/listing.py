@@ -10,13 +10,16 @@ from .common import NONE, JsonOption, give, table, usage_errors
 
 
 def list_kernels(
-    ladder: Annotated[str | None, typer.Argument(help="One ladder; all by default.")] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Argument(help="Name of a ladder: simt, portable, turing or hopper. Default: all."),
+    ] = None,
     long: Annotated[
-        bool, typer.Option("--long", "-l", help="Parent, DSL, GPUs and source of each, too.")
+        bool, typer.Option("--long", "-l", help="Also show parent, DSL, GPUs and source.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Lists the kernels that can be called by name."""
+    """Lists the kernels, which can all be called by name."""
     with usage_errors(options={"name": "ladder"}):
         kernels = registry.ladder(ladder)
     columns = ("name", "idea", "parent", "DSL", "GPUs", "source")

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 NOTE = (
-    "Time is ncu's own: one run, caches flushed, clocks as they come. Speed is measured by "
-    "`outblas bench`. "
-    "Rates are of the cycles in which SMs are active."
+    "The time is ncu's: one run with cold caches, at whatever clock the GPU has. `outblas bench` "
+    "measures speed. Rates are per cycle in which SMs are active."
 )
 SMALLEST_STALL = 0.005  # warps per issue; the table leaves out less
 
@@ -129,20 +128,23 @@ class Profile:
 
 
 def profile(
-    kernel: Annotated[str, typer.Argument(help="A kernel by name, or cublas.")],
+    kernel: Annotated[str, typer.Argument(help="Name of a kernel, or cublas.")],
     shapes: Annotated[str, typer.Option(help=SHAPES_HELP)] = "4096",
     config: Annotated[
-        str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")
+        str, typer.Option(help="Config of the kernel, such as tile_m=128,tile_n=256.")
     ] = "",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure it.")
+        str,
+        typer.Option(
+            help="bfloat16, float16 or float32. Default: the dtype that the seed documents measure."
+        ),
     ] = "",
     layout: Annotated[
         str,
         typer.Option(
             help=(
-                "nt, nn, tn, tt: A then B, t as stored transposed. Default: as documents "
-                "measure it."
+                "nt, nn, tn or tt: how A and B are stored, n row-major, t transposed. Default: the "
+                "layout that the seed documents measure."
             )
         ),
     ] = "",
@@ -150,25 +152,27 @@ def profile(
         bool,
         typer.Option(
             "--phases",
-            help="Cycles of each phase and role of warps, from an instrumented compile; no ncu.",
+            help="Count the cycles of each phase and warp role in an instrumented compile. It "
+            "needs no ncu.",
         ),
     ] = False,
     addend: Annotated[
-        bool, typer.Option("--addend", help="Profile alpha A B + beta C in place of A B.")
+        bool, typer.Option("--addend", help="Profile alpha·A·B + beta·C instead of A·B.")
     ] = False,
     instructions: Annotated[
         bool,
         typer.Option(
             "--instructions",
-            help="Also what each memory instruction did, from a second run of ncu.",
+            help="Also show what each memory instruction did, from a second run of ncu.",
         ),
     ] = False,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Shows ncu's counters of a kernel beside cuBLAS's, or its cycles.
+    """Shows ncu's counters for a kernel and for cuBLAS, or the kernel's cycles.
 
-    Exit code 3 where there is no GPU or no ncu, or where the driver refuses its counters.
+    It exits with code 3 if there is no GPU, if ncu is not installed, or if the driver does not let
+    it read the counters.
     """
     try:
         with usage_errors():
@@ -182,7 +186,7 @@ def profile(
             device = _device(kernel)
             environment = _environment(ncu_too=not phases)
     except (ncu.CannotMeasure, ImportError) as error:
-        raise _stop(f"cannot measure here: {error}", NO_GPU) from None
+        raise _stop(f"Nothing can be measured here: {error}", NO_GPU) from None
     if phases:
         cycles.run(requests, device, environment, json=json, save=save)
         return
@@ -194,9 +198,9 @@ def profile(
                 for each in _measure(request, device, instructions)
             ]
     except ncu.CannotMeasure as error:
-        raise _stop(f"cannot measure here: {error}", NO_GPU) from None
+        raise _stop(f"Nothing can be measured here: {error}", NO_GPU) from None
     except RuntimeError as error:
-        raise _stop(f"profiling failed: {error}", 1) from None
+        raise _stop(f"Profiling failed: {error}", 1) from None
 
     def show() -> None:
         for request in requests:
@@ -275,11 +279,11 @@ def _measure(request: Request, device: torch.device, instructions: bool) -> list
 def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     names = [each.provider for each in profiles]
     counters = [each.counters for each in profiles]
-    what = " alpha A B + beta C" if request.addend else ""
+    what = " alpha·A·B + beta·C" if request.addend else ""
     title = f"{cycles.sizes(request)} {request.dtype} {request.layout}{what} on {gpu}"
     rows = [(label, *cells) for label, *cells in zip(LABELS, *map(_cells, profiles), strict=True)]
     table(title, ("counter", *names), rows)
-    table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))
+    table("Stalled warps per issued instruction, by reason", ("reason", *names), _stalls(counters))
     launches = [
         (
             each.provider,
@@ -293,12 +297,12 @@ def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     ]
     table("Launches", ("provider", "kernel", "grid", "block", "µs"), launches)
     if memory := [row for each in profiles for row in _memory(each)]:
-        table("Memory by instructions", MEMORY, memory, keys=3)
+        table("Memory accesses by instruction", MEMORY, memory, keys=3)
     note(NOTE)
 
 
 LABELS = (
-    "time in ncu, one cold run (µs)",
+    "time under ncu, one cold run (µs)",
     "L2 hit rate",
     "L1 hit rate",
     "DRAM read (MB)",
@@ -311,9 +315,9 @@ LABELS = (
     "global load requests",
     "global store requests",
     "FLOP / DRAM byte",
-    "… A, B, C moved once",
+    "… if A, B, C move once",
     "FLOP / L2→SM byte",
-    "… by the CTA's tile",
+    "… of the CTA's tile",
     "tensor pipe active",
     "FMA pipe active",
     "fp32 FMAs (10⁶)",
@@ -321,7 +325,7 @@ LABELS = (
     "FFMAs with .reuse",
     "IPC",
     "achieved occupancy",
-    "not selected, of the cycles between issues",
+    "not selected, share of cycles between issues",
     "registers / thread",
     "shared wavefronts: loads",
     "shared wavefronts: stores",
@@ -334,8 +338,8 @@ MEMORY = (
     "operand",
     "access",
     "requests",
-    "transactions each",
-    "sectors each",
+    "transactions / request",
+    "sectors / request",
     "efficiency",
     "shared wavefronts",
     "ideal",
@@ -388,7 +392,9 @@ def _cells(profile: Profile) -> tuple[str, ...]:
 
 
 def _requests_of(requests: float | None, sectors: float | None) -> str:
-    each = f" ({sectors / requests:.1f} sectors each)" if requests and sectors is not None else ""
+    each = (
+        f" ({sectors / requests:.1f} sectors / request)" if requests and sectors is not None else ""
+    )
     return figure(requests, ",.0f") + each
 
 

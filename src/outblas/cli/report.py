@@ -30,19 +30,20 @@ if TYPE_CHECKING:
     from ..report.results import Measurements
 
 app = typer.Typer(
-    help="Reports from recorded results: ladders, sizes, rooflines, sweeps.", no_args_is_help=True
+    help="Makes reports from recorded results: ladders, sizes, rooflines, sweeps.",
+    no_args_is_help=True,
 )
 
 ResultsOption = Annotated[
     str,
     typer.Option(
-        help="Files of outblas bench, comma-separated. Default: the project's own results."
+        help="Files that outblas bench saved, comma-separated. Default: results of this project."
     ),
 ]
 ProfilesOption = Annotated[
     str,
     typer.Option(
-        help="Files of outblas profile, comma-separated. Default: the project's own results."
+        help="Files that outblas profile saved, comma-separated. Default: results of this project."
     ),
 ]
 
@@ -50,12 +51,12 @@ ProfilesOption = Annotated[
 @app.command()
 def ladder(
     ladder: Annotated[
-        str | None, typer.Option(help="simt, portable, turing or hopper; all by default.")
+        str | None, typer.Option(help="simt, portable, turing or hopper. Default: all.")
     ] = None,
     shapes: Annotated[
         str,
         typer.Option(
-            help="N,... of square products. Default: 4096,8192; of simt, turing 2048,4096."
+            help="Sizes of square products. Default: 4096,8192; 2048,4096 for simt and turing."
         ),
     ] = "",
     results: ResultsOption = "",
@@ -65,9 +66,9 @@ def ladder(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Shows every rung in order, with its source's figure beside ours.
+    """Shows every rung of a ladder beside the figure of its source document.
 
-    In a checkout it also shows what the seed documents claim, and what came of each claim.
+    In a checkout it also lists what the seed documents claim, and whether our measurements agree.
     """
     from ..report import ladder as report
     from ..report import ladder_chart, page, sizes
@@ -119,19 +120,22 @@ def ladder(
 
 @app.command()
 def sizes(
-    kernel: Annotated[str, typer.Argument(help="A rung by name.")],
+    kernel: Annotated[str, typer.Argument(help="Name of a rung.")],
     results: ResultsOption = "",
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Shows one kernel at square products from 512 to 16384, beside its source."""
+    """Shows one kernel at square products from 512 to 16384.
+
+    The figures of its source document stand beside ours.
+    """
     from ..report import sizes as report
 
     with usage_errors():
         check_writable(save)
         rows = report.rows(_load(results, required=True), kernel)
         if not rows:
-            raise ValueError(f"--results have no square product of {kernel}")
+            raise ValueError(f"--results holds no square product of {kernel}")
     value = {"kernel": kernel, "sizes": [row.record() for row in rows]}
     shown = report.title(kernel, rows), report.COLUMNS, [row.cells() for row in rows]
     give(value, lambda: table(*shown), json=json, save=save)
@@ -140,24 +144,26 @@ def sizes(
 @app.command()
 def roofline(
     ladder: Annotated[
-        str | None, typer.Option(help="The kernels of one ladder; all by default.")
+        str | None, typer.Option(help="simt, portable, turing or hopper. Default: all.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="T4, A100, H100, GH200 or H200.")] = "H100",
+    gpu: Annotated[str, typer.Option(help="GPU: T4, A100, H100, GH200 or H200.")] = "H100",
     dtype: Annotated[
         str,
-        typer.Option(help="bfloat16, float16, float32. Default: as documents measure each ladder."),
+        typer.Option(
+            help="bfloat16, float16 or float32. Default: the dtype that the seed documents measure."
+        ),
     ] = "",
-    shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "4096",
+    shapes: Annotated[str, typer.Option(help="One shape: N or MxNxK.")] = "4096",
     results: ResultsOption = "",
     json: JsonOption = False,
     save: SaveOption = None,
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Puts all kernels on one roofline; needs no GPU.
+    """Shows the roofline of every kernel; needs no GPU.
 
-    It shows the CTAs that an SM holds, what memory allows, and what was measured here and in the
-    documents.
+    It compiles each kernel and shows how many CTAs fit on an SM, which rate each level of memory
+    allows, and the rates that were measured here and in the seed documents.
     """
     from ..core import machines, registry
     from ..report import page
@@ -179,7 +185,7 @@ def roofline(
     def show() -> None:
         table(f"{machine.name}: TFLOP/s", report.COLUMNS, cells)
         if missing := report.missing(ladder, machine):
-            note(f"Not on sm_{machine.arch}: {', '.join(missing)}.")
+            note(f"These kernels do not run on sm_{machine.arch}: {', '.join(missing)}.")
 
     give([point.record() for point in points], show, json=json, save=save)
     if html is not None:
@@ -200,23 +206,27 @@ def roofline(
 
 @app.command()
 def raster(
-    shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "8192",
-    tile: Annotated[str, typer.Option(help="Of one CTA, along M and N.")] = "128x256",
+    shapes: Annotated[str, typer.Option(help="One shape: N or MxNxK.")] = "8192",
+    tile: Annotated[str, typer.Option(help="Tile of one CTA, along M and N.")] = "128x256",
     cluster: Annotated[
-        str, typer.Option(help="CTAs along M and N that share operands by multicast.")
+        str,
+        typer.Option(help="CTAs of a cluster along M and N, which share operands by multicast."),
     ] = "1x1",
-    sms: Annotated[int, typer.Option(help="CTAs that run at a time.")] = 128,
+    sms: Annotated[int, typer.Option(help="Number of CTAs that run at a time.")] = 128,
     group: Annotated[
-        str, typer.Option(help="Tiles along M and N of grouped; serpentine takes M's.")
+        str,
+        typer.Option(
+            help="Tiles of a group along M and N, for grouped; serpentine uses the first."
+        ),
     ] = "16x8",
     results: ProfilesOption = "",
     json: JsonOption = False,
     save: SaveOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Compares orders of tiles under a model of an H100's L2; needs no GPU.
+    """Compares tile orders under a model of an H100's L2 cache; needs no GPU.
 
-    Hit rates that ncu measured stand beside those of the model.
+    The hit rates that ncu measured stand beside those that the model predicts.
     """
     from ..report import raster as report
 
@@ -233,7 +243,7 @@ def raster(
         table(found.title, report.COLUMNS, [row.cells() for row in found.rows])
         if any(agreement.orders for agreement in found.agreements):
             table(
-                "The model beside ncu",
+                "The model and ncu",
                 report.AGREEMENT_COLUMNS,
                 [each.cells() for each in found.agreements],
             )
@@ -251,7 +261,7 @@ def accesses(
 ) -> None:
     """Predicts bank conflicts and coalescing of the CUDA-core kernels; needs no GPU.
 
-    The predictions come from layouts; ncu's counters stand beside them.
+    The predictions follow from the kernels' layouts; the counters of ncu stand beside them.
     """
     from ..report import accesses as report
 
@@ -280,7 +290,10 @@ def accesses(
 def readme(
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only say what is out of date; exit code 1 if anything is."),
+        typer.Option(
+            "--check",
+            help="Change nothing: list what is out of date, and exit with code 1 if anything is.",
+        ),
     ] = False,
 ) -> None:
     """Makes the generated tables and charts of README.md and docs/ anew from results/.
@@ -303,7 +316,7 @@ def _squares(text: str) -> tuple[int, ...]:
     found = parse_shapes(text, least=1)
     if any(len(set(shape)) > 1 for shape in found):
         raise ValueError(
-            f"--shapes is {text!r}, expected N,...: the seeds measured square products"
+            f"--shapes is {text!r}, expected N,...: the seed documents measured square products"
         )
     return tuple(dict.fromkeys(shape[0] for shape in found))
 

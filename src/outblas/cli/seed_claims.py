@@ -16,8 +16,8 @@ from ..report.table import Table
 
 FOLDER = ROOT / "docs" / "seed_claims"
 MISSING = (
-    "Claims of the seed documents are tested in a checkout of outblas only (docs/seed_claims); "
-    "docs/claims.md has the findings on this project's own results."
+    "Only a checkout of outblas can test the claims of the seed documents (docs/seed_claims). "
+    "docs/claims.md lists what came out for the project's own results."
 )
 PACKAGE = "outblas_seed_claims"  # a name that no other package of the environment has
 

@@ -47,26 +47,31 @@ class Tally:
 
 def verify(
     kernels: Annotated[
-        list[str] | None, typer.Argument(help="Kernels by name; all that run here by default.")
+        list[str] | None, typer.Argument(help="Names of kernels. Default: all that run here.")
     ] = None,
     shapes: Annotated[
         str | None,
         typer.Option(
-            help="quick, full, or sizes: 4096, 640x72x96, comma-separated. Default: full on a GPU."
+            help="quick, full, or shapes: N or MxNxK, comma-separated. Default: full on a GPU, "
+            "else quick."
         ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes."),
+        typer.Option(
+            help="bfloat16, float16 or float32, comma-separated. Default: all that a kernel takes."
+        ),
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="nt, nn, tn, tt. Default: all.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="nt, nn, tn or tt, comma-separated. Default: all.")
+    ] = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
     """Checks that kernels compute the right product.
 
-    Products of small integers have to be exact, products of random numbers to keep an error bound,
-    and NaN and Inf to stand where torch has them. Exit code 1 if a check fails.
+    Products of small integers must be exact, products of random numbers must stay within an error
+    bound, and NaN and Inf must stand where torch has them. It exits with code 1 if a check fails.
     """
     import torch
 
@@ -189,7 +194,7 @@ def _show(device: str, tallies: list[Tally]) -> None:
     ]
     table(
         f"Verified on {device}",
-        ("kernel", "dtype", "passed", "failed", "cases not taken", ""),
+        ("kernel", "dtype", "passed", "failed", "cases not supported", ""),
         rows,
     )
     for t in tallies:

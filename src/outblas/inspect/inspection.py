@@ -159,7 +159,7 @@ class Inspection:
         limits = (*bounds, ("stack bytes", self.stack, stack))
         failed = failures(
             most={name: (found, limit) for name, found, limit in limits if limit is not None},
-            least={"CTAs an SM": (self.ctas_per_sm, min_ctas)},
+            least={"CTAs per SM": (self.ctas_per_sm, min_ctas)},
             has=has,
             lacks=lacks,
             warnings=self.warnings if no_warnings else (),
@@ -214,15 +214,17 @@ def inspect(
     record = registry.find(kernel)
     archs = compilable(record)
     if not archs:
-        raise ValueError(f"kernel {kernel!r} runs on none of {', '.join(map(str, ARCHS))}")
+        raise ValueError(
+            f"kernel {kernel!r} runs on none of the architectures {', '.join(map(str, ARCHS))}"
+        )
     arch = archs[-1] if arch is None else arch
     dtype, layout = dtype or registry.dtype_of(kernel), layout or registry.layout_of(kernel)
     if arch not in archs:
-        raise ValueError(f"arch is {arch!r}, expected for {kernel}: {', '.join(map(str, archs))}")
+        raise ValueError(f"arch is {arch!r}, expected {' or '.join(map(str, archs))} for {kernel}")
     for name, kind in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
         expected = record.dtypes if name == "dtype" else (dtype, "float32")
         if kind not in expected:
-            raise ValueError(f"{name} is {kind!r}, expected for {kernel}: {', '.join(expected)}")
+            raise ValueError(f"{name} is {kind!r}, expected {' or '.join(expected)} for {kernel}")
     module = registry.load(kernel)
     chosen = from_text(module.Config, config) if isinstance(config, str) else config
     return _inspect(module, chosen, arch, dtype, out_dtype, layout, shape)

@@ -94,7 +94,7 @@ def tool(name: str) -> Path:
         path = Path(folder) / "backends" / "nvidia" / "bin" / name
         if path.exists():
             return path
-    raise FileNotFoundError(f"{name} comes inside the triton wheel, which is not installed")
+    raise FileNotFoundError(f"{name} is part of the triton wheel, which is not installed")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def version() -> str:
     found = re.search(r"Version (\S+)", done.stdout)
     if found is None:
         raise CannotMeasure(
-            f"ncu does not say its version: {' '.join((done.stdout + done.stderr).split())[:200]}"
+            f"ncu did not print its version: {' '.join((done.stdout + done.stderr).split())[:200]}"
         )
     return found[1]
 
@@ -175,7 +175,7 @@ def _run(command: list[str], folder: Path) -> _Ran:
         try:
             code = process.wait(TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise CannotMeasure(f"ncu was not done after {TIMEOUT_SECONDS:g} s") from None
+            raise CannotMeasure(f"ncu did not end within {TIMEOUT_SECONDS:g} s") from None
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)  # ncu and the process it watches
@@ -198,13 +198,13 @@ def _failure(ran: _Ran, answer: dict[str, str]) -> RuntimeError:
         return CannotMeasure(f"this ncu does not know this GPU or its driver: {unsupported[0]}")
     if "failed" in answer:
         return RuntimeError(answer["failed"])
-    last = " | ".join(lines[-3:]) or "it said nothing"
+    last = " | ".join(lines[-3:]) or "it printed nothing"
     if "started" in answer:
         return RuntimeError(
-            f"the profiled process ended early, ncu with exit code {ran.code}: {last}"
+            f"the profiled process ended early, and ncu ended with exit code {ran.code}: {last}"
         )
     if errors:
         return CannotMeasure(f"ncu refused: {errors[0]}")
     if "No kernels were profiled" in text:
-        return CannotMeasure("ncu profiled no kernels: it does not see the process's launches")
+        return CannotMeasure("ncu profiled no kernels: it did not see the launches of the process")
     return CannotMeasure(f"ncu ended with exit code {ran.code} and counted nothing: {last}")

@@ -189,9 +189,7 @@ def compare(name: str, entry: Entry) -> list[Difference]:
     different.
     """
     if entry.code is None:
-        return [
-            Difference(name, "code", "missing", "outblas inspect --against FILE --update writes it")
-        ]
+        return [Difference(name, "code", "missing", "run outblas inspect --against FILE --update")]
     try:
         now = summarize(entry.variant)
     except ImportError:  # a DSL is not installed, which is no fault of the variant
@@ -221,7 +219,7 @@ def other_compilers(snapshot: Snapshot) -> list[str]:
     here = compilers()
     return [
         f"{name} is {here.get(name, 'not installed')}, "
-        f"the snapshot has {snapshot.compilers.get(name, 'none')}"
+        f"the snapshot was made with {snapshot.compilers.get(name, 'none')}"
         for name in sorted(here.keys() | snapshot.compilers.keys())
         if here.get(name) != snapshot.compilers.get(name)
     ]
@@ -233,12 +231,13 @@ def load(path: Path) -> Snapshot:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: no JSON: {error}") from None
+        raise ValueError(f"{path}: it is not JSON: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(
-            f"{path}: no snapshot of format {FORMAT}, as outblas inspect --snapshot writes"
+            f"{path}: it is not a snapshot of format {FORMAT}, which outblas inspect --snapshot "
+            "writes"
         )
     compilers, variants = found.get("compilers"), found.get("variants")
     if not isinstance(compilers, dict) or not isinstance(variants, dict):

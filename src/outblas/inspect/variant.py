@@ -108,14 +108,16 @@ def _checked(variant: KernelVariant) -> KernelVariant:
     )
     if variant.arch not in archs:
         raise ValueError(
-            f"arch is {variant.arch}, expected for {variant.kernel}: {', '.join(map(str, archs))}"
+            f"arch is {variant.arch}, expected {' or '.join(map(str, archs))} for {variant.kernel}"
         )
     if len(variant.shape) != 3 or len(variant.alignment) not in (0, 3):
         raise ValueError(
             f"shape is {variant.shape} and alignment {variant.alignment}, expected three numbers"
         )
     if variant.batch and variant.addend:
-        raise ValueError("batch and addend are given, expected one of them: addmm takes matrices")
+        raise ValueError(
+            "batch and addend were both given, expected one of them: addmm takes matrices"
+        )
     dtypes = ("bfloat16", "float16", "float32")
     allowed: dict[str, tuple[str, ...]] = {
         "dtype": dtypes,

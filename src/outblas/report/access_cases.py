@@ -113,7 +113,7 @@ def _case(profile: Profile) -> Case:
         )
     except ValueError as error:
         raise ValueError(
-            f"a profile of {profile.provider} is of a configuration that is gone: {error}"
+            f"a profile of {profile.provider} has a config that this version does not have: {error}"
         ) from None
     return Case(profile.provider, config, profile.shape, profile.dtype, profile.layout, profile)
 

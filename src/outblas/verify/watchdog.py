@@ -31,7 +31,7 @@ def watchdog(seconds: float, label: str) -> Iterator[None]:
     that call holds the GIL. Watchdogs nest, in one thread. They share one timer with
     `faulthandler.dump_traceback_later` (pytest's faulthandler_timeout).
     """
-    message = f"watchdog: {label}: not done after {seconds:g} s\n".encode()
+    message = f"watchdog: {label} did not end within {seconds:g} s\n".encode()
     says = threading.Timer(seconds, os.write, (real_stderr(), message))
     says.daemon = True
     _deadlines.append(time.monotonic() + seconds)
