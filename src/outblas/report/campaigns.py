@@ -207,12 +207,12 @@ def _of_provider(burst: Sequence[Measurement], provider: str) -> str:
     if not ours:
         raise ValueError(f"{provider} was not timed in burst, expected it in the file")
     both = provider != BEST and any(m.ratio_best is not None for m in ours)
-    columns = ["shape", "cuBLAS µs", f"{provider} µs", "TFLOP/s", "× cuBLAS", "spread", "apart"]
+    columns = ["shape", "µs", "cuBLAS µs", "TFLOP/s", "× cuBLAS", "spread", "apart"]
     rows = [
         [
             to_text(m.shape),
-            _us(_at(burst, BASE, m.shape).us),
             _us(m.us),
+            _us(_at(burst, BASE, m.shape).us),
             f"{m.tflops:.0f}",
             text.figure(m.ratio, ".3f"),
             text.spread(m),
@@ -221,13 +221,15 @@ def _of_provider(burst: Sequence[Measurement], provider: str) -> str:
         ]
         for m in ours
     ]
+    note = f"{provider} in {_BURST}; {_SPREAD}; {_APART}"
     mean = ["geometric mean", "", "", "", _bold_mean(burst, provider, shapes), "", ""]
     if both:
-        columns.append(f"× {BEST}")
+        columns.append("× best")
+        note += f"; *× best*: the same beside {BEST}, the fastest of cuBLASLt's algorithms"
         best = [m.ratio_best for m in ours if m.ratio_best is not None]
         mean.append(f"**{_mean(best)}**" if len(best) == len(shapes) else text.NONE)
     used = [m for m in burst if m.label in (BASE, provider)]
-    return markdown.closed(_plain(columns, [*rows, mean]), used, f"{_BURST}; {_SPREAD}; {_APART}")
+    return markdown.closed(_plain(columns, [*rows, mean]), used, note)
 
 
 def _bold_mean(burst: Sequence[Measurement], name: str, shapes: Sequence[Shape]) -> str:
