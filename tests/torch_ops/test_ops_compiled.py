@@ -1,5 +1,6 @@
 """Compiled and exported programs keep our operators, in one graph, for sizes that vary."""
 
+import types
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,9 @@ from torch._dynamo.testing import CompileCounter
 from torch.func import grad
 
 from outblas import addmm, linear, matmul
+from outblas.core.configs import to_text
+from outblas.kernels import portable
+from outblas.torch_ops import ops
 
 pytest_plugins = ("support.inductor",)
 pytestmark = pytest.mark.filterwarnings(
@@ -49,6 +53,51 @@ def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> N
             torch.autograd.grad(got.square().mean(), parameters),
             torch.autograd.grad(want.square().mean(), parameters),
         )
+
+
+SMALL_TILES = portable.Config(block_m=32, block_n=32)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("config", [None, SMALL_TILES], ids=["its own config", "a config"])
+def test_a_call_that_names_its_kernel_is_one_graph(config: portable.Config | None) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(6, 8)
+    compiled = torch.compile(
+        lambda x: matmul(x, x.t(), kernel="portable", config=config),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+
+    got = compiled(x)
+
+    torch.testing.assert_close(got, x @ x.t())
+
+
+def test_a_compiled_call_takes_another_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    taken: list[str] = []
+    monkeypatch.setattr(ops, "run", lambda call: taken.append(call.config) or call.a @ call.b)
+    named = types.SimpleNamespace(config=SMALL_TILES)
+    compiled = torch.compile(
+        lambda x: matmul(x, x, kernel="portable", config=named.config),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+
+    compiled(torch.randn(8, 8))
+    named.config = portable.Config(block_m=64)
+    compiled(torch.randn(8, 8))
+
+    assert taken == list(map(to_text, (SMALL_TILES, named.config)))
+
+
+def test_a_compiled_call_of_no_kernel_raises_the_eager_error() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: matmul(x, x, kernel="portble"), backend="aot_eager")
+
+    with pytest.raises(ValueError, match="did you mean 'portable'"):
+        compiled(torch.randn(8, 8))
 
 
 def test_functional_calls_give_what_the_model_gives() -> None:

@@ -179,6 +179,24 @@ def checked_kernel(kernel: str | None, config: Any) -> tuple[str, str]:
                 "config is given without kernel, expected the kernel that it configures"
             )
         return "", ""
+    if is_traced() and (found := _found_while_traced(kernel, config)) is not None:
+        return found
+    return _found_kernel(kernel, config)
+
+
+@torch.compiler.assume_constant_result
+def _found_while_traced(kernel: str, config: Any) -> tuple[str, str] | None:
+    """`_found_kernel` as Dynamo calls it: it cannot trace what reads the source of a kernel. None
+    for a call that is wrong, so that the error is raised where Dynamo sees it.
+    """
+    try:
+        return _found_kernel(kernel, config)
+    except (TypeError, ValueError, ImportError):
+        return None
+
+
+def _found_kernel(kernel: str, config: Any) -> tuple[str, str]:
+    """As `checked_kernel`, for a kernel that is named."""
     name = registry.find(kernel).name
     if config is None:
         return name, ""
