@@ -85,14 +85,14 @@ def test_a_bad_option_is_refused_by_its_name(
         ("--budget soon", "--budget is 'soon'"),
         ("--shapes 1x", "--shapes is "),
         ("--kernels nothing", "--kernels is 'nothing'"),
-        ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected none"),
+        ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected no --address"),
         ("--kernels=", "--kernels is '', expected a value, or no --kernels"),
         ("--budget=", "--budget is ''"),
         ("--gpus ,", "--gpus is ','"),
         ("--out-dtype=", "--out-dtype is ''"),
         ("--explain=", "--explain is ''"),
         ("--engine ray --gpus 0", "--gpus is '0', expected no --gpus with --engine ray"),
-        ("--store /", "--store is '/', exp"),
+        ("--store /", "--store is '/', which is a folder"),
     ],
 )
 def test_every_option_is_checked_before_anything_runs(

@@ -82,7 +82,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param("hopper.hilbert, 4096 bfloat16 nt: 1.047 × cuBLAS", id="the title"),
+        pytest.param("hopper.hilbert at 4096 bfloat16 nt: 1.047 × cuBLAS", id="the title"),
         pytest.param("1.050", id="the best ratio of a tile"),
         pytest.param("failed", id="a tile that failed"),
         pytest.param("0 of 3", id="how many configs of a tile were right"),
@@ -99,7 +99,7 @@ def test_the_chart_says_what_it_shows(drawn: str, text: str) -> None:
 def test_the_chart_of_a_page_has_words_for_those_who_do_not_see_it() -> None:
     text = html(build(SWEPT, winner()))
 
-    (words,) = re.findall(r'<svg role="img" aria-label="([^"]+)"', text)
+    (words,) = re.findall(r"<desc [^>]+>([^<]+)<", text)
     assert "the best of 5 is 128×256 with 1.050 × cuBLAS, the slowest 64×64 with 0.750" in words
     assert "3 for 128×256" in words
     assert "1st of 16 in the predicted order" in words
@@ -121,3 +121,12 @@ def test_a_chart_of_a_cpu_does_not_speak_of_cublas(tmp_path: Path) -> None:
     drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
     assert "× fastest" in drawn
     assert "cuBLAS" not in drawn
+
+
+def test_text_on_the_cells_of_tiles_keeps_its_colour_in_the_dark() -> None:
+    """A cell has the same shade in the dark: what is written on it must not be repainted."""
+    figure = chart.draw(build(SWEPT))
+
+    written = {text.get_color() for text in figure.axes[0].texts}
+
+    assert not written & plotting.DARK.keys()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ..bench import plotting
 from ..core.terminal import printable
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ _STYLE = """
 }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e7ea; --quiet: #98a1aa; --line: #343a41; --paper: #16191d; --band: #1e2227; }
-  figure { background: #ffffff; border-radius: 6px; }
 }
 body {
   margin: 0;
@@ -87,11 +86,9 @@ def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -
 
 def chart(figure: Figure) -> str:
     """A figure as inline SVG, without the XML prologue that HTML does not take."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    document = text.getvalue()
-    svg = document[document.index("<svg") :]
-    without_metadata = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    document = plotting.svg(figure)
+    without_prologue = document[document.index("<svg") :]
+    without_metadata = re.sub(r"<metadata>.*?</metadata>", "", without_prologue, flags=re.DOTALL)
     return f"<figure>{without_metadata}</figure>"
 
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from .model import TuneReport
 
-WIDTH = 8.5  # inches
 MARK = plotting.PALETTE[1]  # the colour that marks the best config
+# Cells have these shades in the light and in the dark, and so has what is written on them.
 _SHADES = ("#f1f5fb", "#c3d5ee", "#86abdc", "#3b6fb6", "#1d3f73")
+_ON_LIGHT, _FAILED, _ON_FAILED = "#1d2126", "#f4f4f4", "#5f6872"
 _DARK = 0.7  # from this share of the scale on, text is white
 _FLOOR = 0.7  # tiles below this share of the best ratio have the lightest shade
 _FEWEST_CELLS = 4  # the width is for at least so many tiles, or a single one would be a banner
-_LEGEND = 0.22  # the share of the height that two rows of a legend take
-_QUIET = "#5f6872"
+_ROW, _AROUND, _BELOW = 0.5, 0.9, 3.6  # inches: a row of tiles, what is around them, a panel below
 _MARGIN = 1.06  # by which the axes of predictions go beyond the points
 _WIDE = 4.0  # the slowest over the fastest, from which these axes are logarithmic
 
@@ -45,28 +45,24 @@ def draw(report: TuneReport) -> Canvas:
         raise ValueError(
             f"there is nothing to draw of {report.title}: {len(report.timed)} trials have figures"
         )
-    rows = len({m for m, _ in report.tiles})
-    tall, low = 0.85 + 0.5 * rows, 3.6
-    wide = panels[0] == "tiles"
-    below = len(panels) - wide
-    figure, axes = plotting.canvas(
-        len(panels), (WIDTH, wide * tall + bool(below) * low + 0.45), columns=max(1, below)
-    )
-    if wide and below:
-        grid = axes[0].get_gridspec()
-        grid.set_height_ratios([tall, low])
-        axes[0].set_subplotspec(grid[0, :])
-        for column, axis in enumerate(axes[1:]):
-            axis.set_subplotspec(grid[1, column])
+    rows: list[tuple[float, tuple[int, ...]]] = []
+    if "tiles" in panels:
+        rows.append((_AROUND + _ROW * len({m for m, _ in report.tiles}), (2,)))
+    if below := len(panels) - len(rows):
+        rows.append((_BELOW, (2 // below,) * below))
+    figure, axes = plotting.grid(plotting.WIDTH, rows, extra=0.7)
     for name, axis in zip(panels, axes, strict=True):
         {"tiles": _tiles, "stages": _stages, "model": _model}[name](axis, report)
-    title = f"{report.kernel}, {report.workload}: {_won(report)}\n{report.gpu}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize="medium", fontweight="bold")
-    for axis in axes:
-        axis.tick_params(labelsize="small")
-        axis.xaxis.label.set_fontsize("small")
-        axis.yaxis.label.set_fontsize("small")
+    title = f"{report.kernel} at {report.workload}: {_won(report)}"
+    plotting.entitle(figure, title, f"{report.gpu}. {_metric(report)}")
+    plotting.describe(figure, describe(report))
     return figure
+
+
+def _metric(report: TuneReport) -> str:
+    """What the ratio is, in a few words."""
+    base = report.base or "the fastest config"
+    return f"{report.metric}: the time of {base} over that of the config."
 
 
 def describe(report: TuneReport) -> str:
@@ -124,17 +120,15 @@ def _tiles(axis: Any, report: TuneReport) -> None:
         ratio = best.get((m, n))
         share = 1.0 if top == floor else (max(ratio or 0.0, floor) - floor) / (top - floor)
         colour: Any = shades(share)
-        ink = "white" if share >= _DARK else "#1d2126"
+        ink = plotting.ON_COLOUR if share >= _DARK else _ON_LIGHT
         words, weight = f"{ratio:.3f}" if ratio is not None else "failed", "bold"
         if ratio is None:
-            colour, ink, weight = "#f4f4f4", _QUIET, "normal"
+            colour, ink, weight = _FAILED, _ON_FAILED, "normal"
         _cell(axis, x, y, colour, marked=any(t.config == report.top[0].config for t in trials))
         right = sum(trial.ok for trial in trials)
         count = str(right) if right == len(trials) else f"{right} of {len(trials)}"
-        axis.text(
-            x, y - 0.12, words, color=ink, ha="center", va="center", fontsize="small", weight=weight
-        )
-        axis.text(x, y + 0.24, count, color=ink, ha="center", va="center", fontsize="xx-small")
+        axis.text(x, y - 0.12, words, color=ink, ha="center", va="center", weight=weight)
+        axis.text(x, y + 0.26, count, color=ink, ha="center", va="center", fontsize=7.0)
     axis.set_xlim(-0.5, max(len(across), _FEWEST_CELLS) - 0.5)
     axis.set_ylim(len(down) - 0.5, -0.5)
     axis.set_xticks(range(len(across)), [str(n) for n in across])
@@ -144,13 +138,13 @@ def _tiles(axis: Any, report: TuneReport) -> None:
     axis.set_xlabel("tile N", **({"loc": "left"} if len(across) < _FEWEST_CELLS else {}))
     axis.set_ylabel("tile M")
     title = f"Best {report.metric} in screening by tile; below it, how many configs were right"
-    axis.set_title(title, loc="left", fontsize="medium")
+    axis.set_title(title)
 
 
 def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
     from matplotlib.patches import Rectangle
 
-    edge, width, side = (MARK, 2.2, 0.94) if marked else ("white", 1.5, 1.0)
+    edge, width, side = (MARK, 2.2, 0.94) if marked else (plotting.PAPER, 1.5, 1.0)
     corner = x - side / 2, y - side / 2
     axis.add_patch(
         Rectangle(
@@ -161,31 +155,26 @@ def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
 
 def _stages(axis: Any, report: TuneReport) -> None:
     """A line for each tile: the best ratio by number of stages."""
-    colours = plotting.colours(list(report.stages))
-    counts = sorted({count for line in report.stages.values() for count in line})
+    names = list(report.stages)
+    colours, markers = plotting.colours(names), plotting.markers(names)
     for name, line in report.stages.items():
         at = sorted(line)
         axis.plot(
-            at, [line[n] for n in at], marker="o", markersize=4, color=colours[name], label=name
+            at,
+            [line[n] for n in at],
+            marker=markers[name],
+            markersize=4.5,
+            color=colours[name],
+            label=name,
         )
     low, high = axis.get_ylim()
-    axis.set_ylim(low - _LEGEND * (high - low), high)
-    if low < 1 < high:
+    if report.base and low < 1 < high:
         axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, zorder=1)
-    axis.set_xticks(counts)
+    axis.set_xticks(sorted({count for line in report.stages.values() for count in line}))
     axis.set_xlabel(report.stage_field)
     axis.set_ylabel(report.metric)
-    axis.legend(
-        frameon=False,
-        fontsize="x-small",
-        ncols=3,
-        loc="lower center",
-        columnspacing=1.2,
-        handlelength=1.6,
-    )
     tiles = "best tiles" if len(report.stages) > 1 else "tile"
-    title = f"Best {report.metric} by {report.stage_field}, {tiles}"
-    axis.set_title(title, loc="left", fontsize="medium")
+    plotting.legend_above(axis, f"Best {report.metric} by {report.stage_field}, {tiles}", 3)
 
 
 def _model(axis: Any, report: TuneReport) -> None:
@@ -220,12 +209,11 @@ def _model(axis: Any, report: TuneReport) -> None:
         label="best config",
     )
     _scale(axis, ends)
-    axis.grid(True, axis="both", color="#e3e3e3", linewidth=0.8)
+    axis.grid(True, axis="both", color=plotting.RULE, linewidth=0.8)
     axis.set_xlabel("predicted µs")
     axis.set_ylabel("measured µs, screening")
-    axis.legend(frameon=False, fontsize="x-small", loc="lower right")
     rho = "" if found.rho is None else f", Spearman's ρ {found.rho:.2f}"
-    axis.set_title(f"Predicted against measured{rho}", loc="left", fontsize="medium")
+    plotting.legend_above(axis, f"Predicted against measured{rho}", 2)
 
 
 def _scale(axis: Any, ends: tuple[float, float]) -> None:
