@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.commands import invoke, refuses
 
+from outblas.cli import demo as cli_demo
 from outblas.cli import inspect as cli_inspect
 from outblas.cli.common import save_json, without_nulls
 from outblas.core import registry, requirements
@@ -57,14 +58,23 @@ def test_the_doctor_has_the_installed_and_the_tested_versions(report: dict[str, 
     versions = {row["name"]: row for row in report["versions"]}
 
     assert versions["torch"]["installed"] == metadata.version("torch")
-    assert versions["triton"]["tested"] == "<3.10,>=3.6"
+    assert versions["triton"]["tested"] == ">=3.6,<3.10"
 
 
 def test_the_doctor_has_every_kernel(report: dict[str, Any]) -> None:
     kernels = {kernel["name"] for kernel in report["kernels"]}
 
     assert kernels == {kernel.name for kernel in registry.ladder()}
-    assert "hopper.tma_wgmma" in invoke("doctor").stdout
+
+
+def test_the_doctor_names_a_ladder_whose_rungs_have_the_same_answer(
+    report: dict[str, Any],
+) -> None:
+    answers = {kernel["runs"] for kernel in report["kernels"] if kernel["name"][:6] == "hopper"}
+    rungs = len(registry.LADDERS["hopper"])
+
+    assert len(answers) == 1
+    assert f"all {rungs} of hopper" in invoke("doctor").stdout
 
 
 def test_the_doctor_has_no_problem_with_the_cache(report: dict[str, Any]) -> None:
@@ -224,6 +234,18 @@ def test_the_demo_checks_products_and_shows_machine_code() -> None:
 
     assert result.stdout.count("every element is exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_demo_ends_with_commands_to_copy_that_fit_a_narrow_terminal(
+    on_gpu: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli_demo._show_next_steps(on_gpu=on_gpu)
+
+    _, title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "Try next:"
+    assert len(lines) == 4
+    assert all(line.startswith("  outblas ") and len(line.rstrip()) <= 80 for line in lines)
 
 
 # Files.

@@ -55,13 +55,13 @@ def _show_next_steps(*, on_gpu: bool) -> None:
     steps += (
         [
             ("outblas bench --shapes 2048,8192", "time other sizes"),
-            ("outblas tune --shapes 4096 --budget 5m", "find the fastest config on this GPU"),
+            ("outblas tune --shapes 4096 --budget 5m", "tune for this GPU"),
         ]
         if on_gpu
         else [
             (
                 "outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4",
-                "run a first sweep",
+                "a sweep",
             ),
             ("outblas report roofline", "see what limits each kernel"),
         ]

@@ -1,6 +1,7 @@
 """`outblas doctor`."""
 
 import platform
+from collections.abc import Collection
 from typing import Any
 
 import typer
@@ -198,5 +199,17 @@ def _show_kernels(kernels: list[dict[str, str]]) -> None:
     names: dict[str, list[str]] = {}
     for kernel in kernels:
         names.setdefault(kernel["runs"], []).append(kernel["name"])
-    rows = [(answer, ", ".join(found)) for answer, found in names.items()]
+    rows = [(answer, _by_ladder(found)) for answer, found in names.items()]
     table("Kernels", ("runs here", "kernels"), rows)
+
+
+def _by_ladder(names: Collection[str]) -> str:
+    """Kernels by name, where a ladder of which all are there stands for its rungs: "all of
+    hopper".
+    """
+    parts = []
+    for ladder, rungs in registry.LADDERS.items():
+        there = [rung for rung in rungs if rung in names]
+        whole = len(rungs) > 1 and len(there) == len(rungs)
+        parts += [f"all {len(rungs)} of {ladder}"] if whole else there
+    return ", ".join(parts)

@@ -42,7 +42,7 @@ def statuses() -> list[Status]:
     versions = python_versions()
     tested = f"{versions[0]} to {versions[-1]}" if versions else "any"
     return [Status(PYTHON, tested, platform.python_version())] + [
-        Status(r.name, str(r.specifier), installed(r.name)) for r in _requirements() if _applies(r)
+        Status(r.name, _tested(r), installed(r.name)) for r in _requirements() if _applies(r)
     ]
 
 
@@ -57,7 +57,7 @@ def install_command(name: str) -> str:
     """Returns the command that installs a dependency in the tested range."""
     requirement = _requirement(name)
     where = "" if _applies(requirement) else " (Linux only)"
-    return f"pip install '{requirement.name}{requirement.specifier}'{where}"
+    return f"pip install '{requirement.name}{_tested(requirement)}'{where}"
 
 
 def installed(name: str) -> str | None:
@@ -74,6 +74,12 @@ def _requirements() -> list[Requirement]:
 
 def _requirement(name: str) -> Requirement:
     return next(r for r in _requirements() if r.name == name)
+
+
+def _tested(requirement: Requirement) -> str:
+    """The tested range, its lower bound first: ">=2.11,<2.16"."""
+    bounds = map(str, requirement.specifier)
+    return ",".join(sorted(bounds, key=lambda bound: bound.startswith("<")))
 
 
 def _applies(requirement: Requirement) -> bool:
