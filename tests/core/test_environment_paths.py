@@ -243,4 +243,4 @@ def test_this_system_says_what_df_says() -> None:
 
 def test_doctor_names_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "network_filesystem", lambda path: "nfs4")
-    assert "on nfs4" in invoke("doctor").output.replace("\n", " ")
+    assert "network file system (nfs4)" in invoke("doctor").output.replace("\n", " ")
