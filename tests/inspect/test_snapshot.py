@@ -62,7 +62,7 @@ def test_what_counts_as_different(
         ),
         pytest.param(
             replace(PLAIN, activation="gelu"),
-            "ValueError: supports no epilogue besides alpha and C, but was given gelu",
+            "ValueError: has no epilogue besides alpha and C, but was given gelu",
             id="an epilogue that the kernel lacks",
         ),
     ],

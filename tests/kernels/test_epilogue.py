@@ -263,7 +263,7 @@ def test_a_rung_without_epilogues_refuses_one_by_name() -> None:
 
     reason = rung("turing.ldmatrix").unsupported(given)
 
-    expected = "supports no epilogue besides alpha and C, but was given bias, aux, swiglu, residual"
+    expected = "has no epilogue besides alpha and C, but was given bias, aux, swiglu, residual"
     assert reason == expected
 
 

@@ -185,7 +185,7 @@ def test_transforms_of_gradients_are_torchs(
 
 # ---- arguments without gradients
 arguments = pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b"])
-MESSAGE = "{}.* requires grad, and of scaled_mm only bias and residual have gradients"
+MESSAGE = "{}.* requires grad, but only bias and residual of scaled_mm have gradients"
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ class Rung(ABC, Generic[C]):
         if reason := launch.unsupported_dtype(problem):
             return reason
         if problem.epilogue != NONE and not self.fused:
-            return f"supports no epilogue besides alpha and C, but was given {problem.epilogue}"
+            return f"has no epilogue besides alpha and C, but was given {problem.epilogue}"
         if problem.device.type != "cuda":
             return f"needs CUDA tensors, but was given tensors on {problem.device}"
         limit = launch.shared_memory_limit(problem.device)
@@ -220,9 +220,7 @@ class Rung(ABC, Generic[C]):
                 f"dtype is {dtype_name(given.dtype)}, expected {' or '.join(self.kernel.dtypes)}"
             )
         if given.epilogue != NONE and not self.fused:
-            raise ValueError(
-                f"supports no epilogue besides alpha and C, but was given {given.epilogue}"
-            )
+            raise ValueError(f"has no epilogue besides alpha and C, but was given {given.epilogue}")
         config = config or self.default(given, machine.sms, machine.shared_memory_per_cta)
         if reason := self._invalid(
             config, machine.shared_memory_per_cta

@@ -150,7 +150,7 @@ def _check_features(kernel: str, module: ModuleType, problem: Problem) -> None:
         )
     if problem.epilogue != NONE and not getattr(module, "EPILOGUES", False):
         raise ValueError(
-            f"kernel {kernel!r} supports no epilogue besides alpha and C, but was given "
+            f"kernel {kernel!r} has no epilogue besides alpha and C, but was given "
             f"{problem.epilogue}"
         )
 

@@ -1,1 +1,1 @@
-"""The PyTorch operators: their registration, gradients, autocast and vmap, fp8 products."""
+"""The PyTorch operators: registration, gradients, autocast and vmap, and fp8 products."""

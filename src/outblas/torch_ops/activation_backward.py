@@ -1,4 +1,6 @@
-"""The operator `outblas::activation_backward`: the gradient of an activation's argument."""
+"""The operator `outblas::activation_backward`, which computes the gradient of an activation's
+argument.
+"""
 
 from typing import Any
 
@@ -16,7 +18,9 @@ from .schema import library
 
 
 def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    """As the operator, by torch: differentiable. 16-bit gradients are rounded once."""
+    """Computes the operator with torch functions, differentiably. 16-bit gradients are rounded
+    once.
+    """
     dtype = x.dtype
     if dtype in (torch.float16, torch.bfloat16):
         grad, x = grad.float(), x.float()
@@ -29,8 +33,8 @@ def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 
 def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
-    """grad · f'(x)."""
-    if function == "silu":  # aten's has no derivative
+    """Returns grad · f'(x)."""
+    if function == "silu":  # aten::silu_backward has no derivative
         s = torch.sigmoid(x)
         return grad * s * (1 + x * (1 - s))
     result: Tensor
@@ -46,7 +50,7 @@ def check(grad: Tensor, x: Tensor, activation: str) -> None:
     """Checks the arguments of the operator.
 
     Raises ValueError where they do not fit together, and NotImplementedError for sparse and nested
-    tensors, as torch's dispatcher does for operators.
+    tensors, as torch's dispatcher does.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
@@ -63,7 +67,7 @@ def check(grad: Tensor, x: Tensor, activation: str) -> None:
     given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
     if given != expected:
         raise OperandError(
-            f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}"
+            f"grad is {given}, expected {expected} for x.shape {tuple(x.shape)} and {activation!r}"
         )
 
 
@@ -80,12 +84,14 @@ def _compute(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 
 def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
-    """The operator as its Autograd kernel runs it; without autograd straight to the computation."""
+    """Runs the operator as its Autograd kernel does; without autograd it goes straight to the
+    computation.
+    """
     if requires_grad(grad, x) or has_tangent(grad, x):
         check(grad, x, activation)
         return formula(grad, x, activation)
-    # The dispatcher resolves a view that negates when read before a kernel gets it; such a view has
-    # to go through it here too.
+    # The dispatcher resolves lazily negated views before it calls a kernel, so such a view must go
+    # through it here too.
     plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
     if plain and unobserved():
         return _compute(grad, x, activation)

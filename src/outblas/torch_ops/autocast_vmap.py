@@ -1,4 +1,6 @@
-"""What autocast and `torch.vmap` make of the operators: what they make of torch's own products."""
+"""Rules for the operators under autocast and `torch.vmap`, equal to those of torch's own
+products.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +19,11 @@ _NARROW = torch.float16, torch.bfloat16
 
 # ---- autocast
 def _cast(function: Callable[..., Any], operator: str, device: str) -> Callable[..., Any]:
-    """`function`, which takes the arguments of `operator`, with tensors cast as autocast asks.
+    """Wraps `function`, which takes the arguments of `operator`, so that tensors are cast as
+    autocast requires.
 
-    Operands but float64 ones get autocast's dtype, bias and residual that of the product. Inside,
-    autocast is off.
+    Operands get autocast's dtype (float64 ones stay), bias and residual that of the product.
+    Autocast is off inside.
     """
     without_autocast = autocast_off(device)
     names = [each.name for each in ARGUMENTS[operator]]
@@ -47,12 +50,14 @@ def _cast(function: Callable[..., Any], operator: str, device: str) -> Callable[
 
 # ---- vmap
 def _lifted(t: Tensor, dim: int | None, rank: int) -> Tensor:
-    """A tensor whose mapped dimension, the first if there is one, comes before `rank` others."""
+    """Returns a tensor whose mapped dimension is first, if there is one, followed by `rank`
+    others.
+    """
     return t if dim is None else t[(slice(None), *[None] * (rank + 1 - t.dim()))]
 
 
 def _sample(t: Any, dim: int | None) -> Any:
-    """A tensor as a call without vmap would have it, for the checks."""
+    """Returns the tensor that a call without vmap would have, for the checks."""
     if dim is None:
         return t
     return t.select(dim, 0) if t.shape[dim] else t.new_empty((*t.shape[:dim], *t.shape[dim + 1 :]))
@@ -61,8 +66,8 @@ def _sample(t: Any, dim: int | None) -> Any:
 class _Operands:
     """A and B of a mapped product as batches of matrices.
 
-    `row` and `column`: A, B was a vector, and the product lacks that dimension. `rank`: of the
-    product of matrices, without the mapped dimension.
+    `row`: A was a vector, so the product has no rows; `column`: B was a vector, so it has no
+    columns. `rank`: the dimensions of the product of matrices, without the mapped one.
     """
 
     def __init__(self, a: Tensor, b: Tensor, dim_a: int | None, dim_b: int | None) -> None:
@@ -74,7 +79,7 @@ class _Operands:
         self.b = _lifted(b.unsqueeze(-1) if self.column else b, dim_b, self.rank)
 
     def extra(self, t: Tensor | None, dim: int | None) -> Tensor | None:
-        """A bias or a residual of the product of the matrices."""
+        """Returns a bias or a residual in the shape that the product of matrices needs."""
         if t is None:
             return None
         t = _first(t, dim)
@@ -85,20 +90,20 @@ class _Operands:
         return _lifted(t, dim, self.rank)
 
     def added(self, t: Tensor | None, dim: int | None) -> Tensor | None:
-        """A bias or a residual of the product as it is given back."""
+        """Returns a bias or a residual in the shape that the returned product needs."""
         return (
             None if t is None else _lifted(_first(t, dim), dim, self.rank - self.row - self.column)
         )
 
     def output(self, product: Tensor) -> Tensor:
-        """The product of the matrices without the dimensions that vectors lack."""
+        """Returns the product of the matrices without the dimensions that vectors lack."""
         if self.column:
             product = product.squeeze(-1)
         return product.squeeze(-1 if self.column else -2) if self.row else product
 
 
 def _first(t: Tensor, dim: int | None) -> Tensor:
-    """A tensor whose mapped dimension, if there is one, is the first."""
+    """Moves the mapped dimension of a tensor, if there is one, to the front."""
     return t if dim is None else t.movedim(dim, 0)
 
 
@@ -128,7 +133,7 @@ def _addmm(
 
 
 def _integer(name: str, value: Any, dtype: torch.dtype) -> int:
-    """alpha or beta of a product of integers. Raises OperandError."""
+    """Converts alpha or beta of a product of integers. Raises OperandError."""
     try:
         return int(value)
     except (ValueError, OverflowError):
@@ -140,7 +145,7 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
     dims = dim_a, dim_b, dim_c, dim_bias, dim_residual = (*dims, *[None] * 5)[:5]
     ops.check(*map(_sample, given, (*dims, *[None] * len(given))))
     mapped = _Operands(a, b, dim_a, dim_b)
-    by_column = mapped.column and activation in GATED  # which pairs what are rows of the matrices
+    by_column = mapped.column and activation in GATED  # the gate pairs rows of the matrices
     if c is None and not by_column and (dim_a is not None or dim_b is not None):
         operator = ops.gemm_aux if aux else ops.gemm
         bias, residual = mapped.extra(bias, dim_bias), mapped.extra(residual, dim_residual)
@@ -148,11 +153,11 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
             mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice
         )
         return (tuple(map(mapped.output, found)), (0, 0)) if aux else (mapped.output(found), 0)
-    # Operators have no batch of addends, and one product with several epilogues is still one.
+    # The operators take no batch of addends, and a single product may have several epilogues.
     wide = torch.float32 if c is not None and a.dtype in _NARROW else out_dtype
     x = ops.matmul(mapped.a, mapped.b, wide, *choice)
     if c is not None:
-        if not (a.is_floating_point() or a.is_complex()):  # as torch.addmm
+        if not (a.is_floating_point() or a.is_complex()):  # as in torch.addmm
             alpha, beta = _integer("alpha", alpha, a.dtype), _integer("beta", beta, a.dtype)
         x = (
             torch.zeros_like(x) if alpha == 0 else x * alpha
@@ -193,8 +198,8 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def _mapped(operator: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A vmap rule that casts first where autocast is on: the dispatcher comes to rules before it
-    comes to autocast.
+    """Returns a vmap rule that casts first where autocast is on, because the dispatcher calls vmap
+    rules before autocast.
     """
 
     def run(info: Any, dims: Any, *given: Any) -> Any:

@@ -1,18 +1,22 @@
-"""Gradients of the operators, by operators: a backward pass has a backward pass of its own.
+"""Gradients of the operators, computed by the operators, so that a backward pass can itself be
+differentiated.
 
     g = gradient of x = alpha · A B + beta · C + bias, through the activation dA = alpha · g Bᵀ
     dB = alpha · Aᵀ g    dC = beta · g    dbias = g    dresidual = gradient of the output
 
-each summed over the dimensions along which its operand was repeated. Transposed operands are views.
-Where A or B is stored by columns, as the transposed weight of a linear layer is, its gradient is
-computed transposed, dB = (gᵀ A)ᵀ, and so lies in memory as the operand does: autograd keeps it as
-`.grad` without a copy. Products run on the best kernel known, whatever kernel the forward pass
-named, batch-invariant ones where it was. (On the CPU a batch-invariant product has to name its
-kernel: that of a gradient is the portable one.) Where 16-bit operands have a fp32 product, g is
-rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
+Each gradient is summed over the dimensions along which its operand was broadcast. Transposed
+operands are views. Where A or B is stored by columns, as the transposed weight of a linear layer
+is, its gradient is computed transposed, dB = (gᵀ A)ᵀ. It then has the operand's layout, and
+autograd keeps it as `.grad` without a copy.
 
-These formulas are those of real numbers. Where complex operands need gradients, and where
-forward-mode gradients are on their way, torch computes the call under its own autograd.
+Products of a backward pass run on the best kernel known, whatever kernel the forward pass named,
+and are batch-invariant if the forward pass was. (A batch-invariant product on the CPU must name its
+kernel; the gradients' products name the portable one.) If 16-bit operands have an fp32 product, g
+is rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32
+gradients.
+
+These formulas hold for real numbers. Where complex operands need gradients, and where forward-mode
+gradients are active, torch computes the call under its own autograd.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,10 +54,10 @@ Tensor = torch.Tensor
 
 
 class _Saved(NamedTuple):
-    """What the backward pass of a product needs beside tensors.
+    """Everything that the backward pass of a product needs besides tensors.
 
-    Shapes are None where there is no such tensor. Strides are empty where their operand needs no
-    gradient. `dtype` is that of A.
+    Shapes are None where a tensor is missing, strides are empty where an operand needs no gradient.
+    `dtype` is that of A.
     """
 
     shape_a: Sequence[int]
@@ -70,16 +74,16 @@ class _Saved(NamedTuple):
     choice: OperatorChoice
 
 
-# Every forward pass makes one of each: without the Python function that a NamedTuple is called by.
+# Every forward pass creates one of each; this skips the Python-level __new__ of a NamedTuple.
 _new_tuple = tuple.__new__
 
 
 class Product(torch.autograd.Function):
-    """All products.
+    """The autograd function of all products.
 
-    `apply` takes a plan, or None to go by the operators; the tensors of `ops.gemm`; `arguments`,
-    what else `ops.gemm` takes; and `aux`: whether x is asked for, or its shape where the plan
-    writes it. It returns the output, and x if there is one.
+    `apply` takes a plan, or None to call the operators; the tensors of `ops.gemm`; `arguments`, the
+    other arguments of `ops.gemm`; and `aux`, which says whether x is requested, or gives its shape
+    where the plan writes it. It returns the output, and also x if there is one.
     """
 
     @staticmethod
@@ -112,10 +116,10 @@ class Product(torch.autograd.Function):
             a if needs_b else None, b if needs_a else None, x if activation else None
         )
         ctx.set_materialize_grads(False)
-        # The caller's context says it now: autograd's threads have another.
+        # Read the caller's context now: autograd's threads have another one.
         if batch_invariant is None and invariance.requested():
             batch_invariant = True
-        # What runs on the CPU and is batch-invariant was named, and products of gradients have to
+        # A batch-invariant product on the CPU names its kernel, and products of its gradients must
         # name theirs too.
         named = "portable" if batch_invariant and kernel and a.is_cpu else ""
         saved = (
@@ -172,7 +176,9 @@ def _by_operator(
     aux: bool,
     x_needed: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output, and x where it is asked for or a gradient needs it, by the plainest operator."""
+    """Returns the output of the simplest suitable operator, and x where it is requested or a
+    gradient needs it.
+    """
     a, b, c, bias, residual = tensors
     alpha, beta, activation, out_dtype, *choice = arguments
     if aux or (activation and x_needed):
@@ -189,7 +195,9 @@ def _by_operator(
 def _through_activation(
     g_out: Tensor, g: Tensor | None, x: Tensor | None, activation: str
 ) -> Tensor | None:
-    """The gradient of x: what comes through the activation, and `g`, what x itself was used for."""
+    """Returns the gradient of x: the gradient through the activation plus `g`, the gradient from
+    other uses of x.
+    """
     if not activation:
         return g_out if g is None else g + g_out
     if x is None:
@@ -202,9 +210,9 @@ def _through_activation(
 
 
 def _by_columns(strides: Sequence[int]) -> bool:
-    """Whether the columns of matrices are contiguous, and the rows are not.
+    """Returns whether the columns of matrices are contiguous and the rows are not.
 
-    Nothing is asked of a symbolic stride, for which a compiled program would need a guard.
+    It does not compare symbolic strides, because a compiled program would need a guard for that.
     """
     if len(strides) < 2:
         return False
@@ -213,11 +221,12 @@ def _by_columns(strides: Sequence[int]) -> bool:
 
 
 def _gradient_of_a(g: Tensor, b: Tensor, saved: _Saved) -> Tensor:
-    """alpha · g Bᵀ, transposed where A is stored by columns.
+    """Computes alpha · g Bᵀ, transposed where A is stored by columns.
 
-    Where the operands have 16 bits, the batch of a shared A becomes terms of the sums: one product,
-    whose sums stay in fp32. Wider batches are products of their own, added up afterwards as torch
-    adds them: their sums are shorter, and so are their errors.
+    If the operands have 16 bits and all batches share A, the batch becomes part of the sum: one
+    product, which accumulates in fp32. For wider dtypes the products of the batch are computed
+    separately and added afterwards, as torch does; their sums are shorter, so their errors are
+    smaller.
     """
     shape, columns = saved.shape_a, _by_columns(saved.strides_a)
     if b.dim() == 1:
@@ -234,9 +243,9 @@ def _gradient_of_a(g: Tensor, b: Tensor, saved: _Saved) -> Tensor:
 
 
 def _gradient_of_b(g: Tensor, a: Tensor, saved: _Saved) -> Tensor:
-    """alpha · Aᵀ g, transposed where B is stored by columns.
+    """Computes alpha · Aᵀ g, transposed where B is stored by columns.
 
-    The batch of a shared B becomes rows: one product, whose sums stay in fp32.
+    If all batches share B, the batch becomes rows: one product, which accumulates in fp32.
     """
     shape, columns = saved.shape_b, _by_columns(saved.strides_b)
     if a.dim() == 1:
@@ -254,12 +263,12 @@ def _gradient_of_b(g: Tensor, a: Tensor, saved: _Saved) -> Tensor:
 
 
 def _transposed(shape: Sequence[int]) -> Sequence[int]:
-    """The shape of the transposed matrices."""
+    """Returns the shape of the transposed matrices."""
     return (*shape[:-2], shape[-1], shape[-2])
 
 
 def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """The gradient of a tensor of `shape` that was repeated to t's."""
+    """Returns the gradient of a tensor of `shape` that was broadcast to t's shape."""
     if t.shape == shape:
         return t
     lead = t.dim() - len(shape)
@@ -267,7 +276,7 @@ def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, saved: _Saved) -> Tensor:
-    """alpha · A B, differentiable."""
+    """Returns alpha · A B, differentiable."""
     choice = saved.choice
     if saved.alpha != 1:
         scaled: Tensor = ops.addmm(a.new_empty(()), a, b, saved.alpha, 0, *choice)
@@ -278,9 +287,9 @@ def _product(a: Tensor, b: Tensor, saved: _Saved) -> Tensor:
     return ops.matmul(a, b, None, *choice) if result is None else result
 
 
-# ---- what autograd does with each operator
-# Calls without gradients, of compiled programs say, go from here to their plans: the rest of
-# torch's dispatcher costs as much again.
+# ---- registration with autograd
+# Calls without gradients, for example those of compiled programs, go from here straight to their
+# plans: the rest of torch's dispatcher would cost as much again.
 _apply = direct_apply(Product)
 _record = recorder(Product)
 _NO_EPILOGUE = EpilogueArgs()
@@ -313,7 +322,7 @@ def _split_gemm(*given: Any) -> tuple[Any, ...]:
     return *given[:5], given[5:]
 
 
-# From the arguments of an operator to a, b, c, bias, residual, and what else `ops.gemm` takes.
+# Splits an operator's arguments into a, b, c, bias, residual and the other arguments of `ops.gemm`.
 _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
     "matmul": lambda a, b, dtype=None, *choice: _split_gemm(
         a, b, None, None, None, 1, 0, "", dtype, *choice
@@ -327,7 +336,7 @@ _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
 
 
 def _autograd(name: str) -> Callable[..., Any]:
-    """The Autograd kernel of an operator."""
+    """Returns the Autograd kernel of an operator."""
     operator, split, aux = getattr(ops, name), _SPLIT[name], name == "gemm_aux" or None
 
     def run(*given: Any) -> Any:
@@ -362,12 +371,12 @@ def _autograd(name: str) -> Callable[..., Any]:
 def _by_torch(
     cause: str, tensors: Sequence[Any], arguments: tuple[Any, ...], aux: bool | None
 ) -> Any:
-    """A call by torch's own functions, which autograd sees one by one."""
+    """Runs a call by torch functions, each of which autograd records."""
     a, b, c, bias, residual = tensors
     alpha, beta, activation, out_dtype, kernel, _, _, batch_invariant = arguments
     ops.check(a, b, c, bias, residual, *arguments)
     if kernel:
-        raise ValueError(f"kernel {kernel!r} takes no {cause}")
+        raise ValueError(f"kernel {kernel!r} does not support {cause}")
     if invariance.wanted(batch_invariant):
         raise invariance.unsupported(cause)
     fallback.warn_fallback(cause)
@@ -377,7 +386,9 @@ def _by_torch(
 
 
 def _without_gradients(name: str) -> Callable[..., None]:
-    """The Autograd kernel of an operator that writes to its arguments: it has no gradients."""
+    """Returns the Autograd kernel of an operator that writes to its arguments, which has no
+    gradients.
+    """
     operator = getattr(ops, name)
     places = [i for i, each in enumerate(ARGUMENTS[name]) if each.is_written]
 
@@ -396,7 +407,7 @@ def _without_gradients(name: str) -> Callable[..., None]:
         with below_autograd():
             operator(*given)
         for t, before in zip(written, versions, strict=True):
-            if version(t) == before:  # a subclass, of which the operator wrote to what it holds
+            if version(t) == before:  # a subclass: the operator wrote to the tensor that it wraps
                 increment_version((t,))
 
     return run

@@ -1,4 +1,4 @@
-"""Which levels of autograd and of torch.func's transforms a call is on."""
+"""Determines on which levels of autograd and of torch.func's transforms a call runs."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,9 +23,10 @@ from ..core.compat.torch_private import transform_level as _level
 
 
 def within_forward() -> AbstractContextManager[Any]:
-    """Where the forward of an autograd.Function calls its operator.
+    """Returns the context in which the forward of an autograd.Function calls its operator.
 
-    Gradients of both modes are off there, but not on the other levels of torch.func's transforms.
+    Gradients of both modes are off in it, but stay on for the other levels of torch.func's
+    transforms.
     """
     if _level() is None:
         return below_autograd()
@@ -36,9 +37,9 @@ def within_forward() -> AbstractContextManager[Any]:
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What calls an autograd.Function from the Autograd kernel of an operator.
+    """Returns a function that applies an autograd.Function from the Autograd kernel of an operator.
 
-    Under torch.func's transforms it records one level; the dispatcher sees to the others.
+    Under torch.func's transforms it records one level; the dispatcher handles the others.
     `function` needs no `setup_context`.
     """
     parts = {name: vars(function)[name] for name in ("forward", "backward")}
@@ -55,8 +56,8 @@ def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply` without the look for torch.func's transforms, which up to torch 2.14 costs 1
-    µs of a call; with it where we do not know of them ourselves.
+    """Returns `function.apply` without its check for torch.func's transforms, which costs 1 µs per
+    call up to torch 2.14. Keeps the check where outblas cannot detect transforms itself.
     """
     if not knows_transforms:
         return function.apply
@@ -67,15 +68,16 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def unobserved() -> bool:
-    """Whether nobody behind autograd sees operators.
+    """Returns whether nothing below autograd observes operators.
 
-    The guards of `eager` do not say so: they know tensors that have not come that far.
+    The guards of `eager` cannot tell, because they are made for tensors that have not passed
+    autograd yet.
     """
     return _dispatch_modes() == 0 and _tracing_state() is None and _level() is None
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:
-    """Whether autograd is to record what becomes of any of them."""
+    """Returns whether autograd must record operations on any of these tensors."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:
@@ -84,7 +86,7 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
-    """Whether any carries a forward-mode gradient."""
+    """Returns whether any of these tensors carries a forward-mode gradient."""
     return forward_levels._current_level >= 0 and any(
         t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors
     )

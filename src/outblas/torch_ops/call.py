@@ -1,5 +1,5 @@
-"""The arguments of a public call, and the checks that they pass before an operator or torch sees
-them.
+"""The arguments of a public call, and the checks that they pass before an operator or torch
+receives them.
 """
 
 import math
@@ -20,10 +20,11 @@ Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 is_traced = torch.compiler.is_dynamo_compiling
 
-# Whatever stands for a plain tensor while a program is traced, and is one to operators.
+# The types that operators accept as plain tensors, including their stand-ins while a program is
+# traced.
 PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
-# The parameters that are operands A, B and C of the operators.
+# For each public function, the parameters that are operands A, B and C of the operators.
 OPERANDS = {
     "matmul": {"a": "input", "b": "other"},
     "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
@@ -32,7 +33,7 @@ OPERANDS = {
 
 
 class GivenEpilogue(NamedTuple):
-    """What a call asks for after the product."""
+    """The epilogue that a call requests."""
 
     activation: str | None
     bias: Tensor | None
@@ -41,7 +42,7 @@ class GivenEpilogue(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a call says of the kernel that is to compute it."""
+    """A call's choice of kernel."""
 
     kernel: str | None
     config: Any
@@ -50,7 +51,7 @@ class Choice(NamedTuple):
 
 
 class OperatorChoice(NamedTuple):
-    """A checked `Choice` as operators take it."""
+    """A checked `Choice`, in the form that operators take."""
 
     kernel: str = ""
     config: str = ""
@@ -62,7 +63,7 @@ NO_CHOICE = OperatorChoice()
 
 
 class Arguments(NamedTuple):
-    """The arguments of `function`: matmul, addmm or linear, of which `b` is the weight."""
+    """The arguments of `function` (matmul, addmm or linear). For linear, `b` is the weight."""
 
     function: str
     a: Tensor
@@ -76,7 +77,7 @@ class Arguments(NamedTuple):
     choice: Choice
 
     def tensors(self) -> dict[str, Tensor]:
-        """A, B and the other tensors that there are, by the names of their parameters."""
+        """Returns A, B and the other tensors of the call by the names of their parameters."""
         names = OPERANDS[self.function]
         _, bias, residual, aux = self.given
         others = {"bias": bias, "residual": residual, "out": self.out, "aux": aux}
@@ -85,35 +86,35 @@ class Arguments(NamedTuple):
         return found | {name: t for name, t in others.items() if t is not None}
 
     def all_tensors(self) -> tuple[Tensor | None, ...]:
-        """The arguments that are tensors, None for those that were not given."""
+        """Returns all tensor arguments; None for those that were not given."""
         _, bias, residual, aux = self.given
         return self.a, self.b, self.c, bias, residual, self.out, aux
 
     def extra(self) -> EpilogueArgs:
-        """The epilogue as the runtime takes it."""
+        """Returns the epilogue in the form that the runtime takes."""
         activation, bias, residual, aux = self.given
         return EpilogueArgs(activation or "", bias, residual, aux)
 
     def has_epilogue(self) -> bool:
-        """Whether there is an epilogue beside alpha and C."""
+        """Returns whether there is an epilogue besides alpha and C."""
         activation, bias, residual, aux = self.given
         return not (activation is None and bias is None and residual is None and aux is None)
 
 
 # ---- numbers
 def is_plain_scalar(value: object) -> bool:
-    """Whether `scalar` would leave alpha or beta as it is."""
-    if type(value) is int:  # compared with what is an int, too: that takes half the time
+    """Returns whether `scalar` would return alpha or beta unchanged."""
+    if type(value) is int:  # compared with an int below, which takes half the time
         return -1_000_000_000_000_000_000 <= value <= 1_000_000_000_000_000_000
     return type(value) is float and -1e18 <= value <= 1e18
 
 
 def scalar(name: str, value: object, dtype: torch.dtype) -> Any:
-    """alpha or beta as a Python number that products of a dtype can take.
+    """Converts alpha or beta to a Python number that products of a dtype can use.
 
     Raises TypeError or OperandError.
     """
-    if is_traced() and isinstance(value, int | float):  # which may be symbolic
+    if is_traced() and isinstance(value, int | float):  # it may be symbolic
         return value
     number = _python_number(name, value)
     if not isinstance(number, numbers.Real):
@@ -143,7 +144,9 @@ def _too_large(name: str, number: object) -> OperandError:
 
 
 def _python_number(name: str, value: object) -> Any:
-    """The value of a number of Python or NumPy, or of a tensor. Raises TypeError."""
+    """Returns the value of a Python or NumPy number, or of a one-element tensor. Raises
+    TypeError.
+    """
     if isinstance(value, Tensor):
         if value.dim():
             raise TypeError(
@@ -164,12 +167,12 @@ def _python_number(name: str, value: object) -> Any:
 
 # ---- choices
 def is_activation(name: object) -> bool:
-    """Whether it is the name of an activation."""
+    """Returns whether `name` is the name of an activation."""
     return type(name) is str and name in ACTIVATIONS
 
 
 def checked_kernel(kernel: str | None, config: Any) -> tuple[str, str]:
-    """The kernel's name and its config's text, as operators take them.
+    """Returns the kernel's name and its config's text, as operators take them.
 
     Raises TypeError or ValueError.
     """
@@ -200,7 +203,7 @@ def _found_kernel(kernel: str, config: Any) -> tuple[str, str]:
     name = registry.find(kernel).name
     if config is None:
         return name, ""
-    # A rung's Config has the defaults of the rung, and derives from this type.
+    # A rung's Config only sets the rung's defaults; it derives from this type.
     family = registry.load(name).Config.__mro__[-2]
     if not isinstance(config, family):
         raise TypeError(
@@ -210,19 +213,19 @@ def _found_kernel(kernel: str, config: Any) -> tuple[str, str]:
 
 
 def checked_tune(tune: object) -> str:
-    """`tune` as operators take it. Raises TypeError or ValueError."""
+    """Returns `tune` in the form that operators take. Raises TypeError or ValueError."""
     return problem.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
 
 
 def checked_choice(choice: Choice) -> OperatorChoice:
-    """A choice as operators take it. Raises TypeError or ValueError."""
+    """Returns a choice in the form that operators take. Raises TypeError or ValueError."""
     kernel, config = checked_kernel(choice.kernel, choice.config)
     return OperatorChoice(kernel, config, checked_tune(choice.tune), choice.batch_invariant)
 
 
-# ---- shapes, and what is written
+# ---- shapes and written tensors
 def product_shape(call: Arguments) -> tuple[int, ...]:
-    """The shape of the product. Raises OperandError."""
+    """Returns the shape of the product. Raises OperandError."""
     if call.function != "linear":
         return problem.check_product(call.a, call.b, call.c)
     check_linear(call.a, call.b)
@@ -230,7 +233,7 @@ def product_shape(call: Arguments) -> tuple[int, ...]:
 
 
 def check_linear(x: Tensor, weight: Tensor) -> None:
-    """Checks that `x @ weight.T` has a meaning. Raises OperandError."""
+    """Checks that the shapes allow `x @ weight.T`. Raises OperandError."""
     if weight.dim() not in (1, 2):
         raise OperandError(f"{B} has {weight.dim()} dimensions, expected 2 (N, K) or 1 (K)")
     if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
@@ -252,8 +255,8 @@ def check_result(call: Arguments, shape: tuple[int, ...], dtype: torch.dtype) ->
 def check_written(call: Arguments) -> None:
     """Checks that `out` and `aux` can be written.
 
-    Autograd cannot go through what a call writes to, nor can operators write through a lazy view.
-    Raises OperandError.
+    Autograd cannot differentiate through tensors that a call writes, and operators cannot write
+    through a lazy view. Raises OperandError.
     """
     _, bias, residual, aux = call.given
     for name, t in (("out", call.out), ("aux", aux)):
@@ -274,13 +277,13 @@ def check_written(call: Arguments) -> None:
                 )
         if is_lazy_view(t) and call.has_epilogue():
             raise OperandError(
-                f"{name} is a view that negates or conjugates, expected memory as it is"
+                f"{name} is a view that negates or conjugates, expected a resolved tensor"
             )
 
 
 def is_lazy_view(out: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it
-    to an operator.
+    """Returns whether `out` is a lazily negated or conjugated view, which the dispatcher cannot
+    pass to an operator.
     """
     if out is None or is_traced():
         return False
@@ -288,14 +291,16 @@ def is_lazy_view(out: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def is_autocast(t: Tensor) -> bool:
-    """Whether autocast is about to give tensors like it another dtype."""
+    """Returns whether autocast would cast tensors like this one."""
     return (t.is_cuda and torch.is_autocast_enabled("cuda")) or (
         t.is_cpu and torch.is_autocast_enabled("cpu")
     )
 
 
 def has_address(t: object) -> bool:
-    """Whether it is a tensor with memory: fake, sparse and transformed ones have none."""
+    """Returns whether this is a tensor with memory; fake, sparse and transformed tensors have
+    none.
+    """
     if not isinstance(t, Tensor) or t.layout is not torch.strided or t.is_nested:
         return False
     if not (t.is_cuda or t.is_cpu):

@@ -1,9 +1,9 @@
-"""The short way of an eager call: straight to its plan, where nobody would see, record or transform
-the operator.
+"""The fast path of eager calls. It runs a plan directly when nothing would observe, record or
+transform the operator.
 
-A call through torch's dispatcher costs the host more than all else but the launch. So does looking
-at every trait of every tensor from Python: Dynamo's guard compares them in one call, and the state
-of the dispatcher with them.
+A call through torch's dispatcher costs the host more than everything else except the launch.
+Comparing every property of every tensor in Python costs as much. Dynamo's guard compares them all,
+and the state of the dispatcher, in one call.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from ..core.compat.torch_private import (
     without_overrides,
 )
 
-# The guards of a plan do not see the modes of tracers and of fake tensors.
+# The guards of a plan do not check for the modes of tracers and of fake tensors.
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import function_mode_count as function_modes
@@ -45,46 +45,49 @@ _address = read_address
 
 _LINE_MASK = LINE - 1
 
-# Runs a plan under autograd: the call's arguments follow the plan, and the shape of x if it is to
-# be kept.
+# Runs a plan under autograd. Takes the plan, the call's arguments, and the shape of x if x must be
+# saved.
 RecordedRun = Callable[..., Tensor]
 
 
-# Slots are read faster than a NamedTuple's fields; `eq` and `repr` would cost import time.
+# Reading slots is faster than reading a NamedTuple's fields; `eq` and `repr` would cost import
+# time.
 @dataclass(slots=True, eq=False, repr=False)
 class PlanConditions:
-    """What else has to hold where gradients or tf32 matter to a plan."""
+    """Further conditions of a plan, where gradients or tf32 matter."""
 
-    requires_grad: bool | None  # whether gradients are on; None where no tensor needs them
-    tf32: bool | None  # whether fp32 becomes tf32; None for other operands
-    x_shape: tuple[int, ...] | None  # of x, the activation's argument, where gradients need it
+    requires_grad: bool | None  # whether gradients are on; None where no tensor requires them
+    tf32: bool | None  # whether fp32 products use tf32; None for other operands
+    # shape of x, the activation's argument, where gradients need it
+    x_shape: tuple[int, ...] | None
 
 
-# A plan that a call of known shapes may take, a plain tuple because every warm call unpacks one.
-#
-# The first item says of a call's tensors whether their types, sizes, strides, dtypes, devices and
-# need of gradients, and what torch's dispatcher would do with them, are those remembered. The
-# conditions are None where neither gradients nor tf32 matter.
+# A plan for calls of known shapes: (matches, plan, conditions). It is a plain tuple because every
+# warm call unpacks one.
+
+# `matches` tells whether a call's tensors equal the remembered ones in type, sizes, strides, dtype,
+# device, requires_grad and dispatch keys. The conditions are None where neither gradients nor tf32
+# matter.
 EagerPlan = tuple[Callable[..., bool], Plan, PlanConditions | None]
 
-# Calls of the same shapes share an entry: they differ in layouts, dtypes, devices, and whether
-# inference mode is on.
+# Calls of the same shapes share a cache key. Their plans differ in layouts, dtypes, devices, and
+# whether inference mode is on.
 _PLANS_PER_KEY = 16
 _cache: dict[tuple[Any, ...], tuple[EagerPlan, ...]] = dispatch.eager_plans
 _recorded_run: RecordedRun | None = None
 
 
 def register_recorded_run(function: RecordedRun) -> None:
-    """Says how a plan runs under autograd, whose backward pass calls `run` in turn."""
+    """Registers the function that runs a plan under autograd. Its backward pass calls `run`."""
     global _recorded_run
     _recorded_run = function
 
 
 def overriding_mode() -> bool:
-    """Whether this thread has a function mode that may change what a product does.
+    """Returns whether this thread has a function mode that may change the result of a product.
 
-    A default device does not: it is the mode that `torch.set_default_device` and
-    `with torch.device(...)` leave, and it concerns functions that make tensors from none.
+    A default device does not count. It is the mode that `torch.set_default_device` and `with
+    torch.device(...)` set, and it only affects functions that create tensors.
     """
     return any(type(function_mode(i)) is not DeviceContext for i in range(function_modes()))
 
@@ -99,10 +102,11 @@ def run(
     batch_invariant: bool | None,
     extra: EpilogueArgs | None = None,
 ) -> Tensor | None:
-    """The product of a call that names no kernel, config, mode or dtype; None where it has to go
-    through an operator.
+    """Runs a call that names no kernel, config, mode or dtype, if its plan is cached. Returns None
+    where the call must go through an operator.
 
-    Arguments may be of any type. Dynamo must not trace this: it is to see the operator.
+    Arguments may have any type. Dynamo must not trace this function, because it must see the
+    operator.
     """
     if function_modes() and not _modes_disabled():
         return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra)
@@ -140,7 +144,7 @@ def run(
                 tensors = (*tensors, t)
                 key = (key, _address(t) & 15)
             key = (key, extra[0])
-    except RuntimeError:  # no address: sparse, wrapped
+    except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     plans = _cache.get(key, ())
     for matches, plan, conditions in plans:
@@ -171,7 +175,9 @@ def run(
 
 
 def _run_without_modes(*call: Any) -> Tensor | None:
-    """`run` while function modes are on, which would be asked about every attribute it reads."""
+    """Calls `run` with function modes off; otherwise they would be asked about every attribute that
+    it reads.
+    """
     if without_overrides is None or overriding_mode():
         return None
     with without_overrides():
@@ -184,7 +190,7 @@ def _remember(
     tensors: tuple[Tensor, ...],
     call: Call,
 ) -> None:
-    """Remembers the plan of a call that has one, if operators would do nothing else just now."""
+    """Caches the plan of a call that has one, if operators would do nothing beyond running it."""
     requires_grad = _gradients_enabled() if any(t.requires_grad for t in tensors) else None
     if not (is_unobserved(tensors) and (not requires_grad or _recordable(call))):
         return
@@ -206,7 +212,9 @@ def _remember(
 
 
 def is_unobserved(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether operators would compute the product of these tensors as they are, and no more."""
+    """Returns whether operators would only compute the product of these tensors, without casting,
+    recording or resolving them.
+    """
     transformed = transform_level() is not None or tracing_state() is not None or any_autocast()
     return not transformed and all(
         _address(t) and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors
@@ -214,7 +222,7 @@ def is_unobserved(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def _recordable(call: Call) -> bool:
-    """Whether autograd can record a call as it is planned."""
+    """Returns whether autograd can record a call with this plan."""
     writes = call.out is not None or (call.extra is not None and call.extra.aux is not None)
-    # torch takes complex products, under its own autograd.
+    # torch computes complex products, under its own autograd.
     return not (writes or call.a.is_complex() or _recorded_run is None)

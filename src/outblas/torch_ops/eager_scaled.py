@@ -1,7 +1,7 @@
-"""The short way of a product of scaled fp8 operands: as `eager` has it for other products.
+"""The fast path of products of scaled fp8 operands; `eager` is that of other products.
 
-The operator checks every argument in Python and passes torch's dispatcher twice, which took the
-host of an H200 as long as the product of 4096³ takes the device.
+The operator checks every argument in Python and passes torch's dispatcher twice. On the host of an
+H200 that took as long as the product of 4096³ takes on the device.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 
 from ..core import invariance
 
-# The guards of a plan do not see the modes of tracers and of fake tensors.
+# The guards of a plan do not check for the modes of tracers and of fake tensors.
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import function_mode_count as _function_modes
@@ -28,21 +28,21 @@ Parameter = torch.nn.Parameter
 _LINE_MASK = LINE - 1
 _PLANS_PER_KEY = 16
 
-# A plan, and what says of a call's tensors whether their types, sizes, strides, dtypes, devices and
-# need of gradients, and what torch's dispatcher would do with them, are those remembered.
+# (matches, plan): `matches` tells whether a call's tensors equal the remembered ones in type,
+# sizes, strides, dtype, device, requires_grad and dispatch keys.
 ScaledPlan = tuple[Callable[..., bool], Plan]
 Operands = tuple[Tensor | None, ...]  # a, b, scale_a, scale_b, bias, residual
-Options = tuple[torch.dtype, bool, str | None]  # dtype of the product, fast sums, activation
+Options = tuple[torch.dtype, bool, str | None]  # dtype of the product, use_fast_accum, activation
 
-# Cleared together with all plans.
+# Cleared together with all other plans.
 _cache: dict[tuple[Any, ...], tuple[Any, ...]] = dispatch.eager_plans
 
 
 def run(operands: Operands, options: Options) -> Tensor | None:
-    """The product of a call whose like has run before; None where it has to go through the
-    operator.
+    """Runs a call whose plan is cached. Returns None where the call must go through the operator.
 
-    Operands may be of any type. Dynamo must not trace this: it is to see the operator.
+    Operands may have any type. Dynamo must not trace this function, because it must see the
+    operator.
     """
     if _function_modes() or _dispatch_modes() or _forward_levels._current_level >= 0:
         return None
@@ -63,11 +63,12 @@ def _launch(plan: Plan, a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Tenso
 
 
 def as_16_bit_pairs(t: Tensor) -> Tensor:
-    """Rows of fp8 values as rows of half as many 16-bit ones, which is how kernels move them.
+    """Reinterprets rows of fp8 values as rows of half as many 16-bit values, which is how kernels
+    move them.
 
-    They are copied where they cannot be viewed so. A row has two pairs at least: the strides of
-    rows of one element would not say that they are rows, and fp8 products need both operands along
-    K.
+    The rows are copied where they cannot be viewed that way. Each row gets at least two pairs: the
+    strides of one-element rows would not show that they are rows, and fp8 products need both
+    operands contiguous along K.
     """
     rows, columns = t.shape
     if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
@@ -78,12 +79,12 @@ def as_16_bit_pairs(t: Tensor) -> Tensor:
 
 
 def as_scale(t: Tensor) -> Tensor:
-    """A scale as a launch takes it: of no dimensions where it is one."""
+    """Returns a scale in the form that a launch takes: a single scale has no dimensions."""
     return t.reshape(()) if t.dim() and t.numel() == 1 else t
 
 
 def can_remember(operands: Operands, options: Options) -> bool:
-    """Whether the operator would do nothing else just now than run a call's plan."""
+    """Returns whether the operator would do nothing beyond running the call's plan."""
     tensors = _guarded(operands)
     if _key(operands, options) is None or any(t.requires_grad for t in tensors):
         return False
@@ -91,7 +92,9 @@ def can_remember(operands: Operands, options: Options) -> bool:
 
 
 def remember(operands: Operands, options: Options, call: Call) -> None:
-    """Remembers the plan of a call, if it has one: its like need not pass the operator."""
+    """Caches the plan of a call, if it has one, so that similar calls need not go through the
+    operator.
+    """
     key, tensors = _key(operands, options), _guarded(operands)
     plans = _cache.get(key, ()) if key is not None else ()
     plan = dispatch.cached_plan(call)
@@ -103,15 +106,18 @@ def remember(operands: Operands, options: Options, call: Call) -> None:
 
 
 def _guarded(operands: Operands) -> tuple[Tensor, ...]:
-    """The tensors that a guard compares: it takes none twice, and both scales are often one."""
+    """Returns the tensors that a guard compares. A guard takes no tensor twice, and both scales are
+    often the same tensor.
+    """
     a, b, scale_a, scale_b, *rest = operands
     scales = (scale_a,) if scale_b is scale_a else (scale_a, scale_b)
     return tuple(t for t in (a, b, *scales, *rest) if t is not None)
 
 
 def _key(operands: Operands, options: Options) -> tuple[Any, ...] | None:
-    """What a plan depends on beside what its guard compares; None for operands that are no plain
-    tensors, or have no address, and for options of another type, which may equal right ones.
+    """Returns the properties that a plan depends on and its guard does not compare. Returns None
+    for operands that are not plain tensors or have no address, and for options of another type,
+    which may compare equal to valid ones.
     """
     dtype, fast, activation = options
     if type(dtype) is not torch.dtype or type(fast) is not bool:
@@ -126,7 +132,7 @@ def _key(operands: Operands, options: Options) -> tuple[Any, ...] | None:
     try:
         lines = read_address(a) & _LINE_MASK, read_address(b) & _LINE_MASK
         rest = [None if t is None else read_address(t) & 15 for t in others]
-    except RuntimeError:  # no address: sparse, wrapped
+    except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     shared = operands[2] is operands[3]
     return ("scaled_mm", a.shape, b.shape, *lines, *rest, shared, options)

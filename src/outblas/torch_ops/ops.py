@@ -1,8 +1,8 @@
-"""The operators `torch.ops.outblas.*` and their fakes.
+"""The operators `torch.ops.outblas.*` and their fake implementations.
 
-`torch.library.Library` costs less than half of what the `custom_op` decorator costs per call, so
-definitions and implementations are registered by hand. `gemm` is what `matmul` and `addmm` become
-where more is asked of the epilogue.
+Definitions and implementations are registered by `torch.library.Library`, which costs less than
+half per call of what the `custom_op` decorator costs. `gemm` implements `matmul` and `addmm` with
+an epilogue.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 
-# Defaults cost nothing per call: the dispatcher passes them on unseen. An argument called `kernel`
-# Inductor would take for one of its own.
+# Default values cost nothing per call, because the dispatcher omits them. The argument is not
+# called `kernel`, because Inductor uses that name for an argument of its own.
 _CHOICE = "str kernel_name='', str config='', str tune='', bool? batch_invariant=None"
 define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
 define(
@@ -42,7 +42,7 @@ define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
 define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
-# Parameters one by one: collecting them takes 0.2 µs of a call.
+# Parameters are listed one by one, because collecting them with * costs 0.2 µs per call.
 def _matmul(
     a: Tensor,
     b: Tensor,
@@ -104,21 +104,21 @@ def _addmm_out(
 
 
 def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All arguments of `gemm`; the dispatcher leaves out trailing defaults."""
+    """Returns all arguments of `gemm`, because the dispatcher leaves out trailing defaults."""
     return given + DEFAULTS[len(given) :]
 
 
 def epilogue(
     activation: str, bias: Tensor | None, residual: Tensor | None, aux: Tensor | None = None
 ) -> EpilogueArgs | None:
-    """What follows a product beside alpha and C, None if nothing does."""
+    """Returns the epilogue of a product besides alpha and C, or None if there is none."""
     if not activation and bias is None and residual is None and aux is None:
         return None
     return EpilogueArgs(activation, bias, residual, aux)
 
 
 def _gemm_call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
-    """The call that the arguments of `gemm` describe. Raises ValueError or OperandError."""
+    """Returns the call that the arguments of `gemm` describe. Raises ValueError or OperandError."""
     a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = completed(given)
     check_activation(activation)
     if c is None:
@@ -133,7 +133,7 @@ def _gemm_call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -
 
 
 def check_activation(activation: str) -> None:
-    """Checks the argument of an operator, where "" stands for none."""
+    """Checks the `activation` argument of an operator, where "" stands for none."""
     if activation and activation not in ACTIVATIONS:
         raise ValueError(
             f"activation is {activation!r}, expected '' or one of {', '.join(ACTIVATIONS)}"
@@ -158,14 +158,14 @@ def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
 
 
 def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for x. Raises as `operands.check_product`."""
+    """Allocates memory for x. Raises as `operands.check_product`."""
     return a.new_empty(
         problem.check_product(a, b, c), dtype=problem.check_out_dtype(out_dtype, a.dtype)
     )
 
 
 def _mark_written(out: Tensor) -> None:
-    """Lets autograd see that values of `out` that it saved are gone."""
+    """Tells autograd that the values of `out` that it may have saved have changed."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
@@ -176,16 +176,16 @@ for _key in ("CPU", "CUDA"):
 
 
 def _strided(t: Tensor) -> bool:
-    """Whether a tensor has memory of its own; the operator refuses one that has not."""
+    """Returns whether a tensor is strided; the operator itself refuses other tensors."""
     return t.layout is torch.strided and not t.is_nested
 
 
 def _resolving(name: str) -> Callable[..., None]:
-    """The kernel of an operator that writes to its arguments, where some are views that negate or
-    conjugate when read.
+    """Returns the kernel of an operator that writes to its arguments, for lazily negated or
+    conjugated arguments.
 
-    torch's own fallback for such views takes operators that return a tensor. This one writes to
-    plain memory, and then copies.
+    torch's own fallback for such views supports only operators that return a tensor. This kernel
+    writes to plain memory and then copies.
     """
     operator = getattr(torch.ops.outblas, name).default
     declared = [(each.name, each.is_written) for each in ARGUMENTS[name]]
@@ -221,13 +221,13 @@ for _key in ("Negative", "Conjugate"):
 
 
 def fake(name: str) -> Callable[..., Any]:
-    """Registers an operator's fake. All are registered from here: for each file that does so, torch
-    looks through all modules.
+    """Registers an operator's fake implementation. All are registered in this file, because torch
+    searches all modules for each file that registers one.
     """
     return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
 
 
-# `choice` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
+# `choice` holds the arguments of _CHOICE; the dispatcher leaves out trailing defaults.
 @fake("matmul")
 def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *choice: Any) -> Tensor:
     return a.new_empty(problem.check_pair(a, b), dtype=problem.check_out_dtype(out_dtype, a.dtype))
@@ -262,12 +262,15 @@ def check(*given: Any) -> None:
 
 
 def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    """Shapes of the output and of x, and their dtype. Raises as `check`."""
+    """Returns the shapes of the output and of x, and their dtype. Raises the errors of `check`."""
     a = call.a
     shape = problem.check_product(a, call.b, call.c)
     dtype = problem.check_out_dtype(call.out_dtype, a.dtype)
     if call.c is not None and dtype != a.dtype:
-        raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
+        raise OperandError(
+            f"out_dtype is {dtype}, expected {a.dtype}, the dtype of a, for a product with "
+            "an addend"
+        )
     extra = call.extra or EpilogueArgs()
     return problem.check_epilogue_args(extra, shape, dtype, a.device), shape, dtype
 
@@ -275,7 +278,7 @@ def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
 def _checked(
     out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    """New tensors like the output and like x."""
+    """Returns new tensors like the output and like x."""
     call = _gemm_call(out, aux, given)
     result, shape, dtype = _shapes(call)
     if out is not None:

@@ -40,9 +40,10 @@ define(
 )
 
 
-_REQUIRED: Any = None  # the default of a parameter that may come under its other name
-_ALIASES = {"a": "input", "b": "mat2"}  # A and B as the operator calls them
-_SHOWN = {"a": "a (input)", "b": "b (mat2)"}  # where nothing says which of the two was called
+_REQUIRED: Any = None  # default of a parameter that may be passed by its other name
+_ALIASES = {"a": "input", "b": "mat2"}  # the operator's names of A and B
+# used where it is unknown which of the two names was used
+_SHOWN = {"a": "a (input)", "b": "b (mat2)"}
 
 
 def scaled_mm(
@@ -129,7 +130,9 @@ def _checked_call(
     use_fast_accum: bool,
     activation: Activation | None,
 ) -> Tensor:
-    """Checks the types of the arguments; then by the operator, or by the types that override it."""
+    """Checks the types of the arguments, then calls the operator, or the override of a tensor
+    type.
+    """
     given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
     if not traced and has_override(*given.values()):
@@ -176,8 +179,8 @@ def _checked(
     activation: str = "",
     residual: Tensor | None = None,
 ) -> tuple[tuple[int, ...], torch.dtype, bool, EpilogueArgs]:
-    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises
-    OperandError.
+    """Checks the arguments. Returns the shape and dtype of the output, whether to accumulate fast,
+    and the epilogue. Raises OperandError.
     """
     ops.check_activation(activation)
     for name, t in ((A, a), (B, b)):
@@ -239,7 +242,7 @@ def _call(
     use_fast_accum: bool,
     extra: EpilogueArgs,
 ) -> Call:
-    """A checked call as it is planned."""
+    """Returns a checked call in the form that is planned."""
     scales = eager_scaled.as_scale(scale_a), eager_scaled.as_scale(scale_b)
     promotion = "" if use_fast_accum else " promoted"
     return Call(
@@ -259,7 +262,7 @@ def _call(
 
 
 def _no_kernel_reason(a: Tensor) -> str | None:
-    """Why torch takes a call, or None."""
+    """Returns why torch computes a call, or None if a kernel does."""
     if a.device.type != "cuda":
         return "fp8 CPU tensors"
     if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), a.device):
@@ -272,7 +275,7 @@ def _no_kernel_reason(a: Tensor) -> str | None:
 
 
 class _Gradients(torch.autograd.Function):
-    """`apply` takes the arguments of the operator, all of them."""
+    """The autograd function of scaled products. `apply` takes all arguments of the operator."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -294,8 +297,8 @@ class _Gradients(torch.autograd.Function):
         for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
             if needed and i not in (_BIAS, _RESIDUAL):
                 raise NotImplementedError(
-                    f"{_SHOWN.get(name, name)} requires grad, and of scaled_mm only bias and "
-                    "residual have gradients: expected a tensor that does not require grad"
+                    f"{_SHOWN.get(name, name)} requires grad, but only bias and residual of "
+                    "scaled_mm have gradients: expected a tensor that does not require grad"
                 )
         shape_bias, shape_residual = ctx.shapes
         if ctx.needs_input_grad[_RESIDUAL]:
@@ -320,7 +323,7 @@ def _autograd(*given: Any) -> Any:
         if has_tangent(t):
             name = {"a": A, "b": B}.get(name, name)
             raise OperandError(
-                f"{name} carries a forward-mode gradient, which scaled_mm does not have"
+                f"{name} carries a forward-mode gradient, which scaled_mm does not support"
             )
     if requires_grad(*tensors.values()):
         return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])

@@ -1,5 +1,5 @@
-"""The arguments of our operators, read from the text that defines them: torch has no public name
-for what it made of the text.
+"""The arguments of the operators, parsed from the text that defines them, because torch has no
+public name for its own parsed form.
 """
 
 import ast
@@ -19,12 +19,12 @@ class Argument(NamedTuple):
     is_written: bool = False
 
 
-# By the name of the operator.
+# operator name -> its arguments
 ARGUMENTS: dict[str, tuple[Argument, ...]] = {}
 
 
 def define(text: str) -> None:
-    """Defines `name(type argument=default, ...) -> type` as an operator of ours."""
+    """Defines `name(type argument=default, ...) -> type` as an operator of outblas."""
     library.define(text)
     name, _, rest = text.partition("(")
     listed, _, _ = rest.rpartition(" -> ")

@@ -1,4 +1,6 @@
-"""Calls without an eager plan: by an operator, by torch, or by the types that override the call."""
+"""The slow path: calls without a cached plan, which go to an operator, to torch, or to the tensor
+types that override the call.
+"""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -45,12 +47,12 @@ from .eager import overriding_mode
 
 Tensor = torch.Tensor
 
-# The public functions by name, registered by `api`: types of tensors are asked to override them.
+# The public functions by name, registered by `api`; tensor types are asked to override them.
 public_functions: dict[str, Callable[..., Tensor]] = {}
 
 
 def run(call: Arguments) -> Tensor:
-    """Runs a call that has no eager plan."""
+    """Runs a call that has no cached plan."""
     if call.function == "addmm" and call.c is None:
         problem.check_tensor(OPERANDS["addmm"]["c"], None)
     if is_traced():
@@ -60,7 +62,7 @@ def run(call: Arguments) -> Tensor:
         if overriding_mode() or not plain:
             return _run_overridden(call)
         if without_overrides is not None:
-            with without_overrides():  # to a default device there is nothing to say
+            with without_overrides():  # a default device does not change the call
                 return run(call)
     try:
         return _run_checked(call)
@@ -71,7 +73,7 @@ def run(call: Arguments) -> Tensor:
 
 # ---- types that override the call
 class _Offer(threading.local):
-    """The function that the types of some operands are being asked to override."""
+    """The public function that some operands' types are being asked to override."""
 
     function = ""
 
@@ -80,7 +82,9 @@ _offer = _Offer()
 
 
 def _run_overridden(call: Arguments) -> Tensor:
-    """The call as function modes and the types of its operands have it, by torch's protocol."""
+    """Runs the call through torch's override protocol: function modes, then the types of its
+    operands.
+    """
     public, tensors = public_functions[call.function], call.tensors()
     keywords: dict[str, Any] = dict(tensors)
     operands = [keywords.pop(name) for name in OPERANDS[call.function].values()]
@@ -117,8 +121,8 @@ def _run_overridden(call: Arguments) -> Tensor:
 
 
 def _foreign_reason(tensors: Iterable[Tensor]) -> str | None:
-    """Why an operand must reach torch as it came, or None: its attributes may not be what they
-    seem.
+    """Returns why an operand must reach torch unchanged, or None. The attributes of such an operand
+    may not describe it correctly.
     """
     for t in tensors:
         if type(t) not in PLAIN:
@@ -130,13 +134,16 @@ def _foreign_reason(tensors: Iterable[Tensor]) -> str | None:
 
 
 def _run_as_given(call: Arguments, cause: str) -> Tensor:
-    """By a function of torch on operands as they came, and then the epilogue by others."""
+    """Computes the product by a torch function on the operands as given, then the epilogue by other
+    torch functions.
+    """
     problem.check_activation(call.given.activation)
     checked_tune(call.choice.tune)
-    autocast = as_plain(_handed_over, call, cause)  # no type is asked for traits of its tensors
+    # reads properties of the operands without asking their types
+    autocast = as_plain(_handed_over, call, cause)
     if not is_traced() and _offer.function == call.function and not overrides_enabled():
-        # A type was asked about a function that it does not know, and had it called with functions
-        # of torch no longer overridden: but torch's it may know.
+        # An operand's type did not know the public function and called it with overrides switched
+        # off. The type may know torch's function, so switch them on again.
         _offer.function = ""
         with with_overrides():
             return _torch_on_whole(call, autocast)
@@ -144,17 +151,20 @@ def _run_as_given(call: Arguments, cause: str) -> Tensor:
 
 
 def _handed_over(call: Arguments, cause: str) -> str:
-    """Checks a call that torch takes, and warns of it. Returns `_autocast_off`."""
+    """Checks a call that goes to torch, and warns about it. Returns the result of
+    `_autocast_off`.
+    """
     autocast = _check_as_given(call)
     _hand_to_torch(call, cause)
     return autocast
 
 
 def _check_as_given(call: Arguments) -> str:
-    """Checks what no function of torch will, as for plain tensors. Returns `_autocast_off`.
+    """Checks what torch functions will not check, as for plain tensors. Returns the result of
+    `_autocast_off`.
 
-    Operands are checked where they fit together by what they say of themselves; where they do not,
-    torch says so, or their types know better.
+    The epilogue and `out` are checked only where the operands' reported shapes fit together. Where
+    they do not, torch raises, or the operands' types know better.
     """
     tensors = call.tensors().values()
     if not all(isinstance(t, Tensor) for t in tensors):
@@ -180,9 +190,9 @@ def _check_as_given(call: Arguments) -> str:
 
 
 def _autocast_off(call: Arguments) -> str:
-    """The device whose autocast must be off while torch computes the call, "" if there is none.
+    """Returns the device type whose autocast must be off while torch computes the call, or "".
 
-    Operators that write cast nothing, and others cast to the dtype that is asked for.
+    Calls that write to tensors cast nothing, and calls with an out_dtype return that dtype.
     """
     asks = call.out is not None or call.given.aux is not None or call.out_dtype is not None
     return call.a.device.type if asks and is_autocast(call.a) else ""
@@ -190,7 +200,7 @@ def _autocast_off(call: Arguments) -> str:
 
 # ---- operators
 def _run_checked(call: Arguments) -> Tensor:
-    """Checks the arguments; then by an operator, or by torch."""
+    """Checks the arguments, then runs the call by an operator or by torch."""
     a, b, c, out = call.a, call.b, call.c, call.out
     if call.choice.batch_invariant is not None:
         invariance.check(call.choice.batch_invariant)
@@ -221,7 +231,9 @@ def _run_checked(call: Arguments) -> Tensor:
 
 
 def _run_to_lazy_view(call: Arguments, out: Tensor) -> Tensor:
-    """A call whose `out` negates or conjugates when read: into new memory, and from there."""
+    """Computes a call whose `out` is a lazily negated or conjugated view into new memory, then
+    copies it.
+    """
     if all(map(has_address, call.tensors().values())):
         c = None if out is call.c else call.c
         problem.check_overlap(out, a=call.a, b=call.b, c=c)
@@ -230,7 +242,7 @@ def _run_to_lazy_view(call: Arguments, out: Tensor) -> Tensor:
 
 
 def _run_bare(call: Arguments, b: Tensor, choice: OperatorChoice) -> Tensor:
-    """A product without an epilogue beside alpha and C."""
+    """Runs a product without an epilogue besides alpha and C."""
     a, c, out = call.a, call.c, call.out
     result: Tensor
     if c is not None:
@@ -249,7 +261,7 @@ def _run_bare(call: Arguments, b: Tensor, choice: OperatorChoice) -> Tensor:
 
 
 def _run_gemm(call: Arguments, b: Tensor, activation: str, choice: OperatorChoice) -> Tensor:
-    """A product with an epilogue."""
+    """Runs a product with an epilogue."""
     a, c, out = call.a, call.c, call.out
     _, bias, residual, aux = call.given
     options = c, bias, residual, call.alpha, call.beta, activation, call.out_dtype, *choice
@@ -264,8 +276,8 @@ def _run_gemm(call: Arguments, b: Tensor, activation: str, choice: OperatorChoic
 
 
 def _outside_operators_reason(call: Arguments, tensors: Iterable[Tensor]) -> str | None:
-    """Why a call must not reach our operators, or None: they take strided tensors, and know no
-    forward mode.
+    """Returns why a call must not reach the operators, or None. They need strided tensors, and do
+    not support forward-mode gradients.
     """
     for t in tensors:
         if not (t.is_cuda or t.is_cpu):
@@ -285,7 +297,9 @@ def _outside_operators_reason(call: Arguments, tensors: Iterable[Tensor]) -> str
 
 # ---- torch
 def _run_by_torch(call: Arguments, cause: str) -> Tensor:
-    """By functions of torch: checked plain tensors that operators do not take."""
+    """Runs a call by torch functions: its tensors are plain and checked, but the operators do not
+    support them.
+    """
     a, b, c, out = call.a, call.b, call.c, call.out
     check_result(call, product_shape(call), problem.check_out_dtype(call.out_dtype, a.dtype))
     _hand_to_torch(call, cause)
@@ -300,7 +314,7 @@ def _run_by_torch(call: Arguments, cause: str) -> Tensor:
 
 
 def _torch_on_whole(call: Arguments, autocast: str) -> Tensor:
-    """`fallback.whole` of a call."""
+    """Calls `fallback.whole` for a call."""
     return fallback.whole(
         call.function,
         call.a,
@@ -316,9 +330,9 @@ def _torch_on_whole(call: Arguments, autocast: str) -> Tensor:
 
 
 def _hand_to_torch(call: Arguments, cause: str) -> None:
-    """Warns that torch takes a call, after checking that it may.
+    """Warns that torch computes a call, after checking that it may.
 
-    Raises ValueError where a kernel is named or batch-invariance asked for, OperandError where
+    Raises ValueError where a kernel is named or batch invariance requested, OperandError where
     tensors overlap.
     """
     kernel, _ = checked_kernel(call.choice.kernel, call.choice.config)

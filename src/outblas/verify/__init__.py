@@ -1,1 +1,1 @@
-"""Oracles: whether a kernel wrote the right product, all of it, and nothing else."""
+"""Oracles: checks that a kernel wrote the right product, all of it, and nothing else."""

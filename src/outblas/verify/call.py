@@ -1,4 +1,4 @@
-"""One call under test: the guarded operands of a `Case`, and what their product is in float64."""
+"""One call under test: the guarded operands of a `Case`, and its reference product in float64."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +20,8 @@ CHUNK = 1 << 23  # elements of a float64 temporary
 
 @dataclass(frozen=True)
 class Call:
-    """Buffers of one call. `c` is None without an addend, and `out` itself when the call adds in
-    place.
+    """The buffers of one call. `c` is None without an addend, and is `out` itself when the call
+    adds in place.
     """
 
     case: Case
@@ -31,7 +31,7 @@ class Call:
     out: Guarded
 
     def run(self, run: Run) -> None:
-        """Run the kernel; returns when the device has finished."""
+        """Runs the kernel; returns when the device has finished."""
         c = self.c.view if self.c else None
         with _fp32_precision(self.case):
             run(self.a.view, self.b.view, c, self.out.view, self.case.alpha, self.case.beta)
@@ -39,16 +39,17 @@ class Call:
                 torch.cuda.synchronize(self.out.storage.device)
 
     def row_chunks(self) -> Iterator[slice]:
-        """Ranges of rows of the product, small enough for float64 temporaries."""
+        """Yields ranges of the product's rows that are small enough for float64 temporaries."""
         case = self.case
         step = max(1, CHUNK // max(1, prod(case.batch) * max(case.N, case.K)))
         for start in range(0, case.M, step):
             yield slice(start, min(start + step, case.M))
 
     def product(self, rows: slice, *, absolute: bool = False) -> torch.Tensor:
-        """Rows of alpha · A B + beta · C in float64, of the operands as they were before the run.
+        """Returns rows of alpha · A B + beta · C in float64, from the operands before the run.
 
-        `absolute`: of the absolute values of everything. Shape [*batch, rows, N].
+        `absolute`: uses the absolute values of all factors and terms. The shape is [*batch, rows,
+        N].
         """
         case = self.case
         magnitude = torch.abs if absolute else torch.positive
@@ -60,7 +61,7 @@ class Call:
         return result
 
     def torch_product(self) -> torch.Tensor:
-        """The product by torch, in the dtype of the product and on the same device."""
+        """Returns torch's product, in the dtype of the product and on the same device."""
         with _fp32_precision(self.case):
             if self.c is not None:
                 return torch.addmm(
@@ -75,11 +76,11 @@ class Call:
             return self._widened()
 
     def chained_product(self) -> torch.Tensor:
-        """What one chain of fp32 FMAs along K computes for every output, in the dtype of the
-        product.
+        """Returns the result of one chain of fp32 FMAs along K for every output, in the dtype of
+        the product.
 
-        float64 holds a product of two fp32 values; a sum is rounded there before fp32, which tells
-        in one of 2²⁹ steps.
+        float64 holds a product of two fp32 values exactly. A sum is rounded to float64 before it is
+        rounded to fp32, which changes the result in about one of 2²⁹ steps.
         """
         case = self.case
         a, b = self.a.armed.double(), self.b.armed.double()
@@ -92,8 +93,8 @@ class Call:
         return total.to(case.result_dtype)
 
     def _widened(self) -> torch.Tensor:
-        """16-bit operands, fp32 product: on a GPU by cuBLAS's own kernels for it, which the CPU
-        does not have.
+        """Returns the fp32 product of 16-bit operands. On a GPU it comes from cuBLAS's kernels for
+        that; the CPU has no equivalent.
         """
         case, (a, b) = self.case, (self.a.armed, self.b.armed)
         if not a.is_cuda:
@@ -102,7 +103,7 @@ class Call:
         return torch.bmm(a, b, out_dtype=case.result_dtype).reshape(*case.batch, case.M, case.N)
 
     def violations(self) -> list[str]:
-        """Every stray write of the run."""
+        """Returns a message for every stray write of the run."""
         inputs = [self.a, self.b, *([self.c] if self.c and self.c is not self.out else [])]
         found = [
             self.out.violation(writable=True),
@@ -114,8 +115,8 @@ class Call:
 def prepare(
     case: Case, device: torch.device | str, fill_a: Fill, fill_b: Fill, fill_c: Fill
 ) -> Call:
-    """The buffers of a case with a, b and c filled from its seed (c with NaN if beta is 0), and out
-    poisoned.
+    """Allocates the buffers of a case. Fills a, b and c from its seed (c with NaN if beta is 0),
+    and poisons out.
     """
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(case.seed)
@@ -167,8 +168,8 @@ def _matrix(
     for size in reversed(batch):
         strides.insert(0, step)
         step *= size
-    # A tile row that overhangs (128 rows, or as much as is affordable, one at least) must land
-    # inside the guard.
+    # If a kernel writes a whole tile row beyond the edge (128 rows, or as many as are affordable,
+    # at least one), the writes must land inside the guard.
     guard = 256 + max(lead, min(128 * lead, 1 << 20))
     dtype = case.result_dtype if output else case.dtype
     return Guarded(
@@ -185,7 +186,7 @@ def _matrix(
 
 @contextmanager
 def _fp32_precision(case: Case) -> Iterator[None]:
-    """What the case says of tf32, whatever the process has set."""
+    """Sets tf32 as the case requires, whatever the process has set."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
     try:

@@ -1,5 +1,5 @@
-"""The calls that verification makes: a `Case` says everything about one, and generators yield those
-worth making.
+"""The calls that verification makes. A `Case` describes one call completely; generators yield sets
+of them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,12 @@ Shape = tuple[int, int, int]
 class Case:
     """out[*batch, M, N] = alpha · A[*batch_a, M, K] B[*batch_b, K, N] + beta · C.
 
-    `layout`: two letters, A then B, n as stored row-major, t as stored transposed; `out_layout`
-    likewise.
-    `offset`: elements added to every base address. `pad`: extra elements in the leading stride of
-    every matrix.
-    `expand`: "a" or "b" stores one row of that operand and repeats it with stride 0. `addend`: C is
-    an M×N "matrix", an (N,) "row", an (M, 1) "column", or "out" itself; with beta = 0 its values
-    are NaN and must be ignored. `tf32`: the caller allows fp32 operands to be rounded to tf32.
+    `layout` has two letters, A then B: n is stored row-major, t transposed; `out_layout` has one
+    such letter. `offset`: elements added to every base address. `pad`: extra elements in the
+    leading stride of every matrix. `expand`: "a" or "b" stores one row of that operand and repeats
+    it with stride 0. `addend`: C is an M×N "matrix", an (N,) "row", an (M, 1) "column", or "out"
+    itself; with beta = 0 its values are NaN and must be ignored. `tf32`: the caller allows fp32
+    operands to be rounded to tf32.
     """
 
     M: int
@@ -87,12 +86,12 @@ class Case:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """Batch dimensions of the product."""
+        """The batch dimensions of the product."""
         return tuple(torch.broadcast_shapes(self.batch_a, self.batch_b))
 
     @property
     def result_dtype(self) -> torch.dtype:
-        """dtype of the product."""
+        """The dtype of the product."""
         return self.out_dtype or self.dtype
 
     def __str__(self) -> str:
@@ -116,8 +115,8 @@ def _sizes(batch: tuple[int, ...]) -> str:
 
 
 def shapes(tile_m: int = 128, tile_n: int = 128, tile_k: int = 64) -> tuple[Shape, ...]:
-    """(M, N, K) around a tile: empty, 1, tile ± 1, primes, K tails, skinny, and more tiles than any
-    GPU has SMs.
+    """Returns (M, N, K) around a tile: empty, 1, tile ± 1, primes, K tails, skinny shapes, and more
+    tiles than any GPU has SMs.
     """
     m, n, k = tile_m, tile_n, tile_k
     empty = [(0, n, k), (m, 0, k), (m, n, 0), (0, 0, 0), (1, 1, 0)]
@@ -140,8 +139,8 @@ def shapes(tile_m: int = 128, tile_n: int = 128, tile_k: int = 64) -> tuple[Shap
 def full(
     dtype: torch.dtype, tile_m: int = 128, tile_n: int = 128, tile_k: int = 64
 ) -> Iterator[Case]:
-    """Some three hundred cases: every shape in every layout, and every option on a ragged and on an
-    even shape.
+    """Yields about three hundred cases: every shape in every layout, and every option on a ragged
+    and on an even shape.
     """
     for (M, N, K), layout in product(shapes(tile_m, tile_n, tile_k), LAYOUTS):
         yield Case(M, N, K, dtype, layout=layout)
@@ -154,7 +153,7 @@ def full(
 def quick(
     dtype: torch.dtype, tile_m: int = 32, tile_n: int = 32, tile_k: int = 32
 ) -> Iterator[Case]:
-    """About thirty small cases, for interpreters and first checks; layouts take turns."""
+    """Yields about thirty small cases, for interpreters and first checks; the layouts alternate."""
     m, n, k = tile_m, tile_n, tile_k
     sizes: Iterable[Shape] = (
         (0, n, k),
@@ -176,8 +175,9 @@ def quick(
 
 
 def huge(dtype: torch.dtype) -> Iterator[Case]:
-    """More than 2³¹ elements in out, in A and in B: 32-bit offsets wrap, and in the last two a slab
-    of K is as wide. Takes up to 60 GiB of device memory.
+    """Yields cases with more than 2³¹ elements in out, in A and in B, where 32-bit offsets
+    overflow; in the last two a single k-block spans more than 2³¹ elements. Takes up to 60 GiB of
+    device memory.
     """
     yield Case(2**16 + 1, 2**15 + 1, 16, dtype, layout="nt")
     yield Case(2**25 + 1, 8, 65, dtype, layout="nt")
@@ -187,7 +187,7 @@ def huge(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _options(dtype: torch.dtype) -> list[dict[str, Any]]:
-    """Everything that shapes and layouts leave open, one at a time and then some together."""
+    """Returns the options besides shapes and layouts: each alone first, then some together."""
     aligned = 16 // dtype.itemsize
     return [
         {"offset": 1},

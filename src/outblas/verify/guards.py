@@ -1,9 +1,9 @@
-"""Guarded buffers: a strided view between poisoned bands, so that a stray write is found and a
-stray read shows.
+"""Guarded buffers: a strided view between poisoned bands, so that stray writes are found and stray
+reads become visible.
 
-Poison is a NaN with a payload of its own, so that a kernel's NaN differs from it. Inputs and
-outputs have different payloads, because CPUs carry a payload through arithmetic: a NaN read outside
-an input must not pass for "unwritten".
+The poison is a NaN with a special payload, so that a NaN from a kernel differs from it. Inputs and
+outputs have different payloads, because CPUs carry a payload through arithmetic: a NaN that was
+read outside an input must not count as "unwritten".
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from ..core.tensor_memory import span
 _BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 _OUTPUT_POISON = {torch.bfloat16: 0x7FD5, torch.float16: 0x7F55, torch.float32: 0x7FC5A5A5}
 _INPUT_POISON = {torch.bfloat16: 0x7FCA, torch.float16: 0x7F2A, torch.float32: 0x7FCA5A5A}
-_ALIGNMENT = 64  # elements: 128 bytes and more, beyond the 16 that TMA needs
+_ALIGNMENT = 64  # elements: at least 128 bytes, more than the 16 that TMA needs
 _CHUNK = 1 << 28  # elements: torch.nonzero takes fewer than 2³¹
 
 
 class Guarded:
-    """A view of `shape` and `strides` (elements) in a storage that is poison before, after and
-    between its elements.
+    """A view of `shape` and `strides` (elements) in a storage that is poisoned before, after and
+    between the view's elements.
 
-    `view` starts `offset` elements past a 128-byte boundary and holds poison until written. `guard`
-    is the least number of elements in each band. Once `arm` has been called, `violation` tells what
-    has changed since.
+    `view` starts `offset` elements after a 128-byte boundary and holds poison until it is written.
+    `guard` is the minimum number of elements in each band. After `arm` has been called, `violation`
+    reports later changes.
     """
 
     def __init__(
@@ -55,38 +55,38 @@ class Guarded:
 
     @property
     def cells(self) -> torch.Tensor:
-        """The view without the repetitions of stride 0: safe to fill in place."""
+        """Returns the view without stride-0 repetitions, which is safe to fill in place."""
         return self.view[
             tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)
         ]
 
     @property
     def armed(self) -> torch.Tensor:
-        """The view as it was when `arm` was called."""
+        """Returns the view as it was when `arm` was called."""
         return self._window(self._armed)
 
     def arm(self) -> None:
-        """Remember every bit."""
+        """Saves all bits of the storage."""
         self._armed = self.storage.clone()
 
     def reset(self) -> None:
-        """Back to what `arm` saw."""
+        """Restores the state that `arm` saved."""
         self.storage.copy_(self._armed)
 
     def bits(self) -> torch.Tensor:
-        """The view as integers."""
+        """Returns the view as integers."""
         return self._window(self.storage.view(_BITS[self.storage.dtype]))
 
     def unwritten(self) -> torch.Tensor:
-        """Where the view still holds poison, as booleans of its shape."""
+        """Returns a mask, of the view's shape, of the elements that still hold poison."""
         return self.bits() == self.poison
 
     def violation(self, *, writable: bool) -> str | None:
-        """What changed since `arm` and must not have: anything at all, or if `writable` anything
-        outside the view.
+        """Returns a message about forbidden changes since `arm`: any change at all, or if
+        `writable` only changes outside the view.
 
-        None if nothing did. Compares bits: NaN equals itself, -0 differs from 0. Offset 0 is the
-        view's first element.
+        Returns None if there are none. Compares bits, so NaN equals itself and -0 differs from 0.
+        Offset 0 is the view's first element.
         """
         bits = _BITS[self.storage.dtype]
         changed = self.storage.view(bits) != self._armed.view(bits)
@@ -116,7 +116,7 @@ class Guarded:
         )
 
     def _place(self, offset: int) -> str:
-        """The offset, also in steps of the matrix's leading stride where it has one."""
+        """Formats an offset, also in steps of the matrix's leading stride where it has one."""
         lead = max(self.strides[-2:], default=0)
         if len(self.strides) < 2 or lead < 2:
             return str(offset)

@@ -1,4 +1,4 @@
-"""The oracles on kernels by name, through the public API."""
+"""Applies the oracles to kernels by name, through the public API."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _IN_ORDER = ("simt",)  # ladders whose kernels sum along K in one chain
 
 
 def oracles(kernel: str) -> tuple[str, ...]:
-    """Names of the oracles that every call of a kernel must pass."""
+    """Returns the names of the oracles that every call of a kernel must pass."""
     return (
         "exact",
         ("chained" if registry.find(kernel).ladder in _IN_ORDER else "bounded"),
@@ -23,12 +23,12 @@ def oracles(kernel: str) -> tuple[str, ...]:
 
 
 class Refused(Exception):
-    """A named kernel does not take a case; the message gives the reason."""
+    """A named kernel does not support a case; the message gives the reason."""
 
 
 def caller(kernel: str, config: Any = None) -> Run:
-    """A kernel as what oracles run. The callable raises `Refused` when the kernel does not take the
-    call.
+    """Wraps a kernel in the form that oracles run. The callable raises `Refused` when the kernel
+    does not support the call.
     """
 
     def run(
@@ -59,5 +59,5 @@ def check(
     device: torch.device | str = "cuda",
     config: Any = None,
 ) -> Result:
-    """Runs one oracle on one call. Raises `Refused` when the kernel does not take it."""
+    """Runs one oracle on one call. Raises `Refused` when the kernel does not support the call."""
     return ORACLES[oracle](caller(kernel, config), case, device)

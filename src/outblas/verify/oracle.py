@@ -1,5 +1,5 @@
-"""The oracles: run a kernel on a `Case` and say whether its result, and nothing else, was written,
-and is right.
+"""The oracles. Each runs a kernel on a `Case` and reports whether the whole result, and nothing
+else, was written, and whether it is correct.
 """
 
 import math
@@ -13,24 +13,24 @@ from .call import Call, Fill, Run, prepare
 from .cases import Case
 from .report import describe, where
 
-# Largest integers to multiply: up to them a dtype holds every one. 4095 in fp32 needs a bit more
-# than tf32 has.
+# The largest integers to multiply; each dtype represents all integers up to its value here. 4095 in
+# fp32 needs a bit more than tf32 has.
 _LARGEST = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 4095}
-_EXACT = 1 << 24  # fp32 holds every integer up to it
+_EXACT = 1 << 24  # fp32 represents every integer up to it
 _FP16_LIMIT = 65504.0
 _UNIT = 2.0**-24  # unit roundoff of fp32
-_TF32_UNIT = (
-    2.0**-11
-)  # of tf32, rounded to nearest: plain fp32 registers would be truncated, which doubles it
-# Rounding errors are near independent, so the norm of n of them varies by about 1/√n: 6% at 256
-# elements. A factor of 2 between two such norms is then no accident; of fewer elements it may be.
+# Unit roundoff of tf32 with rounding to nearest. Plain fp32 registers would be truncated, which
+# doubles the error.
+_TF32_UNIT = 2.0**-11
+# Rounding errors are nearly independent, so the norm of n of them varies by about 1/√n: 6% at 256
+# elements. A factor of 2 between two such norms is then no accident; with fewer elements it can be.
 _STATISTIC = 256
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one oracle says of one call. `message` holds figures when ok, and what went wrong when
-    not.
+    """The result of one oracle on one call. `message` holds figures if ok, otherwise what went
+    wrong.
     """
 
     case: Case
@@ -39,7 +39,7 @@ class Result:
     message: str
 
     def record(self) -> dict[str, str | bool]:
-        """For JSON."""
+        """Returns the result as a JSON object."""
         return {
             "case": str(self.case),
             "oracle": self.oracle,
@@ -49,27 +49,28 @@ class Result:
 
 
 def exact(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """Small integers, whose every partial sum fp32 holds: the result is the float64 product rounded
-    once, bit for bit.
+    """Checks a product of small integers, whose partial sums fp32 all represents: the result must
+    equal the float64 product rounded once, bit for bit.
 
-    Only the sign of zero is free: that of an exact zero sum depends on the order of its terms and
-    on what the sum started from, and neither torch nor IEEE 754 prescribes those. Raises ValueError
-    if K, alpha or beta leave no room.
+    Only the sign of zero is free. The sign of an exact zero sum depends on the order of its terms
+    and on the initial value of the sum, which neither torch nor IEEE 754 prescribes. Raises
+    ValueError if K, alpha or beta leave no room for exact integers.
     """
     ra, rb, rc = integer_ranges(case)
     call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
     call.run(run)
-    # torch rounds float64 to 16 bits by way of fp32, which holds these sums: that is one rounding.
+    # torch rounds float64 to 16 bits by way of fp32, which represents these sums exactly: one
+    # rounding.
     wrong = _mask(call, lambda got, want, _: got != want.to(got.dtype))
     return _result("exact", call, wrong, f"a within ±{ra}, b within ±{rb}")
 
 
 class Exact:
-    """The exact oracle for many kernels at one case without an addend: operands and their product
+    """The exact oracle for many kernels on one case without an addend. Operands and their product
     are made once.
 
-    Kernels must leave the operands alone: a result that is not ok may have spoilt them, and the
-        next needs another.
+    Kernels must not change the operands. A kernel whose result is not ok may have changed them, so
+    create a new object after it.
     """
 
     def __init__(self, case: Case, device: torch.device | str = "cpu") -> None:
@@ -82,7 +83,7 @@ class Exact:
 
     @property
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """a, b and out as `run` is given them."""
+        """Returns a, b and out as `run` receives them."""
         return self._call.a.view, self._call.b.view, self._call.out.view
 
     def __call__(self, run: Run) -> Result:
@@ -93,21 +94,22 @@ class Exact:
 
 
 def bounded(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """Normal data: elementwise |out - out₆₄| ≤ 2·K·2⁻²⁴·(|A||B|) + ½ ulp(out), and a Frobenius
-    error like torch's.
+    """Checks a product of normal data: elementwise |out - out₆₄| ≤ 2·K·2⁻²⁴·(|A||B|) + ½ ulp(out),
+    and a Frobenius error similar to torch's.
 
-    An addend counts as two more terms. The relative Frobenius error may be twice that of torch in
-    the same dtypes and on the same device; of fewer than 256 different elements it is not judged.
+    An addend counts as two more terms. The relative Frobenius error may be at most twice that of
+    torch in the same dtypes on the same device; it is not checked for fewer than 256 different
+    elements.
     """
     return against("bounded", run, case, device, Call.torch_product, "torch's", 2.0)
 
 
 def chained(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """As `bounded`, for kernels that sum along K in one chain of FMAs: the Frobenius error is that
-    chain's, within 1%.
+    """Checks what `bounded` checks, for kernels that sum along K in one chain of FMAs: the
+    Frobenius error must equal that of such a chain within 1%.
 
-    torch is no measure of theirs where cuBLAS splits K: the error of several short chains is
-        smaller.
+    torch is not a suitable reference where cuBLAS splits K, because several short chains have a
+    smaller error.
     """
     return against("chained", run, case, device, Call.chained_product, "the chain's", 1.01)
 
@@ -121,17 +123,17 @@ def against(
     whose: str,
     times: float,
 ) -> Result:
-    """Normal data within the elementwise bound, its Frobenius error within so many `times` that of
-    a reference product.
+    """Checks normal data against the elementwise bound, and its Frobenius error against `times`
+    that of a reference product.
 
-    The reference is called `whose` in the message.
+    Messages call the reference `whose`.
     """
     call = prepare(case, device, _normal, _normal, _normal)
     call.run(run)
     theirs = reference(call)
-    sums = torch.zeros(
-        3, dtype=torch.float64, device=theirs.device
-    )  # our error², the reference's, norm²
+
+    # Squares: our error, the reference's error, the norm.
+    sums = torch.zeros(3, dtype=torch.float64, device=theirs.device)
     worst = torch.zeros((), dtype=torch.float64, device=theirs.device)
 
     def judge(got: torch.Tensor, want: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -166,11 +168,11 @@ def against(
 
 
 def nonfinite(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """NaN, ±Inf and 0 · Inf in the operands: NaN, +Inf, -Inf and finite results stand where
-    torch.matmul has them.
+    """Checks a product with NaN, ±Inf and 0 · Inf in the operands: NaN, +Inf, -Inf and finite
+    results must be where torch.matmul has them.
 
-    The reference is the float64 product, which follows IEEE 754 as torch.matmul does, but for bf16
-    of odd K on the CPU: oneDNN pads K there and makes NaN of Inf times padding.
+    The reference is the float64 product, which follows IEEE 754. So does torch.matmul, except for
+    bf16 with odd K on the CPU, where oneDNN pads K and turns Inf times padding into NaN.
     """
     call = prepare(case, device, _nonfinite_a, _nonfinite_b, _nonfinite_c)
     call.run(run)
@@ -194,8 +196,8 @@ def nonfinite(run: Run, case: Case, device: torch.device | str = "cpu") -> Resul
 def determinism(
     run: Run, case: Case, device: torch.device | str = "cpu", times: int = 10
 ) -> Result:
-    """The same call gives the same bits `times` times; on a GPU every other time beside work on
-    another stream.
+    """Checks that the same call returns the same bits `times` times; on a GPU, every other call
+    runs concurrently with work on another stream.
     """
     call = prepare(case, device, _normal, _normal, _normal)
     call.run(run)
@@ -228,13 +230,13 @@ ORACLES: dict[str, Callable[[Run, Case, torch.device | str], Result]] = {
 
 
 def integer_ranges(case: Case) -> tuple[int, int, int]:
-    """The largest |a|, |b| and |c| of the exact oracle.
+    """Returns the largest |a|, |b| and |c| for the exact oracle.
 
-    Every intermediate must be a multiple of one power of two, less than 2²⁴ of it in size: A B in
-    whole numbers, and alpha · A B and beta · C, which get half of the room each, in the last bit of
-    alpha and beta. An fp16 result stays finite: its largest or, of many terms, eight standard
-    deviations below 65504. fp32 operands are unequal, a wide one times a narrow one, because a wide
-    one shows a rounding to tf32.
+    Every intermediate must be a multiple of one power of two and less than 2²⁴ times it in size. A
+    B is computed in whole numbers; alpha · A B and beta · C, which get half of the range each, in
+    units of the last bit of alpha and beta. An fp16 result must stay finite: its maximum or, for
+    many terms, eight standard deviations are below 65504. fp32 operands have unequal ranges, a wide
+    one times a narrow one, because a wide one reveals rounding to tf32.
     """
     quantum = 1 / max(case.alpha.as_integer_ratio()[1], case.beta.as_integer_ratio()[1])
     half = 0.5 if case.beta else 1.0
@@ -265,8 +267,8 @@ def integer_ranges(case: Case) -> tuple[int, int, int]:
 
 
 def ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Spacing of `dtype` at each |x| (float64): of the binade that a power of two opens; subnormals
-    share one.
+    """Returns the spacing of `dtype` at each |x| (float64). A power of two has the spacing of the
+    binade that it starts; subnormals all have the same.
     """
     info = torch.finfo(dtype)
     mantissa, _ = torch.frexp(x)  # in [½, 1): x / mantissa is a power of two, and exact
@@ -278,14 +280,14 @@ def _allowance(call: Call, want: torch.Tensor, rows: slice) -> torch.Tensor:
     case = call.case
     unit = 2 * _UNIT * (case.K + 2 * bool(case.addend)) + 2 * _TF32_UNIT * case.tf32
     slack = call.product(rows, absolute=True).mul_(unit)
-    # The sum that is rounded lies up to `slack` from `want`, perhaps in the next binade.
+    # The sum before rounding is up to `slack` away from `want`, perhaps in the next binade.
     return slack.add_(ulp(want.abs() + slack, case.result_dtype), alpha=0.5)
 
 
 def _mask(
     call: Call, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
 ) -> torch.Tensor:
-    """Which elements `judge(got, want, rows)` calls wrong."""
+    """Returns a mask of the elements for which `judge(got, want, rows)` is true."""
     wrong = torch.empty(call.out.shape, dtype=torch.bool, device=call.out.storage.device)
     for rows in call.row_chunks():
         wrong[..., rows, :] = judge(call.out.view[..., rows, :], call.product(rows), rows)
@@ -308,7 +310,7 @@ def _normal(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _nonfinite_a(t: torch.Tensor, generator: torch.Generator) -> None:
-    """+Inf at the last row and the last k; NaN in a middle row at the first k."""
+    """Puts +Inf at the last row and the last k, and NaN in a middle row at the first k."""
     _normal(t, generator)
     if t.numel():
         if t.shape[-2] > 2:
@@ -317,7 +319,7 @@ def _nonfinite_a(t: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _nonfinite_b(t: torch.Tensor, generator: torch.Generator) -> None:
-    """0 where A's Inf meets the first column; -Inf in the last column at a middle k."""
+    """Puts 0 where A's Inf meets the first column, and -Inf in the last column at a middle k."""
     _normal(t, generator)
     if t.numel():
         t[..., -1, 0] = 0.0
@@ -325,14 +327,14 @@ def _nonfinite_b(t: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _nonfinite_c(t: torch.Tensor, generator: torch.Generator) -> None:
-    """-Inf in the last column."""
+    """Puts -Inf in the last column."""
     _normal(t, generator)
     if t.numel():
         t[..., -1] = -math.inf
 
 
 def _disturb(device: torch.device) -> None:
-    """A millisecond of work, or a few, on another stream."""
+    """Starts a few milliseconds of work on another stream."""
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         x = torch.ones(2048, 2048, device=device)

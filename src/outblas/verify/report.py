@@ -1,5 +1,5 @@
-"""Says what is wrong with a result so that an engineer can act on it: how many, where, what was
-expected.
+"""Describes an incorrect result so that an engineer can act on it: how many elements, where, and
+the expected values.
 """
 
 import torch
@@ -8,8 +8,8 @@ from .call import Call
 
 
 def describe(call: Call, wrong: torch.Tensor) -> list[str]:
-    """One line on elements that were never written and one on wrong ones; `wrong`: booleans of
-    out's shape.
+    """Returns one line about elements that were never written and one about wrong ones. `wrong` is
+    a mask of out's shape.
     """
     unwritten = call.out.unwritten()
     lines = []
@@ -22,8 +22,8 @@ def describe(call: Call, wrong: torch.Tensor) -> list[str]:
 
 
 def where(mask: torch.Tensor) -> str:
-    """How many, the first index, and the box that holds all: a whole box points at a tile, a row or
-    a column.
+    """Returns the number of marked elements, the first index, and the bounding box. A box that is
+    completely marked points at a tile, a row or a column.
     """
     batches = mask.flatten(0, -3) if mask.dim() > 2 else mask[None]
     used = int(batches.flatten(1).any(-1).sum())
@@ -39,8 +39,8 @@ def where(mask: torch.Tensor) -> str:
 
 
 def _first_of(mask: torch.Tensor) -> tuple[int, ...]:
-    """Index of the first True, one dimension at a time: torch.nonzero does not take 2³¹
-    elements.
+    """Returns the index of the first True, one dimension at a time, because torch.nonzero does not
+    support 2³¹ elements.
     """
     index: list[int] = []
     while mask.dim():
@@ -52,7 +52,9 @@ def _first_of(mask: torch.Tensor) -> tuple[int, ...]:
 
 
 def _errors(call: Call, wrong: torch.Tensor) -> str:
-    """Expected and got at the first wrong element, the largest error, and how many are NaN."""
+    """Returns the expected and the actual value of the first wrong element, the largest error, and
+    the number of NaN.
+    """
     largest, place, nans = -1.0, (), 0
     for rows in call.row_chunks():
         mask = wrong[..., rows, :]

@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-_deadlines: list[float] = []  # of the watchdogs that are active, the outermost first
+_deadlines: list[float] = []  # of the active watchdogs, the outermost first
 
 
 @cache
 def real_stderr() -> int:
-    """A file descriptor of the standard error as it is at the first call, for good.
+    """Returns a file descriptor for the standard error as it was at the first call.
 
-    Call it before anything redirects descriptor 2 (for pytest: in `pytest_configure`), or a dump
-    goes down with the temporary file that captures it.
+    Call it before anything redirects descriptor 2 (in pytest: in `pytest_configure`); otherwise a
+    dump is lost with the temporary file that captures it.
     """
     return os.dup(2)
 
 
 @contextmanager
 def watchdog(seconds: float, label: str) -> Iterator[None]:
-    """If the body takes longer, dump the stacks of all threads to the real standard error and exit
-    with status 1.
+    """Dumps the stacks of all threads to the real standard error, and exits with status 1, if the
+    body takes longer than `seconds`.
 
     The dump comes from a thread of faulthandler that needs no GIL, so it also ends a body that
-    hangs inside a C call; `label` is written from a Python thread and is missing from the report if
-    that call holds the GIL. Watchdogs nest, in one thread. They share one timer with
-    `faulthandler.dump_traceback_later` (pytest's faulthandler_timeout).
+    hangs inside a C call. `label` is written from a Python thread, and is missing from the report
+    if that C call holds the GIL. Watchdogs can be nested within one thread. They share one timer
+    with `faulthandler.dump_traceback_later` (pytest's faulthandler_timeout).
     """
     message = f"watchdog: {label} did not end within {seconds:g} s\n".encode()
     says = threading.Timer(seconds, os.write, (real_stderr(), message))
