@@ -18,12 +18,11 @@ _BURST = (
 )
 _SPREAD = "*spread*: from the 10th to the 90th percentile of rounds"
 _APART = "*apart*: with a foreign kernel between calls, which only short calls are timed with"
-# What `outblas bench --dtype fp8` times, by the name of the provider.
+# What `outblas bench --dtype fp8` times, by the name of the provider: the call, and its sums.
 _FP8 = {
-    BASE: "torch._scaled_mm",
-    "cublas-fast-accum": "torch._scaled_mm, use_fast_accum",
-    OURS: "outblas.scaled_mm",
-    "outblas-fast-accum": "outblas.scaled_mm, use_fast_accum",
+    BASE: ("torch._scaled_mm", "float32"),
+    "cublas-fast-accum": ("torch._scaled_mm", "fast"),
+    OURS: ("outblas.scaled_mm", "float32"),
 }
 
 
@@ -63,30 +62,21 @@ def headline(evidence: Evidence, provider: str) -> str:
 
 
 def cold(evidence: Evidence, provider: str) -> str:
-    """A row for each shape: the base's time with cold weights, and another provider's with its
-    bandwidth. The argument is that provider.
+    """A row for each shape: a provider's time with cold weights, its bandwidth, and its ratios to
+    both bases. The argument is the provider.
     """
     found = _campaign(evidence.measurements, "cold")
-    columns = (
-        "shape",
-        "cuBLAS µs",
-        f"{provider} µs",
-        "GB/s",
-        "of copy",
-        "× cuBLAS",
-        f"× {BEST}",
-        "warm × cuBLAS",
-    )
+    columns = ("shape", "µs", "GB/s", "of copy", "× cuBLAS", "spread", "× best", "warm")
     warm = {m.shape: m for m in evidence.measurements if (m.label, m.mode) == (provider, "burst")}
     ours = sorted((m for m in found if m.label == provider), key=lambda m: _order(m.shape))
     rows = [
         (
             to_text(m.shape),
-            _us(_at(found, BASE, m.shape).us),
             _us(m.us),
             text.figure(m.gbs, ".0f"),
             text.figure(m.bandwidth_share, ".0%"),
-            text.ratio(m),
+            text.figure(m.ratio, ".3f"),
+            text.spread(m),
             text.figure(m.ratio_best, ".3f"),
             text.figure(warm[m.shape].ratio, ".3f") if m.shape in warm else text.NONE,
         )
@@ -95,9 +85,10 @@ def cold(evidence: Evidence, provider: str) -> str:
     copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours)
     bandwidth = " and ".join(text.figure(each, ".0f") for each in copies)
     note = (
-        "bursts over copies of the weights whose sum is twice L2; 10th–90th percentile of rounds "
-        f"in brackets; *of copy*: the share of the {bandwidth} GB/s that a copy of a gigabyte "
-        "reaches; *warm*: with the weights in L2"
+        f"{provider} in bursts over copies of the weights whose sum is twice L2; *of copy*: the "
+        f"share of the {bandwidth} GB/s that a copy of a gigabyte reaches; {_SPREAD}; *× best*: "
+        f"beside {BEST}, the fastest of cuBLASLt's algorithms; *warm*: the ratio to cuBLAS with "
+        "the weights in L2"
     )
     return markdown.closed(_plain(columns, rows), found, note)
 
@@ -110,7 +101,7 @@ def sustained(evidence: Evidence, _: str) -> str:
         "provider",
         "TFLOP/s",
         "× cuBLAS",
-        "SM clock, MHz",
+        "MHz",
         "utilisation",
         "W",
         "pJ/FLOP",
@@ -130,8 +121,8 @@ def sustained(evidence: Evidence, _: str) -> str:
     ]
     note = (
         "sustained (turns of 2 s, the first half discarded, cuBLAS before and after each); "
-        "10th–90th percentile of turns in brackets; *utilisation*: the share of what the tensor "
-        "cores can do at that clock"
+        "10th–90th percentile of turns in brackets; *MHz*: the clock of the SMs; *utilisation*: "
+        "the share of what the tensor cores can do at that clock"
     )
     return markdown.closed(_plain(columns, rows), kept, note)
 
@@ -139,11 +130,13 @@ def sustained(evidence: Evidence, _: str) -> str:
 def fp8(evidence: Evidence, _: str) -> str:
     """A row for each shape and provider of a campaign in fp8, beside `torch._scaled_mm`."""
     found = _campaign(evidence.measurements, "burst")
-    columns = ("shape", "provider", "µs", "TFLOP/s", f"× {_FP8[BASE]}", "spread", "apart")
+    columns = ("shape", "call", "sums", "µs", "TFLOP/s", "× torch", "spread", "apart")
+    named = {m.label: _FP8.get(m.label, (m.label, text.NONE)) for m in found}
     rows = [
         (
             to_text(m.shape),
-            f"`{_FP8.get(m.label, m.label)}`",
+            f"`{named[m.label][0]}`",
+            named[m.label][1],
             text.number(m.us),
             text.number(m.tflops),
             text.figure(m.ratio, ".3f"),
@@ -154,7 +147,8 @@ def fp8(evidence: Evidence, _: str) -> str:
     ]
     note = (
         "one scale for each operand, burst (calls in a CUDA graph); "
-        f"*× {_FP8[BASE]}*: its time over the provider's, a median over rounds; {_SPREAD}; {_APART}"
+        "*fast*: `use_fast_accum=True`; *× torch*: the time of `torch._scaled_mm` with float32 "
+        f"sums over the time of the call, a median over rounds; {_SPREAD}; {_APART}"
     )
     return markdown.closed(_plain(columns, rows), found, note)
 

@@ -54,9 +54,13 @@ class Row:
             text.ratio(m),
             text.number(m.us_apart),
             text.NONE if m.ratio_apart is None else f"{m.ratio_apart:.3f}",
-            text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}"),
+            self.seed(),
             m.check,
         )
+
+    def seed(self) -> str:
+        """The document's ratio to its own cuBLAS; a dash where it has none at this size."""
+        return text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}")
 
 
 def rows(measurements: Measurements, kernel: str) -> list[Row]:
