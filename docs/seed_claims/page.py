@@ -20,14 +20,20 @@ _INTRODUCTION = """\
 <!-- Written by: make claims -->
 # The seed documents, checked
 
-Each rung of a ladder implements a kernel of a published worklog. This page sets what the worklogs
-claim beside what arithmetic, or a measurement, says. `make claims` writes it from the files of
-`results/`; `outblas report ladder` shows the same findings beside a ladder.
+The rungs of the ladders implement kernels of five published worklogs, which
+[the page of sources](learn/sources.md) describes. This page has every claim of theirs that can be
+tested, and what came of it, for readers who met a figure or an explanation there and want to know
+whether it holds. A claim is tested by arithmetic, or by a measurement.
 
-*Confirmed*: the number agrees, or the comparison came out as claimed. *Refuted*: the arithmetic, or
-a measurement under the claim's own conditions, says otherwise. *Differs*: ours is another number,
-and conditions (versions, rounding, meaning) can account for it. *Not yet measured*: no file of
-`results/` has what the test needs.
+| verdict | meaning |
+|---|---|
+| confirmed | the number agrees, or the comparison came out as claimed |
+| refuted | arithmetic, or a measurement under the claim's own conditions, says otherwise |
+| differs | our number is another one, and conditions (versions, rounding) can account for it |
+| not yet measured | no file of `results/` has what the test needs |
+
+`make claims` writes this page from the files of `results/`. `outblas report ladder` shows the same
+findings beside the table of a ladder.
 """
 
 
