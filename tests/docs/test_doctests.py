@@ -19,7 +19,11 @@ OBJECTS = public_objects()
 METHODS = [method for public in OBJECTS for method in public.methods()]
 INDUCTOR = "outblas.inductor_choice"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-pytestmark = pytest.mark.xdist_group("doctests")  # they share the import of triton
+pytest_plugins = ("support.batch_invariance",)
+pytestmark = [
+    pytest.mark.xdist_group("doctests"),  # they share the import of triton
+    pytest.mark.usefixtures("no_context_before"),  # an example enters a context
+]
 
 
 def name(public: Public) -> str:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+pytest_plugins = ("support.batch_invariance",)
+pytestmark = pytest.mark.usefixtures("no_context_before")  # one of them enters a context
+
 EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 

@@ -14,6 +14,9 @@ from typer.main import get_command
 from outblas import inductor
 from outblas.cli import app
 
+pytest_plugins = ("support.batch_invariance",)
+pytestmark = pytest.mark.usefixtures("no_context_before")  # a page enters a context
+
 ROOT_COMMAND: Any = get_command(app)
 PAGES = pages.pages()
 BLOCKS = [block for page in PAGES for block in pages.blocks(page)]
