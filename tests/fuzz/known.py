@@ -206,24 +206,22 @@ def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) ->
 KNOWN = [
     Known(
         "out of another shape",
-        "torch resizes an out that has another shape, and warns that it will stop doing so. "
-        "outblas refuses it.",
+        "torch resizes an out of the wrong shape, and warns that it will stop doing so. outblas "
+        "refuses it.",
         raises(r"\w+: (out|aux)\.shape is "),
         call("matmul", {"a": A, "b": B, "out": tensor(2, 2, fill="nan")}),
     ),
     Known(
         "out in the memory of an operand",
-        "torch writes to an out that shares memory with what it still reads, and the result is "
-        "whatever comes of it. "
-        "outblas refuses it. The one exception is addmm(c, a, b, out=c).",
+        "torch writes to an out that shares memory with a tensor that it still reads, and the "
+        "result is undefined. outblas refuses it, with one exception: addmm(c, a, b, out=c).",
         raises(r"\w+: (out|aux) overlaps \w+ in memory", torch_too=True),
         call("matmul", {"a": tensor(4, 4), "b": tensor(4, 4), "out": tensor(4, 4, alias="a")}),
     ),
     Known(
         "out that overlaps itself",
-        "torch refuses some outputs two of whose elements share memory, and takes others, empty "
-        "products and those "
-        "that it computes elsewhere first. outblas refuses all.",
+        "torch refuses some outputs in which two elements share memory, and accepts others: "
+        "empty products, and results that it computes elsewhere first. outblas refuses them all.",
         raises(
             r"\w+: (out|aux) has strides .*(elements share memory|elements apart)"
             r"|RuntimeError: unsupported operation: more than one element of the written-to tensor",
@@ -240,9 +238,8 @@ KNOWN = [
     ),
     Known(
         "out that negates or conjugates, with an epilogue",
-        "matmul and addmm write to a view made by torch.conj or torch._neg_view. With bias, "
-        "activation, residual or "
-        "aux it is refused.",
+        "matmul and addmm write to a view made by torch.conj or torch._neg_view. Together with "
+        "bias, activation, residual or aux, outblas refuses such a view.",
         raises(r"\w+: (out|aux) is a view that negates or conjugates", torch_too=True),
         call(
             "matmul",
@@ -252,8 +249,7 @@ KNOWN = [
     Known(
         "out that torch cannot fold",
         "torch.matmul folds a batch times one matrix into a two-dimensional product, and fails "
-        "where an out with gaps "
-        "cannot be folded with it. outblas writes to any strides.",
+        "if the strides of out do not allow the same folding. outblas writes to any strides.",
         _strided_out,
         call(
             "matmul",
@@ -266,8 +262,8 @@ KNOWN = [
     ),
     Known(
         "out of a vector times a sparse matrix",
-        "torch.matmul multiplies a vector by a sparse matrix, and fails where it is given an out. "
-        "outblas writes it.",
+        "torch.matmul multiplies a vector by a sparse matrix, but fails if it is given an out. "
+        "outblas writes the result to it.",
         _sparse_row,
         call(
             "matmul",
@@ -276,9 +272,9 @@ KNOWN = [
     ),
     Known(
         "batch_invariant where torch computes",
-        "torch has no such promise. Where outblas would hand a call to torch, a call that asks for "
-        "batch-invariance "
-        "raises, so that nobody relies on it in vain.",
+        "torch makes no such promise. A call that asks for batch invariance raises where outblas "
+        "would hand it to torch, and scaled_mm raises within outblas.batch_invariant(), so that "
+        "nobody relies on the promise in vain.",
         raises(
             r"\w+: batch_invariant is True, and (torch would take this call|scaled_mm does not)",
             torch_too=True,
@@ -287,8 +283,8 @@ KNOWN = [
     ),
     Known(
         "a named kernel",
-        "A call that names a kernel never falls back to torch: it raises and says what the kernel "
-        "needs.",
+        "A call that names a kernel never falls back to torch: it raises an error that says what "
+        "the kernel needs.",
         raises(r"\w+: kernel '[\w.]+'(:| needs | has no | takes no | does not )", torch_too=True),
         call(
             "matmul",
@@ -298,24 +294,22 @@ KNOWN = [
     ),
     Known(
         "dtypes of an epilogue",
-        "bias, residual and aux have the dtype of the product: they are added before it is "
-        "rounded. torch would "
-        "promote the sum to the wider dtype.",
+        "bias, residual and aux have the dtype of the product, because they are added before it "
+        "is rounded. torch would promote the sum to the wider dtype.",
         raises(r"\w+: (bias|residual|aux)\.dtype is ", torch_too=True),
         call("matmul", {"a": A, "b": B, "residual": tensor(3, 5, dtype="float64")}),
     ),
     Known(
         "shapes of an epilogue",
-        "bias and residual broadcast to the product and never enlarge it, as in torch.addmm. A sum "
-        "of torch tensors "
-        "would broadcast both ways.",
+        "bias and residual broadcast to the product and never enlarge it, as in torch.addmm. A "
+        "sum of two torch tensors broadcasts both ways.",
         _enlarging,
         call("matmul", {"a": A, "b": B, "residual": tensor(2, 3, 5)}),
     ),
     Known(
         "a weight of one dimension with a bias",
-        "torch.nn.functional.linear takes a weight (K) without a bias only. outblas.linear takes "
-        "it with any epilogue.",
+        "torch.nn.functional.linear accepts a weight of shape (K) only without a bias. "
+        "outblas.linear accepts it with any epilogue.",
         lambda spec, ours, theirs, found: (
             spec["call"] == "linear"
             and len(spec["tensors"]["b"]["shape"]) - ("in_dims" in spec) <= 1
@@ -331,19 +325,17 @@ KNOWN = [
     ),
     Known(
         "dtypes of empty products",
-        "torch finds out that dtypes differ when it multiplies, so that operands of different "
-        "dtypes pass where there "
-        "is nothing to multiply, a sparse matrix without elements too, and an alpha or beta that "
-        "their dtype cannot "
-        "hold. outblas refuses them always.",
+        "torch compares dtypes when it multiplies. It therefore accepts operands of different "
+        "dtypes if there is nothing to multiply (a sparse matrix without elements included), and "
+        "an alpha or beta that the dtype cannot hold. outblas always refuses them.",
         _unmultiplied,
         call("matmul", {"a": tensor(2, 3, 0), "b": tensor(2, 0, 4, dtype="float64")}),
     ),
     Known(
         "checks of fake and meta tensors",
-        "torch checks less of fake and meta tensors than of real ones: not dtypes, nor the shape "
-        "of c in addmm, nor "
-        "the inner sizes of _scaled_mm. outblas checks all alike.",
+        "torch checks less of fake and meta tensors than of real ones: it does not compare "
+        "dtypes, the shape of the addend of addmm, or the inner sizes of _scaled_mm. outblas "
+        "makes the same checks for all tensors.",
         _unchecked,
         call(
             "matmul", {"a": A | {"kind": "fake"}, "b": tensor(4, 5, dtype="float64", kind="fake")}
@@ -351,25 +343,24 @@ KNOWN = [
     ),
     Known(
         "meta tensors beside others",
-        "torch multiplies a meta tensor with one that has memory. outblas wants all operands on "
-        "one device.",
+        "torch multiplies a meta tensor with a tensor that has memory. outblas requires all "
+        "operands on one device.",
         raises(_DEVICES),
         call("matmul", {"a": A | {"kind": "meta"}, "b": B}),
     ),
     Known(
         "autocast and what is added",
-        "Under autocast outblas casts c, bias and residual to the dtype of the product, which "
-        "stays the dtype of the "
-        "result. torch adds a float32 tensor to a bfloat16 product in float32.",
+        "Under autocast outblas casts the addend of addmm, bias and residual to the dtype of the "
+        "product, which is the dtype of the result. torch adds a float32 tensor to a bfloat16 "
+        "product in float32.",
         _autocast,
         call("matmul", {"a": A, "b": B, "residual": C}, setting="autocast"),
     ),
     Known(
         "alpha of 0",
-        "With alpha = 0, and without anything to multiply, the product is not computed, and "
-        "neither are its gradients: "
-        "they are 0. torch multiplies by alpha in the backward pass, and NaN and infinity come "
-        "through.",
+        "With alpha = 0, or if there is nothing to multiply, outblas does not compute the "
+        "product, and the gradients of its operands are 0. torch multiplies by alpha in the "
+        "backward pass, which lets NaN and infinity through.",
         _alpha_zero,
         call(
             "addmm",
@@ -382,11 +373,10 @@ KNOWN = [
     ),
     Known(
         "vmap of addmm",
-        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators, "
-        "which promote "
-        "integers and a c of another dtype, let c enlarge the product, refuse float or bool alpha "
-        "and beta that "
-        "torch.addmm takes, and read c with beta = 0. In outblas vmap changes none of these.",
+        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators. "
+        "These promote integers and an addend of another dtype, let the addend enlarge the "
+        "product, refuse float or bool values of alpha and beta that torch.addmm accepts, and "
+        "read the addend even if beta = 0. In outblas vmap changes none of this.",
         _mapped_addmm,
         call(
             "addmm",
@@ -402,10 +392,9 @@ KNOWN = [
     ),
     Known(
         "operands that are lazy clones",
-        "A kernel takes addresses, and what takes the address of a tensor gives a lazy clone "
-        "(torch._lazy_clone) "
-        "memory of its own. torch's products leave what they only read shared. The "
-        "values are the same; the clone costs its copy.",
+        "A kernel takes the address of its operands, and a lazy clone (torch._lazy_clone) gets "
+        "its own memory when its address is taken. torch's products leave operands shared that "
+        "they only read. The values are the same; the copy costs time.",
         lambda spec, ours, theirs, found: (
             found.kind == "fact"
             and bool(re.fullmatch(r"\w+ is copy-on-write: False, torch: True", found.detail))
@@ -415,17 +404,17 @@ KNOWN = [
     ),
     Known(
         "operators and sparse or nested tensors",
-        "torch.ops.outblas.* take strided tensors. The functions of outblas hand sparse and nested "
-        "ones to torch.",
+        "The operators torch.ops.outblas.* accept strided tensors only. The functions of outblas "
+        "hand sparse and nested tensors to torch.",
         _operators,
         call("op.matmul", {"a": A | {"kind": "sparse"}, "b": B}),
     ),
     Known(
         "scaled_mm takes more",
-        "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each "
-        "operand, and torch 2.11 on a CPU one scale of each operand. "
-        "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that "
-        "broadcasts.",
+        "torch._scaled_mm requires sizes in multiples of 16, contiguous scales and one layout of "
+        "each operand; torch 2.11 on a CPU also requires a single scale for each operand. "
+        "outblas.scaled_mm copies operands of other layouts, and accepts any size and any bias "
+        "that broadcasts.",
         lambda spec, ours, theirs, found: (
             _scaled(spec, "only torch raises", _REFUSED_BY_SCALED_MM, found)
             and not (
@@ -437,9 +426,8 @@ KNOWN = [
     ),
     Known(
         "gradients of scaled_mm",
-        "torch._scaled_mm has no gradients, and says so in the backward pass. outblas.scaled_mm "
-        "has those of bias and "
-        "residual.",
+        "torch._scaled_mm has no gradients, and its backward pass raises. outblas.scaled_mm has "
+        "gradients of bias and residual.",
         lambda spec, ours, theirs, found: _scaled(
             spec, "only torch backward raises", ".*derivative for aten::_scaled_mm", found
         ),
@@ -452,9 +440,8 @@ KNOWN = [
     ),
     Known(
         "dtypes of scaled_mm",
-        "outblas.scaled_mm returns bfloat16, float16 or float32, and bfloat16 by default. "
-        "torch._scaled_mm returns fp8 "
-        "too, and by default.",
+        "outblas.scaled_mm returns bfloat16 (the default), float16 or float32. torch._scaled_mm "
+        "also returns fp8, which is its default.",
         lambda spec, ours, theirs, found: (
             spec["call"].endswith("scaled_mm")
             and raises(r"\w+: out_dtype is torch\.\w+, expected one of", torch_too=True)(

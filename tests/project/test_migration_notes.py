@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_
 def noted():
     """Names and reasons of the list in the notes, lines joined."""
     text = NOTES.read_text(encoding="utf-8").split("## Differences")[1]
-    items = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |\Z)", text, re.MULTILINE | re.DOTALL)
+    items = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)
     return {name: " ".join(reason.split()) for name, reason in items}
 
 
