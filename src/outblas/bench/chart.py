@@ -160,12 +160,8 @@ def _scale(axis: Any, shown: Sequence[Series]) -> None:
     ]
     low, high = min(1.0, *ends), max(1.0, *ends)
     if low > 0 and high / low > _WIDE:
-        from matplotlib.ticker import FuncFormatter, NullFormatter
-
-        axis.set_xscale("log")
+        plotting.logarithmic(axis, "x")
         axis.set_xlim(low / 1.3, high * 1.3)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
     else:
         margin = 0.06 * max(high - low, 0.1)
         axis.set_xlim(low - margin, high + margin)

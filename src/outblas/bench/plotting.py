@@ -54,8 +54,8 @@ DARK: Mapping[str, str] = MappingProxyType(
 _COLOUR_OF = {"cublas": BASE_COLOUR, "outblas": PALETTE[0], "cublaslt-best": PALETTE[1]}
 
 SMALL, TEXT, HEADING = 8.5, 9.5, 12.0  # points
-_CHARACTER = 0.62  # the width of a digit over the size of its font
-_NOTE_WIDTH = 15.0  # characters of the note beneath a chart for each inch of its width
+_CHARACTER, _BOLD = 0.62, 0.7  # the width of a character over the size of its font
+_NOTE_WIDTH = 16.0  # characters of the note beneath a chart for each inch of its width
 _STYLE = {
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
@@ -207,6 +207,16 @@ def horizontal(axis: Any, names: Sequence[str]) -> None:
     axis.grid(False, axis="y")
 
 
+def logarithmic(axis: Any, side: str) -> None:
+    """Makes one side of an axis, "x" or "y", logarithmic with plain numbers: 0.1, 1, 10."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set(**{f"{side}scale": "log"})
+    ticks = {"x": axis.xaxis, "y": axis.yaxis}[side]
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks.set_minor_formatter(NullFormatter())
+
+
 @dataclass(frozen=True)
 class Column:
     """Figures that stand right of a chart's rows, one for each, in the colour of their series."""
@@ -222,8 +232,8 @@ def columns(axis: Any, shown: Sequence[Column], gap: float = 8.0) -> None:
     """
     right = 0.0
     for column in shown:
-        lines = [*column.heading.split("\n"), *column.cells]
-        right += gap + max(map(len, lines)) * _CHARACTER * SMALL
+        heading = max(map(len, column.heading.split("\n"))) * _BOLD
+        right += gap + SMALL * max(heading, *(len(cell) * _CHARACTER for cell in column.cells))
         style: dict[str, Any] = {
             "textcoords": "offset points",
             "ha": "right",
@@ -234,9 +244,9 @@ def columns(axis: Any, shown: Sequence[Column], gap: float = 8.0) -> None:
         axis.annotate(
             column.heading,
             (1, 1),
-            xytext=(right, 3),
+            xytext=(right, 6),
             xycoords="axes fraction",
-            va="bottom",
+            va="baseline",
             fontweight="bold",
             linespacing=1.1,
             **style,

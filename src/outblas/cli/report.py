@@ -166,7 +166,7 @@ def roofline(
     allows, and the rates that were measured here and in the seed documents.
     """
     from ..core import machines, registry
-    from ..report import page
+    from ..report import page, roofline_chart
     from ..report import roofline as report
 
     with usage_errors(ImportError, options={"name": "--ladder", "machine": "--gpu"}):
@@ -194,14 +194,14 @@ def roofline(
             *page.environment_notes(m.environment for m in measurements),
         ]
         parts = [
-            page.chart(report.draw(points, shape)),
+            page.chart(roofline_chart.draw(points, shape)),
             page.table("TFLOP/s by level", report.COLUMNS, cells),
         ]
         html.write_text(
             page.page(f"outblas: roofline of an {machine.name}", notes, parts), encoding="utf-8"
         )
     if chart is not None:
-        _save_chart(report.draw(points, shape), chart)
+        _save_chart(roofline_chart.draw(points, shape), chart)
 
 
 @app.command()
@@ -229,6 +229,7 @@ def raster(
     The hit rates that ncu measured stand beside those that the model predicts.
     """
     from ..report import raster as report
+    from ..report import raster_chart
 
     with usage_errors():
         check_files(save, None, chart)
@@ -252,7 +253,7 @@ def raster(
 
     give(found.record(), show, json=json, save=save)
     if chart is not None:
-        _save_chart(report.draw(found), chart)
+        _save_chart(raster_chart.draw(found), chart)
 
 
 @app.command()

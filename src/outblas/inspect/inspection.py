@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..core import machines, registry
@@ -211,6 +210,31 @@ def inspect(
         >>> found.bound["A100"]["by"]  # what limits it there
         'l1'
     """
+    return read(
+        compiled(
+            kernel,
+            config=config,
+            arch=arch,
+            dtype=dtype,
+            out_dtype=out_dtype,
+            layout=layout,
+            shape=shape,
+        ),
+        shape,
+    )
+
+
+def compiled(
+    kernel: str,
+    *,
+    config: Any = None,
+    arch: int | None = None,
+    dtype: str | None = None,
+    out_dtype: str | None = None,
+    layout: str | None = None,
+    shape: tuple[int, int, int] = (4096, 4096, 4096),
+) -> Artifact:
+    """What `inspect` reads: a kernel of the registry, compiled. Takes and raises the same."""
     record = registry.find(kernel)
     archs = compilable(record)
     if not archs:
@@ -227,7 +251,13 @@ def inspect(
             raise ValueError(f"{name} is {kind!r}, expected {' or '.join(expected)} for {kernel}")
     module = registry.load(kernel)
     chosen = from_text(module.Config, config) if isinstance(config, str) else config
-    return _inspect(module, chosen, arch, dtype, out_dtype, layout, shape)
+    import torch
+
+    kinds = [None if name is None else getattr(torch, name) for name in (dtype, out_dtype)]
+    artifact: Artifact = module.artifact(
+        chosen, arch=arch, dtype=kinds[0], out_dtype=kinds[1], layout=layout, shape=shape
+    )
+    return artifact
 
 
 def compilable(kernel: registry.Kernel) -> tuple[int, ...]:
@@ -236,26 +266,6 @@ def compilable(kernel: registry.Kernel) -> tuple[int, ...]:
         a
         for a in ARCHS
         if kernel.min_arch <= a and (kernel.max_arch is None or a <= kernel.max_arch)
-    )
-
-
-def _inspect(
-    module: ModuleType,
-    config: Any,
-    arch: int,
-    dtype: str,
-    out_dtype: str | None,
-    layout: str,
-    shape: tuple[int, int, int],
-) -> Inspection:
-    import torch
-
-    kinds = [None if name is None else getattr(torch, name) for name in (dtype, out_dtype)]
-    return read(
-        module.artifact(
-            config, arch=arch, dtype=kinds[0], out_dtype=kinds[1], layout=layout, shape=shape
-        ),
-        shape,
     )
 
 

@@ -1,0 +1,107 @@
+"""Inspections that outlive the process, so that a roofline of many kernels compiles them once.
+
+An inspection is kept without its SASS and PTX, in the folder `inspections` of outblas's cache, by
+all that it depends on: the kernel, what it was compiled for, the compilers' versions, their
+environment variables, and every source file of outblas. Where the folder is unusable, nothing is
+kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..core import cache, ownership
+from .inspection import Inspection
+
+MOST = 500  # inspections in the folder; the oldest go first
+_PACKAGES = ("outblas", "outblas.hopper", "outblas.kernels", "outblas.turing")
+_COMPILERS = ("triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "torch")
+_VARIABLES = ("TRITON_", "CUTE_", "CUTLASS_")  # begin the names of those that compilers read
+_DROPPED = ("sass", "ptx_text")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel with its own config and layout, and what it is compiled for."""
+
+    kernel: str
+    arch: int
+    dtype: str
+    shape: tuple[int, int, int]
+
+
+def find(request: Request) -> Inspection | None:
+    """The inspection that `keep` has kept, with `sass` and `ptx_text` empty; None if there is none
+    that can be read.
+    """
+    try:
+        record = json.loads(ownership.read(_path(request)))
+        return Inspection(**record, **dict.fromkeys(_DROPPED, ""))
+    except (OSError, ownership.Refused, ValueError, TypeError, RecursionError):
+        return None
+
+
+def keep(request: Request, inspection: Inspection) -> None:
+    """Keeps an inspection; nothing where the cache cannot be written."""
+    record = {
+        f.name: getattr(inspection, f.name) for f in fields(inspection) if f.name not in _DROPPED
+    }
+    with contextlib.suppress(OSError, ownership.Refused):
+        path = _path(request)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(record, default=_plain), encoding="utf-8")
+        scratch.chmod(0o600)
+        scratch.replace(path)
+        _prune(path.parent)
+
+
+def _plain(value: Any) -> Any:
+    """A mapping or sequence that JSON does not know as one that it does."""
+    return dict(value) if hasattr(value, "items") else list(value)
+
+
+def _prune(folder: Path) -> None:
+    files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[MOST:]:
+        file.unlink(missing_ok=True)
+
+
+def _path(request: Request) -> Path:
+    """Raises OSError or Refused for a cache that cannot be used."""
+    try:
+        folder = ownership.own_folder(cache.directory() / "inspections")
+    except ValueError as error:
+        raise OSError(str(error)) from None
+    return folder / f"{cache.digest({'request': vars(request), **_toolchain()})}.json"
+
+
+@functools.cache
+def _toolchain() -> dict[str, object]:
+    """What every inspection depends on, as it was at first: compilers set variables of their own."""
+    found: dict[str, object] = {"source": _source()}
+    for name in _COMPILERS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found | {
+        name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)
+    }
+
+
+@functools.cache
+def _source() -> str:
+    """Changes with any source file of outblas."""
+    texts: dict[str, object] = {}
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for root in (spec.submodule_search_locations or ()) if spec else ():
+            for file in sorted(Path(root).rglob("*.py")):
+                texts[f"{package}/{file.relative_to(root)}"] = file.read_text(encoding="utf-8")
+    return cache.digest(texts)
