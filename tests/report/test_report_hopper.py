@@ -149,7 +149,7 @@ def test_the_command_draws_each_size_and_the_start_of_the_climb(
     shown("ladder", *options, "--chart", chart)
 
     drawn = chart.read_text()
-    assert "ours at 8192" in drawn
+    assert "N = 8192" in drawn
     assert "simt.warptile" in drawn
 
 

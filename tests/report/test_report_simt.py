@@ -140,7 +140,7 @@ def test_the_climb_makes_the_readme_and_a_picture_of_each_size_and_gpu(tmp_path:
 
     assert made == ["README.md", "results/climb.svg"]
     drawn = (tmp_path / "results" / "climb.svg").read_text()
-    labels = "seed at 2048 (T4)", "seed at 4096 (GH200)", "ours at 2048", "ours at 4096"
+    labels = "N = 2048", "N = 4096", "seed document (T4)", "seed document (GH200)"
     assert [label for label in labels if label not in drawn] == []
 
 

@@ -91,7 +91,9 @@ def clipped(figure: Figure) -> list[str]:
     return [
         each.text
         for each in texts
-        if not all(edge.x0 <= x <= edge.x1 and edge.y0 <= y <= edge.y1 for x, y in each.outline.vertices)
+        if not all(
+            edge.x0 <= x <= edge.x1 and edge.y0 <= y <= edge.y1 for x, y in each.outline.vertices
+        )
     ]
 
 

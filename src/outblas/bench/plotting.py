@@ -130,35 +130,26 @@ def markers(names: Sequence[str]) -> dict[str, str]:
 
 def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
     """A figure of `panels` axes in rows of `columns`, `size` in inches."""
-    rows = -(-panels // columns)
-    figure, axes = grid(size[0], [(size[1] / rows, (1,) * columns)] * rows)
-    for axis in axes[panels:]:
+    figure = _figure(size)
+    places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
+    axes, unused = list(places[:panels]), places[panels:]
+    for axis in unused:
         axis.remove()
-    return figure, axes[:panels]
+    for axis in axes:
+        _clear(axis)
+    return figure, axes
 
 
 def grid(
     width: float, rows: Sequence[tuple[float, Sequence[int]]], extra: float = 0.0
 ) -> tuple[Figure, list[Any]]:
     """A figure of axes in rows. A row is its height in inches and the relative width of each of its
-    axes; `extra` is the height of title and note together. Agg draws it, which needs no display.
+    axes; `extra` is the height of title and note together.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update(_STYLE)
-    figure = Figure(
-        figsize=(width, sum(height for height, _ in rows) + extra), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    layout.set(w_pad=0.08, h_pad=0.06, hspace=0.03, wspace=0.03)  # type: ignore[call-arg]
+    heights = [height for height, _ in rows]
+    figure = _figure((width, sum(heights) + extra))
     # A figure within the figure for each row, so that long names in one row leave others alone.
-    parts = figure.subfigures(
-        len(rows), 1, squeeze=False, height_ratios=[height for height, _ in rows]
-    )
+    parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)
     units = max(sum(spans) for _, spans in rows)
     axes = []
     for part, (_, spans) in zip(parts.flat, rows, strict=True):
@@ -167,10 +158,30 @@ def grid(
             axes.append(part.add_subplot(places[0, start : start + span]))
             start += span
     for axis in axes:
-        axis.grid(True, axis="y", color=RULE, linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+        _clear(axis)
     return figure, axes
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    """An empty figure in the style of all charts. Agg draws it, which needs no display."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(_STYLE)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.set(w_pad=0.08, h_pad=0.06, hspace=0.03, wspace=0.03)  # type: ignore[call-arg]
+    return figure
+
+
+def _clear(axis: Any) -> None:
+    """Leaves an axis the lines that help to read it."""
+    axis.grid(True, axis="y", color=RULE, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def entitle(figure: Figure, title: str, note: str = "") -> None:

@@ -85,7 +85,7 @@ def _path(request: Request) -> Path:
 
 @functools.cache
 def _toolchain() -> dict[str, object]:
-    """What every inspection depends on, as it was at first: compilers set variables of their own."""
+    """What every inspection depends on, as it is at first: compilers set variables, too."""
     found: dict[str, object] = {"source": _source()}
     for name in _COMPILERS:
         with contextlib.suppress(metadata.PackageNotFoundError):

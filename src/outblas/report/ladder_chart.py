@@ -26,23 +26,30 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
     Raises ValueError when there is nothing to draw.
     """
     shown = [
-        row for row in found if any(at.ours for at in row.at) or any(_seed(row, n) for n in sizes)
+        row
+        for row in found
+        if any(_ours(row, i) is not None or _seed(row, n) is not None for i, n in enumerate(sizes))
     ]
     if not shown:
         raise ValueError("no rung has a figure to draw")
+    known = [
+        (i, n)
+        for i, n in enumerate(sizes)
+        if any(_ours(row, i) is not None or _seed(row, n) is not None for row in shown)
+    ]
     height = _AROUND + _ROW * len(shown)
     rows = [
-        (height, (1,) * len(sizes[first : first + _ACROSS]))
-        for first in range(0, len(sizes), _ACROSS)
+        (height, (1,) * len(known[first : first + _ACROSS]))
+        for first in range(0, len(known), _ACROSS)
     ]
     figure, axes = plotting.grid(plotting.WIDTH, rows, extra=0.75)
-    for i, (axis, n) in enumerate(zip(axes, sizes, strict=True)):
+    for axis, (i, n) in zip(axes, known, strict=True):
         _panel(axis, shown, i, n)
     ladders = dict.fromkeys(row.ladder or row.rung.ladder for row in shown)
     gpus = dict.fromkeys(m.device for row in shown for m in row.measured)
     where = f" on an {', '.join(gpus)}" if gpus else ""
     plotting.entitle(figure, f"The {' and '.join(ladders)} ladder{where}", _note(shown))
-    plotting.describe(figure, " ".join(_in_words(shown, i, n) for i, n in enumerate(sizes)))
+    plotting.describe(figure, " ".join(_in_words(shown, i, n) for i, n in known))
     return figure
 
 
