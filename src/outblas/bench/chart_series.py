@@ -14,7 +14,11 @@ Result = dict[str, Any]
 Lines = dict[str, list[tuple[int, float]]]  # (N, figure) by provider
 BASE, BEST = "cublas", "cublaslt-best"
 MEAN = "geometric mean"
-_MODES = {"burst": "Burst", "cold": "Cold weights", "sustained": "Sustained"}
+_MODES = {
+    "burst": "Burst: short runs of calls",
+    "cold": "Cold: weights not in L2",
+    "sustained": "Sustained: calls without pause",
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class Condition:
 
     def _by_provider(self) -> list[Series]:
         """One series over rows of providers at each shape."""
-        shapes = list(dict.fromkeys(map(_row_of, self.results)))
+        shapes = list(dict.fromkeys(_row_of(r) for r in self.results if label(r) != BASE))
         rows = {
             label(r) if len(shapes) == 1 else f"{shape}: {label(r)}": _ratio(r)
             for shape in shapes

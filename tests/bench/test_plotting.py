@@ -1,0 +1,176 @@
+"""The style that charts share: colours, places of labels, and what an SVG carries."""
+
+import re
+import struct
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from support import charts, colour_vision
+
+from outblas.bench import plotting
+
+SVG = "{http://www.w3.org/2000/svg}"
+SERIES = (*plotting.PALETTE, plotting.BASE_COLOUR)
+FEWEST = 15  # of CIELAB's difference; about 2 is just noticeable
+
+
+def small_figure() -> Any:
+    """A chart of one line, with a title, a note and a text alternative."""
+    figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+    axis.plot([0, 1], [0, 1 / 3], marker="o", color=plotting.PALETTE[0])
+    axis.set_title("a panel")
+    plotting.entitle(figure, "1.5 × cuBLAS & more", "A note.")
+    plotting.describe(figure, "One line < another.")
+    return figure
+
+
+@pytest.fixture
+def drawn() -> ElementTree.Element:
+    """The same as a document."""
+    return ElementTree.fromstring(plotting.svg(small_figure()))
+
+
+# ---- colours
+@pytest.mark.parametrize("vision", colour_vision.VISIONS)
+@pytest.mark.parametrize(
+    "shown",
+    [SERIES, tuple(plotting.DARK[colour] for colour in SERIES)],
+    ids=["light", "dark"],
+)
+def test_every_reader_tells_the_colours_of_series_apart(
+    shown: tuple[str, ...], vision: str
+) -> None:
+    nearest = min((colour_vision.distance(*pair, vision), pair) for pair in combinations(shown, 2))
+
+    assert nearest[0] > FEWEST, nearest
+
+
+@pytest.mark.parametrize("colour", [*SERIES, plotting.INK, plotting.QUIET])
+def test_colours_stand_out_from_the_light_and_the_dark_background(colour: str) -> None:
+    least = 4.5 if colour in (plotting.INK, plotting.QUIET) else 3.0
+
+    assert colour_vision.contrast(colour, plotting.PAPER) >= least
+    assert colour_vision.contrast(plotting.DARK[colour], plotting.DARK[plotting.PAPER]) >= least
+
+
+def test_a_provider_has_its_colour_whatever_stands_beside_it() -> None:
+    alone = plotting.colours(["outblas"])
+    beside = plotting.colours(["cublaslt-best", "portable", "outblas", "cublas"])
+
+    assert alone["outblas"] == beside["outblas"]
+    assert beside["cublas"] == plotting.BASE_COLOUR
+    assert len(set(beside.values())) == 4
+
+
+def test_eight_series_have_eight_colours_and_marks_and_nine_are_refused() -> None:
+    names = ["cublas", *"abcdefg"]
+
+    assert len(set(plotting.colours(names).values())) == plotting.MOST_SERIES
+    assert len({plotting.markers(names)[name] for name in "abcdefg"}) == 7
+    with pytest.raises(ValueError, match="a chart has 9 series, expected at most 8"):
+        plotting.colours([*names, "h"])
+
+
+# ---- labels
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        pytest.param([1.0, 5.0], [1.0, 5.0], id="far apart"),
+        pytest.param([5.0, 1.0], [5.0, 1.0], id="in any order"),
+        pytest.param([1.0, 1.0], [0.0, 2.0], id="at one place"),
+        pytest.param([1.0, 2.0, 3.0], [0.0, 2.0, 4.0], id="three that are close"),
+        pytest.param([], [], id="none"),
+    ],
+)
+def test_places_are_spread_no_farther_than_needed(wanted: list[float], places: list[float]) -> None:
+    assert plotting.spread(wanted, 2.0) == pytest.approx(places)
+
+
+def test_names_at_the_ends_of_close_lines_do_not_collide() -> None:
+    figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+    ends = [(1.0, y, f"line {y}", plotting.INK) for y in (0.5, 0.51, 0.52, 0.9)]
+
+    plotting.label_ends(axis, ends)
+
+    assert {name for *_, name, _ in ends} <= {t.text for t in charts.drawn_texts(figure)}
+    assert not charts.collisions(figure)
+    assert not charts.clipped(figure)
+
+
+def test_texts_that_collide_and_that_a_line_crosses_are_found() -> None:
+    """What the other tests rely on."""
+    figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+    axis.axvline(0.5, label="one")
+    axis.text(0.5, 0.5, "crossed", ha="center")
+    axis.text(0.1, 0.2, "first")
+    axis.text(0.12, 0.21, "second")
+    figure.text(0.95, 0.9, "a text over the edge")
+
+    assert {("first", "second"), ("line one", "crossed")} <= set(charts.collisions(figure))
+    assert charts.clipped(figure) == ["a text over the edge"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1.000"), (0.1, "0.100"), (0.00964, "0.00964"), (0.01, "0.0100"), (1e-5, "1.00e-05")],
+)
+def test_no_ratio_is_written_as_zero(value: float, text: str) -> None:
+    assert plotting.ratio(value) == text
+
+
+# ---- files
+def test_an_svg_is_an_image_with_a_title_and_a_description(drawn: ElementTree.Element) -> None:
+    title, description = drawn.find(f"{SVG}title"), drawn.find(f"{SVG}desc")
+
+    assert title is not None
+    assert description is not None
+    assert title.text == "1.5 × cuBLAS & more"
+    assert description.text == "One line < another."
+    assert drawn.get("role") == "img"
+    assert drawn.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
+
+
+def test_the_ids_of_two_charts_on_a_page_differ() -> None:
+    other = small_figure()
+    plotting.describe(other, "Something else.")
+    other.axes[0].set_title("another panel")
+
+    ids = [
+        re.findall(r'<(?:title|desc) id="([^"]+)"', plotting.svg(f))
+        for f in (small_figure(), other)
+    ]
+
+    assert not set(ids[0]) & set(ids[1])
+
+
+def test_every_colour_of_a_chart_has_one_for_the_dark(drawn: ElementTree.Element) -> None:
+    styles = [each.get("style") or "" for each in drawn.iter()]
+    used = {colour for style in styles for colour in re.findall(r"#[0-9a-f]{6}", style)}
+    rules = (drawn.findtext(f"{SVG}style") or "").replace(" ", "")
+
+    assert plotting.PAPER in used  # the background is opaque
+    assert used <= plotting.DARK.keys()
+    assert "@media(prefers-color-scheme:dark)" in rules
+    for colour in used:
+        assert f'[style*="fill:{colour}"]{{fill:{plotting.DARK[colour]}!important}}' in rules
+
+
+def test_text_has_a_colour_of_its_own(drawn: ElementTree.Element) -> None:
+    """Text without one is black, in the dark too."""
+    texts = list(drawn.iter(f"{SVG}text"))
+
+    assert texts
+    assert [t.text for t in texts if "fill: #" not in (t.get("style") or "")] == []
+
+
+def test_a_png_is_opaque(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    plotting.save(small_figure(), tmp_path / "chart.png")
+
+    header = (tmp_path / "chart.png").read_bytes()[:24]
+    assert struct.unpack(">II", header[16:24]) == (4 * 144, 3 * 144)
+    assert imread(tmp_path / "chart.png")[..., 3].min() == 1.0
