@@ -1,5 +1,6 @@
 """The charts of the repository's own results: all that is measured is drawn, and can be read."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,9 @@ def climb(name: str) -> Any:
     return ladder_chart.draw(climb_rows(name), ladder.default_sizes(name))
 
 
+@functools.cache
 def orders(**setting: Any) -> raster.Report:
+    """The orders of tiles at 8192, with what ncu counted."""
     profiles = evidence.load(files("h100_counters")).profiles
     return raster.report(raster.Setting((8192, 8192, 8192), **setting), (16, 8), profiles)
 
@@ -43,10 +46,15 @@ def campaign(name: str) -> Any:
     return chart.figure(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
+@functools.cache
+def drawn_orders() -> Any:
+    return raster_chart.draw(orders())
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
-    **{f"climb {name}": lambda name=name: climb(name) for name in CLIMBS},
-    **{name: lambda name=name: campaign(name) for name in CAMPAIGNS},
-    "orders": lambda: raster_chart.draw(orders()),
+    **{f"climb {name}": functools.partial(climb, name) for name in CLIMBS},
+    **{name: functools.partial(campaign, name) for name in CAMPAIGNS},
+    "orders": drawn_orders,
     "orders of clusters": lambda: raster_chart.draw(orders(cluster=(2, 1))),
 }
 
@@ -139,7 +147,7 @@ def paths(figure: Any) -> dict[str, list[Any]]:
 
 
 def test_orders_with_the_same_waves_differ_in_their_paths() -> None:
-    found = paths(raster_chart.draw(orders()))
+    found = paths(drawn_orders())
 
     alike = [found[name] for name in ("grouped 2x2", "grouped 4x4", "row")]
     assert len(found) == 9
@@ -147,7 +155,7 @@ def test_orders_with_the_same_waves_differ_in_their_paths() -> None:
 
 
 def test_a_path_goes_through_tiles_in_the_order_in_which_they_start() -> None:
-    found = paths(raster_chart.draw(orders()))
+    found = paths(drawn_orders())
 
     assert found["row"][0] == [[n, 0] for n in range(8)]
     assert found["grouped 2x2"][0] == [[0, 0], [0, 1]]
@@ -155,7 +163,7 @@ def test_a_path_goes_through_tiles_in_the_order_in_which_they_start() -> None:
 
 
 def test_the_model_and_ncu_stand_above_each_order() -> None:
-    texts = {each.text for each in charts.drawn_texts(raster_chart.draw(orders()))}
+    texts = {each.text for each in charts.drawn_texts(drawn_orders())}
 
     assert "hits: model 83.3%\nncu 82.8%" in texts
     assert "hits: model 64.6%\nncu –" in texts

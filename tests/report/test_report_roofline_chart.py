@@ -60,7 +60,7 @@ def test_the_chart_says_which_clock_each_roof_and_each_bound_has() -> None:
 
     assert "Roofs at 1830 MHz, the data sheet's clock" in words(figure)
     assert {"1980", "1663", "1830"} <= words(figure)
-    note = " ".join(figure._supxlabel.get_text().split())
+    note = " ".join(figure.get_supxlabel().split())
     assert "each bound at the clock of its kernel's timing, in the column MHz" in note
     assert "1830 MHz where nothing was timed" in note
 

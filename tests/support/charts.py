@@ -1,5 +1,6 @@
 """What a chart shows, as a reader sees it: the texts that are drawn and where they stand."""
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from itertools import combinations
 from typing import Any
 from unittest import mock
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 from matplotlib.text import Text
@@ -23,20 +23,27 @@ class Drawn:
     text: str
     outline: Path
 
+    @property
+    def corners(self) -> list[tuple[float, float]]:
+        """The corners of the box."""
+        corners: Any = self.outline.vertices
+        return [(float(x), float(y)) for x, y in corners]
 
-def axes_of(figure: Figure) -> list[Axes]:
+
+def axes_of(figure: Figure) -> list[Any]:
     """The axes that show data; one that only holds a legend is left out."""
     return [axis for axis in _axes(figure) if axis.axison]
 
 
-def _axes(figure: Any) -> Iterator[Axes]:
+def _axes(figure: Any) -> Iterator[Any]:
     yield from figure.axes if not figure.subfigs else ()
     for part in figure.subfigs:
         yield from _axes(part)
 
 
+@functools.lru_cache(maxsize=4)
 def drawn_texts(figure: Figure) -> list[Drawn]:
-    """Every text that is drawn."""
+    """Every text that is drawn; the figure is drawn once, and is not to change afterwards."""
     found: list[Text] = []
     draw = Text.draw
 
@@ -91,13 +98,11 @@ def clipped(figure: Figure) -> list[str]:
     return [
         each.text
         for each in texts
-        if not all(
-            edge.x0 <= x <= edge.x1 and edge.y0 <= y <= edge.y1 for x, y in each.outline.vertices
-        )
+        if not all(edge.x0 <= x <= edge.x1 and edge.y0 <= y <= edge.y1 for x, y in each.corners)
     ]
 
 
-def colours_of_data(axis: Axes) -> set[str]:
+def colours_of_data(axis: Any) -> set[str]:
     """The colours in which an axis shows data: of lines with marks, and of bars."""
     from matplotlib.colors import to_hex
 

@@ -56,7 +56,7 @@ _COLOUR_OF = {"cublas": BASE_COLOUR, "outblas": PALETTE[0], "cublaslt-best": PAL
 SMALL, TEXT, HEADING = 8.5, 9.5, 12.0  # points
 _CHARACTER, _BOLD = 0.62, 0.7  # the width of a character over the size of its font
 _NOTE_WIDTH = 16.0  # characters of the note beneath a chart for each inch of its width
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
     "axes.edgecolor": QUIET,

@@ -44,7 +44,8 @@ def find(request: Request) -> Inspection | None:
     """
     try:
         record = json.loads(ownership.read(_path(request)))
-        return Inspection(**record, **dict.fromkeys(_DROPPED, ""))
+        fields_of: dict[str, Any] = {**record, **dict.fromkeys(_DROPPED, "")}
+        return Inspection(**fields_of)
     except (OSError, ownership.Refused, ValueError, TypeError, RecursionError):
         return None
 

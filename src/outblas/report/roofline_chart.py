@@ -115,10 +115,15 @@ def _draw_roofs(axis: Any, machine: Machine, found: Sequence[Point]) -> None:
         )
     for peak, units in peaks.items():
         axis.plot([peak / l2, high], [peak, peak], "-", color=plotting.BASE_COLOUR)
-        name = f"{_digits(peak)} TFLOP/s ({', '.join(units)})"
-        style = {"ha": "right", "va": "bottom", "textcoords": "offset points"}
         axis.annotate(
-            name, (once[0] / 1.1, peak), xytext=(0, 2), fontsize=8, color=plotting.QUIET, **style
+            f"{_digits(peak)} TFLOP/s ({', '.join(units)})",
+            (once[0] / 1.1, peak),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=plotting.QUIET,
         )
     for intensity in once:
         axis.axvline(intensity, color=plotting.BASE_COLOUR, linestyle=":", linewidth=1.2, zorder=1)
