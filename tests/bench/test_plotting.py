@@ -22,6 +22,7 @@ def small_figure() -> Any:
     figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
     axis.plot([0, 1], [0, 1 / 3], marker="o", color=plotting.PALETTE[0])
     axis.set_title("a panel")
+    axis.text(0.2, 0.2, "a text")
     plotting.entitle(figure, "1.5 × cuBLAS & more", "A note.")
     plotting.describe(figure, "One line < another.")
     return figure
@@ -148,14 +149,17 @@ def test_the_ids_of_two_charts_on_a_page_differ() -> None:
 
 def test_every_colour_of_a_chart_has_one_for_the_dark(drawn: ElementTree.Element) -> None:
     styles = [each.get("style") or "" for each in drawn.iter()]
-    used = {colour for style in styles for colour in re.findall(r"#[0-9a-f]{6}", style)}
-    rules = (drawn.findtext(f"{SVG}style") or "").replace(" ", "")
+    used = {
+        each for style in styles for each in re.findall(r"(fill|stroke): (#[0-9a-f]{6})", style)
+    }
+    rules = drawn.findtext(f"{SVG}style") or ""
 
-    assert plotting.PAPER in used  # the background is opaque
-    assert used <= plotting.DARK.keys()
-    assert "@media(prefers-color-scheme:dark)" in rules
-    for colour in used:
-        assert f'[style*="fill:{colour}"]{{fill:{plotting.DARK[colour]}!important}}' in rules
+    assert ("fill", plotting.PAPER) in used  # the background is opaque
+    assert ("stroke", plotting.PALETTE[0]) in used
+    assert "@media (prefers-color-scheme: dark)" in rules
+    for part, colour in used:
+        dark = f"{part}: {plotting.DARK[colour]} !important"
+        assert f'[style*="{part}: {colour}"] {{ {dark} }}' in rules
 
 
 def test_text_has_a_colour_of_its_own(drawn: ElementTree.Element) -> None:
