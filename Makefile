@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims pages docs lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims pages docs release-check lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -84,9 +84,17 @@ DOCS ?= -t offline
 docs: $(READY)
 	$(BIN)/sphinx-build -b html -W --keep-going -j auto $(DOCS) -d build/doctrees docs build/html
 
+# Builds the wheel and the sdist in a temporary folder, and checks what an index and a user would get. Takes minutes.
+# RELEASE='--tag v1.2.3' checks a tree that is about to be tagged, RELEASE='--only readme' runs one of the checks.
+RELEASE ?=
+
+release-check: $(READY)
+	$(BIN)/python -m tests.release $(RELEASE)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	ln -s $(CURDIR)/src/_outblas_command.py build/types/

@@ -1,0 +1,241 @@
+"""The checks of a release: they pass what is sound, and name what is not."""
+
+import importlib.util
+from email.message import Message
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from release import archives, readme, versions
+from support.paths import ROOT
+
+CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-12-01\n\n## [1.2.2] - 2026-11-01\n"
+CITATION = "version: 1.2.3\ndate-released: 2026-12-01\n"
+
+
+def tree(root: Path, **texts: str) -> Path:
+    """A tree with version 1.2.3 in four files, of which some have another text."""
+    files = {
+        "pyproject.toml": '[project]\nversion = "1.2.3"\n',
+        "src/outblas/__init__.py": '__version__ = "1.2.3"\n',
+        "CITATION.cff": CITATION,
+        "CHANGELOG.md": CHANGELOG,
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts.get(path.stem.strip("_"), text))
+    return root
+
+
+# ---- versions
+def test_one_version_everywhere_is_sound(tmp_path: Path) -> None:
+    assert versions.faults(tree(tmp_path), final=True) == []
+
+
+def test_the_versions_of_this_tree_agree() -> None:
+    assert versions.faults(ROOT, final=False) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("init", '__version__ = "1.2.4"\n', "outblas.__version__ has the version 1.2.4"),
+        ("init", "", "outblas.__version__ has the version None"),
+        ("CITATION", CITATION.replace("1.2.3", "1.2.2"), "CITATION.cff has the version 1.2.2"),
+        ("CITATION", "version: 1.2.3\n", "CITATION.cff has no date-released"),
+        (
+            "CITATION",
+            CITATION.replace("12-01", "12-02"),
+            "CITATION.cff has the day 2026-12-02, CHANGELOG.md has 2026-12-01",
+        ),
+        (
+            "CHANGELOG",
+            CHANGELOG.replace("## [1.2.3]", "## [1.3.0] - 2026-12-09\n\n## [1.2.3]"),
+            "CHANGELOG.md has 1.3.0 above 1.2.3",
+        ),
+        (
+            "CHANGELOG",
+            CHANGELOG.replace(" - 2026-12-01", ""),
+            "CHANGELOG.md: 1.2.3 has no day",
+        ),
+        ("CHANGELOG", "## [Unreleased]\n", "CHANGELOG.md has no section 1.2.3"),
+    ],
+)
+def test_a_version_that_differs_is_named(tmp_path: Path, name: str, text: str, fault: str) -> None:
+    found = versions.faults(tree(tmp_path, **{name: text}), final=True)
+
+    assert any(each.startswith(fault) for each in found), found
+
+
+def test_before_a_release_the_changelog_may_have_only_unreleased_changes(tmp_path: Path) -> None:
+    texts = {"CHANGELOG": "## [Unreleased]\n", "CITATION": "version: 1.2.3\n"}
+
+    assert versions.faults(tree(tmp_path, **texts), final=False) == []
+
+
+# ---- what archives hold
+VERSION = versions.of_project(ROOT)
+INFO = f"outblas-{VERSION}.dist-info"
+
+
+@pytest.fixture
+def files() -> set[str]:
+    """The files of a sound wheel of this tree."""
+    info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
+    tables = {f"outblas/autotune/tables/{p.name}" for p in ROOT.glob("autotune/tables/*.json")}
+    modules = archives.expected_modules(ROOT)
+    return {*modules, *tables, "outblas/py.typed", *(f"{INFO}/{name}" for name in info)}
+
+
+def test_the_modules_of_a_tree_have_their_names_in_the_wheel() -> None:
+    found = archives.expected_modules(ROOT)
+
+    assert {"_outblas_command.py", "outblas/__init__.py", "outblas/hopper/gemm/kernel.py"} <= found
+
+
+def test_a_sound_wheel_passes(files: set[str]) -> None:
+    assert archives.wheel_faults({*files, "outblas/results/a.json"}, ROOT, VERSION) == []
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["outblas/py.typed", "outblas/hopper/gemm/kernel.py", f"{INFO}/licenses/LICENSE"],
+)
+def test_what_a_wheel_lacks_is_named(files: set[str], missing: str) -> None:
+    found = archives.wheel_faults(files - {missing}, ROOT, VERSION)
+
+    assert found == [f"the wheel lacks {missing}"]
+
+
+@pytest.mark.parametrize("extra", ["tests/test_api.py", "outblas/notes.txt", "docs/conf.py"])
+def test_what_does_not_belong_into_a_wheel_is_named(files: set[str], extra: str) -> None:
+    found = archives.wheel_faults({*files, extra}, ROOT, VERSION)
+
+    assert found == [f"the wheel has {extra}, which does not belong there"]
+
+
+@pytest.mark.parametrize(
+    ("file", "belongs"),
+    [
+        ("src/outblas/api.py", True),
+        ("pyproject.toml", True),
+        ("setup.py", True),
+        ("tests/test_against_torch.py", False),
+        ("docs/conf.py", False),
+        ("hopper/__pycache__/gemm.pyc", False),
+    ],
+)
+def test_an_sdist_has_sources_and_nothing_else(file: str, belongs: bool) -> None:
+    assert (archives.sdist_faults([file]) == []) is belongs
+
+
+def test_files_that_differ_between_two_wheels_are_named_but_for_their_list() -> None:
+    first = {"a.py": "1", "b.py": "2", "x.dist-info/RECORD": "3"}
+    second = {"a.py": "9", "x.dist-info/RECORD": "4"}
+
+    found = archives.differences(first, second)
+
+    assert [each.split()[0] for each in found] == ["a.py", "b.py"]
+
+
+# ---- metadata
+def described(**changes: str) -> Message:
+    """The metadata of a sound wheel, with changes; an empty text leaves a field out."""
+    fields = {
+        "Name": "outblas",
+        "Version": VERSION,
+        "License-Expression": "Apache-2.0",
+        "License-File": "LICENSE",
+        "Author": "The outblas contributors",
+        "Requires-Python": ">=3.11",
+        "Description-Content-Type": "text/markdown",
+        "Classifier": "Typing :: Typed",
+    } | {name.replace("_", "-"): value for name, value in changes.items()}
+    found = Message()
+    for name, value in fields.items():
+        if value:
+            found[name] = value
+    for name in archives.URLS:
+        found["Project-URL"] = f"{name}, https://example.org"
+    return found
+
+
+def metadata_faults(**changes: str) -> list[str]:
+    return archives.metadata_faults(described(**changes), VERSION, {"Typing :: Typed"})
+
+
+def test_sound_metadata_passes() -> None:
+    assert metadata_faults() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"Author": ""}, "metadata: Author is None"),
+        ({"Version": "0.0.0"}, "metadata: Version is '0.0.0'"),
+        ({"Classifier": "Typing :: Typd"}, "metadata: no index knows 'Typing :: Typd'"),
+        ({"Classifier": ""}, "metadata: the classifier 'Typing :: Typed' is missing"),
+        ({"Project-URL": "Funding, http://example.org"}, "metadata: the URL Funding is http://"),
+    ],
+)
+def test_metadata_that_lacks_something_is_named(changes: dict[str, str], fault: str) -> None:
+    found = metadata_faults(**changes)
+
+    assert any(each.startswith(fault) for each in found), found
+
+
+# ---- README on an index
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    """The build script, which is no package."""
+    spec = importlib.util.spec_from_file_location("build_script", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGE = "https://github.com/o/r"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](docs/migrate.md)", f"[a]({PAGE}/blob/v1/docs/migrate.md)"),
+        ("[a](docs/migrate.md#dtypes)", f"[a]({PAGE}/blob/v1/docs/migrate.md#dtypes)"),
+        ("[a](./docs/decisions/)", f"[a]({PAGE}/tree/v1/docs/decisions)"),
+        ("[a](#tuning)", f"[a]({PAGE}/blob/v1/README.md#tuning)"),
+        ("[a](https://example.org/x)", "[a](https://example.org/x)"),
+        ("![a](results/x.svg)", "![a](https://raw.githubusercontent.com/o/r/v1/results/x.svg)"),
+        ('<img src="x.png">', '<img src="https://raw.githubusercontent.com/o/r/v1/x.png">'),
+        ("`[a](b.md)`", "`[a](b.md)`"),
+        ("```\n[a](b.md)\n```\n[c](d.md)", f"```\n[a](b.md)\n```\n[c]({PAGE}/blob/v1/d.md)"),
+    ],
+)
+def test_addresses_become_absolute(build: Any, text: str, expected: str) -> None:
+    assert build.absolute(text, PAGE, "v1") == expected
+
+
+def test_readme_can_be_shown_by_an_index(build: Any) -> None:
+    assert readme.faults(build.description()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[a](docs/migrate.md)", "README: docs/migrate.md leads nowhere from a package index"),
+        ("![a](results/x.svg)", "README: results/x.svg leads nowhere from a package index"),
+        ("[a](http://example.org)", "README: http://example.org leads nowhere"),
+        (
+            '<img src="https://example.org/x.svg" alt="a"> <!--\n<img src="y.svg"> -->',
+            "README has 2 pictures, of which an index shows 1",
+        ),
+    ],
+)
+def test_addresses_that_lead_nowhere_are_named(text: str, fault: str) -> None:
+    found = readme.faults(text)
+
+    assert any(each.startswith(fault) for each in found), found

@@ -1,0 +1,1 @@
+"""What a release needs: `make release-check` builds it in a temporary folder and looks at it."""
