@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -89,5 +90,13 @@ def _on_source_read(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 
 
+def _copy_sample_report(app: Sphinx, error: Exception | None) -> None:
+    """The sample report lies beside the page that links to it, as it does in docs/."""
+    if error is None and app.builder.format == "html":
+        name = "tuning/sample-report.html"
+        shutil.copyfile(HERE / name, Path(app.outdir) / name)
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _on_source_read)
+    app.connect("build-finished", _copy_sample_report)

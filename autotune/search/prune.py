@@ -16,7 +16,7 @@ from ...core.problem import Problem
 from ...core.space import Space
 from ..store.records import Gpu, Workload
 from . import cost_model
-from .candidates import Candidate, Ranker, by_model
+from .candidates import Candidate, Ranker, by_interpreter, by_model
 from .gpu import machine as machine_of
 from .target import TuneTarget, registered
 from .target import of as target_of
@@ -129,7 +129,7 @@ def _runnable(
             reasons.add(pruned_reason)
             continue
         footprint = space.footprint(config)
-        predicted_us, efficiency = 0.0, 1.0
+        predicted_us, efficiency = by_interpreter(footprint, workload), 1.0
         if machine is not None:
             predicted_us = ranker(footprint, workload, machine)
             efficiency = cost_model.wave_efficiency(footprint, workload, machine)

@@ -35,10 +35,13 @@ def name(page: Path) -> str:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working folder; what an example says to Inductor and to the environment ends with
+    """An empty working folder, from which modules are imported, and an empty cache; what an example
+    says to Inductor and to the environment ends with
     the test.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(inductor, "inductor_choice", lambda: None)
     monkeypatch.setattr("outblas.inductor_choice", lambda: None, raising=False)
     before = dict(os.environ)
@@ -51,6 +54,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.parametrize("page", with_examples("python"), ids=name)
 def test_the_python_of_a_page_runs(page: Path, elsewhere: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
+    pages.write_modules(page)
     for block in pages.blocks(page):
         if block.language == "python" and block.is_run:
             code = "\n" * (block.line - 1) + block.text  # a traceback names the page's own line
@@ -60,6 +64,7 @@ def test_the_python_of_a_page_runs(page: Path, elsewhere: Path) -> None:
 
 @pytest.mark.parametrize("page", with_examples("console"), ids=name)
 def test_the_commands_of_a_page_run(page: Path, elsewhere: Path) -> None:
+    pages.write_modules(page)
     for block in pages.blocks(page):
         if block.language == "console" and block.is_run:
             for words in block.commands():

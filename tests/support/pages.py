@@ -6,6 +6,8 @@ neither GitHub nor Sphinx shows them:
 - `python` runs on a CPU, after the blocks above it on its page and with their names.
 - `python gpu` needs a GPU: its syntax and the public names in it are checked here, and it runs
   among the GPU tests.
+- `python file NAME` is a module: it is written to the file NAME in the current folder, from where
+  the page's examples import it.
 - `python shown: REASON` is never run, for the reason that it gives; its syntax is checked.
 - `console` has lines that begin with `$ `. Commands of outblas and python run on a CPU; other lines
   are what they print, of which nothing is checked.
@@ -59,12 +61,20 @@ class Block:
         return self.language in TESTED and not self.how
 
     @property
+    def file(self) -> str:
+        """The name of the module that the block is; "" where it is none."""
+        found = re.fullmatch(r"file (\w+\.py)", self.how)
+        return found[1] if found and self.language == "python" else ""
+
+    @property
     def unknown(self) -> str | None:
         """What is wrong with the words after the language, if anything is."""
-        known = not self.how or self.needs_gpu or re.fullmatch(r"shown: \S.*", self.how)
+        known = (
+            not self.how or self.needs_gpu or self.file or re.fullmatch(r"shown: \S.*", self.how)
+        )
         if known or self.language not in TESTED:
             return None
-        return f"{self.how!r}, expected 'gpu', 'shown: REASON' or nothing"
+        return f"{self.how!r}, expected 'gpu', 'file NAME', 'shown: REASON' or nothing"
 
     def commands(self) -> Iterator[list[str]]:
         """The words of each command of a console block: a backslash continues a line, and what
@@ -93,3 +103,10 @@ def blocks(page: Path) -> list[Block]:
         )
         found.append(Block(page, line, language, how.strip(), body))
     return found
+
+
+def write_modules(page: Path) -> None:
+    """Writes the modules of a page into the current folder."""
+    for block in blocks(page):
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")

@@ -100,7 +100,7 @@ def list_results(
         for gpu in dict.fromkeys(row.gpu for row in rows):
             table(gpu, columns, [_cells(row) for row in rows if row.gpu == gpu])
         if rows:
-            note(f"{RATIO} It is of the finals.")
+            note(f"{RATIO} It is measured in the finals.")
         said = (
             f"{len(rows)} of {total} rows; --limit shows more"
             if len(rows) < total

@@ -117,14 +117,13 @@ def _show_plan(
             place,
             each["kernel"],
             short(each["kernel"], each["config"]).replace(",", ", ") or "its default",
-            f"{each['predicted_us']:.1f}" if each["predicted_us"] else NONE,
+            f"{each['predicted_us']:.1f}",
             each["limits"] or NONE,
         )
         for place, each in enumerate(record["ranked"][:SHOWN], 1)
     ]
-    predicted = any(each["predicted_us"] for each in record["ranked"])
     table(
-        f"The first {len(rows)} in the order of {order if predicted else 'the search space'}",
+        f"The first {len(rows)} in the order of {order}",
         ("", "kernel", "config", "predicted µs", "limits"),
         rows,
     )

@@ -53,7 +53,7 @@ def _explained(base: str) -> str:
     ratio = (
         f"× {base}: the time of {base} over it, with the 10th and 90th percentile of the rounds. "
         if base
-        else "The kernel ran in Triton's interpreter: its times say nothing of a GPU. "
+        else "On a CPU a Triton kernel runs in the interpreter: its times say nothing of a GPU. "
     )
     return (
         f"µs: a call in the finals, median. {ratio}Lead: how much more time the next config takes, "

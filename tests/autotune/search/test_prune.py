@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from support.spaces import FOOTPRINT
+from support.stored import INTERPRETED
 
 from outblas.autotune.search import prune, target
+from outblas.autotune.search.candidates import by_interpreter
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import Workload
 from outblas.core.space import Space
@@ -83,3 +85,22 @@ def test_what_cannot_run_goes_with_its_reason() -> None:
 def test_a_kernel_of_newer_gpus_is_refused(kernel: str, machine: str) -> None:
     with pytest.raises(ValueError, match="needs sm_"):
         prune.check(target.of(kernel), Workload(64, 64, 64, "float16"), imagined(machine))
+
+
+def test_on_a_cpu_the_config_with_fewer_programs_is_predicted_to_be_faster() -> None:
+    found = prune.prune([target.of("portable")], Workload(64, 64, 64), INTERPRETED)
+
+    best = min(found.candidates, key=lambda each: each.predicted_us)
+    worst = max(found.candidates, key=lambda each: each.predicted_us)
+
+    assert (best.config.block_m, best.config.block_n) == (64, 64)
+    assert (worst.config.block_m, worst.config.block_n) == (16, 16)
+
+
+def test_the_interpreter_takes_longer_for_more_programs_and_for_more_elements() -> None:
+    small, large = (replace(FOOTPRINT, tile_m=m, tile_n=m, tile_k=64) for m in (64, 128))
+
+    few = by_interpreter(small, Workload(64, 64, 64))
+
+    assert by_interpreter(small, Workload(128, 64, 64)) == 2 * few
+    assert by_interpreter(large, Workload(64, 64, 64)) > few

@@ -39,7 +39,7 @@ def notes(report: TuneReport) -> list[str]:
             else f" Spearman's rho between predicted and measured times is "
             f"{report.agreement.rho:.2f}."
         )
-        sentences.append(f"The analytic model: {report.agreement}.{rho}")
+        sentences.append(f"Predictions: {report.agreement}.{rho}")
     if report.common:
         sentences.append(f"The {len(report.top)} best share {report.common}.")
     return sentences
@@ -49,9 +49,9 @@ def _metric(report: TuneReport) -> str:
     """What the ratio is, and how it is measured."""
     if not report.base:
         return (
-            "The kernel ran in Triton's interpreter on a CPU. Its times say nothing of a GPU and "
-            f"are not compared with cuBLAS: {report.metric} is the time of the fastest config over "
-            "that of the config."
+            "The kernel ran on a CPU, and a Triton kernel runs there in the interpreter. The times "
+            f"say nothing of a GPU and are not compared with cuBLAS: {report.metric} is the time of "
+            "the fastest config over that of the config."
         )
     what = (
         f"the time of {report.base}"
