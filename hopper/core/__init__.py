@@ -1,1 +1,1 @@
-"""What the Hopper rungs share: configs, barriers, warp roles, compiling, launching."""
+"""The parts that the Hopper rungs share: configs, barriers, warp roles, compilation and launch."""

@@ -1,4 +1,6 @@
-"""What every Hopper rung shares: operand layouts, tensor maps, shared memory, barriers, launch."""
+"""The base class of the Hopper rungs: operand layouts, tensor maps, shared memory, barriers,
+launch.
+"""
 
 from typing import Any
 
@@ -31,15 +33,15 @@ ONE_STAGE = (None, None, 0)
 
 
 class HopperGemm:
-    """C[M, N] = A[M, K] B[K, N], fp32 accumulate. A rung overrides `body`, or a policy method.
+    """C[M, N] = A[M, K] B[K, N], accumulated in fp32. A rung overrides `body` or a policy method.
 
-    The layouts of A and B (either major), and the dtypes, come from the tensors that `cute.compile`
-    is given; sizes and strides stay symbolic. `width`: elements of a row of C that can be written
-    at once, 1, 2, or what 16 bytes hold.
+    The layouts of A and B (either may be row- or column-major) and the dtypes come from the tensors
+    that `cute.compile` receives; sizes and strides stay symbolic. `width` is the number of elements
+    of a row of C that can be written at once: 1, 2, or as many as fit 16 bytes.
     """
 
-    # Fields of HopperConfig that the rung itself brings in; it understands these and its parents'.
-    # The others must keep the value that HopperConfig gives them.
+    # The fields of HopperConfig that this rung introduces. A rung uses its own fields and its
+    # parents'; all other fields must keep their defaults in HopperConfig.
     introduces = frozenset({"tile_m", "tile_n", "tile_k", "mma_n", "jitter", "phases"})
     pipeline_type: type[Pipeline] = Pipeline
     persistent = False
@@ -52,19 +54,19 @@ class HopperGemm:
 
     @classmethod
     def understood(cls) -> set[str]:
-        """Fields of a config that the rung or a parent introduces."""
+        """Returns the config fields that this rung or a parent introduces."""
         return {name for parent in cls.__mro__ for name in vars(parent).get("introduces", ())}
 
     @classmethod
     def invalid_reason(cls, config: HopperConfig) -> str | None:
-        """Why this rung cannot be built from a config, or None."""
+        """Returns why this rung cannot be built from a config, or None."""
         understood = cls.understood()
         for name, field in HopperConfig.__dataclass_fields__.items():
             value = getattr(config, name)
             if name not in understood and value != field.default:
                 return (
                     f"{name} is {value}, expected {field.default}: a later rung of the ladder "
-                    "brings it in"
+                    "introduces it"
                 )
         return invalid_reason(config)
 
@@ -74,17 +76,17 @@ class HopperGemm:
         return 1
 
     def grid(self, tiles, table):
-        """CTAs launched for a number of tiles, or for a table of tiles."""
+        """Returns the number of CTAs to launch for `tiles` tiles, or for a table of tiles."""
         return tiles
 
     def load_operations(self):
-        """The TMA operation that loads A and that which loads B, each with the number of CTAs that
-        load a part of the same tile.
+        """Returns the TMA operations that load A and B, each with the number of CTAs that load a
+        part of the same tile.
         """
         return (cpasync.CopyBulkTensorTileG2SOp(), 1), (cpasync.CopyBulkTensorTileG2SOp(), 1)
 
     def load_operands(self, a, b, major_a, major_b) -> list[TmaOperand]:
-        """Host: what the kernel is given to load A (M, K) and B (N, K)."""
+        """Host: prepares the arguments from which the kernel loads A (M, K) and B (N, K)."""
         config = self.config
         tile = (config.tile_m, config.stage_n, config.tile_k)
         layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.stages)
@@ -104,34 +106,38 @@ class HopperGemm:
         return operands
 
     def cluster_coord(self, context: WarpContext) -> ClusterCoord:
-        """Where the CTA stands in its cluster."""
+        """Returns the position of the CTA in its cluster."""
         return ClusterCoord(0, 0, None, None)
 
     def store_operand(self, c):
-        """Host: what the kernel is given to store C by TMA, () where it leaves from registers."""
+        """Host: prepares the arguments from which the kernel stores C by TMA; () where it stores
+        from registers.
+        """
         return ()
 
     def alloc_epilogue(self, smem, operand, dtype):
-        """The shared memory through which C leaves, or None."""
+        """Allocates the shared memory through which C is stored; returns None where there is
+        none.
+        """
         return None
 
     @cute.jit
     def cluster_sync(self):
-        """Barriers are initialised, for all who use them."""
+        """Makes the initialised barriers visible to every thread that uses them."""
         cute.arch.sync_threads()
 
     @cute.jit
     def cluster_exit(self):
-        """What a CTA waits for before it ends."""
+        """Waits for everything that must have happened before the CTA exits."""
 
     @cute.jit
     def body(self, cta: Cta, pipeline: Pipeline):
-        """What one CTA does, barriers initialised."""
+        """Runs one CTA after its barriers are initialised."""
         raise TypeError("a rung defines body")
 
     @cute.jit
     def clear_accumulator(self, fragments: MmaFragments):
-        """Before the first product of a tile."""
+        """Clears the accumulator before the first product of a tile."""
         fragments.acc.fill(0.0)
 
     @cute.jit
@@ -142,11 +148,11 @@ class HopperGemm:
         lap(cta.timers, STORE)
 
     def make_consumer(self, cta: Cta, index) -> Consumer:
-        """What a thread of consumer warpgroup `index` multiplies with: its rows of every stage, its
-        accumulator.
+        """Returns the operands of a thread in consumer warpgroup `index`: its rows of every stage,
+        and its accumulator.
         """
         c, mma = self.config, cta.mma
-        # Descriptors of shared memory: those of a warpgroup's threads are all the same.
+        # Shared-memory descriptors are the same for all threads of a warpgroup.
         thread = mma.accumulating.get_slice(index * WARPGROUP)
         thread_in_tile = index * WARPGROUP + cta.context.thread % WARPGROUP
         fragments = MmaFragments(
@@ -162,11 +168,13 @@ class HopperGemm:
     # ---- host
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, table, trace, stream):
-        """a: (M, K), b: (K, N), c: (M, N). `table`: (steps, clusters) of cluster tiles, int32, or
-        None; `trace`: int64 (CTAs, warpgroups, phases) or None.
+        """Launches the kernel on a: (M, K), b: (K, N), c: (M, N).
+
+        `table` holds cluster tiles, int32 (steps, clusters), or is None. `trace` is int64 (CTAs,
+        warpgroups, phases), or None.
         """
         config = self.config
-        # (N, K), as wgmma and TMA name B.
+        # (N, K): the shape of B for wgmma and TMA.
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.load_operands(a, b, major_a, major_b)
@@ -249,8 +257,9 @@ class HopperGemm:
         pipeline.check_arrival_counts()
 
     def alloc_pipeline(self, smem, dtype, layout_a, layout_b) -> Pipeline:
-        """The barriers in shared memory, and the pipeline over them. Raises AssertionError where
-        the bytes that the config announces are not those that land in a stage.
+        """Allocates the barriers in shared memory and returns the pipeline over them. Raises
+        AssertionError where the bytes that the config announces differ from the bytes that arrive
+        in a stage.
         """
         config = self.config
         barriers = smem.allocate_array(Int64, 2 * config.stages)
@@ -266,7 +275,7 @@ class HopperGemm:
         )
 
     def partition_loads(self, operand_a, operand_b, sA, sB, coord: ClusterCoord) -> list[TmaLoad]:
-        """How the CTA loads its part of the tiles of A and of B."""
+        """Partitions the tiles of A and B into the parts that this CTA loads."""
         config = self.config
         (_, multicast_a), (_, multicast_b) = self.load_operations()
         gA = cute.local_tile(operand_a.tensor, (config.tile_m, config.tile_k), (None, None))
@@ -292,10 +301,12 @@ class HopperGemm:
 
 
 def check_stage_bytes(config, dtype, layout_a, layout_b):
-    """Raises AssertionError where the bytes that the config announces are not those that land."""
+    """Raises AssertionError where the bytes that the config announces differ from those that
+    arrive.
+    """
     landing = sum(
         cute.size_in_bytes(dtype, cute.slice_(layout, ONE_STAGE)) for layout in (layout_a, layout_b)
     )
     assert landing == config.stage_bytes, (
-        f"{landing} bytes land in a stage, the config announces {config.stage_bytes}"
+        f"{landing} bytes arrive in a stage, but the config announces {config.stage_bytes}"
     )

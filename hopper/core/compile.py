@@ -1,4 +1,4 @@
-"""Compiles Hopper kernels, with or without a GPU, and keeps what was compiled on disk."""
+"""Compiles Hopper kernels, with or without a GPU, and keeps the compiled code on disk."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3" + cute_private.arch_option(ARCH)
 
 
-LONGEST_NAME = 200  # of a kernel
+LONGEST_NAME = 200  # characters of a kernel's name
 
 
 NUMERIC = {
@@ -47,15 +47,16 @@ SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 def full_name(variant: Any, parts: Sequence[str]) -> str:
-    """The name of a variant in profilers, an identifier of C: parts to read, cut off where they are
-    long, then twelve digits of a digest of every field of it, of its config and of its traits.
+    """Returns the name of a variant in profilers, which is a C identifier: readable parts, cut off
+    where they are too long, then twelve digits of a digest of all fields, of the config and of the
+    traits.
     """
     readable = re.sub(r"\W+", "_", "_".join(part for part in parts if part), flags=re.ASCII)
     return f"{readable[: LONGEST_NAME - 13]}_{cache.digest(dataclasses.asdict(variant))[:12]}"
 
 
 class CompileKey(Protocol):
-    """What one compile serves, compared by value."""
+    """Identifies one compilation, compared by value."""
 
     @property
     def name(self) -> str: ...
@@ -65,8 +66,8 @@ class CompileKey(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCode:
-    """What the compilers made of a variant: machine code, PTX, all that ptxas said, and the MLIR of
-    the function that launches it.
+    """The compilers' output for a variant: machine code, PTX, the complete output of ptxas, and the
+    MLIR of the function that launches the kernel.
     """
 
     cubin: bytes
@@ -81,8 +82,8 @@ _loaded: dict[CompileKey, Callable[..., None]] = {}
 
 
 def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
-    """The compiled kernel, a function of what it was compiled for: from memory, from disk, or
-    built.
+    """Returns the compiled kernel as a function of the tensors that it was compiled for, from
+    memory, from disk, or newly built.
     """
     with tile_order.compiling:
         if variant not in _loaded:
@@ -96,7 +97,7 @@ def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
 
 
 def keep(variant: CompileKey, build: Callable[[], Any]) -> None:
-    """Builds to disk what `load` would find there; loads nothing."""
+    """Builds a kernel onto disk for a later `load`, without loading it."""
     with tile_order.compiling:
         cache.warm(variant.cache_key_fields, build=build, save=_saver(variant))
 
@@ -108,7 +109,7 @@ def _saver(variant: CompileKey) -> Callable[[Any, Path], None]:
 def cache_key_fields(
     name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype
 ) -> dict[str, object]:
-    """What a compiled kernel on disk depends on."""
+    """Returns the facts that a compiled kernel on disk depends on."""
     return {
         "kernel": name,
         "config": to_text(config),
@@ -117,7 +118,7 @@ def cache_key_fields(
 
 
 def toolchain_fields() -> dict[str, object]:
-    """What every compiled kernel on disk depends on."""
+    """Returns the facts that every compiled kernel on disk depends on."""
     return {
         "arch": ARCH,
         "options": OPTIONS,
@@ -130,20 +131,22 @@ def toolchain_fields() -> dict[str, object]:
 
 @functools.cache
 def source_fingerprint() -> str:
-    """Changes with any source file of the Hopper ladder, in whatever folder of it."""
+    """Returns a digest that changes with any source file in any folder of the Hopper ladder."""
     ladder = Path(__file__).parents[1]
     files = sorted(ladder.rglob("*.py"))
     return cache.digest({str(f.relative_to(ladder)): f.read_text(encoding="utf-8") for f in files})
 
 
 def compact(dtype: Any, dims: int) -> Any:
-    """A contiguous tensor of any size."""
+    """Returns a contiguous fake tensor of any size."""
     shape = tuple(cute.sym_int() for _ in range(dims))
     return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
 
 
 def compile_code(variant: CompileKey, build: Callable[[str], Any]) -> CompiledCode:
-    """The code of a variant, without a GPU; `build` compiles it with further options of the DSL."""
+    """Returns the code of a variant, without a GPU. `build` compiles it with further options of the
+    DSL.
+    """
     with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
         remarks = Path(folder) / "remarks.yaml"
         made = build(
@@ -168,15 +171,15 @@ def artifact(
     shape: tuple[int, int, int] = (4096, 4096, 4096),
     problem: Problem | None = None,
 ) -> Artifact:
-    """The machine code of the variant that serves a problem, which `build` makes with the options
-    of the DSL that it is given; `shared_memory` says how many bytes of it a CTA takes.
+    """Returns the machine code of the variant for a problem. `build` compiles it with the given
+    options of the DSL; `shared_memory` returns the bytes of shared memory per CTA.
 
-    `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
-    `shape` describe. Raises ValueError for an architecture other than 90, and for what the kernel
-    cannot take.
+    `problem` replaces the aligned problem with a row-major output that `dtype`, `out_dtype`,
+    `layout` and `shape` describe. Raises ValueError for an architecture other than 90, and for
+    problems that the kernel does not support.
     """
     if arch not in (None, 90):
-        raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
+        raise ValueError(f"arch is {arch}, expected 90: {kernel} uses TMA and wgmma")
     problem = problem or example(dtype, out_dtype, layout, shape)
     if problem.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype is {dtype_name(problem.dtype)}, expected bfloat16 or float16")
@@ -202,7 +205,9 @@ def artifact(
 
 
 def assembler_log(remarks: str) -> str:
-    """The output of ptxas -v inside the DSL's YAML remarks, a quoted scalar that spans lines."""
+    """Extracts the output of ptxas -v from the DSL's YAML remarks, where it is a quoted scalar over
+    several lines.
+    """
     logs = re.findall(r"- Remark: +'ptxas output: ((?:[^']|'')*)'", remarks)
     return "\n".join(log.replace("''", "'").strip() for log in logs) + "\n"
 

@@ -1,4 +1,4 @@
-"""The configuration of every Hopper rung, and its budgets as formulas."""
+"""The configuration of every Hopper rung, and formulas for its resources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 from ...core.configs import RenamedFields
 from ...device.raster import ORDERS
 
-SHARED_MEMORY = 232448  # bytes one CTA may use on sm_90
+SHARED_MEMORY = 232448  # bytes that one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
-REGISTERS = 65536  # of one SM
-MAX_STAGES = BARRIER_BYTES // 16  # two mbarriers each
-# Registers of one thread that may hold accumulators: 255 less addresses and loop state.
+REGISTERS = 65536  # per SM
+MAX_STAGES = BARRIER_BYTES // 16  # a stage has two mbarriers of 8 bytes
+# Registers per thread that may hold accumulators: 255 minus those of addresses and loop state.
 ACCUMULATOR_LIMIT = 208
 MAX_SPLIT_K = 64
 STAGGERS = ("never", "rule", "always")
@@ -133,7 +133,9 @@ class HopperConfig(metaclass=RenamedFields):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str):
-            """Fields by their old names, for programs that were written before these changed."""
+            """Returns a field by its old name, for programs that use names from before they
+            changed.
+            """
             if name in self.ALIASES:
                 return getattr(self, self.ALIASES[name])
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
@@ -230,9 +232,11 @@ class HopperConfig(metaclass=RenamedFields):
 
 
 def compile_key(config: HopperConfig) -> HopperConfig:
-    """The config whose compile serves this one too: the order of tiles is a table that the host
-    makes, the host swaps operands, traits say whether consumers are staggered, and the number of
-    partitions of K is an argument.
+    """Returns the config whose compiled kernel also serves this one.
+
+    Fields that the compiled code does not depend on get their defaults: the order of tiles is a
+    table that the host makes, the host swaps operands, kernel traits say whether consumers are
+    staggered, and the number of partitions of K is an argument.
     """
     plain = HopperConfig
     split_k = 2 if config.split_k > 1 else 1
@@ -250,7 +254,7 @@ def compile_key(config: HopperConfig) -> HopperConfig:
 
 
 def invalid_reason(config: HopperConfig) -> str | None:
-    """Why no kernel can be built from this config, or None."""
+    """Returns why no kernel can be built from this config, or None."""
     return (
         _tile_reason(config)
         or _pipeline_reason(config)
@@ -262,8 +266,10 @@ def invalid_reason(config: HopperConfig) -> str | None:
 
 
 def gated_reason(c: HopperConfig) -> str | None:
-    """Why tiles of this config cannot hold gated pairs: a stage has as many columns of either half
-    of B, of which every CTA that loads it has a part, and a thread both values of a pair.
+    """Returns why tiles of this config cannot hold gated pairs, or None.
+
+    A stage must hold equally many columns of both halves of B, every CTA that loads it must load a
+    part of each half, and a thread must hold both values of a pair.
     """
     if c.swap_ab or c.variable_tile_n or c.cluster_k > 1 or c.mma_n:
         return "gated pairs need swap_ab and variable_tile_n False, cluster_k 1 and mma_n 0"
@@ -273,8 +279,8 @@ def gated_reason(c: HopperConfig) -> str | None:
 
 
 def promoted_reason(c: HopperConfig) -> str | None:
-    """Why sums of single stages, of 128 products each, cannot be added up in registers beside those
-    of this config's tiles.
+    """Returns why this config cannot promote fp8 sums, or None. Each stage's sum of 128 products
+    needs accumulators of its own besides those of the tile.
     """
     if c.tile_k > 64:
         return f"tile_k is {c.tile_k}, expected at most 64 (128 of fp8) for promoted sums"
@@ -282,7 +288,7 @@ def promoted_reason(c: HopperConfig) -> str | None:
     if 2 * c.accumulator_registers > limit:
         return (
             f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for "
-            "sums and theirs of stages"
+            f"its sums and those of a stage, expected at most {limit}"
         )
     return None
 
@@ -310,7 +316,7 @@ def _tile_reason(c: HopperConfig) -> str | None:
         )
     if c.instruction_n > 256:
         return f"tile_n is {c.tile_n}, expected at most 256 (one wgmma) unless mma_n divides it"
-    # The swizzle of a B stored by rows.
+    # The number of columns that are swizzled together if B is row-major.
     swizzle = next(columns for columns in (64, 32, 16) if c.tile_n % columns == 0)
     if swizzle % c.instruction_n and c.instruction_n % swizzle:
         return (
@@ -336,7 +342,7 @@ def _pipeline_reason(c: HopperConfig) -> str | None:
     if c.in_flight not in (0, 1) or c.in_flight >= c.stages:
         return (
             f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than stages ({c.stages}), "
-            "which it keeps occupied"
+            "because it keeps that many stages occupied"
         )
     producer, consumer = c.producer_registers, c.consumer_registers
     if producer == consumer == 0:
@@ -345,18 +351,18 @@ def _pipeline_reason(c: HopperConfig) -> str | None:
     if c.consumers == 1:
         return (
             f"consumer_registers is {consumer}, expected 0 with one consumer: two warpgroups have "
-            "255 a thread already"
+            "255 per thread already"
         )
     if producer % 8 or not 24 <= producer <= compiled:
         return (
             f"producer_registers is {producer}, expected a multiple of 8 from 24 to "
-            f"{compiled}, or 0 like the other"
+            f"{compiled}, or 0 like consumer_registers"
         )
     if consumer % 8 or not compiled <= consumer <= 255:
         return f"consumer_registers is {consumer}, expected a multiple of 8 from {compiled} to 248"
     available = compiled * (1 + c.consumers)
     requested = producer + c.consumers * consumer
-    if requested > available:  # the last to ask would wait for ever
+    if requested > available:  # the last warpgroup would wait for ever
         return (
             f"setmaxnreg {producer}/{consumer} adds up to {requested} over the warpgroups, "
             f"expected at most {available}"
@@ -400,15 +406,15 @@ def _production_reason(c: HopperConfig) -> str | None:
         return f"split_k is {c.split_k}, expected 1 to {MAX_SPLIT_K} partitions of K"
     if c.stream_k and c.split_k > 1:
         return (
-            f"split_k is {c.split_k} with stream_k, expected 1: either cuts every tile or "
-            "those of the last wave"
+            f"split_k is {c.split_k} with stream_k, expected 1: split_k divides every tile, "
+            "stream_k those of the last wave"
         )
     if c.cluster_k == 1:
         return None
     if c.cluster_k not in (2, 4, 8) or c.tile_n % (8 * c.cluster_k):
         return (
-            f"cluster_k is {c.cluster_k}, expected 1, 2, 4 or 8 CTAs with a part of tile_n "
-            f"({c.tile_n}) each, in eights"
+            f"cluster_k is {c.cluster_k}, expected 1, 2, 4 or 8 CTAs that each store a part "
+            f"of tile_n ({c.tile_n}) in multiples of 8"
         )
     if c.split or c.pingpong or c.variable_tile_n or c.mma_n:
         return (
@@ -428,16 +434,16 @@ def _store_reason(c: HopperConfig) -> str | None:
 
 
 def _budget_reason(c: HopperConfig) -> str | None:
-    # With one consumer 001's spilling kernel can be built.
+    # A config with one consumer may spill: document 001 has such a kernel.
     limit = 256 if c.consumers == 1 else ACCUMULATOR_LIMIT
     if c.accumulator_registers > limit:
         return (
             f"tile {c.tile_m}x{c.tile_n} needs {c.accumulator_registers} accumulator registers, "
-            f"expected at most {limit} a thread"
+            f"expected at most {limit} per thread"
         )
     if c.consumers == 3 and c.accumulator_registers > 96:
         return (
-            f"three consumers have 128 registers a thread and {c.accumulator_registers} "
+            f"three consumers have 128 registers per thread but {c.accumulator_registers} "
             "accumulators, expected 96"
         )
     if c.shared_memory_bytes > SHARED_MEMORY:

@@ -1,4 +1,4 @@
-"""The functions that every rung's module offers, made from its kernel class and its config."""
+"""Makes the functions that every rung's module exports from its kernel class and its config."""
 
 import functools
 from collections.abc import Callable
@@ -25,8 +25,8 @@ Entry = tuple[
 
 
 def entry(kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]) -> Entry:
-    """What a rung's module offers: `unsupported`, `plan`, `artifact`, `phases`, `precompile` and
-    `space`. `kind()` is its own config.
+    """Returns what a rung's module exports: `unsupported`, `plan`, `artifact`, `phases`,
+    `precompile` and `space`. `kind()` is the rung's default config.
     """
     rung = Rung(kernel.name, gemm, kind())
     return (

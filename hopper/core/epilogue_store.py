@@ -1,12 +1,12 @@
-"""C on its way through shared memory: epilogue subtiles of 64 rows and 128 bytes that a consumer
-writes and TMA stores.
+"""Stores C through shared memory. A consumer writes epilogue subtiles of 64 rows and 128 bytes, and
+TMA stores them.
 
-Contract of the buffer of a subtile, for each consumer warpgroup:
+Contract of a subtile's buffer, for each consumer warpgroup:
 
-1. The warpgroup's issuing thread (the first lane of its first warp) waits until the TMA store that
-   read the buffer last has done so.
-2. All 128 threads meet at the warpgroup's named barrier, then write the buffer.
-3. Each of them fences its writes for the async proxy, and all meet at the barrier again.
+1. The warpgroup's issuing thread (the first lane of its first warp) waits until the last TMA store
+   from this buffer has read it.
+2. All 128 threads synchronise at the warpgroup's named barrier, then write the buffer.
+3. Each thread fences its writes for the async proxy, and all synchronise at the barrier again.
 4. The issuing thread starts the TMA store.
 """
 
@@ -23,8 +23,8 @@ from .phase_clock import STORE, PhaseTimers, lap
 
 
 class StoreOperand(NamedTuple):
-    """C as the host prepares it: the atom and the tensor of its TMA store, and the layout of all
-    consumers' buffers, (64 · consumers, columns, BUFFER).
+    """C in the form that the host prepares: the atom and the tensor of its TMA store, and the
+    layout of all consumers' buffers, (64 · consumers, columns, BUFFER).
     """
 
     atom: Any
@@ -34,7 +34,7 @@ class StoreOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class EpilogueSmem:
-    """Shared memory through which C leaves. sC: (64 · consumers, columns, BUFFER); gC: C in
+    """The shared memory through which C is stored. sC: (64 · consumers, columns, BUFFER); gC: C in
     subtiles, (64, columns, RestM, RestN).
     """
 
@@ -46,9 +46,9 @@ class EpilogueSmem:
 
 @dataclass(frozen=True)
 class SubtileWriter:
-    """How a thread of a consumer writes its warpgroup's subtiles.
+    """The tensors with which a thread of a consumer writes its warpgroup's subtiles.
 
-    `copy` takes registers of shape `fragment_shape` to tSsC, (CPY, CPY_M, CPY_N, BUFFER); TMA takes
+    `copy` moves registers of shape `fragment_shape` to tSsC, (CPY, CPY_M, CPY_N, BUFFER). TMA moves
     a buffer of tCsC, (TMA, BUFFER), to a subtile of tCgC, (TMA, RestM, RestN).
     """
 
@@ -62,12 +62,12 @@ class SubtileWriter:
 
 
 def subtile_shape(dtype):
-    """Rows and columns of a subtile."""
+    """Returns the rows and columns of a subtile."""
     return 64, 1024 // dtype.width
 
 
 def make_operand(config, c) -> StoreOperand:
-    """Host: what the kernel is given to store C."""
+    """Host: prepares the arguments from which the kernel stores C."""
     shape = subtile_shape(c.element_type)
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.element_type)
     buffers = cute.tile_to_shape(
@@ -79,14 +79,16 @@ def make_operand(config, c) -> StoreOperand:
 
 
 def alloc_smem(smem, operand, dtype) -> EpilogueSmem:
-    """The buffers of all consumers, in shared memory."""
+    """Allocates the buffers of all consumers in shared memory."""
     atom, mC, layout = operand
     sC = smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
     return EpilogueSmem(atom, sC, cute.local_tile(mC, subtile_shape(dtype), (None, None)), dtype)
 
 
 def make_writer(config, epilogue: EpilogueSmem, consumer) -> SubtileWriter:
-    """How one thread of a consumer writes subtiles: stmatrix for 16 bits, pairs for 32."""
+    """Returns the writer of one consumer thread: it uses stmatrix for 16-bit outputs, 64-bit stores
+    of pairs for 32-bit ones.
+    """
     dtype, sC = epilogue.dtype, epilogue.sC
     if dtype.width == 16:
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype)
@@ -112,8 +114,8 @@ def make_writer(config, epilogue: EpilogueSmem, consumer) -> SubtileWriter:
 
 @cute.jit
 def store(consumer, config: cutlass.Constexpr, m, n, timers: PhaseTimers | None):
-    """One consumer: its rows of tile (m, n) in rounds of as many subtiles as there are buffers; a
-    round leaves as one group of stores.
+    """One consumer: stores its rows of tile (m, n) in rounds. A round fills every buffer with a
+    subtile and stores them as one bulk group.
     """
     writer = consumer.writer
     rows = config.tile_m // (64 * config.consumers)
@@ -144,8 +146,8 @@ def store(consumer, config: cutlass.Constexpr, m, n, timers: PhaseTimers | None)
 
 @cute.jit
 def round_subtile(consumer, config: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr):
-    """Subtile (i, j) of the accumulator in C's dtype. Accumulators lie ((2, 2, V), MMA_M, MMA_N),
-    half an accumulator for each column of 64 rows.
+    """Rounds subtile (i, j) of the accumulator to C's dtype. Accumulators have the layout ((2, 2,
+    V), MMA_M, MMA_N), and a thread holds half an accumulator per column of 64 rows.
     """
     writer, acc, mma_n = consumer.writer, consumer.fragments.acc, config.instruction_n
     column = j * subtile_shape(writer.dtype)[1]

@@ -1,8 +1,8 @@
-"""The host side of the Hopper rungs: what they can take, compiling, launching.
+"""The host side of the Hopper rungs: supported problems, compilation, launch.
 
-One compile serves every size of a layout and dtype: sizes and strides are symbolic, and TMA's
-demands on them are checked here, before anything compiles. A column-major C is computed as C^T =
-B^T A^T, without copies.
+One compiled kernel serves every size of a layout and dtype, because sizes and strides are symbolic.
+TMA's requirements on them are checked here, before anything compiles. A column-major C is computed
+as C^T = B^T A^T, without copies.
 """
 
 import functools
@@ -39,11 +39,11 @@ from .phase_clock import PHASES
 
 @dataclass(frozen=True)
 class Variant:
-    """What one compile serves.
+    """The key of one compiled kernel.
 
-    layout: that of A and B ("nt").
+    layout: the layout of A and B ("nt").
     row_major: whether C's rows are contiguous.
-    width: elements of a row that can be written at once: 1, 2, or what 16 bytes hold.
+    width: elements of a row that can be written at once: 1, 2, or as many as fit 16 bytes.
     """
 
     kernel: str
@@ -56,7 +56,9 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's name in profilers, and no other variant's: as a module and in it, too."""
+        """The kernel's name in profilers, which no other variant has, neither as a module nor as a
+        function.
+        """
         c = self.config
         tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}"
         cluster = (f"{c.cluster_m}x{c.cluster_n}",) if c.cluster > 1 else ()
@@ -79,23 +81,23 @@ class Variant:
 
     @property
     def cache_key_fields(self) -> dict[str, object]:
-        """What the compiled kernel on disk depends on."""
+        """Returns the facts that the compiled kernel on disk depends on."""
         return cache_key_fields(self.name, self.config, self.dtype, self.out_dtype)
 
 
 def unsupported(
     gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None
 ) -> str | None:
-    """Why this rung cannot take this problem, or TMA or wgmma cannot: what they need, and what they
-    were given.
+    """Returns why this rung, TMA or wgmma cannot compute this problem, or None. The message says
+    what is needed and what was given.
     """
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
     if problem.scaled:
-        return "it computes A @ B alone, but was given an addend or a scale (addmm)"
+        return "it computes only A @ B, but was given an addend or a scale (addmm)"
     if problem.batch:
         return (
-            "it takes matrices, or a batch that shares B, but was given batches of shape "
+            "it supports matrices, or a batch that shares B, but was given batches of shape "
             f"{problem.batch}"
         )
     if reason := bounds.extents(problem):
@@ -108,20 +110,20 @@ def unsupported(
     ):
         if alignment < 16:
             return (
-                f"TMA needs addresses that are multiples of 16 bytes, and {name}'s is a "
-                f"multiple of {alignment}"
+                f"TMA needs addresses that are multiples of 16 bytes, but {name}'s is "
+                f"a multiple of only {alignment}"
             )
         if tma_strides(rows, columns, strides) is None:
             return (
                 "TMA needs one stride of 1 and the other a multiple of 8 elements (16 bytes), "
-                f"and {name} has strides {strides} for {rows}x{columns}"
+                f"but {name} has strides {strides} for {rows}x{columns}"
             )
     return None
 
 
 def tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int, int] | None:
-    """Strides under which TMA can read a matrix, the stride of an extent of 1 chosen freely; None
-    if there are none.
+    """Returns the strides with which TMA can read a matrix, or None. The stride of an extent of 1
+    can be chosen freely.
     """
     row, column = strides
 
@@ -134,7 +136,7 @@ def tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int,
 
 @dataclass(frozen=True)
 class Rung:
-    """A kernel by its registry name, the class that builds it, and its own config."""
+    """A kernel's registry name, the class that builds it, and its default config."""
 
     name: str
     gemm: type[HopperGemm]
@@ -142,17 +144,16 @@ class Rung:
 
 
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
-    """Compiles or loads what the problem needs and returns its launch. The problem must be
-    supported.
-    """
+    """Compiles or loads the kernel for a supported problem, and returns its launch."""
     return trace(rung, problem, config)[0]
 
 
 def trace(
     rung: Rung, problem: Problem, config: HopperConfig | None = None
 ) -> tuple[Launch, torch.Tensor | None]:
-    """As `plan`, with the tensor to which each call of a config with `phases` writes cycles, else
-    None: int64 (CTAs, warpgroups, `phase_clock.PHASES`).
+    """Returns the launch that `plan` returns, and the tensor to which calls write their cycles if
+    the config has `phases`, else None. The tensor is int64 (CTAs, warpgroups,
+    `phase_clock.PHASES`).
     """
     config = config or rung.config
     problem, swap = with_row_major_output(problem)
@@ -178,7 +179,9 @@ def _launch(
     table: torch.Tensor | None,
     phase_cycles: torch.Tensor | None,
 ) -> Launch:
-    """The launch of a compiled kernel. `swap`: its A is the caller's B, for C^T = B^T A^T."""
+    """Returns the launch of a compiled kernel. `swap`: its A is the caller's B, for C^T = B^T
+    A^T.
+    """
     a_strides, b_strides = _operand_strides(problem)
     shape_a, shape_b = (problem.M, problem.K), (problem.K, problem.N)
     shape_out = (problem.M, problem.N)
@@ -203,22 +206,22 @@ def _launch(
 def _phase_cycles(
     gemm: type[HopperGemm], config: HopperConfig, ctas: int, device: torch.device
 ) -> torch.Tensor:
-    """The tensor in which each warpgroup of each CTA leaves the cycles of its phases."""
+    """Returns the tensor to which each warpgroup of each CTA writes the cycles of its phases."""
     warpgroups = gemm(config, width=1).warpgroups
     return torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=device)
 
 
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
-    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads
-    nothing on one.
+    """Compiles onto disk what `plan` would load for a supported problem. Needs no GPU, and loads
+    nothing onto one.
     """
     variant = _variant(rung.name, with_row_major_output(problem)[0], config)
     keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
-    """The compile that serves a supported problem. The order of tiles is a table, and not a part
-    of it.
+    """Returns the variant for a supported problem. The order of tiles is a table, and not part of
+    it.
     """
     layout = "".join("n" if strides[1] == 1 else "t" for strides in _operand_strides(problem))
     row_major = has_row_major_output(problem)
@@ -228,8 +231,8 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
 
 
 def _width(problem: Problem) -> int:
-    """How many elements of a row of C can be written at once. N counts too: TMA writes rows in
-    granules of 16 bytes, past the edge of the matrix.
+    """Returns how many elements of a row of C can be written at once. N must be a multiple of it,
+    because TMA writes rows in granules of 16 bytes, beyond the edge of the matrix.
     """
     size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
     for width in (16 // size, 2):
@@ -247,19 +250,21 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]
 
 
 def _row_stride(problem: Problem) -> int:
-    """Elements from a row of C to the next. The stride of a single row is free, and TMA takes 8."""
+    """Returns the elements from a row of C to the next. A single row may have any stride; 8 suits
+    TMA.
+    """
     return problem.out[0] if problem.M > 1 else 8
 
 
 def view(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with this shape and these strides: itself where it has them, because a view costs
-    the host microseconds.
+    """Returns the tensor with this shape and these strides. It returns the tensor itself where they
+    match, because a view costs the host microseconds.
     """
     return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
 
 
 def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "") -> Any:
-    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
+    """Compiles for sm_90a, with or without a GPU. Returns the CuTe DSL's compiled function."""
     M, N, K = cute.sym_int(), cute.sym_int(), cute.sym_int()
 
     def matrix(dtype: torch.dtype, shape: tuple[Any, Any], row_major: bool) -> Any:
@@ -286,8 +291,8 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
 
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
-    """What `plan` would launch for aligned, row-major operands; needs no GPU. Arguments and errors
-    are those of `compile.artifact`.
+    """Compiles what `plan` would launch for aligned operands and a row-major output; needs no GPU.
+    The arguments and errors are those of `compile.artifact`.
     """
     return compile.artifact(
         rung.name,

@@ -1,7 +1,8 @@
-"""Cycles by phase: timers in the registers of each thread, in compiles with `phases=True` only.
+"""Timers that count cycles per phase in the registers of each thread; only kernels compiled with
+`phases=True` have them.
 
-Each role calls `lap` where a phase ends; the first thread of every warpgroup writes its sums at the
-end.
+Each role calls `lap` where a phase ends. At the end, the first thread of every warpgroup writes its
+sums.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from cutlass import Int64
 from .config import WARPGROUP
 from .records import WarpContext
 
-# WAIT: for a stage to become full, or empty. LOAD: issuing TMA loads (and, where nobody else loads,
-# until they landed). TENSOR: from the first wgmma of a stage to its completion. STORE: a tile of C.
+# WAIT: until a stage is full, or empty. LOAD: issue of TMA loads (and, in rungs without a producer
+# warp, until they arrived). TENSOR: from the first wgmma of a stage to its completion. STORE: store
+# of a tile of C.
 PHASES = ("wait", "load", "tensor", "store")
 WAIT, LOAD, TENSOR, STORE = range(len(PHASES))
 _LAST = len(PHASES)
@@ -24,7 +26,7 @@ _LAST = len(PHASES)
 @dataclass(frozen=True)
 class PhaseTimers:
     """`cycles`: the sum of each phase, then the clock at the last lap, int64 registers. `trace`:
-    where the sums go, int64 (CTA, warpgroup, phase).
+    the tensor that receives the sums, int64 (CTA, warpgroup, phase).
     """
 
     cycles: Any

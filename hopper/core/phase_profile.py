@@ -1,5 +1,5 @@
-"""Where the cycles of a call go: runs a kernel compiled with `phases=True` and averages its phase
-timers.
+"""Measures where the cycles of a call go: runs a kernel compiled with `phases=True` and averages
+its phase timers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Role:
     """Mean SM cycles of one warpgroup's first thread. A phase that the role does not have is 0.
 
-    wait, load, tensor: for a k tile.
-    store: for a tile of C.
-    total: all phases together, for a tile of C.
+    wait, load, tensor: per k tile.
+    store: per tile of C.
+    total: all phases together, per tile of C.
     """
 
     name: str
@@ -41,9 +41,9 @@ def measure(
     out: torch.Tensor,
     config: HopperConfig | None = None,
 ) -> tuple[Role, ...]:
-    """Cycles of a warm call C[M, N] = A[M, K] B[K, N] on a GPU, by role: "all" where one warpgroup
-    does everything, else "producer" and each "consumer". Raises ValueError for what the kernel
-    cannot take.
+    """Returns the cycles of a warm call C[M, N] = A[M, K] B[K, N] on a GPU by role: "all" where one
+    warpgroup does everything, otherwise "producer" and each "consumer". Raises ValueError for
+    problems that the kernel does not support.
     """
     from . import host, tile_order
 

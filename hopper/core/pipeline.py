@@ -1,12 +1,12 @@
 """The mbarrier pipeline between TMA and wgmma: stages of shared memory that a producer fills and
 consumers empty.
 
-Each stage has a barrier `full` and a barrier `empty`. A barrier passes from one phase to the next
-when its arrivals are complete (and, of `full`, when all announced bytes have landed). How many
-arrivals complete a phase follows from the fields of the pipeline (`arrival_counts`), and every
-method that arrives records what it emits. `check_arrival_counts` compares the two when the kernel
-has been traced, so a pipeline whose roles do not keep its contract fails to compile; it would hang
-otherwise.
+Each stage has a barrier `full` and a barrier `empty`. A phase of a barrier completes when its
+arrivals are complete (and, for `full`, when all announced bytes have arrived). The fields of the
+pipeline determine how many arrivals complete a phase (`arrival_counts`), and every method that
+arrives records the arrivals that it emits. `check_arrival_counts` compares the two after the kernel
+has been traced. A pipeline whose roles break its contract thus fails to compile; otherwise it would
+hang.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from .config import WARPGROUP
 
 
 class PipelineState(NamedTuple):
-    """Where a role stands in the pipeline: the index of a stage, and the phase bit of its
+    """The position of a role in the pipeline: the index of a stage, and the phase bit of its
     barriers.
     """
 
@@ -28,15 +28,15 @@ class PipelineState(NamedTuple):
     phase: Int32
 
 
-# Frozen: the DSL takes a method call on an unfrozen object as a write to it.
+# Frozen, because the DSL treats a method call on an unfrozen object as a write to it.
 @dataclass(frozen=True)
 class Pipeline:
-    """One warpgroup loads and multiplies, so a barrier of the CTA says that a stage may be filled
-    again.
+    """The pipeline of kernels in which one warpgroup loads and multiplies. A CTA barrier tells when
+    a stage may be filled again.
 
-    full[s], 1 arrival a phase:
+    full[s], 1 arrival per phase:
         the thread that issues the loads arrives and announces `tx_bytes`;
-        TMA subtracts the bytes as they land;
+        TMA subtracts the bytes as they arrive;
         every thread that multiplies waits for the phase, then reads the stage.
     empty[s] is not used.
     """
@@ -51,15 +51,17 @@ class Pipeline:
     traced_arrivals: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def arrival_counts(self) -> dict[str, int]:
-        """Arrivals that complete a phase of each barrier; a barrier with none is never used."""
+        """Returns the arrivals that complete a phase of each barrier; a barrier with 0 is never
+        used.
+        """
         return {"full": 1, "empty": 0}
 
     def record_arrivals(self, barrier: str, by: str, arrivals: int) -> None:
-        """Called while tracing, by whatever emits arrivals: so many in each phase."""
+        """Records, while tracing, that the code `by` emits this many arrivals in each phase."""
         self.traced_arrivals[barrier, by] = arrivals
 
     def check_arrival_counts(self) -> None:
-        """Raises ValueError unless the arrivals that were traced are those of the contract."""
+        """Raises ValueError unless the traced arrivals equal those of the contract."""
         for barrier, expected in self.arrival_counts().items():
             traced = {
                 by: arrivals
@@ -68,13 +70,13 @@ class Pipeline:
             }
             if sum(traced.values()) != expected:
                 raise ValueError(
-                    f"{barrier}[s] gets {traced or 'no'} arrivals a phase, its contract expects "
-                    f"{expected}"
+                    f"{barrier}[s] gets {traced or 'no'} arrivals per phase, but its contract "
+                    f"expects {expected}"
                 )
 
     @cute.jit
     def init_barriers(self):
-        """One thread, before anyone waits."""
+        """Initialises the barriers. One thread calls it before any thread waits."""
         counts = self.arrival_counts()
         for s in cutlass.range(self.stages, unroll_full=True):
             cute.arch.mbarrier_init(self.full + s, counts["full"])
@@ -82,12 +84,12 @@ class Pipeline:
                 cute.arch.mbarrier_init(self.empty + s, counts["empty"])
 
     def initial_state(self):
-        """The first stage, in its first phase."""
+        """Returns the first stage in its first phase."""
         return PipelineState(Int32(0), Int32(0))
 
     @cute.jit
     def advance(self, state: PipelineState):
-        """The next stage."""
+        """Returns the state of the next stage."""
         index = state.index + 1
         wrapped = index == self.stages
         return PipelineState(
@@ -96,7 +98,7 @@ class Pipeline:
 
     @cute.jit
     def advance_by(self, state: PipelineState, count: Int32):
-        """The stage `count` further on, past those of another consumer's tile."""
+        """Returns the state `count` stages later, which skips those of another consumer's tile."""
         index = state.index + count
         wraps = index // self.stages
         return PipelineState(index - wraps * self.stages, state.phase ^ (wraps & 1))
@@ -108,7 +110,7 @@ class Pipeline:
 
     @cute.jit
     def arrive_and_expect_tx(self, state: PipelineState, tx_bytes: cutlass.Constexpr = None):
-        """Producer warp: one elected thread arrives and announces how many bytes will land, by
+        """Producer warp: one elected thread arrives and announces how many bytes will arrive, by
         default those of a k tile of both operands.
         """
         self.record_arrivals("full", "producer", 1)
@@ -119,7 +121,7 @@ class Pipeline:
 
     @cute.jit
     def producer_get_barrier(self, state: PipelineState):
-        """The barrier on which TMA counts the bytes that land in a stage."""
+        """Returns the barrier on which TMA counts the bytes that arrive in a stage."""
         return self.full + state.index
 
     @cute.jit
@@ -130,24 +132,24 @@ class Pipeline:
 
     @cute.jit
     def consumer_release(self, index: Int32):
-        """Consumer: has read stage `index`."""
+        """Consumer: signals that it has read stage `index`."""
         jitter(self.jitter)
         cute.arch.sync_threads()
 
 
 @dataclass(frozen=True)
 class TokenPipeline(Pipeline):
-    """As with cuda::barrier, everyone who waits on a barrier arrives at it too: 257 arrivals for
-    two consumers.
+    """The pipeline of cuda::barrier, where every thread that waits on a barrier also arrives at it:
+    257 arrivals for two consumers.
 
-    full[s], 1 + 128 · consumers arrivals a phase:
-        each thread of a consumer arrives, before it waits for the phase;
-        the producer arrives and announces `tx_bytes`, TMA subtracts them as they land;
+    full[s], 1 + 128 · consumers arrivals per phase:
+        each thread of a consumer arrives before it waits for the phase;
+        the producer arrives and announces `tx_bytes`; TMA subtracts them as they arrive;
         the consumers pass and read the stage.
-    empty[s], 1 + 128 · consumers arrivals a phase:
-        the producer waits for the phase before (a new barrier counts as being in it, for stages
-        begin empty), arrives, and fills the stage;
-        each thread of a consumer arrives when it has read the stage.
+    empty[s], 1 + 128 · consumers arrivals per phase:
+        the producer waits for the previous phase (a new barrier counts as being in it, because
+        stages start empty), arrives, and fills the stage;
+        each thread of a consumer arrives after it has read the stage.
     """
 
     def arrival_counts(self) -> dict[str, int]:
@@ -177,7 +179,7 @@ class TokenPipeline(Pipeline):
 
 @cute.jit
 def jitter(enabled: cutlass.Constexpr):
-    """Sleeps up to about 2 µs, a different time for each warp and phase, when `enabled`."""
+    """If `enabled`, sleeps up to about 2 µs, for a different time in each warp and phase."""
     if cutlass.const_expr(enabled):
         nanoseconds = (cute.arch.clock() * 747796405 + cute.arch.warp_idx() * 277803737) >> 8 & 2047
         cute.arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[nanoseconds])

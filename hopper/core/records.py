@@ -1,8 +1,9 @@
-"""Typed records of device code: who a thread is, what its CTA computes, and where operands lie.
+"""Typed records of device code: a thread's place in the CTA and cluster, its CTA's tiles, and the
+tensors of the operands.
 
-They are built while a kernel is traced and hold CuTe values. All are frozen: the DSL takes a method
-call on an unfrozen object as a write to it. Those that a kernel takes as an argument are
-NamedTuples, which the DSL flattens.
+They are created while a kernel is traced and hold CuTe values. All are frozen, because the DSL
+treats a method call on an unfrozen object as a write to it. Records that a kernel takes as
+arguments are NamedTuples, which the DSL flattens.
 """
 
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from .config import WARPGROUP
 
 
 class WarpRole(IntEnum):
-    """The warps of a CTA by what they do. Warpgroup 0 loads, the others multiply and store.
+    """The warps of a CTA by role. Warpgroup 0 loads; the others multiply and store.
 
-    A rung has one warp that loads both operands (LOAD); `hopper.gemm` has one for each (LOAD_A,
-    LOAD_B). The other warps of warpgroup 0 only give their registers away. MMA is the first warp of
+    A rung has one warp that loads both operands (LOAD); `hopper.gemm` has one per operand (LOAD_A,
+    LOAD_B). The other warps of warpgroup 0 only release their registers. MMA is the first warp of
     the first consumer warpgroup.
     """
 
@@ -31,8 +32,8 @@ class NamedBarrier(IntEnum):
 
     CTA: all threads of the CTA (`sync_threads`).
     CONSUMER + c: the 128 threads of consumer warpgroup c, for c from 0 to 2.
-    MMA_ORDER + c: ordered sequence of consumers, for c from 0 to 2. Consumer c waits, the one
-        before it arrives: 256 threads. The one that passes may multiply.
+    MMA_ORDER + c: the ordered sequence of consumers, for c from 0 to 2. Consumer c waits and the
+        previous consumer arrives: 256 threads. The consumer that passes may multiply.
     LOAD_WARPS: the two warps that load, 64 threads.
     ALL_CONSUMERS: the threads of all consumer warpgroups that share a tile.
     """
@@ -45,8 +46,8 @@ class NamedBarrier(IntEnum):
 
 
 class TmaOperand(NamedTuple):
-    """An operand as the host prepares it: its TMA atom, the tensor of TMA coordinates, and the
-    shared-memory layout of its stages, (rows, bK, STAGE).
+    """An operand in the form that the host prepares: its TMA atom, the tensor of TMA coordinates,
+    and the shared-memory layout of its stages, (rows, bK, STAGE).
     """
 
     atom: Any
@@ -55,8 +56,8 @@ class TmaOperand(NamedTuple):
 
 
 class TiledMmas(NamedTuple):
-    """The same wgmma twice: one adds to the accumulator, the other overwrites it. The flag must not
-    be set inside a dynamic loop.
+    """The same wgmma twice: one adds to the accumulator, the other overwrites it. There are two
+    because the flag must not be set inside a dynamic loop.
     """
 
     accumulating: Any
@@ -64,8 +65,8 @@ class TiledMmas(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """Tiles of the problem: rows and columns of cluster tiles, k tiles of each, and the table of
-    a persistent kernel, int32 (steps, clusters) or None.
+    """The tiles of the problem: rows and columns of cluster tiles, k tiles per tile, and the table
+    of a persistent kernel, int32 (steps, clusters) or None.
     """
 
     tiles_m: Any
@@ -76,7 +77,7 @@ class TileGrid(NamedTuple):
 
 @dataclass(frozen=True)
 class WarpContext:
-    """Who a thread is: its index in the CTA, and its CTA, warp and warpgroup."""
+    """A thread's index in its CTA, and the indices of its CTA, warp and warpgroup."""
 
     thread: Any
     cta: Any
@@ -86,11 +87,11 @@ class WarpContext:
 
 @dataclass(frozen=True)
 class ClusterCoord:
-    """Where a CTA stands in its cluster.
+    """The position of a CTA in its cluster.
 
-    CTAs of one row of the cluster load the same tile of A, so `cta_n_in_cluster` says which part of
-    it this CTA loads; `cta_m_in_cluster` does so for B. The masks name the CTAs that receive what
-    this one loads; they are None without multicast.
+    CTAs in one row of the cluster load the same tile of A, and `cta_n_in_cluster` selects the part
+    that this CTA loads; `cta_m_in_cluster` does so for B. The masks select the CTAs that receive
+    what this CTA loads; they are None without multicast.
     """
 
     cta_m_in_cluster: Any
@@ -101,8 +102,8 @@ class ClusterCoord:
 
 @dataclass(frozen=True)
 class TmaLoad:
-    """An operand as a CTA loads it: its TMA atom; its shared and global tensors as `tma_partition`
-    made them, (TMA, STAGE) and (TMA, RestM, RestK); the mask of the CTAs that receive it.
+    """An operand in the form that a CTA loads it: its TMA atom; its shared and global tensors from
+    `tma_partition`, (TMA, STAGE) and (TMA, RestM, RestK); the mask of the CTAs that receive it.
     """
 
     atom: Any
@@ -113,7 +114,7 @@ class TmaLoad:
 
 @dataclass(frozen=True)
 class MmaFragments:
-    """What a consumer multiplies with: wgmma, descriptors of its part of every stage, and its
+    """The operands of a consumer: wgmma, descriptors of its part of every stage, and its
     accumulator. tCrA: (MMA, MMA_M, MMA_K, STAGE), tCrB: (MMA, MMA_N, MMA_K, STAGE).
     """
 
@@ -127,9 +128,9 @@ class MmaFragments:
 class Consumer:
     """A thread of a consumer warpgroup.
 
-    `index` is the warpgroup's number among the consumers, `thread_in_tile` the thread's number
-    among all that share the tile, `context` who it is in the CTA. `writer` says how it writes C to
-    shared memory, None where C leaves from registers.
+    `index` is the warpgroup's index among the consumers, `thread_in_tile` the thread's index among
+    all that share the tile, `context` its place in the CTA. `writer` writes C to shared memory; it
+    is None where C is stored from registers.
     """
 
     index: Any
@@ -141,9 +142,9 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Cta:
-    """What all roles of a CTA of a rung read. sA: (bM, bK, STAGE), sB: (bN, bK, STAGE), mC: (M, N).
-    `epilogue` is the shared memory through which C leaves, or None; `timers` those of
-    `phase_clock`, or None.
+    """The state that all roles of a rung's CTA read. sA: (bM, bK, STAGE), sB: (bN, bK, STAGE), mC:
+    (M, N). `epilogue` is the shared memory through which C is stored, or None; `timers` are those
+    of `phase_clock`, or None.
     """
 
     context: WarpContext

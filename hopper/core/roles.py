@@ -1,4 +1,6 @@
-"""What threads do for one tile: load its k tiles, multiply them, store the accumulator."""
+"""The work of threads on one tile: loading its k tiles, multiplying them, storing the
+accumulator.
+"""
 
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +15,7 @@ from .records import MmaFragments, NamedBarrier, TmaLoad
 
 @cute.jit
 def sync_consumer(index):
-    """Waits for the 128 threads of consumer warpgroup `index`."""
+    """Synchronises the 128 threads of consumer warpgroup `index`."""
     cute.arch.barrier(barrier_id=index + NamedBarrier.CONSUMER, number_of_threads=WARPGROUP)
 
 
@@ -29,7 +31,7 @@ def load_k_tile(
     k_tile: Int32,
 ):
     """One warp: starts the TMA loads of k tile `k_tile` of row tile m and column tile n into a
-    stage whose bytes are announced.
+    stage whose bytes have been announced.
     """
     barrier = pipeline.producer_get_barrier(state)
     cute.copy(
@@ -59,7 +61,7 @@ def load_tile(
     k_tiles: Int32,
     timers: PhaseTimers | None,
 ):
-    """Producer warp: all k tiles of one tile. Returns the state after the last."""
+    """Producer warp: loads all k tiles of one tile. Returns the state after the last."""
     for k_tile in cutlass.range(k_tiles, unroll=1):
         pipeline.producer_acquire(state)
         pipeline.arrive_and_expect_tx(state)
@@ -78,8 +80,8 @@ def mma_stage(
     overwrite: cutlass.Constexpr = False,
     last_apart: cutlass.Constexpr = False,
 ):
-    """Consumers: acc += A·B of one stage, or acc = A·B, as one wgmma group, left in flight.
-    `last_apart`: the last wgmma is a group of its own.
+    """Consumers: issue acc += A·B of one stage, or acc = A·B, as one wgmma group, and leave it in
+    flight. `last_apart`: the last wgmma is a separate group.
     """
     tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
     count = cute.size(tCrA, mode=[2])
@@ -104,11 +106,11 @@ def mma_k_loop(
     overwrite: cutlass.Constexpr,
     timers: PhaseTimers | None,
 ):
-    """Consumers: `count` k tiles of one tile, the last `in_flight` groups still running at the end.
-    Returns the state after the last, and the last stage's index.
+    """Consumers: multiply `count` k tiles of one tile; the last `in_flight` groups still run at the
+    end. Return the state after the last stage, and the index of that stage.
 
-    A stage is released when its own group is done; with one group in flight that is one stage
-    later. `overwrite`: the first product replaces what the accumulator holds.
+    A stage is released when its group has completed, which is one stage later with one group in
+    flight. `overwrite`: the first product replaces the contents of the accumulator.
     """
     previous, rest = state.index, count
     if cutlass.const_expr(in_flight > 0 or overwrite):
@@ -133,8 +135,8 @@ def mma_k_loop_rest(
     in_flight: cutlass.Constexpr,
     timers: PhaseTimers | None,
 ):
-    """Consumers: goes on where `mma_k_loop` ended, by `count` k tiles. `previous`: the stage whose
-    group may still run.
+    """Consumers: continue after `mma_k_loop` with `count` more k tiles. `previous` is the stage
+    whose group may still run.
     """
     for _ in cutlass.range(count, unroll=1):
         pipeline.consumer_wait(state)
@@ -153,9 +155,9 @@ def mma_k_loop_rest(
 def mma_last_k_tile(
     fragments: MmaFragments, pipeline: Pipeline, state: PipelineState, previous: Int32
 ):
-    """Consumers: goes on where `mma_k_loop` ended with a group in flight, of stage `previous`, by
-    the last k tile of a tile. Only its last wgmma runs on, just long enough for another consumer to
-    wake up and multiply. Returns the state after it, and its stage's index.
+    """Consumers: multiply the last k tile of a tile after `mma_k_loop`, which left the group of
+    stage `previous` in flight. Only the last wgmma stays in flight, just long enough for another
+    consumer to wake up and multiply. Return the state after the stage, and its index.
     """
     pipeline.consumer_wait(state)
     mma_stage(fragments, state.index, last_apart=True)
@@ -172,9 +174,9 @@ def mma_k_loop_promoted(
     state: PipelineState,
     count: Int32,
 ):
-    """As `mma_k_loop`, of fp8. Tensor cores keep 14 bits of a sum, so each stage is summed in an
-    accumulator of its own, `partial`, and added to the tile's in fp32 while the other consumer
-    multiplies. Returns the state after the last.
+    """Consumers: do what `mma_k_loop` does, for fp8. Tensor cores keep only 14 bits of a sum, so
+    each stage is summed in a separate accumulator, `partial`, and added to the tile's accumulator
+    in fp32 while the other consumer multiplies. Return the state after the last stage.
     """
     acc, stage_acc = fragments.acc, partial.acc
     acc.fill(0.0)
@@ -193,7 +195,7 @@ def mma_k_loop_promoted(
 def mma_tail(
     pipeline: Pipeline, previous: Int32, in_flight: cutlass.Constexpr, timers: PhaseTimers | None
 ):
-    """Consumers: waits until the accumulator is complete, and releases the last stage."""
+    """Consumers: wait until the accumulator is complete, and release the last stage."""
     if cutlass.const_expr(in_flight > 0):
         warpgroup.wait_group(0)
         pipeline.consumer_release(previous)
@@ -210,8 +212,8 @@ def mma_tile(
     overwrite: cutlass.Constexpr,
     timers: PhaseTimers | None,
 ):
-    """Consumers: all k tiles of one tile, the accumulator complete at the end. Returns the state
-    after the last.
+    """Consumers: multiply all k tiles of one tile and complete the accumulator. Return the state
+    after the last stage.
     """
     state, previous = mma_k_loop(fragments, pipeline, state, k_tiles, in_flight, overwrite, timers)
     mma_tail(pipeline, previous, in_flight, timers)
@@ -221,21 +223,24 @@ def mma_tile(
 # ---- stores from registers
 @cute.jit
 def exchange(x, y, upper, distance: cutlass.Constexpr):
-    """Between two lanes `distance` apart: the upper one's x for the lower one's y."""
+    """Exchanges values between two lanes that are `distance` apart: the upper lane's x for the
+    lower lane's y.
+    """
     received = cute.arch.shuffle_sync_bfly(x if upper else y, distance)
     return received if upper else x, y if upper else received
 
 
 @cute.jit
 def transpose_quad(rounded, lane):
-    """The four lanes of a quad hold two neighbours each of eight columns; they exchange words until
-    each holds all eight of another group of columns: 16 bytes of one row, where they had 4 of each.
+    """Transposes values within the four lanes of a quad. Before, each lane holds two neighbours in
+    each of four groups of eight columns. The lanes exchange words until each holds all eight
+    columns of one group: 16 bytes of one row instead of four times 4 bytes.
     """
     words = cute.recast_tensor(rounded, Uint32)
     transposed = cute.make_rmem_tensor((cute.size(words),), Uint32)
     odd, high = lane & 1 == 1, lane & 2 == 2
     for v in cutlass.range_constexpr(cute.size(words) // 4):
-        # Four groups of columns; within each, the row and the one eight below.
+        # w0 to w3 belong to the four groups; v % 2 selects the row, or the one eight below.
         first = v // 2 * 8 + v % 2
         w0, w1, w2, w3 = words[first], words[first + 2], words[first + 4], words[first + 6]
         w0, w1 = exchange(w0, w1, odd, 1)
@@ -257,7 +262,9 @@ def store_registers(
     width: cutlass.Constexpr,
     cache: cutlass.Constexpr,
 ):
-    """Consumers: the accumulator to row tile m, column tile n of C, as `store_fragment` does."""
+    """Consumers: store the accumulator to row tile m, column tile n of C, as `store_fragment`
+    does.
+    """
     gC = cute.local_tile(mC, tile, (m, n))
     cC = cute.local_tile(cute.make_identity_tensor(mC.shape), tile, (m, n))
     store_fragment(consumer, consumer.fragments, gC, cC, mC.shape, width, cache)
@@ -274,15 +281,15 @@ def store_fragment(
     cache: cutlass.Constexpr,
 ):
     """Consumers: each thread rounds its accumulators to C's dtype and writes them to the tile `gC`,
-    whose coordinates are `cC`: `width` elements of a row at a time (1, 2, or 8 of 16 bits). The
-    edges of `shape` are predicated. `cache` is the StoreCacheMode.
+    whose coordinates are `cC`, `width` elements of a row at a time (1, 2, or 8 of 16 bits).
+    Accesses beyond the edges of `shape` are predicated off. `cache` is the StoreCacheMode.
     """
     dtype, acc = gC.element_type, fragments.acc
     thread = fragments.mma.accumulating.get_slice(consumer.thread_in_tile)
     tCgC, tCcC = thread.partition_C(gC), thread.partition_C(cC)  # ((2, 2, V), MMA_M, MMA_N)
     tCrC = cute.make_rmem_tensor(acc.shape, dtype)
     tCrC.store(acc.load().to(dtype))
-    right = Int32(0)  # columns from a lane's own first element to that of the vector it holds
+    right = Int32(0)  # columns from a lane's first element to the vector that it holds
     if cutlass.const_expr(width == 8):
         lane = consumer.context.thread % 4
         tCrC, right = transpose_quad(tCrC, lane), 6 * lane
@@ -292,7 +299,7 @@ def store_fragment(
         cute.nvgpu.CopyR2GOp(), dtype, num_bits_per_copy=bits, store_cache_mode=cache
     )
     for j in cutlass.range(cute.size(tCrC) // width, unroll_full=True):
-        first = j * width  # of the vector, in lane 0
+        first = j * width  # first element of the vector, in lane 0
         if cutlass.const_expr(width == 8):
             first = j // 2 * 16 + j % 2 * 2
         row, column = tCcC[first]

@@ -1,4 +1,6 @@
-"""The search space of the Hopper rungs: the axes that a rung understands, and pruned configs."""
+"""The search space of the Hopper rungs: the axes that a rung understands, and the pruning of
+configs.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +42,7 @@ def space(
     problem: Problem,
     machine: Machine,
 ) -> Space[HopperConfig]:
-    """The configs of a rung for a problem; the GPU's own limits are sm_90's, in
+    """Returns the configs of a rung for a problem. The limits of the GPU are those of sm_90, in
     `invalid_reason`.
     """
     understood = gemm.understood()
@@ -80,48 +82,48 @@ def space(
 def pruned_reason(
     c: HopperConfig, pipelined: bool, machine: Machine, problem: Problem
 ) -> str | None:
-    """Why a config that can be built cannot be the fastest, or is another one under
-    another name.
+    """Returns why a config that can be built cannot be the fastest, or is equivalent to another
+    config; else None.
     """
     if c.accumulator_registers > ACCUMULATOR_LIMIT:
         return (
-            f"{c.accumulator_registers} accumulators a thread spill, expected at most "
+            f"{c.accumulator_registers} accumulators per thread spill, expected at most "
             f"{ACCUMULATOR_LIMIT}"
         )
     if pipelined and c.stages not in (
         deep := [stages for stages in _STAGES if stages <= _most_stages(c)][-2:]
     ):
         return (
-            f"stages is {c.stages}, expected {' or '.join(map(str, deep))}: so many fit, and "
-            "depth costs nothing else"
+            f"stages is {c.stages}, expected {' or '.join(map(str, deep))}: they fit, and "
+            "depth costs nothing but shared memory"
         )
     if c.epilogue_stages == 1 < c.epilogue_subtiles:
         return (
             f"epilogue_stages is {c.epilogue_stages} of {c.epilogue_subtiles} epilogue subtiles, "
-            "expected 2: each would wait for the one before"
+            "expected 2: each would wait for the previous one"
         )
     if c.sms and c.sms >= machine.sms:
-        return f"sms is {c.sms}, expected fewer than the {machine.sms} of the GPU: 0 has them all"
+        return f"sms is {c.sms}, expected fewer than the {machine.sms} of the GPU: 0 uses them all"
     if c.cluster_m > 1 and c.tile_m >= problem.M:
-        return f"cluster_m is {c.cluster_m}, expected 1: one tile has all {problem.M} rows"
+        return f"cluster_m is {c.cluster_m}, expected 1: one tile covers all {problem.M} rows"
     if c.cluster_n > 1 and c.tile_n >= problem.N:
-        return f"cluster_n is {c.cluster_n}, expected 1: one tile has all {problem.N} columns"
+        return f"cluster_n is {c.cluster_n}, expected 1: one tile covers all {problem.N} columns"
     return None
 
 
 def _most_stages(c: HopperConfig) -> int:
-    """The most stages that fit beside the epilogue stages."""
+    """Returns the largest number of stages that fits besides the epilogue stages."""
     fixed = replace(c, stages=0).shared_memory_bytes
     return min(MAX_STAGES, (SHARED_MEMORY - fixed) // c.stage_bytes)
 
 
 def footprint(gemm: type[HopperGemm], c: HopperConfig) -> Footprint:
-    """What a config of a rung does with a GPU."""
+    """Describes the resources that a config of a rung uses on a GPU."""
     return footprint_of(c, gemm(c, width=1).warpgroups, gemm.persistent)
 
 
 def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprint:
-    """What a config does with a GPU, in CTAs of so many warpgroups."""
+    """Describes the resources that a config uses on a GPU, in CTAs of `warpgroups` warpgroups."""
     return Footprint(
         math="wgmma",
         tile_m=c.tile_m,

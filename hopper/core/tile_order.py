@@ -1,5 +1,5 @@
-"""Which cluster computes which tile: `device.raster`'s orders as tables on the GPU, made
-once each.
+"""The assignment of tiles to clusters: the orders of `device.raster` as tables on the GPU, each
+made once.
 """
 
 import functools
@@ -15,18 +15,20 @@ from .config import HopperConfig
 
 compiling = forks.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
 _kept: dict[Hashable, torch.Tensor] = {}
-# By GPU, for whoever makes a table waits for its stream.
+# Locks by GPU, because making a table waits for a stream.
 _making: dict[torch.device, forks.Lock] = {}
 
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
-    """Rows and columns of the grid of cluster tiles; the last of either may overhang."""
+    """Returns the rows and columns of the grid of cluster tiles; the last row and the last column
+    may overhang.
+    """
     return -(-M // (config.tile_m * config.cluster_m)), -(-columns(config, N) // config.cluster_n)
 
 
 def columns(config: HopperConfig, N: int) -> int:
-    """Columns of tiles. Of variable width, they are as narrow as they may be, and as many are wider
-    as it takes to reach N.
+    """Returns the number of tile columns. With tiles of variable width, tiles are narrow except for
+    as many wide ones as are needed to reach N.
     """
     if not config.variable_tile_n:
         return -(-N // config.tile_n)
@@ -37,17 +39,17 @@ def columns(config: HopperConfig, N: int) -> int:
 def table(
     config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device
 ) -> torch.Tensor:
-    """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has
-    none left.
+    """Returns the tiles of each cluster as int32 (steps, clusters): row · columns + column, or -1
+    where the cluster has no tile left.
     """
     order = config.order, rows, columns, clusters, config.group_m, config.group_n
     return kept(device, order, lambda: raster.schedule(*order))
 
 
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
-    """The tiles of `order()`, int32, on the GPU for all streams. They are made once for a key and
-    stay for good: kernels, and CUDA graphs that hold their address, may run at any later time. A
-    key has one order, whenever it is asked for.
+    """Returns the tiles of `order()`, int32, on the GPU, usable on all streams. They are made once
+    per key and never freed, because kernels, and CUDA graphs that hold their address, may run at
+    any later time. A key must always have the same order.
     """
     with _making.setdefault(device, forks.Lock()):
         if (device, key) not in _kept:
@@ -57,9 +59,12 @@ def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch
 
 
 def balance_waves(clusters: int, tiles: int) -> int:
-    """The fewest of `clusters` that still take as many waves for the tiles: the power of SMs that
-    would idle in the last wave alone makes the others faster in every wave. At least 15 in 16,
-    because loads need many SMs in flight.
+    """Returns the smallest number of clusters that needs no more waves for the tiles than
+    `clusters`.
+
+    SMs that would idle only in the last wave are left out of every wave, because their share of the
+    power makes the others faster. At least 15 in 16 are kept, because loads need many SMs in
+    flight.
     """
     fewest = -(-tiles // -(-tiles // clusters))
     return fewest if 16 * fewest >= 15 * clusters else clusters
@@ -67,8 +72,8 @@ def balance_waves(clusters: int, tiles: int) -> int:
 
 @functools.cache
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
-    """How many clusters run at the same time: clusters of two fill any Hopper GPU, larger ones
-    leave some SMs out. Takes the lock `compiling`, which its caller must not hold.
+    """Returns how many clusters run at the same time. Clusters of two fill any Hopper GPU; larger
+    ones leave some SMs out. Acquires the lock `compiling`, which the caller must not hold.
     """
     present = torch.cuda.get_device_properties(device).multi_processor_count
     fit = (min(present, sms) if sms else present) // cluster

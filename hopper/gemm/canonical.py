@@ -1,5 +1,5 @@
 """A problem in the form that `hopper.gemm` computes: operands that TMA can load, C in the kernel's
-orientation, one batch dimension a launch.
+orientation, and one batch dimension per launch.
 """
 
 import itertools
@@ -16,14 +16,14 @@ from . import operand_copies
 
 
 class TensorView(NamedTuple):
-    """Shape and strides, in elements, in which a launch takes a tensor of the caller."""
+    """The shape and strides, in elements, with which a launch views a tensor of the caller."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
 class MatrixViews(NamedTuple):
-    """How a launch takes its A, B and C."""
+    """The views of A, B and C that a launch takes."""
 
     a: TensorView
     b: TensorView
@@ -32,12 +32,12 @@ class MatrixViews(NamedTuple):
 
 @dataclass(frozen=True)
 class CanonicalProblem:
-    """How `hopper.gemm` computes a problem, in three steps:
+    """The form in which `hopper.gemm` computes a problem, reached in three steps:
 
     1. An operand that TMA cannot load is copied first (`operand_copies`).
-    2. A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says
-       `swap_ab`; the two undo each other.
-    3. Where there are several batch dimensions, a launch walks the longest of them, and the host
+    2. A C stored by columns is computed as C^T = B^T A^T. So is a product whose config has
+       `swap_ab`; the two cancel each other.
+    3. Where there are several batch dimensions, a launch covers the longest of them, and the host
        loops over the others.
 
     given: the problem as the caller states it.
@@ -46,7 +46,7 @@ class CanonicalProblem:
     launch: the problem after step 3: what one launch computes.
     copies: whether the caller's A and B are copied first.
     transposed: whether `product` is the transposed one, so that its A is the caller's B.
-    batch_dim: the batch dimension of `product` that `launch` has, where there are several.
+    batch_dim: the batch dimension of `product` that `launch` covers, where there are several.
     """
 
     given: Problem
@@ -63,7 +63,7 @@ class CanonicalProblem:
         return len(self.product.batch) > 1
 
     def matrix_views(self) -> MatrixViews:
-        """How a launch takes the caller's tensors that are its A, B and C."""
+        """Returns the views of the caller's tensors that a launch takes as A, B and C."""
         problem = self.launch
         a, b = operand_strides(problem)
         return MatrixViews(
@@ -73,14 +73,14 @@ class CanonicalProblem:
         )
 
     def view(self, shape: tuple[int, int], strides: tuple[int, ...]) -> TensorView:
-        """The view of a caller's tensor that is a matrix of this shape in a launch, or a batch of
-        them: rows and columns are exchanged where the product is transposed.
+        """Returns the view of a caller's tensor that is a matrix of this shape in a launch, or a
+        batch of them. Rows and columns are exchanged where the product is transposed.
         """
         return view_of_caller((*self.launch.batch, *shape), strides, self.transposed)
 
     def batch_indices(self) -> Iterator[tuple[int, ...]]:
-        """For each launch of a call, its indices of the batch dimensions that the host loops
-        over.
+        """Yields, for each launch of a call, its indices in the batch dimensions that the host
+        loops over.
         """
         batch = self.product.batch
         return itertools.product(
@@ -89,7 +89,7 @@ class CanonicalProblem:
 
 
 def canonicalize(problem: Problem, config: HopperConfig) -> CanonicalProblem:
-    """The problem as the kernel computes it with this config."""
+    """Returns the problem in the form that the kernel computes with this config."""
     copies = operand_copies.needs_copy(problem)
     aligned = operand_copies.with_copies(problem, copies)
     product, swapped = orient(aligned, config)
@@ -98,16 +98,16 @@ def canonicalize(problem: Problem, config: HopperConfig) -> CanonicalProblem:
 
 
 def orient(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
-    """The product or its transpose, whichever the kernel computes, and whether it is the
-    transpose.
+    """Returns the product or its transpose, depending on which the kernel computes, and whether it
+    is the transpose.
     """
     problem, swapped = with_row_major_output(problem)
     return (transposed(problem), not swapped) if config.swap_ab else (problem, swapped)
 
 
 def single_batch(problem: Problem) -> tuple[Problem, int]:
-    """The problem with its longest batch dimension alone, and which that is. Alignments are those
-    that the tensors of every launch have.
+    """Returns the problem with only its longest batch dimension, and the index of that dimension.
+    The alignments hold for the tensors of every launch.
     """
     batch_dim = max(range(len(problem.batch)), key=lambda i: problem.batch[i])
 
@@ -135,8 +135,8 @@ def single_batch(problem: Problem) -> tuple[Problem, int]:
 
 
 def batch_offset(strides: tuple[int, ...], indices: tuple[int, ...], batch_dim: int) -> int:
-    """Elements from the start of a tensor to that of a launch: `indices` are those of all batch
-    dimensions but `batch_dim`.
+    """Returns the elements from the start of a tensor to the start of a launch's part. `indices`
+    are the indices in all batch dimensions except `batch_dim`.
     """
     looped = [stride for i, stride in enumerate(strides[:-2]) if i != batch_dim]
     return sum(i * stride for i, stride in zip(indices, looped, strict=True))
@@ -145,24 +145,24 @@ def batch_offset(strides: tuple[int, ...], indices: tuple[int, ...], batch_dim: 
 def view_of_caller(
     shape: tuple[int, ...], strides: tuple[int, ...], transposed: bool
 ) -> TensorView:
-    """A tensor of a launch as the caller has it."""
+    """Returns the caller's view of a launch's tensor."""
     if not transposed:
         return TensorView(shape, strides)
     return TensorView(transposed_strides(shape), transposed_strides(strides))
 
 
 def operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Strides of A and B with which TMA loads them."""
+    """Returns the strides of A and B with which TMA loads them."""
     a = host.tma_strides(problem.M, problem.K, problem.a[-2:])
     b = host.tma_strides(problem.K, problem.columns, problem.b[-2:])
-    assert a, "operand_copies leaves operands that TMA can stride over"
-    assert b, "operand_copies leaves operands that TMA can stride over"
+    assert a, "operand_copies makes operands that TMA can load"
+    assert b, "operand_copies makes operands that TMA can load"
     return (*problem.a[:-2], *a), (*problem.b[:-2], *b)
 
 
 def output_strides(problem: Problem) -> tuple[int, ...]:
-    """Strides of C: its rows or its columns contiguous as they are, those of a single row or column
-    along its length. The stride of an extent of 1 is free, and TMA takes 8.
+    """Returns the strides of C. Its rows or columns keep their contiguity; a single row or column
+    is contiguous along its length. The stride of an extent of 1 is free, and 8 suits TMA.
     """
     row, column = problem.out[-2:]
     by_rows = column == 1 or problem.N == 1

@@ -1,20 +1,20 @@
-"""Split-K within a cluster: `cluster_k` CTAs have a part of K each, and send each other their
-partial sums.
+"""Split-K within a cluster: `cluster_k` CTAs each compute a part of K, and send their partial sums
+to each other.
 
-CTA r ends with the r-th part of the tile's columns, complete. The others' sums of it land in its
-shared memory, where only they write, while it may still multiply: nothing goes through L2, and
-nobody waits but for what it adds. Sums are added in the order of K, so bits do not depend on who
-was first. A consumer warpgroup exchanges with the same warpgroup of its peers, over two barriers of
-its own:
+CTA r ends with the r-th part of the tile's columns, complete. The other CTAs' sums of that part
+arrive in its shared memory, in a region that only they write, possibly while it still multiplies.
+Nothing goes through L2, and a CTA waits only for the sums that it adds. Sums are added in the order
+of K, so bits do not depend on which CTA finished first. A consumer warpgroup exchanges sums with
+the same warpgroup of its peers, over two barriers of its own:
 
-landed, 1 arrival a tile:
+landed, 1 arrival per tile:
     the consumer's first thread arrives and announces the bytes of all peers;
-    the peers' asynchronous stores subtract them as they land;
+    the peers' asynchronous stores subtract them as they arrive;
     the consumer's threads wait for the phase of this tile, then read.
-free, cluster_k - 1 arrivals a tile but the last:
+free, cluster_k - 1 arrivals per tile, except the last:
     when a peer has read what was sent to it, one of its threads arrives here;
-    before it sends the sums of any tile but the first, the consumer waits for the phase of the tile
-    before.
+    before it sends the sums of any tile but the first, the consumer waits for the phase of the
+    previous tile.
 """
 
 import cutlass
@@ -25,18 +25,20 @@ from ..core.config import WARPGROUP
 from ..core.roles import sync_consumer
 from .records import ClusterReduction, Consumer, Cta
 
-VECTOR = 4  # floats that a thread sends at once; those of a warpgroup lie side by side
+VECTOR = 4  # floats that a thread sends at once; the vectors of a warpgroup are contiguous
 
 
 def alloc_smem(smem, config, barriers) -> ClusterReduction:
-    """The memory in which sums land. `barriers`: landed of each consumer, then free of each."""
+    """Allocates the memory that receives sums. `barriers`: landed of each consumer, then free of
+    each.
+    """
     received = cute.recast_ptr(smem.allocate(config.exchange_bytes, 16), dtype=Float32)
     return ClusterReduction(received, barriers)
 
 
 @cute.jit
 def init_barriers(reduction: ClusterReduction, config: cutlass.Constexpr):
-    """One thread, before anyone waits."""
+    """Initialises the barriers. One thread calls it before any thread waits."""
     for consumer in cutlass.range_constexpr(config.warpgroups_per_tile):
         cute.arch.mbarrier_init(reduction.barriers + consumer, 1)
         cute.arch.mbarrier_init(
@@ -45,8 +47,8 @@ def init_barriers(reduction: ClusterReduction, config: cutlass.Constexpr):
 
 
 def registers(acc, parts: int, part: int) -> list[int]:
-    """Accumulators of one part of the columns: they lie ((2, 2, V), MMA_M), part after part in each
-    MMA_M.
+    """Returns the indices of the accumulators of one part of the columns. Accumulators have the
+    layout ((2, 2, V), MMA_M), and the parts follow each other within each MMA_M.
     """
     rows = cute.size(acc, mode=[1])
     row_registers = cute.size(acc) // rows
@@ -56,8 +58,8 @@ def registers(acc, parts: int, part: int) -> list[int]:
 
 @cute.jit
 def reduce(cta: Cta, consumer: Consumer, acc, iteration: Int32, iterations: Int32):
-    """One consumer, its products done: the sum of its part of the columns, as registers.
-    `iteration`: the number of this tile among the CTA's, of which there are `iterations`.
+    """One consumer, after its products: returns the sum of its part of the columns in registers.
+    `iteration` is the index of this tile among the CTA's `iterations` tiles.
     """
     config, reduction = cta.config, cta.cluster_reduction
     count = cute.size(acc) // config.cluster_k
@@ -81,7 +83,7 @@ def reduce(cta: Cta, consumer: Consumer, acc, iteration: Int32, iterations: Int3
 
 @cute.jit
 def await_free(free, iteration: Int32):
-    """The peers have read what was sent to them for the tile before."""
+    """Waits until the peers have read what was sent to them for the previous tile."""
     if iteration > 0:
         cute.arch.mbarrier_wait(free, (iteration - 1) & 1)
 
@@ -95,7 +97,7 @@ def send_partials(cta: Cta, acc, received, landed, lane):
     for part in cutlass.range_constexpr(parts):
         sent = registers(acc, parts, part)
         if own != part:
-            sender = own - 1 if own > part else own  # this CTA's number among those that send
+            sender = own - 1 if own > part else own  # this CTA's index among the senders
             peer = cta.coord.multicast_rank + part * cta.config.multicast_size
             for v in cutlass.range_constexpr(0, count, VECTOR):
                 vector = tuple(words[sent[v + i]] for i in range(VECTOR))
@@ -105,7 +107,7 @@ def send_partials(cta: Cta, acc, received, landed, lane):
 
 @cute.jit
 def add_partials(cta: Cta, acc, received, lane):
-    """Adds up this CTA's part of the columns: its own sums and those that landed, in the order of
+    """Adds up this CTA's part of the columns, its own sums and the received ones, in the order of
     K.
     """
     parts, own = cta.config.cluster_k, cta.coord.cta_k_in_cluster
@@ -123,7 +125,8 @@ def add_partials(cta: Cta, acc, received, lane):
                 mine = flat[registers(acc, parts, part)[v + i]] if own == part else mine
             total = mine if own == 0 else theirs[0][i]
             for part in cutlass.range_constexpr(1, parts):
-                later = theirs[part - 1][i]  # of part `part`, where that is behind this CTA's own
+                # the sums of part `part`, for parts that come after this CTA's own
+                later = theirs[part - 1][i]
                 if cutlass.const_expr(part < parts - 1):
                     later = later if own < part else theirs[part][i]
                 total += mine if own == part else later
@@ -136,18 +139,18 @@ def release_peers(cta: Cta, free, lane, again):
     """Tells the peers that they may send the sums of the next tile, if there is one (`again`)."""
     peer = lane < cta.config.cluster_k and lane != cta.coord.cta_k_in_cluster
     if peer and again:
-        # What was read stays ahead of what the peer sends next.
+        # The reads must complete before the peer sends again.
         cute.arch.fence_acq_rel_cluster()
         cute.arch.mbarrier_arrive(free, cta.coord.multicast_rank + lane * cta.config.multicast_size)
 
 
 def received_vector(pointer):
-    """A vector of the sums that landed."""
+    """Loads a vector of the received sums."""
     vector = cute.make_rmem_tensor((VECTOR,), Float32)
     cute.autovec_copy(cute.make_tensor(aligned(pointer), VECTOR), vector)
     return vector
 
 
 def aligned(pointer):
-    """A pointer to whole vectors."""
+    """Returns a pointer with the alignment of whole vectors."""
     return cute.make_ptr(Float32, pointer.toint(), pointer.memspace, assumed_align=4 * VECTOR)

@@ -47,8 +47,8 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
 class _Arguments:
     """The tensors that a variant is compiled for, with symbolic sizes and strides.
 
-    M, N, K, L: the extents of C, of the sum, and of the batch. `columns` are those of B: N, or an
-    extent of its own where the epilogue is gated.
+    M, N, K, L: the extents of C, of the sum, and of the batch. `columns` is the number of B's
+    columns: N, or a separate extent where the epilogue is gated.
     """
 
     variant: Variant
@@ -67,7 +67,7 @@ class _Arguments:
         return _Arguments(variant, M, N, K, L, cute.sym_int() if traits.gated else N)
 
     def operand(self, name: str) -> Any:
-        """A or B, of which TMA needs outer strides in multiples of 16 bytes."""
+        """Returns A or B. TMA needs outer strides that are multiples of 16 bytes."""
         rows, columns = (self.M, self.K) if name == "a" else (self.K, self.columns)
         letter = self.variant.layout["ab".index(name)]
         outer = cute.sym_int64(divisibility=8)
@@ -75,7 +75,7 @@ class _Arguments:
         return self._matrix(self.variant.dtype, (rows, columns), strides, 8)
 
     def output(self, columns: Any) -> Any:
-        """C, or a tensor that lies as C does."""
+        """Returns C, or a tensor with the layout of C."""
         traits = self.variant.traits
         width = traits.width
         outer = cute.sym_int64(divisibility=width)
@@ -85,7 +85,7 @@ class _Arguments:
         return self._matrix(self.variant.out_dtype, (self.M, columns), strides, width)
 
     def epilogue_tensor(self, name: str) -> Any:
-        """A tensor of `EPILOGUE_TENSORS`, None for one that the variant does not have."""
+        """Returns a tensor of `EPILOGUE_TENSORS`, or None where the variant does not have it."""
         traits = self.variant.traits
         access = getattr(traits, name)
         dtype = torch.float32 if "scale" in name else self.variant.out_dtype
@@ -107,8 +107,8 @@ class _Arguments:
     def _matrix(
         self, dtype: torch.dtype, shape: tuple[Any, Any], strides: tuple[Any, Any], divisor: int
     ) -> Any:
-        """A matrix of a launch as the caller has it, or a batch of them. Its address and the stride
-        of the batch are multiples of so many elements.
+        """Returns a matrix of a launch as the caller has it, or a batch of them. Its address and
+        the stride of the batch are multiples of `divisor` elements.
         """
         traits = self.variant.traits
         given_shape, given_strides = view_of_caller(shape, strides, traits.transposed)
@@ -124,15 +124,16 @@ class _Arguments:
 
     @staticmethod
     def _unaligned(dtype: torch.dtype, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
-        """A tensor that is read element by element."""
+        """Returns a tensor that is read element by element."""
         return make_fake_tensor(
             compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
         )
 
 
 def shared_memory(gemm: Any, variant: Variant) -> int:
-    """Bytes of shared memory of one CTA: the config's, less what its epilogue subtiles do not take
-    because they lie over the stages of the pipeline, are narrow, or do not exist.
+    """Returns the bytes of shared memory per CTA. These are the config's bytes minus those that the
+    epilogue subtiles do not need, because they overlay the stages of the pipeline, are narrow, or
+    do not exist.
     """
     config, traits, dtype = variant.config, variant.traits, compile.NUMERIC[variant.out_dtype]
     epilogue_config = gemm(config, traits).epilogue_config

@@ -1,5 +1,6 @@
-"""What a consumer warpgroup of `hopper.gemm` does: products of its work tiles, their reduction
-along K, their epilogue. `kernel.Gemm` says how it works together with the other warps.
+"""The work of a consumer warpgroup of `hopper.gemm`: the products of its work tiles, their
+reduction along K, and their epilogue. `kernel.Gemm` documents how it cooperates with the other
+warps.
 """
 
 from dataclasses import replace
@@ -29,9 +30,9 @@ from .records import Consumer, Cta, SplitKReduction, TileMma
 from .tile_scheduler import WorkTile
 
 
-# ---- what a consumer has before its first tile
+# ---- the state of a consumer before its first tile
 def make_consumer(cta: Cta, index) -> Consumer:
-    """A thread of consumer warpgroup `index`."""
+    """Returns the state of a thread in consumer warpgroup `index`."""
     warpgroup_in_tile = Int32(0) if cta.config.pingpong else index
     thread_in_tile = warpgroup_in_tile * WARPGROUP + cta.context.thread % WARPGROUP
     writer = None
@@ -43,7 +44,7 @@ def make_consumer(cta: Cta, index) -> Consumer:
 
 
 def make_reduction(cta: Cta, consumer: Consumer) -> SplitKReduction:
-    """This consumer's place in the workspace of split-K."""
+    """Returns this consumer's part of the split-K workspace."""
     config, coord = cta.config, cta.coord
     cta_in_cluster = coord.cta_m_in_cluster + coord.cta_n_in_cluster * config.cluster_m
     lane = cta.context.thread % WARPGROUP
@@ -59,15 +60,15 @@ def make_reduction(cta: Cta, consumer: Consumer) -> SplitKReduction:
 
 
 def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
-    """Instructions, fragments and accumulators for tiles `width` columns wide."""
+    """Returns instructions, fragments and accumulators for tiles `width` columns wide."""
     config, operands = cta.config, cta.operands
     mma, overwriting = (tiled_mma(cta, config.mma_n or width) for _ in range(2))
     mma.set(warpgroup.Field.ACCUMULATE, True)
     overwriting.set(warpgroup.Field.ACCUMULATE, False)
-    # Descriptors of shared memory: those of a warpgroup's threads are all the same.
+    # Shared-memory descriptors are the same for all threads of a warpgroup.
     thread = mma.get_slice(consumer.warpgroup_in_tile * WARPGROUP)
     tCrA = mma.make_fragment_A(thread.partition_A(operands.sA))
-    # All columns of a stage, of which a tile has the first.
+    # B's fragments cover all columns of a stage, of which a tile uses the first ones.
     whole = tiled_mma(cta, config.mma_n or config.stage_n)
     tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(operands.sB))
     shape = mma.partition_shape_C((config.tile_m, width))
@@ -80,7 +81,7 @@ def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
 
 
 def tiled_mma(cta: Cta, columns: int):
-    """wgmma of the consumers that share a tile, `columns` wide."""
+    """Returns the wgmma of the consumers that share a tile, `columns` wide."""
     operands, shape = cta.operands, (cta.config.warpgroups_per_tile, 1, 1)
     return hopper_helpers.make_trivial_tiled_mma(
         *operands.dtypes, *operands.majors, Float32, shape, (64, columns)
@@ -88,7 +89,7 @@ def tiled_mma(cta: Cta, columns: int):
 
 
 def with_accumulator(cta: Cta, consumer: Consumer, registers, width: int) -> TileMma:
-    """As `make_tile_mma`, with these registers for an accumulator."""
+    """Returns what `make_tile_mma` returns, with these registers as the accumulator."""
     mma = make_tile_mma(cta, consumer, width)
     acc = cute.make_tensor(registers.iterator, mma.fragments.acc.layout)
     return replace(mma, fragments=replace(mma.fragments, acc=acc))
@@ -97,7 +98,7 @@ def with_accumulator(cta: Cta, consumer: Consumer, registers, width: int) -> Til
 # ---- the ordered sequence of consumers
 @cute.jit
 def mma_order_wait(consumer: Consumer):
-    """Waits until the consumer before lets this one multiply."""
+    """Waits until the previous consumer lets this one multiply."""
     cute.arch.barrier(
         barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP
     )
@@ -105,7 +106,7 @@ def mma_order_wait(consumer: Consumer):
 
 @cute.jit
 def mma_order_arrive(cta: Cta, consumer: Consumer):
-    """Lets the next consumer multiply, after the last one the first."""
+    """Lets the next consumer multiply; the last consumer lets the first one multiply."""
     following = 1 - consumer.index
     if cutlass.const_expr(cta.config.consumers > 2):
         last = cta.config.consumers - 1
@@ -117,7 +118,7 @@ def mma_order_arrive(cta: Cta, consumer: Consumer):
 
 @cute.jit
 def mma_order_begin(cta: Cta, consumer: Consumer):
-    """The last consumer lets the first one begin."""
+    """Lets the first consumer start. The last consumer arrives on its behalf."""
     if consumer.index == cta.config.consumers - 1:
         cute.arch.barrier_arrive(
             barrier_id=int(NamedBarrier.MMA_ORDER), number_of_threads=2 * WARPGROUP
@@ -127,7 +128,7 @@ def mma_order_begin(cta: Cta, consumer: Consumer):
 # ---- tiles
 @cute.jit
 def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
-    """Consumer warpgroup `index`: all its work tiles."""
+    """Consumer warpgroup `index`: computes all its work tiles."""
     config = cta.config
     consumer = make_consumer(cta, index)
     reduction = make_reduction(cta, consumer)
@@ -175,8 +176,8 @@ def compute_tile(
     iteration,
     iterations,
 ):
-    """One work tile: products, the reduction along K, the epilogue. Returns the state after the
-    last stage.
+    """Computes one work tile: products, the reduction along K, the epilogue. Returns the state
+    after the last stage.
     """
     config, traits = cta.config, cta.traits
     width, own = mma.width // config.cluster_k, work
@@ -224,12 +225,13 @@ def compute_tile(
 def multiply(
     cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, count
 ):
-    """The products of `count` k tiles, the last groups still running. Returns the state after the
-    last, and the last one's stage.
+    """Multiplies `count` k tiles; the last groups still run at the end. Returns the state after the
+    last stage, and that stage's index.
 
-    With a staggered tail the last k tiles are multiplied in the consumers' order: a consumer stores
-    its part of the tile while the next one multiplies, and the last one while the first one
-    multiplies the next tile. A group is in flight meanwhile, for nobody else multiplies.
+    With a staggered tail, consumers multiply the last k tiles one after the other. A consumer then
+    stores its part of the tile while the next one multiplies, and the last consumer stores while
+    the first one multiplies the next tile. One group stays in flight meanwhile, because no other
+    consumer multiplies.
     """
     config, fragments, traits = cta.config, mma.fragments, cta.traits
     in_flight = config.in_flight
@@ -248,7 +250,7 @@ def multiply(
         roles.mma_tail(pipeline, previous, in_flight, None)
         epilogue_store.await_stores(consumer)
         mma_order_wait(consumer)
-        # Not a constant, of which compilers make what they take for divergent.
+        # Not the constant itself: with it, compilers would take the loop for divergent.
         rest = cutlass.min(count, last)
         state, previous = roles.mma_k_loop(fragments, pipeline, state, rest, 1, False, None)
     return state, previous
@@ -258,9 +260,10 @@ def multiply(
 def multiply_once(
     cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, count
 ):
-    """As `multiply`, with a staggered tail, of a CTA's only tile: a group is in flight at the turn,
-    and the next consumer's turn comes when this one is all but done. What the last k tiles' loads
-    wait for has been released before: the stages that are still held are fewer than all.
+    """Multiplies as `multiply` does with a staggered tail, where the CTA has only one tile. A group
+    is still in flight when the consumer's turn comes, and the next consumer's turn comes when this
+    one has almost finished. The stages that the loads of the last k tiles wait for have been
+    released before, because fewer stages are held than exist.
     """
     config, fragments = cta.config, mma.fragments
     last = config.staggered_k_tiles
@@ -274,7 +277,7 @@ def multiply_once(
         previous = state.index
         state = pipeline.advance(state)
     mma_order_wait(consumer)
-    # Not a constant, of which compilers make what they take for divergent.
+    # Not the constant itself: with it, compilers would take the loop for divergent.
     rest = cutlass.min(count, last) - 1
     if cutlass.const_expr(last > 1):
         state, previous = roles.mma_k_loop_rest(fragments, pipeline, state, previous, rest, 1, None)
@@ -282,7 +285,7 @@ def multiply_once(
 
 
 def epilogue_tile_of(cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile) -> EpilogueTile:
-    """The sums of a work tile, for its epilogue."""
+    """Returns the accumulators of a work tile for its epilogue."""
     return EpilogueTile(cta.epilogue, consumer, work, mma.fragments.acc, mma.width)
 
 
@@ -296,8 +299,8 @@ def finish_tile(
     state: PipelineState,
     operations,
 ):
-    """A complete accumulator becomes a tile of C. `state`: the one after the tile's last k tile;
-    `operations`: those of its epilogue, if some were begun.
+    """Turns a complete accumulator into a tile of C. `state` is the one after the tile's last k
+    tile; `operations` are those of its epilogue, if some have already run.
     """
     traits = cta.traits
     if cutlass.const_expr(operations is None):
@@ -320,7 +323,7 @@ def finish_tile(
 def store_registers(
     cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile, width: cutlass.Constexpr
 ):
-    """The accumulator straight to C, `width` columns of it."""
+    """Stores `width` columns of the accumulator directly to C."""
     epilogue, config = cta.epilogue, cta.epilogue.config
     shape = (config.tile_m, width)
     row = work.m * config.tile_m

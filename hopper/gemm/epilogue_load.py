@@ -1,9 +1,9 @@
-"""The epilogue's source: an addend or a residual that lies as C does comes by TMA, into stages of
-the pipeline behind a tile's last k tiles.
+"""The epilogue's source: an addend or a residual with C's layout is loaded by TMA into stages of
+the pipeline, after a tile's last k tiles.
 
-There it is on its way while the products run, and takes memory for as long as it waits to be read.
-A stage holds as many subtiles of C (`epilogue_store`) for each consumer that shares the tile as fit
-in its part of A and in its part of B.
+It is loaded while the products run, and occupies memory only until it is read. A stage holds as
+many subtiles of C (`epilogue_store`), per consumer that shares the tile, as fit in its part of A
+and in its part of B.
 """
 
 import cutlass
@@ -25,7 +25,9 @@ def subtile_bytes(epilogue_config, dtype) -> int:
 
 
 def subtiles_per_stage(config, epilogue_config, dtype) -> int:
-    """Subtiles of each consumer in a stage; none where stages do not begin at whole swizzles."""
+    """Returns the subtiles per consumer in a stage; 0 where stages do not begin at whole
+    swizzles.
+    """
     if config.tile_k < 64:
         return 0
     rows, size = (config.tile_m, config.stage_n), subtile_bytes(epilogue_config, dtype)
@@ -35,7 +37,9 @@ def subtiles_per_stage(config, epilogue_config, dtype) -> int:
 
 
 def stages_per_tile(config, epilogue_config, dtype) -> int:
-    """Stages in which the source of a tile comes: as many for each, whatever its width."""
+    """Returns the number of stages for the source of a tile, which is the same for tiles of every
+    width.
+    """
     most = max(
         len(epilogue_tile.subtiles(epilogue_config, dtype, width))
         for width in epilogue_config.tile_widths
@@ -44,7 +48,7 @@ def stages_per_tile(config, epilogue_config, dtype) -> int:
 
 
 def subtile_pointer(source: EpilogueSource, index, number: int):
-    """Where subtile `number` of stage `index` begins."""
+    """Returns the address of subtile `number` in stage `index`."""
     config, size = source.config, subtile_bytes(source.epilogue_config, source.dtype)
     bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.stage_n))
     in_a = bytes_a // size
@@ -62,13 +66,14 @@ def load(
     work: WorkTile,
     issues: cutlass.Constexpr,
 ):
-    """One of the two warps that load, after a tile's k tiles. Returns the state after the last
-    stage. `issues`: it is the one that loads the source.
+    """One of the two loading warps, after a tile's k tiles. Returns the state after the last stage.
+    `issues`: whether this warp loads the source.
 
-    The other must not wait for these stages to be empty: nothing of them waits for it, so they may
-    be filled, read and released before it looks, and it would wait for a phase that has passed. Nor
-    may it go on without knowing that they were empty: by parity it would take the phase before for
-    the one that it awaits next. So the two meet.
+    The other warp must not wait until these stages are empty. Nothing waits for that warp, so the
+    stages may be filled, read and released before it looks, and it would wait for a phase that has
+    already passed. It must not continue without knowing that they were empty either: by its parity
+    it would mistake the previous phase for the one that it waits for next. Therefore the two warps
+    synchronise.
     """
     config, epilogue_config = source.config, source.epilogue_config
     stages = stages_per_tile(config, epilogue_config, source.dtype)
@@ -83,9 +88,9 @@ def load(
             else:
                 fill_stage(source, pipeline, state, work, epilogue_config.tile_n, number)
         state = pipeline.advance(state)
-    # Not `cute.arch.barrier`, which is `bar.sync`: where two warps meet at different `bar.sync`
-    # instructions, compute-sanitizer's synccheck reports divergent threads. It finds nothing where
-    # they meet at `barrier.sync`.
+    # Not `cute.arch.barrier`, which is `bar.sync`: compute-sanitizer's synccheck reports divergent
+    # threads where two warps synchronise at different `bar.sync` instructions. It reports nothing
+    # for `barrier.sync`.
     cute.arch.inline_ptx(f"barrier.sync {int(NamedBarrier.LOAD_WARPS)}, {2 * 32};")
     return state
 
@@ -99,7 +104,7 @@ def fill_stage(
     width: cutlass.Constexpr,
     number: cutlass.Constexpr,
 ):
-    """Loads the subtiles of all consumers in stage `number` of those of a tile."""
+    """Loads the subtiles of all consumers into the stage `number` of a tile's source."""
     epilogue_config, dtype = source.epilogue_config, source.dtype
     per = subtiles_per_stage(source.config, epilogue_config, dtype)
     columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
@@ -132,14 +137,16 @@ def fill_stage(
 
 
 def subtile_tensor(source: EpilogueSource, pointer):
-    """A subtile in shared memory, (64, columns)."""
+    """Returns the tensor of a subtile in shared memory, (64, columns)."""
     layout = source.subtile_layout
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, source.dtype), layout.outer)
 
 
 # ---- a consumer
 def stage_states(source: EpilogueSource, pipeline: GroupPipeline, state: PipelineState):
-    """The pipeline's states in which a tile's source comes, in their order, `state` the first."""
+    """Returns the pipeline states of the stages that hold a tile's source, in order; `state` is the
+    first.
+    """
     states = [state]
     while len(states) < stages_per_tile(source.config, source.epilogue_config, source.dtype):
         states.append(pipeline.advance(states[-1]))
@@ -148,10 +155,12 @@ def stage_states(source: EpilogueSource, pipeline: GroupPipeline, state: Pipelin
 
 @cute.jit
 def await_all(source: EpilogueSource, pipeline: GroupPipeline, state: PipelineState):
-    """One consumer of pingpong, before the other multiplies: all of its tile's source has landed.
-    The other's k tiles come into these stages next. While one of them is not full, its barrier is
-    still in the phase before, and by parity the other would take that for the phase that it waits
-    for.
+    """One pingpong consumer, before the other multiplies: waits until its tile's source has arrived
+    completely.
+
+    The other consumer's k tiles use these stages next. While one of the stages is not full, its
+    barrier is still in the previous phase, and by parity the other consumer would mistake that for
+    the phase that it waits for.
     """
     for each in stage_states(source, pipeline, state):
         pipeline.consumer_wait(each)
@@ -166,8 +175,8 @@ def read_subtile(
     number: cutlass.Constexpr,
     subtiles: cutlass.Constexpr,
 ):
-    """One consumer: this thread's values of its subtile `number`. C may lie where the addend does:
-    what the next subtile has of the same columns must have come before this one leaves.
+    """One consumer: returns this thread's values of subtile `number`. C may have the addend's
+    memory, so the next subtile must have arrived before this one is stored if both share columns.
     """
     per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
     state = states[number // per]
@@ -194,8 +203,8 @@ def copy_subtile(
     number: cutlass.Constexpr,
     per: cutlass.Constexpr,
 ):
-    """This thread's values of subtile `number` of its consumer in stage `index`, which holds `per`
-    of each.
+    """Returns this thread's values of its consumer's subtile `number` in stage `index`, which holds
+    `per` subtiles per consumer.
     """
     subtile = subtile_pointer(source, index, number).toint()
     for other in cutlass.range_constexpr(1, source.config.warpgroups_per_tile):
@@ -218,7 +227,9 @@ def release_rest(
     states,
     count: cutlass.Constexpr,
 ):
-    """One consumer, after the last of `count` subtiles: stages that a narrow tile leaves empty."""
+    """One consumer, after the last of `count` subtiles: releases the stages that a narrow tile does
+    not use.
+    """
     per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
     for state in states[-(-count // per) :]:
         pipeline.consumer_wait(state)
@@ -227,6 +238,6 @@ def release_rest(
 
 @cute.jit
 def release_stage(consumer: Consumer, pipeline: GroupPipeline, state: PipelineState):
-    """One consumer has read all that it needs of a stage."""
+    """Releases a stage of which one consumer has read everything that it needs."""
     sync_consumer(consumer.index)
     pipeline.consumer_release(state.index)

@@ -1,10 +1,10 @@
-"""What `hopper.gemm` does to sums before it rounds them: `outblas.epilogue` in registers, where the
-sums lie.
+"""The operations of `hopper.gemm` on accumulators before they are rounded: `core.epilogue` in
+registers.
 
-A thread has four values of every eight columns of 64 rows: two neighbours of one row, and those of
-the row eight below. `EpilogueOps` are done for as many columns at a time as a subtile has. What
-lies in memory is read an element or a pair at a time, at the edge of a matrix the last once more,
-so that no load waits for a comparison.
+Of every eight columns of 64 rows, a thread has four values: two neighbours in one row, and two in
+the row eight below. `EpilogueOps` process as many columns at a time as a subtile has. Tensors in
+memory are read an element or a pair at a time. Beyond the edge of a matrix the last element is read
+again, so that no load waits for a comparison.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from ..core.config import WARPGROUP
 from .records import Consumer, Cta, Epilogue
 from .tile_scheduler import WorkTile
 
-END = (1 << 30, 0)  # behind every column of every row group
+END = (1 << 30, 0)  # after every column of every row group
 
-# gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²), and so are tanh's variant and silu:
-# coefficients of p from the constant on, in bits. Φ's are a fit: its gelu is within 1.6e-7 |x| in
-# fp32 arithmetic, below -6 within 1e-9 of 0.
+# gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²); gelu_tanh and silu have the same form. The
+# tables hold the coefficients of p from the constant on, in bits. Those of Φ are a fit: its gelu is
+# within 1.6e-7 |x| in fp32 arithmetic, and below -6 within 1e-9 of 0.
 _LOG2E = 1.4426950408889634
 _ERF = (
     1.5957692618786827,
@@ -38,8 +38,9 @@ _SQUARE = {
     "gelu_tanh": (_LOG2E * 1.5957691216057308, _LOG2E * 1.5957691216057308 * 0.044715),
     "silu": (_LOG2E,),
 }
-# "gelu_fit": gelu(x) = max(x, 0) - t Φ(-t), t = min(|x|, 6), by one special function. log2 Φ(-t) in
-# powers of -t: within FIT of gelu's value for bf16, 4.1e-6 for fp16, and 6e-9 of 0 below -5.
+# "gelu_fit": gelu(x) = max(x, 0) - t Φ(-t), t = min(|x|, 6), with one special function. The tables
+# hold log2 Φ(-t) in powers of -t. The result is within FIT of gelu's value for bf16, within 4.1e-6
+# for fp16, and within 6e-9 of 0 below -5.
 FIT = 1.3e-5
 _TAIL = {
     BFloat16: (
@@ -64,9 +65,9 @@ _TAIL = {
 }
 
 
-# ---- the sums of a tile
+# ---- the accumulators of a tile
 class ElementCoord(NamedTuple):
-    """Row, column and matrix of the first value that a thread has of some columns."""
+    """Row, column and matrix of the first of a thread's values in some columns."""
 
     row: Any
     column: Any
@@ -75,8 +76,8 @@ class ElementCoord(NamedTuple):
 
 @dataclass(frozen=True)
 class EpilogueTile:
-    """A tile whose sums a consumer holds: `acc` of a tile `width` columns wide, ((2, 2, V), MMA_M,
-    MMA_N), gated pairs counted as two columns.
+    """A tile whose sums a consumer holds. `acc` belongs to a tile `width` columns wide and has the
+    layout ((2, 2, V), MMA_M, MMA_N); a gated pair counts as two columns.
     """
 
     epilogue: Epilogue
@@ -86,8 +87,8 @@ class EpilogueTile:
     width: int
 
     def first_coord(self, i: int, start: int) -> ElementCoord:
-        """The first value that this thread has in row group i from column `start` of the tile
-        on.
+        """Returns the coordinate of this thread's first value in row group i at or after column
+        `start` of the tile.
         """
         config, thread = self.epilogue.config, self.consumer.context.thread
         lane = thread % 32
@@ -100,25 +101,28 @@ class EpilogueTile:
         return ElementCoord(row, self.work.column + start + lane % 4 * 2, self.work.matrix)
 
     def registers(self, i: int, start: int, columns: int, half: int = 0) -> list[int]:
-        """The accumulators of `columns` columns of row group i, of gated pairs in one half."""
+        """Returns the accumulators of `columns` columns in row group i; for gated pairs those of
+        one half.
+        """
         return registers(self.epilogue.config, self.width, i, start, columns, half)
 
     def values(self, which):
-        """Copies of these accumulators."""
+        """Returns copies of these accumulators."""
         values = cute.make_rmem_tensor((len(which),), Float32)
         for v, r in enumerate(which):
             values[v] = self.acc[r]
         return values
 
     def put_back(self, which, values):
-        """These accumulators become `values`."""
+        """Replaces these accumulators by `values`."""
         for v, r in enumerate(which):
             self.acc[r] = values[v]
 
 
 def registers(config, width: int, i: int, start: int, columns: int, half: int = 0) -> list[int]:
-    """Which accumulators of a tile `width` columns wide hold `columns` columns of row group i, of
-    gated pairs in one half of the tile. They lie ((2, 2, V), MMA_M, MMA_N), four to eight columns.
+    """Returns the indices of the accumulators, in a tile `width` columns wide, that hold `columns`
+    columns of row group i; for gated pairs those of one half of the tile. Accumulators have the
+    layout ((2, 2, V), MMA_M, MMA_N), four per eight columns.
     """
     mma_n, rows = config.mma_n or width, config.tile_m // (64 * config.warpgroups_per_tile)
     starts = range(start + half * config.tile_n, start + half * config.tile_n + columns, 8)
@@ -131,14 +135,14 @@ def registers(config, width: int, i: int, start: int, columns: int, half: int = 
 
 # ---- activations
 def resolve_activation(name: str, size: int, K: int) -> str:
-    """The activation as it is computed: gelu by a fit for 16 bits, where the bound of K roundings
-    in fp32 is above the fit's.
+    """Returns the activation as the kernel computes it. For 16-bit outputs gelu becomes a fit, if
+    the bound of K roundings in fp32 is larger than the fit's error.
     """
     return "gelu_fit" if name == "gelu" and size == 2 and K * 2**-23 > FIT else name
 
 
 def polynomial(coefficients, x):
-    """Its value, coefficients from the constant on."""
+    """Evaluates a polynomial whose coefficients start with the constant."""
     value = Float32(coefficients[-1])
     for c in coefficients[-2::-1]:
         value = cute.math.fma(value, x, Float32(c))
@@ -147,7 +151,7 @@ def polynomial(coefficients, x):
 
 @cute.jit
 def activate(name: cutlass.Constexpr, values, dtype: cutlass.Constexpr):
-    """Each value becomes its activation's, for outputs of a dtype."""
+    """Applies an activation to each value, for outputs of a dtype."""
     for i in cutlass.range_constexpr(cute.size(values)):
         x = values[i]
         if cutlass.const_expr(name == "relu"):
@@ -167,9 +171,12 @@ def activate(name: cutlass.Constexpr, values, dtype: cutlass.Constexpr):
 
 # ---- values in memory
 def read_elements(tile: EpilogueTile, tensor, kind, coord: ElementCoord, half, count: int):
-    """The element of a tensor that belongs to each of `count` values, in the first or second half
-    of the columns, in fp32. `kind` is as `KernelTraits` says: "one" for all, "columns" or "rows" of
-    one each, "pairs" of columns, which begin at whole pairs, "matrix", or "batch" of matrices.
+    """Returns the tensor's element for each of `count` values, in the first or second half of the
+    columns, in fp32.
+
+    `kind` is the tensor's access in `KernelTraits`: "one" for all values, "columns" or "rows" with
+    one element each, "pairs" of columns, which begin at whole pairs, "matrix", or "batch" of
+    matrices.
     """
     if kind == "pairs":
         return elements_of_pairs(read_pairs(tile, tensor, coord, half, count))
@@ -194,20 +201,24 @@ def read_elements(tile: EpilogueTile, tensor, kind, coord: ElementCoord, half, c
 
 
 def read_pairs(tile: EpilogueTile, tensor, coord: ElementCoord, half, count: int):
-    """Of a vector of columns, the pair of each four values, as it lies in memory."""
+    """Returns, from a vector of columns, the pair of neighbours for each group of four values, in
+    the dtype of memory.
+    """
     N = tile.epilogue.extents[1]
     first = [cutlass.min(coord.column + v * 2, N - 2) + half * N for v in range(0, count, 4)]
     return [load_vector(tensor.iterator + at, 2) for at in first]
 
 
 def elements_of_pairs(pairs):
-    """The element that belongs to each value, in fp32: two rows have the same columns."""
+    """Returns the element for each value, in fp32. Both rows of a group have the same columns."""
     return [value for pair in pairs for value in to_fp32(pair) * 2]
 
 
 @cute.jit
 def prefetch_bias(cta: Cta, work: WorkTile):
-    """A warp that loads: a tile's bias comes to L1, 32 times 8 columns, while its products run."""
+    """One loading warp: prefetches a tile's bias into L1, 32 times 8 columns, while the products
+    run.
+    """
     column = cutlass.min(work.column + cta.context.thread % 32 * 8, cta.epilogue.extents[1] - 1)
     cute.arch.inline_ptx(
         "prefetch.global.L1 [{$r0}];",
@@ -216,8 +227,8 @@ def prefetch_bias(cta: Cta, work: WorkTile):
 
 
 def to_fp32(values):
-    """Registers in fp32. Of bf16 it is the upper half of the bits: one instruction each, for two of
-    conversions.
+    """Converts registers to fp32. A bf16 value is the upper half of an fp32 value, so one
+    instruction per value suffices where a conversion takes two.
     """
     count, dtype = cute.size(values), values.element_type
     if dtype is not BFloat16 or count % 2:
@@ -230,7 +241,7 @@ def to_fp32(values):
 
 
 def load_vector(pointer, count: int):
-    """`count` neighbours in memory, in registers: they begin at a multiple of their size."""
+    """Loads `count` neighbours into registers; they begin at a multiple of their size."""
     dtype = pointer.dtype
     at = cute.make_ptr(
         dtype, pointer.toint(), pointer.memspace, assumed_align=count * dtype.width // 8
@@ -242,8 +253,8 @@ def load_vector(pointer, count: int):
 
 # ---- arithmetic on the values of a subtile
 def add_scaled(values, factor, others):
-    """values += factor · others, 1 if None. Compilers would round a product in a sum, or not, by
-    what is around it.
+    """Computes values += factor · others; a factor of None is 1. The instructions are explicit,
+    because compilers would fuse a product into a sum or not, depending on the surrounding code.
     """
     for v, other in enumerate(others):
         if factor is None:
@@ -264,7 +275,7 @@ def add_tensor(
     coord: ElementCoord,
     half: cutlass.Constexpr,
 ):
-    """values += factor · tensor, whose elements are those of `read_elements`."""
+    """Computes values += factor · tensor, with the elements of `read_elements`."""
     add_scaled(values, factor, read_elements(tile, tensor, kind, coord, half, cute.size(values)))
 
 
@@ -277,7 +288,7 @@ def multiply_tensor(
     coord: ElementCoord,
     half: cutlass.Constexpr,
 ):
-    """values *= tensor, whose elements are those of `read_elements`."""
+    """Computes values *= tensor, with the elements of `read_elements`."""
     theirs = read_elements(tile, tensor, kind, coord, half, cute.size(values))
     for v in cutlass.range_constexpr(cute.size(values)):
         values[v] *= theirs[v]
@@ -285,9 +296,10 @@ def multiply_tensor(
 
 # ---- the operations of a tile
 class EpilogueOps:
-    """What a consumer has yet to do to its sums of a tile: for each part (row group, first column,
-    columns) first the operations up to x, the input of the activation, of gated pairs in both
-    halves, then those up to the output.
+    """The operations that a consumer has not applied yet to the accumulators of a tile.
+
+    Each part is (row group, first column, columns). Its operations up to x, the input of the
+    activation, come first (for gated pairs in both halves), then those up to the output.
     """
 
     def __init__(self, tile: EpilogueTile):
@@ -306,7 +318,9 @@ class EpilogueOps:
         self.bias = self.read_bias()
 
     def read_bias(self):
-        """The bias of the next part, before it is needed: None where it does not come in pairs."""
+        """Reads the bias of the next part before it is needed; returns None where it is not read in
+        pairs.
+        """
         traits = self.tile.epilogue.traits
         if traits.bias != "pairs" or traits.gated or not self.to_x[0]:
             return None
@@ -315,7 +329,7 @@ class EpilogueOps:
         return read_pairs(self.tile, self.tile.epilogue.tensors.bias, coord, 0, columns // 2)
 
     def compute_x(self, half: int, end: tuple[int, int] = END):
-        """Sums become x, up to a column of a row group."""
+        """Turns accumulators into x, for all parts before `end` (row group, column)."""
         left = self.to_x[half]
         while left and left[0][:2] < end:
             part, bias = left.pop(0), self.bias
@@ -323,8 +337,8 @@ class EpilogueOps:
             sums_to_x(self.tile, part, half, bias)
 
     def compute_outputs(self, end: tuple[int, int] = END):
-        """Sums become outputs, but for what comes through shared memory, up to a column of a row
-        group.
+        """Turns accumulators into outputs, for all parts before `end` (row group, column). What
+        comes through shared memory is added later.
         """
         while self.to_outputs and self.to_outputs[0][:2] < end:
             i, start, columns = part = self.to_outputs.pop(0)
@@ -335,7 +349,7 @@ class EpilogueOps:
 
 @cute.jit
 def sums_to_x(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constexpr, bias):
-    """Sums of a part become x. `bias`: as it was read before, or None."""
+    """Turns the accumulators of a part into x. `bias` is the bias that was read before, or None."""
     (i, start, columns), traits = part, tile.epilogue.traits
     tensors = tile.epilogue.tensors
     coord, which = tile.first_coord(i, start), tile.registers(i, start, columns, half)
@@ -357,7 +371,9 @@ def sums_to_x(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constex
 
 @cute.jit
 def x_to_outputs(tile: EpilogueTile, part: cutlass.Constexpr):
-    """x of a part becomes outputs. Where an addend is yet to come nothing can be done before."""
+    """Turns x of a part into outputs. If an addend is still to come from shared memory, the
+    activation must wait for it.
+    """
     (i, start, columns), traits = part, tile.epilogue.traits
     which = tile.registers(i, start, columns)
     values = tile.values(which)
@@ -375,7 +391,7 @@ def x_to_outputs(tile: EpilogueTile, part: cutlass.Constexpr):
 
 @cute.jit
 def add_source(epilogue: Epilogue, values, load_source: cutlass.Constexpr):
-    """Outputs, with what `load_source` returns for them, which came through shared memory."""
+    """Adds what `load_source` returns from shared memory to the outputs."""
     traits = epilogue.traits
     if cutlass.const_expr(traits.addend == "staged"):
         add_scaled(values, epilogue.tensors.beta, to_fp32(load_source()))
@@ -386,7 +402,9 @@ def add_source(epilogue: Epilogue, values, load_source: cutlass.Constexpr):
 
 
 def output_registers(operations: EpilogueOps, width: int):
-    """The outputs of a whole tile, as accumulators of a tile `width` columns wide lie."""
+    """Returns the outputs of a whole tile, in the accumulator layout of a tile `width` columns
+    wide.
+    """
     operations.compute_outputs()
     tile = operations.tile
     config = tile.epilogue.config
@@ -401,7 +419,7 @@ def output_registers(operations: EpilogueOps, width: int):
 
 
 def store_aux(operations: EpilogueOps):
-    """x to memory, one element after the other."""
+    """Stores x to memory, one element after the other."""
     for half in range(2 if operations.tile.epilogue.traits.gated else 1):
         operations.compute_x(half)
         for part in operations.parts:
@@ -410,7 +428,7 @@ def store_aux(operations: EpilogueOps):
 
 @cute.jit
 def store_aux_part(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constexpr):
-    """x of a part, in one half of the columns."""
+    """Stores x of a part, in one half of the columns."""
     i, start, columns = part
     aux, (M, N) = tile.epilogue.tensors.aux, tile.epilogue.extents
     row, column, matrix = tile.first_coord(i, start)

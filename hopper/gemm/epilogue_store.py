@@ -1,13 +1,13 @@
-"""C of `hopper.gemm` on its way through shared memory: as `core.epilogue_store`, for tiles of any
-width, C by rows or by columns.
+"""Stores C of `hopper.gemm` through shared memory. It extends `core.epilogue_store` to tiles of any
+width and to C by rows or by columns.
 
 An epilogue subtile has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest
-tile has. Where subtiles do not divide a tile's width the last overlaps its neighbour: both write
-the same values there, and one TMA box serves every width. The contract of a buffer is that of
-`core.epilogue_store`.
+tile has. Where subtiles do not divide a tile's width, the last one overlaps its neighbour: both
+write the same values there, and a single TMA box serves every width. The contract of a buffer is
+that of `core.epilogue_store`.
 
-What is done to sums on the way is `epilogue_math`'s; what lies as C does comes as `epilogue_load`
-says.
+`epilogue_math` computes the outputs from the accumulators; `epilogue_load` loads a source that has
+C's layout.
 """
 
 import functools
@@ -37,10 +37,11 @@ _BY_BYTES = {128: _ROWS.K_SW128, 64: _ROWS.K_SW64, 32: _ROWS.K_SW32, 16: _ROWS.K
 
 @dataclass(frozen=True)
 class SubtileWriter:
-    """How a thread of a consumer writes its warpgroup's subtiles, `columns` wide, and reads them.
+    """The copies with which a thread of a consumer writes its warpgroup's subtiles, `columns` wide,
+    and reads them.
 
-    `store_copy` takes registers of shape `fragment_shape` to tSsC, (CPY, CPY_M, CPY_N, BUFFER),
-    the thread's part of `buffers`, (64, columns, BUFFER); `load_copy` takes a subtile to registers.
+    `store_copy` moves registers of shape `fragment_shape` to tSsC, (CPY, CPY_M, CPY_N, BUFFER), the
+    thread's part of `buffers`, (64, columns, BUFFER); `load_copy` moves a subtile to registers.
     """
 
     store_copy: Any
@@ -53,11 +54,11 @@ class SubtileWriter:
 
 @dataclass(frozen=True)
 class StorePass:
-    """Stores of one matrix: outputs, or one half of x (`aux`).
+    """The stores of one matrix: the outputs, or one half of x (`aux`).
 
-    `tma` stores them. `waits`: buffers must be waited for before they are written; `waits_first`:
-    before the first round, too. They need not be where they lie over the stages, and are written
-    once (`overlays_stages`).
+    `tma` stores them. `waits`: a buffer must be free before it is written again; `waits_first`:
+    also before the first round. Neither is needed where buffers overlay the stages, because each is
+    written only once (`overlays_stages`).
     """
 
     aux: bool
@@ -70,10 +71,12 @@ class StorePass:
 
 
 def buffer_count(config, dtype, traits) -> int:
-    """Subtiles of one consumer in shared memory. A CTA that has one tile lays all of them over the
-    pipeline's stages, which it has read by then; they fit unless k tiles are few and C's elements
-    wide. Not where the epilogue's source or x need buffers, too. Where consumers are staggered,
-    each lays its own over rows that only it has read.
+    """Returns the number of subtiles of one consumer in shared memory.
+
+    A CTA that has only one tile lays all its subtiles over the pipeline's stages, which it has read
+    by then. They fit unless there are few k tiles and C's elements are wide. This is not done where
+    the epilogue's source or x need buffers too. Staggered consumers lay their subtiles over rows
+    that no other consumer reads.
     """
     count = max(len(subtiles(config, dtype, width)) for width in config.tile_widths)
     room = count * config.consumers * 64 * subtile_columns(config, dtype) * dtype.width // 8
@@ -83,21 +86,22 @@ def buffer_count(config, dtype, traits) -> int:
 
 
 def overlays_stages(config, dtype, traits) -> bool:
-    """Whether buffers lie over the pipeline's stages."""
+    """Returns whether the buffers overlay the pipeline's stages."""
     return bool(buffer_count(config, dtype, traits) > config.epilogue_stages)
 
 
 def overlays_own_rows(config, dtype, traits) -> bool:
-    """Whether the buffers of a consumer lie over the rows of A that only it reads, so that it may
-    write them as soon as its own products are done: a warp's wait for its wgmma groups is one for
-    those of the warpgroup, on which `consumer_release` relies, too.
+    """Returns whether a consumer's buffers overlay the rows of A that only this consumer reads.
+
+    It may then write them as soon as its own products are complete: when a warp has waited for its
+    wgmma groups, those of its whole warpgroup are complete. `consumer_release` relies on that too.
     """
     return bool(traits.staggered_tail and overlays_stages(config, dtype, traits))
 
 
 def fits_own_rows(config, dtype) -> bool:
-    """Whether all subtiles of a consumer fit over its rows of A: a subtile over 64 rows of a stage,
-    where it takes as many bytes.
+    """Returns whether all subtiles of a consumer fit over its rows of A. A subtile overlays 64 rows
+    of a stage, and must take as many bytes.
     """
     rows = config.tile_m // (64 * config.warpgroups_per_tile) * config.stages
     same_bytes = subtile_columns(config, dtype) * dtype.width == config.tile_k * 16 == 64 * 16
@@ -106,7 +110,7 @@ def fits_own_rows(config, dtype) -> bool:
 
 
 def make_tma(config, c, aux, source, traits) -> EpilogueTma:
-    """Host: what the kernel is given to move C, x and the epilogue's source by TMA."""
+    """Host: prepares the TMA arguments for C, x and the epilogue's source."""
     dtype = c.element_type
     columns = subtile_columns(config, dtype)
     kind = _ROWS.MN_SW128 if traits.by_columns else _BY_BYTES[columns * dtype.width // 8]
@@ -129,7 +133,9 @@ def make_tma(config, c, aux, source, traits) -> EpilogueTma:
 
 
 def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
-    """The buffers of all consumers, in shared memory of their own or in that of the `stages`."""
+    """Returns the buffers of all consumers, in separate shared memory or in that of the
+    `stages`.
+    """
     layout = tma.layout
     if overlays_stages(config, dtype, traits):
         return cute.make_tensor(cute.recast_ptr(stages, layout.inner, dtype), layout.outer)
@@ -137,8 +143,8 @@ def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
 
 
 def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
-    """How thread `thread` of consumer warpgroup `consumer` writes subtiles, and reads them: by
-    matrices of 16 bits, pairs of 32.
+    """Returns the copies with which thread `thread` of consumer warpgroup `consumer` writes and
+    reads subtiles: matrix instructions for 16-bit elements, pairs for 32-bit ones.
     """
     dtype, config, traits = epilogue.dtype, epilogue.config, epilogue.traits
     columns = subtile_columns(config, dtype)
@@ -162,7 +168,7 @@ def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWrite
     count = buffer_count(config, dtype, traits)
     numbers = count
     if overlays_own_rows(config, dtype, traits):
-        # A stage of A has 64 rows of each consumer in turn.
+        # The 64-row blocks of a stage of A belong to the consumers in turn.
         numbers = cute.make_layout((count,), stride=(config.consumers,))
     buffers = cute.local_tile(epilogue.sC, (64, columns, numbers), (0, 0, consumer))
     return SubtileWriter(
@@ -177,9 +183,11 @@ def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWrite
 
 @cute.jit
 def wait_mainloop_done(epilogue: Epilogue):
-    """Every consumer, its products done: where C will lie over the stages, waits until all
-    consumers have read them, but for rows that only this one reads. Not in `store`, for consumers
-    that share a tile may not all come there: whoever adds the partitions of K last does.
+    """Every consumer, after its products: where C overlays the stages, waits until all consumers
+    have read them; where it overlays only the consumer's own rows, no wait is needed.
+
+    This is not part of `store`, because not all consumers of a tile may reach that: with partitions
+    of K only the last to arrive does.
     """
     config, dtype, traits = epilogue.config, epilogue.dtype, epilogue.traits
     waits = overlays_stages(config, dtype, traits) and not overlays_own_rows(config, dtype, traits)
@@ -199,8 +207,8 @@ def store(
     state: PipelineState,
     operations: cutlass.Constexpr,
 ):
-    """One consumer: its rows of the tile, `width` columns of C, x first where a call asks for it.
-    `state`: the first of those in which the epilogue's source came, if there is one.
+    """One consumer: stores its rows of the tile, `width` columns of C, and before them x if the
+    call asks for it. `state` is the first state of the epilogue's source, if there is one.
     """
     traits = tile.epilogue.traits
     free = traits.staggered_tail  # buffers were waited for before the last products
@@ -214,7 +222,7 @@ def store(
 
 
 def make_pass(epilogue: Epilogue, width: int, what: str, half: int, free: bool) -> StorePass:
-    """The pass that stores "aux" or "out". `free`: its first buffers are."""
+    """Returns the pass that stores "aux" or "out". `free`: the first buffers need no wait."""
     fresh = overlays_stages(epilogue.config, epilogue.dtype, epilogue.traits)
     return StorePass(
         aux=what == "aux",
@@ -236,8 +244,8 @@ def run_pass(
     state: PipelineState,
     operations: cutlass.Constexpr,
 ):
-    """Stores one matrix in rounds of as many subtiles as there are buffers; a round leaves as one
-    group of stores.
+    """Stores one matrix in rounds. A round fills every buffer with a subtile and stores them as one
+    bulk group.
     """
     count, together = len(stores.subtiles), tile.epilogue.config.epilogue_stages
     states = ()
@@ -274,8 +282,9 @@ def write_subtile(
     operations: cutlass.Constexpr,
     load_source: cutlass.Constexpr,
 ):
-    """One consumer: subtile `number` of the round that begins with `first`, computed, rounded, and
-    written to its buffer. What takes operations is computed before buffers are waited for.
+    """One consumer: computes subtile `number` of the round that begins with `first`, rounds it and
+    writes it to its buffer. Where there are operations, they are computed before the wait for
+    buffers.
     """
     writer, plain = tile.consumer.writer, tile.epilogue.traits.plain
     waits = number == first and (stores.waits if first > 0 else stores.waits_first)
@@ -302,8 +311,8 @@ def store_round(
     first: cutlass.Constexpr,
     last: cutlass.Constexpr,
 ):
-    """The issuing thread of a consumer: TMA stores of subtiles `first` to `last`, which all have
-    written and fenced.
+    """The issuing thread of a consumer: starts the TMA stores of subtiles `first` to `last`, which
+    all threads have written and fenced.
     """
     epilogue, consumer, work = tile.epilogue, tile.consumer, tile.work
     config, writer, tma = epilogue.config, consumer.writer, stores.tma
@@ -332,23 +341,23 @@ def store_round(
 
 @cute.jit
 def await_buffers(consumer: Consumer):
-    """One consumer: its buffers may be written again."""
+    """One consumer: waits until its buffers may be written again."""
     await_stores(consumer)
     sync_consumer(consumer.index)
 
 
 @cute.jit
 def await_stores(consumer: Consumer):
-    """One consumer: what it stored last has left its buffers, as all know after the next
-    barrier.
+    """One consumer: waits until its last stores have read their buffers. All its threads know this
+    after their next barrier.
     """
     if consumer.context.warp % 4 == 0:
         wait_stores_read()
 
 
 def pin(fragment):
-    """What follows comes after these registers are made; compilers move that behind a wait if they
-    may.
+    """Forces these registers to be computed here; otherwise compilers may move the computation
+    behind a wait.
     """
     words = cute.recast_tensor(fragment, Uint32)
     for v in range(cute.size(words)):
@@ -365,8 +374,8 @@ def round_subtile(
     start: cutlass.Constexpr,
     load_source: cutlass.Constexpr,
 ):
-    """The subtile of row group i and columns from `start` on in C's dtype. `load_source` returns
-    the values of the epilogue's source, where there is one.
+    """Rounds the subtile of row group i, starting at column `start`, to C's dtype. `load_source`
+    returns the values of the epilogue's source, where there is one.
     """
     writer, dtype = tile.consumer.writer, tile.epilogue.dtype
     values = tile.values(tile.registers(i, start, writer.columns, stores.half))

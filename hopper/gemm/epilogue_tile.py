@@ -1,10 +1,10 @@
-"""Which parts of a tile of C leave through shared memory, and where they lie."""
+"""The parts of a tile of C that are stored through shared memory, and their positions."""
 
 import cutlass.cute as cute
 
 
 def subtile_columns(config, dtype) -> int:
-    """Columns of an epilogue subtile: a power of two of 16-byte pieces."""
+    """Returns the columns of an epilogue subtile: a power of two of 16-byte units."""
     columns: int = 1024 // dtype.width
     while columns > min(config.tile_widths):
         columns //= 2
@@ -12,16 +12,16 @@ def subtile_columns(config, dtype) -> int:
 
 
 def subtile_starts(width: int, columns: int) -> list[int]:
-    """The first column of each subtile of a tile `width` columns wide. Where subtiles do not divide
-    the width, the last one overlaps its neighbour.
+    """Returns the first column of each subtile of a tile `width` columns wide. Where subtiles do
+    not divide the width, the last one overlaps its neighbour.
     """
     starts = list(range(0, width - columns + 1, columns))
     return starts if width % columns == 0 else [*starts, width - columns]
 
 
 def subtiles(config, dtype, width: int) -> list[tuple[int, int]]:
-    """Row group and first column of each subtile that a consumer stores of a tile `width` columns
-    wide.
+    """Returns the row group and the first column of each subtile that a consumer stores of a tile
+    `width` columns wide.
     """
     rows, columns = (
         config.tile_m // (64 * config.warpgroups_per_tile),
@@ -31,8 +31,8 @@ def subtiles(config, dtype, width: int) -> list[tuple[int, int]]:
 
 
 def tile_of(tensor, batched: bool, row, column, matrix, shape, half: int = 0):
-    """The part of C, or of a tensor of its shape, that begins at (row, column) of one matrix. A
-    tensor of gated pairs has one more mode, which says in which `half` of the columns it lies.
+    """Returns the part of C, or of a tensor of its shape, that begins at (row, column) of one
+    matrix. A tensor of gated pairs has one more mode, which selects the `half` of the columns.
     """
     rest = (half,) * (cute.rank(tensor) - 2 - batched) + (matrix,) * batched
     return cute.local_tile(

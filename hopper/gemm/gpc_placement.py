@@ -1,32 +1,33 @@
-"""Which cluster of a launch computes which tile, where each has one: GPC-local tiles are
-neighbours.
+"""Assigns tiles to clusters where each cluster has one tile, so that the SMs of a GPC compute
+neighbouring tiles.
 
-What SMs of one GPC read from L2 at about the same time costs L2 little more than one of them: on an
-H100 1024 in tiles of 64×128 takes 5.2 µs so, 6.6 where tiles are assigned in the order of CTAs. The
-hardware spreads neighbouring CTAs over all GPCs, in an order of each board's own. Probes find it
-out: one sees which SMs clusters of eight ever have together, one where the CTAs of a launch run,
-one whether a launch of as many CTAs as there are SMs has them all to itself.
+When SMs of one GPC read the same data from L2 at about the same time, it costs L2 little more than
+one read. On an H100, 1024 in tiles of 64×128 takes 5.2 µs this way, and 6.6 µs where tiles are
+assigned in the order of CTAs. The hardware spreads neighbouring CTAs over all GPCs, in an order
+that differs from board to board. Probes find it out: one shows which SMs clusters of eight ever
+share, one where the CTAs of a launch run, and one whether a launch of as many CTAs as there are SMs
+has all SMs to itself.
 
-Probes see it as it is while they run. Other work on the GPU, a share of it under MPS, or a green
-context gives CTAs other SMs. So what they tell belongs to one context (`ContextMap`), and each size
-of launch there has its observations (`Observation`):
+Probes see the state of the GPU while they run. Other work on the GPU, an MPS partition or a green
+context gives CTAs other SMs. The result of a probe therefore belongs to one context (`ContextMap`),
+and each launch size has its own observations there (`Observation`):
 
-1. The first call planned that has a table probes: up to `TRIES` pairs of probes, until two agree.
-   If all SMs were free before and after, what was seen is final.
-2. Else the plan takes the best order there is: by what was seen, or down the columns, which is
-   right as well. The order that it took is never changed in memory: kernels that run, and CUDA
-   graphs, hold its address, and half of a launch with either order would write wrong results. Every
-   order that was ever handed out stays for good.
-3. A later call of such a plan probes again (`watched`): the next one at once, then one after a
-   second, two, four, and so on, `RETRIES` in all, a pair of probes each; never in a capture. Each
-   waits for the stream once. If that sees more, the plan goes on with a new table, at another
-   address; graphs keep the old one.
-4. When an observation is final, or the last attempt has failed, it stays. Plans that were made
-   before go through `watched` for ever, which compares two numbers; plans that are made later do
-   not.
+1. The first planned call that has a table probes: up to `TRIES` pairs of probes, until two agree.
+   If all SMs were free before and after, the observation is final.
+2. Otherwise the plan takes the best order available: by the observation, or down the columns, which
+   is also correct. The order of a plan is never changed in memory: running kernels and CUDA graphs
+   hold its address, and a launch that read half of each order would write wrong results. Every
+   order that was ever handed out is kept until the process ends.
+3. A later call of such a plan probes again (`watched`): the next call at once, then calls after one
+   second, two, four, and so on, `RETRIES` times in all, with a pair of probes each; never during a
+   capture. Each attempt waits for the stream once. If it observes more, the plan continues with a
+   new table at another address; graphs keep the old one.
+4. When an observation is final, or the last attempt has failed, it no longer changes. Plans that
+   were made before keep going through `watched`, which compares two numbers; later plans do not.
 
-Threads probe one at a time: probes would take SMs from each other. While another thread captures a
-CUDA graph they neither fail nor disturb it (`driver.relaxed_capture`).
+Threads probe one at a time, because concurrent probes would take SMs from each other. While another
+thread captures a CUDA graph, probes neither fail nor disturb the capture
+(`driver.relaxed_capture`).
 """
 
 import math
@@ -46,23 +47,23 @@ from ..core import tile_order
 from ..core.config import HopperConfig
 from . import smid_probe
 
-BAND = 4  # rows of tiles in a band: the sixteen of a GPC are about 4 x 4
-CLUSTER = 8  # CTAs of a cluster, as many as every Hopper GPU takes
-WAVES = 24  # waves of such clusters, whose CTAs end at different times: the SMs of a GPC mix
-TRIES = 5  # pairs of probes of a first attempt, with pauses from a millisecond on that double
-RETRIES = 10  # later attempts, with pauses from a second on that double
+BAND = 4  # rows of tiles in a band: the sixteen tiles of a GPC form about 4 x 4
+CLUSTER = 8  # CTAs per cluster, the most that every Hopper GPU supports
+WAVES = 24  # waves of clusters, whose CTAs end at different times, so that SMs of a GPC mix
+TRIES = 5  # pairs of probes in a first attempt, with pauses that double from a millisecond on
+RETRIES = 10  # later attempts, with pauses that double from a second on
 
 
 @dataclass
 class Observation:
-    """What is known of where the clusters of a launch run, for launches of one size in a context.
+    """Where the clusters of a launch run, for launches of one size in a context.
 
     sms: the first SM of each cluster, None where probes never agreed.
-    gpcs: the GPC of each SM that is known, named by the lowest SM of it.
-    version: counts the changes of the two.
+    gpcs: the GPC of each known SM, named by its lowest SM.
+    version: counts the changes of `sms` and `gpcs`.
     attempts: how often it was probed.
     due: when to probe again, on the clock of `time.monotonic`.
-    final: whether all SMs were free meanwhile, so that nothing can change.
+    final: whether all SMs were free during the probes, so that nothing can change.
     """
 
     sms: list[int] | None = None
@@ -73,21 +74,21 @@ class Observation:
     final: bool = False
 
     def locations(self) -> list[tuple[int, ...]]:
-        """Where each cluster runs, as what sorts by GPC, then by SM; SMs of an unknown GPC first,
-        so that they cut no GPC's run.
+        """Returns a sort key for the location of each cluster: by GPC, then by SM. SMs of an
+        unknown GPC come first, so that they do not interrupt the run of a GPC.
         """
         return [(sm in self.gpcs, self.gpcs.get(sm, sm), sm) for sm in self.sms or ()]
 
 
 class ContextMap:
-    """The SMs that a context has of a GPU.
+    """The SMs that a context may use on a GPU.
 
-    gpcs: the GPC of each SM that a cluster of eight ever had, named by the lowest SM that clusters
-        connect it with. Every probe adds to it, and none can be wrong.
+    gpcs: the GPC of each SM that a cluster of eight ever ran on, named by the lowest SM that
+        clusters connect it with. Every probe adds entries, and no entry can be wrong.
     complete: whether `gpcs` was seen while all SMs were free.
     observations: by cluster size and number of clusters.
 
-    Whoever probes holds `lock`.
+    A thread that probes holds `lock`.
     """
 
     def __init__(self) -> None:
@@ -101,16 +102,17 @@ _context_maps: dict[tuple[torch.device, int | None], ContextMap] = {}
 
 
 def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """int32 (clusters,): the tile of each cluster as row · columns + column, of a grid of cluster
-    tiles that all run at once. Where probes fail, with a warning, tiles go down the columns, as
-    they do without a table. Takes `tile_order.compiling`, which its caller must not hold.
+    """Returns the tile of each cluster, int32 (clusters,), as row · columns + column in a grid of
+    cluster tiles that all run at once. If probes fail, warns and assigns tiles down the columns,
+    which is the order without a table. Acquires `tile_order.compiling`, which the caller must not
+    hold.
     """
     return Placement(config, rows, columns, device).table
 
 
 class Placement:
-    """The `table` of a plan, in the context in which it was made, and whether there may be a better
-    one some day.
+    """The `table` of a plan in the context in which it was made, and whether a better table may
+    become available.
     """
 
     def __init__(self, config: HopperConfig, rows: int, columns: int, device: torch.device):
@@ -122,20 +124,20 @@ class Placement:
 
     @property
     def final(self) -> bool:
-        """Whether there will be no better table."""
+        """Whether no better table can become available."""
         return self.observation.final and self.observation.version == self.version
 
     @property
     def stale(self) -> bool:
-        """Whether it is time to probe again, or another plan has seen more."""
+        """Whether it is time to probe again, or another plan has observed more."""
         if self.observation.version == self.version and time.monotonic() < self.observation.due:
             return False
-        current = driver.context()  # None where the thread has none yet: it will get this one
+        current = driver.context()  # None in a thread that has no context yet; it will get this one
         same_context = self.context is None or current in (self.context, None)
         return same_context and not capturing(self.device)
 
     def renewed(self) -> torch.Tensor:
-        """The table by all that is known now."""
+        """Returns the table according to the current observation."""
         self.table = self._current_table()
         return self.table
 
@@ -154,8 +156,8 @@ class Placement:
 
 
 def watched(bind: Callable[[torch.Tensor], Launch], placement: Placement) -> Launch:
-    """The launch of a plan, which `bind` makes for a table: that of the placement's table where it
-    is final, else one that probes again from time to time, and goes on with a better table.
+    """Returns the launch of a plan, which `bind` makes for a table. If the placement's table is not
+    final, the launch probes again from time to time, and continues with a better table.
     """
     launch = bind(placement.table)
     if placement.final:
@@ -171,7 +173,9 @@ def watched(bind: Callable[[torch.Tensor], Launch], placement: Placement) -> Lau
 
 
 def assigned(tiles: Sequence[int], locations: Sequence[tuple[int, ...]]) -> list[int]:
-    """The tile of each cluster: neighbours among the tiles are neighbours by location."""
+    """Returns the tile of each cluster: clusters that are neighbours by location get neighbouring
+    tiles.
+    """
     clusters = sorted(range(len(tiles)), key=lambda cluster: locations[cluster])
     of_cluster = [0] * len(tiles)
     for tile, cluster in zip(tiles, clusters, strict=True):
@@ -182,8 +186,8 @@ def assigned(tiles: Sequence[int], locations: Sequence[tuple[int, ...]]) -> list
 def _observe(
     context_map: ContextMap, device: torch.device, cluster: int, clusters: int
 ) -> Observation:
-    """The observation of launches of one size, probed again if it is time; never raises for what
-    only costs speed. The caller holds the map's lock, and is in its context.
+    """Returns the observation for launches of one size, probed again if it is time. Never raises
+    for a failure that only costs speed. The caller holds the map's lock and is in its context.
     """
     seen = context_map.observations.setdefault((cluster, clusters), Observation())
     if time.monotonic() < seen.due or capturing(device):
@@ -193,7 +197,7 @@ def _observe(
         with driver.relaxed_capture():
             pairs = TRIES if seen.attempts == 1 else 1
             sms, all_free = _probe(context_map, device, cluster, clusters, pairs)
-    except Exception as error:  # whatever it is: for an order no product fails
+    except Exception as error:  # whatever it is, a product must not fail for its tile order
         if seen.attempts == 1:
             fallback.warn_once(
                 "tiles are assigned to SMs in the order of CTAs, and short calls take up to 1.7 "
@@ -213,8 +217,8 @@ def _observe(
 def _probe(
     context_map: ContextMap, device: torch.device, cluster: int, clusters: int, pairs: int
 ) -> tuple[list[int], bool]:
-    """The first SM of each cluster, and whether all SMs of the GPU were free before and after.
-    Raises RuntimeError where no two probes in a row agree, and as a launch does.
+    """Returns the first SM of each cluster, and whether all SMs of the GPU were free before and
+    after. Raises RuntimeError where no two consecutive probes agree, and the errors of a launch.
     """
     count = torch.cuda.get_device_properties(device).multi_processor_count
     free_before = _all_free(device, count)
@@ -230,12 +234,14 @@ def _probe(
 
 
 def _all_free(device: torch.device, count: int) -> bool:
-    """Whether a launch of as many CTAs as the GPU has SMs gets one each."""
+    """Returns whether a launch of as many CTAs as the GPU has SMs gets one SM per CTA."""
     return len(set(smid_probe.sm_of_each_cta(device, 1, count, jitter=False))) == count
 
 
 def _first_sms(device: torch.device, cluster: int, clusters: int, pairs: int) -> list[int]:
-    """The first SM of each cluster, which two probes in a row saw, of so many pairs of probes."""
+    """Returns the first SM of each cluster as soon as two consecutive probes agree, within `pairs`
+    pairs of probes.
+    """
     for attempt in range(pairs):
         first, second = (
             smid_probe.sm_of_each_cta(device, cluster, cluster * clusters, jitter=False)
@@ -245,11 +251,13 @@ def _first_sms(device: torch.device, cluster: int, clusters: int, pairs: int) ->
             return first[::cluster]
         if attempt + 1 < pairs:
             time.sleep(0.001 * 2**attempt)
-    raise RuntimeError("where clusters run differs from probe to probe: other work is on the GPU")
+    raise RuntimeError(
+        "clusters run on different SMs from probe to probe: the GPU is running other work"
+    )
 
 
 def connected(clusters: Sequence[Sequence[int]]) -> dict[int, int]:
-    """For each SM of these clusters the lowest SM that clusters connect it with."""
+    """Returns for each SM of these clusters the lowest SM that clusters connect it with."""
     parent = {sm: sm for cluster in clusters for sm in cluster}
 
     def root(sm: int) -> int:

@@ -1,5 +1,5 @@
-"""The config of `hopper.gemm` where none was tuned: among some tiles, clusters and partitions of K
-the one whose waves cost the fewest cycles by a model of a few lines.
+"""The default config of `hopper.gemm` where none was tuned. Among some tiles, clusters and
+partitions of K, it picks the one whose waves cost the fewest cycles by a simple model.
 """
 
 import functools
@@ -15,21 +15,21 @@ from ..core import tile_order
 from ..core.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig, gated_reason, promoted_reason
 from . import operand_copies
 
-# The model's constants. Those of a call's start and of GPC-local loads are from time stamps and
-# times of short calls (WORKLOG.md); the others are estimates.
-CALL_CYCLES = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
+# The model's constants. Those for the start of a call and for GPC-local loads come from time stamps
+# and times of short calls (WORKLOG.md); the others are estimates.
+CALL_CYCLES = 3500.0  # of a call besides its tiles: the first load 2000, the last store 1500
 TILE_CYCLES = 600.0  # between two tiles of a CTA
-REDUCE_CYCLES = 6000.0  # of partial sums that go through memory, beside their bytes
-REDUCE_BYTES = 20.0  # of partial sums in a cycle
-# Bytes of operands that reach an SM in a cycle:
-GPC_LOCAL_BYTES = 90.0  # in a call of one wave, in which the SMs of a GPC have neighbouring tiles
-SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs have partitions of K
+REDUCE_CYCLES = 6000.0  # of partial sums that go through memory, besides their bytes
+REDUCE_BYTES = 20.0  # bytes of partial sums per cycle
+# Bytes of operands that reach an SM per cycle:
+GPC_LOCAL_BYTES = 90.0  # in a call of one wave where the SMs of a GPC compute neighbouring tiles
+SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs compute partitions of K
 STEADY_BYTES = 40.0  # in a longer call
-MISALIGNED_BYTES = 30.0  # of rows that begin inside of cache lines: twice the requests, unmerged
-SM_FLOPS_PER_CLOCK = 4096  # of Hopper's tensor cores with 16-bit operands; an H20 has a quarter
-REACHED = 0.97  # of it, within a tile
-FEW_STAGES = 1.05  # times as long for tiles that fewer than four stages feed
-THREE_CONSUMERS = 1.03  # times as long for tiles of three consumers
+MISALIGNED_BYTES = 30.0  # for rows that begin inside cache lines: twice the requests, not merged
+SM_FLOPS_PER_CLOCK = 4096  # Hopper's tensor cores with 16-bit operands; an H20 has a quarter
+REACHED = 0.97  # the fraction of that rate that a tile reaches
+FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
+THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
 
 # tile_m, consumers, cluster_m, cluster_n, swap, and widths. Pingpong is left to tuning.
 _TILES = (
@@ -48,16 +48,16 @@ _VARIABLE_N_TILES = (
     (192, 3, 1, 2, range(192, 135, -8)),
     (256, 2, 1, 2, range(200, 127, -8)),
 )
-# Registers for setmaxnreg, for numbers of consumers that take other than the config's own.
+# Registers for setmaxnreg, for numbers of consumers that need other values than the base config.
 _REGISTERS = {1: (0, 0), 3: (32, 160)}
-_CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that share K
-_FEWEST_K_TILES = 4  # that a CTA should have
+_CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that divide K
+_FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _MOST_STAGES = 16
-FEW = 64  # rows or columns that may be better off as columns of the tile
+FEW = 64  # this few rows or columns may be faster as columns of the tile
 
 
 class _Gpu(NamedTuple):
-    """What the model knows of a GPU: its SMs, and the FLOP of one in a cycle."""
+    """A GPU in the model: its SMs, and the FLOP of one SM per cycle."""
 
     sms: int
     flop_per_cycle: float
@@ -67,11 +67,12 @@ class _Gpu(NamedTuple):
 def config(
     problem: Problem, sms: int, base: HopperConfig, sm_flops_per_clock: int = SM_FLOPS_PER_CLOCK
 ) -> HopperConfig:
-    """The config for a problem on a GPU of so many SMs, each of which does so many FLOP in a clock
-    on 16-bit operands; `base` has the fields that no rule sets.
+    """Returns the config for a problem on a GPU with `sms` SMs, each with a rate of
+    `sm_flops_per_clock` on 16-bit operands. `base` provides the fields that the heuristic does not
+    set.
 
-    A batch-invariant product walks K in one order: tiles and their shape, which the rule chooses by
-    M, leave bits as they are.
+    A batch-invariant product processes K in one order. The heuristic may still choose tiles and
+    their shape by M, because they do not change bits.
     """
     problem = operand_copies.aligned(problem)
     row_major = with_row_major_output(problem)[0]
@@ -110,7 +111,7 @@ def _candidates(
 def shaped(
     base: HopperConfig, tile_m: int, consumers: int, cluster_m: int, cluster_n: int
 ) -> HopperConfig:
-    """The config with these fields, and with registers for as many consumers."""
+    """Returns the config with these fields, and with the registers for this number of consumers."""
     default = (base.producer_registers, base.consumer_registers)
     producer_registers, consumer_registers = _REGISTERS.get(consumers, default)
     return replace(
@@ -125,12 +126,12 @@ def shaped(
 
 
 def swaps_of_any_column(problem: Problem) -> list[bool]:
-    """The values of `swap_ab` with which tiles may begin at any column, because B is stored by
-    columns; the better one first.
+    """Returns the values of `swap_ab` with which tiles may begin at any column, because B is stored
+    by columns; the better value first.
 
-    Where the rows of B are contiguous, a tile that does not begin at a multiple of 64 columns asks
-    for twice the cache lines (1280 nn on an H100: 17.3 µs, in 128 columns 8.8). The transpose of C
-    must leave by TMA, which stores 16 bits by columns, no fp32.
+    Where the rows of B are contiguous, a tile that does not begin at a multiple of 64 columns
+    requests twice the cache lines (1280 nn on an H100: 17.3 µs, in 128 columns 8.8). The transpose
+    of C must be stored by TMA, which can store 16-bit elements by columns, but not fp32.
     """
     row_major = with_row_major_output(problem)[0]
     in_granules = row_major.N % 8 == 0 and row_major.out[-2] % 8 == 0
@@ -144,7 +145,7 @@ def swaps_of_any_column(problem: Problem) -> list[bool]:
 
 
 def _partitioned(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[HopperConfig]:
-    """The config with partitions of K, where its tiles leave SMs without work."""
+    """Yields the config with partitions of K, where its tiles leave SMs without work."""
     for cluster_k in _CLUSTER_K:
         cut = replace(c, cluster_k=cluster_k)
         possible = (
@@ -160,15 +161,15 @@ def _partitioned(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Ite
 
 
 def _with_deep_k_tiles(c: HopperConfig, problem: Problem) -> HopperConfig:
-    """Small tiles take 128 terms a k tile, so that loads and barriers are half as many."""
+    """Gives small tiles k tiles of 128 terms, which halves the number of loads and barriers."""
     small = c.tile_m * c.tile_n < 64 * 128 and c.multicast_size == 1
     deep = small and problem.K >= 8 * 128 and "promoted" not in problem.formats
     return replace(c, tile_k=128) if deep else c
 
 
 def filled(c: HopperConfig) -> HopperConfig:
-    """The config with as many epilogue stages as help, and as many stages as fit beside them. Where
-    stages are few, one more counts for more than an epilogue stage.
+    """Returns the config with as many epilogue stages as help, and as many stages as still fit.
+    Where few stages fit, another stage is worth more than an epilogue stage.
     """
     epilogue_stage_bytes = c.consumers * SUBTILE_BYTES
     pipeline_bytes, epilogue_bytes = (
@@ -188,7 +189,7 @@ def filled(c: HopperConfig) -> HopperConfig:
 
 
 def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
-    """Cluster tiles of a call."""
+    """Returns the cluster tiles of a call."""
     if c.swap_ab:
         M, N = N, M
     rows, columns = tile_order.cluster_tiles(c, M, N)
@@ -198,15 +199,15 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
 def _cycles(
     c: HopperConfig, M: int, N: int, problem: Problem, gpu: _Gpu, cache_lines: tuple[int, int]
 ) -> float:
-    """The model: cycles of a call C[M, N] whose A and B have so many cache lines per row of 128
-    bytes (`l2.lines`).
+    """The model: returns the cycles of a call C[M, N] whose A and B take `cache_lines` cache lines
+    per 128 bytes of a row (`l2.lines`).
     """
     waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(gpu.sms, c.cluster))
     N_of_tiles = M if c.swap_ab else N
     tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
     products = 2 * c.tile_m * max(tile_n, 32) * problem.K / gpu.flop_per_cycle
     loads = _load_cycles(c, problem, waves, cache_lines[::-1] if c.swap_ab else cache_lines)
-    # Products and loads overlap: the longer of the two counts, and a little of the other.
+    # Products and loads overlap: the longer of the two counts, plus a little of the other.
     both: float = (products**3 + loads**3) ** (1 / 3)
     tile = both / (c.cluster_k * c.split_k) + TILE_CYCLES
     if c.cluster_k > 1:
@@ -223,8 +224,8 @@ def _cycles(
 def _load_cycles(
     c: HopperConfig, problem: Problem, waves: int, cache_lines: tuple[int, int]
 ) -> float:
-    """Cycles in which the operands of a tile reach its SM; `cache_lines` are those of the kernel's
-    A and B.
+    """Returns the cycles in which the operands of a tile reach its SM. `cache_lines` are those of
+    the kernel's A and B.
     """
     gpc_local = waves == 1 and not c.split
     multicast_bytes = SPLIT_BYTES if waves == 1 else STEADY_BYTES

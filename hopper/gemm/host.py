@@ -1,4 +1,5 @@
-"""The host side of `hopper.gemm`: what it takes, planning a launch, compiling ahead, inspection.
+"""The host side of `hopper.gemm`: supported problems, planning a launch, compiling ahead,
+inspection.
 
 A plan is a chain of frozen values:
 
@@ -25,8 +26,8 @@ from .variant import Rung, Variant, example_variant, variant_of
 
 
 def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
-    """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile`, `space` and
-    `remarks`. `config()` is the kernel's own.
+    """Returns what the kernel's module exports: `unsupported`, `plan`, `artifact`, `precompile`,
+    `space` and `remarks`. `config()` is the kernel's default config.
     """
     rung = Rung(gemm, traits, config())
     can_take = functools.partial(unsupported, gemm)
@@ -41,8 +42,8 @@ def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[
 
 
 def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None) -> str | None:
-    """Why the kernel cannot take this problem: what it needs, and what it was given. It takes any
-    strides.
+    """Returns why the kernel cannot compute this problem, or None. The message says what is needed
+    and what was given. All strides are supported.
     """
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
@@ -50,33 +51,35 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
         return reason
     if problem.epilogue.gated and operand_copies.aligned(problem).b[-1] == 1 and problem.N % 8:
         return (
-            "it takes gated pairs in multiples of 8 columns where b's rows are contiguous, and "
-            f"was given {problem.N}"
+            "it supports gated pairs in multiples of 8 columns where b's rows are contiguous, "
+            f"but was given {problem.N}"
         )
     return None if config is None else config_unsupported_reason(problem, config)
 
 
 def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | None:
-    """Why this problem cannot be computed with a config that other problems can."""
+    """Returns why this problem cannot be computed with a config that is valid for other problems,
+    or None.
+    """
     if problem.epilogue.gated and (reason := gated_reason(config)):
         return f"config: {reason}"
     if "promoted" in problem.formats and (reason := promoted_reason(config)):
         return f"config: {reason}"
     if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
-        return f"batch_invariant needs one order of K ({wanted}), but was given another"
+        return f"batch_invariant needs one order of K ({wanted}), but the config has another"
     k_tiles = -(-problem.K // config.tile_k)
     if k_tiles < config.cluster_k:
         return (
-            f"cluster_k is {config.cluster_k}, and K = {problem.K} has fewer k tiles of "
+            f"cluster_k is {config.cluster_k}, but K = {problem.K} has fewer k tiles of "
             f"{config.tile_k}"
         )
     return bounds.tiles(orient(problem, config)[0], config)
 
 
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
-    """Compiles or loads what the problem needs and returns its launch. The problem must be
-    supported. Raises ValueError where its own config is none for the problem.
+    """Compiles or loads the kernel for a supported problem, and returns its launch. Raises
+    ValueError where the default config does not suit the problem.
     """
     if config is None:
         config = own_config(rung, problem)
@@ -86,7 +89,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     variant = variant_of(
         rung, canonical.launch, canonical.transposed, config, grid, count.guaranteed
     )
-    # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
+    # Before compiling, which takes seconds: planning raises here while a CUDA graph is captured.
     schedule = tile_schedule(canonical.launch, config, grid, variant.traits, count)
     run = load(rung, variant)
     made = launcher(run, canonical, variant, schedule)
@@ -96,7 +99,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
 
 
 def own_config(rung: Rung, problem: Problem) -> HopperConfig:
-    """The config that the kernel takes where none is given. Raises ValueError where it is none for
+    """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
     sms = tile_order.clusters(problem.device, 0, 1)
@@ -108,8 +111,8 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
 
 @functools.cache
 def _sm_flops_per_clock(device: torch.device) -> int:
-    """What an SM of a device does in a clock on 16-bit operands; as an H100's where no table has
-    the device, or there is none.
+    """Returns the FLOP per clock of a device's SM on 16-bit operands; that of an H100 where no
+    table lists the device, or there is no device.
     """
     if not torch.cuda.is_available():
         return heuristic.SM_FLOPS_PER_CLOCK
@@ -118,13 +121,13 @@ def _sm_flops_per_clock(device: torch.device) -> int:
 
 
 def load(rung: Rung, variant: Variant) -> Callable[..., None]:
-    """The compiled kernel of a variant: from memory, from disk, or compiled now."""
+    """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
     return compile.load(variant, lambda: compile_variant(rung.gemm, variant))
 
 
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
-    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads
-    nothing on one.
+    """Compiles onto disk what `plan` would load for a supported problem. Needs no GPU, and loads
+    nothing onto one.
     """
     del arch
     variant = example_variant(rung, problem, config)
@@ -132,8 +135,8 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
 
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
-    """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none.
-    Arguments and errors are those of `hopper.core.compile.artifact`.
+    """Compiles what `plan` would launch for aligned operands and a row-major output on a GPU of 132
+    SMs; needs no GPU. The arguments and errors are those of `hopper.core.compile.artifact`.
     """
     return compile.artifact(
         "hopper.gemm",

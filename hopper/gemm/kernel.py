@@ -1,4 +1,6 @@
-"""`hopper.gemm` as it is launched: the host's part, the set-up of a CTA, the warps that load."""
+"""The kernel class of `hopper.gemm`: the host part of a launch, the set-up of a CTA, and the
+loading warps.
+"""
 
 from dataclasses import dataclass
 
@@ -34,7 +36,7 @@ from .tile_scheduler import FastDivmods, ScheduleParams, TileScheduler
 from .traits import KernelTraits, batch_last, split_gated
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
-BESIDE = 4  # stages' barriers, as much as split-K's words and barriers take
+BESIDE = 4  # as many stages' barriers as split-K's words and barriers take
 
 
 @dataclass(frozen=True)
@@ -63,63 +65,63 @@ class Config(hilbert.Config):
 
 
 class Gemm(tma_store.TmaStore):
-    """C = alpha A B + beta C, and the epilogue of `outblas.epilogue`.
+    """The production kernel: C = alpha A B + beta C, with the epilogue of `core.epilogue`.
 
     Warp roles (`WarpRole`), of a CTA of 1 + consumers warpgroups:
 
     =====================  ========================================================================
     warp 0, LOAD_A         loads A's k tiles, announces the bytes of every stage, loads the source
     warp 1, LOAD_B         loads B's k tiles
-    warps 2 and 3          give their registers away and end
+    warps 2 and 3          release their registers and exit
     warpgroups 1 to 3      consumers: wgmma, reduction along K, epilogue, stores
     =====================  ========================================================================
 
-    Consumers share a tile, 64 · n rows each; in pingpong each of two has tiles of its own.
+    Consumers share a tile, 64 · n rows each; in pingpong two consumers compute separate tiles.
 
     Timeline of LOAD_A and of LOAD_B, for each work tile of the CTA::
 
         for each k tile:
-            producer_acquire: wait for the phase of empty[s] before this one
+            producer_acquire: wait for the previous phase of empty[s]
             LOAD_A: arrive_and_expect_tx(full[s], bytes of A and B)
-            TMA load, which counts on full[s] of every CTA that receives it
+            TMA load, whose bytes count on full[s] of every CTA that receives them
         for each stage of the epilogue's source, if there is one:
             LOAD_A: producer_acquire, arrive_and_expect_tx, TMA loads
-        with a source: both meet at LOAD_WARPS, so LOAD_B knows that its stages were empty
+        with a source: both synchronise at LOAD_WARPS, so LOAD_B knows that its stages were empty
     after the last work tile, LOAD_A:
-        producer_tail: wait until every stage has been released, so that no peer arrives any more
+        producer_tail: wait until every stage has been released; after that no peer arrives
 
     Timeline of a consumer c, for each of its work tiles::
 
         pingpong:           wait at MMA_ORDER + c
         for each k tile:    consumer_wait: wait for this phase of full[s]
                             wgmma of stage s, left in flight
-                            wait for the group before, consumer_release of its stage
-        staggered tail:     before the last k tiles mma_tail, and this thread's TMA stores have left
-                            their buffers (in a single wave none are on their way, and a group may
-                            run on); wait at MMA_ORDER + c
-        pingpong, source:   wait until the whole source has landed
-        both of these:      arrive at MMA_ORDER + the number of the next consumer
+                            wait for the previous group, consumer_release of its stage
+        staggered tail:     before the last k tiles: mma_tail, wait until this thread's TMA stores
+                            have read their buffers (in a single wave there are none, and a group
+                            may stay in flight); wait at MMA_ORDER + c
+        pingpong, source:   wait until the whole source has arrived
+        staggered/pingpong: arrive at MMA_ORDER + the index of the next consumer
         mma_tail:           wait for all groups, consumer_release of the last stage
-        C over the stages:  meet at ALL_CONSUMERS, unless staggered: then a consumer writes where
-                            its own rows of A were, which no other reads
-        stream-K, large:    before mma_tail one thread looks how many have been counted; after it
-                            all meet at CONSUMER + c, and if all others have been, this one is
-                            last and neither writes nor counts
-        split-K:            write partial sums, meet at CONSUMER + c, count, meet again;
-                            only the one that came last goes on
+        C over the stages:  synchronise at ALL_CONSUMERS, unless staggered: then a consumer writes
+                            over its own rows of A, which no other consumer reads
+        stream-K, large:    before mma_tail one thread reads how many partitions have arrived; then
+                            all synchronise at CONSUMER + c, and if all others have arrived, this
+                            one is last and neither writes nor counts
+        split-K:            write partial sums, synchronise at CONSUMER + c, count, synchronise
+                            again; only the last to arrive continues
         cluster-K:          send partial sums to the peers, wait at landed[c], add,
                             arrive at free[c] of every peer
-        for each round of as many subtiles as there are buffers:
-            operations of the first subtile; of a source: consumer_wait, read, consumer_release
-            wait until the stores before have left their buffers, meet at CONSUMER + c
+        for each round, which fills every buffer with a subtile:
+            operations of the first subtile; with a source: consumer_wait, read, consumer_release
+            wait until earlier stores have read their buffers, synchronise at CONSUMER + c
             write this subtile, then the others of the round as they are computed; fence
-            meet at CONSUMER + c; one thread issues the TMA stores
+            synchronise at CONSUMER + c; one thread issues the TMA stores
 
-    Barriers. The pipeline's are waited for by the phase bit of a `PipelineState`; a new barrier
-    counts as being in phase 1, for stages begin empty:
+    Barriers. Waits on the pipeline's barriers use the phase bit of a `PipelineState`; a new barrier
+    counts as being in phase 1, because stages start empty:
 
     ================  ====================================  ======================  ===============
-    barrier           arrivals of a phase                   who waits               for which phase
+    barrier           arrivals per phase                    who waits               for which phase
     ================  ====================================  ======================  ===============
     full[s]           1: LOAD_A, and the bytes of TMA       consumers of the stage  state.phase
     empty[s]          one of each consumer of the stage in  LOAD_A, LOAD_B          state.phase ^ 1
@@ -130,15 +132,15 @@ class Gemm(tma_store.TmaStore):
     free[c]           cluster_k - 1: consumer c of each     consumer c, before it   that of the
                       peer, when it has read                sends again             iteration before
     CONSUMER + c      128 threads of consumer c             the same
-    MMA_ORDER + c     128 threads of the consumer before    128 of consumer c
+    MMA_ORDER + c     128 threads of the previous consumer  128 of consumer c
     LOAD_WARPS        64: LOAD_A and LOAD_B                 the same
     ALL_CONSUMERS     all consumers of the tile             the same
     ================  ====================================  ======================  ===============
 
-    MMA_ORDER begins with the last consumer, which lets the first one multiply. The arrivals that
-    are traced are compared with those of the pipeline's contract (`check_arrival_counts`).
+    MMA_ORDER starts with an arrival of the last consumer, which lets the first one multiply.
+    `check_arrival_counts` compares the traced arrivals with the pipeline's contract.
 
-    Which tile, or part of one, a CTA computes is decided by `tile_scheduler`.
+    `tile_scheduler` decides which tile, or part of a tile, a CTA computes.
     """
 
     pipeline_type = GroupPipeline
@@ -169,8 +171,8 @@ class Gemm(tma_store.TmaStore):
             return "phases is True, expected False: a rung of the ladder counts cycles"
         if config.stages > MAX_STAGES - BESIDE:
             return (
-                f"stages is {config.stages}, expected at most {MAX_STAGES - BESIDE}: other words "
-                "lie beside barriers"
+                f"stages is {config.stages}, expected at most {MAX_STAGES - BESIDE}: the "
+                "memory of the barriers also holds split-K's"
             )
         return invalid_reason(config)
 
@@ -180,7 +182,7 @@ class Gemm(tma_store.TmaStore):
 
     @property
     def epilogue_config(self):
-        """The config of what a CTA stores."""
+        """The config of the part of C that a CTA stores."""
         return self.config.epilogue_config(self.traits.gated)
 
     def cluster_coord(self, context: WarpContext) -> ClusterCoord:
@@ -203,8 +205,8 @@ class Gemm(tma_store.TmaStore):
         )
 
     def load_operands(self, a, b, major_a, major_b) -> list[TmaOperand]:
-        """Of gated pairs, a stage holds columns of B's first half, then as many of its second: B is
-        (N, K, 2).
+        """Host: prepares the arguments from which the kernel loads A and B. For gated pairs, a
+        stage holds columns of B's first half, then as many of its second: B is (N, K, 2).
         """
         operand_a, operand_b = super().load_operands(a, b, major_a, major_b)
         if not self.traits.gated:
@@ -248,18 +250,19 @@ class Gemm(tma_store.TmaStore):
     ):
         """Launches the kernel.
 
-        a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a transposed
-        product the last two of each change places. `table`: tiles in their order, int32, or None.
-        `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as the traits say; of gated
-        pairs they have 2 N columns as b has, but for the residual. `sums`, fp32, and `counters`,
-        int32 and 0: the workspace of split-K, or None. `clusters` at most are launched.
+        a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch. For a
+        transposed product the last two modes of each are exchanged. `table`: tiles in their order,
+        int32, or None. `addend`, `bias`, `residual`, `aux`: a vector, or a tensor like c, or None,
+        as the traits say; for gated pairs all but the residual have 2 N columns, as b has. `sums`,
+        fp32, and `counters`, int32 and 0: the workspace of split-K, or None. At most `clusters`
+        clusters are launched.
 
-        The signature is flat because the host calls it: a tuple among the arguments of a compiled
-        function costs more than a microsecond a call.
+        The signature is flat because a tuple among the arguments of a compiled function costs the
+        host more than a microsecond per call.
         """
         config, traits = self.config, self.traits
         a, c = batch_last(a, traits.transposed), batch_last(c, traits.transposed)
-        b = batch_last(b, not traits.transposed)  # (N, K), as wgmma and TMA name B
+        b = batch_last(b, not traits.transposed)  # (N, K): the shape of B for wgmma and TMA
         addend, bias, residual, aux, scale_a, scale_b = (
             t if t is None or cute.rank(t) == 1 else batch_last(t, traits.transposed)
             for t in (addend, bias, residual, aux, scale_a, scale_b)
@@ -295,7 +298,7 @@ class Gemm(tma_store.TmaStore):
 
     @cute.jit
     def make_schedule(self, a, c, table, partitions, clusters):
-        """Host: the schedule of A (M, K[, L]) and C (M, N[, L])."""
+        """Host: returns the schedule for A (M, K[, L]) and C (M, N[, L])."""
         config, traits = self.config, self.traits
         tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
         wide, columns = (
@@ -341,7 +344,7 @@ class Gemm(tma_store.TmaStore):
         block, _, _ = cute.arch.block_idx()
         cluster, table_entry = block // config.cluster, None
         if cutlass.const_expr(self.traits.ordered and self.traits.single_wave):
-            table_entry = schedule.table[cluster]  # 600 cycles away: asked for before all else
+            table_entry = schedule.table[cluster]  # takes 600 cycles, so it is loaded first
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == WarpRole.MMA:
             for atom in tma_atoms(operand_a, operand_b, epilogue_tma):
@@ -392,7 +395,7 @@ class Gemm(tma_store.TmaStore):
         pipeline.check_arrival_counts()
 
     def mma_operands(self, stages, dtype, majors, layout_a, layout_b) -> MmaOperands:
-        """A and B in the memory of the stages, as wgmma reads them."""
+        """Returns A and B in the memory of the stages, in the layout that wgmma reads."""
         config, words = self.config, cute.size_in_bytes(dtype, layout_a)
         check_stage_bytes(config, dtype, layout_a, layout_b)
         dtypes, layouts = (dtype, dtype), (layout_a, layout_b)
@@ -412,7 +415,9 @@ class Gemm(tma_store.TmaStore):
         )
 
     def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
-        """The pipeline over barriers in shared memory: `full` of each stage, then `empty`."""
+        """Returns the pipeline over barriers in shared memory: `full` of each stage, then
+        `empty`.
+        """
         config = self.config
         return self.pipeline_type(
             barriers,
@@ -426,7 +431,7 @@ class Gemm(tma_store.TmaStore):
         )
 
     def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> OperandLoads:
-        """How the CTA loads A; B is partitioned for each work tile."""
+        """Partitions the loads of A for the CTA; B is partitioned for each work tile."""
         config = self.config
         (_, multicast_a), (_, multicast_b) = self.load_operations()
         sA = smem_tensor(stages, dtype, operand_a.layout)
@@ -448,7 +453,9 @@ class Gemm(tma_store.TmaStore):
         return OperandLoads(operand_a.atom, tAsA, tAgA, target, sB, multicast_b)
 
     def make_epilogue(self, smem, mC, tensors, tma, stages):
-        """What the epilogue reads, and its source, or None. Allocates the buffers of C."""
+        """Returns the tensors of the epilogue, and its source or None. Allocates the buffers of
+        C.
+        """
         config, traits, dtype = self.epilogue_config, self.traits, mC.element_type
         sC = source = None
         if self.staged:
@@ -461,7 +468,7 @@ class Gemm(tma_store.TmaStore):
         return epilogue, source
 
     def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> TileScheduler:
-        """What decides about this CTA's work."""
+        """Returns the scheduler of this CTA's work."""
         return TileScheduler(
             params,
             cluster,
@@ -473,7 +480,7 @@ class Gemm(tma_store.TmaStore):
         )
 
     def source_stages(self, dtype) -> int:
-        """Stages in which the epilogue's source comes, of each tile."""
+        """Returns the number of stages for the epilogue's source of each tile."""
         if not self.traits.source:
             return 0
         return epilogue_load.stages_per_tile(self.config, self.epilogue_config, dtype)
@@ -505,8 +512,8 @@ class Gemm(tma_store.TmaStore):
 
     @cute.jit
     def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):
-        """One warp: all k tiles of A (LOAD_A) or of B (LOAD_B). LOAD_A announces the bytes of both,
-        and loads the epilogue's source.
+        """One warp: loads all k tiles of A (LOAD_A) or of B (LOAD_B). LOAD_A announces the bytes of
+        both, and loads the epilogue's source.
         """
         config, traits = self.config, self.traits
         loads_a = role == WarpRole.LOAD_A
@@ -530,7 +537,7 @@ class Gemm(tma_store.TmaStore):
 
 
 def tma_atoms(operand_a: TmaOperand, operand_b: TmaOperand, epilogue_tma: EpilogueTma | None):
-    """The atoms of all tensors that a call moves by TMA."""
+    """Returns the atoms of all tensors that a call moves by TMA."""
     atoms = [operand_a.atom, operand_b.atom]
     if epilogue_tma is not None:
         atoms += [epilogue_tma.c.atom, epilogue_tma.aux.atom, epilogue_tma.source.atom]
@@ -538,5 +545,5 @@ def tma_atoms(operand_a: TmaOperand, operand_b: TmaOperand, epilogue_tma: Epilog
 
 
 def smem_tensor(pointer, dtype, layout):
-    """A swizzled tensor in shared memory."""
+    """Returns a swizzled tensor in shared memory."""
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype), layout.outer)

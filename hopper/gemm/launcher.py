@@ -1,7 +1,7 @@
 """Launches a compiled `hopper.gemm` with a caller's tensors.
 
-What a call costs the host beside its launch is decided here, so a launch is a closure over what
-planning found, and what most calls do not need is wrapped around it only where a call needs it.
+This module determines the host's cost per call besides the launch itself. A launch is therefore a
+closure over the results of planning, and rarely needed steps wrap it only where a call needs them.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from .variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_vie
 
 @dataclass(frozen=True)
 class Launcher:
-    """A compiled kernel, and how a problem's tensors are handed to it.
+    """A compiled kernel, and the views of a problem's tensors that it takes.
 
     run: the compiled kernel. It takes A, B, C, the table of tiles, the tensors of the epilogue, the
         workspace's sums and counters, then split-K partitions, clusters, alpha and beta.
-    matrix_views: how A, B and C are handed over.
-    epilogue_views: how each of `EPILOGUE_TENSORS` is handed over, None for those that the call does
-        not have.
+    matrix_views: the views of A, B and C.
+    epilogue_views: the view of each of `EPILOGUE_TENSORS`, None for those that the call does not
+        have.
     """
 
     run: Callable[..., None]
@@ -38,7 +38,7 @@ class Launcher:
     epilogue_views: tuple[TensorView | None, ...]
 
     def bind(self, table: torch.Tensor | None) -> Launch:
-        """The function that launches the kernel with this table of tiles."""
+        """Returns the function that launches the kernel with this table of tiles."""
         canonical = self.canonical
         if self.is_plain:
             return self._plain_launch(table)
@@ -51,14 +51,16 @@ class Launcher:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a call is one launch on the caller's own A, B and C, without epilogue and
+        """Whether a call is one launch on the caller's own A, B and C, without an epilogue and a
         workspace.
         """
         needs_more = self.canonical.loops or any(self.canonical.copies) or self.schedule.workspace
         return not needs_more and bool(self.variant.traits.plain)
 
     def _plain_launch(self, table: torch.Tensor | None) -> Launch:
-        """Warm calls of matmul: `_launch` without what it looks up, in one frame."""
+        """Returns the launch for warm calls of matmul: `_launch` without its look-ups, in one
+        frame.
+        """
         run, swap, clusters = self.run, self.canonical.transposed, self.schedule.clusters
         (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
         nothing = (None,) * len(EPILOGUE_TENSORS)
@@ -85,8 +87,8 @@ class Launcher:
         return launch
 
     def _launch(self, table: torch.Tensor | None) -> Launch:
-        """One launch. Its operands are in the caller's order, but where the host loops over
-        batches: `_over_batches` has swapped them then.
+        """Returns the function for one launch. It takes operands in the caller's order, except
+        where the host loops over batches: `_over_batches` has already swapped them then.
         """
         run, clusters = self.run, self.schedule.clusters
         swap = self.canonical.transposed and not self.canonical.loops
@@ -130,7 +132,9 @@ class Launcher:
         return launch
 
     def _over_batches(self, launch: Launch) -> Launch:
-        """Launches once for each index of the batch dimensions that a launch does not walk."""
+        """Returns a function that launches once for each index of the batch dimensions that a
+        launch does not cover.
+        """
         canonical, product = self.canonical, self.canonical.product
         indices, batch_dim = list(canonical.batch_indices()), canonical.batch_dim
         matrices = zip(self.matrix_views, (product.a, product.b, product.out), strict=True)
@@ -158,7 +162,7 @@ class Launcher:
         return launch_each
 
     def _with_copies(self, launch: Launch) -> Launch:
-        """Copies the operands first that TMA cannot load."""
+        """Returns a function that first copies the operands that TMA cannot load."""
         given, aligned = self.canonical.given, self.canonical.aligned
         copy_a, copy_b = self.canonical.copies
         shape_a = (*given.batch, given.M, given.K)
@@ -182,7 +186,7 @@ def launcher(
     variant: Variant,
     schedule: TileSchedule,
 ) -> Launcher:
-    """The launcher of a compiled kernel for a problem."""
+    """Returns the launcher of a compiled kernel for a problem."""
     views = tuple(
         epilogue_tensor_view(canonical, variant.traits, name) for name in EPILOGUE_TENSORS
     )

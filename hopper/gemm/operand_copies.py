@@ -1,5 +1,5 @@
-"""Operands as TMA takes them: which it cannot stride over and are copied first, and how rows lie in
-cache lines of L2.
+"""Prepares operands for TMA: decides which operands TMA cannot load and must be copied first, and
+how rows lie in cache lines of L2.
 """
 
 from dataclasses import replace
@@ -12,12 +12,12 @@ from ...device import l2
 from ..core import host
 
 _LINE_ELEMENTS = LINE // 2
-_GRANULE = 8  # elements in TMA's 16 bytes
+_GRANULE = 8  # elements in the 16 bytes that TMA requires
 
 
 def needs_copy(problem: Problem) -> tuple[bool, bool]:
-    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride
-    of 1.
+    """Returns whether A and B are copied first. TMA needs 16-byte addresses and strides, and one
+    stride of 1.
     """
     return (
         not _tma_can_load(problem.M, problem.K, problem.a, problem.alignment[0]),
@@ -32,12 +32,14 @@ def _tma_can_load(rows: int, columns: int, strides: Strides, alignment: int) -> 
 
 
 def cache_lines_per_row(problem: Problem) -> tuple[int, int]:
-    """`l2.lines` of A and B as the kernel loads them, from copies where it makes some."""
+    """Returns `l2.lines` of A and B as the kernel loads them, or of their copies where it makes
+    some.
+    """
     return l2.lines(aligned(problem))
 
 
 def remarks(problem: Problem) -> list[str]:
-    """What a call costs beside the product, for people."""
+    """Returns remarks for the user about the costs of a call besides the product."""
     operands = zip(
         "ab",
         (problem.a, problem.b),
@@ -51,24 +53,24 @@ def remarks(problem: Problem) -> list[str]:
         if is_copied:
             copies.append(
                 f"{name} is copied first: TMA needs 16-byte addresses, one stride of 1 and others "
-                f"in multiples of 8, and {name} has strides {strides} at an address that is a "
+                f"in multiples of 8, but {name} has strides {strides} at an address that is a "
                 f"multiple of {alignment}"
             )
         if cache_lines > 1:
             requests.append(
-                f"{name} takes twice the requests to L2: its rows begin inside of lines of {LINE} "
-                "bytes"
+                f"{name} needs twice the requests to L2: its rows begin inside cache lines of "
+                f"{LINE} bytes"
             )
     return copies + requests
 
 
 def aligned(problem: Problem) -> Problem:
-    """The problem with the operands that are copied as their copies will be."""
+    """Returns the problem with copied operands in place of those that TMA cannot load."""
     return with_copies(problem, needs_copy(problem))
 
 
 def with_copies(problem: Problem, copies: tuple[bool, bool]) -> Problem:
-    """The problem with copies of A, of B, of both or of none."""
+    """Returns the problem with copies of A, of B, of both or of none."""
     copy_a, copy_b = copies
     if not (copy_a or copy_b):
         return problem
@@ -82,9 +84,9 @@ def with_copies(problem: Problem, copies: tuple[bool, bool]) -> Problem:
 
 
 def copy_strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Strides:
-    """Strides of the copy of an operand: columns contiguous if those of the operand are, else rows,
-    padded to whole cache lines, those shorter than one to 16 bytes. What is broadcast over the
-    batch stays so.
+    """Returns the strides of an operand's copy. Columns are contiguous if those of the operand are,
+    otherwise rows, padded to whole cache lines, or to 16 bytes if shorter than a line. An operand
+    that is broadcast over the batch stays so.
     """
     by_columns = strides[-2] == 1 and strides[-1] != 1
     length = rows if by_columns else columns
@@ -99,8 +101,8 @@ def copy_strides(problem: Problem, strides: Strides, rows: int, columns: int) ->
 
 
 def copy(t: torch.Tensor, shape: tuple[int, ...], source: Strides, target: Strides) -> torch.Tensor:
-    """The operand of this shape and strides `source` in memory of its own, with strides `target`;
-    batches that repeat are copied once.
+    """Copies an operand of this shape and strides `source` into new memory with strides `target`.
+    Repeated batches are copied once.
     """
     distinct = [
         1 if stride == 0 else extent for extent, stride in zip(shape[:-2], target[:-2], strict=True)

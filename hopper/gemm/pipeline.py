@@ -1,10 +1,10 @@
-"""The pipeline of `hopper.gemm`: that of a cluster, among the CTAs that load for each other, and
-short to begin and to end.
+"""The pipeline of `hopper.gemm`: the cluster pipeline, limited to the CTAs that load for each
+other, with a fast start and end.
 
-A call of a few µs waits for each of these. Four warps initialise the barriers; a stage that no
-other CTA fills is released without mapping an address; and a CTA ends when its own barriers say
-that no peer will arrive any more. A barrier of the whole cluster would say so too, behind a fence
-of the GPU's memory.
+Calls of a few µs notice each of these steps. Four warps initialise the barriers; a stage that no
+other CTA fills is released without mapping an address; and a CTA exits when its own barriers show
+that no peer will arrive again. A barrier of the whole cluster would show the same, but only after a
+GPU-wide memory fence.
 """
 
 from dataclasses import dataclass
@@ -21,24 +21,26 @@ from ..core.pipeline import PipelineState, jitter
 @dataclass(frozen=True)
 class GroupPipeline(cluster_multicast.ClusterPipeline):
     """`cluster` is the number of CTAs that load for each other, `first_rank` the rank of the first
-    of them. Arrivals are those of the parent. Two warps load, one of which announces the bytes of
-    both:
+    of them. The arrivals are those of the parent class. Two warps load; one of them announces the
+    bytes of both:
 
-    full[s], 1 arrival a phase:
+    full[s], 1 arrival per phase:
         warp LOAD_A arrives and announces the bytes of A and B (or those of the epilogue's source);
-        TMA subtracts them as they land, those that warp LOAD_B and peers load among them;
+        TMA subtracts the bytes as they arrive, including those that warp LOAD_B and peers load;
         the consumers wait for the phase, then read the stage.
-    empty[s], consumers that share a tile · cluster arrivals a phase:
+    empty[s], consumers that share a tile · cluster arrivals per phase:
         thread r of a consumer arrives at the barrier of CTA `first_rank` + r when the consumer has
         read its stage s;
-        both loading warps wait for the phase before, then load.
+        both loading warps wait for the previous phase, then load.
     """
 
     first_rank: Int32 | int = 0
 
     @cute.jit
     def init_barriers(self):
-        """The first warpgroup, before anyone waits: each warp a quarter of the stages."""
+        """Initialises the barriers. The first warpgroup calls it before any thread waits; each warp
+        initialises a quarter of the stages.
+        """
         counts = self.arrival_counts()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp < 4:
@@ -64,8 +66,9 @@ class GroupPipeline(cluster_multicast.ClusterPipeline):
 
     @cute.jit
     def producer_tail(self, state: PipelineState):
-        """Producer warp, after its last stage: waits until no peer will arrive here any more, so
-        that the CTA may end. What peers multicast into it, its consumers have waited for.
+        """Producer warp, after its last stage: waits until no peer will arrive here again, so that
+        the CTA may exit. Its consumers have already waited for everything that peers multicast into
+        it.
         """
         if cutlass.const_expr(self.cluster > 1):
             for _ in cutlass.range(self.stages, unroll=1):

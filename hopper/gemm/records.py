@@ -1,6 +1,6 @@
-"""Typed records of the device code of `hopper.gemm`. Those that the kernel takes as an argument are
-NamedTuples, which the DSL flattens; the others are built on the device and frozen (`core.records`
-says why).
+"""Typed records of the device code of `hopper.gemm`. Records that the kernel takes as arguments are
+NamedTuples, which the DSL flattens; the others are created on the device and frozen (`core.records`
+explains why).
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,18 @@ from .traits import KernelTraits
 
 # ---- arguments of the kernel
 class TmaTensor(NamedTuple):
-    """A TMA atom and its tensor of coordinates; None and None for a tensor that a call has not."""
+    """A TMA atom and its tensor of coordinates; both are None for a tensor that a call does not
+    have.
+    """
 
     atom: Any
     tensor: Any
 
 
 class EpilogueTma(NamedTuple):
-    """What TMA moves for the epilogue: stores of C and of aux, loads of the epilogue's source.
-    `subtile_layout` is that of one epilogue subtile in shared memory, `layout` that of all buffers,
-    (64, columns, BUFFER of all consumers).
+    """The TMA operations of the epilogue: stores of C and of aux, loads of the epilogue's source.
+    `subtile_layout` is the layout of one epilogue subtile in shared memory, `layout` that of all
+    buffers, (64, columns, BUFFER of all consumers).
     """
 
     c: TmaTensor
@@ -35,8 +37,8 @@ class EpilogueTma(NamedTuple):
 
 
 class EpilogueTensors(NamedTuple):
-    """Tensors of the epilogue that are read or written without TMA, None for those that a call has
-    not, and its two factors. `KernelTraits` says how each comes.
+    """The tensors of the epilogue that are read or written without TMA, None for those that a call
+    does not have, and its two factors. `KernelTraits` says how each tensor is accessed.
     """
 
     addend: Any
@@ -50,8 +52,8 @@ class EpilogueTensors(NamedTuple):
 
 
 class SplitKWorkspace(NamedTuple):
-    """Partial sums, fp32, and the counters of those who have written theirs, int32 and 0; None
-    without split-K and stream-K.
+    """The split-K workspace: partial sums, fp32, and counters of the consumers that have written
+    theirs, int32 and initially 0. None without split-K and stream-K.
     """
 
     sums: Any
@@ -61,9 +63,9 @@ class SplitKWorkspace(NamedTuple):
 # ---- on the device
 @dataclass(frozen=True)
 class ClusterCoord(records.ClusterCoord):
-    """`cta_k_in_cluster`: the part of K that this CTA has of its tile. The CTAs that load for each
-    other are neighbours: `multicast_base` is the rank of the first of them, `multicast_rank` this
-    CTA's number among them.
+    """`cta_k_in_cluster` is the partition of K that this CTA computes. The CTAs that load for each
+    other have consecutive ranks: `multicast_base` is the rank of the first of them,
+    `multicast_rank` this CTA's index among them.
     """
 
     cta_k_in_cluster: Any
@@ -73,9 +75,9 @@ class ClusterCoord(records.ClusterCoord):
 
 @dataclass(frozen=True)
 class MmaOperands:
-    """A and B in shared memory as wgmma reads them, (bM, bK, STAGE) and (bN, bK, STAGE), their
-    dtypes and major modes. TMA moves words of `word_dtype`: of fp8 that is a pair of values, and
-    the tensors are those of single ones.
+    """A and B in shared memory in the layout that wgmma reads, (bM, bK, STAGE) and (bN, bK, STAGE),
+    their dtypes and major modes. TMA moves words of `word_dtype`. For fp8 a word is a pair of
+    values, while these tensors hold single values.
     """
 
     sA: Any
@@ -87,10 +89,10 @@ class MmaOperands:
 
 @dataclass(frozen=True)
 class OperandLoads:
-    """How the CTA loads A and B.
+    """The loads of A and B by the CTA.
 
-    tAsA, tAgA: A as `tma_partition` made it, (TMA, STAGE) and (TMA, RestM, RestK[, L]). Tiles of B
-    may begin at any column, so B is partitioned for each work tile: `operand_b` and `sB` are whole,
+    tAsA, tAgA: A from `tma_partition`, (TMA, STAGE) and (TMA, RestM, RestK[, L]). Tiles of B may
+    begin at any column, so B is partitioned for each work tile: `operand_b` and `sB` are whole, and
     `multicast_b` CTAs load a part of the same tile.
     """
 
@@ -106,9 +108,9 @@ class OperandLoads:
 class Epilogue:
     """What the epilogue of every tile reads.
 
-    `config` is the config of what a CTA stores (`HopperConfig.stored`). mC: (M, N[, L]), of
-    `extents` (M, N) and `dtype`. `tma`, an EpilogueTma, and `sC`, (64, columns, BUFFER of all
-    consumers), are those through which C leaves; None where it leaves from registers.
+    `config` is the config of the part of C that a CTA stores (`HopperConfig.epilogue_config`). mC:
+    (M, N[, L]), of `extents` (M, N) and `dtype`. C is stored through `tma`, an EpilogueTma, and
+    `sC`, (64, columns, BUFFER of all consumers); both are None where C is stored from registers.
     """
 
     traits: KernelTraits
@@ -125,7 +127,7 @@ class Epilogue:
 class EpilogueSource:
     """The epilogue's source, an addend or a residual that TMA loads into stages of the pipeline.
     `stages` points to the memory of all stages; `config` is the kernel's, `epilogue_config` that of
-    what a CTA stores.
+    the part of C that a CTA stores.
     """
 
     tma: TmaTensor
@@ -139,10 +141,10 @@ class EpilogueSource:
 
 @dataclass(frozen=True)
 class SplitKReduction:
-    """Memory of split-K. Each consumer warpgroup of each CTA of a cluster has sums and counters of
-    its own: this one has number `unit` of `units`. `arrived`: shared memory in which a consumer's
-    first thread tells the others how many came before, int32 (consumers). `lane`: the thread's
-    number in its warpgroup.
+    """The split-K state of a consumer. Each consumer warpgroup of each CTA in a cluster has its own
+    sums and counters; this one has index `unit` of `units`. `arrived`: shared memory, int32
+    (consumers), in which a consumer's first thread tells the others how many partitions arrived
+    before. `lane`: the thread's index in its warpgroup.
     """
 
     workspace: SplitKWorkspace
@@ -154,8 +156,8 @@ class SplitKReduction:
 
 @dataclass(frozen=True)
 class ClusterReduction:
-    """Shared memory of a reduction within the cluster: where partial sums of peers land, and the
-    barriers, `landed` of each consumer, then `free` of each.
+    """The shared memory of a reduction within the cluster: the memory that receives peers' partial
+    sums, and the barriers, `landed` of each consumer, then `free` of each.
     """
 
     received: Any
@@ -166,10 +168,10 @@ class ClusterReduction:
 class Consumer:
     """A thread of a consumer warpgroup.
 
-    `index` is the warpgroup's number among the consumers. `warpgroup_in_tile` is its number among
-    those that share a tile (0 in pingpong, where each has its own), `thread_in_tile` the thread's
-    number among theirs. `writer` says how it writes C to shared memory, None where C leaves from
-    registers.
+    `index` is the warpgroup's index among the consumers. `warpgroup_in_tile` is its index among
+    those that share a tile (0 in pingpong, where each computes separate tiles), `thread_in_tile`
+    the thread's index among their threads. `writer` writes C to shared memory; it is None where C
+    is stored from registers.
     """
 
     index: Any
@@ -181,8 +183,8 @@ class Consumer:
 
 @dataclass(frozen=True)
 class TileMma:
-    """What a consumer computes tiles of one width with. `partial` has the accumulator of a single
-    stage where sums are promoted, else it is None.
+    """The instructions and registers with which a consumer computes tiles of one width. `partial`
+    has the accumulator of a single stage where fp8 sums are promoted; otherwise it is None.
     """
 
     width: int
@@ -192,9 +194,9 @@ class TileMma:
 
 @dataclass(frozen=True)
 class Cta:
-    """What all roles of a CTA read.
+    """The state that all roles of a CTA read.
 
-    `source`: an EpilogueSource, or None; it comes in `source_stages` stages of each tile.
+    `source`: an EpilogueSource, or None; it takes `source_stages` stages of each tile.
     `cluster_reduction`: a ClusterReduction, None without cluster_k.
     """
 

@@ -1,5 +1,5 @@
-"""How the tiles of a launch of `hopper.gemm` are shared out: how many there are, how many clusters
-are launched for them, in which order these take them.
+"""The schedule of a `hopper.gemm` launch: how many tiles there are, how many clusters are launched
+for them, and in which order the clusters compute them.
 """
 
 import math
@@ -17,7 +17,7 @@ from .traits import KernelTraits
 
 
 class WorkspaceSize(NamedTuple):
-    """The memory for partial sums of K: fp32 sums, and int32 counters."""
+    """The size of the workspace for partial sums of K: fp32 sums, and int32 counters."""
 
     floats: int
     counters: int
@@ -25,8 +25,8 @@ class WorkspaceSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The cluster tiles of a launch: a grid of `rows` × `columns` for each of `matrices`, each tile
-    cut along K in as many `partitions` as split_k says.
+    """The cluster tiles of a launch: `rows` × `columns` for each of `matrices`. Each tile is split
+    along K into `partitions`, according to split_k.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class TileGrid:
 
     @property
     def work_tiles(self) -> int:
-        """Partitions of all tiles: what clusters take one after the other."""
+        """The partitions of all tiles, which clusters process one after the other."""
         return self.tiles * self.partitions
 
 
@@ -52,8 +52,8 @@ class TileGrid:
 class ClusterCount:
     """How many clusters of a config a GPU runs at the same time.
 
-    resident: as many as the GPU has room for by what the driver says.
-    guaranteed: so many surely run at the same time, whichever GPCs they are given.
+    resident: as many as fit according to the driver.
+    guaranteed: the number that runs at the same time in any case, whichever GPCs are used.
     """
 
     resident: int
@@ -62,12 +62,13 @@ class ClusterCount:
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """The launch of a grid.
+    """The schedule with which a grid is launched.
 
     clusters: how many are launched.
-    workspace: the memory that they need for partial sums, None where each tile is one CTA's.
-    table: the order of the tiles on the GPU, int32, None where CTAs number them themselves.
-    placement: what may give a better table later (`gpc_placement`), None where `table` is final.
+    workspace: the memory that they need for partial sums, None where each tile is computed by one
+        CTA.
+    table: the order of the tiles on the GPU, int32, None where CTAs compute it themselves.
+    placement: may provide a better table later (`gpc_placement`), None where `table` is final.
     """
 
     grid: TileGrid
@@ -78,15 +79,15 @@ class TileSchedule:
 
 
 def tile_grid(problem: Problem, config: HopperConfig) -> TileGrid:
-    """The grid of a launch's problem (`CanonicalProblem.launch`)."""
+    """Returns the grid of a launch's problem (`CanonicalProblem.launch`)."""
     rows, columns = tile_order.cluster_tiles(config, problem.M, problem.columns)
     k_tiles = -(-problem.K // config.tile_k)
     return TileGrid(rows, columns, math.prod(problem.batch), min(config.split_k, k_tiles))
 
 
 def cluster_count(device: torch.device, config: HopperConfig) -> ClusterCount:
-    """What a GPU runs at the same time. Takes `tile_order.compiling`, which its caller must not
-    hold.
+    """Returns how many clusters a GPU runs at the same time. Acquires `tile_order.compiling`, which
+    the caller must not hold.
     """
     resident = tile_order.clusters(device, config.sms, config.cluster)
     sms = tile_order.clusters(device, config.sms, 1)
@@ -100,7 +101,7 @@ def tile_schedule(
     traits: KernelTraits,
     count: ClusterCount,
 ) -> TileSchedule:
-    """The schedule of a launch's problem; makes its table on the GPU."""
+    """Returns the schedule of a launch's problem; makes its table on the GPU."""
     launched = launched_clusters(problem, config, grid, count.resident)
     workspace = workspace_size(config, grid, launched)
     if not traits.ordered:
@@ -110,15 +111,16 @@ def tile_schedule(
             config, grid.rows * grid.matrices, grid.columns, problem.device
         )
         return TileSchedule(grid, launched, workspace, placement.table, placement)
-    # The table of "consecutive" depends on the number of clusters; those of other orders only end
-    # their rows elsewhere, and one for all resident clusters serves every launch.
+    # The table of "consecutive" depends on the number of clusters. With the other orders only the
+    # ends of the table's rows depend on it, so one table for all resident clusters serves every
+    # launch.
     width = launched if config.order == "consecutive" else count.resident
     table = tile_order.table(config, grid.rows, grid.columns, width, problem.device).view(-1)
     return TileSchedule(grid, launched, workspace, table)
 
 
 def launched_clusters(problem: Problem, config: HopperConfig, grid: TileGrid, resident: int) -> int:
-    """How many clusters are launched: no more than have work."""
+    """Returns how many clusters are launched: no more than have work."""
     k_tiles = -(-problem.K // config.tile_k)
     work = grid.tiles * k_tiles if config.stream_k else grid.work_tiles
     launched = min(resident, work)
@@ -126,8 +128,8 @@ def launched_clusters(problem: Problem, config: HopperConfig, grid: TileGrid, re
 
 
 def workspace_size(config: HopperConfig, grid: TileGrid, launched: int) -> WorkspaceSize | None:
-    """The memory in which CTAs leave partial sums of K, None where they have whole tiles. stream_k
-    cuts the tiles of the last wave alone.
+    """Returns the size of the memory for partial sums of K, or None where CTAs compute whole tiles.
+    With stream_k only the tiles of the last wave are split.
     """
     if not config.split:
         return None

@@ -14,7 +14,8 @@ from ..core.config import HopperConfig, compile_key, gated_reason
 from ..core.search_space import Unsupported, footprint_of
 from . import heuristic, operand_copies
 
-# tile_m, consumers, pingpong, in_flight: three consumers keep the tensor cores busy without
+# tile_m, consumers, pingpong, in_flight. Three consumers keep the tensor cores busy without groups
+# in flight, too.
 _TILES = (
     (64, 1, False, 1),
     (128, 2, False, 1),
@@ -36,16 +37,16 @@ _PARTITIONS = (
     (1, True, 1),
 )
 _WHOLE_TILES = _PARTITIONS[0]
-_MOST_ACCUMULATORS = 200  # registers of a thread; 208 spill where it has 232
-_FEW_OUTPUTS = 2048**2  # of a call that may be better off with k tiles of 128 terms
+_MOST_ACCUMULATORS = 200  # registers per thread; 208 spill where a thread has 232
+_FEW_OUTPUTS = 2048**2  # a call with this few outputs may be faster with k tiles of 128 terms
 
 
 def space(
     gemm: Any, base: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
 ) -> Space[HopperConfig]:
-    """The configs for a problem, its own being the rule's; the GPU's own limits are sm_90's, in
-    `invalid_reason`. Stages and epilogue stages are as many as fit, and no axes: they cost nothing
-    else.
+    """Returns the configs for a problem; the default is the heuristic's. The limits of the GPU are
+    those of sm_90, in `invalid_reason`. Stages and epilogue stages are no axes: as many as fit are
+    used, because they cost nothing but shared memory.
     """
     unsupported_reason = unsupported(problem)
     flops = machine.flops_per_sm_clock["bfloat16"]
@@ -70,8 +71,8 @@ def space(
 
 
 def _compile_key(config: HopperConfig) -> HopperConfig:
-    """`compile_key` for one problem, where `swap_ab` transposes the product, `gpc_local` asks for a
-    table where others have none, and `stagger` decides about the traits.
+    """Returns the `compile_key` for configs of one problem. Here `swap_ab` transposes the product,
+    `gpc_local` uses a table where others have none, and `stagger` changes the traits.
     """
     return replace(
         compile_key(config),
@@ -83,7 +84,9 @@ def _compile_key(config: HopperConfig) -> HopperConfig:
 
 @dataclass(frozen=True)
 class _Listed:
-    """The configs, made when they are iterated over: whoever looks up one of them needs none."""
+    """The configs, made lazily during iteration, because looking up a single config needs none of
+    them.
+    """
 
     base: HopperConfig
     problem: Problem
@@ -127,7 +130,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
 
 
 def _k_tiles(problem: Problem, partition: tuple[int, bool, int]) -> tuple[int, ...]:
-    """Terms of a k tile that are worth trying."""
+    """Returns the terms per k tile that are worth trying."""
     few_outputs = problem.M * problem.N <= _FEW_OUTPUTS
     cluster_k = partition[2]
     return (64, 128) if few_outputs and (partition == _WHOLE_TILES or cluster_k == 2) else (64,)
@@ -135,7 +138,9 @@ def _k_tiles(problem: Problem, partition: tuple[int, bool, int]) -> tuple[int, .
 
 @functools.lru_cache(maxsize=64)
 def _variable_widths(tile_m: int, M: int, N: int, sms: int) -> list[int]:
-    """Variable widths, the widest first of those whose tiles of so many rows fill waves best."""
+    """Returns the widths to try for tiles of variable width: those whose tiles, with tile_m rows,
+    fill waves best, the widest first.
+    """
     widest = min(256, _MOST_ACCUMULATORS * 256 // tile_m // 8 * 8)
     found = []
     for width in range(widest, 63, -8):
@@ -147,30 +152,34 @@ def _variable_widths(tile_m: int, M: int, N: int, sms: int) -> list[int]:
 
 
 def pruned_reason(c: HopperConfig, machine: Machine, problem: Problem) -> str | None:
-    """Why a config that can be built cannot be the fastest, or is another one under
-    another name.
+    """Returns why a config that can be built cannot be the fastest, or is equivalent to another
+    config; else None.
     """
     M, N = (problem.N, problem.M) if c.swap_ab else (problem.M, problem.N)
     return _pruned_tile(c, M, N) or _pruned_schedule(c, machine, problem, M, N)
 
 
 def _pruned_tile(c: HopperConfig, M: int, N: int) -> str | None:
-    """Why the tile, pipeline or cluster of a config cannot be the best for M rows and N columns."""
+    """Returns why the tile, pipeline or cluster of a config cannot be the best for M rows and N
+    columns, or None.
+    """
     if c.accumulator_registers > _MOST_ACCUMULATORS:
         return (
-            f"{c.accumulator_registers} accumulators a thread spill, expected at most "
+            f"{c.accumulator_registers} accumulators per thread spill, expected at most "
             f"{_MOST_ACCUMULATORS}"
         )
-    granule = 8 * c.cluster_k if c.cluster_k > 1 else 1  # that a width is a multiple of
+    granule = 8 * c.cluster_k if c.cluster_k > 1 else 1  # a width is a multiple of this
     narrower = any(N <= width < c.tile_n and width % granule == 0 for width in _WIDTHS)
     if c.tile_m >= M + 64 or narrower:
-        return f"tile is {c.tile_m}x{c.tile_n}, expected no larger than it takes to cover {M}x{N}"
+        return (
+            f"tile is {c.tile_m}x{c.tile_n}, expected a tile no larger than needed to cover {M}x{N}"
+        )
     if c.stages < 3:
-        return f"stages is {c.stages}, expected at least 3: products wait for loads"
+        return f"stages is {c.stages}, expected at least 3: products would wait for loads"
     if (c.cluster_m > 1 and c.tile_m >= M) or (c.cluster_n > 1 and c.tile_n >= N):
         return (
             f"a cluster of {c.cluster_m}x{c.cluster_n} for {M} rows and {N} columns, expected "
-            "one that is filled"
+            "a cluster without empty CTAs"
         )
     return None
 
@@ -178,14 +187,14 @@ def _pruned_tile(c: HopperConfig, M: int, N: int) -> str | None:
 def _pruned_schedule(
     c: HopperConfig, machine: Machine, problem: Problem, M: int, N: int
 ) -> str | None:
-    """Why the order of tiles, or the partitions of K, cannot be the best."""
+    """Returns why the order of tiles, or the partitions of K, cannot be the best, or None."""
     rows, columns = tile_order.cluster_tiles(c, M, N)
     tiles, resident = rows * columns, max(1, machine.sms // c.cluster)
     operand_bytes = (M + N) * problem.K * 2
     if c.order != "serpentine" and (tiles <= resident or operand_bytes <= machine.l2_bytes // 4):
         return (
-            f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {operand_bytes} bytes, "
-            "at once or held by L2"
+            f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {operand_bytes} bytes "
+            "run at once or fit in L2"
         )
     if c.split_k > 1 and (
         tiles * (c.split_k - 1) >= resident or c.split_k > problem.K // (2 * c.tile_k)
@@ -203,14 +212,14 @@ def _pruned_schedule(
             "fewer partitions of K"
         )
     if c.stream_k and (tiles <= resident or tiles % resident == 0):
-        return f"stream_k is True, expected False: {tiles} tiles make no wave that is partly filled"
+        return f"stream_k is True, expected False: {tiles} tiles leave no partly filled wave"
     if tiles <= resident and c.pingpong:
         return f"pingpong is True, expected False: {tiles} tiles run at once, and no CTA has two"
     return None
 
 
 def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -> Footprint:
-    """What a config does with a GPU, rows and columns being the problem's."""
+    """Describes the resources that a config uses on a GPU, in rows and columns of the problem."""
     N = problem.M if c.swap_ab else problem.N
     mean_tile_n = -(-N // tile_order.columns(c, N))
     as_computed = replace(

@@ -1,4 +1,4 @@
-"""A kernel that tells on which SM each of its CTAs runs, and its launch."""
+"""A kernel that reports on which SM each of its CTAs runs, and its launch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from cutlass.cute.runtime import make_fake_stream
 from ..core import compile
 
 SHARED = 200 * 1024  # bytes, so that an SM has one CTA at a time
-STAY = 20_000  # cycles of a CTA, by when all others run
+STAY = 20_000  # cycles that a CTA stays, by when all others are running
 
 
 class Probe:
-    """Each CTA writes the number of its SM, then stays: up to 8 times as long where
-    `jitter` is 1.
+    """Each CTA writes the index of its SM, then stays: up to 8 times as long where `jitter` is
+    1.
     """
 
     def __init__(self, cluster: int):
@@ -46,7 +46,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Variant:
-    """The compile of a probe."""
+    """The key of a compiled probe."""
 
     cluster: int
 

@@ -1,13 +1,14 @@
-"""Split-K: CTAs that share a tile along K write their partial sums to memory, and the one that ends
-last adds them all.
+"""Split-K: CTAs that share a tile along K write their partial sums to memory, and the last one to
+finish adds them all.
 
-It adds in the order of K, its own among them, so that the bits do not depend on who was last.
-Nobody waits for anyone: a counter says who is last, who sets it back to 0 for the next call. A
-consumer warpgroup shares its part of a tile with the same warpgroup of the other CTAs, and has
-counters and sums of its own.
+It adds in the order of K, its own sums included, so the bits do not depend on which CTA was last.
+No CTA waits for another: a counter shows which one is last, and the last one resets it to 0 for the
+next call. A consumer warpgroup shares its part of a tile with the same warpgroup of the other CTAs,
+and has its own counters and sums.
 
-Large tiles keep their own sums in registers while they add the others'. With stream-K, whoever
-sees before its last products end that all others have arrived does not even write its own.
+For large tiles, the last CTA keeps its own sums in registers while it adds the others'. With
+stream-K, a CTA that sees, before its last products end, that all others have arrived does not even
+write its own sums.
 """
 
 import cutlass
@@ -21,23 +22,26 @@ from ..core.roles import sync_consumer
 from .records import Consumer, SplitKReduction
 from .tile_scheduler import KPartition
 
-AHEAD = 8  # partitions of small tiles whose sums are on their way at the same time
-VECTOR = 4  # floats that a thread writes at once; those of a warpgroup lie side by side
-FEW = 2  # vectors of sums for which there are registers beside an accumulator
+AHEAD = 8  # partitions of small tiles whose sums are loaded at the same time
+VECTOR = 4  # floats that a thread writes at once; the vectors of a warpgroup are contiguous
+FEW = 2  # vectors of sums for which registers remain besides an accumulator
 
 
 def keeps_own(registers: int) -> bool:
-    """Whether the last to arrive adds its own sums from its registers: reading them back costs as
-    much as reading a partition, which of small tiles is little, and all loads are on their way at
-    once. `registers`: the accumulators that a thread has in the widest tile.
+    """Returns whether the last to arrive adds its own sums from its registers.
+
+    Reading them back costs as much as reading another partition. For small tiles that is little,
+    and then all loads can be issued at once. `registers`: the accumulators that a thread has in the
+    widest tile.
     """
     return registers > AHEAD * VECTOR
 
 
 def opaque(value):
-    """The value, kept in a register. Compilers read a thread's index again where registers are few,
-    and then no longer see that the threads of a warp go the same way: each wgmma and each TMA
-    store of the kernel gets its operands from vector registers.
+    """Returns the value in a register that compilers cannot recompute. Where registers are scarce,
+    compilers read a thread's index again, and then no longer see that the threads of a warp take
+    the same path: each wgmma and each TMA store of the kernel would get its operands from vector
+    registers.
     """
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
@@ -46,10 +50,10 @@ def opaque(value):
 
 @cute.jit
 def look_ahead(reduction: SplitKReduction, partition: KPartition):
-    """How many partitions have arrived so far, as the consumer's first thread sees it; 0 for other
-    threads and for tiles that are not split. It acquires what those partitions have written.
+    """Returns how many partitions have arrived so far, in the consumer's first thread; 0 in other
+    threads and for tiles that are not split. Acquires what those partitions have written.
 
-    It runs while the last products do, which hides the way to the counter and back.
+    It runs during the last products, which hides the latency of the counter.
     """
     seen = Int32(0)
     if reduction.lane == 0 and partition.total > 1:
@@ -67,11 +71,12 @@ def reduce(
     registers: cutlass.Constexpr,
     seen,
 ):
-    """One consumer: leaves its accumulator with the others'. Returns whether it ended last, and
-    holds the sum then. `registers`: the accumulators that a thread has in the widest tile. `seen`:
-    what `look_ahead` returned, None where nothing did.
+    """One consumer: adds its accumulator to those of the other partitions. Returns whether it
+    finished last; if so, its accumulator holds the sum.
 
-    Who has seen that all others have arrived is last, and need not write: nobody else will read.
+    `registers`: the accumulators that a thread has in the widest tile. `seen`: the result of
+    `look_ahead`, None where that was not called. A consumer that has seen that all others have
+    arrived is the last. It need not write its sums, because no other consumer will read them.
     """
     stride = registers * WARPGROUP
     if cutlass.const_expr(seen is None):
@@ -93,7 +98,7 @@ def reduce(
 
 @cute.jit
 def sync_consumer_any(index, condition):
-    """Waits for the 128 threads of consumer warpgroup `index`. Returns whether the condition is
+    """Synchronises the 128 threads of consumer warpgroup `index`. Returns whether the condition is
     true for any of them.
     """
     found = cute.arch.inline_ptx(
@@ -113,10 +118,11 @@ def leave_partial(
     partition: KPartition,
     stride: cutlass.Constexpr,
 ):
-    """Writes the accumulator and counts it. Returns whether all others had been counted before.
+    """Writes the accumulator and counts this partition. Returns whether all others had been counted
+    before.
 
-    The sums are written, the barrier of the warpgroup follows, and one thread counts for all of
-    them; after the next barrier whoever is last reads, past L1.
+    All threads write their sums, synchronise at the warpgroup's barrier, and one thread counts for
+    all of them. After the next barrier the last consumer reads, bypassing L1.
     """
     write_partial(reduction, consumer, acc, partition, stride)
     sync_consumer(consumer.index)
@@ -143,16 +149,17 @@ def write_partial(
 
 
 def counter_index(reduction: SplitKReduction, partition: KPartition):
-    """The counter of this warpgroup's part of the tile."""
+    """Returns the index of the counter for this warpgroup's part of the tile."""
     return partition.split_tile * reduction.units + reduction.unit
 
 
 @cute.jit
 def count_arrival(reduction: SplitKReduction, consumer: Consumer, partition: KPartition):
-    """The consumer's first thread counts it, and tells the others how many came before.
+    """The consumer's first thread counts this partition, and tells the others how many arrived
+    before.
 
-    The first fence makes what all threads wrote before the warpgroup's barrier visible to the GPU
-    ahead of the count; the second one orders the count before what is read after the next barrier.
+    The first fence makes all writes before the warpgroup's barrier visible to the GPU before the
+    count; the second one orders the count before the reads after the next barrier.
     """
     arrived = reduction.arrived
     if reduction.lane == 0:
@@ -175,7 +182,9 @@ def add_partials(
     partition: KPartition,
     stride: cutlass.Constexpr,
 ):
-    """The accumulator becomes the sum of all partitions, in the order of K. All are read."""
+    """Replaces the accumulator by the sum of all partitions, in the order of K. All of them are
+    read from the workspace.
+    """
     acc.fill(0.0)
     count = cute.size(acc) // VECTOR
     for p in cutlass.range(partition.total, unroll=AHEAD if count <= AHEAD else 1):
@@ -189,12 +198,12 @@ def add_other_partials(
     partition: KPartition,
     stride: cutlass.Constexpr,
 ):
-    """The accumulator, which holds this partition's sums, becomes the sum of all partitions, in the
-    order of K. The others are read.
+    """Replaces the accumulator, which holds this partition's sums, by the sum of all partitions, in
+    the order of K. Only the others are read from the workspace.
 
-    Those before this one are added up first; a sum of two terms does not depend on which of them
-    comes first, so a single one is added as it comes, and several a few vectors at a time. Those
-    after it are added to the accumulator.
+    Partitions before this one are added up first. A sum of two terms does not depend on their
+    order, so a single earlier partition is added directly, several a few vectors at a time. Later
+    partitions are added to the accumulator.
     """
     count, place = cute.size(acc) // VECTOR, partition.workspace_index
     if partition.index == 1:
@@ -220,8 +229,9 @@ def add_partial(
     stride: cutlass.Constexpr,
     first: cutlass.Constexpr = False,
 ):
-    """Adds to `sums` as many vectors, from `start` on, of the partition in this place. `first`: it
-    is the tile's first one, which comes before the sums and is added to 0 itself.
+    """Adds vectors of the partition in this place to `sums`: as many as `sums` has, from `start`
+    on. `first`: it is the tile's first partition, which comes before the sums and is itself added
+    to 0.
     """
     place = partition_index * reduction.units + reduction.unit
     atom = cute.make_copy_atom(
@@ -239,7 +249,7 @@ def add_partial(
 
 
 def partial_vector(reduction: SplitKReduction, offset):
-    """A vector of the partial sums, as a tensor."""
+    """Loads a vector of the partial sums as a tensor."""
     start = reduction.workspace.sums.iterator + offset
     aligned = cute.make_ptr(Float32, start.toint(), start.memspace, assumed_align=16)
     return cute.make_tensor(aligned, VECTOR)

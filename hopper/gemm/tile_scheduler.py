@@ -1,10 +1,11 @@
-"""Which part of the product a cluster computes at each of its steps.
+"""Determines which part of the product a cluster computes at each of its steps.
 
-Tiles of C are numbered by a table, an order made by the host, or down the columns of the grid.
-Where each cluster has one tile, of any matrix, its entry of that table is `table_entry`. If K is
-not split, cluster c has tiles c, c + clusters, and so on. With `split_k` the partitions of a tile
-count as tiles do. With `stream_k` the tiles that fill no whole wave are one long row of k tiles, of
-which every cluster has an equal part: partitions of one or two tiles, after its whole ones.
+Tiles of C are numbered by a table, whose order the host makes, or down the columns of the grid.
+Where each cluster has one tile, of any matrix, `table_entry` is its entry of the table. If K is not
+split, cluster c computes tiles c, c + clusters, and so on. With `split_k` the partitions of tiles
+are distributed in the same way. With `stream_k` the k tiles of all tiles that fill no whole wave
+form one sequence. Every cluster computes an equal part of it after its whole tiles, as partitions
+of one or two tiles.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from cutlass import Int32
 
 
 class FastDivmods(NamedTuple):
-    """The numbers that tiles are divided by, prepared by the host: a division by anything else is
-    30 instructions in a row, and the first load waits for two. `line`: tiles side by side in the
-    order in which they are numbered; `matrix`: tiles of one matrix.
+    """The divisors for tile numbers, prepared by the host. A division by any other number is a
+    chain of 30 instructions, and the first load waits for two divisions. `line`: tiles side by side
+    in the order in which they are numbered; `matrix`: tiles of one matrix.
     """
 
     line: Any
@@ -30,10 +31,10 @@ class FastDivmods(NamedTuple):
 class ScheduleParams(NamedTuple):
     """The schedule of a launch, made by the host.
 
-    `divmods` divide quickly. `tiles` are those of all matrices, `k_tiles` those of one tile.
-    `wide_columns`: of a variable tile N, how many columns of tiles have the greater width. `table`:
-    the tiles in their order, int32, or None. `partitions`: split-K partitions of a tile.
-    `clusters`: those that are launched.
+    `divmods` divide quickly. `tiles` is the number for all matrices, `k_tiles` the number per tile.
+    `wide_columns`: with a variable tile N, how many columns of tiles have the larger width.
+    `table`: the tiles in their order, int32, or None. `partitions`: split-K partitions per tile.
+    `clusters`: the number of launched clusters.
     """
 
     divmods: Any
@@ -46,8 +47,8 @@ class ScheduleParams(NamedTuple):
 
 
 class KPartition(NamedTuple):
-    """Part of the K of a tile: `count` k tiles from `begin` on. It is partition `index` of
-    `total` of the `split_tile`-th tile that is split; the partial sums of that tile's first
+    """A part of the K of a tile: `count` k tiles from `begin` on. It is partition `index` of
+    `total` in the `split_tile`-th tile that is split; the partial sums of that tile's first
     partition lie at `workspace_index`.
     """
 
@@ -60,7 +61,7 @@ class KPartition(NamedTuple):
 
 
 class WorkTile(NamedTuple):
-    """What a CTA computes at one step: row tile `m`, the columns from `column` on of one matrix of
+    """The work of a CTA at one step: row tile `m`, the columns from `column` on in one matrix of
     the batch, and the `partition` of K. `narrow`: 1 if the tile has the smaller of the two widths.
     """
 
@@ -73,9 +74,10 @@ class WorkTile(NamedTuple):
 
 @dataclass(frozen=True)
 class TileScheduler:
-    """What decides about a CTA's work. `cluster`: the number of its cluster. `coord`: where it
-    stands in it. `table_entry`: the cluster's tile, where that is its only one, else None.
-    `columns`: columns of C from one tile to the next. `batched`, `single_wave`: as `KernelTraits`.
+    """The inputs of a CTA's scheduling. `cluster`: the index of its cluster. `coord`: its position
+    in the cluster. `table_entry`: the cluster's tile, if the cluster has only one, else None.
+    `columns`: columns of C from one tile to the next. `batched`, `single_wave`: as in
+    `KernelTraits`.
     """
 
     params: ScheduleParams
@@ -89,7 +91,7 @@ class TileScheduler:
 
 @cute.jit
 def work_tile_count(scheduler: TileScheduler, config: cutlass.Constexpr):
-    """How many work tiles the cluster has."""
+    """Returns the number of work tiles of the cluster."""
     params = scheduler.params
     if cutlass.const_expr(scheduler.single_wave):
         return 1
@@ -106,13 +108,15 @@ def work_tile_count(scheduler: TileScheduler, config: cutlass.Constexpr):
 
 @cute.jit
 def stream_clusters(params: ScheduleParams):
-    """Clusters that have a part of the row of k tiles: all, or as many as there are k tiles."""
+    """Returns the number of clusters that have a part of stream-K's sequence of k tiles: all, or as
+    many as there are k tiles.
+    """
     return cutlass.min(params.clusters, params.tiles % params.divmods.clusters * params.k_tiles)
 
 
 @cute.jit
 def stream_begin(params: ScheduleParams, cluster):
-    """Where a cluster's part begins in the row of k tiles of the tiles that fill no wave."""
+    """Returns where a cluster's part begins in stream-K's sequence of k tiles."""
     count = stream_clusters(params)
     begin = Int32(0)
     if count > 0:
@@ -123,7 +127,7 @@ def stream_begin(params: ScheduleParams, cluster):
 
 @cute.jit
 def current_work(scheduler: TileScheduler, config: cutlass.Constexpr, step):
-    """The work of the cluster's step `step`, for this CTA."""
+    """Returns this CTA's work at the cluster's step `step`."""
     params = scheduler.params
     index = step * params.clusters + scheduler.cluster
     partition = KPartition(Int32(0), params.k_tiles, Int32(0), Int32(1), Int32(0), Int32(0))
@@ -138,8 +142,8 @@ def current_work(scheduler: TileScheduler, config: cutlass.Constexpr, step):
 
 @cute.jit
 def stream_k_work(scheduler: TileScheduler, index, partition: KPartition, step):
-    """The number of the tile, and the part of its K, with stream-K. `index` and `partition` are
-    those of a whole tile.
+    """Returns the index of the tile and its partition of K, with stream-K. `index` and `partition`
+    are those of a whole tile.
     """
     params = scheduler.params
     whole = params.tiles // params.divmods.clusters
@@ -155,7 +159,8 @@ def stream_k_work(scheduler: TileScheduler, index, partition: KPartition, step):
         # The clusters that have the tile's first and its last k tile.
         begins_in = ((low + 1) * count_of + row - 1) // row - 1
         ends_in = ((low + params.k_tiles) * count_of + row - 1) // row - 1
-        # Tile after tile, cluster after cluster: no two partitions have one place for their sums.
+        # Every next tile or cluster moves the index on, so no two partitions share a place for
+        # their sums.
         workspace_index = begins_in + split_tile
         partition = KPartition(
             begin,
@@ -171,7 +176,7 @@ def stream_k_work(scheduler: TileScheduler, index, partition: KPartition, step):
 
 @cute.jit
 def cluster_k_partition(scheduler: TileScheduler, config: cutlass.Constexpr, partition: KPartition):
-    """The part of K that this CTA of the cluster has of every tile."""
+    """Returns the partition of K that this CTA of the cluster computes in every tile."""
     part, k_tiles = scheduler.coord.cta_k_in_cluster, scheduler.params.k_tiles
     begin = part * k_tiles // config.cluster_k
     count = (part + 1) * k_tiles // config.cluster_k - begin
@@ -180,7 +185,9 @@ def cluster_k_partition(scheduler: TileScheduler, config: cutlass.Constexpr, par
 
 @cute.jit
 def split_k_work(params: ScheduleParams, index):
-    """The number of the tile, and the partition of its K, where partitions count as tiles do."""
+    """Returns the index of the tile and its partition of K, for the `index`-th partition of all
+    tiles.
+    """
     tile, part = divmod(index, params.divmods.partitions)
     begin = part * params.k_tiles // params.divmods.partitions
     count = (part + 1) * params.k_tiles // params.divmods.partitions - begin
@@ -190,7 +197,7 @@ def split_k_work(params: ScheduleParams, index):
 
 @cute.jit
 def tile_coord(scheduler: TileScheduler, config: cutlass.Constexpr, index, partition: KPartition):
-    """The work tile of this CTA in the cluster's tile number `index`."""
+    """Returns the work tile of this CTA in cluster tile `index`."""
     params, coord = scheduler.params, scheduler.coord
     matrix = Int32(0)
     if cutlass.const_expr(scheduler.table_entry is not None):

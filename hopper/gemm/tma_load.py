@@ -1,5 +1,5 @@
-"""How k tiles come into the pipeline: one warp loads A, another B, for each TMA load keeps a warp
-busy for 150 cycles.
+"""Loads k tiles into the pipeline. One warp loads A and another B, because each TMA load keeps a
+warp busy for 150 cycles.
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from .tile_scheduler import WorkTile
 
 
 class WorkTileLoad(NamedTuple):
-    """An operand of one work tile: its TMA atom; the shared tensor (TMA, STAGE) and the global
-    tensor (TMA, RestK) of each part of its k tiles; the mask of the CTAs that receive it.
+    """An operand of one work tile: its TMA atom; for each part of its k tiles the shared tensor
+    (TMA, STAGE) and the global tensor (TMA, RestK); the mask of the CTAs that receive it.
     """
 
     atom: Any
@@ -26,7 +26,7 @@ class WorkTileLoad(NamedTuple):
 
 
 def work_tile_load_a(cta: Cta, work: WorkTile) -> WorkTileLoad:
-    """The rows of A that this CTA loads of a work tile."""
+    """Returns the load of this CTA's rows of A for a work tile."""
     loads = cta.loads
     source = (
         loads.tAgA[None, work.m, None, work.matrix]
@@ -37,15 +37,17 @@ def work_tile_load_a(cta: Cta, work: WorkTile) -> WorkTileLoad:
 
 
 def work_tile_load_b(cta: Cta, work: WorkTile) -> WorkTileLoad:
-    """The columns of B that this CTA loads of a work tile; of gated pairs those of either half."""
+    """Returns the load of this CTA's columns of B for a work tile; for gated pairs, of columns in
+    both halves.
+    """
     return WorkTileLoad(
         cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), cta.coord.mask_b
     )
 
 
 def partition_columns(cta: Cta, column, matrix):
-    """B's k tiles from `column` on, in shared and in global memory, as `tma_partition` makes them;
-    one pair for each half of gated pairs.
+    """Returns B's k tiles from `column` on, in shared and in global memory, from `tma_partition`;
+    for gated pairs one pair of tensors per half.
     """
     loads, parts = cta.loads, 2 if cta.traits.gated else 1
     box = (cta.config.stage_n // parts, cta.config.tile_k)
@@ -78,9 +80,9 @@ def load_k_tiles(
     backwards,
     announces: cutlass.Constexpr,
 ):
-    """One warp: `count` k tiles of an operand from k tile `begin` on, the last first where
+    """One warp: loads `count` k tiles of an operand from k tile `begin` on, in reverse order where
     `backwards` is 1. Returns the state after the last. `announces`: this warp announces how many
-    bytes will land in a stage, of either operand.
+    bytes of both operands will arrive in a stage.
     """
     for i in cutlass.range(count, unroll=1):
         pipeline.producer_acquire(state)

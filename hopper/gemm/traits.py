@@ -1,4 +1,6 @@
-"""What a compile of `hopper.gemm` fixes of a call, and its tensors as the kernel views them."""
+"""The traits of a call that are fixed when `hopper.gemm` is compiled, and the kernel's views of its
+tensors.
+"""
 
 from dataclasses import dataclass
 
@@ -7,32 +9,33 @@ import cutlass.cute as cute
 
 @dataclass(frozen=True)
 class KernelTraits:
-    """What one compile of `hopper.gemm` fixes of a call, beside its config and its dtypes.
+    """The traits of a call that one compile of `hopper.gemm` fixes, besides its config and its
+    dtypes.
 
     How C is written
         width: neighbouring elements of C that can be written at once (1, 2, or 16 bytes of them).
         by_columns: columns of C are contiguous, not rows.
-        staged: TMA can store C, so it leaves through shared memory.
-        transposed: tensors come as those of C^T = B^T A^T.
+        staged: TMA can store C, so it is stored through shared memory.
+        transposed: tensors are passed as those of C^T = B^T A^T.
         batched: there is a batch dimension L.
 
     How tiles are scheduled
         ordered: a table numbers the tiles: those of all matrices in a single wave, else of one.
         single_wave: no cluster has more than one work tile.
-        staggered_tail: of the consumers that share a tile, each multiplies the tile's last k tiles
-            after the one before, which stores its part meanwhile.
+        staggered_tail: consumers that share a tile multiply its last k tiles one after the other;
+            each stores its part while the next one multiplies.
 
-    The epilogue (`outblas.epilogue`); "" stands for a tensor that the call does not have
+    The epilogue (`outblas.core.epilogue`); "" stands for a tensor that the call does not have
         scaled: sums are multiplied by alpha.
-        addend: how the tensor that is multiplied by beta comes.
+        addend: how the tensor that is multiplied by beta is read.
         function, gated: the activation, and whether it is a gated linear unit of two columns.
         bias, residual, scale_a, scale_b: how each is read.
         aux: how the input of the activation is written.
 
-    A tensor of the epilogue comes as "one" value, as a vector of "columns", of "pairs" of columns
-    or of "rows", as a "matrix", as a "batch" of matrices, or "staged": it lies as C does and is
-    moved by TMA. `formats` names the fp8 formats of A and B, and "promoted" sums; a 16-bit word of
-    A or B holds two values then.
+    A tensor of the epilogue is accessed as "one" value, as a vector of "columns", of "pairs" of
+    columns or of "rows", as a "matrix", as a "batch" of matrices, or "staged": it has C's layout
+    and is moved by TMA. `formats` names the fp8 formats of A and B, and "promoted" sums; a 16-bit
+    word of A or B holds two values then.
     """
 
     width: int
@@ -56,7 +59,7 @@ class KernelTraits:
 
     @property
     def promoted(self) -> bool:
-        """Whether the sum of each stage is added up outside of the tensor cores."""
+        """Whether the sum of each stage is added up outside the tensor cores."""
         return "promoted" in self.formats
 
     @property
@@ -68,7 +71,7 @@ class KernelTraits:
 
     @property
     def plain(self) -> bool:
-        """Whether the epilogue does nothing but round."""
+        """Whether the epilogue only rounds."""
         operations = (
             self.scaled,
             self.function,
@@ -81,8 +84,8 @@ class KernelTraits:
         return not any(operations)
 
     def granule(self, layout: str, size: int) -> int:
-        """The number that C's columns are a multiple of. TMA reads the second half of a row of
-        gated pairs, so that half begins at a multiple of 16 bytes.
+        """Returns the number that C's columns are a multiple of. TMA reads the second half of a row
+        of gated pairs, so that half begins at a multiple of 16 bytes.
         """
         if not self.gated:
             return 1
@@ -92,8 +95,8 @@ class KernelTraits:
 
 
 def split_gated(tensor, mode: int, columns):
-    """Views a tensor (M, N, L), of which `mode` has 2 · `columns` elements, as one whose third mode
-    says which half of them is meant.
+    """Views a tensor (M, N, L), whose `mode` has 2 · `columns` elements, as a tensor whose third
+    mode selects one half of them.
     """
     shape, stride = list(tensor.layout.shape), list(tensor.layout.stride)
     shape[mode : mode + 1], shape[2:2] = [columns], [2]
@@ -102,8 +105,8 @@ def split_gated(tensor, mode: int, columns):
 
 
 def batch_last(tensor, transposed: bool):
-    """Views a tensor of the host, (L, M, N) or (M, N), as (M, N, L) or (M, N), its rows and columns
-    exchanged if they are `transposed`.
+    """Views a tensor of the host, (L, M, N) or (M, N), as (M, N, L) or (M, N); exchanges its rows
+    and columns if they are `transposed`.
     """
     batch = list(range(cute.rank(tensor) - 2))
     pair = [len(batch), len(batch) + 1]

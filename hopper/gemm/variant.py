@@ -1,4 +1,4 @@
-"""What one compile of `hopper.gemm` serves, and how a problem chooses it."""
+"""The variants of `hopper.gemm`, one per compile, and the choice of a variant for a problem."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ EPILOGUE_TENSORS = ("addend", *TENSORS)
 
 @dataclass(frozen=True)
 class Rung:
-    """The class that builds the kernel, that of its traits, and its own config."""
+    """The class that builds the kernel, the class of its traits, and its default config."""
 
     gemm: Any
     traits: Any
@@ -29,7 +29,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Variant:
-    """What one compile serves: `traits` is a `KernelTraits`, `layout` that of A and B ("nt")."""
+    """The key of one compile: `traits` is a `KernelTraits`, `layout` that of A and B ("nt")."""
 
     config: HopperConfig
     traits: Any
@@ -39,7 +39,9 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's name in profilers, and no other variant's: as a module and in it, too."""
+        """The kernel's name in profilers, which no other variant has, neither as a module nor as a
+        function.
+        """
         c, t = self.config, self.traits
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
@@ -79,15 +81,16 @@ class Variant:
 
     @property
     def cache_key_fields(self) -> dict[str, object]:
-        """What the compiled kernel on disk depends on."""
+        """Returns the facts that the compiled kernel on disk depends on."""
         fields = compile.cache_key_fields(self.name, self.config, self.dtype, self.out_dtype)
         return fields | {"traits": str(self.traits)}
 
 
 @dataclass(frozen=True)
 class OutputAccess:
-    """How C is written: fields of `KernelTraits` of the same names. `widest` is the number of
-    elements in 16 bytes, TMA's granule, and `width` how many a thread can write at once.
+    """How C is written; the fields are those of `KernelTraits` with the same names. `widest` is the
+    number of elements in 16 bytes, TMA's granule, and `width` the number that a thread can write at
+    once.
     """
 
     width: int
@@ -104,8 +107,9 @@ def variant_of(
     grid: TileGrid,
     guaranteed: int,
 ) -> Variant:
-    """The compile for a launch's problem (`CanonicalProblem.launch`), which is the `transposed` one
-    of the caller's or not, and its tiles. `guaranteed`: clusters that surely run at the same time.
+    """Returns the variant for a launch's problem (`CanonicalProblem.launch`) and its tiles.
+    `transposed` says whether the problem is the transpose of the caller's. `guaranteed`: the number
+    of clusters that run at the same time in any case.
     """
     layout = "".join("n" if strides[-1] == 1 else "t" for strides in operand_strides(problem))
     single_wave = grid.work_tiles <= guaranteed and not config.stream_k
@@ -132,7 +136,7 @@ def variant_of(
 
 
 def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
-    """The compile that a GPU of so many SMs would run; needs none."""
+    """Returns the variant that a GPU with `sms` SMs would run; needs no GPU."""
     canonical = canonicalize(problem, config)
     guaranteed = clusters.at_once(min(sms, config.sms or sms), config.cluster)
     grid = tile_grid(canonical.launch, config)
@@ -140,12 +144,12 @@ def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int
 
 
 def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
-    """How a launch writes C."""
+    """Returns how a launch writes C."""
     *batch, row, column = output_strides(problem)
     size, start = problem.out_dtype.itemsize, problem.alignment[2]
     by_columns = column != 1 and row == 1
     outer, inner = (column, problem.M) if by_columns else (row, problem.N)
-    widest = 16 // size  # TMA writes granules of 16 bytes, past the edge of the matrix
+    widest = 16 // size  # TMA writes granules of 16 bytes, beyond the edge of the matrix
     fitting = [
         width
         for width in (widest, 2)
@@ -154,12 +158,15 @@ def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
         and all(extent % width == 0 for extent in (inner, outer, *batch))
     ]
     width = fitting[0] if fitting else 1
-    can_stage = width == widest and (size == 2 or not by_columns)  # stmatrix transposes 16 bits
+    # stmatrix can transpose only 16-bit elements
+    can_stage = width == widest and (size == 2 or not by_columns)
     return OutputAccess(width, widest, by_columns, can_stage and config.epilogue_stages > 0)
 
 
 def _trait_width(output: OutputAccess) -> int:
-    """`KernelTraits.width`: columns that TMA does not store are written element by element."""
+    """Returns `KernelTraits.width`. Columns that TMA does not store are written element by
+    element.
+    """
     if output.staged:
         return output.widest
     return 1 if output.by_columns else output.width
@@ -168,8 +175,8 @@ def _trait_width(output: OutputAccess) -> int:
 def _takes_a_table(
     grid: TileGrid, config: HopperConfig, single_wave: bool, guaranteed: int
 ) -> bool:
-    """Whether a table numbers the tiles: where they make several waves, and for neighbours in a
-    GPC where they make one.
+    """Returns whether a table numbers the tiles: in several waves always, in a single wave for
+    GPC-local neighbours.
     """
     if grid.tiles_of_matrix > guaranteed:
         return True
@@ -177,7 +184,9 @@ def _takes_a_table(
 
 
 def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
-    """Whether the consumers of a tile multiply its last k tiles one after the other (`stagger`)."""
+    """Returns whether the consumers of a tile multiply its last k tiles one after the other
+    (`stagger`).
+    """
     if config.stagger == "never" or not _can_stagger(problem, config, traits):
         return False
     if config.stagger == "always" or traits.single_wave:
@@ -186,9 +195,9 @@ def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
 
 
 def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
-    """Whether consumers can multiply a tile's last k tiles in turn: CTAs have whole tiles, and K is
-    long. In a single wave C leaves through shared memory, where each consumer writes what no other
-    reads.
+    """Returns whether consumers can multiply a tile's last k tiles in turn: CTAs must have whole
+    tiles, and K must be long. In a single wave C must be stored through shared memory, where each
+    consumer writes memory that no other consumer reads.
     """
     whole_tiles = config.cluster_k == 1 and not config.split
     last = config.staggered_k_tiles
@@ -207,7 +216,9 @@ def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
 
 
 def tensor_view(problem: Problem, name: str) -> View | None:
-    """How a tensor of `EPILOGUE_TENSORS` lies; None for one that the call does not have."""
+    """Returns the layout of a tensor of `EPILOGUE_TENSORS`; None where the call does not have
+    it.
+    """
     if name == "addend":
         if problem.c is None or not problem.scaled:
             return None
@@ -217,7 +228,7 @@ def tensor_view(problem: Problem, name: str) -> View | None:
 
 
 def epilogue_access(problem: Problem, config: HopperConfig, output: OutputAccess) -> dict[str, str]:
-    """How the kernel reads or writes each of `EPILOGUE_TENSORS`, as in `KernelTraits`."""
+    """Returns how the kernel accesses each of `EPILOGUE_TENSORS`, as in `KernelTraits`."""
     epilogue = problem.epilogue
     loads_source = output.staged and can_load_source(problem, config)
     one_source = not (epilogue.residual or epilogue.aux or epilogue.gated)
@@ -233,8 +244,8 @@ def epilogue_access(problem: Problem, config: HopperConfig, output: OutputAccess
 
 
 def _access(problem: Problem, name: str, may_be_staged: bool, by_columns: bool) -> str:
-    """How the kernel reads or writes a tensor of the epilogue, as in `KernelTraits`.
-    `may_be_staged`: TMA may move it if it lies as C does.
+    """Returns how the kernel accesses a tensor of the epilogue, as in `KernelTraits`.
+    `may_be_staged`: TMA may move it if it has C's layout.
     """
     view, is_scale = tensor_view(problem, name), "scale" in name
     if view is None:
@@ -259,10 +270,11 @@ def _access(problem: Problem, name: str, may_be_staged: bool, by_columns: bool) 
 
 
 def can_load_source(problem: Problem, config: HopperConfig) -> bool:
-    """Whether TMA can load a source of the epilogue through the stages of the pipeline: a stage has
-    room for an epilogue subtile, there are two, and a tile is one CTA's. In pingpong all subtiles
-    of a tile must land before the other consumer multiplies, while the last k tile is still in its
-    stage.
+    """Returns whether TMA can load a source of the epilogue through the stages of the pipeline.
+
+    A stage must have room for an epilogue subtile, there must be two stages, and a tile must be
+    computed by one CTA. In pingpong all subtiles of a tile must arrive before the other consumer
+    multiplies, while the last k tile is still in its stage.
     """
     epilogue_config = config.epilogue_config(problem.epilogue.gated)
     dtype = compile.NUMERIC[problem.out_dtype]
@@ -278,8 +290,8 @@ def can_load_source(problem: Problem, config: HopperConfig) -> bool:
 
 
 def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) -> TensorView | None:
-    """Shape and strides in which a tensor of the epilogue is handed to a launch; None for one that
-    the call does not have.
+    """Returns the shape and strides with which a tensor of the epilogue is passed to a launch; None
+    where the call does not have it.
     """
     problem = canonical.launch
     access, view = getattr(traits, name), tensor_view(problem, name)
@@ -291,9 +303,9 @@ def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) ->
             return TensorView((1,), (1,))
         case "columns" | "pairs" | "rows":
             return TensorView((problem.M if access == "rows" else columns,), (1,))
-    assert view, f"the traits have {name}, and the problem does not"
+    assert view, f"the traits have {name}, but the problem does not"
     *batch, row, column = view.strides
-    if access == "staged":  # the stride of an extent of 1 is free, and TMA takes 8
+    if access == "staged":  # the stride of an extent of 1 is free, and 8 suits TMA
         if traits.by_columns:
             row, column = 1, column if problem.N > 1 else 8
         else:

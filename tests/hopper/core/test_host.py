@@ -30,7 +30,7 @@ MATRICES = MEMORY[:512].view(2, 16, 16)
 REFUSED = {
     "K no multiple of 8": Refused(problem(K=63), "a has strides (63, 1) for 64x63"),
     "no unit stride": Refused(problem(a=strided((64, 64), (512, 2))), "TMA needs one stride of 1"),
-    "odd address": Refused(problem(a=matrix(start=1)), "a's is a multiple of 2"),
+    "odd address": Refused(problem(a=matrix(start=1)), "a's is a multiple of only 2"),
     "b's stride": Refused(problem(N=60, b=matrix(64, 60)), "b has strides (60, 1)"),
     "batches": Refused(
         operands.problem(MATRICES, MATRICES, MATRICES), "was given batches of shape (2,)"

@@ -40,19 +40,19 @@ def test_arrival_counts_follow_from_the_roles(
         pytest.param(
             "consumer_release",
             lambda self, index: None,
-            "empty[s] gets no arrivals a phase, its contract expects 2",
+            "empty[s] gets no arrivals per phase, but its contract expects 2",
             id="consumers release nothing",
         ),
         pytest.param(
             "arrival_counts",
             lambda self: {"full": 1, "empty": 3},
-            "empty[s] gets {'consumers': 2} arrivals a phase, its contract expects 3",
+            "empty[s] gets {'consumers': 2} arrivals per phase, but its contract expects 3",
             id="a consumer too many is awaited",
         ),
         pytest.param(
             "arrive_and_expect_tx",
             lambda self, state: None,
-            "full[s] gets no arrivals a phase, its contract expects 1",
+            "full[s] gets no arrivals per phase, but its contract expects 1",
             id="the producer announces nothing",
         ),
     ],

@@ -72,5 +72,5 @@ def test_partial_sums_beyond_32_bits_are_refused(split_k: int, is_refused: bool)
 
     reason = gemm.unsupported(given, config)
 
-    assert ("split_k takes up to 2147483648 partial sums" in str(reason)) == is_refused
+    assert ("split_k supports up to 2147483648 partial sums" in str(reason)) == is_refused
     assert (reason is not None) == is_refused

@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "fp8 sums in two steps in large tiles": (
         {"formats": "e4m3 e4m3 promoted"},
         OWN,
-        "needs 256 registers for sums and theirs of stages",
+        "needs 256 registers for its sums and those of a stage",
     ),
     "fp8 sums in two steps of 128": (
         {"formats": "e4m3 e4m3 promoted"},
