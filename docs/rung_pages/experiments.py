@@ -82,8 +82,8 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     ),
     "simt.strip": (
         _inspect(
-            "Take the padding away and look at registers and spills: in rows of 8 words the "
-            "assembler reads four terms at once.",
+            "Take the padding away and look at the spills, 20 bytes a thread: from rows of 8 words "
+            "the assembler reads four terms at once.",
             "simt.strip --config pad=0 --arch 90",
         ),
         _simt(
@@ -94,8 +94,8 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     ),
     "simt.register": (
         _inspect(
-            "Double the k-block, to the documents' 8 terms, and look for spills: two CTAs share "
-            "the registers of an SM, which leaves a thread 128.",
+            "Double the k-block, to the documents' 8 terms, and look at the spills, 16 bytes: two "
+            "CTAs share the registers of an SM, which leaves a thread 128.",
             "simt.register --config block_k=8 --arch 90",
         ),
         _simt(
@@ -161,8 +161,8 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     ),
     "turing.wmma": (
         _inspect(
-            "Look at a T4's own code: two `HMMA.1688` for each fragment of 16 terms, fed by "
-            "32-bit loads.",
+            "Look at a T4's own code: two `HMMA.1688` for 16×8 outputs and 16 terms, fed by 32-bit "
+            "loads.",
             "turing.wmma --arch 75 --sass",
         ),
         _turing(

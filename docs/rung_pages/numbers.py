@@ -36,7 +36,9 @@ def number_rows(own: Rung, parent: Rung | None) -> list[Row]:
 
 def _numbers(rung: Rung) -> dict[str, str]:
     config = {name: value for name, value in rung.config.items() if isinstance(value, int)}
-    return {"simt": _simt, "turing": _turing, "hopper": _hopper}[rung.kernel.ladder](config)
+    if rung.kernel.ladder == "turing":
+        return _turing(config, staged=rung.body[1] != "direct")
+    return _simt(config) if rung.kernel.ladder == "simt" else _hopper(config)
 
 
 def _simt(c: dict[str, int]) -> dict[str, str]:
@@ -58,15 +60,17 @@ def _simt(c: dict[str, int]) -> dict[str, str]:
     }
 
 
-def _turing(c: dict[str, int]) -> dict[str, str]:
+def _turing(c: dict[str, int], *, staged: bool) -> dict[str, str]:
     m, n = c["block_m"], c["block_n"]
+    warp_m, warp_n = m // c["warps_m"], n // c["warps_n"]
+    loaded = (m, n) if staged else (warp_m, warp_n)  # together, by a CTA or by each warp alone
     return {
         "tile of a CTA": f"{m}×{n}",
         "terms of a k-block": str(c["block_k"]),
-        "outputs of a warp": f"{m // c['warps_m']}×{n // c['warps_n']}",
+        "outputs of a warp": f"{warp_m}×{warp_n}",
         "threads of a CTA": str(32 * c["warps_m"] * c["warps_n"]),
-        "stages": str(c["stages"]),
-        "FLOP for a byte of A and B": _intensity(m, n, 2),
+        "stages": str(c["stages"]) if staged else _NONE,
+        "FLOP for a byte of A and B": _intensity(*loaded, 2),
     }
 
 

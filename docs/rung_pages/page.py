@@ -182,10 +182,17 @@ class RungPage:
                 "## Machine code",
                 fill(opening),
                 self._beside("", totals),
-                self._beside("instruction", counts, "what it does"),
+                self._counts(counts),
                 closing,
             )
         )
+
+    def _counts(self, rows: Sequence[figures.Cells]) -> str:
+        """How often instructions stand in the code: long names, so that the heads are short."""
+        columns = ("instruction", "what it does", "parent", "here")
+        if self.parent is None:
+            return table((*columns[:2], "times"), ((*row[:-2], row[-1]) for row in rows))
+        return table(columns, rows)
 
     # ---- code
     def _code(self) -> str:
@@ -240,11 +247,11 @@ class RungPage:
             found.append(f"Next: {self._rung_link(names[at + 1])}")
         return join(("---", " · ".join(found)))
 
-    def _beside(self, first: str, rows: Iterable[Sequence[str]], *more: str) -> str:
+    def _beside(self, first: str, rows: Iterable[Sequence[str]]) -> str:
         """A table whose last columns are for the parent, if there is one, and for the kernel."""
         if self.parent is None:
-            return table((first, *more, self.kernel.name), ((*row[:-2], row[-1]) for row in rows))
-        return table((first, *more, self.parent.name, self.kernel.name), rows)
+            return table((first, self.kernel.name), ((row[0], row[-1]) for row in rows))
+        return table((first, self.parent.name, self.kernel.name), rows)
 
     def _rung_link(self, name: str) -> str:
         return self._link(f"`{name}`", LEARN / path_of(name))
