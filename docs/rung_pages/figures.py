@@ -134,7 +134,7 @@ def counts(own: Code, before: Code | None) -> tuple[list[Cells], int]:
     """Rows of an instruction, what it does, and how often it stands in the parent's code and in the
     kernel's, where that differs; and how many kinds do not differ.
     """
-    rows = []
+    rows: list[Cells] = []
     names = sorted(own.counts | (before.counts if before else {}))
     for name in names:
         now = own.counts.get(name, 0)
@@ -163,7 +163,7 @@ def measured(kernel: registry.Kernel) -> tuple[list[Cells], str]:
     """
     dtype = dtype_of(kernel.name)
     operands = {OWN: dtype, MIXED_OPERANDS: MIXED.get(kernel.ladder, "")}
-    cells = []
+    cells: list[Cells] = []
     found = row(kernel)
     for at in found.at:
         for variant, m in at.timed.items():
@@ -243,7 +243,7 @@ def counters(kernel: registry.Kernel, parent: registry.Kernel | None) -> tuple[l
         return [], ""
     own, former = found[shapes[0]], before.get(shapes[0])
     were = dict(_counters(former)) if former else {}
-    cells = [(name, were.get(name, NONE), now) for name, now in _counters(own)]
+    cells: list[Cells] = [(name, were.get(name, NONE), now) for name, now in _counters(own)]
     shown = [cell for cell in cells if cell[1:] != (NONE, NONE)]
     return shown, "×".join(str(size) for size in shapes[0])
 
