@@ -27,9 +27,8 @@ def main() -> None:
 
     # Inductor needs a compiler of C++ on a CPU; "aot_eager" traces the same graph without one.
     # [compile]
-    compiled = torch.compile(
-        model, fullgraph=True, dynamic=True, backend="inductor" if on_gpu else "aot_eager"
-    )
+    backend = "inductor" if on_gpu else "aot_eager"
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
     # [end]
     for count in rows:
         x = torch.randn(count, width, device=device, dtype=dtype, requires_grad=True)
@@ -42,7 +41,8 @@ def main() -> None:
     # [export]
     example = torch.randn(rows[0], width, device=device, dtype=dtype)
     batch = torch.export.Dim("batch", min=2)
-    program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
+    shapes = ({0: batch},)
+    program = torch.export.export(model.eval(), (example,), dynamic_shapes=shapes)
     # [end]
     operators = [node.target for node in program.graph.nodes if node.op == "call_function"]
     print("exported:", *(str(each) for each in operators if "outblas" in str(each)))

@@ -16,7 +16,7 @@ LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
 
 # [quantize]
 def by_rows(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a matrix in fp8, and the scale of each that makes its largest value 448."""
+    """A matrix in fp8, and the scale of each row, whose largest value becomes 448."""
     scale = t.abs().amax(dim=1, keepdim=True).float() / LARGEST
     return (t / scale).to(torch.float8_e4m3fn), scale
 
@@ -35,12 +35,11 @@ def main() -> None:
 
     # [multiply]
     x8, scale_x = by_rows(x)  # scales (rows, 1)
-    w8, scale_w = by_rows(weight)  # once, when the model is loaded; scales (outputs, 1)
-    y = outblas.scaled_mm(x8, w8.T, scale_x, scale_w.T, bias=bias, activation="gelu")
+    w8, scale_w = by_rows(weight)  # once, when the model is loaded
+    operands = x8, w8.T, scale_x, scale_w.T
+    y = outblas.scaled_mm(*operands, bias=bias, activation="gelu")
     # [end]
-    fast = outblas.scaled_mm(
-        x8, w8.T, scale_x, scale_w.T, bias=bias, activation="gelu", use_fast_accum=True
-    )
+    fast = outblas.scaled_mm(*operands, bias=bias, activation="gelu", use_fast_accum=True)
 
     def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x.double() @ weight.double().T + bias.double())
