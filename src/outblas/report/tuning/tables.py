@@ -50,8 +50,8 @@ def _metric(report: TuneReport) -> str:
     if not report.base:
         return (
             "The kernel ran on a CPU, and a Triton kernel runs there in the interpreter. The times "
-            f"say nothing of a GPU and are not compared with cuBLAS: {report.metric} is the time of "
-            "the fastest config over that of the config."
+            "say nothing of a GPU and are not compared with cuBLAS: "
+            f"{report.metric} is the time of the fastest config over that of the config."
         )
     what = (
         f"the time of {report.base}"
