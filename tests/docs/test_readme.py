@@ -40,14 +40,3 @@ def test_readme_opens_with_a_chart() -> None:
     first_screen = "\n".join(README.splitlines()[:20])
 
     assert re.search(r"!\[[^]]+\]\(results/\w+\.svg\)", first_screen)
-
-
-def links(text: str) -> list[str]:
-    """The targets of links and pictures that are files of the repository."""
-    found = re.findall(r"\]\(([^)#\s]+)", text)
-    return [target for target in found if "://" not in target]
-
-
-@pytest.mark.parametrize("target", sorted(set(links(README))))
-def test_a_link_of_readme_leads_to_a_file(target: str) -> None:
-    assert (pages.ROOT / target).exists()
