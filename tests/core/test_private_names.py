@@ -285,6 +285,16 @@ def test_without_its_name_writes_are_counted(without: Without) -> None:
     assert fresh.version(t) == 0
 
 
+def test_what_dynamo_takes_as_constant_is_marked_as_torch_marks_it() -> None:
+    def by_us() -> None: ...
+    def by_torch() -> None: ...
+
+    torch_private.constant_to_dynamo(by_us)
+    torch.compiler.assume_constant_result(by_torch)
+
+    assert vars(by_us) == vars(by_torch)
+
+
 def test_without_inductors_list_offering_a_product_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

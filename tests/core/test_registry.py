@@ -161,6 +161,10 @@ def test_import_is_light() -> None:
     assert parts <= IMPORTED_AT_ONCE, f"import outblas imports {sorted(parts - IMPORTED_AT_ONCE)}"
 
 
+def test_importing_the_package_imports_no_compiler_of_torch() -> None:
+    run("import torch, outblas, sys; assert 'torch._dynamo' not in sys.modules")
+
+
 HIDDEN = """
 import sys, warnings
 assert not {"triton", "cutlass", "tvm_ffi"} & {*sys.modules}

@@ -12,6 +12,7 @@ from torch.func import grad
 from outblas import addmm, linear, matmul
 from outblas.core.configs import to_text
 from outblas.kernels import portable
+from outblas.runtime.dispatch import Call
 from outblas.torch_ops import ops
 
 pytest_plugins = ("support.inductor",)
@@ -77,7 +78,12 @@ def test_a_call_that_names_its_kernel_is_one_graph(config: portable.Config | Non
 def test_a_compiled_call_takes_another_config(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     taken: list[str] = []
-    monkeypatch.setattr(ops, "run", lambda call: taken.append(call.config) or call.a @ call.b)
+
+    def recorded(call: Call) -> Tensor:
+        taken.append(call.config)
+        return call.a @ call.b
+
+    monkeypatch.setattr(ops, "run", recorded)
     named = types.SimpleNamespace(config=SMALL_TILES)
     compiled = torch.compile(
         lambda x: matmul(x, x, kernel="portable", config=named.config),

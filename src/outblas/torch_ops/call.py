@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from ..core import configs, problem, registry
-from ..core.compat.torch_private import FakeTensor, FunctionalTensor
+from ..core.compat.torch_private import FakeTensor, FunctionalTensor, constant_to_dynamo
 from ..core.epilogue import ACTIVATIONS, EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..core.tensor_memory import read_address
@@ -187,7 +187,7 @@ def checked_kernel(kernel: str | None, config: Any) -> tuple[str, str]:
     return _found_kernel(kernel, config)
 
 
-@torch.compiler.assume_constant_result
+@constant_to_dynamo
 def _found_while_traced(kernel: str, config: Any) -> tuple[str, str] | None:
     """`_found_kernel` as Dynamo calls it: it cannot trace what reads the source of a kernel. None
     for a call that is wrong, so that the error is raised where Dynamo sees it.

@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -434,6 +434,20 @@ FunctionalTensor: Any = take(
     "treating functional tensors as plain ones",
     _FAKE,
 )
+
+
+# ---- Dynamo
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant_to_dynamo(function: F) -> F:
+    """Has Dynamo call a function and keep the result as a constant, where it would trace it.
+
+    `torch.compiler.assume_constant_result` sets the same attribute, but imports Dynamo, which takes
+    longer than all of `import outblas`. A torch that reads another attribute traces the function.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
 
 
 # ---- Inductor
