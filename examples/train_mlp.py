@@ -27,7 +27,11 @@ def main() -> None:
 
     torch.manual_seed(0)
     # [layers]
-    by_torch = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+    by_torch = nn.Sequential(
+        nn.Linear(width, 2 * width),
+        nn.GELU(),
+        nn.Linear(2 * width, width),
+    )
     by_us = nn.Sequential(
         outblas.Linear(width, 2 * width, activation="gelu"),
         outblas.Linear(2 * width, width),
