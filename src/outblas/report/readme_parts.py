@@ -88,7 +88,7 @@ def _layouts(evidence: Evidence, kernel: str) -> str:
 def _chart(evidence: Evidence, name: str) -> str:
     """The picture of a campaign. The argument is its file."""
     gpus = ", ".join(dict.fromkeys(m.device for m in evidence.measurements))
-    return f"![Ratio to cuBLAS by shape, and TFLOP/s against N: {gpus}]({name})\n"
+    return f"![Speed relative to cuBLAS by shape, and TFLOP/s by N, on an {gpus}]({name})\n"
 
 
 def _climb(evidence: Evidence, argument: str) -> str:
@@ -96,7 +96,8 @@ def _climb(evidence: Evidence, argument: str) -> str:
     name, _, file = argument.partition(" ")
     gpus = ", ".join(dict.fromkeys(m.device for m in evidence.measurements))
     return (
-        f"![Ratio to cuBLAS by rung of the {name} ladder, the seed's beside ours: {gpus}]({file})\n"
+        f"![Speed of each rung of the {name} ladder relative to cuBLAS on an {gpus}, beside the "
+        f"seed document's figures]({file})\n"
     )
 
 
@@ -158,7 +159,10 @@ def _orders(evidence: Evidence, argument: str) -> str:
     file.
     """
     n, _, file = argument.partition(" ")
-    return f"![Tiles of C at {n}³ by the wave in which they run, for each order]({file})\n"
+    return (
+        f"![Tiles of C at {n}³ by the wave in which they run, and the path through them, for each "
+        f"order]({file})\n"
+    )
 
 
 def _orders_report(evidence: Evidence, n: str) -> raster.Report:
