@@ -62,7 +62,9 @@ def _parts(names: list[str], cells: Cells, width: int, keys: int) -> list[Cells]
         rows = [[number, *row] for number, row in zip(numbers, rows, strict=True)]
         keys += 1
     parts = split_columns(rows, width, keys)
-    return parts and [[[row[i] for i in part] for row in rows] for part in parts]
+    if parts is None:
+        return None
+    return [[[row[i] for i in part] for row in rows] for part in parts]
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
