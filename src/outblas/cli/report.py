@@ -86,7 +86,8 @@ def ladder(
         picture: Any = (
             ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
         )
-    claims = seed_claims.claims_table(evidence, ladder)
+    with progress_line.shown("testing the claims"):
+        claims = seed_claims.claims_table(evidence, ladder)
     rungs = Table(report.title(rows), report.columns(ladder), [row.cells() for row in rows])
     others = []
     if last:
@@ -303,7 +304,7 @@ def readme(
     """
     from ..report import readme as report
 
-    with usage_errors(OSError):
+    with usage_errors(OSError), progress_line.shown():
         changed = report.stale() if check else report.render()
     for name in changed:
         typer.echo(

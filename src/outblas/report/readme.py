@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..bench import plotting
+from ..core import progress
 from . import evidence
 from .readme_parts import FIGURES, TABLES, TEXTS
 from .results import ROOT, in_checkout
@@ -74,7 +75,9 @@ class Page:
 
     def rendered(self, root: Path) -> str:
         """The text with every part made anew."""
-        made = iter([self._made(root, part) for part in self.parts()])
+        made = iter(
+            [self._made(root, part) for part in progress.counted(self.parts(), lambda p: p.kind)]
+        )
         return _PART.sub(lambda marker: marker[1] + next(made) + marker[5], self.text)
 
     def _made(self, root: Path, part: Part) -> str:
@@ -111,7 +114,7 @@ def render(root: Path = ROOT) -> list[str]:
         ValueError: A part cannot be made, or `root` is no checkout.
     """
     pages = _pages(root)
-    made = {page.name: page.rendered(root) for page in pages}
+    made = {page.name: page.rendered(root) for page in progress.counted(pages, _name)}
     pictures = _pictures(root, pages)
     drawn = [name for name, part in pictures.items() if _draw(root, part, name)]
     changed = [page.name for page in pages if made[page.name] != page.text]
@@ -130,12 +133,18 @@ def stale(root: Path = ROOT) -> list[str]:
         ValueError: A part cannot be made, or `root` is no checkout.
     """
     pages = _pages(root)
-    changed = [page.name for page in pages if page.rendered(root) != page.text]
+    changed = [
+        page.name for page in progress.counted(pages, _name) if page.rendered(root) != page.text
+    ]
     return changed + [
         picture
         for picture, part in _pictures(root, pages).items()
         if not _is_current(root, picture, part.files)
     ]
+
+
+def _name(page: Page) -> str:
+    return page.name
 
 
 def _pages(root: Path) -> list[Page]:
