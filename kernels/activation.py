@@ -17,20 +17,20 @@ from ..runtime.cuda_graphs import not_ready
 
 Tensor = torch.Tensor
 
-BLOCK = 1024  # elements of a program: a 16-byte vector of 16 bits for each of 128 threads
+BLOCK = 1024  # elements per program: a 16-byte vector of 16-bit elements for each of 128 threads
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _value_and_slope(x, FUNCTION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """f(x) and f'(x)."""
+    """Returns f(x) and f'(x)."""
     if FUNCTION == "relu":
-        # A NaN is no value to cut off.
+        # The comparison with <= keeps NaN.
         return tl.where(x <= 0, 0.0, x), tl.where(x <= 0, 0.0, 1.0)
     elif FUNCTION == "gelu":
         below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
         return x * below, below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     elif FUNCTION == "gelu_tanh":
-        # (1 + tanh u) / 2 without a difference of near numbers.
+        # (1 + tanh u) / 2, computed without subtracting nearly equal numbers.
         s = 1 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
         return x * s, s + x * s * (1 - s) * (1.5957691216057308 + 0.21406447 * x * x)
     else:
@@ -51,10 +51,10 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = grad · f'(x) for `elements` elements of grad, in rows of `columns`.
+    """Computes out = grad · f'(x) for `elements` elements of grad, in rows of `columns`.
 
     GATE: rows of x and out are twice as wide; their first halves belong to the gate, whose value
-    multiplies the second. WIDE: indices take 64 bits.
+    multiplies the second halves. WIDE: indices take 64 bits.
     """
     start = tl.program_id(0)
     if WIDE:
@@ -74,15 +74,15 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 
 
 def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    """`outblas::activation_backward` of checked CUDA tensors that are not empty.
+    """Computes `outblas::activation_backward` of checked, non-empty CUDA tensors.
 
-    Raises RuntimeError in a capture of a CUDA graph that meets a kernel for the first time.
+    Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time.
     """
     grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
     elements, columns, gate = grad.numel(), grad.shape[-1] if grad.dim() else 1, activation in GATED
     wide = x.numel() > INT32_MAX - BLOCK
-    # `out` is new memory, and as aligned as can be.
+    # `out` is new memory, so it has the largest alignment.
     divisors = tuple(
         math.gcd(value, 16) for value in (grad.data_ptr(), x.data_ptr(), elements, columns)
     )
@@ -95,14 +95,14 @@ def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 @cache
 def _loaded(key: tuple[Any, ...], arch: int, device: int) -> CompiledKernel:
-    """A loaded kernel belongs to one GPU."""
+    """Returns a kernel loaded onto one GPU."""
     if torch.cuda.is_current_stream_capturing():
         raise not_ready()
     return compile_for(key, arch)
 
 
 def compile_for(key: tuple[Any, ...], arch: int) -> CompiledKernel:
-    """The kernel for a key: function, whether it is gated, whether it is wide, the type of
+    """Compiles the kernel for a key: function, whether it is gated, whether it is wide, the type of
     pointers, and the divisors of grad, x, elements and columns. Needs no GPU.
     """
     *constants, pointer, (grad, x, elements, columns) = key

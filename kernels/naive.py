@@ -40,10 +40,10 @@ def direct(
     TILE: gl.constexpr,
     OUTPUTS: gl.constexpr,
 ):
-    """out = alpha · A B + beta · C. Every product of an output is two loads and one FFMA of its
-    thread; threads share nothing but what the caches hold.
+    """Computes out = alpha · A B + beta · C. Every product of an output takes two loads and one
+    FFMA of its thread; threads share only the caches.
 
-    OUTPUTS.sums is the layout that says which thread computes which output.
+    OUTPUTS.sums is the layout that assigns outputs to threads.
     """
     tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)
     ROWS: gl.constexpr = gl.SliceLayout(1, OUTPUTS.sums)

@@ -60,13 +60,13 @@ def pipelined(
     STORE_AT: gl.constexpr,
     SNAKE: gl.constexpr,
 ):
-    """Two k-blocks an iteration, so that stages have fixed addresses and one barrier parts a
-    k-block from the next.
+    """Multiplies two k-blocks per iteration, so that stages have fixed addresses and one barrier
+    separates k-blocks.
 
-    While the terms of one stage are multiplied, at term STORE_AT the next k-block goes from
-    registers to the other stage, and the one after is loaded into registers. SHORT: there is no
-    more than one pair of k-blocks. A load stands before a barrier: behind it, the compiler would
-    move the load to where its value is stored.
+    While the terms of one stage are multiplied, at term STORE_AT the next k-block is stored from
+    registers to the other stage, and the one after it is loaded into registers. SHORT: there is at
+    most one pair of k-blocks. Each load stands before a barrier; after it, the compiler would move
+    the load to the point where its value is stored.
     """
     BLOCK_K: gl.constexpr = TILE.block_k
     SUMS: gl.constexpr = OUTPUTS.sums
@@ -80,8 +80,7 @@ def pipelined(
     b_even = simt.alloc_k_block(BLOCK_K, TILE.block_n, B_LOAD)
     b_odd = simt.alloc_k_block(BLOCK_K, TILE.block_n, B_LOAD)
 
-    # The first pair of k-blocks has the terms that whole pairs leave over, 1 to 2 BLOCK_K of them,
-    # and zeros.
+    # The first pair of k-blocks has the remainder of K, 1 to 2 BLOCK_K terms, and zeros.
     pairs = (size.K + 2 * BLOCK_K - 1) // (2 * BLOCK_K)
     left = size.K - (pairs - 1) * (2 * BLOCK_K)
     a_mask = tiles.block_mask(a_next, left, A_LOAD, TILE.even_k)
@@ -93,7 +92,7 @@ def pipelined(
     a_mask = tiles.block_mask(a_next, left - BLOCK_K, A_LOAD, TILE.even_k)
     b_mask = tiles.block_mask(b_next, left - BLOCK_K, B_LOAD, TILE.even_k)
     a_regs, b_regs = tiles.load(a_ptr, b_ptr, a_mask, b_mask)
-    # On to the first whole pair.
+    # Move to the first whole pair.
     a_ptr += (left - BLOCK_K) * strides.a.col
     b_ptr += (left - BLOCK_K) * strides.b.row
 
@@ -101,7 +100,7 @@ def pipelined(
     column, row = simt.load_fragments(a_even, b_even, 0, A_LOAD, SUMS)
     for pair in range(pairs):
         for odd in gl.static_range(2):
-            # Of the two stages, terms come from `a_smem` and `b_smem`; the others are filled.
+            # Terms are read from the stage `a_smem` and `b_smem`; the other stage is filled.
             a_smem, a_free = (a_odd, a_even) if odd else (a_even, a_odd)
             b_smem, b_free = (b_odd, b_even) if odd else (b_even, b_odd)
             for k in gl.static_range(BLOCK_K):
@@ -109,14 +108,15 @@ def pipelined(
                     simt.store_k_blocks(a_free, b_free, a_regs, b_regs, A_LOAD, B_LOAD)
                     if not SHORT:
                         a_regs, b_regs = tiles.load(a_ptr, b_ptr, a_next.mask, b_next.mask)
-                # The fragments of the next term: of this k-block, or the first of the next.
+                # The fragments of the next term: of this k-block, or the first ones of the next
+                # k-block.
                 if k < BLOCK_K - 1:
                     after = simt.load_fragments(a_smem, b_smem, k + 1, A_LOAD, SUMS)
                 else:
                     after = simt.load_fragments(a_free, b_free, 0, A_LOAD, SUMS)
                 acc = simt.add_products(acc, column, row, SNAKE)
                 column, row = after
-            # After the last k-block, back: the last iteration loads what the one before it did,
+            # After the last k-block, step back: the last iteration loads the same k-block again,
             # and multiplies none of it.
             step = gl.where((odd == 0) | (pair + 2 < pairs), BLOCK_K, -BLOCK_K)
             a_ptr += step * strides.a.col

@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 Config = PortableConfig
-# One config serves all rows, and every element sums over K in the order of its k-blocks.
+# All rows use one config, and every output sums over K in the order of its k-blocks.
 BATCH_INVARIANT = True
 EPILOGUES = True
 
@@ -73,7 +73,9 @@ _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
 
 def _readable_name(specialization: Any) -> str:
-    """As `device.rung.readable_name`, which imports Gluon."""
+    """Returns the same name as `device.rung.readable_name`, which cannot be used here because it
+    imports Gluon.
+    """
     tile = specialization.constants["TILE"]
     dtype = specialization.signature["a"].removeprefix("*")
     return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
@@ -83,21 +85,21 @@ def _readable_name(specialization: Any) -> str:
 def add_product(  # type: ignore[no-untyped-def]
     acc, a_tile, b_tile, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr
 ):
-    """acc + A B of a k-block.
+    """Returns acc + A B for a k-block.
 
-    The interpreter takes fp64: its bf16 products are wrong, and bits of fp32 sums may depend on a
-    row's place in a tile.
+    The interpreter computes in fp64, because its bf16 products are wrong, and the bits of its fp32
+    sums may depend on a row's place in a tile.
     """
     if PRECISION == "tf32":
-        # Tensor cores would drop the low bits: twice cuBLAS's error, and a bias towards zero.
+        # Tensor cores would truncate the low bits: twice cuBLAS's error, and a bias towards zero.
         a_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1)
         b_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1)
     if INTERPRETED:
         product = tl.dot(a_tile.to(tl.float64), b_tile.to(tl.float64), out_dtype=tl.float64)
         return acc + product.to(tl.float32)
     elif a_tile.dtype == tl.float32 and PRECISION == "ieee":
-        # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As an
-        # addition the compiler would fold it into the product.
+        # Sums of BLOCK_K terms are added to a running sum, because the error of one long sum grows
+        # with K. The compiler would fold an addition into the product, so it is written as an fma.
         ones = tl.full(acc.shape, 1, tl.float32)
         return tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
     else:
@@ -119,8 +121,9 @@ def store_tile(  # type: ignore[no-untyped-def]
     EPILOGUE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """out = alpha · acc + beta · C for a tile of sums, or what an epilogue makes of that, one part
-    of the columns after the other: all outputs of a large tile would take too many registers.
+    """Stores out = alpha · acc + beta · C for a tile, with the epilogue applied if there is one.
+    Columns are stored in parts, because all outputs of a large tile at once would take too many
+    registers.
     """
     BLOCK_N: tl.constexpr = TILE.block_n
     GATED: tl.constexpr = EPILOGUE is not None and EPILOGUE.gated
@@ -169,11 +172,12 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     EPILOGUE: tl.constexpr,
     epilogue_tensors,
 ):
-    """One tile of out[outer, inner, M, N] = alpha A B + beta C, or what an epilogue makes of that;
-    of a gated one from BLOCK_N // 2 columns of B and as many of its second half.
+    """Computes one tile of out[outer, inner, M, N] = alpha A B + beta C, with the epilogue if there
+    is one. A gated tile uses BLOCK_N // 2 columns of B and as many of its second half.
 
-    Masked lanes may compute offsets that wrap around; every offset that is used is in range. The
-    interpreter needs K as a Python number to walk a range: INTERPRETED_K, 0 when compiled.
+    Masked lanes may compute offsets that overflow; every offset that is used is in range.
+    INTERPRETED_K is K as a Python number, which the interpreter needs to iterate over a range; it
+    is 0 when compiled.
     """
     BLOCK_N: tl.constexpr = TILE.block_n
     BLOCK_K: tl.constexpr = TILE.block_k
@@ -201,9 +205,9 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         k[:, None] * strides.b.row + b_column[None, :] * strides.b.col
     )
     acc = tl.full((TILE.block_m, BLOCK_N), 0, tl.float32)
-    # A k-block can be wider, in elements of memory, than any stride is.
+    # A k-block can span more elements of memory than any stride.
     terms = tl.full((), BLOCK_K, tl.int64) if TILE.wide else BLOCK_K
-    # A `while` loop would not be pipelined.
+    # Triton would not pipeline a `while` loop.
     for start in range(0, INTERPRETED_K if INTERPRETED_K else size.K, BLOCK_K):
         mask_k = tl.full((BLOCK_K,), 1, tl.int1) if TILE.even_k else k < size.K - start
         a_tile = tl.load(a_ptr, mask=mask_m & mask_k[None, :], other=0.0)
@@ -232,7 +236,7 @@ _interpreted = language.interpreted(matmul_kernel)
 
 
 def unsupported(problem: Problem, config: PortableConfig | None = None) -> str | None:
-    """Why this kernel cannot take a call (with this config); None if it can."""
+    """Returns why this kernel cannot take a call (with this config); None if it can."""
     if reason := launch.unsupported_dtype(problem):
         return reason
     if problem.device.type not in ("cpu", "cuda"):
@@ -281,13 +285,15 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
 
 
 def precompile(problem: Problem, config: PortableConfig, arch: int) -> None:
-    """Compiles to Triton's cache what `plan` would load; needs no GPU, and loads nothing on one."""
+    """Compiles what `plan` would load into Triton's cache. Needs no GPU, and loads nothing onto
+    one.
+    """
     compile_for(problem, config, arch)
 
 
 def compile_for(problem: Problem, config: PortableConfig, arch: int) -> CompiledKernel:
-    """The kernel that `plan` would launch on an architecture (90 is sm_90); needs no GPU, and loads
-    nothing on one.
+    """Returns the kernel that `plan` would launch on an architecture (90 is sm_90). Needs no GPU,
+    and loads nothing onto one.
     """
     return _compile(_specialize(problem, config, arch), arch, None)
 
@@ -302,14 +308,14 @@ def artifact(
     shape: tuple[int, int, int] = (4096, 4096, 4096),
     problem: Problem | None = None,
 ) -> Artifact:
-    """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no
-    GPU.
+    """Compiles what `plan` would launch on the reference GPU of an architecture (90 without one).
+    Needs no GPU.
 
-    `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
-    `shape` describe. Without a config, `choose` picks one for the problem. Raises ValueError for
-    what the kernel cannot take.
+    `problem` replaces the aligned problem with a row-major output that `dtype`, `out_dtype`,
+    `layout` and `shape` describe. Without a config, `choose` picks one for the problem. Raises
+    ValueError for a problem or config that the kernel does not support.
     """
-    from ..device import triton_artifact  # imports Gluon, which no launch needs
+    from ..device import triton_artifact  # imports Gluon, which launches do not need
 
     machine = machines.reference(90 if arch is None else arch)
     given = problem or example(dtype, out_dtype, layout, shape)
@@ -335,8 +341,8 @@ def artifact(
 
 @cache
 def _compile(specialization: Specialization, arch: int, device: int | None) -> CompiledKernel:
-    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel
-    belongs to one.
+    """Compiles a kernel. `device` is the index of the GPU on which the caller loads it, because a
+    loaded kernel belongs to one GPU.
     """
     signature, constants = dict(specialization.signature), dict(specialization.constants)
     assert list(signature) == matmul_kernel.arg_names, "the host passes what the kernel takes"
@@ -350,8 +356,8 @@ def _compile(specialization: Specialization, arch: int, device: int | None) -> C
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
     tile: TileTraits = constants["TILE"]
-    # Without a limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels with
-    # masks take all of them.
+    # Without a register limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels
+    # with masks use all of them.
     masked = not (tile.even_m and tile.even_n and tile.even_k)
     unlimited = masked and arch >= 80 and uses_fma(problem, arch)
     return launch.specialize(
@@ -367,7 +373,7 @@ def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Speciali
 
 
 class _Divisibility:
-    """Every divisor up to 16, which decides what Triton vectorizes."""
+    """Every divisor up to 16, because these determine what Triton vectorizes."""
 
     def of_pointer(self, tensor: str, alignment: int) -> int:
         return math.gcd(alignment, 16)
@@ -382,7 +388,7 @@ class _Divisibility:
 def _constants(
     problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool
 ) -> dict[str, Any]:
-    """The constants of the kernel, in the order of its parameters."""
+    """Returns the constants of the kernel, in the order of its parameters."""
     return {
         "TILE": TileTraits(
             name=KERNEL.name,
@@ -404,7 +410,7 @@ def _constants(
 def _interpreter(programs: int) -> Callable[..., None]:
     def run(*arguments: Any) -> None:
         *others, extra = arguments
-        if extra is not None:  # the interpreter needs the names that a launch leaves out
+        if extra is not None:  # the interpreter needs the names that a launch omits
             extra = EpilogueTensors(*(TensorRef(*tensor) for tensor in extra))
         with language.lock, np.errstate(all="ignore"):
             _interpreted[(programs,)](*others, extra)

@@ -1,4 +1,4 @@
-"""Configs of the portable kernel: their budgets, the presets, and the rule that picks one."""
+"""Configs of the portable kernel: their limits, the presets, and the cost model that picks one."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from ..device.grid import tiles
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
-# The share of the tensor cores' rate that 256 columns of a B that is not stored by rows reach, as
+# The fraction of the tensor cores' rate that tiles of 256 columns reach if B is not stored by rows,
 # measured on an H100.
 WIDE_B = 0.75
-# Rows of a batch-invariant product, where one preset serves a row and thousands.
+# Assumed rows of a batch-invariant product, where one preset serves one row and thousands.
 _TYPICAL_ROWS = 512
-# fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255.
+# fp32 registers per thread; with addresses and fragments, 256 would exceed the limit of 255.
 _MAX_ACCUMULATORS = 128
 
 
@@ -105,10 +105,10 @@ class PortableConfig:
 def invalid_reason(
     config: PortableConfig, dtype: torch.dtype, shared_memory_limit: int | None
 ) -> str | None:
-    """Why a config cannot run on operands of `dtype` with so many bytes of shared memory a CTA;
-    None if it can.
+    """Returns why a config cannot run on operands of `dtype` with this much shared memory per CTA,
+    or None if it can.
 
-    Without a limit (the interpreter) only the form of the config is judged.
+    Without a limit (the interpreter) only the form of the config is checked.
     """
     for name in ("block_m", "block_n", "block_k"):
         size = getattr(config, name)
@@ -122,13 +122,13 @@ def invalid_reason(
     if config.accumulators > _MAX_ACCUMULATORS:
         return (
             f"block_m x block_n in {config.num_warps} warps is {config.accumulators} accumulators "
-            "a thread, "
+            "per thread, "
             f"expected at most {_MAX_ACCUMULATORS}"
         )
     needed = config.shared_memory(dtype)
     if shared_memory_limit is not None and needed > shared_memory_limit:
         return (
-            f"{to_text(config)} needs {needed} bytes of shared memory, the device has "
+            f"{to_text(config)} needs {needed} bytes of shared memory, but the device has "
             f"{shared_memory_limit}"
         )
     return None
@@ -142,10 +142,10 @@ def _presets(*rows: tuple[int, int, int, int, int]) -> tuple[PortableConfig, ...
     return tuple(PortableConfig(m, n, k, 8, warps, stages) for m, n, k, warps, stages in rows)
 
 
-# The interpreter pays for an operation, not for an element.
+# The interpreter's cost is per operation, not per element.
 INTERPRETED = PortableConfig(64, 64, 64, 8, 4, 1)
 
-# Presets for tensor cores. Of configs with equal cost, `choose` takes the first that fits.
+# Presets for tensor cores. Among configs of equal cost, `choose` takes the first that fits.
 TENSOR_CORE = _presets(
     (128, 256, 64, 8, 4),
     (256, 128, 64, 8, 4),
@@ -199,14 +199,14 @@ CANDIDATES: tuple[PortableConfig, ...] = tuple(dict.fromkeys(TENSOR_CORE + FMA))
 
 
 def uses_fma(problem: Problem, arch: int) -> bool:
-    """Whether tl.dot becomes fused multiply-adds on this architecture (90 is sm_90) instead of
-    tensor-core products.
+    """Returns whether tl.dot becomes fused multiply-adds on this architecture (90 is sm_90) instead
+    of tensor-core products.
     """
     return arch < 80 or (problem.dtype == torch.float32 and not problem.tf32)
 
 
 def candidates(problem: Problem, arch: int, shared_memory_limit: int) -> tuple[PortableConfig, ...]:
-    """Presets for a problem that fit the device and do not spill there."""
+    """Returns the presets for a problem that fit the device and do not spill there."""
     vectors = vector(problem, "a", arch), vector(problem, "b", arch)
     return tuple(
         config
@@ -222,41 +222,41 @@ def candidates(problem: Problem, arch: int, shared_memory_limit: int) -> tuple[P
 
 
 def _register_budget(problem: Problem, arch: int, narrowest: int) -> int:
-    """Registers of a thread for accumulators and addresses; the rest of the 255 holds operands and
-    what else a k-block needs.
+    """Returns the registers per thread for accumulators and addresses; the rest of the 255 holds
+    operands and other values of a k-block.
     """
     if uses_fma(problem, arch):
         return 80 if problem.dtype == torch.float32 else 64
     if not _reads_shared_memory(arch):
         return 112
     if problem.dtype == torch.float32 or narrowest * problem.dtype.itemsize < 4:
-        return 128  # 16-bit loads too narrow for cp.async pass through registers
+        return 128  # 16-bit loads that are too narrow for cp.async pass through registers
     return 160
 
 
 def _reads_shared_memory(arch: int) -> bool:
-    """Whether tensor cores read operands from shared memory (wgmma, tcgen05) and not from registers
-    (mma.sync).
+    """Returns whether tensor cores read operands from shared memory (wgmma, tcgen05) instead of
+    registers (mma.sync).
     """
     return 90 <= arch < 120
 
 
 def vector(problem: Problem, operand: str, arch: int) -> int:
-    """Elements (a power of two, at most 16 bytes) that one copy of operand "a" or "b" moves to
-    shared memory.
+    """Returns the elements (a power of two, at most 16 bytes) that one copy of operand "a" or "b"
+    moves to shared memory.
     """
     strides = problem.a if operand == "a" else problem.b
     along_k = strides[-1 if operand == "a" else -2] == 1
     if problem.tf32 and _reads_shared_memory(arch) and not along_k:
-        return 1  # such tensor cores take 32-bit operands along K only: the copy transposes
+        return 1  # these tensor cores take 32-bit operands only along K, so the copy transposes
     return launch.vector(problem, operand)
 
 
 def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:
-    """The cheapest preset by `cycles`. Raises ValueError when none fits.
+    """Returns the cheapest preset by `cycles`. Raises ValueError when none fits.
 
-    A batch-invariant product gets one preset for every A and every output, by N, K, dtype and the
-    layout of B.
+    All batch-invariant products with the same N, K, dtype and layout of B get the same preset,
+    whatever A and the output are.
     """
     if problem.batch_invariant:
         problem = _representative(problem)
@@ -269,8 +269,8 @@ def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int)
 
 
 def _representative(problem: Problem) -> Problem:
-    """The product that stands for all that share B: it has rows that fill a GPU, packed and
-    aligned.
+    """Returns the product that represents all products with the same B: with enough rows to fill a
+    GPU, packed and aligned.
     """
     packed_a, packed_out, aligned = (problem.K, 1), (problem.N, 1), (LINE, LINE, 16)
     shared = replace(
@@ -280,12 +280,13 @@ def _representative(problem: Problem) -> Problem:
 
 
 def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -> float:
-    """Estimated SM cycles of a call: waves of tiles, times the k-blocks of a tile, times the
+    """Estimates the SM cycles of a call: waves of tiles, times the k-blocks of a tile, times the
     products and loads of a k-block.
     """
     if uses_fma(problem, arch):
-        # A term costs a thread its products and reads of 4 operands, 4 cycles each. Copies and the
-        # ends of a tile hide behind other CTAs, unless one CTA fills the registers of an SM.
+        # For each term, a thread pays for its products and for reads of the operands, 4 cycles
+        # each. Copies and the ends of a tile are hidden by other CTAs, unless one CTA fills the
+        # registers of an SM.
         alone = 1.2 if config.accumulators > 32 else 1
         reads = 2 * math.sqrt(config.accumulators)
         if problem.b[-1] != 1:
@@ -299,7 +300,7 @@ def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -
             products //= 2  # mma.sync in place of wgmma
         if arch >= 90 and config.block_n > 128 and problem.b[-1] != 1:
             products = int(products * WIDE_B)
-        loaded = 64  # bytes a cycle from L2
+        loaded = 64  # bytes per cycle from L2
         per_k = config.block_m * config.block_n / products
         per_k += (config.block_m + config.block_n) * problem.dtype.itemsize / loaded
         k_block = config.block_k * per_k + 40  # barriers and address arithmetic
@@ -315,12 +316,14 @@ _AXES: Axes = {
     "num_stages": (2, 3, 4, 5),
     "group_m": (1, 8),
 }
-# In the interpreter the others have no effect.
+# The other fields have no effect in the interpreter.
 _INTERPRETED: Axes = {name: _AXES[name] for name in ("block_m", "block_n", "block_k")}
 
 
 def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
-    """The configs worth trying for a problem on a GPU; without one, in the interpreter."""
+    """Returns the configs that are worth trying for a problem on a GPU, or in the interpreter if
+    `machine` is None.
+    """
     arch, limit = (0, None) if machine is None else (machine.arch, machine.shared_memory_per_cta)
     fma = uses_fma(problem, arch)
     vectors = vector(problem, "a", arch), vector(problem, "b", arch)
@@ -333,12 +336,12 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
         needed, budget = config.registers(*vectors), _register_budget(problem, arch, min(vectors))
         if needed > budget:
             return (
-                f"accumulators and addresses take {needed} registers a thread, expected at most "
+                f"accumulators and addresses take {needed} registers per thread, expected at most "
                 f"{budget}"
             )
         if fma and problem.dtype.itemsize == 2 and config.widened_operands > 192:
             return (
-                f"widened operands take {config.widened_operands:.0f} registers a thread, "
+                f"widened operands take {config.widened_operands:.0f} registers per thread, "
                 "expected at most 192"
             )
         return None

@@ -47,12 +47,12 @@ def staged(
     B_LOAD: gl.constexpr,
     PREFETCH: gl.constexpr,
 ):
-    """One k-block after another, of BLOCK_K terms: copy, multiply. Triton puts the two barriers of
-    a k-block where they must be.
+    """Copies and multiplies one k-block of BLOCK_K terms after another. Triton inserts the two
+    barriers per k-block.
 
-    The rungs from here to simt.warptile differ in layouts: who copies what, how it lies in shared
-    memory, who multiplies what. PREFETCH, which simt.warptile adds: a k-block is loaded while the
-    one before it is multiplied.
+    The rungs from here to simt.warptile differ only in layouts: which thread copies which elements,
+    how these lie in shared memory, and which thread multiplies them. PREFETCH, which simt.warptile
+    adds, loads a k-block while the previous one is multiplied.
     """
     BLOCK_K: gl.constexpr = TILE.block_k
     SUMS: gl.constexpr = OUTPUTS.sums
@@ -72,7 +72,7 @@ def staged(
         simt.store_k_blocks(a_smem, b_smem, a_regs, b_regs, A_LOAD, B_LOAD)
         a_next, b_next = tiles.advance_ptrs(a_next, b_next, strides, TILE)
         if PREFETCH:
-            # Past the last k-block nothing is left, and the masks load nothing.
+            # Beyond the last k-block the masks load nothing.
             a_regs, b_regs = tiles.load_blocks(
                 a_next, b_next, left - BLOCK_K, A_LOAD, B_LOAD, False
             )

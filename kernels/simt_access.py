@@ -1,9 +1,9 @@
-"""What the layouts of a CUDA-core rung cost in memory, predicted without a GPU and without
+"""The memory cost of the layouts of a CUDA-core rung, predicted without a GPU and without
 compiling.
 
-In shared memory these are the wavefronts of one warp for one k-block, in global memory the
-transactions and sectors of one request of a warp. The figures hold for products of aligned,
-row-major or transposed matrices without an edge; 16-bit operands are widened in shared memory.
+For shared memory it is the wavefronts of one warp per k-block, for global memory the transactions
+and sectors of one request of a warp. The figures hold for products of aligned, row-major or
+transposed matrices without partial tiles; 16-bit operands are widened in shared memory.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from .simt_maps import maps
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a warp to global memory: the bytes that a lane asks for, the lines of 128 and
-    the sectors of 32 bytes that it touches, and how many such requests move the warp's part of a
-    tile.
+    """One request of a warp to global memory: the bytes that a lane requests, the 128-byte lines
+    and the 32-byte sectors that the request touches, and the number of such requests that move the
+    warp's part of a tile.
     """
 
     bytes: int
@@ -30,12 +30,16 @@ class Request:
 
     @property
     def efficiency(self) -> float:
-        """Bytes that lanes ask for over bytes of the lines; above 1 where they ask for the same."""
+        """Bytes that lanes request divided by bytes of the touched lines; above 1 where lanes
+        request the same bytes.
+        """
         return access.WARP * self.bytes / (self.transactions * access.LINE)
 
 
 def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
-    """By access: "A store", "B store", "A load", "B load"; {} for a rung that stages nothing."""
+    """Returns the cost by access: "A store", "B store", "A load", "B load"; {} for a rung that does
+    not stage operands in shared memory.
+    """
     c, layouts = config, maps(config, problem)
     if c.block_k == 1:
         return {}
@@ -57,7 +61,7 @@ def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
 
 
 def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
-    """By access: "A load", "B load", "out store"."""
+    """Returns the requests by access: "A load", "B load", "out store"."""
     layouts, size = maps(config, problem), problem.dtype.itemsize
     direct = config.block_k == 1
     a, b = (layouts.outputs, layouts.outputs) if direct else (layouts.a, layouts.b)
@@ -80,8 +84,9 @@ def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
 
 
 def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
-    """What all warps of a CTA take for one k-block: transactions of its loads under "l1",
-    wavefronts of all its accesses under "shared" (absent for a rung that stages nothing).
+    """Returns the cost of one k-block over all warps of a CTA: transactions of its loads under
+    "l1", wavefronts of all its accesses under "shared" (absent for a rung that does not stage
+    operands).
     """
     loads = [
         request for access, request in in_global(config, problem).items() if access != "out store"
@@ -95,7 +100,9 @@ def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
 
 
 def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> Request:
-    """Elements that follow one another go with one request, at most `most` of them."""
+    """Returns the request of a warp when one load moves consecutive elements, at most `most` of
+    them.
+    """
     steps = [step for basis in mapping.registers if (step := byte(*basis) - byte(0, 0))]
     width = size
     while width in steps and width < most * size:

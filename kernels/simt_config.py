@@ -1,5 +1,5 @@
-"""The configuration of every rung of the CUDA-core ladder: tiles of a CTA, a warp, a thread, and
-their budgets.
+"""The configuration of every rung of the CUDA-core ladder: tiles of a CTA, a warp and a thread, and
+their limits.
 """
 
 from dataclasses import dataclass, fields
@@ -8,9 +8,9 @@ from ..core.space import Axes
 from ..device.grid import MAX_THREADS, WARP, max_registers
 
 SM_THREADS = 2048
-# Registers a thread; fragments, k-blocks on their way and addresses share the other 127.
+# Registers per thread; fragments, k-blocks in flight and addresses share the other 127.
 MAX_ACCUMULATORS = 128
-FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on their way there
+FP32 = 4  # bytes; shared memory holds fp32, and copies to it widen 16-bit operands
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SimtConfig:
         store_at: The term of the k-block at which the next one is written to shared memory, where
             that has room for two.
         ctas: CTAs that an SM must have registers for. It limits the registers of a thread on sm_90
-            and newer, where A is stored by columns or is transposed.
+            and newer, where A is contiguous along K or `transpose_a` is set.
 
     Example:
         >>> from outblas.kernels.simt_config import SimtConfig
@@ -108,8 +108,8 @@ class SimtConfig:
 def invalid_reason(
     config: SimtConfig, shared_memory_limit: int | None = None, buffers: int = 1
 ) -> str | None:
-    """Why no kernel can be built from a config, with so many buffers for k-blocks in so much shared
-    memory (None: any amount); None if one can.
+    """Returns why no kernel can be built from a config, with `buffers` k-blocks in this much shared
+    memory (None: any amount), or None if one can.
     """
     return _sizes(config) or _hierarchy(config) or _budgets(config, shared_memory_limit, buffers)
 
@@ -133,7 +133,7 @@ def _sizes(c: SimtConfig) -> str | None:
     if c.pad % c.vector:
         return (
             f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows of A are written "
-            "so many words at a time"
+            "that many words at a time"
         )
     if not 0 <= c.store_at < c.block_k:
         return f"store_at is {c.store_at}, expected a term of the k-block, 0 to {c.block_k - 1}"
@@ -156,7 +156,7 @@ def _hierarchy(c: SimtConfig) -> str | None:
     lanes = c.warp_m // c.thread_m * (c.warp_n // c.thread_n)
     if lanes != WARP:
         return (
-            f"a warp of {c.warp_m}x{c.warp_n} outputs has {lanes} threads of "
+            f"a warp tile of {c.warp_m}x{c.warp_n} outputs has {lanes} threads of "
             f"{c.thread_m}x{c.thread_n}, expected {WARP}"
         )
     if c.threads > MAX_THREADS:
@@ -167,29 +167,30 @@ def _hierarchy(c: SimtConfig) -> str | None:
 def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
     if c.accumulators > MAX_ACCUMULATORS:
         return (
-            f"thread_m x thread_n is {c.accumulators} sums a thread, expected at most "
+            f"thread_m x thread_n is {c.accumulators} sums per thread, expected at most "
             f"{MAX_ACCUMULATORS}"
         )
     if c.ctas * c.threads > SM_THREADS:
-        return f"ctas is {c.ctas}: {c.ctas * c.threads} threads, an SM has at most {SM_THREADS}"
+        return f"ctas is {c.ctas}: {c.ctas * c.threads} threads, but an SM has at most {SM_THREADS}"
     if c.max_registers < c.accumulators + 24:
         return (
-            f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for "
+            f"ctas is {c.ctas}: {c.max_registers} registers per thread, too few for "
             f"{c.accumulators} sums"
         )
     for name, rows in (("m", c.block_m), ("n", c.block_n)):
         if c.block_k > 1 and rows * c.block_k // c.threads > 64:
             return (
-                f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, "
+                f"block_{name} x block_k is {rows * c.block_k // c.threads} elements per thread, "
                 "expected at most 64"
             )
     needed = buffers * c.k_block_bytes if c.block_k > 1 else 0
     if limit is not None and needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
+        return f"needs {needed} bytes of shared memory, but the device has {limit}"
     return None
 
 
-# What a sweep tries. The tile of a warp, that of a thread and its fragments only fit together.
+# The values that a sweep tries. Tiles of a warp, tiles of a thread and fragments are only valid
+# together.
 AXES: Axes = {
     "block_m": (32, 64, 128, 256),
     "block_n": (32, 64, 128, 256),
@@ -209,8 +210,8 @@ AXES: Axes = {
     "ctas": (1, 2),
 }
 
-# The documents' own parameters: kernel, and what differs from the rung's config. The rungs' configs
-# are an H100's.
+# The parameters that the documents use: the kernel, and what differs from the rung's config, whose
+# values suit an H100.
 PRESETS: dict[str, tuple[str, str]] = {
     "002 float4, 000 kernel 6": ("simt.vectorized", "pad=0,piece_n=8"),
     "000 kernel 6, padded": ("simt.vectorized", "piece_n=8"),

@@ -1,4 +1,4 @@
-"""The host side of the CUDA-core rungs: which calls they take, layouts from configs, and what the
+"""The host side of the CUDA-core rungs: supported calls, layouts made from configs, and what the
 compiler is told.
 """
 
@@ -19,7 +19,7 @@ from .simt_access import in_shared, passes
 from .simt_config import AXES, SimtConfig, invalid_reason
 from .simt_maps import maps
 
-# Fields of a config that a kernel does not read.
+# The fields of a config that a kernel does not read.
 UNREAD = {
     "direct": ("block_k", "transpose_a", "pad", "prefetch", "store_at"),
     "staged": ("store_at",),
@@ -30,8 +30,8 @@ UNREAD = {
 def entry(
     kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int = 1, steps: int = 1
 ) -> rung.Entry[SimtConfig]:
-    """What a rung's module offers, for a Gluon kernel with `buffers` k-blocks in shared memory, of
-    which an iteration of its loop multiplies `steps`.
+    """Returns what a rung's module exports, for a Gluon kernel with `buffers` k-blocks in shared
+    memory whose loop multiplies `steps` of them per iteration.
     """
     return SimtRung(kernel, body, own, buffers, steps).entry()
 
@@ -93,8 +93,8 @@ class SimtRung(rung.Rung[SimtConfig]):
     def specialization(
         self, config: SimtConfig, problem: Problem, constants: dict[str, Any], arch: int
     ) -> launch.Specialization:
-        # Below sm_90, and with an A that is transposed on its way, the same code takes a few more
-        # registers: it would spill.
+        # Below sm_90, and where the copy transposes an A stored by columns back to rows, the same
+        # code takes a few more registers, and would spill with the limit.
         limited = arch >= 90 and (config.transpose_a or problem.a[-1] == 1)
         tile: TileTraits = constants["TILE"]
         return launch.specialize(
@@ -110,7 +110,7 @@ class SimtRung(rung.Rung[SimtConfig]):
     def ladder_constants(self, config: SimtConfig, problem: Problem, arch: int) -> dict[str, Any]:
         c, layouts = config, maps(config, problem)
         a_shape = (c.block_k, c.block_m) if c.transpose_a else (c.block_m, c.block_k)
-        # Both or neither: a kernel with masks on one side alone would be another compile.
+        # Both or neither: a kernel with masks on one side only would need another compile.
         even = problem.M % c.block_m == 0 and problem.N % c.block_n == 0
         return {
             "TILE": TileTraits(
@@ -149,7 +149,8 @@ class SimtRung(rung.Rung[SimtConfig]):
 class _Divisibility:
     """Divisors only as far as copies and stores of 16 bytes need them.
 
-    `known` says of which tensors they need them; `sizes_by_four`: the masks of M and N go by four.
+    `known`: the tensors for which they are needed. `sizes_by_four`: masks of M and N cover groups
+    of four.
     """
 
     known: dict[str, bool]
@@ -168,7 +169,7 @@ class _Divisibility:
 
 
 def _divisibility(config: SimtConfig, problem: Problem, *, even: bool) -> _Divisibility:
-    """`even`: tiles divide M and N, which no mask reads then."""
+    """Returns the divisors. `even`: tiles divide M and N, so no mask reads these."""
     known = {
         name: config.vector > 1 and launch.vector(problem, name) >= config.vector for name in "ab"
     }

@@ -1,5 +1,5 @@
-"""Which thread holds which elements in a CUDA-core kernel: the maps that its config and the storage
-of its operands ask for.
+"""Which thread holds which elements in a CUDA-core kernel: the maps for its config and for the
+storage order of its operands.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from .simt_config import SimtConfig
 
 @dataclass(frozen=True)
 class Maps:
-    """Which thread holds which outputs, and which elements of the k-blocks of A and B on their way
-    to shared memory.
+    """The maps from threads to outputs, and from threads to the elements of the k-blocks of A and B
+    that they copy to shared memory.
     """
 
     outputs: Mapping
@@ -22,7 +22,7 @@ class Maps:
 
 
 def maps(config: SimtConfig, problem: Problem) -> Maps:
-    """Neighbouring lanes copy along the axis along which an operand is stored."""
+    """Returns the maps. Neighbouring lanes copy along the contiguous axis of an operand."""
     c = config
     computed = outputs(
         (c.block_m, c.block_n),

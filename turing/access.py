@@ -1,5 +1,5 @@
-"""The loads of a tensor-core rung: which thread loads what, and what that costs in L1, predicted
-without a GPU: the lines of 128 bytes that its warps look up.
+"""The loads of a tensor-core rung, predicted without a GPU: which thread loads which elements, and
+the cost in L1, counted as 128-byte lines that the warps look up.
 """
 
 from ..core.problem import Problem
@@ -7,19 +7,19 @@ from ..device import access, launch
 from ..device.mapping import Mapping, copies
 from .config import ITEM, TuringConfig
 
-# Which thread holds which of 16×16 elements, rows of A or columns of B by K: lanes by fours along
-# K, two elements each.
+# Which thread holds which of 16×16 elements, rows of A or columns of B by K: groups of four lanes
+# along K, two elements each.
 FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ())
 
 
 def width(config: TuringConfig, problem: Problem, name: str) -> int:
-    """Elements that one load of operand "a" or "b" moves."""
+    """Returns the number of elements that one load of operand "a" or "b" moves."""
     return min(config.vector, launch.vector(problem, name))
 
 
 def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
-    """Which thread loads which elements of a k-block, rows of A or columns of B by K: neighbouring
-    lanes go along the axis of storage.
+    """Returns which thread loads which elements of a k-block, rows of A or columns of B by K.
+    Neighbouring lanes go along the operand's contiguous axis.
     """
     rows = config.block_m if name == "a" else config.block_n
     wide = width(config, problem, name)
@@ -29,8 +29,9 @@ def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
 
 
 def lines(config: TuringConfig, problem: Problem, direct: bool) -> float:
-    """Cache lines that all warps of a CTA look up for one k-block of A and one of B. `direct`:
-    fragments come straight from global memory, and warps side by side load each its own.
+    """Returns the cache lines that all warps of a CTA look up for one k-block of A and one of B.
+    `direct`: fragments are loaded straight from global memory, and each warp loads its own, even
+    where warps side by side need the same.
     """
     return sum(_lines(config, problem, name, direct) for name in "ab")
 

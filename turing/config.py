@@ -1,5 +1,5 @@
 """The configuration of every rung of the tensor-core ladder: tiles, warps, copies, shared memory,
-and their budgets.
+and their limits.
 """
 
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from ..core.space import Axes
 from ..device.grid import MAX_THREADS, WARP, max_registers
 
-MMA_M, MMA_N, MMA_K = 16, 8, 16  # of one mma.sync; on sm_75 two of K = 8
-# Registers a thread; fragments, k-blocks on their way and addresses share the other 127.
+MMA_M, MMA_N, MMA_K = 16, 8, 16  # shape of one mma.sync; on sm_75 two of K = 8
+# Registers per thread; fragments, k-blocks in flight and addresses share the other 127.
 MAX_ACCUMULATORS = 128
-ITEM = 2  # bytes: 16-bit operands
+ITEM = 2  # bytes of a 16-bit operand
 FP32 = 4
-# words that lengthen a row of outputs in shared memory: eight rows of pairs then use all banks
+# Padding of a row of outputs in shared memory, in words: eight rows of pairs then use all banks.
 STAGED_PAD = 8
-ARCHS = (0, 75, 80)  # whose PTX the driver assembles for every newer GPU
+ARCHS = (0, 75, 80)  # the driver assembles PTX of these architectures for every newer GPU
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class TuringConfig:
 
 
 def invalid_reason(config: TuringConfig, shared_memory_limit: int | None = None) -> str | None:
-    """Why no kernel can be built from a config with so much shared memory (None: any amount); None
-    if one can.
+    """Returns why no kernel can be built from a config with this much shared memory (None: any
+    amount), or None if one can.
     """
     return _sizes(config) or _warps(config) or _budgets(config, shared_memory_limit)
 
@@ -121,8 +121,8 @@ def _sizes(c: TuringConfig) -> str | None:
         return f"pad is {c.pad}, expected 0, 2, 4, 8 or 16 elements"
     if c.pad % c.vector:
         return (
-            f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows are written so "
-            "many elements at a time"
+            f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows are written "
+            "that many elements at a time"
         )
     if c.swizzle and c.pad:
         return f"pad is {c.pad}, expected 0 where k-blocks are swizzled"
@@ -139,8 +139,8 @@ def _warps(c: TuringConfig) -> str | None:
         block, warps = getattr(c, f"block_{axis}"), getattr(c, f"warps_{axis}")
         if block < warps * least:
             return (
-                f"block_{axis} is {block}, expected at least {warps * least}: {warps} warps of "
-                f"{least}"
+                f"block_{axis} is {block}, expected at least {warps * least}: {warps} warps with "
+                f"{least} each"
             )
     if c.threads > MAX_THREADS:
         return f"warps_m x warps_n is {c.num_warps} warps, expected at most {MAX_THREADS // WARP}"
@@ -150,27 +150,27 @@ def _warps(c: TuringConfig) -> str | None:
 def _budgets(c: TuringConfig, limit: int | None) -> str | None:
     if c.accumulators > MAX_ACCUMULATORS:
         return (
-            f"block_m x block_n is {c.accumulators} sums a thread, expected at most "
+            f"block_m x block_n is {c.accumulators} sums per thread, expected at most "
             f"{MAX_ACCUMULATORS}"
         )
     if c.max_registers < c.accumulators + 32:
         return (
-            f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for "
+            f"ctas is {c.ctas}: {c.max_registers} registers per thread, too few for "
             f"{c.accumulators} sums"
         )
     for name, rows in (("m", c.block_m), ("n", c.block_n)):
         if rows * c.block_k // c.threads > 64:
             return (
-                f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, "
+                f"block_{name} x block_k is {rows * c.block_k // c.threads} elements per thread, "
                 "expected at most 64"
             )
     needed = max(c.stages * c.k_block_bytes, c.staged_bytes if c.stage_out else 0)
     if limit is not None and needed > limit:
-        return f"needs {needed} bytes of shared memory, the device has {limit}"
+        return f"needs {needed} bytes of shared memory, but the device has {limit}"
     return None
 
 
-# What a sweep tries.
+# The values that a sweep tries.
 AXES: Axes = {
     "block_m": (32, 64, 128, 256),
     "block_n": (32, 64, 128, 256),

@@ -46,7 +46,7 @@ class Config(ldmatrix.Config):
     ctas: int = 1
 
 
-# Tiles, and how fast each is where there are many: shares of cuBLAS in one run (H100, sm_80 code,
+# Tiles, and their speed where there are many: fractions of cuBLAS in one run (H100, sm_80 code,
 # 4096; WORKLOG.md).
 SIZES = (
     (Config(), 0.583),
@@ -66,8 +66,8 @@ def copy_stage(
     A_LOAD: gl.constexpr,
     B_LOAD: gl.constexpr,
 ):
-    """Starts the copies of a k-block of A and one of B to shared memory, as one group. They go
-    through registers, and are waited for, where rows are not aligned to 4 bytes.
+    """Starts the copies of a k-block of A and one of B to shared memory, as one group. Where rows
+    are not aligned to 4 bytes, the copies go through registers and complete before this returns.
     """
     a_ptr, b_ptr = a_next.ptr, b_next.ptr
     a_mask = tiles.block_mask(a_next, left, A_LOAD, False)
@@ -101,12 +101,12 @@ def pipelined(
     EPILOGUE: gl.constexpr,
     epilogue_tensors,
 ):
-    """STAGES k-blocks an iteration, so that stages have fixed addresses.
+    """Multiplies STAGES k-blocks per iteration, so that stages have fixed addresses.
 
-    There is one wait and one barrier a k-block, before its last products: they say that the next
-    k-block has landed, and that no warp reads this one any more. Fragments of 16 terms are read
-    while the products of those before run. Where the epilogue is gated, half of a tile's columns
-    are the gate's.
+    There is one wait and one barrier per k-block, before its last products: after them the next
+    k-block has arrived, and no warp reads this one any more. Fragments of 16 terms are read while
+    the previous products run. Where the epilogue is gated, half of a tile's columns belong to the
+    gate.
     """
     BLOCK_K: gl.constexpr = TILE.block_k
     GATED: gl.constexpr = EPILOGUE is not None and EPILOGUE.gated
@@ -141,7 +141,7 @@ def pipelined(
             for k in gl.static_range(16, BLOCK_K + 16, 16):
                 if k == BLOCK_K:
                     wait_copies(STAGES - 2)
-                # The next fragments: of this k-block, or the first of the next.
+                # The next fragments: of this k-block, or the first ones of the next k-block.
                 a_after, b_after = tiles.load_fragments(
                     a_smem[(stage + k // BLOCK_K) % STAGES],
                     b_smem[(stage + k // BLOCK_K) % STAGES],
@@ -152,7 +152,7 @@ def pipelined(
                 acc = mma(a_fragment, b_fragment, acc)
                 a_fragment = a_after
                 b_fragment = b_after
-    wait_copies(0)  # those past the end of K would write zeros into outputs
+    wait_copies(0)  # copies beyond the end of K would write zeros into the outputs
     tiles.store(
         acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS, EPILOGUE, epilogue_tensors
     )

@@ -44,8 +44,8 @@ def fill_stage(
     A_LOAD: gl.constexpr,
     B_LOAD: gl.constexpr,
 ):
-    """A k-block of A by the first threads, one of B by the last, as many as have something to load:
-    the rest would load and store once more what others do.
+    """Fills a stage: the first threads load a k-block of A, the last ones a k-block of B. Threads
+    without elements of their own do not take part; they would repeat the work of others.
     """
     THREADS: gl.constexpr = 32 * gl.num_warps()
     if min(A_LOAD.threads, B_LOAD.threads) == THREADS:
@@ -78,11 +78,11 @@ def buffered(
     B_LOAD: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
-    """Two k-blocks an iteration, so that stages have fixed addresses and one barrier parts a
-    k-block from the next.
+    """Multiplies two k-blocks per iteration, so that stages have fixed addresses and one barrier
+    separates k-blocks.
 
-    A thread stores what it loads before its products, and waits for it: nothing overlaps. AHEAD:
-    what is stored was loaded before the products of the k-block before.
+    A thread loads, waits for the elements and stores them before its products, so nothing overlaps.
+    AHEAD: the stored elements were loaded before the products of the previous k-block.
     """
     BLOCK_K: gl.constexpr = TILE.block_k
     MMA: gl.constexpr = OUTPUTS.sums
@@ -111,7 +111,7 @@ def buffered(
                 fill_stage(a_smem[1 - odd], b_smem[1 - odd], a_next, b_next, left, A_LOAD, B_LOAD)
             a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
             acc = tiles.mma_k_block(acc, a_smem[odd], b_smem[odd], BLOCK_K, MMA)
-            barrier()  # the branches in `fill_stage` have room for none
+            barrier()  # `fill_stage` branches on the thread, so it can contain no barrier
 
     tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 

@@ -1,4 +1,4 @@
-"""The host side of the tensor-core rungs: which calls they take, layouts from configs, and what the
+"""The host side of the tensor-core rungs: supported calls, layouts made from configs, and what the
 compiler is told.
 """
 
@@ -20,7 +20,7 @@ from ..device.records import OperandLayout, OutputLayout, TileTraits
 from .access import copied, lines, width
 from .config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
-# Fields of a config that a kernel does not read.
+# The fields of a config that a kernel does not read.
 UNREAD = {
     "direct": ("pad", "swizzle", "stages", "ahead"),
     "staged": ("stages", "ahead"),
@@ -34,8 +34,8 @@ Sizes = Sequence[tuple[TuringConfig, float]]
 def entry(
     kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1
 ) -> rung.Entry[TuringConfig]:
-    """What a rung's module offers, for a Gluon kernel that multiplies `steps` k-blocks an
-    iteration of its loop.
+    """Returns what a rung's module exports, for a Gluon kernel whose loop multiplies `steps`
+    k-blocks per iteration.
     """
     return TuringRung(kernel, body, own, steps).entry()
 
@@ -43,9 +43,9 @@ def entry(
 class TuringRung(rung.Rung[TuringConfig]):
     """A rung of the tensor-core ladder.
 
-    `steps`: k-blocks that an iteration of its loop multiplies (0: as many as there are stages, two
-    at least). `sizes`: configs to choose from, and how fast each is where there are many tiles;
-    without any, the rung's default config.
+    `steps`: the k-blocks that an iteration of its loop multiplies (0: as many as there are stages,
+    at least two). `sizes`: the configs to choose from, and their speed where there are many tiles;
+    if empty, the rung's default config is used.
     """
 
     base, dtype, layout = TuringConfig, torch.float16, "nt"
@@ -57,8 +57,8 @@ class TuringRung(rung.Rung[TuringConfig]):
         self.steps, self.sizes = steps, sizes
 
     def default(self, problem: Problem, sms: int, limit: int) -> TuringConfig:
-        """The config of `sizes` that takes least time by its waves over the SMs and fits in shared
-        memory.
+        """Returns the config of `sizes` that fits in shared memory and takes the least time,
+        estimated from its waves over the SMs.
         """
 
         def cost(size: tuple[TuringConfig, float]) -> float:
@@ -71,7 +71,7 @@ class TuringRung(rung.Rung[TuringConfig]):
 
     @property
     def _direct(self) -> bool:
-        """Whether fragments come straight from global memory."""
+        """Whether fragments are loaded straight from global memory."""
         return bool(self.body.__name__ == "direct")
 
     @property
@@ -100,8 +100,8 @@ class TuringRung(rung.Rung[TuringConfig]):
             return "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
         if problem.epilogue != NONE and not config.stage_out:
             return (
-                "config: stage_out is False, expected True: by way of shared memory an epilogue "
-                "takes half a tile"
+                "config: stage_out is False, expected True: an epilogue needs "
+                "shared memory to store half a tile at a time"
             )
         return None
 
@@ -148,7 +148,7 @@ class TuringRung(rung.Rung[TuringConfig]):
 
     def ladder_constants(self, config: TuringConfig, problem: Problem, arch: int) -> dict[str, Any]:
         c = config
-        # Both or neither: a kernel with masks on one side alone would be another compile.
+        # Both or neither: a kernel with masks on one side only would need another compile.
         even = problem.M % c.block_m == 0 and problem.N % out_columns(c, problem) == 0
         mma = gluon.mma_layout(self.target(c, arch), (c.warps_m, c.warps_n))
         if self._direct:
@@ -194,8 +194,9 @@ class _Divisibility:
 
 
 def _operand_layout(c: TuringConfig, problem: Problem, name: str) -> OperandLayout:
-    """How k-blocks of operand "a" or "b" [rows, K] go to shared memory; one by one where rows are
-    not aligned to 4 bytes, which asynchronous copies take at least.
+    """Returns how k-blocks of operand "a" or "b" [rows, K] are copied to shared memory. Elements
+    are copied one by one where rows are not aligned to 4 bytes, the minimum for asynchronous
+    copies.
     """
     rows = c.block_m if name == "a" else c.block_n
     along_k = launch.contiguous(problem, name) == "k"
@@ -209,7 +210,7 @@ def _operand_layout(c: TuringConfig, problem: Problem, name: str) -> OperandLayo
         copy=gluon.registers(copy),
         shared=shared,
         single=width(c, problem, name) == 1,
-        # stmatrix wants whole warps
+        # stmatrix needs whole warps
         threads=copy.holders if copy.holders % WARP == 0 else c.threads,
     )
 
@@ -226,8 +227,8 @@ def _output_layout(c: TuringConfig, problem: Problem, mma: Any) -> OutputLayout:
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:
-    """Which thread writes which outputs, those of an epilogue half after half: neighbouring lanes
-    go along the axis along which outputs are stored, 16 bytes each.
+    """Returns which thread stores which outputs; with an epilogue, one half of the columns after
+    the other. Neighbouring lanes go along the contiguous axis of the outputs, with 16 bytes each.
     """
     wide = launch.WIDEST // problem.out_dtype.itemsize
     columns = c.block_n if problem.epilogue == NONE else c.block_n // 2

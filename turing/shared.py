@@ -46,8 +46,8 @@ def staged(
     A_LOAD: gl.constexpr,
     B_LOAD: gl.constexpr,
 ):
-    """One k-block after another, of BLOCK_K terms: copy, multiply. Triton puts the two barriers of
-    a k-block where they must be.
+    """Copies and multiplies one k-block of BLOCK_K terms after another. Triton inserts the two
+    barriers per k-block.
     """
     BLOCK_K: gl.constexpr = TILE.block_k
     MMA: gl.constexpr = OUTPUTS.sums

@@ -43,10 +43,11 @@ def direct(
     A_LOAD: gl.constexpr,
     B_LOAD: gl.constexpr,
 ):
-    """Fragments of BLOCK_K terms, loaded by the lanes that hand them to the tensor cores.
+    """Multiplies fragments of BLOCK_K terms that are loaded by the lanes which pass them to the
+    tensor cores.
 
-    MMA is the layout in which mma.sync leaves its sums; A_LOAD and B_LOAD say which lane loads
-    which elements for it.
+    MMA is the layout of mma.sync's accumulators; A_LOAD and B_LOAD define which lane loads which
+    elements.
     """
     MMA: gl.constexpr = OUTPUTS.sums
     tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)

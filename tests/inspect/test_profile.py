@@ -286,7 +286,7 @@ def test_a_kernel_for_another_gpu_starts_no_ncu(
     replay: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    check_stops(2, "kernel 'hopper.tma_wgmma' needs sm_90, and H100 is sm_80", "hopper.tma_wgmma")
+    check_stops(2, "kernel 'hopper.tma_wgmma' needs sm_90, but H100 is sm_80", "hopper.tma_wgmma")
     assert not replay.exists()
 
 

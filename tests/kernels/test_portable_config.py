@@ -71,8 +71,8 @@ def test_the_default_config_is_valid() -> None:
         ({"num_warps": 64}, "num_warps is 64"),
         ({"group_m": 0}, "group_m is 0"),
         ({"num_stages": 0}, "num_stages is 0"),
-        ({"block_n": 256}, "256 accumulators a thread, expected at most 128"),
-        ({"num_stages": 8}, "needs 262208 bytes of shared memory, the device has 232448"),
+        ({"block_n": 256}, "256 accumulators per thread, expected at most 128"),
+        ({"num_stages": 8}, "needs 262208 bytes of shared memory, but the device has 232448"),
     ],
     ids=str,
 )

@@ -33,21 +33,21 @@ GLUON = [*NAMES, *(kernel.name for kernel in registry.ladder("turing"))]
             "piece_m, thread_m, warp_m, block_m are 8, 8, 256, 128, expected each to divide the "
             "next",
         ),
-        ("thread_n=8", "a warp of 64x64 outputs has 64 threads of 8x8, expected 32"),
+        ("thread_n=8", "a warp tile of 64x64 outputs has 64 threads of 8x8, expected 32"),
         ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
         ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
         ("vector=8", "vector is 8, expected 1, 2 or 4"),
         ("store_at=16", "store_at is 16, expected a term of the k-block, 0 to 15"),
         ("group_m=0", "group_m is 0, expected 1 to 1024"),
         ("ctas=0", "ctas is 0, expected 1 to 32"),
-        ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
-        ("ctas=32", "ctas is 32: 4096 threads, an SM has at most 2048"),
+        ("ctas=4", "ctas is 4: 128 registers per thread, too few for 128 sums"),
+        ("ctas=32", "ctas is 32: 4096 threads, but an SM has at most 2048"),
         ("block_m=512,block_n=512", "the tile takes 2048 threads, expected at most 1024"),
         (
             "thread_m=16,thread_n=16,warp_m=128",
-            "thread_m x thread_n is 256 sums a thread, expected at most 128",
+            "thread_m x thread_n is 256 sums per thread, expected at most 128",
         ),
-        ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
+        ("block_k=128", "block_m x block_k is 128 elements per thread, expected at most 64"),
     ],
 )
 def test_an_invalid_config_says_why(text: str, reason: str) -> None:
@@ -59,7 +59,7 @@ def test_an_invalid_config_says_why(text: str, reason: str) -> None:
 def test_a_config_that_needs_more_shared_memory_than_there_is_says_so() -> None:
     reason = invalid_reason(own("simt.warptile"), 16000)
 
-    assert reason == "needs 16896 bytes of shared memory, the device has 16000"
+    assert reason == "needs 16896 bytes of shared memory, but the device has 16000"
 
 
 def test_tensors_on_the_cpu_are_refused() -> None:

@@ -210,8 +210,8 @@ def test_who_loads() -> None:
     ("name", "text", "reason"),
     [
         ("wmma", "block_m=96", "block_m is 96, expected a power of two from 1 to 256"),
-        ("wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps of 16"),
-        ("wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps of 8"),
+        ("wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps with 16 each"),
+        ("wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps with 8 each"),
         ("wmma", "block_k=8", "block_k is 8, expected 16 to 128"),
         ("wmma", "vector=16", "vector is 16, expected 1, 2, 4 or 8"),
         ("wmma", "pad=8", "pad is 8, expected 0: turing.wmma has no other"),
@@ -230,13 +230,13 @@ def test_who_loads() -> None:
         (
             "ldmatrix",
             "block_m=256,block_n=256",
-            "block_m x block_n is 256 sums a thread, expected at most 128",
+            "block_m x block_n is 256 sums per thread, expected at most 128",
         ),
-        ("ldmatrix", "ctas=4", "ctas is 4: 64 registers a thread, too few for 64 sums"),
+        ("ldmatrix", "ctas=4", "ctas is 4: 64 registers per thread, too few for 64 sums"),
         (
             "ldmatrix",
             "block_k=128,warps_m=1,ctas=1",
-            "block_m x block_k is 128 elements a thread, expected",
+            "block_m x block_k is 128 elements per thread, expected",
         ),
         ("cp_async", "stages=1", "stages is 1, expected at least 2: turing.cp_async copies ahead"),
         ("cp_async", "arch=75", "arch is 75, expected 0 or at least 80: turing.cp_async needs it"),
@@ -248,7 +248,7 @@ def test_who_loads() -> None:
         (
             "cp_async",
             "stages=8,block_k=64",
-            "needs 393216 bytes of shared memory, the device has 232448",
+            "needs 393216 bytes of shared memory, but the device has 232448",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_a_space_has_is_what_the_kernel_takes(name: str, of_so_many: int) -
 def test_a_space_explains_what_it_leaves_out(name: str, of_so_many: int) -> None:
     """In one line with a number, that says what was expected or what there is; no whole config."""
     explained = re.compile(
-        r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs .*\d"
+        r"expected .|, but the device has \d|, but an SM has at most \d|too few for \d|needs .*\d"
     )
     reasons = {reason for _, _, reason in judged(name, of_so_many) if reason is not None}
 
