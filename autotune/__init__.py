@@ -62,11 +62,13 @@ __all__ = [
 ]
 
 
-# Type checkers know the names above, and are not to take any other for one.
+# Type checkers know the names above, and must not accept any other name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Imports a name when it is first used: a call of `matmul` needs the lookup alone."""
+        """Imports a name when it is first used, because a call of `matmul` needs only the
+        lookup.
+        """
         for module, names in _PLACES.items():
             if name in names:
                 return getattr(import_module(f".{module}", __name__), name)

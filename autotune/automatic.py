@@ -1,4 +1,6 @@
-"""Tuning from inside a program: what `matmul` asks before it plans a call, and `outblas.tune`."""
+"""Tuning from inside a program: the choices that `matmul` asks for before it plans a call, and
+`outblas.tune`.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,21 @@ if TYPE_CHECKING:
     from .search.strategy import Strategy
     from .sweeps.options import SweepKeywords
 
-# The seconds for a shape that OUTBLAS_TUNE=on meets, unless OUTBLAS_TUNE_BUDGET says otherwise.
+# Seconds to tune a shape that OUTBLAS_TUNE=on meets first, unless OUTBLAS_TUNE_BUDGET sets another
+# time.
 FIRST_SECONDS = 60.0
 FIRST_TRIALS = 64
-_REQUIRED: Any = None  # the default of a parameter that may come under its other name
-_ALIASES = {"a": "input", "b": "other"}  # A and B as the operators call them
-# Workloads whose tuning failed in this process: they are not tried again at every call.
+_REQUIRED: Any = None  # default of a parameter that may be passed by its other name
+_ALIASES = {"a": "input", "b": "other"}  # the operators' names of A and B
+# Workloads whose tuning failed in this process; they are not tried again at every call.
 _given_up: set[Workload] = set()
 
 
 def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
-    """Kernels and configs as text for a product that names none, the best first; maybe none.
+    """Yields kernels and configs (as text) for a product that names none, the best first; possibly
+    none.
 
-    Raises ValueError for an OUTBLAS_TUNE that is no mode.
+    Raises ValueError for an OUTBLAS_TUNE that is not a mode.
     """
     mode = lookup.mode(tune, os.environ.get("OUTBLAS_TUNE"))
     workload = None if mode == "off" else of_problem(problem)
@@ -49,7 +53,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         return
     try:
         found = _choices(problem, workload, device, tune_first=mode == "on")
-    except Exception as error:  # costs speed, and the caller no product
+    except Exception as error:  # costs only speed: the caller still gets a product
         fallback.warn_once(f"no tuning result is used: {error}")
         return
     yield from found
@@ -58,7 +62,9 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
 def _choices(
     problem: Problem, workload: Workload, device: int, *, tune_first: bool
 ) -> list[tuple[str, str]]:
-    """The choices for a product on the GPU of this index, which may be tuned before."""
+    """Returns the choices for a product on the GPU of this index. `tune_first`: the workload is
+    tuned before, if it is not tuned yet.
+    """
     index, transposed = lookup.tuning_index(device), False
     if PRODUCTION in candidates(index.gpu.arch, workload.dtype):
         # The production kernel computes a C stored by columns as C^T.
@@ -67,7 +73,7 @@ def _choices(
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
 
-    # An epilogue was tuned for C stored by rows, to whose columns a bias is added.
+    # An epilogue was tuned for C stored by rows, where a bias is added to columns.
     whole = workload if transposed else _with_epilogue(workload, problem)
 
     def config_for(choice: Choice) -> str:
@@ -83,8 +89,9 @@ def _choices(
 
 
 def _with_epilogue(workload: Workload, problem: Problem) -> Workload:
-    """The workload of a product with what follows it, as sweeps measure it; the bare one where they
-    do not: where x is stored too, where fp8 operands are scaled, where C is wider than A.
+    """Returns the workload of a product with its epilogue, as sweeps measure it. Returns the bare
+    workload where sweeps do not measure the epilogue: where x is stored too, where fp8 operands are
+    scaled, where C is wider than A.
     """
     epilogue = problem.epilogue
     if epilogue.aux or epilogue.scale_a or epilogue.scale_b or problem.dtype != problem.out_dtype:
@@ -94,8 +101,8 @@ def _with_epilogue(workload: Workload, problem: Problem) -> Workload:
 
 
 def of_problem(problem: Problem) -> Workload | None:
-    """The workload that stands for a product; None for a batch, an empty one, and operands without
-    a unit stride.
+    """Returns the workload that represents a product; None for a batch, an empty product, and
+    operands without a unit stride.
     """
     dtype = "tf32" if problem.tf32 else operands.dtype_name(problem.dtype)
     letters = [
@@ -218,8 +225,8 @@ def _is_tuned(index: TuningIndex, workload: Workload) -> bool:
 
 
 def first_seconds() -> float:
-    """For how long a shape is tuned that is met for the first time. Raises ValueError for an
-    OUTBLAS_TUNE_BUDGET that is no time.
+    """Returns how many seconds a shape is tuned when it is first met. Raises ValueError for an
+    OUTBLAS_TUNE_BUDGET that is not a valid time.
     """
     text = os.environ.get("OUTBLAS_TUNE_BUDGET") or str(FIRST_SECONDS)
     with contextlib.suppress(ValueError):
@@ -231,8 +238,8 @@ def first_seconds() -> float:
 
 
 def _tune_first(workload: Workload, device: int) -> TuningIndex | None:
-    """Tunes a shape that is met for the first time. What goes wrong is said once, and costs speed
-    only.
+    """Tunes a shape that is met for the first time. Warns once about a failure, which costs only
+    speed.
     """
     try:
         _sweep(
@@ -250,7 +257,7 @@ def _tune_first(workload: Workload, device: int) -> TuningIndex | None:
 
     index = lookup.tuning_index(device)
     if not _is_tuned(index, workload):
-        # The store keeps nothing, and has said so: the next call must not tune again.
+        # The store cannot keep results, and has warned about it; the next call must not tune again.
         _given_up.add(workload)
     return index
 
@@ -261,7 +268,7 @@ def _sweep(
     kernels: Sequence[str | TuneTarget] | None,
     **options: Unpack[SweepKeywords],
 ) -> BestConfig:
-    """Tunes one workload on the GPU of this index, and has the result looked up from now on.
+    """Tunes one workload on the GPU of this index, and makes lookups use the result.
 
     Raises RuntimeError where nothing could be measured.
     """

@@ -1,5 +1,5 @@
-"""Which kernel and config a call takes: what was tuned here, what a table says, what the model
-predicts.
+"""Chooses the kernel and config of a call: from results tuned on this GPU, from shipped tables, or
+from the model's predictions.
 """
 
 import functools
@@ -26,13 +26,13 @@ from .store.records import WEIGHTS, Gpu, Workload, base_name
 from .store.store import Store
 from .store.tables import TABLES, read_table
 
-# The farthest tuned shape that speaks for another, in binary orders of magnitude.
+# The largest distance at which a tuned shape is used for another, in binary orders of magnitude.
 REACH = 1.5
-NEIGHBOURS = 12  # winners, at most, that are weighed for a shape
-# Predictions that differ by less than this factor decide nothing: the production kernel is taken,
-# whose calls cost the host less.
+NEIGHBOURS = 12  # maximum number of winners that are compared for a shape
+# Predictions that differ by less than this factor count as equal; then the production kernel is
+# taken, whose calls cost the host less.
 TIE = 1.06
-SHORTLIST = 3  # alternatives that a choice keeps for calls which the first cannot take
+SHORTLIST = 3  # alternatives that a choice keeps, for calls that the first one does not support
 
 HERE = "tuned on this GPU"
 MODEL = "tuned on this GPU model, other versions"
@@ -46,10 +46,10 @@ class TunedEntry:
     """A config that won at a workload.
 
     Attributes:
-        origin: where that is known from, one of `_ORIGINS`.
+        origin: where the result comes from, one of `_ORIGINS`.
         gpu: the name of the GPU.
         us: the time of a call.
-        ratio: cuBLAS's time over it.
+        ratio: cuBLAS's time divided by it.
         when: the date of the measurement.
     """
 
@@ -65,7 +65,7 @@ class TunedEntry:
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel with its config as text ("": the kernel's own), and why it was chosen."""
+    """A kernel with its config as text ("": the kernel's default), and why it was chosen."""
 
     kernel: str
     config: str
@@ -73,15 +73,15 @@ class Choice:
 
 
 class TuningIndex:
-    """All that is known of one GPU: the winners in the store, and those in shipped tables.
+    """The winners known for one GPU, from the store and from shipped tables.
 
-    A call does not say whether its weights are in L2. What was measured with warm weights decides,
-    as for calls that are repeated; what won with cold ones stands in at a workload that was not
-    tuned with warm ones, before what won at neighbours.
+    A call does not tell whether its weights are in L2. Results measured with warm weights take
+    precedence, because they represent repeated calls. A result with cold weights is used for a
+    workload that was not tuned with warm ones; it takes precedence over neighbours.
 
-    A call with an epilogue takes what won with that epilogue at its workload (with its activation,
-    and with a bias and a residual where it has them), and else what the bare product takes. Nothing
-    else is carried from one epilogue to another.
+    A call with an epilogue uses the winner with that epilogue at its workload (with the same
+    activation, bias and residual), and otherwise the choice for the bare product. No other result
+    is transferred from one epilogue to another.
     """
 
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
@@ -91,23 +91,27 @@ class TuningIndex:
             _from_tables(gpu, TABLES if tables is None else tables)
         )
         self._plain = [entry for entry in self.entries if entry.workload.is_plain]
-        self._own: dict[Workload, list[TunedEntry]] = {}  # of this model of GPU
+        self._own: dict[Workload, list[TunedEntry]] = {}  # from this GPU model
         for entry in self.entries:
             if entry.origin != COUSIN:
                 self._own.setdefault(entry.workload, []).append(entry)
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
-        """The kernels and configs for a workload, the best first; empty where nothing is known."""
+        """Returns the kernels and configs for a workload, the best first; empty where nothing is
+        known.
+        """
         found = self._choices.get(workload)
         if found is None:
             found = self._choices[workload] = tuple(self._ranked(workload))
         return found
 
     def pruned_reason(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
-        """Why a kernel that can run a product of this workload had better not; None if it may.
+        """Returns why a kernel that supports a product of this workload is likely slow for it; None
+        if it is not.
 
-        Where the workload was tuned, its packed operands have decided, if they are copied too.
+        Where the workload itself was tuned with packed operands that are copied as well, the
+        measurement has decided, so the kernel is not excluded.
         """
         from .search import prune
 
@@ -118,7 +122,9 @@ class TuningIndex:
         return reason
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:
-        """The way to the choice, for people: every place that was looked in, and what is there."""
+        """Returns the steps of the choice for the user: every place that was searched, and what it
+        contains.
+        """
         bare = _bare(workload)
         steps = self._places(workload) if workload.epilogue else []
         for origin in _ORIGINS:
@@ -138,8 +144,8 @@ class TuningIndex:
         return [*steps, ("model", message)]
 
     def _places(self, workload: Workload) -> list[tuple[str, str]]:
-        """What is known of calls under a workload's conditions, a step for each place that has
-        something.
+        """Returns what is known about calls under a workload's conditions, one step for each place
+        that contains something.
         """
         steps = []
         for origin in _ORIGINS:
@@ -163,7 +169,7 @@ class TuningIndex:
             yield from self._by_model(_bare(workload))[:SHORTLIST]
 
     def _found(self, workload: Workload) -> Iterator[Choice]:
-        """What was tuned, and so may be found twice."""
+        """Yields the tuned choices, possibly with duplicates."""
         if workload.epilogue:
             yield from self._measured(workload)
             workload = _bare(workload)
@@ -172,7 +178,7 @@ class TuningIndex:
             yield from self._carried(workload)
 
     def _measured(self, workload: Workload) -> Iterator[Choice]:
-        """What won at the workload with warm weights, or else with cold ones."""
+        """Yields the winners at the workload with warm weights, or otherwise with cold ones."""
         for weights in WEIGHTS:
             asked = replace(workload, weights=weights)
             if exact := self._exact(asked):
@@ -180,16 +186,16 @@ class TuningIndex:
                 return
 
     def _exact(self, workload: Workload) -> list[TunedEntry]:
-        """What won at the workload itself.
+        """Returns the winners at the workload itself.
 
-        Whoever tuned one kernel has measured nothing of the others: all that is known of a workload
-        competes.
+        A sweep of one kernel measures nothing of the others, so all winners known for a workload
+        compete.
         """
         return _best_by_kernel(self._own.get(workload, ()))
 
     def _tuned(self, exact: Sequence[TunedEntry], workload: Workload) -> Iterator[Choice]:
-        """What was tuned for the workload itself and, should that fail, the nearest of
-        each origin.
+        """Yields the winners for the workload itself; as alternatives, the nearest of each
+        origin.
         """
         same_kind = self._of_kind(workload)
         found = list(exact)
@@ -201,10 +207,11 @@ class TuningIndex:
                 yield Choice(entry.kernel, entry.config, self._why(entry, workload))
 
     def _carried(self, workload: Workload) -> list[Choice]:
-        """What won at neighbours, the fastest here first.
+        """Returns the winners at neighbouring shapes, the fastest for this shape first.
 
-        The time here is the time that the neighbour took, times the model's ratio of both. Where
-        the model predicts nothing, the nearest come first. Other models of GPU come last.
+        The estimated time is the neighbour's time multiplied by the ratio that the model predicts
+        between the two shapes. Where the model predicts nothing, the nearest come first. Other GPU
+        models come last.
         """
         near = [
             entry
@@ -221,9 +228,11 @@ class TuningIndex:
         )
 
     def _weighed(self, near: Sequence[TunedEntry], workload: Workload) -> list[Choice]:
-        """The choices that neighbours make, by the time that each is expected to take here."""
+        """Returns the choices that neighbours suggest, ordered by their estimated time for this
+        workload.
+        """
         found: list[tuple[float, Choice]] = []
-        shares = []  # the production kernel's times over the model's
+        shares = []  # ratios of the production kernel's times to the model's
         for entry in near:
             here = self._predicted(entry.kernel, entry.config, workload)
             there = self._predicted(entry.kernel, entry.config, entry.workload)
@@ -243,7 +252,9 @@ class TuningIndex:
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
     def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:
-        """µs by the model; None where it predicts nothing, or the config does not run."""
+        """Returns the µs that the model predicts; None where it predicts nothing, or the config
+        does not run.
+        """
         if self.machine is None:
             return None
         footprint = _footprint(kernel, config, workload, self.gpu)
@@ -252,8 +263,8 @@ class TuningIndex:
         return cost_model.predict(footprint, workload, self.machine).us
 
     def _by_model(self, workload: Workload) -> list[Choice]:
-        """By the analytic model: what won at some workload with operands of this width, and the
-        production kernel's own rule, which is first in a tie.
+        """Returns the choices by the analytic model: the winners at any workload with operands of
+        this width, and the production kernel's default, which comes first in a tie.
         """
         width = _width(workload)
         won = [(e.kernel, e.config) for e in self._plain if _width(e.workload) == width]
@@ -268,7 +279,7 @@ class TuningIndex:
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
     def _describe_place(self, entries: Sequence[TunedEntry], workload: Workload) -> str:
-        """What the entries of one origin say of a workload, for people."""
+        """Describes for the user what the entries of one origin contain for a workload."""
         exact = _best_by_kernel(entry for entry in entries if entry.workload == workload)
         if exact:
             return "; ".join(map(self._describe, exact))
@@ -295,22 +306,24 @@ class TuningIndex:
         return f"{entry.origin}, {place}, {self._figure(entry)} there"
 
     def _figure(self, entry: TunedEntry) -> str:
-        """The ratio of a winner, or its time where there is nothing to compare it with."""
+        """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
         base = base_name(entry.workload, on_gpu=self.gpu.arch > 0)
         return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
 
 
 def distance(one: Workload, other: Workload) -> float:
-    """The distance of two shapes in binary orders of magnitude: doubling one of M, N, K is 1."""
+    """Returns the distance of two shapes in binary orders of magnitude: doubling one of M, N, K is
+    1.
+    """
     return math.sqrt(
         sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True))
     )
 
 
 def mode(given: str | None, environment: str | None) -> Mode:
-    """The mode of an argument, or else of OUTBLAS_TUNE; "lookup" by default.
+    """Returns the mode of an argument, or else that of OUTBLAS_TUNE; "lookup" by default.
 
-    Raises ValueError for another word.
+    Raises ValueError for any other value.
     """
     name, value = ("tune", given) if given else ("OUTBLAS_TUNE", environment)
     for allowed in MODES:
@@ -321,9 +334,9 @@ def mode(given: str | None, environment: str | None) -> Mode:
 
 @functools.cache
 def tuning_index(device: int) -> TuningIndex:
-    """What is known of the GPU of this index, read once in a process.
+    """Returns the index of the GPU with this number, which is read once per process.
 
-    A store or a table that cannot be read is left out.
+    Stores and tables that cannot be read are left out.
     """
     from .search.gpu import current
 
@@ -331,7 +344,7 @@ def tuning_index(device: int) -> TuningIndex:
 
 
 def clear_cache() -> None:
-    """Has stores and tables read anew from now on."""
+    """Makes the next lookup read stores and tables again."""
     tuning_index.cache_clear()
 
 
@@ -339,7 +352,7 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     try:
         with Store(path, read_only=True) as store:
             found = store.tuned(gpu)
-    except Exception as error:  # a caller of matmul must not hear of it as an exception
+    except Exception as error:  # matmul must not raise for this
         warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
         return
     kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
@@ -385,22 +398,22 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
 
 
 def _width(workload: Workload) -> tuple[int, bool]:
-    """Bytes of an operand's element, and whether it may be rounded to tf32."""
+    """Returns the bytes of an operand's element, and whether it may be rounded to tf32."""
     return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
 
 
 def _bare(workload: Workload) -> Workload:
-    """The product that a call with an epilogue is taken for where nothing was tuned with that
-    epilogue: warm, and of as many columns as the call stores.
+    """Returns the bare workload that a call with an epilogue uses where nothing was tuned with that
+    epilogue: with warm weights, and as many columns as the call stores.
     """
     plain = workload.plain
     return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
 
 
 def _is_akin(entry: TunedEntry, workload: Workload) -> bool:
-    """Whether a winner at a plain product tells something of a workload's dtype and layout.
+    """Returns whether a winner at a plain product applies to a workload's dtype and layout.
 
-    To the production kernel all layouts and dtypes of 16 bits are alike.
+    For the production kernel, all layouts and all 16-bit dtypes are equivalent.
     """
     if entry.workload.kind == workload.kind:
         return True
@@ -412,7 +425,7 @@ def _is_akin(entry: TunedEntry, workload: Workload) -> bool:
 
 
 def _best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:
-    """The entry of the nearest origin for each kernel, the fastest kernel first."""
+    """Returns the entry of the nearest origin for each kernel, the fastest kernel first."""
     found: dict[str, TunedEntry] = {}
     for entry in sorted(entries, key=lambda entry: _ORIGINS.index(entry.origin)):
         found.setdefault(entry.kernel, entry)
@@ -420,7 +433,7 @@ def _best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:
 
 
 def _nearest(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEntry]:
-    """What won at the nearest workload, the fastest kernel first."""
+    """Returns the winners at the nearest workload, the fastest kernel first."""
     if not entries:
         return []
     place = min((e.workload for e in entries), key=lambda w: (distance(w, workload), w))
@@ -428,15 +441,15 @@ def _nearest(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEnt
 
 
 def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
-    """Why a kernel does not take a workload of packed operands with a config on a GPU; None if it
-    does.
+    """Returns why a kernel does not support a workload of packed operands with a config on a GPU;
+    None if it does.
     """
     found = _footprint(kernel, config, workload, gpu)
     return found if isinstance(found, str) else None
 
 
 def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
-    """What a config asks of a GPU, or why it cannot run there."""
+    """Returns the resources that a config uses on a GPU, or why it cannot run there."""
     from ..core.configs import from_text
 
     try:
@@ -450,8 +463,8 @@ def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footpr
 
 @functools.lru_cache(maxsize=64)
 def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space[Any]]:
-    """A kernel's module and its space there. Raises ValueError where it does not run, ImportError
-    without its DSL.
+    """Returns a kernel's module and its search space for a workload. Raises ValueError where the
+    kernel does not run, ImportError without its DSL.
     """
     from .search import prune, target
 
@@ -462,9 +475,7 @@ def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space
 
 
 def remarks(kernel: str, workload: Workload) -> list[str]:
-    """What a kernel does for a workload beside the product, in words; empty where it does
-    nothing else.
-    """
+    """Returns what a kernel does for a workload besides the product, in words; empty if nothing."""
     from .search import prune, target
 
     try:
@@ -475,11 +486,11 @@ def remarks(kernel: str, workload: Workload) -> list[str]:
 
 
 def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
-    """The config of a choice as it suits the operands of a call.
+    """Returns the config of a choice, adapted to the operands of a call.
 
-    The config was measured with packed operands. Where rows of the call's operands begin inside of
-    cache lines and those of packed ones do not, or the other way, it is "": the production kernel's
-    own rule, which goes by these lines.
+    The config was measured with packed operands. If rows begin inside cache lines for the call's
+    operands but not for packed ones, or the other way round, it returns "": the production kernel's
+    default, which takes these lines into account.
     """
     if choice.kernel != PRODUCTION:
         return choice.config
@@ -487,14 +498,14 @@ def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
 
     try:
         from ..hopper.gemm.operand_copies import cache_lines_per_row
-    except ImportError:  # whoever loads the kernel says so
+    except ImportError:  # loading the kernel reports this error
         return choice.config
     packed = prune.problem(workload)
     return choice.config if cache_lines_per_row(problem) == cache_lines_per_row(packed) else ""
 
 
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
-    """What the model says bounds a config; empty where it predicts nothing."""
+    """Returns what limits a config according to the model; empty where it predicts nothing."""
     footprint, machine = _footprint(kernel, config, workload, gpu), machine_of(gpu)
     if isinstance(footprint, str) or machine is None:
         return ""
@@ -502,14 +513,14 @@ def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
 
 
 def _brief(choice: Choice) -> str:
-    """A kernel with the fields of its config that differ from its own."""
+    """Formats a kernel with the fields of its config that differ from the defaults."""
     config = short(choice.kernel, choice.config) if choice.config else ""
     return f"{choice.kernel}[{config}]" if config else choice.kernel
 
 
 def short(kernel: str, config: str) -> str:
-    """The fields of a config that differ from the kernel's own; the whole text where the kernel is
-    not at hand.
+    """Returns the fields of a config that differ from the kernel's defaults, or the whole text
+    where the kernel is not available.
     """
     from ..core.configs import brief, from_text
     from .search import target

@@ -1,8 +1,8 @@
-"""A small analytic model: how long a config takes, from waves, bytes between L2 and the SMs, and
-pipeline depth.
+"""A small analytic model that predicts how long a config takes, from waves, bytes between L2 and
+the SMs, and pipeline depth.
 
-It ranks configs before anything is compiled. Its constants are fitted to an H100. What matters is
-the order in which it puts configs: `rank.spearman` says how good that is.
+It ranks configs before anything is compiled. Its constants are fitted to an H100. Only the order of
+the predictions matters; `rank.spearman` measures how good it is.
 """
 
 import math
@@ -13,59 +13,60 @@ from ...core.space import Footprint
 from ...device import clusters
 from ..store.records import Workload
 
-# The mainloop, in cycles of one SM.
-LATENCY = 600.0  # from asking for operands until they are there, while L2 is busy
-DRAIN = 140.0  # of a k tile where a warpgroup keeps no MMA in flight and waits for its own to end
-BARRIERS = 20.0  # of a k tile, for barriers and descriptors
-SHARPNESS = 2.5  # of the maximum of what bounds a k tile: near each other they disturb each other
+# The main loop, in cycles of one SM.
+LATENCY = 600.0  # from requesting operands until they arrive, while L2 is busy
+DRAIN = 140.0  # per k tile where a warpgroup keeps no MMA in flight and waits for its own MMAs
+BARRIERS = 20.0  # per k tile, for barriers and descriptors
+# of the soft maximum over what limits a k tile: limits that are close slow each other down
+SHARPNESS = 2.5
 
-# L2, as shares of its peak and in bytes a cycle.
-L2_SHARE = 1.35  # that many SMs get: requests for the same lines merge on their way
-# The share where L2 holds all that a call touches: 66 bytes a cycle and SM at 1024, tiles as they
-# come.
+# L2, as fractions of its peak and in bytes per cycle.
+L2_SHARE = 1.35  # the rate of many SMs; above 1 because requests for the same lines merge
+# The rate if L2 holds everything that a call touches: 66 bytes per cycle and SM at 1024, with tiles
+# in launch order.
 L2_SHARE_HELD = 1.7
-HELD = 0.8  # how much of L2 a call may touch so that L2 holds it; an estimate
-# By how much bytes of the larger operand cost more than those of the smaller, of which there are
-# few.
+HELD = 0.8  # the fraction of L2 that a call may touch and still be held; an estimate
+# How much more a byte of the larger operand costs than one of the smaller operand, which has fewer
+# distinct bytes.
 LARGER = 0.55
-L2_PORT = 128.0  # bytes a cycle into one SM
-GATHERED = 100.0  # of them in a call of one wave, where SMs of a GPC ask for the same lines
-# Bytes of lines that each of all SMs gets a cycle at most, where rows begin inside of them: none
-# merge.
+L2_PORT = 128.0  # bytes per cycle into one SM
+GATHERED = 100.0  # of them, in a call of one wave, where the SMs of a GPC request the same lines
+# Maximum bytes of cache lines per SM and cycle, with all SMs busy, where rows begin inside lines,
+# so that no requests merge.
 LINES = 60.0
 
 # DRAM and the clock.
-DRAM_SHARE = 0.82  # of DRAM's peak
-DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
-CLOCK_SHARE = 1.0  # of the boost clock, under load
+DRAM_SHARE = 0.82  # fraction of DRAM's peak
+DRAM_SHARPNESS = 5.0  # over a whole call, loads from DRAM overlap with the work of SMs
+CLOCK_SHARE = 1.0  # fraction of the boost clock under load
 LAUNCH_US = 2.0
 
-# A tile and a call, in cycles.
+# Per tile and per call, in cycles.
 PROLOGUE = 1500.0  # before a CTA's first MMA: barriers, descriptors, first loads
-BETWEEN = 450.0  # of a tile, beside its MMAs and stores
-# Bytes a cycle in which a CTA's outputs leave.
+BETWEEN = 450.0  # per tile, besides its MMAs and stores
+# Bytes per cycle at which a CTA stores its outputs.
 STORE = {"registers": 6.0, "wide": 31.0, "staged": 42.0}
-BEHIND = 0.4  # the share of a store that pingpong does not hide
+BEHIND = 0.4  # the fraction of a store that pingpong does not hide
 
 # Partial sums.
-CUT = 0.4  # of a wave: what stream-K costs beside its sums
+CUT = 0.4  # of a wave: the cost of stream-K besides its sums
 COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by the last CTA
-SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
+SUMS = 20.0  # bytes per cycle at which one SM writes or reads them
 
-MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
+MMA_SHARE = 0.62  # the fraction of wgmma's rate that mma.sync reaches on sm_90
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a call takes, and what bounds it.
+    """The predicted time of a call, and what limits it.
 
     Attributes:
         us: the time of a call.
         waves: waves of tiles over the SMs.
-        wave_efficiency: the share of the GPU's work that is wanted.
-        tensor, l2, latency: the shares of a k tile's time that MMAs, L2 and latency would need
+        wave_efficiency: the fraction of the GPU's work that is useful.
+        tensor, l2, latency: the fractions of a k tile's time that MMAs, L2 and latency would need
             alone.
-        store: the share of a tile's time that its stores take.
+        store: the fraction of a tile's time that its stores take.
     """
 
     us: float
@@ -78,7 +79,7 @@ class Prediction:
 
     @property
     def limits(self) -> str:
-        """What bounds the config, for tables."""
+        """What limits the config, for tables."""
         return (
             f"products {self.tensor:.0%}, L2 {self.l2:.0%}, latency {self.latency:.0%}, stores "
             f"{self.store:.0%}, "
@@ -87,7 +88,7 @@ class Prediction:
 
 
 def resident(f: Footprint, machine: Machine) -> int:
-    """CTAs of a kernel that an SM holds at the same time; 0 where not even one fits."""
+    """Returns how many CTAs of a kernel an SM holds at the same time; 0 where not even one fits."""
     if f.shared_memory > machine.shared_memory_per_cta:
         return 0
     if f.persistent:
@@ -100,7 +101,9 @@ def resident(f: Footprint, machine: Machine) -> int:
 
 
 def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float:
-    """Outputs that are wanted, over outputs that all SMs could compute in as many waves."""
+    """Returns the number of useful outputs divided by the outputs that all SMs could compute in as
+    many waves.
+    """
     grid = _grid(f, workload, machine)
     rounds = grid.waves if f.stream_k else math.ceil(grid.waves) / f.split_k
     computed = rounds * grid.places * _cluster(f) / f.cluster_k * f.tile_m * f.tile_n
@@ -109,13 +112,13 @@ def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float
 
 @dataclass(frozen=True)
 class _Grid:
-    """How tiles lie over the GPU.
+    """The grid of tiles on the GPU.
 
     Attributes:
         rows, columns: of cluster tiles.
         places: clusters that all SMs could run at a time.
-        waves: of clusters, split-K partitions counted.
-        together: CTAs of an SM that cover each other's waits.
+        waves: waves of clusters, with split-K partitions counted.
+        together: CTAs on an SM that hide each other's latency.
         busy: SMs that have work.
     """
 
@@ -145,14 +148,14 @@ def _grid(f: Footprint, workload: Workload, machine: Machine) -> _Grid:
 
 
 def _cluster(f: Footprint) -> int:
-    """CTAs of a cluster."""
+    """Returns the CTAs of a cluster."""
     return f.cluster_m * f.cluster_n * f.cluster_k
 
 
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
-    """How long a config takes, by the model.
+    """Predicts how long a config takes.
 
-    It checks nothing: a config that cannot run is pruned before.
+    It checks nothing: configs that cannot run are pruned before.
     """
     grid, traffic = _grid(f, workload, machine), _traffic(workload, machine)
     k_tile = _k_tile(f, workload, machine, grid, traffic)
@@ -173,8 +176,8 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """The bytes of a call: of an element of A and B, and of C; all that it touches; and whether L2
-    holds them.
+    """The bytes of a call: per element of A and B, and of C; all bytes that it touches; and whether
+    L2 holds them.
     """
 
     size: int
@@ -194,7 +197,7 @@ def _traffic(workload: Workload, machine: Machine) -> _Traffic:
 
 @dataclass(frozen=True)
 class _KTile:
-    """The cycles of one k tile in a CTA, and those of what bounds it: MMAs, L2, waits."""
+    """The cycles of one k tile in a CTA, and those of its limits: MMAs, L2, waits."""
 
     cycles: float
     products: float
@@ -225,7 +228,7 @@ def _k_tile(
 def _l2_cycles(
     f: Footprint, workload: Workload, machine: Machine, grid: _Grid, traffic: _Traffic
 ) -> float:
-    """Cycles until L2 has sent the operands of a k tile."""
+    """Returns the cycles until L2 has sent the operands of a k tile."""
     if f.gpc_local and grid.waves <= 1:
         return (f.tile_m + f.tile_n) * f.tile_k * traffic.size / GATHERED
     rows_a, rows_b = _own_rows(f)
@@ -236,7 +239,9 @@ def _l2_cycles(
 
 
 def _own_rows(f: Footprint) -> tuple[float, float]:
-    """Rows of A and columns of B that a CTA loads itself; others of its cluster load the rest."""
+    """Returns the rows of A and columns of B that a CTA loads itself; other CTAs of its cluster
+    load the rest.
+    """
     return f.tile_m / f.cluster_n, f.tile_n / f.cluster_m
 
 
@@ -267,7 +272,7 @@ def _tile(
 
 
 def _cycles(f: Footprint, grid: _Grid, tile: _Tile) -> float:
-    """The cycles of a call on the SM that is busy the longest."""
+    """Returns the cycles of a call on the SM that is busy the longest."""
     together = grid.together
     if f.stream_k:
         rounds = grid.waves + CUT + tile.combined / tile.cycles
@@ -284,12 +289,12 @@ def _soft_max(sharpness: float, *values: float) -> float:
 
 
 def _rate(f: Footprint, workload: Workload, machine: Machine) -> float:
-    """FLOP a cycle of one SM with these instructions."""
+    """Returns the FLOP per cycle of one SM with these instructions."""
     if f.math == "fma":
         return machine.flops_per_sm_clock["float32"]
     peak = machine.flops_per_sm_clock.get(workload.dtype, machine.flops_per_sm_clock["float32"])
     if f.math == "mma":
         return peak * (MMA_SHARE if machine.arch >= 90 else 0.9)
-    # m64nNk16 reads A and B from shared memory each time.
+    # m64nNk16 reads A and B from shared memory every time.
     columns = min(f.tile_n, 256)
     return peak * min(1.0, (columns / 2) / (16 + columns / 4))

@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the kernel: the GPU, its driver, and the software."""
+"""What a measurement depends on besides the kernel: the GPU, its driver, and software versions."""
 
 import functools
 import platform
@@ -15,8 +15,8 @@ CPU = "CPU, interpreted"
 
 @functools.cache
 def current(index: int | None = None) -> Gpu:
-    """The GPU of this index, by default the current one; where there is none, the CPU on which the
-    interpreter runs.
+    """Returns the GPU of this index, by default the current one. Without a GPU, returns the CPU on
+    which the interpreter runs.
     """
     triton, dsl = installed("triton"), installed("nvidia-cutlass-dsl")
     if not torch.cuda.is_available():
@@ -46,14 +46,14 @@ def current(index: int | None = None) -> Gpu:
 
 
 def machine(gpu: Gpu) -> machines.Machine | None:
-    """The rates and sizes of a GPU that the models use; None for the interpreter."""
+    """Returns the rates and sizes of a GPU that the models use; None for the interpreter."""
     if gpu.arch == 0:
         return None
     return machines.of_properties(gpu.name, gpu.arch, gpu.sms)
 
 
 def imagined(name: str) -> Gpu:
-    """A GPU by the name of its machine, such as "h100", for plans where there is none.
+    """Returns a GPU by the name of its machine, such as "h100", for plans without a GPU.
 
     Raises ValueError for an unknown name.
     """

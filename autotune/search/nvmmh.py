@@ -1,5 +1,5 @@
-"""A second ranker: NVIDIA's nvMatmulHeuristics, which models tiles, stages and clusters, and knows
-none of our kernels.
+"""A second ranker: NVIDIA's nvMatmulHeuristics, which models tiles, stages and clusters, but not
+the kernels of outblas.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from .candidates import Ranker, by_model
 
 _GPUS = {"A100": "A100_SXM_80GB", "H100": "H100_SXM", "GH200": "H100_SXM", "H200": "H200_SXM"}
 _BY_ARCH = {80: "A100_SXM_80GB", 90: "H100_SXM"}
-# The letters stand for A, for the compute type and for C: H half, T bfloat16, S single.
+# The letters stand for the types of A, of the accumulator and of C: H half, T bfloat16, S single.
 _PRECISIONS = {
     ("float16", "float16"): "HSH",
     ("float16", "float32"): "HSS",
@@ -24,13 +24,14 @@ _PRECISIONS = {
     ("tf32", "float32"): "SSS",
 }
 _INSTRUCTION = {"wgmma": (64, 8, 16), "mma": (16, 8, 16), "fma": (1, 1, 1)}
-_LAYOUT = "{}_ROW_MAJOR"  # its letters are ours: A then B, n stored by rows
+_LAYOUT = "{}_ROW_MAJOR"  # filled with a layout in outblas's letters: A then B, n stored by rows
 
 
 def ranker() -> Ranker:
-    """Ranks by the library's estimate of a config's runtime, and by the model where it has none.
+    """Returns a ranker that uses the library's estimate of a config's runtime, and the analytic
+    model where the library has none.
 
-    Raises ImportError that says what to install.
+    Raises ImportError that names the package to install.
     """
     try:
         import nvMatmulHeuristics as library
@@ -54,7 +55,8 @@ def ranker() -> Ranker:
 class _Library:
     """The library for one GPU and precision.
 
-    The handle is never destroyed: version 0.1.0.27 crashes at that, and in `estimateSiliconMetric`.
+    The handle is never destroyed, because version 0.1.0.27 crashes when it is, and in
+    `estimateSiliconMetric`.
     """
 
     def __init__(self, library: Any, machine: Machine, precision: str) -> None:
@@ -78,7 +80,7 @@ class _Library:
         self._precision = precision.encode("ascii")
 
     def us(self, f: Footprint, workload: Workload) -> float | None:
-        """The library's estimate in µs; None where it has none."""
+        """Returns the library's estimate in µs; None where it has none."""
         interface = self._interface
         problem = interface.makeNvMatmulHeuristicsProblem(
             *workload.shape, self._layouts[workload.layout]

@@ -1,4 +1,4 @@
-"""From the valid configs of a workload to those that are measured: what a strategy proposes,
+"""From the valid configs of a workload to those that are measured: the proposals of a strategy,
 checked.
 """
 
@@ -13,8 +13,8 @@ from .prune import Pruned, PrunedSpace, prune
 from .strategy import ModelRanked, Search, Strategy, StrategyError
 from .target import TuneTarget
 
-# A strategy that draws at random may now and then propose nothing new; so many times in a row it
-# goes in circles.
+# A strategy that draws at random may sometimes propose nothing new; after this many such batches in
+# a row it would never end.
 MOST_STALE_BATCHES = 100
 _END = object()
 
@@ -28,7 +28,7 @@ class Plan:
         pruned: why some of them are not tried, with their numbers.
         ranked: the candidates that are measured, in the order in which the strategy proposed them.
         left_out: the number of valid configs that are not measured, because the strategy did not
-            propose them, or because they are beyond the number of trials asked for.
+            propose them, or because they exceed the number of trials.
     """
 
     generated: int
@@ -41,7 +41,7 @@ class Plan:
         return cls(space.generated, space.pruned, (), len(space.candidates))
 
     def extended(self, batch: Sequence[Candidate]) -> "Plan":
-        """This plan with one more batch of a strategy."""
+        """Returns this plan with one more batch of a strategy."""
         return replace(self, ranked=(*self.ranked, *batch), left_out=self.left_out - len(batch))
 
     @property
@@ -102,10 +102,10 @@ def plan(
 def batches(
     strategy: Strategy, search: Search, seeds: Sequence[Candidate] = ()
 ) -> Iterator[tuple[Candidate, ...]]:
-    """The batches that a strategy proposes, without what was proposed before and what is beyond
-    the number of trials. The kernels' own configs and the seeds are in the first batch.
+    """Yields the batches that a strategy proposes, without repeated proposals and without those
+    beyond the number of trials. The kernels' default configs and the seeds are in the first batch.
 
-    Raises StrategyError, as `Strategy` says.
+    Raises StrategyError, as `Strategy` describes.
     """
     if not search.candidates:
         return
@@ -124,7 +124,7 @@ def batches(
 
 
 class _Proposals:
-    """Asks a strategy for batches until it ends, or until nothing is left that it could propose."""
+    """Requests batches from a strategy until it ends, or until it could propose nothing more."""
 
     def __init__(self, strategy: Strategy, search: Search) -> None:
         self._name, self._search = type(strategy).__qualname__, search
@@ -154,7 +154,7 @@ class _Proposals:
             yield accepted
 
     def _ask(self) -> list[Candidate] | None:
-        """The next batch; None where the strategy has ended."""
+        """Returns the next batch, or None where the strategy has ended."""
         batch = self._guarded(next, self._proposed, _END)
         if batch is _END:
             return None
@@ -169,7 +169,7 @@ class _Proposals:
         return listed
 
     def _accepted(self, batch: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates of a batch that are to be measured."""
+        """Returns the candidates of a batch that will be measured."""
         accepted = []
         trials = self._search.trials
         for candidate in batch:
@@ -182,7 +182,7 @@ class _Proposals:
         return accepted
 
     def _used_up(self) -> bool:
-        """Whether no proposal can be accepted any more."""
+        """Returns whether no further proposal can be accepted."""
         if len(self.seen) == len(self._allowed):
             return True
         trials = self._search.trials
@@ -191,7 +191,7 @@ class _Proposals:
         return all(self._places[kernel] >= trials for kernel in self._kernels)
 
     def _guarded(self, function: Any, *arguments: Any) -> Any:
-        """Calls code of the strategy."""
+        """Calls code of the strategy, and turns its exceptions into StrategyError."""
         try:
             return function(*arguments)
         except StrategyError:
@@ -204,5 +204,5 @@ class _Proposals:
 
 
 def _shown(proposed: object) -> str:
-    """What a strategy proposed, short enough for a message."""
+    """Formats what a strategy proposed, short enough for a message."""
     return proposed.label if isinstance(proposed, Candidate) else repr(proposed)[:200]

@@ -1,4 +1,4 @@
-"""How well one order agrees with another."""
+"""Measures how well two orders agree."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from itertools import groupby
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Places in ascending order, from 1; equal values share the mean of theirs."""
+    """Returns places in ascending order, from 1; equal values share their mean place."""
     order = sorted(range(len(values)), key=values.__getitem__)
     found, before = [0.0] * len(values), 0
     for _, group in groupby(order, key=values.__getitem__):
@@ -18,10 +18,10 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Correlation of ranks, from -1 to 1.
+    """Returns the correlation of ranks, from -1 to 1.
 
-    Raises ValueError for lengths that differ, for fewer than two values, and for a side whose
-    values are all equal: it has no order to agree with.
+    Raises ValueError for different lengths, for fewer than two values, and where all values of one
+    side are equal, because those have no order.
     """
     if len(predicted) != len(measured):
         raise ValueError(

@@ -241,11 +241,11 @@ class Random(Strategy):
 
 
 def strategy_of(given: str | Strategy | type[Strategy]) -> Strategy:
-    """A strategy by its name, a class, or an instance.
+    """Returns a strategy from a name, a class, or an instance.
 
-    Names are "grid", "ranked", "random", "random:SEED", and "module:Class" for a user's own.
-    Raises ValueError for another name, ImportError for a module that is not there, TypeError for
-    an object that is no strategy, or a class that cannot be made without arguments.
+    Names are "grid", "ranked", "random", "random:SEED", and "module:Class" for a user's own
+    strategy. Raises ValueError for another name, ImportError for a missing module, TypeError for an
+    object that is not a strategy, or a class that cannot be created without arguments.
     """
     if isinstance(given, Strategy):
         return given

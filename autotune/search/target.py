@@ -1,6 +1,4 @@
-"""What is tuned: a kernel, by its name and the module that has it. Workers import the module
-themselves.
-"""
+"""The kernels that are tuned, by name and module. Workers import the module themselves."""
 
 import functools
 import hashlib
@@ -62,13 +60,15 @@ class TuneTarget:
 
 
 def registered(name: str) -> TuneTarget | None:
-    """The kernel of the registry with this name; None where there is none."""
+    """Returns the kernel of the registry with this name; None where there is none."""
     known = name in {n for names in registry.LADDERS.values() for n in names}
     return TuneTarget(name, registry.module_name(name)) if known else None
 
 
 def of(kernel: str | TuneTarget) -> TuneTarget:
-    """A kernel by its name, or as it is. Raises TypeError or ValueError for what is no kernel."""
+    """Returns a kernel by its name; returns a TuneTarget as it is. Raises TypeError or ValueError
+    for anything that is not a kernel.
+    """
     if isinstance(kernel, TuneTarget):
         if not _NAME.fullmatch(kernel.name):
             raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
@@ -83,9 +83,10 @@ Subject = TuneTarget
 
 @functools.cache
 def fingerprint(module: str) -> str:
-    """A hash of a kernel's source: of its package, and of the device code that packages share.
+    """Returns a hash of a kernel's source: of its package, and of the device code that packages
+    share.
 
-    Raises ImportError for a module that is not there.
+    Raises ImportError where the module does not exist.
     """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -97,10 +98,10 @@ def fingerprint(module: str) -> str:
 
 
 def _sources(module: str, origin: Path) -> list[tuple[str, Path]]:
-    """The source files that a kernel is made of, each with the name that its fingerprint says.
+    """Returns the source files of a kernel, each with its name in the fingerprint.
 
-    A kernel of this package is made of its whole ladder and of the device code that ladders share,
-    in whatever folders below them; any other kernel of its own file.
+    A kernel of this package consists of its whole ladder and of the device code that ladders share,
+    including all folders below them; any other kernel consists of its own file.
     """
     if not module.startswith("outblas."):
         return [(origin.name, origin)]
