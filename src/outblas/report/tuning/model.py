@@ -306,8 +306,8 @@ def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[Entry]:
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:
-        spread = (f.ratio_low, f.ratio_high) if f.ratio_low < f.ratio_high else (None, None)
-        found.setdefault(f.config, Entry(f.config, f.us, f.ratio, *spread, final=True))
+        low, high = (f.ratio_low, f.ratio_high) if f.ratio_low < f.ratio_high else (None, None)
+        found.setdefault(f.config, Entry(f.config, f.us, f.ratio, low, high, final=True))
     for t in sorted(filter(_timed, trials), key=_slowness):
         assert t.us is not None
         assert t.ratio is not None
