@@ -1,10 +1,10 @@
-"""Old and current names of config fields in the texts that stores, exports and tables hold.
+"""Old and current names of config fields in the texts of stores, exports and tables.
 
 A stored config is text: `tile_m=128,slots=4`. When a field of a kernel's config class is renamed,
-the class lists the old name (`ALIASES`, see `core.configs`). Texts with old names stay in files as
-they are, so that an older outblas can share a store with this one; each is brought to the current
-names where it is read, and where a config is looked up, claimed or added. Records in memory
-therefore have current names alone, and two spellings of one config are one trial.
+the class lists the old name (`ALIASES`, see `core.configs`). Files keep texts with old names, so
+that an older outblas can share a store with this one. Texts are converted to the current names when
+they are read, and when a config is looked up, claimed or added. Records in memory therefore have
+only current names, and two spellings of one config are one trial.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _UNREADABLE = (LookupError, ValueError, OSError, ImportError, SyntaxError)
 
 
 def current_text(kernel: str, text: str) -> str:
-    """The config's text with the names that the kernel's fields have now.
+    """Returns the config's text with the current names of the kernel's fields.
 
-    The text as it is for a kernel whose source is not here, and where it gives one field by two
-    names with different values: such a text is of no config.
+    Returns the text unchanged for a kernel whose source is not available, and where the text gives
+    one field by two names with different values; such a text describes no valid config.
     """
     renamed = renamed_fields(kernel)
     return _with_current_names(kernel, text) if renamed else text
 
 
 def spellings(kernel: str, text: str) -> tuple[str, ...]:
-    """The texts that a file may have for a config: the current one first, then older ones.
+    """Returns the texts that a file may contain for a config: the current one first, then older
+    ones.
 
-    An older version of outblas wrote the names of its day in all fields. The n-th older text has
-    the n-th old name of each field, or the last of a field that has fewer.
+    An older version of outblas wrote all fields with the names of its time. The n-th older text
+    uses the n-th old name of each field, or the last one of a field that has fewer.
     """
     current = current_text(kernel, text)
     old_names: dict[str, list[str]] = {}
@@ -48,8 +49,8 @@ def spellings(kernel: str, text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def renamed_fields(kernel: str) -> Mapping[str, str]:
-    """The current name of each field of a kernel's config by its old name; empty for a kernel
-    whose source is not here. No DSL is imported.
+    """Returns the current name of each field of a kernel's config by its old name; empty for a
+    kernel whose source is not available. Imports no DSL.
     """
     try:
         return config_source.source(registry.module_name(kernel), "Config").aliases

@@ -1,5 +1,5 @@
-"""A SQLite file that keeps what is written to it, whatever befalls it: damage, a full disk, another
-file in its place.
+"""A SQLite file that keeps what is written to it despite damage, a full disk, or replacement by
+another file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from .sqlite import StoreError
 T = TypeVar("T")
 Record = Trial | BestConfig
 
-# Seconds to wait for others' writes, once they have taken longer than `sqlite.BUSY_SECONDS`.
+# Seconds to wait for writes of other processes, once they have taken longer than
+# `sqlite.BUSY_SECONDS`.
 IMPATIENT_SECONDS = 1.0
-ATTEMPTS = 3  # at what is damaged or replaced while it is read or written
-BATCH = 64  # operations that are written together, of those that wait
-# The end of a damaged file's name, until what can be read in it is in the fresh one.
+ATTEMPTS = 3  # to read or write a file that is damaged or replaced meanwhile
+BATCH = 64  # waiting operations that are written together
+# Suffix of a damaged file's name until its readable rows have been copied to the fresh file.
 SALVAGING = ".salvaging"
 
 
@@ -40,40 +41,40 @@ class _Waiting:
 
 
 class DurableFile:
-    """The file of a store, and a copy in memory that stands in for it.
+    """The file of a store, and a copy in memory that replaces it while it cannot be written.
 
-    `_read` and `_write` carry out operations on a connection. What is written is in the file when
-    the call returns. While the disk refuses it, it is kept in memory, and written with the next
-    write that succeeds. A damaged file is set aside, and what can be read in it is carried to a
-    fresh one. Where there can be no file, all lives in memory. With `read_only` nothing is written,
-    and what cannot be read counts as empty.
+    `_read` and `_write` run operations on a connection. Written data is in the file when the call
+    returns. While the disk refuses it, the data is kept in memory, and written with the next write
+    that succeeds. A damaged file is set aside, and its readable rows are copied to a fresh one.
+    Where no file can exist, all data lives in memory. With `read_only` nothing is written, and what
+    cannot be read counts as empty.
 
-    A connection is in one of four states:
+    The object is in one of four states:
 
         _file   _memory
-        yes     none      what is written goes to the file
+        yes     none      writes go to the file
         yes     yes       the file lags behind: operations wait, and are tried with each write
-        none    yes       there can be no file; or the store is read-only and the file unreadable
+        none    yes       no file is possible; or the store is read-only and the file unreadable
         none    none      closed; or the store is read-only and reads the file each time
 
-    Any number of threads may use it. Raises StoreError for a file of a newer version, which stays
-    as it is, and for a database of another program.
+    Any number of threads may use it. Raises StoreError for a file of a newer version, which is left
+    unchanged, and for another program's database.
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self.path = (cache.directory() / "tuning.sqlite" if path is None else Path(path)).absolute()
-        if os.path.islink(self.path):  # SQLite has its log beside the file itself
+        if os.path.islink(self.path):  # SQLite puts its log beside the file itself
             self.path = self.path.resolve()
         self.read_only = read_only
         self.warning: str | None = None
         self._mutex = threading.RLock()
         self._file: sqlite3.Connection | None = None
         self._memory: sqlite3.Connection | None = None
-        self._waiting: list[_Waiting] = []  # what the file lacks
-        self._unsaved: dict[object, Record] = {}  # the results among it, by identity
-        self._exported: set[object] = set()  # those of them that an emergency export has
+        self._waiting: list[_Waiting] = []  # operations that the file lacks
+        self._unsaved: dict[object, Record] = {}  # the results among them, by identity
+        self._exported: set[object] = set()  # the unsaved results that an emergency export contains
         self._opened: sqlite.State = None  # the file's state when it was opened
-        # The state of a file that a full check found sound in spite of an error.
+        # The state of a file that a full check found sound despite an error.
         self._checked: sqlite.State = None
         self._damage: sqlite3.Error | None = None  # why a file was set aside
         self._closed = False
@@ -90,7 +91,7 @@ class DurableFile:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the store works on a copy in memory, for good or for now."""
+        """Whether the store currently works on a copy in memory."""
         return self._memory is not None
 
     @property
@@ -167,7 +168,7 @@ class DurableFile:
             self._unsaved.clear()
 
     def _before_closing(self) -> None:
-        """What a subclass does last with the open file."""
+        """Runs last with the open file; overridden by subclasses."""
 
     def verify(self) -> list[str]:
         """Check all of the file.
@@ -200,8 +201,8 @@ class DurableFile:
             return operation(sqlite.empty())
 
     def _read_beside(self, operation: Operation[T], *, first: bool = False) -> T:
-        """Reads the file as it is now, and leaves it alone; what cannot be read counts as empty
-        until it changes.
+        """Reads the file in its current state without changing it. What cannot be read counts as
+        empty until the file changes.
         """
         if self._memory is None or self._moved():
             self._memory = None
@@ -226,7 +227,7 @@ class DurableFile:
     # Writing.
 
     def _write(self, operation: Operation[T], records: Iterable[Record] = ()) -> T:
-        """Carries out an operation that stores these records if it returns what is true."""
+        """Runs an operation, which stores these records if it returns a true value."""
         with self._mutex:
             self._check_open()
             self._check_writable()
@@ -242,7 +243,7 @@ class DurableFile:
             return self._keep(operation, records)
 
     def _keep(self, operation: Operation[T], records: Iterable[Record]) -> T:
-        """Carries out an operation in memory, and lets it wait for the file if there is one."""
+        """Runs an operation in memory, and lets it wait for the file if there is one."""
         kept: T = sqlite.at_once(self._current(), [operation])
         added = {_key(record): record for record in records} if kept else {}
         if self._file is not None:
@@ -252,11 +253,12 @@ class DurableFile:
         return kept
 
     def _try_to_write(self, operation: Operation[T], *following: Operation[Any]) -> tuple[T] | None:
-        """Writes what waits and this in one transaction, then each that follows in one of its own.
+        """Writes the waiting operations and this one in one transaction, then each of `following`
+        in a separate one.
 
-        A file that is damaged or replaced meanwhile is opened anew, up to ATTEMPTS times. Returns
-        what the operation returned, None where there is no file to write to. Raises
-        sqlite3.DatabaseError for anything else, a full disk for one.
+        A file that is damaged or replaced meanwhile is opened again, up to ATTEMPTS times. Returns
+        what the operation returned, or None where there is no file to write to. Raises
+        sqlite3.DatabaseError for any other failure, such as a full disk.
         """
         for _ in range(ATTEMPTS):
             if self._file is None:
@@ -273,17 +275,17 @@ class DurableFile:
             if not self._moved():
                 self._caught_up()
                 return (result,)
-            self._open()  # it was replaced or deleted, and what was written with it
+            self._open()  # the file was replaced or deleted, together with the written data
         return None
 
     def _write_waiting(self, file: sqlite3.Connection, operation: Operation[T]) -> T:
-        """Writes what waits, and then this. A disk that is full refuses the first batch, however
-        much waits.
+        """Writes the waiting operations, and then this one. A full disk refuses the first batch
+        already, however many operations wait.
         """
         while len(self._waiting) > BATCH:
             sqlite.at_once(file, [each.operation for each in self._waiting[:BATCH]])
             if self._moved():
-                break  # all is written once more, to the file that is there now
+                break  # everything is written again, to the new file
             del self._waiting[:BATCH]
             left = {key for each in self._waiting for key in each.keys}
             self._unsaved = {key: record for key, record in self._unsaved.items() if key in left}
@@ -291,7 +293,7 @@ class DurableFile:
         return result
 
     def _caught_up(self) -> None:
-        """Drops what stood in for the file, which has everything now."""
+        """Drops the copy in memory, because the file now has all data."""
         self._waiting.clear()
         self._unsaved.clear()
         self._exported.clear()
@@ -301,7 +303,7 @@ class DurableFile:
             self._file.execute(f"PRAGMA busy_timeout = {sqlite.BUSY_SECONDS * 1000:.0f}")
 
     def _fall_back(self, reason: str) -> None:
-        """Goes on in memory beside the file, until a write to it succeeds."""
+        """Continues in memory until a write to the file succeeds."""
         assert self._file is not None
         with contextlib.suppress(sqlite3.Error):
             self._file.execute(f"PRAGMA busy_timeout = {IMPATIENT_SECONDS * 1000:.0f}")
@@ -323,30 +325,32 @@ class DurableFile:
             raise StoreError(f"{self.path} was opened for reading only")
 
     def _current(self) -> sqlite3.Connection:
-        """The connection that has everything: memory, while the file lags behind."""
+        """Returns the connection that has all data: memory, while the file lags behind."""
         found = self._memory or self._file
         assert found is not None
         return found
 
     def _state_now(self) -> sqlite.State:
-        """Which file it is; of one that is only read, also whether it was written to."""
+        """Returns a value that identifies the file, and for a read-only store also its last
+        write.
+        """
         found = sqlite.state(self.path)
         return found if self.read_only or found is None else found[:2]
 
     def _moved(self) -> bool:
-        """Whether another file is there than the one that was opened, or none."""
+        """Returns whether the file that was opened has been replaced or deleted."""
         return self._state_now() != self._opened
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
-        """Goes on with another file, or in memory, after a read that failed."""
+        """Continues with another file, or in memory, after a read that failed."""
         if sqlite.is_damage(error):
             self._open(error)
         else:
             self._fall_back(str(error))
 
     def _open(self, damage: sqlite3.Error | None = None) -> None:
-        """Opens the file, or another if it is damaged; goes on without one where there can
-        be none.
+        """Opens the file, or a fresh one if it is damaged; continues in memory where no file is
+        possible.
         """
         previous, self._file = self._file, None
         if previous is not None and damage is not None:
@@ -368,8 +372,8 @@ class DurableFile:
             previous.close()
 
     def _go_without(self, error: Exception, previous: sqlite3.Connection | None) -> None:
-        """Goes on in memory for good, with what can be read; `previous` is a file that was moved
-        away.
+        """Continues permanently in memory, with the data that can be read. `previous` is a file
+        that was moved away.
         """
         self._file = None
         if self._memory is None:
@@ -385,14 +389,14 @@ class DurableFile:
         )
 
     def _to_write(self, damage: sqlite3.Error | None) -> sqlite3.Connection:
-        """A connection for writing, to a fresh file if the present one is damaged. One process at a
-        time; raises as `sqlite.writer`.
+        """Returns a connection for writing, to a fresh file if the present one is damaged. Only one
+        process at a time runs this. Raises the errors of `sqlite.writer`.
         """
         with cache.locked(sqlite.beside(self.path, ".lock")):
             if damage is not None and not self._moved() and self._is_damaged():
                 self._set_aside(damage)
             if sqlite.state(self.path) is None:
-                # There may be a log without its file, which another connection still writes to.
+                # A log may exist without its file, and another connection may still write to it.
                 sqlite.move(self.path, sqlite.unused_name(self.path))
             try:
                 found = sqlite.writer(self.path)
@@ -408,8 +412,8 @@ class DurableFile:
     # Damage.
 
     def _is_damaged(self) -> bool:
-        """Checks in full, once, what an error said to be damaged: it may have been replaced in
-        place.
+        """Checks a file that an error reported as damaged in full, once; it may have been replaced
+        in place.
         """
         found = self._state_now()
         if found != self._checked and sqlite.is_sound(self.path):
@@ -418,18 +422,16 @@ class DurableFile:
         return True
 
     def _set_aside(self, error: sqlite3.Error) -> None:
-        """Moves the file out of the way, until `_salvage` has carried what can be read in it to a
-        fresh one.
-        """
+        """Moves the file away, until `_salvage` has copied its readable rows to a fresh one."""
         target = sqlite.beside(self.path, SALVAGING)
-        if target.exists():  # of another salvage, for which there was no room
+        if target.exists():  # from an earlier salvage that lacked disk space
             sqlite.move(target, sqlite.unused_name(self.path))
         sqlite.move(self.path, target)
         self._damage = error
 
     def _salvage(self, file: sqlite3.Connection) -> None:
-        """Carries what can be read in a damaged file that was set aside, by this process or by one
-        that ended before it had done so.
+        """Copies the readable rows of a damaged file that was set aside, by this process or by one
+        that ended before it could copy them.
         """
         source = sqlite.beside(self.path, SALVAGING)
         if not source.exists():
@@ -461,7 +463,7 @@ class DurableFile:
 
 
 def _key(record: Record) -> object:
-    """Equal for records of which a store has one."""
+    """Returns a key that is equal for records of which a store keeps only one."""
     if isinstance(record, Trial):
         return record.identity
     return record.gpu.key, record.workload, record.kernel, record.source

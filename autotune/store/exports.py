@@ -1,8 +1,9 @@
-"""Exports as JSON Lines: written and read a record at a time, so that their size costs no memory.
+"""Exports as JSON Lines, written and read one record at a time, so that large files need little
+memory.
 
-The first line says what the file is, each line after it has one GPU, trial or winner, and a GPU
-comes before what was measured on it. The last line has the number of trials and winners and the
-SHA-256 of all bytes before it: a file that was cut off or changed is told by it.
+The first line identifies the file. Each following line has one GPU, trial or winner; a GPU comes
+before the records that were measured on it. The last line has the number of trials and winners and
+the SHA-256 of all bytes before it, so that a truncated or changed file is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .records import BestConfig, Gpu, Trial
 from .validation import Fields, shown
 
 FORMAT, VERSION = "outblas-tuning", 2
-LINE_LIMIT = 64 << 20  # bytes of a line that is read
+LINE_LIMIT = 64 << 20  # maximum bytes of a line that is read
 BATCH = 1000  # lines that are read and stored together
 
 Record = Trial | BestConfig
@@ -33,9 +34,9 @@ Batch = list[Record]
 def write(
     path: Path, trials: Iterable[Trial], winners: Iterable[BestConfig], *, checked: bool = False
 ) -> tuple[int, int]:
-    """Writes all to one file, which it replaces at once; returns how many trials and winners. Those
-    that are `checked` come from a store. Raises ValueError for a record that could not be read
-    again, and OSError.
+    """Writes all records to one file, which it replaces atomically; returns the numbers of trials
+    and winners. With `checked`, the records come from a store and are valid already. Raises
+    ValueError for a record that could not be read again, and OSError.
     """
     counts = {"trials": 0, "winners": 0}
     gpus: set[str] = set()
@@ -67,7 +68,7 @@ def write(
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` once it is written and on the disk, unless something is
+    """Yields a file that replaces `path` once it is written and on disk, unless an exception is
     raised.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
@@ -85,7 +86,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def is_lines(path: Path) -> bool:
-    """Whether the file begins as an export of lines does. Raises OSError."""
+    """Returns whether the file begins like an export in JSON Lines. Raises OSError."""
     with path.open("rb") as file:
         first = file.readline(4096)
     try:
@@ -96,16 +97,17 @@ def is_lines(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a file, each checked. Raises ValueError that names the line of the first thing
-    amiss, which may be the last line, after all records; OSError.
+    """Yields the records of a file, each checked. Raises ValueError that names the line of the
+    first error; this may be the last line, after all records. Raises OSError.
     """
     for batch, _ in _batches(path):
         yield from batch
 
 
 def merge(path: Path, store: Callable[[Batch], None]) -> None:
-    """Reads the whole file, and only if nothing in it is amiss once more, to store it in batches.
-    What is stored has the checksums of what was checked. Raises as `read`, with nothing stored.
+    """Reads the whole file once to check it, and if it is valid a second time to store it in
+    batches. What is stored has the checksums of what was checked. Raises the errors of `read`, with
+    nothing stored.
     """
     digests = [digest for _, digest in _batches(path)]
     for i, (batch, digest) in enumerate(_batches(path)):
@@ -116,14 +118,14 @@ def merge(path: Path, store: Callable[[Batch], None]) -> None:
 
 @dataclass
 class _Reader:
-    """What is known of a file of which a part was read."""
+    """The state of reading a file: what its lines have contained so far."""
 
     gpus: dict[str, Gpu] = field(default_factory=dict)
     trials: int = 0
     winners: int = 0
 
     def record(self, line: bytes, place: str) -> Record | None:
-        """The record in a line, None for a GPU. Raises ValueError."""
+        """Returns the record in a line, or None for a GPU. Raises ValueError."""
         value = _object(line, place)
         if len(value) != 1 or next(iter(value)) not in ("gpu", "trial", "winner"):
             raise ValueError(
@@ -149,7 +151,9 @@ class _Reader:
 
 
 def _batches(path: Path) -> Iterator[tuple[Batch, bytes]]:
-    """Records in lists, and the digest of all before and in each. Raises as `read`."""
+    """Yields batches of records, with the digest of all bytes up to the end of each batch. Raises
+    the errors of `read`.
+    """
     reader, digest = _Reader(), hashlib.sha256()
     with path.open("rb") as file:
         line = _line(file, 1)

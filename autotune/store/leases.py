@@ -1,27 +1,27 @@
-"""Leases: which driver measures a config now, so that drivers share the work and each config is
-measured once.
+"""Leases: which driver is measuring a config, so that drivers share the work and each config is
+measured only once.
 
-A driver takes the lease of a config before it measures it, and gives it back with the trial, or
-without one when it is interrupted. The store keeps the leases; each is a row with its owner and a
-counter, its beat.
+A driver takes the lease of a config before it measures it. It ends the lease with the trial, or
+without one when it is interrupted. Leases are rows of the store, with their owner and a counter,
+the heartbeat.
 
     measured     claim ──── measure ──── add
                  `add` stores the trial and ends the lease, in one transaction. Meanwhile a thread
                  of the owner's store adds 1 to the beat every BEAT_SECONDS.
     interrupted  claim ──── release
-                 The config is as if nobody had started to measure it.
+                 Afterwards the config counts as not started.
     killed       claim ────
                  The claim of another driver finds the owner dead, and takes the lease over.
     stopped      claim ──── (another takes the lease over) ──── add
-                 The trial that came first stays, and both leases end.
+                 The first trial stays, and both leases end.
 
 An owner on this machine is dead when its process is gone, or when another process has its number.
-Any other owner, and one that is stopped, is dead when its beat has not changed for LEASE_SECONDS of
-the time that the observer itself watched, on the observer's monotonic clock. Dates are never
-compared, so that a clock that is set changes nothing.
+Any other owner, and a stopped one, is dead when its beat has not changed for LEASE_SECONDS. Only
+time during which the observer itself watched counts, on its monotonic clock. Dates are never
+compared, so that setting a clock changes nothing.
 
-A dead owner says nothing against the config that it measured, unless the whole machine went down
-with it: that is counted in `machine_losses`.
+The death of an owner says nothing about the config that it measured, unless the whole machine went
+down too; such losses are counted in `machine_losses`.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ from . import queries
 from .queries import Operation, Row
 from .records import Trial, now
 
-LEASE_SECONDS = 30.0  # without a beat, after which an owner that cannot be asked is dead
+# after this time without a beat, an owner that cannot be checked counts as dead
+LEASE_SECONDS = 30.0
 BEAT_SECONDS = 3.0  # between two beats
-LOOK_SECONDS = 5.0  # that may pass between two looks at a beat and count in full as watched
+LOOK_SECONDS = 5.0  # the most time between two looks at a beat that counts as watched
 
 Life = Literal["alive", "dead", "unknown"]
-Key = tuple[object, ...]  # of a lease: the values of its identity
+Key = tuple[object, ...]  # the values of a lease's identity
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The answer to a driver that wants to measure a config: exactly one of the first three.
+    """The answer to a driver that wants to measure a config: exactly one of the first three fields
+    is set.
 
-    `known`: there is a trial already. `held`: another driver that lives is at it, or another thread
-    of this one.
-    `granted`: it is the asker's, until `add` or `release`. `taken_over`: from an owner that died
-    with it.
-    `machine_losses`: how many machines went down while they measured it. `worker_deaths`: how many
-    workers of this sweep died with it; only a cluster counts them.
+    known: there is a trial already.
+    held: another live driver, or another thread of this one, is measuring it.
+    granted: the driver has the lease, until `add` or `release`.
+    taken_over: the lease was taken from an owner that died with it.
+    machine_losses: how many machines went down while they measured it.
+    worker_deaths: how many workers of this sweep died with it; only a cluster counts them.
     """
 
     known: Trial | None = None
@@ -73,7 +75,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Owner:
-    """A store object in a process on a machine; "" stands for what the system does not tell."""
+    """A store object in a process on a machine. "" stands for what the system does not tell."""
 
     host: str
     boot: str
@@ -83,13 +85,13 @@ class Owner:
     nonce: str
 
     def __str__(self) -> str:
-        """As the store has it."""
+        """The text that the store contains."""
         parts = (self.host, self.boot, self.pid_namespace, str(self.pid), self.started, self.nonce)
         return " ".join(part or "-" for part in parts)
 
     @staticmethod
     def parse(text: object) -> Owner | None:
-        """None for what no `Owner` wrote."""
+        """Parses the text of an owner; returns None for a text that no `Owner` wrote."""
         parts = ["" if part == "-" else part for part in str(text).split(" ")]
         if len(parts) != 6 or not parts[3].isdecimal():
             return None
@@ -98,7 +100,7 @@ class Owner:
 
     @staticmethod
     def here() -> Owner:
-        """A new owner, of this process."""
+        """Creates a new owner in this process."""
         host = "".join(socket.gethostname().split())
         _, started = _process(os.getpid())
         return Owner(host, _boot(), _pid_namespace(), os.getpid(), started, secrets.token_hex(8))
@@ -108,8 +110,8 @@ _open_here: set[str] = set()  # nonces of this process's owners whose stores are
 
 
 def _boot() -> str:
-    """Which run of the machine this is; "" where the system does not say, or says something else
-    every time.
+    """Returns an id of the machine's current boot; "" where the system does not tell it, or tells
+    another value every time.
     """
     if sys.platform != "linux":
         return ""
@@ -123,7 +125,7 @@ def _boot() -> str:
 
 
 def _pid_namespace() -> str:
-    """Within which a process number means a process."""
+    """Returns an id of the namespace in which process numbers are valid."""
     if sys.platform != "linux":
         return ""
     try:
@@ -133,8 +135,8 @@ def _pid_namespace() -> str:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """State and start time of a process, as Linux gives them; ("", "") where there is none or it
-    cannot be seen.
+    """Returns the state and start time of a process, as Linux reports them; ("", "") where there is
+    none or it is not visible.
     """
     if sys.platform != "linux":
         return "", ""
@@ -146,7 +148,9 @@ def _process(pid: int) -> tuple[str, str]:
 
 
 def life(owner: Owner, me: Owner) -> Life:
-    """Whether an owner lives, as far as this machine can tell without waiting for a beat."""
+    """Returns whether an owner lives, as far as this machine can tell without waiting for a
+    beat.
+    """
     here = (me.host, me.boot, me.pid_namespace)
     if not all(here) or (owner.host, owner.boot, owner.pid_namespace) != here:
         return "unknown"
@@ -157,13 +161,13 @@ def life(owner: Owner, me: Owner) -> Life:
         return "dead"
     if owner.pid == me.pid:
         return "alive" if owner.nonce in _open_here else "dead"
-    # A stopped process measures nothing, and may never go on.
+    # A stopped process measures nothing, and may never continue.
     return "unknown" if state in "Tt" else "alive"
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is such a process after all: /proc may be mounted so that it hides those of
-    other users.
+    """Returns whether a process exists although /proc does not show it: /proc may be mounted so
+    that it hides processes of other users.
     """
     try:
         os.kill(pid, 0)
@@ -176,8 +180,8 @@ def _is_hidden(pid: int) -> bool:
 
 @dataclass
 class _Watched:
-    """A beat that has not changed, when it was looked at last, and for how many seconds it was
-    watched.
+    """A beat that has not changed, the time of the last look, and the number of seconds for which
+    it was watched.
     """
 
     owner: str
@@ -188,15 +192,15 @@ class _Watched:
 
 @dataclass
 class Observer:
-    """What a store has seen of others' leases. Only time in which it looked counts: one that was
-    stopped itself, or whose clock leaps, has seen nothing meanwhile.
+    """What a store has observed about others' leases. Only time in which it looked counts: an
+    observer that was stopped itself, or whose clock leaps, has observed nothing meanwhile.
     """
 
     clock: Callable[[], float] = time.monotonic
     _seen: dict[Key, _Watched] = field(default_factory=dict)
 
     def is_stale(self, key: Key, owner: str, beat: object) -> bool:
-        """Whether the beat of a lease has not changed for LEASE_SECONDS."""
+        """Returns whether the beat of a lease has not changed for LEASE_SECONDS."""
         at = self.clock()
         before = self._seen.get(key)
         if before is None or (before.owner, before.beat) != (owner, beat):
@@ -207,17 +211,16 @@ class Observer:
         return before.seconds >= LEASE_SECONDS
 
     def forget(self, key: Key) -> None:
-        """After the lease has changed hands."""
+        """Forgets a lease after its owner has changed."""
         self._seen.pop(key, None)
 
 
 @dataclass
 class Holder:
-    """One store's side of the protocol: who it is, which leases it holds, and what it has seen of
-    the others'.
+    """One store's side of the protocol: its owner, the leases that it holds, and what it has
+    observed about others' leases.
 
-    Its methods make operations on the store's file; the store runs each in a transaction of its
-    own.
+    Its methods make operations on the store's file; the store runs each in a separate transaction.
     """
 
     owner: Owner = field(default_factory=Owner.here)
@@ -229,13 +232,13 @@ class Holder:
         _open_here.add(self.owner.nonce)
 
     def retire(self) -> None:
-        """After which leases that this owner has left count as those of a dead one."""
+        """Marks this owner as closed; leases that it left then count as those of a dead owner."""
         _open_here.discard(self.owner.nonce)
         self.held.clear()
 
     def claiming(self, identity: Row, *, again: bool = False) -> Operation[Claim]:
-        """Takes the lease of a config, if it can be had; with `again` even though there is
-        a trial.
+        """Makes the operation that takes the lease of a config, if it is available. With `again` it
+        does so although there is a trial.
         """
 
         def claim(connection: sqlite3.Connection) -> Claim:
@@ -245,7 +248,7 @@ class Holder:
             losses, taken_over = 0, False
             for row in queries.select(connection, "leases", identity):
                 losses = row["machine_losses"] if type(row["machine_losses"]) is int else 0
-                if not row["owner"]:  # given back
+                if not row["owner"]:  # it was released
                     break
                 if not self._is_dead(identity, row["owner"], row["beat"]):
                     return Claim(held=True)
@@ -257,7 +260,9 @@ class Holder:
         return claim
 
     def releasing(self, identity: Row) -> Operation[None]:
-        """Gives a lease back, as if the config had not been begun. Others' leases stay."""
+        """Makes the operation that ends a lease as if the config had not been started. Leases of
+        other owners stay.
+        """
 
         def release(connection: sqlite3.Connection) -> None:
             where = _where(identity)
@@ -272,7 +277,7 @@ class Holder:
         return release
 
     def releasing_all(self) -> Operation[None]:
-        """The same of every lease that this owner has."""
+        """Makes the operation that ends every lease of this owner in the same way."""
 
         def release(connection: sqlite3.Connection) -> None:
             owned = (str(self.owner),)
@@ -282,7 +287,7 @@ class Holder:
         return release
 
     def beating(self) -> Operation[None]:
-        """Says that this owner lives."""
+        """Makes the operation that advances the beat of this owner's leases."""
 
         def beat(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -312,8 +317,8 @@ class Holder:
         return found == "dead"
 
     def _went_down(self, text: str) -> bool:
-        """Whether a dead owner's machine has been started again since: it may have gone down with
-        it.
+        """Returns whether a dead owner's machine has been restarted since, so that the owner may
+        have died because the machine went down.
         """
         owner, me = Owner.parse(text), self.owner
         if owner is None or not (owner.host and owner.boot and me.boot):
@@ -322,8 +327,8 @@ class Holder:
 
 
 class Heart:
-    """The thread that beats while there are leases. `beat` returns False once there are none: the
-    thread ends then.
+    """The thread that beats while there are leases. It ends when `beat` returns False, because
+    there are none left.
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float = BEAT_SECONDS) -> None:
@@ -338,15 +343,16 @@ class Heart:
 
     def _run(self, beat: Callable[[], bool], seconds: float) -> None:
         while not self._stopped.wait(seconds):
-            # A beat that is late costs nothing; one that is missing costs a lease.
+            # An error delays a beat, which costs nothing; without the thread the lease would be
+            # lost.
             with contextlib.suppress(Exception):
                 if not beat():
                     return
 
 
 def first_beat() -> int:
-    """Of a lease: never that of an earlier one of the same owner and config, which others may have
-    watched.
+    """Returns the initial beat of a lease. It never equals a beat of an earlier lease of the same
+    owner and config, which others may have watched.
     """
     return secrets.randbits(32)
 

@@ -1,5 +1,5 @@
-"""What is asked of many trials at once: answered within SQLite, row by row, in memory that does not
-grow with them.
+"""Queries over many trials, answered by SQLite row by row, so that memory does not grow with the
+number of trials.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ _WORKLOAD = "M, N, K, dtype, out_dtype, layout, weights, epilogue"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which records are meant: those of any of these kernels, of any of these shapes, of this dtype
-    and layout; what is empty or None leaves all.
+    """Selects records: of any of these kernels, of any of these shapes, of this dtype and layout.
+    An empty field, or None, selects all.
     """
 
     kernels: Sequence[str] = ()
@@ -28,7 +28,7 @@ class Selection:
     layout: str | None = None
 
     def where(self, table: str) -> tuple[str, list[object]]:
-        """A condition on the rows of a table, and the values in it."""
+        """Returns a condition on the rows of a table, and its values."""
         parts, values = ["1"], list[object]()
         if self.kernels:
             parts.append(f"{table}.kernel IN ({', '.join('?' * len(self.kernels))})")
@@ -51,7 +51,7 @@ ALL = Selection()
 
 @dataclass
 class Summary:
-    """The trials of one kernel at one workload on GPUs of one model, and its winner, the newest."""
+    """The trials of one kernel at one workload on GPUs of one model, and its newest winner."""
 
     gpu: str
     sms: int
@@ -77,8 +77,9 @@ WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
 
 
 def summaries(connection: sqlite3.Connection) -> list[Summary]:
-    """By GPU, kernel and workload. What names no valid GPU, kernel or workload is left out, and so
-    are winners that are not valid; of trials the numbers are counted as they stand.
+    """Returns summaries by GPU, kernel and workload. Rows that name no valid GPU, kernel or
+    workload are left out, and so are invalid winners; trials are counted without checking their
+    other fields.
     """
     gpus, _ = queries.gpus_of(queries.select(connection, "gpus"))
     found: dict[object, Summary] = {}
@@ -106,8 +107,8 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
     return sorted(found.values(), key=lambda summary: summary.place)
 
 
-# In the order of the index `trials_by_workload`, so that nothing is sorted and the table itself is
-# not read.
+# In the order of the index `trials_by_workload`, so that SQLite sorts nothing and does not read the
+# table itself.
 _COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, status, count(*) AS trials, min(us) AS us,
     max("when") AS "when" FROM trials GROUP BY {_WORKLOAD}, kernel, gpu, status"""
 
@@ -115,7 +116,9 @@ _COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, status, count(*) AS trials, min(u
 def _place_of(
     row: sqlite3.Row, gpus: dict[str, Gpu], found: dict[object, Summary]
 ) -> Summary | None:
-    """The summary that a row belongs to; None where it names no valid GPU, kernel or workload."""
+    """Returns the summary that a row belongs to; None where the row names no valid GPU, kernel or
+    workload.
+    """
     gpu = gpus.get(row["gpu"])
     if gpu is None or not validation.holds(row, ("kernel",)):
         return None
@@ -130,7 +133,7 @@ def _place_of(
 
 
 def tuned(connection: sqlite3.Connection, name: str, sms: int) -> list[TunedConfig]:
-    """Of the winners on GPUs of one model what a lookup needs, by age."""
+    """Returns what a lookup needs of the winners on GPUs of one model, ordered by age."""
     gpus, _ = queries.gpus_of(queries.select(connection, "gpus", {"name": name, "sms": sms}))
     if not gpus:
         return []
@@ -147,7 +150,9 @@ def tuned(connection: sqlite3.Connection, name: str, sms: int) -> list[TunedConf
 def browse(
     connection: sqlite3.Connection, wanted: Selection, limit: int | None
 ) -> tuple[list[Trial], int]:
-    """The first trials by GPU, workload and speed, the failed ones last, and how many there are."""
+    """Returns the first trials by GPU, workload and speed, failed ones last, and the number of all
+    selected trials.
+    """
     where, values = wanted.where("trials")
     total: int = connection.execute(
         f"SELECT count(*) FROM trials WHERE {where}", values
@@ -163,8 +168,8 @@ def browse(
 def stream(
     connection: sqlite3.Connection, wanted: Selection
 ) -> tuple[Iterator[Trial], Iterator[BestConfig]]:
-    """The trials and the winners in the order in which they came. Both are of one moment as long as
-    the connection has a transaction.
+    """Returns the trials and the winners in the order in which they were stored. Both show the same
+    moment while the connection has a transaction.
     """
     gpus, _ = queries.gpus_of(queries.select(connection, "gpus"))
 
@@ -187,8 +192,8 @@ def _valid(
 
 
 def kernels(connection: sqlite3.Connection) -> list[str]:
-    """Those that there are trials or winners of. Steps from each name to the next, and not over
-    every row.
+    """Returns the kernels that have trials or winners. It steps from each name to the next, without
+    visiting every row.
     """
     found = set()
     for table in ("trials", "winners"):

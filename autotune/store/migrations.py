@@ -1,9 +1,9 @@
-"""The versions of a store's tables, and the steps that lead from each to the next.
+"""The versions of a store's tables, and the steps that migrate each version to the next.
 
-A step is written for the tables of its day: it names tables and columns in full and shares nothing
-with `queries.SCHEMA`, which goes on changing. A published step is never edited. All steps that a
-file needs run in one transaction, so that the file is of its old version or of the newest, whatever
-happens meanwhile.
+A step is written for the tables of its time: it names tables and columns in full and shares nothing
+with `queries.SCHEMA`, which continues to change. A published step is never edited. All steps that a
+file needs run in one transaction, so that the file always has either its old version or the newest
+one.
 
 The texts of configs are not migrated when a field is renamed: see `config_aliases`.
 """
@@ -11,9 +11,9 @@ The texts of configs are not migrated when a field is renamed: see `config_alias
 import sqlite3
 from collections.abc import Callable, Mapping
 
-VERSION = 3  # of the tables that this code reads and writes
-# The oldest that can be migrated, and read as it is: trials and winners have had the same columns
-# since, but for their checksum, and for what `show_as_newest` adds.
+VERSION = 3  # the version of the tables that this code reads and writes
+# The oldest version that can be migrated, and read without migration: trials and winners have had
+# the same columns since, except for their checksum and for the columns that `show_as_newest` adds.
 OLDEST = 1
 
 Step = Callable[[sqlite3.Connection], None]
@@ -25,20 +25,20 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Runs the steps that the tables still need. Only within a transaction."""
+    """Runs the steps that the tables still need. Call it only within a transaction."""
     for version in range(max(version_of(connection), OLDEST), VERSION):
         STEPS[version](connection)
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def show_as_newest(connection: sqlite3.Connection) -> None:
-    """Has a connection that only reads an older version see the columns that rows had not then:
-    weights were warm, and there were no epilogues.
+    """Adds the missing columns of an older version to a read-only connection: weights were warm,
+    and there were no epilogues.
     """
     for table in ("trials", "winners", "leases"):
         there = _columns(connection, table)
         if there and "weights" not in there:
-            # A temporary view comes before the table of its name.
+            # A temporary view takes precedence over the table of the same name.
             connection.execute(
                 f"""CREATE TEMP VIEW {table} AS
                 SELECT rowid AS rowid, *, 'warm' AS weights, '' AS epilogue FROM main.{table}"""
@@ -46,13 +46,13 @@ def show_as_newest(connection: sqlite3.Connection) -> None:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """The declared types of a table's columns by their names; {} if there is no such table."""
+    """Returns the declared types of a table's columns by name; {} if the table does not exist."""
     return {row[1]: row[2] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def _from_1(connection: sqlite3.Connection) -> None:
-    """Leases, whose owner can be asked whether it lives, replace counts of attempts; rows have a
-    checksum, NULL in those that were there before.
+    """Replaces counts of attempts by leases, whose owner can be checked for life, and adds a
+    checksum to rows; it is NULL in the rows that exist.
     """
     for table in ("trials", "winners"):
         if "digest" not in _columns(
@@ -74,7 +74,8 @@ def _from_1(connection: sqlite3.Connection) -> None:
     )
 
 
-# The columns of the tables of version 3, but for the workload's and those that all three share.
+# The columns of the tables of version 3, without those of the workload and those that all three
+# tables share.
 _TABLES_OF_3 = {
     "trials": """status TEXT NOT NULL, reason TEXT NOT NULL,
         us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
@@ -88,13 +89,13 @@ _TABLES_OF_3 = {
 
 
 def _from_2(connection: sqlite3.Connection) -> None:
-    """Rows say whether weights were warm or cold, and what followed the product; both are part of
-    their identity. SQLite changes no key, so the tables are made anew; columns that somebody added
-    stay.
+    """Adds whether weights were warm or cold, and the epilogue, to rows; both are part of their
+    identity. SQLite cannot change a key, so the tables are created again; columns that somebody
+    added are kept.
     """
     for table, columns in _TABLES_OF_3.items():
         there = _columns(connection, table)
-        if "weights" in there:  # only the number of the version is wrong
+        if "weights" in there:  # only the version number is wrong
             continue
         made = f"{table}_of_version_3"
         key = "kernel, M, N, K, dtype, out_dtype, layout, weights, epilogue, gpu, source"

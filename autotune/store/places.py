@@ -1,4 +1,4 @@
-"""Where a store's file may lie, and where its results go when it cannot be written."""
+"""Where a store's file may be, and where its results go when it cannot be written."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .sqlite import StoreError
 
 
 def unusable_reason(path: Path, *, create: bool = True) -> str | None:
-    """Why a store cannot be at `path`, or None. With `create` makes folders that are missing, with
-    mode 0700; without, a store that is not there is in order.
+    """Returns why a store cannot be at `path`, or None. With `create`, makes missing folders with
+    mode 0700; without it, a store that does not exist is fine.
 
-    A store holds no native code, and each of its rows is checked when it is read: members of a
-    group may share one in a folder that they all can write. Where any user can, he could put
-    another file in its place.
+    A store contains no native code, and each row is checked when it is read. Members of a group may
+    therefore share a store in a folder that all of them can write. Where any user can write, one
+    could replace the file.
     """
     folder = path.parent
     try:
@@ -55,7 +55,7 @@ def _of_another_user(path: Path) -> bool:
 
 
 def warn_of_network(path: Path) -> None:
-    """Once in a process for each folder."""
+    """Warns once per folder in a process that it is on a network file system."""
     _warn_of_network(path.parent)
 
 
@@ -71,10 +71,10 @@ def _warn_of_network(folder: Path) -> None:
 
 
 def emergency_export(records: Sequence[Trial | BestConfig], folder: Path | None) -> Path:
-    """Writes records to a fresh file in the folder, or in the first that can be written of several;
+    """Writes records to a fresh file in `folder`, or in the first writable one of several; returns
     its path.
 
-    Raises StoreError that names each folder and what was wrong with it.
+    Raises StoreError that names each folder and why it could not be used.
     """
     trials = [record for record in records if isinstance(record, Trial)]
     winners = [record for record in records if isinstance(record, BestConfig)]
@@ -100,13 +100,13 @@ def emergency_export(records: Sequence[Trial | BestConfig], folder: Path | None)
 
 def _folders() -> Iterator[Path]:
     for find in (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir())):
-        # The current folder may have been deleted; a user may have no home.
+        # The current folder may have been deleted, and a user may have no home.
         with contextlib.suppress(OSError, RuntimeError):
             yield find()
 
 
 def _fresh(folder: Path) -> Path:
-    """An empty file with a name that nothing had. Raises OSError."""
+    """Creates an empty file with a new name. Raises OSError."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     for i in range(1000):
         path = (

@@ -1,4 +1,4 @@
-"""Rows of the store and the records that they hold, and what is done to them within a
+"""Rows of the store and the records that they hold, and the operations on them within a
 transaction.
 """
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 _WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload))
 _GPU = tuple(field.name for field in dataclasses.fields(Gpu))
-# By kernel and workload first, as rows are looked up.
+# Kernel and workload come first, because rows are looked up by them.
 _PLACE = ("kernel", *_WORKLOAD, "gpu", "source")
 KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
 _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | BestConfig]] = {
@@ -30,7 +30,7 @@ _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | BestConfi
     "winners": validation.best_config_of,
 }
 
-PROBE = 1 << 18  # bytes: the results of some minutes
+PROBE = 1 << 18  # bytes: as many as the results of some minutes take
 _ANY_GPU = Gpu("any", 0, 0)
 
 _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
@@ -38,7 +38,8 @@ _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
     weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
-# Of `migrations.VERSION`. power_limit_w has no type: the key of a GPU tells 700 from 700.0.
+# The schema of `migrations.VERSION`. power_limit_w has no type, because the key of a GPU
+# distinguishes 700 from 700.0.
 SCHEMA = {
     "gpus": """CREATE TABLE gpus (
     "key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
@@ -57,12 +58,12 @@ SCHEMA = {
     owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
     UNIQUE ({", ".join(KEYS["leases"])}))""",
 }
-# The columns that rows of older versions have not, with what they stand for there. Tables of older
-# versions may lack them, and the checksum of a row leaves them out where they are that: what was
-# stored by an older version is what it was.
+# The columns that rows of older versions lack, with the values that they stand for. Tables of older
+# versions may lack them. The checksum of a row leaves them out where they have these values, so
+# that rows of an older version keep their checksums.
 _NEW: Mapping[str, str] = validation.NEW_IN_WORKLOAD
-# The trials of a workload are looked up by it, and all that a summary of trials needs is in its
-# order here.
+# The trials of a workload are looked up by this index; it contains everything that a summary of
+# trials needs, in order.
 INDEXES = {
     "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
     ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, kernel, gpu, status, us,
@@ -70,29 +71,31 @@ INDEXES = {
 }
 
 
-# As `records.age`, of winners; needs :latest.
+# Orders winners like `records.age`; needs :latest.
 BY_AGE = """CASE WHEN "when" > :latest THEN '' ELSE "when" END, id"""
 
 
 @functools.cache
 def columns(table: str) -> tuple[str, ...]:
-    """The names of a table's columns, in their order."""
+    """Returns the names of a table's columns, in order."""
     with contextlib.closing(sqlite3.connect(":memory:")) as memory:
         memory.execute(SCHEMA[table])
         return columns_there(memory, table)
 
 
 def columns_there(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    """The names of the columns that a table has in a file; none if there is no such table."""
+    """Returns the names of the columns that a table has in a file; none if the table does not
+    exist.
+    """
     return tuple(row[1] for row in connection.execute(f"PRAGMA table_info({table})"))
 
 
 def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
-    """What a file of the newest version has to have and lacks, in words; "" if nothing. One that is
-    not `new` is asked only for what the oldest version has too.
+    """Returns, in words, what a file of the newest version must have and lacks; "" if nothing. If
+    it is not `new`, checks only what the oldest version has too.
 
-    Columns are compared by name, so that white space in a statement and columns that somebody added
-    change nothing.
+    Columns are compared by name, so that white space in a statement and added columns do not
+    matter.
     """
     for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
         there = columns_there(connection, table)
@@ -107,7 +110,7 @@ def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
 
 
 def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]:
-    """The columns of each unique index of a table."""
+    """Returns the columns of each unique index of a table."""
     indexes = [row[1] for row in connection.execute(f"PRAGMA index_list({table})") if row[2]]
     return [
         tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")'))
@@ -117,8 +120,8 @@ def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]
 
 @functools.cache
 def _digested(table: str) -> tuple[tuple[str, bool], ...]:
-    """The columns that the digest of a row is made of, and whether SQLite makes a float of what
-    they hold.
+    """Returns the columns that the digest of a row covers, and whether SQLite converts their values
+    to floats.
     """
     with contextlib.closing(sqlite3.connect(":memory:")) as memory:
         memory.execute(SCHEMA[table])
@@ -131,30 +134,32 @@ def _digested(table: str) -> tuple[tuple[str, bool], ...]:
 
 @functools.lru_cache(maxsize=16)
 def _places(table: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where the columns of a digest are among these: to ask a row for each by name takes several
-    times as long.
+    """Returns the positions of a digest's columns among these, because looking up each column of a
+    row by name takes several times as long.
     """
     return tuple(names.index(name) for name, _ in _digested(table))
 
 
 def _new(row: validation.Columns) -> dict[str, Any]:
-    """What a row has in the columns of `_NEW`, or what it stands for where it lacks them."""
+    """Returns a row's values in the columns of `_NEW`, or their defaults where the row lacks
+    them.
+    """
     there = row.keys()
     return {name: row[name] if name in there else plain for name, plain in _NEW.items()}
 
 
 def _as_stored(value: Any, is_real: bool) -> Any:
-    """What SQLite gives back of a value."""
+    """Returns the value that SQLite returns after storing this one."""
     if value is not None and is_real:
         return float(value)
     return int(value) if type(value) is bool else value
 
 
 def digest(table: str, row: validation.Columns) -> int:
-    """A checksum of what a row holds: SQLite has none, and a page of a file may be altered and
-    still be read.
+    """Returns a checksum of a row's contents. SQLite has none, and a page of a file can be altered
+    and still be readable.
 
-    Raises ValueError, TypeError or OverflowError for what no row of the table could hold.
+    Raises ValueError, TypeError or OverflowError for values that no row of the table can hold.
     """
     if isinstance(row, sqlite3.Row):
         whole = tuple(row)
@@ -166,8 +171,8 @@ def digest(table: str, row: validation.Columns) -> int:
 
 
 def check_digest(table: str, row: validation.Columns, place: str) -> None:
-    """Raises ValueError for a row that is not what was stored; one of the oldest version, without a
-    digest, passes.
+    """Raises ValueError for a row that differs from what was stored. A row of the oldest version,
+    which has no digest, passes.
     """
     stored = row["digest"] if "digest" in row.keys() else None  # noqa: SIM118
     if stored is None:
@@ -186,10 +191,11 @@ def check_digest(table: str, row: validation.Columns, place: str) -> None:
 def select(
     connection: sqlite3.Connection, table: str, wanted: Row | None = None
 ) -> list[sqlite3.Row]:
-    """The rows that have what is `wanted` and not None, by date: of a winner by its `age`.
+    """Returns the rows whose columns equal the values of `wanted` that are not None, ordered by
+    date; winners by their `age`.
 
-    What is wanted is compared again with what the rows hold: they are found by an index, which may
-    be damaged.
+    The values are compared again after the query, because rows are found by an index, which may be
+    damaged.
     """
     asked = {name: value for name, value in (wanted or {}).items() if value is not None}
     given = asked
@@ -204,7 +210,7 @@ def select(
 
 
 def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial | BestConfig:
-    """Raises ValueError that names the row and the field."""
+    """Returns the record of a row. Raises ValueError that names the row and the field."""
     place = f"{table}[{row['id']}]"
     record = _PARSERS[table](_fields(table, row), place, gpus)
     check_digest(table, row, place)
@@ -212,7 +218,7 @@ def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial
 
 
 def problems(connection: sqlite3.Connection) -> list[str]:
-    """What is wrong with rows, one at a time."""
+    """Returns the errors in all rows, one message per row."""
     gpus, found = gpus_of(select(connection, "gpus"))
     for table in _PARSERS:
         for row in connection.execute(f"SELECT * FROM {table} ORDER BY id"):
@@ -221,7 +227,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
             except ValueError as error:
                 found.append(str(error))
     for table, name, least in (("leases", "beat", 0), ("leases", "machine_losses", 0)):
-        if not columns_there(connection, table):  # of an older version
+        if not columns_there(connection, table):  # a table that an older version lacks
             continue
         for row in connection.execute(f"SELECT id, {name} FROM {table}"):
             if type(row[name]) is not int or row[name] < least:
@@ -234,7 +240,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def _fields(table: str, row: validation.Columns) -> validation.Fields:
-    """A row in the form that JSON files have, unchecked."""
+    """Converts a row, unchecked, to the form of JSON files."""
     try:
         fields = {name: row[name] for name, _ in _digested(table)}
     except IndexError:  # somebody has dropped it since the file was opened
@@ -249,7 +255,7 @@ def _fields(table: str, row: validation.Columns) -> validation.Fields:
 
 
 def _row(record: Trial | BestConfig) -> dict[str, Any]:
-    """The columns of a record. Raises ValueError."""
+    """Returns the columns of a record. Raises ValueError."""
     table = "trials" if isinstance(record, Trial) else "winners"
     fields = validation.checked_fields(record, table[:-1])
     fields |= fields.pop("workload") | vars(record.workload)
@@ -259,7 +265,7 @@ def _row(record: Trial | BestConfig) -> dict[str, Any]:
 
 
 def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
-    """GPUs by key, and what is wrong with the others."""
+    """Returns the valid GPUs by key, and messages about the others."""
     gpus, problems = {}, []
     for row in rows:
         place = f"gpus[{row['key']!r}]"
@@ -276,7 +282,7 @@ def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
 
 
 def could_be_valid(table: str, row: Row) -> bool:
-    """Whether a row is a valid record, or becomes one once its GPU is known."""
+    """Returns whether a row is a valid record, or becomes one once its GPU is known."""
     place = f"{table}[]"
     try:
         if table == "gpus":
@@ -294,8 +300,8 @@ def could_be_valid(table: str, row: Row) -> bool:
 def _insert(
     connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE"
 ) -> bool:
-    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there
-    now.
+    """Inserts a row in place of the one with the same identity, unless `conflict` says otherwise.
+    Returns whether it is in the table now.
     """
     columns = ", ".join(f'"{name}"' for name in row)
     values = ", ".join(f":{name}" for name in row)
@@ -306,7 +312,9 @@ def _insert(
 
 
 def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | BestConfig | None:
-    """The valid record of a row's identity, whichever names of fields its config is stored with."""
+    """Returns the valid record with a row's identity, whichever names of fields its config is
+    stored with.
+    """
     found = _of_identity(connection, table, row)
     if not found:
         return None
@@ -318,8 +326,8 @@ def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | BestC
 
 
 def _of_identity(connection: sqlite3.Connection, table: str, row: Row) -> list[sqlite3.Row]:
-    """The rows of a row's identity: one, or one for each spelling of its config. That with the
-    current names of fields is the first.
+    """Returns the rows with a row's identity: one for each spelling of its config, the current
+    names of fields first.
     """
     identity = {name: row[name] for name in KEYS[table]}
     if "config" not in identity:
@@ -331,8 +339,8 @@ def _of_identity(connection: sqlite3.Connection, table: str, row: Row) -> list[s
 
 
 def is_superseded(connection: sqlite3.Connection, row: sqlite3.Row) -> bool:
-    """Whether a row of a trial has old names of config fields, and another row has the same trial
-    with the current ones. Programs of two versions that share a store may leave both.
+    """Returns whether a trial's row has old names of config fields, and another row has the same
+    trial with the current names. Programs of two versions that share a store can leave both.
     """
     kernel, config = row["kernel"], row["config"]
     if type(kernel) is not str or type(config) is not str:
@@ -357,8 +365,8 @@ def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
 
 
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
-    """Stores a trial unless one of its identity stays, and ends its lease; whether it did store it.
-    Raises ValueError, at once.
+    """Makes the operation that stores a trial, unless one with its identity stays, and ends its
+    lease; it returns whether it stored the trial. Raises ValueError at once.
     """
     row = _row(trial)
 
@@ -366,7 +374,7 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
         _delete(connection, "leases", row)
         _put_gpu(connection, row["gpu"], trial.gpu)
         texts = spellings(row["kernel"], row["config"])
-        # Most trials are new: where no field was renamed, nothing is looked up.
+        # Most trials are new: where no field was renamed, no lookup is needed.
         if len(texts) == 1 and _insert(connection, "trials", row, "IGNORE"):
             return True
         if not replace:
@@ -382,15 +390,16 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
 
 
 def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
-    """Whether a new trial says what the known one, perhaps through no fault of the config, could
-    not say.
+    """Returns whether a new trial has a result where the known one failed for a reason that may lie
+    outside the config.
     """
     return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
 
 
 def recording_best(winner: BestConfig, *, only_newer: bool = False) -> Operation[bool]:
-    """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one
-    that is there stays if it is as new. Raises ValueError, at once.
+    """Makes the operation that stores a winner in place of the one with its identity; it returns
+    whether it did. With `only_newer`, an existing winner stays unless the new one is newer. Raises
+    ValueError at once.
     """
     row = _row(winner)
 
@@ -408,7 +417,7 @@ def recording_best(winner: BestConfig, *, only_newer: bool = False) -> Operation
 
 
 def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
-    """The row of this identity, if there is one."""
+    """Deletes the row with this identity, if there is one."""
     where = " AND ".join(f'"{name}" = :{name}' for name in KEYS[table])
     connection.execute(
         f"DELETE FROM {table} WHERE {where}", {name: row[name] for name in KEYS[table]}
@@ -416,7 +425,7 @@ def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
 
 
 def write_probe(connection: sqlite3.Connection) -> None:
-    """Takes room in the file, to find out whether there is any."""
+    """Writes some data to the file, to find out whether there is room."""
     connection.execute("CREATE TABLE IF NOT EXISTS probe (content)")
     connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE,))
 
@@ -426,7 +435,7 @@ def remove_probe(connection: sqlite3.Connection) -> None:
 
 
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
-    """The key of a trial's row, and of one of `leases`; the config with the current names of its
+    """Returns the key of a trial's row and of its lease, with the current names of config
     fields.
     """
     config = current_text(kernel, config)
@@ -436,8 +445,8 @@ def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str
 def removing(
     older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
 ) -> Operation[int]:
-    """Removes trials and winners to which all applies that is given; how many. Raises ValueError,
-    at once.
+    """Makes the operation that removes trials and winners to which all given conditions apply; it
+    returns their number. Raises ValueError at once.
     """
     condition, values = _to_prune(older_than_days, kernel, sources)
 
@@ -456,7 +465,9 @@ def removing(
 def prunable(
     older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
 ) -> Operation[int]:
-    """How many trials and winners `removing` would remove. Raises ValueError, at once."""
+    """Makes the operation that counts the trials and winners that `removing` would remove. Raises
+    ValueError at once.
+    """
     condition, values = _to_prune(older_than_days, kernel, sources)
 
     def count(connection: sqlite3.Connection) -> int:
@@ -472,7 +483,7 @@ def prunable(
 def _to_prune(
     older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
 ) -> tuple[str, list[object]]:
-    """The condition, in SQL, of what is to be removed, and its values. Raises ValueError."""
+    """Returns the SQL condition for what is removed, and its values. Raises ValueError."""
     parts: list[str] = []
     values: list[object] = []
     if older_than_days is not None:

@@ -1,4 +1,4 @@
-"""What a sweep is about and what it finds, as plain frozen records: nothing here imports torch or a
+"""The subjects and results of a sweep, as plain frozen records. Nothing here imports torch or a
 DSL.
 """
 
@@ -15,28 +15,29 @@ from typing import Any, Literal, get_args
 from ...core.shapes import LAYOUTS, Shape, to_text
 from ...core.steps import GATED, Steps
 
-# The names of precisions: of the operands, and whether fp32 products may be rounded to tf32.
+# The names of precisions: the dtype of the operands, and whether fp32 products may be rounded to
+# tf32.
 PRECISIONS = ("bfloat16", "float16", "float32", "tf32")
-# Whether calls may find their weights in L2: warm ones take the same weights again and again, cold
-# ones rotate over copies that L2 cannot hold together.
+# Whether calls may find their weights in L2: warm calls use the same weights again and again, cold
+# calls rotate over copies that do not fit L2 together.
 Weights = Literal["warm", "cold"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 Status = Literal[
-    "ok",  # right, and timed
-    "wrong",  # the exact oracle objects
-    "refused",  # the kernel does not take the workload with this config
+    "ok",  # correct, and timed
+    "wrong",  # the exact oracle found an error
+    "refused",  # the kernel does not support the workload with this config
     "failed",  # compiling or launching raised
     "compile timeout",
     "compile crash",
-    "hang",  # not done in time; the worker was killed
-    "crash",  # the worker died, of a signal for instance
-    "device lost",  # an illegal access or another error after which the context is of no use
+    "hang",  # not finished in time; the worker was killed
+    "crash",  # the worker died, for instance by a signal
+    "device lost",  # an illegal access or another error after which the context is unusable
     "out of memory",
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
-# What may say more about the moment than about the config: a machine short of memory, a driver that
-# was reset, a compiler that was killed. A later "ok" or "wrong" takes its place.
+# Statuses that may be caused by circumstances and not by the config: a machine short of memory, a
+# driver that was reset, a compiler that was killed. A later "ok" or "wrong" replaces them.
 CIRCUMSTANTIAL = frozenset[Status](
     ["failed", "compile timeout", "compile crash", "hang", "crash", "device lost", "out of memory"]
 )
@@ -99,7 +100,7 @@ class Workload:
             self._check_epilogue(own)
 
     def _check_epilogue(self, own: str) -> None:
-        """Writes the epilogue as its steps are written; `own` is the dtype of the operands."""
+        """Normalises the text of the epilogue; `own` is the dtype of the operands."""
         steps = Steps.parse(self.epilogue)
         object.__setattr__(self, "epilogue", str(steps))
         if self.out_dtype != own:
@@ -198,24 +199,26 @@ class Gpu:
 
 @functools.lru_cache(maxsize=64)
 def _key(gpu: Gpu, type_of_power_limit: str) -> str:
-    """Of the facts as JSON has them, where 700 is not 700.0, though the two are equal."""
+    """Returns the digest of a GPU's facts in JSON, where 700 and 700.0 differ although they are
+    equal.
+    """
     facts = json.dumps(dataclasses.asdict(gpu), sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def base_name(workload: Workload, *, on_gpu: bool) -> str:
-    """What the ratios of a workload compare with: "cuBLAS", or with an epilogue "torch", whose own
-    calls do the same.
+    """Returns what the ratios of a workload compare with: "cuBLAS", or for an epilogue "torch",
+    whose calls do the same work.
 
-    It is "" on a CPU. There torch multiplies natively and our kernel in Triton's interpreter, so
-    that the ratio of their times means nothing, and nothing that is shown to people has it.
+    Returns "" on a CPU. There torch multiplies natively while outblas's kernel runs in Triton's
+    interpreter, so the ratio of their times means nothing, and no output shows it.
     """
     if not on_gpu:
         return ""
     return "torch" if workload.epilogue else "cuBLAS"
 
 
-# Of a trial: its GPU, workload, kernel, source and config.
+# of a trial: its GPU, workload, kernel, source and config
 Facts = tuple[Gpu, Workload, str, str, str]
 
 
@@ -393,7 +396,7 @@ Winner = BestConfig  # the former name, which programs may still use
 
 @dataclass(frozen=True, kw_only=True)
 class TunedConfig:
-    """What a lookup needs of a best config."""
+    """The fields of a best config that a lookup needs."""
 
     gpu: Gpu
     workload: Workload
@@ -409,18 +412,20 @@ def now() -> str:
 
 
 def latest_date() -> str:
-    """A date beyond this one is of a clock that was wrong, and says nothing of what is older or
-    newer.
+    """Returns the latest plausible date. A later date comes from a wrong clock, and does not tell
+    which record is newer.
     """
     tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     return tomorrow.isoformat(timespec="seconds")
 
 
 def age(when: str, latest: str) -> str:
-    """To sort dates by, the newest last: a date beyond `latest_date` comes before all others."""
+    """Returns a sort key for dates, the newest last; a date beyond `latest_date` comes before all
+    others.
+    """
     return "" if when > latest else when
 
 
 def to_record(value: Trial | BestConfig) -> dict[str, Any]:
-    """For JSON."""
+    """Returns the record as a JSON object."""
     return dataclasses.asdict(value)

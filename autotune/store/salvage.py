@@ -1,4 +1,4 @@
-"""What can be read in a damaged store: the rows around the damage, carried into a sound store."""
+"""Reads the intact rows around the damage of a damaged store, and copies them to a sound store."""
 
 import contextlib
 import sqlite3
@@ -10,13 +10,13 @@ from typing import Any
 from . import queries
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1  # of SQLite's row ids
-REACH = 1 << 22  # row ids beyond the last that can be read, where more are looked for
-QUERIES = 4000  # at most, in the damaged part of a table
+REACH = 1 << 22  # row ids beyond the last readable one in which more rows are searched
+QUERIES = 4000  # maximum queries in the damaged part of a table
 
 
 @dataclass
 class Salvaged:
-    """How many trials and winners were carried."""
+    """The numbers of copied trials and winners."""
 
     trials: int = 0
     winners: int = 0
@@ -26,16 +26,16 @@ class Salvaged:
 
 
 def carry(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
-    """Inserts into the target every row of the source that can be read and could be valid, unless
-    one of its identity is there. Only within a transaction of the target; raises sqlite3.Error for
-    what goes wrong there.
+    """Inserts every readable row of the source that could be valid into the target, unless the
+    target has its identity already. Call it only within a transaction of the target. Raises
+    sqlite3.Error for errors of the target.
     """
     counts = {table: _carry_table(source, target, table) for table in queries.SCHEMA}
     return Salvaged(counts["trials"], counts["winners"])
 
 
 def _carry_table(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> int:
-    """The rows that were new to the target."""
+    """Copies the rows of a table; returns how many were new to the target."""
     try:
         there = queries.columns_there(source, table)
     except sqlite3.DatabaseError:
@@ -56,11 +56,11 @@ def _carry_table(source: sqlite3.Connection, target: sqlite3.Connection, table: 
 def readable_rows(
     source: sqlite3.Connection, table: str, columns: str
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table, first those before the damage, then those behind it, then those that lie
-    in between.
+    """Yields the rows of a table: first those before the damage, then those after it, then those in
+    between.
 
-    A page that cannot be read hides the rows below it; those of other pages are found by asking for
-    ranges of row ids.
+    An unreadable page hides the rows below it; rows of other pages are found by querying ranges of
+    row ids.
     """
     query = f"SELECT rowid, {columns} FROM {table} WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     low, high = LOWEST, HIGHEST

@@ -1,4 +1,4 @@
-"""Files that hold one JSON object with its format, its version and a checksum of all the rest."""
+"""Files that hold one JSON object with its format, its version and a checksum of the rest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from . import exports, validation
 from .validation import Fields, shown
 
-SIZE_LIMIT = 1 << 30  # bytes of a file; as an object it takes some ten times that in memory
+SIZE_LIMIT = 1 << 30  # bytes of a file; the parsed object takes about ten times that in memory
 
 
 def parse(text: str, kind: str, names_by_version: Mapping[int, Sequence[str]]) -> Fields:
-    """The object in `text`, with its format, version, names of fields and checksum found right.
+    """Parses the object in `text`, and checks its format, version, names of fields and checksum.
 
-    `kind` is the format that is expected. `names_by_version` has, for each version that can be
-    read, the names of the fields beside the format, the version and the checksum. The values of
-    these fields are not looked into. Raises ValueError that says what is amiss.
+    `kind` is the expected format. `names_by_version` has, for each readable version, the names of
+    the fields besides the format, the version and the checksum; their values are not checked.
+    Raises ValueError with the reason.
     """
     try:
         content = json.loads(text, object_pairs_hook=validation.once)
@@ -45,7 +45,7 @@ def parse(text: str, kind: str, names_by_version: Mapping[int, Sequence[str]]) -
 
 
 def write(path: Path, kind: str, version: int, payload: Fields) -> None:
-    """Replaces the file as a whole by the indented object. Raises OSError."""
+    """Replaces the file atomically by the indented object. Raises OSError."""
     content = {"format": kind, "version": version, **payload}
     signed = {"format": kind, "version": version, "sha256": checksum(content), **payload}
     with exports.replacing(path) as file:
@@ -53,14 +53,16 @@ def write(path: Path, kind: str, version: int, payload: Fields) -> None:
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """The SHA-256 of everything but the checksum itself, however the file is laid out."""
+    """Returns the SHA-256 of everything except the checksum itself, independent of the file's
+    layout.
+    """
     payload = {name: value for name, value in content.items() if name != "sha256"}
     plain = json.dumps(payload, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def text_of(path: Path) -> str:
-    """What is in a file. Raises ValueError that names the file and says why it cannot be read."""
+    """Returns the contents of a file. Raises ValueError that names the file and the reason."""
     try:
         if not path.is_file():
             raise ValueError(f"{path} is not a file")

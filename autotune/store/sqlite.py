@@ -1,8 +1,8 @@
-"""SQLite files: opened for writing or read without a trace, found sound or damaged, migrated, set
-aside, copied.
+"""SQLite files: opening them for writing, reading them without a trace, checking, migrating,
+setting aside and copying them.
 
-Opening a file looks at its header and the names of its tables and columns, so that it costs the
-same for a million rows as for none. Damage elsewhere is found when it is read, or by `integrity`.
+Opening a file looks at its header and at the names of its tables and columns, so it takes the same
+time for a million rows as for none. Damage elsewhere is found when it is read, or by `integrity`.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ T = TypeVar("T")
 State = tuple[int, ...] | None
 
 APPLICATION = 0x6F757462  # "outb", in the header of the file
-BUSY_SECONDS = 30.0  # to wait for what other processes write
-COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
-# Of a file that was cut off: what its header says of its length may be damaged too.
+BUSY_SECONDS = 30.0  # to wait for writes of other processes
+COPY = ".before-migration"  # suffix of the copy of a file during its migration
+# Limit for repairing a truncated file, whose header may give a damaged length.
 MOST_GROWTH = 1000
-ATTEMPTS = 3  # at a file that others write to meanwhile
-HEADER = 100  # bytes of a file
+ATTEMPTS = 3  # to read a file while others write to it
+HEADER = 100  # bytes of a file's header
 USUAL_PAGE = 4096  # bytes
 
-# SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an
-# immutable file, drops those of every connection to the file. `read` closes such descriptors, so
-# that no file is opened beside it.
+# A process holds SQLite's locks as a whole: closing a descriptor that SQLite does not count, such
+# as that of an immutable file, drops the locks of every connection to the file. `read` closes such
+# descriptors, so no file may be opened at the same time.
 opening = forks.Lock()
 
 
@@ -57,13 +57,14 @@ class StoreError(RuntimeError):
 
 
 def writer(path: Path) -> sqlite3.Connection:
-    """The file, made where there is none, and migrated where it is of an older version.
+    """Returns a connection to the file, which is created if it is missing, and migrated if it is of
+    an older version.
 
-    Raises StoreError for what is not ours, sqlite3.Error and OSError. Only under `opening`, and one
-    process at a time.
+    Raises StoreError for files that are not outblas's, sqlite3.Error and OSError. Call it only
+    under `opening`, and in one process at a time.
     """
     with contextlib.suppress(sqlite3.Error):
-        # Refuses a newer version's file before anything touches it.
+        # Refuses a newer version's file before anything modifies it.
         read(path, lambda connection: None)
     connection = _connection(f"{path.as_uri()}?mode=rwc")
     try:
@@ -71,7 +72,7 @@ def writer(path: Path) -> sqlite3.Connection:
         try:
             if 0 < version < VERSION:
                 _migrate(connection, path)
-            at_once(connection, [_create])  # a disk that cannot be written says so now
+            at_once(connection, [_create])  # fails now if the disk cannot be written
         except sqlite3.OperationalError as error:
             if "readonly" in str(error) and _is_of_a_later_format(path):
                 raise sqlite3.DatabaseError("its header marks it as read-only") from error
@@ -80,7 +81,8 @@ def writer(path: Path) -> sqlite3.Connection:
         beside(path, COPY).unlink(missing_ok=True)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        # SQLite makes its log at the first access, and `read` tells by it who has the file open.
+        # SQLite creates its log at the first access, and `read` uses the log to tell whether the
+        # file is open.
         version_of(connection)
     except BaseException:
         connection.close()
@@ -89,8 +91,9 @@ def writer(path: Path) -> sqlite3.Connection:
 
 
 def _is_of_a_later_format(path: Path) -> bool:
-    """Whether the header names a format that SQLite reads and does not write: ours never do. Only
-    for a file that nobody can write: closing it drops the locks of this process.
+    """Returns whether the header names a format that SQLite can read but not write, which outblas's
+    files never have. Call it only for a file that nobody can write, because closing the file drops
+    the locks of this process.
     """
     try:
         with path.open("rb") as file:
@@ -100,11 +103,11 @@ def _is_of_a_later_format(path: Path) -> bool:
 
 
 def read(path: Path, operation: Operation[T]) -> T:
-    """What the operation finds in the file, or in an empty store if there is none. Leaves no trace
-    beside the file.
+    """Returns what the operation finds in the file, or in an empty store if there is none. Leaves
+    no trace beside the file.
 
-    While nobody has the file open, it is read as it lies there, without a lock; if it turns out
-    that somebody wrote to it meanwhile, the operation runs again. Raises as `writer`.
+    While nobody has the file open, it is read in place without a lock; if somebody wrote to it
+    meanwhile, the operation runs again. Raises the errors of `writer`.
     """
     with opening:
         for _ in range(ATTEMPTS):
@@ -139,8 +142,8 @@ def _in_nothing(operation: Operation[T]) -> T:
 
 
 def _shared(path: Path) -> sqlite3.Connection | None:
-    """A connection for reading beside those who write; None if there are no tables yet, or in a
-    folder that cannot be written.
+    """Returns a connection for reading concurrently with writers; None if there are no tables yet,
+    or in a folder that cannot be written.
     """
     connection = _connection(f"{path.as_uri()}?mode=ro")
     there = 0
@@ -155,7 +158,9 @@ def _shared(path: Path) -> sqlite3.Connection | None:
 
 
 def _ready_to_read(connection: sqlite3.Connection, path: Path) -> int:
-    """As `_examine`; tables of an older version then look like those of the newest."""
+    """Does what `_examine` does, and makes tables of an older version look like those of the
+    newest.
+    """
     version = _examine(connection, path)
     if 0 < version < VERSION:
         show_as_newest(connection)
@@ -163,27 +168,29 @@ def _ready_to_read(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def empty() -> sqlite3.Connection:
-    """A store in memory."""
+    """Returns an empty store in memory."""
     memory = _connection(":memory:")
     _create(memory)
     return memory
 
 
 def copy(source: sqlite3.Connection) -> sqlite3.Connection:
-    """What can be read, in memory."""
+    """Returns a copy in memory of what can be read."""
     memory = empty()
     at_once(memory, [lambda target: salvage.carry(source, target)])
     return memory
 
 
 def integrity(connection: sqlite3.Connection) -> list[str]:
-    """What a full check finds wrong with the file; empty for a sound one. Reads all of it."""
+    """Returns what a full check finds wrong with the file; empty for a sound one. Reads the whole
+    file.
+    """
     lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
     return [line for line in lines if line != "ok"]
 
 
 def is_sound(path: Path) -> bool:
-    """Whether a full check finds nothing wrong with the file."""
+    """Returns whether a full check finds nothing wrong with the file."""
     try:
         return read(path, integrity) == []
     except sqlite3.Error:
@@ -191,16 +198,17 @@ def is_sound(path: Path) -> bool:
 
 
 def move(path: Path, target: Path) -> None:
-    """Renames a file and what SQLite has beside it, of which nothing need be there. Raises OSError.
-    As `writer`, one at a time.
+    """Renames a file and SQLite's files beside it, as far as they exist. Raises OSError. The
+    conditions of `writer` apply.
     """
-    for log in ("-wal", "-shm", ""):  # the file last: until it is gone, it is found damaged again
+    # the file itself last: until it is gone, it is found to be damaged again
+    for log in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             beside(path, log).rename(beside(target, log))
 
 
 def unused_name(path: Path) -> Path:
-    """For a damaged file: its name and the date."""
+    """Returns a new name for a damaged file: its name with the date."""
     while True:
         target = beside(
             path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ")
@@ -210,15 +218,15 @@ def unused_name(path: Path) -> Path:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Malformed, no database, or of a format that SQLite never wrote; its module has subclasses for
-    all else.
+    """Returns whether an error means damage: a malformed file, no database, or a format that SQLite
+    never wrote. sqlite3 has subclasses for all other errors.
     """
     return type(error) is sqlite3.DatabaseError or "unsupported file format" in str(error)
 
 
 def state(path: Path) -> State:
-    """Changes when the file is replaced (the first two numbers) or written to, is opened by the
-    first or closed by the last. None: there is none.
+    """Returns a value that changes when the file is replaced (its first two numbers) or written to,
+    opened for the first time or closed for the last. None: there is no file.
     """
     try:
         found = os.stat(path)
@@ -238,7 +246,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def at_once(connection: sqlite3.Connection, operations: Sequence[Operation[Any]]) -> Any:
-    """Runs all in one transaction; returns what the last returned."""
+    """Runs all operations in one transaction; returns what the last one returned."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         results = [operation(connection) for operation in operations]
@@ -252,7 +260,7 @@ def at_once(connection: sqlite3.Connection, operations: Sequence[Operation[Any]]
 
 
 def for_salvage(path: Path) -> sqlite3.Connection:
-    """A file that was set aside, with the log beside it if there is one; it stays as it is. Raises
+    """Opens a file that was set aside, with its log if there is one, without changing it. Raises
     OSError and sqlite3.Error.
     """
     if beside(path, "-wal").exists():
@@ -265,15 +273,15 @@ def for_salvage(path: Path) -> sqlite3.Connection:
     connection = _connection(f"{(whole or path).as_uri()}?mode=ro&immutable=1")
     if whole:
         with contextlib.suppress(sqlite3.Error):
-            version_of(connection)  # opens the file, which needs no name any more
+            version_of(connection)  # opens the file, which needs no name afterwards
         with contextlib.suppress(OSError):
             whole.unlink()
     return connection
 
 
 def _repaired(path: Path) -> Path | None:
-    """A copy of a file with a header that SQLite reads and with whole pages; None for a file that
-    has both.
+    """Returns a copy of a file with a readable header and whole pages; None for a file that has
+    both already.
     """
     with path.open("rb") as file:
         header = file.read(HEADER)
@@ -298,14 +306,14 @@ def _repaired(path: Path) -> Path | None:
 
 
 def _with_constants(header: bytes) -> bytes:
-    """A header with every field that is the same in all stores, as SQLite's file format has it:
-    without one of them SQLite reads nothing of the file.
+    """Returns a header in which every field that is the same in all stores has its value according
+    to SQLite's file format. If one of them is wrong, SQLite reads nothing of the file.
     """
     found = bytearray(header)
     found[:16] = b"SQLite format 3\0"
     if (size := _page_size(header)) < 512 or size & (size - 1):
         found[16:18] = USUAL_PAGE.to_bytes(2, "big")
-    # The log is not there, or it would be read.
+    # There is no log, or it would have been read.
     if not (header[18] in (1, 2) and header[19] in (1, 2)):
         found[18:20] = b"\1\1"
     found[20:24] = bytes((0, 64, 32, 32))
@@ -320,9 +328,9 @@ def _page_size(header: bytes) -> int:
 
 
 def _size_in_whole_pages(header: bytes, size: int) -> int:
-    """The length of a file with zeros for every page that is not there in full, as it is for a file
-    that was not cut off: SQLite reads nothing of a file that is shorter than its header says, and
-    takes what is missing of a page for zeros, and so figures for others.
+    """Returns the length of a file after padding with zeros to whole pages and to the length in its
+    header. SQLite reads nothing of a file that is shorter than its header says; it would read the
+    missing part of a page as zeros, and so return wrong values.
     """
     page = _page_size(header)
     expected = page * int.from_bytes(header[28:32], "big")
@@ -342,14 +350,14 @@ def _connection(uri: str) -> sqlite3.Connection:
 
 
 def _decoded(data: bytes) -> str:
-    """What is no UTF-8 spoils its row, and not the query."""
+    """Decodes text so that invalid UTF-8 spoils only its row, not the query."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def _examine(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the tables, 0 if there are none yet, from the header, the names of tables and
-    columns and the size of the file. Raises StoreError for what is not ours, DatabaseError for what
-    is damaged.
+    """Returns the version of the tables, 0 if there are none yet, from the header, the names of
+    tables and columns and the size of the file. Raises StoreError for files that are not outblas's,
+    DatabaseError for damaged ones.
     """
     version = version_of(connection)
     application, page = (
@@ -376,7 +384,7 @@ def _examine(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings the tables to the newest version, with a copy of the file beside it until that is
+    """Migrates the tables to the newest version, with a copy of the file beside it until that is
     done.
     """
     kept = beside(path, COPY)
@@ -393,7 +401,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Makes the tables and indexes unless they are there, and writes in any case."""
+    """Creates the tables and indexes unless they exist; writes to the file in any case."""
     there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     for name, statement in {**SCHEMA, **INDEXES}.items():
         if name not in there:

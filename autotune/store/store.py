@@ -1,5 +1,5 @@
-"""Trials and winners in SQLite: sweeps in several processes share a file, and lose no result to
-what befalls it.
+"""Trials and winners in SQLite. Sweeps in several processes share a file, and lose no result when
+something happens to it.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Store(DurableFile):
         with self._mutex:
             removed = self._write(remove)
             if self._file is not None and not self._waiting:
-                # The file stays as large where others are at work, or the disk is full.
+                # The file does not shrink while others work with it, or if the disk is full.
                 with contextlib.suppress(sqlite3.Error):
                     self._file.execute("VACUUM")
                     self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,9 +1,9 @@
-"""Reads shipped tables of version 2, which kept configs as differences from a base.
+"""Reads shipped tables of version 2, which stored configs as differences from a base.
 
-A table has a list of kernels. Each has the text of a base config, and one row for each entry: the
-workload, the fields in which its config differs from the base, figures, and the day. The dtypes and
-the layout of a workload, and the day, are left out where the row above has the same. Nothing writes
-this version any more.
+A table has a list of kernels. Each has the text of a base config, and one row per entry: the
+workload, the fields in which its config differs from the base, figures, and the day. A row leaves
+out dtypes and layout, or the day, where they equal those of the row above. Nothing writes this
+version any more.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ...core.configs import items
 from . import validation
 from .validation import Fields, shown
 
-NAMES = ("gpu", "columns", "kernels")  # of the fields of a table
+NAMES = ("gpu", "columns", "kernels")  # the fields of a table
 
 
 def entries(content: Fields) -> Iterator[tuple[str, Fields]]:
-    """The entries of a table, each with its place in the file for error messages.
+    """Yields the entries of a table, each with its place in the file for error messages.
 
-    `content` is the table with its format and checksum found right. Raises ValueError that names
-    the place of what is amiss.
+    `content` is the table after its format and checksum have been checked. Raises ValueError that
+    names the place of the error.
     """
     if content["columns"] != list(validation.ROW_VERSION_2):
         expected = ", ".join(validation.ROW_VERSION_2)
@@ -41,7 +41,8 @@ def entries(content: Fields) -> Iterator[tuple[str, Fields]]:
 def _entry(
     row: object, kernel: Fields, place: str, above: tuple[str, str]
 ) -> tuple[Fields, tuple[str, str]]:
-    """The entry in a row, and the dtypes with layout and the day that the next row may leave out.
+    """Returns the entry in a row, and the dtypes with layout and the day that the next row may
+    leave out.
 
     `above` has those of the row above. Raises ValueError.
     """
@@ -67,7 +68,9 @@ def _entry(
 
 
 def applied(base: str, changes: str) -> str:
-    """The base config with these fields changed. Raises ValueError for a field that it lacks."""
+    """Returns the base config with these fields changed. Raises ValueError for a field that it
+    lacks.
+    """
     own, changed = items(base), dict(items(changes))
     for name in changed.keys() - {name for name, _ in own}:
         raise ValueError(f"{name!r} is no field of the base")

@@ -1,4 +1,4 @@
-"""Shipped tables: for each model of GPU the best config of a kernel at each workload."""
+"""Shipped tables: for each GPU model, the best config of a kernel at each workload."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .records import BestConfig, Gpu, Workload, age, latest_date, now
 from .validation import Fields, shown
 
 FORMAT, VERSION = "outblas-table", 3
-NAMES = ("gpu", "entries")  # of the fields of a table
-TABLES = Path(__file__).parents[1] / "tables"  # where shipped tables lie
+NAMES = ("gpu", "entries")  # the fields of a table
+TABLES = Path(__file__).parents[1] / "tables"  # the folder of shipped tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The best config of a kernel at a workload, as shipped; figures as in `records.BestConfig`,
-    `when` to the day.
+    """The best config of a kernel at a workload, as shipped. Figures are those of
+    `records.BestConfig`; `when` is a day.
     """
 
     workload: Workload
@@ -37,22 +37,22 @@ class Entry:
 
     @property
     def place(self) -> tuple[Workload, str]:
-        """No two entries of a table share it."""
+        """The key of an entry, which is unique in a table."""
         return self.workload, self.kernel
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is shipped for one model of GPU; `gpu` has the software of the newest winner."""
+    """The table shipped for one GPU model. `gpu` has the software of the newest winner."""
 
     gpu: Gpu
     entries: tuple[Entry, ...]
 
 
 def read_table(source: Path | str) -> Table:
-    """The table in a file (a Path) or in a text (a str), of version 3 or 2.
+    """Reads the table in a file (a Path) or in a text (a str), of version 3 or 2.
 
-    Raises ValueError that names the place of what is amiss.
+    Raises ValueError that names the place of the error.
     """
     text = signed_json.text_of(source) if isinstance(source, Path) else source
     content = signed_json.parse(text, FORMAT, {2: table_version_2.NAMES, VERSION: NAMES})
@@ -71,7 +71,9 @@ def read_table(source: Path | str) -> Table:
 
 
 def _entries(content: Fields) -> Iterator[tuple[str, Fields]]:
-    """The entries of a table of version 3, each with its place in the file for error messages."""
+    """Yields the entries of a table of version 3, each with its place in the file for error
+    messages.
+    """
     if type(content["entries"]) is not list:
         raise ValueError(f"entries is {shown(content['entries'])}, expected a JSON list")
     for i, fields in enumerate(content["entries"]):
@@ -82,8 +84,8 @@ def _entries(content: Fields) -> Iterator[tuple[str, Fields]]:
 
 
 def own_tables() -> Path:
-    """The folder of the tables that come with the package, in a checkout. Raises ValueError where
-    the package is installed: the next installation would replace what is written there.
+    """Returns the folder of the tables that come with the package, in a checkout. Raises ValueError
+    where the package is installed, because the next installation would overwrite changes.
     """
     if not (Path(__file__).parents[2] / "pyproject.toml").is_file():
         raise ValueError(
@@ -93,11 +95,11 @@ def own_tables() -> Path:
 
 
 def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
-    """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the
-    highest ratio.
+    """Writes a table for each GPU model. Of several winners at one workload with one kernel, it
+    takes the one with the highest ratio.
 
-    A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with
-    nothing written, for a table or a winner that is not valid, and OSError.
+    An existing table keeps its entries of other workloads and kernels. Raises ValueError, with
+    nothing written, for an invalid table or winner, and OSError.
     """
     models: dict[tuple[str, int], list[BestConfig]] = {}
     for i, winner in enumerate(winners):
@@ -127,8 +129,8 @@ def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
 def _table_at(
     folder: Path, gpu: Gpu, taken: Mapping[Path, Table]
 ) -> tuple[Path, tuple[Entry, ...]]:
-    """The file of a GPU's model and what it holds: NAME.json, with the SMs where another model of
-    that name has it.
+    """Returns the file of a GPU's model and its contents. The name is NAME.json, or includes the
+    number of SMs if another model has that file.
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "_", gpu.name).lstrip(".") or "_"
     for stem in (name, f"{name}_{gpu.sms}_SMs"):
@@ -152,7 +154,7 @@ def _entry(winner: BestConfig) -> Entry:
 
 
 def _write(path: Path, table: Table) -> None:
-    """Replaces the file of a table, entries in their order. Raises OSError."""
+    """Replaces the file of a table, with its entries in order. Raises OSError."""
     entries = [
         {**vars(entry), "workload": validation.workload_fields(entry.workload)}
         for entry in sorted(table.entries, key=_order)

@@ -1,6 +1,6 @@
-"""Trials and winners as files that travel between machines.
+"""Exports and imports trials and winners, to move them between machines.
 
-A file is replaced as a whole, and what is read is believed only once every field was checked.
+A file is replaced atomically, and nothing that is read is used before every field has been checked.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .sqlite import StoreError
 from .store import Store
 from .validation import shown
 
-EXPORT = "outblas-tuning"  # the format of exports that are one JSON object, their version 1
+EXPORT = "outblas-tuning"  # the format of exports that are one JSON object, of version 1
 
 
 def export(trials: Iterable[Trial], winners: Iterable[BestConfig], path: Path) -> None:
-    """Writes all to one file, at once. Raises ValueError for a record that `read` would refuse, and
-    OSError.
+    """Writes all records to one file, atomically. Raises ValueError for a record that `read` would
+    refuse, and OSError.
     """
     exports.write(path, trials, winners)
 
 
 def export_store(store: Store, path: Path, wanted: Selection | None = None) -> tuple[int, int]:
-    """Writes what a store has to one file, at once, a record at a time; how many trials and
-    winners. Raises OSError.
+    """Writes the contents of a store to one file, atomically, one record at a time; returns the
+    numbers of trials and winners. Raises OSError.
     """
     failed: list[OSError] = []
 
@@ -36,7 +36,7 @@ def export_store(store: Store, path: Path, wanted: Selection | None = None) -> t
         failed.clear()
         try:
             return exports.write(path, trials, winners, checked=True)
-        except OSError as error:  # which is not the store's
+        except OSError as error:  # this is not an error of the store
             failed.append(error)
             return 0, 0
 
@@ -47,8 +47,8 @@ def export_store(store: Store, path: Path, wanted: Selection | None = None) -> t
 
 
 def read(path: Path) -> tuple[list[Trial], list[BestConfig]]:
-    """What `export` wrote, now or in its first version. Raises ValueError that names the place of
-    the first thing amiss.
+    """Reads a file that `export` wrote, of the current or the first version. Raises ValueError that
+    names the place of the first error.
     """
     if not _is_lines(path):
         return _read_first_version(path)
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[list[Trial], list[BestConfig]]:
 
 
 def check(path: Path) -> None:
-    """Reads a file as `read` does, and keeps nothing of it. Raises as `read`."""
+    """Reads a file as `read` does, to check it only. Raises the errors of `read`."""
     if not _is_lines(path):
         _read_first_version(path)
     else:
@@ -69,9 +69,8 @@ def check(path: Path) -> None:
 def import_into(store: Store, path: Path) -> tuple[int, int]:
     """Merges a file into the store; returns how many trials and winners are new.
 
-    Raises ValueError, with nothing stored, where anything in the file is amiss, and StoreError
-    where not all of it reaches the store's file: what did reach it is known when the import is
-    repeated.
+    Raises ValueError, with nothing stored, where anything in the file is invalid, and StoreError
+    where not all of it reached the store's file; a repeated import skips the part that did.
     """
     if not _is_lines(path):
         return store.merge(*_read_first_version(path))
@@ -104,7 +103,7 @@ def _checked(path: Path, records: Iterable[Trial | BestConfig]) -> Iterator[Tria
 
 @contextlib.contextmanager
 def _errors(path: Path) -> Iterator[None]:
-    """What the system says of a file that is read, as a ValueError."""
+    """Turns system errors of reading a file into ValueError."""
     try:
         yield
     except OSError as error:
@@ -112,7 +111,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def _read_first_version(path: Path) -> tuple[list[Trial], list[BestConfig]]:
-    """A file that is one JSON object, as exports were."""
+    """Reads a file that is one JSON object, the first version of exports."""
     content = signed_json.parse(
         signed_json.text_of(path), EXPORT, {1: ("gpus", "trials", "winners")}
     )

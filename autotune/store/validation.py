@@ -1,4 +1,4 @@
-"""The checks that every record passes on its way in: from a file, from a row, and before it is
+"""The checks that every record passes: when it comes from a file or a row, and before it is
 written.
 """
 
@@ -22,9 +22,9 @@ from .records import (
     now,
 )
 
-TEXT_LIMIT = 4096  # characters of any text
+TEXT_LIMIT = 4096  # maximum characters of any text
 
-Fields = dict[str, Any]  # a record as JSON has it: its GPU by key
+Fields = dict[str, Any]  # a record as in JSON, with its GPU by key
 
 
 class Columns(Protocol):
@@ -46,8 +46,8 @@ def _is_text(value: object, least: int = 0) -> bool:
 
 
 def _is_number(value: object, low: float, high: float) -> bool:
-    """Whether it is an int or a float (NumPy's float64 is one) within these bounds; NaN is within
-    none.
+    """Returns whether it is an int or a float (NumPy's float64 is one) within these bounds; NaN
+    never is.
     """
     return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
@@ -94,7 +94,7 @@ _count = _integer(0)
 _size = _integer(1)
 _flag = _Rule("true or false", lambda value: type(value) is bool)
 
-# What every file has of a workload.
+# The fields of a workload that every file has.
 _PLAIN_WORKLOAD = {
     **dict.fromkeys(("M", "N", "K"), _size),
     **dict.fromkeys(("dtype", "out_dtype", "layout"), _name),
@@ -106,8 +106,8 @@ WORKLOAD = {
     ),
     "epilogue": _text,
 }
-# The fields that a workload of an older version has not, with what they are there. Files leave them
-# out where they are that, so that an older version reads what it knows of.
+# The fields that a workload of an older version lacks, with their values there. Files omit them
+# where they have these values, so that an older version can still read those files.
 NEW_IN_WORKLOAD = {"weights": "warm", "epilogue": ""}
 _GPU = {
     "name": _name,
@@ -158,7 +158,7 @@ _workload = _matching(
     r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?",
 )
 _list = _Rule("a list", lambda value: type(value) is list)
-# What a table of version 2 has of a kernel, and the columns of its rows.
+# The fields of a kernel in a table of version 2, and the columns of its rows.
 KERNEL_VERSION_2 = {"kernel": _kernel, "base": _config, "entries": _list}
 ROW_VERSION_2 = {
     "workload": _workload,
@@ -178,12 +178,14 @@ TABLE_ENTRY = {
 
 
 def gpu_of(fields: object, place: str) -> Gpu:
-    """Raises ValueError that names the field and its place, as do all below."""
+    """Returns a GPU. Like all functions below, raises ValueError that names the field and its
+    place.
+    """
     return Gpu(**checked(fields, _GPU, place))
 
 
 def trial_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Trial:
-    """A trial from what `fields_of` makes of one; `gpus` by their keys."""
+    """Returns a trial from the result of `fields_of`; `gpus` are by key."""
     valid = _placed(checked(fields, _TRIAL, place), place, gpus)
     if valid["status"] == "ok" and valid["us"] is None:
         raise ValueError(f"{place}.us is None, expected a number where status is 'ok'")
@@ -197,7 +199,7 @@ def trial_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Trial:
 
 
 def best_config_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> BestConfig:
-    """A winner from what `fields_of` makes of one; `gpus` by their keys."""
+    """Returns a winner from the result of `fields_of`; `gpus` are by key."""
     valid = _placed(checked(fields, _WINNER, place), place, gpus)
     finalists = [
         checked(each, _FINALIST, f"{place}.finalists[{i}]")
@@ -208,20 +210,18 @@ def best_config_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> BestC
 
 
 def holds(row: Columns, names: Iterable[str]) -> bool:
-    """Whether these columns of a winner's row are as a winner has them."""
+    """Returns whether these columns of a winner's row are valid."""
     return all(_WINNER[name].holds(row[name]) for name in names)
 
 
 def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
-    """What a lookup needs of a winner, from the columns that hold it; these are checked, and no
-    others.
-    """
+    """Returns what a lookup needs of a winner. Only the columns that hold it are checked."""
     for name, rule in _TUNED.items():
         if not rule.holds(row[name]):
             raise ValueError(f"{name} is {shown(row[name])}, expected {rule.expected}")
     workload = Workload(
         *(row[name] for name in WORKLOAD)
-    )  # which checks all but how large a size may be
+    )  # this checks everything except the upper limit of a size
     if not all(_size.holds(size) for size in workload.shape):
         raise ValueError(
             f"workload is {workload}, expected sizes of which each is {_size.expected}"
@@ -231,10 +231,10 @@ def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
 
 
 def fields_of(record: Trial | BestConfig) -> Fields:
-    """A record as JSON has it: its GPU by key, a reason that is too long cut, dated now if it has
-    no date.
+    """Returns a record as in JSON: its GPU by key, a reason that is too long cut, and dated now if
+    it has no date.
     """
-    # vars and not asdict, which copies deeply and takes ten times as long
+    # vars instead of asdict, which copies deeply and takes ten times as long
     fields = {**vars(record), "gpu": record.gpu.key, "workload": workload_fields(record.workload)}
     fields["when"] = record.when or now()
     if isinstance(record, Trial):
@@ -245,8 +245,8 @@ def fields_of(record: Trial | BestConfig) -> Fields:
 
 
 def checked_fields(record: Trial | BestConfig, place: str) -> Fields:
-    """As `fields_of`, with the current names of the configs' fields. Raises ValueError for a record
-    that could not be read again.
+    """Returns `fields_of` a record, with the current names of config fields. Raises ValueError for
+    a record that could not be read again.
     """
     fields = fields_of(record)
     gpus = {fields["gpu"]: gpu_of({**vars(record.gpu)}, f"{place}.gpu")}
@@ -255,7 +255,9 @@ def checked_fields(record: Trial | BestConfig, place: str) -> Fields:
 
 
 def checked(fields: object, rules: Mapping[str, _Rule], place: str) -> Fields:
-    """A copy of `fields`, which are those of `rules` and as these have them."""
+    """Returns a copy of `fields`, which must have exactly the fields of `rules`, with valid
+    values.
+    """
     if type(fields) is not dict:
         raise ValueError(f"{place} is {shown(fields)}, expected an object")
     check_names(fields, rules, place)
@@ -266,14 +268,14 @@ def checked(fields: object, rules: Mapping[str, _Rule], place: str) -> Fields:
 
 
 def checked_row(values: object, rules: Mapping[str, _Rule], place: str) -> Fields:
-    """As `checked`, of values in the order of `rules`."""
+    """Does what `checked` does for values in the order of `rules`."""
     if type(values) is not list or len(values) != len(rules):
         raise ValueError(f"{place} is {shown(values)}, expected a list of {', '.join(rules)}")
     return checked(dict(zip(rules, values, strict=True)), rules, place)
 
 
 def check_names(fields: Fields, names: Iterable[str], place: str) -> None:
-    """Raises ValueError unless these fields are there, and no others."""
+    """Raises ValueError unless exactly these fields are present."""
     for name in names:
         if name not in fields:
             raise ValueError(f"{place} has no {name}")
@@ -282,7 +284,7 @@ def check_names(fields: Fields, names: Iterable[str], place: str) -> None:
 
 
 def once(pairs: list[tuple[str, Any]]) -> Fields:
-    """An object of JSON, for `json.loads`. Raises ValueError for a field that is there twice."""
+    """Builds a JSON object, for `json.loads`. Raises ValueError for a field that occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError(f"a field occurs twice, one of {shown([name for name, _ in pairs])}")
@@ -290,7 +292,7 @@ def once(pairs: list[tuple[str, Any]]) -> Fields:
 
 
 def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:
-    """With the GPU and the workload as records."""
+    """Returns the fields with the GPU and the workload as records."""
     gpu = gpus.get(fields["gpu"])
     if gpu is None:
         raise ValueError(
@@ -303,13 +305,17 @@ def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:
 
 
 def _with_current_names(fields: Fields, names: Iterable[str] = ("config",)) -> Fields:
-    """Valid fields of a record of one kernel, its configs with the current names of fields."""
+    """Returns valid fields of a record of one kernel, with the current names of its configs'
+    fields.
+    """
     kernel = fields["kernel"]
     return fields | {name: current_text(kernel, fields[name]) for name in names}
 
 
 def workload_fields(workload: Workload) -> Fields:
-    """A workload as files have it, without what a plain product has not."""
+    """Returns a workload as files have it, without the fields that a plain product does not
+    need.
+    """
     fields = {**vars(workload)}
     for name, plain in NEW_IN_WORKLOAD.items():
         if fields[name] == plain:
@@ -318,8 +324,8 @@ def workload_fields(workload: Workload) -> Fields:
 
 
 def checked_workload(fields: object, place: str) -> Workload:
-    """A workload from what `workload_fields` makes of one, of this version or an older one. Raises
-    ValueError.
+    """Returns a workload from the result of `workload_fields`, of this version or an older one.
+    Raises ValueError.
     """
     there = fields if type(fields) is dict else {}
     new = {name: WORKLOAD[name] for name in NEW_IN_WORKLOAD if name in there}
@@ -327,8 +333,8 @@ def checked_workload(fields: object, place: str) -> Workload:
 
 
 def workload_of(fields: Fields, place: str) -> Workload:
-    """From fields that are those of `WORKLOAD`, or of a plain one. Raises as `Workload`, with the
-    place.
+    """Returns a workload from the fields of `WORKLOAD`, or of a plain one. Raises the errors of
+    `Workload`, with the place.
     """
     try:
         return Workload(**fields)
@@ -337,8 +343,8 @@ def workload_of(fields: Fields, place: str) -> Workload:
 
 
 def workload_in(text: str, place: str) -> Workload:
-    """From a text of the form of `ENTRY`, which `str` makes of a workload. Raises as
-    `workload_of`.
+    """Returns a workload from a text of the form of `ENTRY`, which `str` makes of a workload.
+    Raises the errors of `workload_of`.
     """
     shape, dtype, *to, layout = text.split(" ")
     sizes = dict(zip("MNK", parse(shape)[0], strict=True))
@@ -350,11 +356,11 @@ def workload_in(text: str, place: str) -> Workload:
 
 
 def _shortened(text: str) -> str:
-    """What can be read again: in UTF-8, and within the limit."""
+    """Shortens a text to what can be read again: valid UTF-8 within the limit."""
     whole = text.encode("utf-8", "replace").decode()
     return whole if len(whole) <= TEXT_LIMIT else whole[: TEXT_LIMIT - 1] + "…"
 
 
 def shown(value: object) -> str:
-    """For messages: never long."""
+    """Formats a value for messages, always short."""
     return reprlib.repr(value)
