@@ -98,11 +98,11 @@ lint: $(READY)
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	ln -s $(CURDIR)/src/_outblas_command.py build/types/
-	mkdir build/types/docs && ln -s $(CURDIR)/docs/rung_pages $(CURDIR)/docs/seed_claims build/types/docs/
+	mkdir build/types/docs && ln -s $(CURDIR)/docs/reference_pages $(CURDIR)/docs/rung_pages $(CURDIR)/docs/seed_claims build/types/docs/
 	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
 
 types-of-package:
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.rung_pages -p docs.seed_claims -m _outblas_command
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.reference_pages -p docs.rung_pages -p docs.seed_claims -m _outblas_command
 
 types-of-tests:
 	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .

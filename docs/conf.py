@@ -29,7 +29,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinxcontrib.typer",
 ]
-exclude_patterns = ["_build", "rung_pages/**", "seed_claims/**"]
+exclude_patterns = ["_build", "reference_pages/**", "rung_pages/**", "seed_claims/**"]
 nitpicky = False
 suppress_warnings = ["config.cache"]
 

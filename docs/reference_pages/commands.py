@@ -84,8 +84,8 @@ def _name(argument: Any) -> str:
 def _spelling(option: Any, command: Any) -> str:
     """`--save PATH`, `--resume`, `--no-resume`."""
     kind = str(typing.get_type_hints(command.callback).get(option.name, bool))
-    names = {"int": "INT", "float": "FLOAT", "Path": "PATH"}
-    metavar = next((names[each] for each in names if each in kind), "TEXT")
+    metavars = {"int": "INT", "float": "FLOAT", "Path": "PATH"}
+    metavar = next((metavars[each] for each in metavars if each in kind), "TEXT")
     value = "" if option.is_flag else f" {option.metavar or metavar}"
     names = sorted(option.opts, key=len, reverse=True)
     first, *others = [*names, *option.secondary_opts]
