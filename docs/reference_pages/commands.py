@@ -87,7 +87,7 @@ def _spelling(option: Any, command: Any) -> str:
     metavars = {"int": "INT", "float": "FLOAT", "Path": "PATH"}
     metavar = next((metavars[each] for each in metavars if each in kind), "TEXT")
     value = "" if option.is_flag else f" {option.metavar or metavar}"
-    names = sorted(option.opts, key=len, reverse=True)
+    names: list[str] = sorted(option.opts, key=len, reverse=True)
     first, *others = [*names, *option.secondary_opts]
     return ", ".join(map(code, (first + value, *others)))
 
