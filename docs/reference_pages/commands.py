@@ -88,7 +88,7 @@ def _spelling(option: Any, command: Any) -> str:
     metavar = next((metavars[each] for each in metavars if each in kind), "TEXT")
     value = "" if option.is_flag else f" {option.metavar or metavar}"
     names: list[str] = sorted(option.opts, key=len, reverse=True)
-    first, *others = [*names, *option.secondary_opts]
+    first, *others = names + list(option.secondary_opts)
     return ", ".join(map(code, (first + value, *others)))
 
 
