@@ -1,1 +1,3 @@
-"""Compiling and timing configs in processes of their own, one GPU to a measurement."""
+"""Compiles and times configs in separate processes; only one config is measured on a GPU at a
+time.
+"""

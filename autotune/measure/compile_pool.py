@@ -27,25 +27,25 @@ from .processes import (
 )
 from .serve import brief
 
-TIMEOUT = 180.0  # seconds of one compile
-START_SECONDS = 300.0  # for a process to import what it needs
-# Bytes that a process may hold with its children, and that each of them may allocate.
+TIMEOUT = 180.0  # seconds per compile
+START_SECONDS = 300.0  # for a process to import the modules that it needs
+# Bytes that a process and its children may hold together, and that each of them may allocate.
 MEMORY = 12 << 30
-MEMORY_SHARE = 0.75  # of what this process may use of the machine, where that is less
-TASKS = 100  # compiles of one process: what compilers leak goes with it
+MEMORY_SHARE = 0.75  # of the memory that this process may use, where that is less
+TASKS = 100  # compiles per process; what compilers leak is freed with the process
 ATTEMPTS = 2  # at a compile whose process is killed from outside
-STARTS = 3  # in a row that fail, before processes count as impossible
-PAUSE_SECONDS = 1.0  # until they are tried again; twice as long after each further failure
+STARTS = 3  # failed starts in a row after which starting processes counts as impossible
+PAUSE_SECONDS = 1.0  # until starts are tried again; doubled after each further failure
 LONGEST_PAUSE = 60.0
 UNBUILT: tuple[Status, ...] = ("compile timeout", "compile crash")
-PER_WORKER = 2 << 30  # bytes of the machine's memory that a compile takes, for how many run at once
+PER_WORKER = 2 << 30  # memory of the machine per compile, for choosing the number of processes
 
 Failure = Status | Literal["killed"]
 
 
 class CompileError(Exception):
-    """A config does not compile: a status and a reason. "killed": somebody else ended its process,
-    twice.
+    """The error of a config that does not compile: a status and a reason. "killed": something else
+    ended its process, twice.
     """
 
     def __init__(self, status: Failure, reason: str) -> None:
@@ -55,11 +55,11 @@ class CompileError(Exception):
 
 
 class Compilers:
-    """A pool of processes that compile to the caches on disk.
+    """A pool of processes that compile into the caches on disk.
 
-    A config that hangs or crashes costs its own compile. A process that dies is replaced; a compile
-    whose process was killed from outside is begun once more. Where no process can be started
-    nothing is compiled ahead, which is said in a warning, and tried again after a while.
+    A config that hangs or crashes affects only its own compile. A process that dies is replaced; a
+    compile whose process was killed from outside is started once more. Where no process can be
+    started, nothing is compiled ahead; a warning says so, and starts are tried again later.
     """
 
     def __init__(
@@ -79,23 +79,21 @@ class Compilers:
     def submit(
         self, target: TuneTarget, workload: Workload, config: str, arch: int
     ) -> Future[float]:
-        """The seconds it takes, once it is done; `outcome` tells what went wrong.
+        """Starts a compile. The future returns its seconds; `outcome` tells what went wrong.
 
-        It can be cancelled while it runs.
+        The future can be cancelled while the compile runs.
         """
         return self._schedule(_compile, target, workload, config, arch)
 
     def await_one(self, target: TuneTarget, seconds: float) -> None:
-        """Waits until a process has imported the first kernel asked for and its DSL, so many
-        seconds at most.
-        """
-        with contextlib.suppress(Exception):  # of which every compile will tell
+        """Waits, for at most `seconds`, until a process has imported the kernel and its DSL."""
+        with contextlib.suppress(Exception):  # every compile will report this error
             if self._first is None:
                 self._first = self._schedule(_import, target)
             self._first.result(seconds)
 
     def close(self) -> None:
-        """Ends the processes, whatever they are at; compiles that are not done never will be."""
+        """Ends the processes, whatever they are doing; unfinished compiles stay unfinished."""
         with self._lock:
             self._closed = True
             given, compilers = self._given, self._compilers
@@ -128,36 +126,37 @@ class Compilers:
 
 
 def default_workers() -> int:
-    """As many as there are cores but one, and memory for, within the bounds of this process's
-    control groups.
+    """Returns the default number of processes: the cores minus one, limited by memory, within the
+    bounds of this process's control groups.
     """
     return max(1, min(limits.cores() - 1, limits.memory() // PER_WORKER))
 
 
 def outcome(future: Future[Any]) -> tuple[Failure, str] | None:
-    """What went wrong with a finished compile: a status and a reason, or "killed" and how.
+    """Returns what went wrong with a finished compile: a status and a reason, or "killed" and how.
 
-    None if nothing did, and where no compiler could be started: whoever measures compiles then.
+    Returns None if nothing did, or if no compiler could be started; the measuring process compiles
+    then.
     """
     error = future.exception()
     return (error.status, error.reason) if isinstance(error, CompileError) else None
 
 
 def seconds(future: Future[float]) -> float | None:
-    """How long a compile took; None for one that was not done."""
+    """Returns how long a compile took; None for one that did not finish."""
     return None if future.exception() is not None else future.result()
 
 
 @dataclass(eq=False)
 class _Task:
-    """A call for a process. Its future counts as pending until it is over, so that it can be
-    cancelled as it runs.
+    """A call for a process. Its future stays pending while the call runs, so that it can be
+    cancelled.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     future: Future[Any] = field(default_factory=Future)
-    process: WorkerProcess | None = None  # that runs it now
+    process: WorkerProcess | None = None  # the process that runs it now
     lock: threading.Lock = field(default_factory=threading.Lock)
     settling: threading.Lock = field(default_factory=threading.Lock)
     settled: bool = False
@@ -166,19 +165,19 @@ class _Task:
         self.future.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
-        """Whoever waits hears of it."""
+        """Fails the task's future; its waiters are notified."""
         if self.future.cancel():
             self._settle()
 
     def begin(self, process: WorkerProcess) -> bool:
-        """Whether it is still wanted."""
+        """Marks the task as running in a process; returns whether it is still wanted."""
         with self.lock:
             self.process = process
             return not self.future.cancelled()
 
     def leave(self) -> bool:
-        """After a call: whether it is still wanted; from here on nobody ends the process for its
-        sake.
+        """Marks the call as finished; returns whether the task is still wanted. From here on,
+        cancelling the task does not end the process.
         """
         with self.lock:
             self.process = None
@@ -194,14 +193,14 @@ class _Task:
 
     @property
     def wanted(self) -> bool:
-        """Whether nobody has cancelled it."""
+        """Returns whether the task has not been cancelled."""
         return not self.future.cancelled() or self._settle()
 
     def _settle(self) -> bool:
-        """Whether it was not cancelled; from here on nobody can cancel it.
+        """Returns whether the task was not cancelled; from here on it cannot be.
 
-        Whoever waits for one that was cancelled hears of it here. Only the first call asks the
-        future: a second one would log a critical error.
+        Waiters of a cancelled task are notified here. Only the first call asks the future, because
+        a second one would log a critical error.
         """
         with self.settling:
             if self.settled:
@@ -218,8 +217,8 @@ class _Task:
 
 
 class _Starts:
-    """Whether starting a process is worth while: after several in a row that failed it is not, for
-    a while.
+    """Tracks whether starting a process is worth trying: after several failures in a row it is not,
+    for a while.
     """
 
     def __init__(self) -> None:
@@ -258,9 +257,9 @@ class _Compiler:
     def __init__(self, pool: Compilers, tasks: queue.SimpleQueue[_Task | None]) -> None:
         self._pool, self._tasks = pool, tasks
         self._process: WorkerProcess | None = None
-        self._calls = 0  # of this process
+        self._calls = 0  # of the current process
         self._closed = False
-        self._lock = threading.Lock()  # of the process, for `terminate`
+        self._lock = threading.Lock()  # protects the process against `terminate`
         self._thread = threading.Thread(target=self._run, name="outblas-compiler", daemon=True)
         self._thread.start()
 
@@ -271,20 +270,22 @@ class _Compiler:
         while (task := self._tasks.get()) is not None:
             try:
                 self._do(task)
-            except BaseException as error:  # of this program: whoever waits must hear of it
+            except BaseException as error:  # an error of this program, which waiters must receive
                 self._retire()
                 task.fail(error)
         self._retire()
 
     def terminate(self) -> None:
-        """Ends its process, and lets it start no other, from another thread."""
+        """Ends the process, and lets it start no other. May be called from another thread."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.terminate()
 
     def _do(self, task: _Task) -> None:
-        """Runs a task to its end, in another process where the first one does not come to it."""
+        """Runs a task to its end, in another process where the first one ends before it starts the
+        task.
+        """
         kills = deaths = 0
         while task.wanted:
             process = self._ready()
@@ -310,8 +311,8 @@ class _Compiler:
                     self._retire()
 
     def _call(self, process: WorkerProcess, task: _Task) -> Any:
-        """What the call returns. Raises WorkerExited and WorkerTimeout, after which there is no
-        process, and CompileError.
+        """Returns the result of a call. Raises WorkerExited or WorkerTimeout, after which the
+        process is gone, and CompileError.
         """
         try:
             found = process.call(self._pool.timeout, task.function, *task.arguments)
@@ -328,9 +329,9 @@ class _Compiler:
         return found
 
     def _ready(self) -> WorkerProcess | None:
-        """A process that can take a call; None where none can be started."""
+        """Returns a process that can take a call; None where none can be started."""
         if self._process is not None and self._process.exit is not None:
-            self._retire()  # it died when nothing was asked of it
+            self._retire()  # it died while idle
         while self._pool.starts.possible():
             try:
                 with self._lock:
@@ -367,7 +368,7 @@ def _killed(gone: WorkerExited | WorkerTimeout) -> bool:
 
 
 def _failure(gone: WorkerExited | WorkerTimeout, timeout: float) -> CompileError:
-    """What became of a compile whose process went so."""
+    """Returns the error of a compile whose process ended this way."""
     if not gone.accepted:
         return CompileError("killed", f"compile processes end before they start to work: {gone}")
     if isinstance(gone, WorkerTimeout):
@@ -384,10 +385,10 @@ def _failure(gone: WorkerExited | WorkerTimeout, timeout: float) -> CompileError
     return CompileError("compile crash", f"the compile process ended with {code}")
 
 
-# In the process.
+# Runs in the process.
 @dataclass(frozen=True)
 class _CompileFailure:
-    """A config does not compile."""
+    """A config that does not compile."""
 
     status: Status
     reason: str
@@ -398,8 +399,8 @@ def _import(target: TuneTarget) -> None:
 
 
 def _compiled_of(workload: Workload) -> tuple[Workload, ...]:
-    """What is compiled for a workload: the product alone too, by which a config is checked bit for
-    bit before its epilogue is.
+    """Returns the workloads to compile for a workload. The bare product is included, because a
+    config is checked on it bit for bit before its epilogue is checked.
     """
     bare = replace(workload, epilogue="")
     return (workload,) if bare == workload else (workload, bare)
@@ -414,7 +415,7 @@ def _compile(
         for each in _compiled_of(workload):
             module.precompile(prune.problem(each), from_text(module.Config, config), arch)
     except OSError:
-        return 0.0  # nothing can be kept on disk: whoever measures compiles
+        return 0.0  # the disk keeps nothing, so the measuring process compiles
     except MemoryError:
         return _CompileFailure(
             "compile crash", "out of memory: the compile process reached its limit"

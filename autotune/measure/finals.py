@@ -1,5 +1,5 @@
-"""The finals in a worker: candidates take turns with cuBLAS, and one that cannot go on costs the
-others nothing.
+"""The finals in a worker: candidates take turns with cuBLAS, and a candidate that fails does not
+affect the others.
 """
 
 import statistics
@@ -15,22 +15,23 @@ from .progress import Progress
 from .race import BATCH, MOST_ROUNDS, SuccessiveElimination
 from .worker import Entry
 
-MOST_KILLS = 2  # of workers by others, while a candidate alone ran, before it is out
+MOST_KILLS = 2  # of workers from outside, while only this candidate ran, before it is removed
 
 
 class Finals:
-    """Measures a workload's fastest configs until the best is known or the budget is spent."""
+    """Measures the fastest configs of a workload until the best is known or the budget is spent."""
 
     def __init__(
         self, workload: Workload, bench: MeasureWorker, progress: Progress, say: Callable[[], None]
     ) -> None:
         self.workload, self.bench, self.progress, self.say = workload, bench, progress, say
-        self.entered: dict[Candidate, int] = {}  # by how many workers had gone before
-        self.kills: Counter[Candidate] = Counter()  # of workers, from outside, while it alone ran
+        self.entered: dict[Candidate, int] = {}  # with the number of workers lost before
+        # workers killed from outside while only this candidate ran
+        self.kills: Counter[Candidate] = Counter()
 
     def run(self, candidates: Sequence[Candidate]) -> SuccessiveElimination[Candidate]:
-        """The elimination as it ended, which may be with no candidate alive, or before the first
-        round.
+        """Runs the finals and returns the elimination, possibly with no candidate left, or without
+        any round.
         """
         race = SuccessiveElimination(list(candidates))
         for _ in range(MOST_ROUNDS + 4 * len(candidates)):
@@ -61,8 +62,8 @@ class Finals:
         self.say()
 
     def _all_entered(self, race: SuccessiveElimination[Candidate]) -> bool:
-        """Makes the candidates that are alive ready in the present worker; False if one of them
-        failed, and is out.
+        """Prepares the remaining candidates in the current worker; returns False if one of them
+        failed and was removed.
         """
         for candidate in list(race.alive):
             if self.entered.get(candidate) == self.bench.restarts:
@@ -82,7 +83,7 @@ class Finals:
         return all(self.entered[candidate] == self.bench.restarts for candidate in race.alive)
 
     def _remove_faulty(self, race: SuccessiveElimination[Candidate]) -> None:
-        """After rounds in which the worker died: measures each candidate alone, and takes out those
+        """After rounds in which the worker died, measures each candidate alone, and removes those
         with which the worker dies again.
         """
         for candidate in list(race.alive):
@@ -97,8 +98,8 @@ class Finals:
                     self._remove(race, candidate, death.status)
 
     def _spared(self, candidate: Candidate, death: WorkerDied) -> bool:
-        """Whether a worker was killed from outside, which is not the candidate's fault while it
-        happens seldom.
+        """Returns whether a worker was killed from outside, which is not held against the candidate
+        while it is rare.
         """
         self.kills[candidate] += death.status == "killed"
         return death.status == "killed" and self.kills[candidate] < MOST_KILLS

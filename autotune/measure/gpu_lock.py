@@ -1,4 +1,4 @@
-"""The lock on a GPU, under which sweeps in several processes take turns."""
+"""The lock on a GPU, which makes sweeps in several processes take turns."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from pathlib import Path
 
 import filelock
 
-NEXT_SECONDS = 0.005  # between two looks at the GPU's lock, of whoever is next
-QUEUE_SECONDS = 0.02  # between two looks at the turnstile, of everybody else
-BYPASSED_SECONDS = 10.0  # to wait once the lock has been passed by
+NEXT_SECONDS = 0.005  # between two tries of the process that is next
+QUEUE_SECONDS = 0.02  # between two tries of all other processes at the turnstile
+BYPASSED_SECONDS = 10.0  # to wait after the lock was bypassed once
 
 
 class LockCancelled(Exception):
-    """Whoever waited for the lock does not want it any more."""
+    """The waiting process no longer needs the lock."""
 
 
 class GpuLock:
-    """A lock with a turnstile before it, so that whoever lets go of it is not the next to have it.
+    """A fair lock: a turnstile in front of it ensures that the process that releases the lock is
+    not the next to get it.
 
-    A file lock alone is unfair: its holder lets go between two trials for less time than passes
-    between two looks of those who wait. Here one of them stands in the turnstile, which is locked
-    too, and looks often; the holder has to come through the turnstile again, and finds it taken.
-    Whoever had to wait for its turn also stays away from the turnstile for as long as another may
-    take to look at it. The kernel frees both locks when their process dies.
+    A file lock alone is unfair: between two trials, its holder releases it for less time than
+    passes between two tries of the waiting processes. Here one waiting process holds the turnstile,
+    which is a file lock too, and tries often. The holder must pass through the turnstile again, and
+    finds it taken. A process that had to wait also stays away from the turnstile for as long as
+    another one may need to try it. The kernel frees both locks when their process dies.
 
-    One thread uses it. Several objects on one path exclude each other, in one process as in
-    several.
+    Only one thread may use an object. Several objects on one path exclude each other, within a
+    process and between processes.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = filelock.FileLock(path)
         self._turnstile = filelock.FileLock(path.with_name(f"{path.name}.next"))
-        self._bypassed = False  # when it was last wanted
-        self._back = 0.0  # on the clock of `time.monotonic`, when to come back to the turnstile
+        self._bypassed = False  # whether it was bypassed at the last request
+        self._back = 0.0  # when to return to the turnstile, on the clock of `time.monotonic`
 
     @contextlib.contextmanager
     def hold(self, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Iterator[str]:
-        """Holds the lock, and yields ""; or, where it cannot be had in time or at all, goes on and
-        yields why.
+        """Holds the lock and yields "". If the lock cannot be acquired in time or at all, continues
+        without it and yields the reason.
 
         Raises LockCancelled.
         """
@@ -60,10 +61,10 @@ class GpuLock:
                     lock.release(force=True)
 
     def _acquire(self, until: float, patience: float, cancelled: Callable[[], bool]) -> str:
-        """Why the lock is not held; nothing if it is."""
+        """Acquires the lock; returns why it failed, or "" if it is held."""
         try:
             if not _wait_for(self._turnstile, QUEUE_SECONDS, until, cancelled):
-                # Somebody stands in it and does not move on: the GPU may be free for all that.
+                # The process in the turnstile makes no progress, but the GPU may be free.
                 return "" if _try(self._lock) else _late(patience)
             held = _wait_for(self._lock, NEXT_SECONDS, until, cancelled)
             self._turnstile.release()
@@ -75,13 +76,14 @@ class GpuLock:
 def _wait_for(
     lock: filelock.BaseFileLock, period: float, until: float, cancelled: Callable[[], bool]
 ) -> bool:
-    """Whether it could be locked in time."""
+    """Returns whether the lock could be acquired in time."""
     while not _try(lock):
         if cancelled():
             raise LockCancelled
         if time.monotonic() >= until:
             return False
-        time.sleep(random.uniform(0.5, 1.5) * period)  # so that nobody is always the last to look
+        # random, so that no process is always the last to try
+        time.sleep(random.uniform(0.5, 1.5) * period)
     return True
 
 

@@ -1,5 +1,5 @@
-"""The driver's side of a measuring worker: a process that is killed and started again when a config
-takes it down.
+"""The driver's side of a measuring worker: a process that is killed and restarted when a config
+hangs or crashes it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from .worker import Entry, Screened
 
 T = TypeVar("T")
 
-START_SECONDS = 300.0  # to import torch, wake the GPU and make operands
-TRIAL_SECONDS = 20.0  # to load, check and time a config, besides its calls
-TURNS = 200.0  # calls of cuBLAS's length that a trial may take, ten times as slow
+START_SECONDS = 300.0  # to import torch, initialise the GPU and make operands
+TRIAL_SECONDS = 20.0  # to load, check and time a config, not counting its calls
+TURNS = 200.0  # calls as long as cuBLAS's in a trial; a config may be ten times as slow
 LOCK_SECONDS = 900.0
-STARTS = 3  # of a worker, before it counts as impossible
-MEMORY_SHARE = 0.5  # of what this process may use of the machine, for a worker
+STARTS = 3  # failed starts of a worker before it counts as impossible
+MEMORY_SHARE = 0.5  # of the memory that this process may use, for a worker
 _NOT_OPEN = f"{worker.NotOpen.__module__}.{worker.NotOpen.__qualname__}"
 
 
 class Cancelled(Exception):
-    """Nobody wants the answer any more: the sweep was interrupted."""
+    """The sweep was interrupted, so the answer is no longer needed."""
 
 
 class WorkerDied(Exception):
-    """The worker did not come back from a call: it died, hung, or could not be started. `status`
-    says how it went.
+    """The worker did not return from a call: it died, hung, or could not be started. `status` tells
+    which.
 
-    "killed" says nothing about the config: somebody else ended the worker, as Linux does when
-    memory runs out, or no worker could be started. Any other is one of `records.Status`.
+    "killed" says nothing about the config: something else ended the worker, as Linux does when
+    memory runs out, or no worker could be started. All other values are those of `records.Status`.
     """
 
     def __init__(self, status: str, reason: str) -> None:
@@ -47,11 +47,11 @@ class WorkerDied(Exception):
 
 
 class MeasureWorker:
-    """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the
+    """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" stands for the
     interpreter.
 
     Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps
-    take turns; `unlocked` says why it measured without, if it did. The worker may hold `memory`
+    take turns; if it measured without the lock, `unlocked` says why. The worker may hold `memory`
     bytes of the host's memory, by default half of what this process may use.
     """
 
@@ -67,21 +67,21 @@ class MeasureWorker:
         self._memory = memory or int(MEMORY_SHARE * limits.memory())
         self._cancelled = False
         self._process: WorkerProcess | None = None
-        self._owning = threading.Lock()  # of the process: another thread may abandon it
+        self._owning = threading.Lock()  # protects the process: another thread may abandon it
         self._lock: GpuLock | None = None
         self._open: Workload | None = None
-        self._loaded: set[TuneTarget] = set()  # by the worker that there is
+        self._loaded: set[TuneTarget] = set()  # by the current worker
         self._unloadable: dict[TuneTarget, str] = {}
 
     def describe(self) -> Gpu:
-        """The GPU it measures on. Raises WorkerDied."""
+        """Returns the GPU that it measures on. Raises WorkerDied."""
         try:
             return self._call(START_SECONDS, worker.describe)
         except RemoteError as error:
             raise WorkerDied("failed", str(error)) from None
 
     def open(self, workload: Workload) -> float:
-        """Makes the operands of a workload; returns cuBLAS's µs a call. Raises WorkerDied."""
+        """Makes the operands of a workload; returns cuBLAS's µs per call. Raises WorkerDied."""
         if self._open != workload:
             self._open = None
             with self._locked():
@@ -105,7 +105,7 @@ class MeasureWorker:
         return self._ask(workload, worker.screen, entry, best_us)
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
-        """Makes a config ready for `race`. Raises WorkerDied as `screen`."""
+        """Makes a config ready for `race`. Raises WorkerDied like `screen`."""
         return self._ask(workload, worker.enter, entry)
 
     def _ask(
@@ -115,16 +115,16 @@ class MeasureWorker:
             try:
                 self._load(entry[0])
                 self.open(workload)
-            except WorkerDied as death:  # before the config was touched
+            except WorkerDied as death:  # the worker died before it touched the config
                 raise WorkerDied("killed", f"the worker could not be made ready: {death}") from None
             try:
                 with self._locked():
                     found = self._call(self._limit(), function, entry, *arguments)
             except RemoteError as error:
-                if not _not_open(error):  # which `worker` takes for the config's result
+                if not _not_open(error):  # otherwise `worker` counts it as the config's result
                     self.stop()
                     raise WorkerDied("crash", str(error)[:1000]) from None
-                # The worker with the operands died when nothing was asked of it.
+                # The worker that had the operands died while idle.
                 self.restarts += self._open is not None
                 self._open = None
                 continue
@@ -134,9 +134,9 @@ class MeasureWorker:
         raise WorkerDied("killed", "the worker process died repeatedly")
 
     def _load(self, target: TuneTarget) -> None:
-        """Has the worker import a kernel and its DSL: the time that this takes is no config's.
+        """Makes the worker import a kernel and its DSL, so that no config is charged for that time.
 
-        Raises WorkerDied; for a kernel that cannot be imported, all further calls raise at once.
+        Raises WorkerDied. For a kernel that cannot be imported, all further calls raise at once.
         """
         if reason := self._unloadable.get(target):
             raise WorkerDied("killed", reason)
@@ -144,7 +144,7 @@ class MeasureWorker:
             return
         try:
             self._call(START_SECONDS, worker.load, target)
-        except RemoteError:  # every trial will say so
+        except RemoteError:  # every trial will report this error
             pass
         except WorkerDied as death:
             if death.status == "killed":
@@ -154,13 +154,13 @@ class MeasureWorker:
         self._loaded.add(target)
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        """µs a call of cuBLAS and of each entry, by round. Raises WorkerDied."""
+        """Returns the µs per call of cuBLAS and of each entry, by round. Raises WorkerDied."""
         seconds = self._limit() + rounds * (len(entries) + 1)
         try:
             with self._locked():
                 return self._call(seconds, worker.race, list(entries), rounds)
         except RemoteError as error:
-            # A config raised it, or there were no configs: what it leaves is not to be trusted.
+            # A config raised it, or there were no configs; the worker's state cannot be trusted.
             self.stop()
             raise WorkerDied("crash", str(error)[:1000]) from None
 
@@ -175,9 +175,7 @@ class MeasureWorker:
             raise WorkerDied("crash", str(error)[:1000]) from None
 
     def cancel(self) -> None:
-        """Ends the worker from another thread: whoever waits for an answer gets Cancelled, now and
-        from now on.
-        """
+        """Ends the worker from another thread: waiting and later calls raise Cancelled."""
         self._cancelled = True
         with self._owning:
             process = self._process
@@ -185,7 +183,7 @@ class MeasureWorker:
             process.terminate()
 
     def stop(self) -> None:
-        """Ends the worker, whatever it is at."""
+        """Ends the worker, whatever it is doing."""
         with self._owning:
             process, self._process = self._process, None
         if process is not None:
@@ -203,7 +201,7 @@ class MeasureWorker:
         return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
 
     def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Raises WorkerDied, Cancelled and RemoteError."""
+        """Calls a function in the worker. Raises WorkerDied, Cancelled and RemoteError."""
         reason = ""
         for _ in range(STARTS):
             try:
@@ -232,11 +230,11 @@ class MeasureWorker:
             raise Cancelled
 
     def _ready(self) -> WorkerProcess:
-        """The worker, which is started if there is none, and ready for a call. Raises
+        """Returns the worker, started if necessary, and ready for a call. Raises
         WorkerStartError.
         """
         if self._process is not None and self._process.exit is not None:
-            self.stop()  # it died when nothing was asked of it
+            self.stop()  # it died while idle
         with self._owning:
             if self._cancelled:
                 raise Cancelled
@@ -253,8 +251,8 @@ class MeasureWorker:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Holds the lock on the GPU, so that other sweeps on it wait. Where the lock cannot be had
-        they do not, of which the user is warned once.
+        """Holds the lock on the GPU, so that other sweeps on it wait. Where the lock cannot be
+        acquired, they do not wait, and the user is warned once.
         """
         if not self.on_gpu:
             yield
@@ -283,7 +281,7 @@ def _not_open(error: RemoteError) -> bool:
 
 
 def _death(died: WorkerExited) -> WorkerDied:
-    """What the end of a worker says about the config that it was at."""
+    """Returns what the end of a worker says about the config that it was measuring."""
     if died.exit.memory is not None:
         return WorkerDied(
             "out of memory", f"{died} on the host, more than its limit: the worker was killed"

@@ -1,6 +1,4 @@
-"""What this process may use of its machine: cores and memory, within the bounds of its control
-groups.
-"""
+"""The cores and the memory that this process may use, within the bounds of its control groups."""
 
 from __future__ import annotations
 
@@ -9,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNLIMITED = 1 << 60  # bytes: version 1 says that there is no bound by a number near 2^63
+_UNLIMITED = 1 << 60  # bytes; version 1 expresses "no limit" by a number near 2^63
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Whole cores that this process may keep busy, at least 1. `root`: of the file system, for
-    tests.
+    """Returns how many whole cores this process may keep busy, at least 1. `root` is the root of
+    the file system, for tests.
     """
     affinity = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -23,7 +21,9 @@ def cores(root: Path = Path("/")) -> int:
 
 
 def memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may hold, as the machine and its control groups have it."""
+    """Returns how many bytes this process may hold, according to the machine and its control
+    groups.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_memory_bounds(root)])
 
@@ -31,7 +31,7 @@ def memory(root: Path = Path("/")) -> int:
 def _cpu_quotas(root: Path) -> Iterator[float]:
     for group in _groups("cpu", root):
         quota, _, period = _read(group / "cpu.max").partition(" ")
-        if not quota:  # version 1, where -1 is no quota
+        if not quota:  # version 1, where -1 means no quota
             quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):
             yield int(quota) / int(period)
@@ -45,7 +45,7 @@ def _memory_bounds(root: Path) -> Iterator[int]:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The control groups of this process for a controller, each followed by those that
+    """Yields the control groups of this process for a controller, each followed by the groups that
     contain it.
     """
     paths = dict(_memberships(root))
@@ -68,8 +68,8 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Mount:
-    """A file system of control groups: the group that is mounted, where, and in version 1 for which
-    controllers.
+    """A mounted file system of control groups: the group that is mounted, where, and in version 1
+    for which controllers.
     """
 
     version: int
@@ -79,7 +79,7 @@ class _Mount:
 
 
 def _memberships(root: Path) -> Iterator[tuple[str, str]]:
-    """Controllers and the groups of this process; version 2 has one group, for the
+    """Yields controllers and the groups of this process; version 2 has one group, for the
     controller "".
     """
     for line in _read(root / "proc/self/cgroup").splitlines():

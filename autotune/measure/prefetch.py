@@ -1,4 +1,4 @@
-"""Which config is measured next: those whose compiles have ended, while others compile."""
+"""Chooses which config is measured next: one whose compile has finished, while others compile."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..search.candidates import Candidate
 from ..store.records import Workload
 from .compile_pool import Compilers
 
-AHEAD = 3  # compiles a process that may wait for their measurement
+AHEAD = 3  # finished compiles per process that may wait for their measurement
 
 
 class Ahead:
-    """Candidates in the order in which their compiles end, at most so many compiled ahead of their
-    measurement.
+    """Candidates in the order in which their compiles finish; only a limited number is compiled
+    ahead of measurement.
 
-    Configs that share a compile come out together. Without compilers nothing is compiled ahead.
-    After `until`, on the clock of `time.monotonic`, no more come; the first does, if it is compiled
-    by then.
+    Configs that share a compile are yielded together. Without compilers nothing is compiled ahead.
+    After `until`, on the clock of `time.monotonic`, no more are yielded, except the first if it is
+    compiled by then.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Ahead:
 
     @property
     def compiling(self) -> int:
-        """Configs whose compile has not ended, those not begun among them."""
+        """The number of configs whose compile has not finished, including those that have not
+        started.
+        """
         return sum(map(len, self._waiting)) + sum(map(len, self._running.values()))
 
     @property

@@ -1,10 +1,10 @@
 """Worker processes: fresh interpreters that do not import the caller's script, and that leave
 nothing behind.
 
-A worker runs `serve.py` below a `supervisor.py`, which ends it with all that it started: when the
-driver asks for that or is gone, and when it holds too much memory. Nothing here needs the main
-thread, depends on the wall clock or touches the driver's own modules; a worker is in a session of
-its own, so Ctrl-C reaches the driver alone.
+A worker runs `serve.py` below a `supervisor.py`. The supervisor ends the worker with all its
+descendants when the driver requests it or is gone, and when the worker holds too much memory.
+Nothing here needs the main thread, depends on the wall clock or touches the driver's own modules. A
+worker is in a separate session, so Ctrl-C reaches only the driver.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ from .serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 
 T = TypeVar("T")
 
-ACCEPT_SECONDS = (
-    60.0  # for a worker to read a call: one that is stuck when nothing is asked of it does not
-)
+# For a worker to read a call; a worker that hangs while it is idle never does.
+ACCEPT_SECONDS = 60.0
 END_SECONDS = 10.0  # for the guard and the supervisor to end a worker
-STEP_SECONDS = 1.0  # between two looks at what nobody announces
-_MOST_COUNTED = 5.0  # of a deadline's seconds, between two looks at it
+STEP_SECONDS = 1.0  # between two looks at events that are not announced
+_MOST_COUNTED = 5.0  # seconds of a deadline that count between two looks at it
 _PIECE = 1 << 16
 _OUTSIDE = [
     number for number in signal.Signals if number.name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 ]
-_QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it
+_QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # otherwise SIGPIPE could end a program
 # The supervisor is started by its path, and not imported.
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended: by a signal, with an exit status, for the memory that it held, or as
-    `detail` says.
+    """How a worker ended: by a signal, with an exit status, because of the memory that it held, or
+    as `detail` says.
     """
 
     signal: int | None = None
@@ -59,8 +58,8 @@ class Exit:
 
     @property
     def from_outside(self) -> bool:
-        """Whether somebody else ended it, as the kernel does when memory runs out: no fault of what
-        it was doing.
+        """Whether something else ended it, as the kernel does when memory runs out. This is not the
+        fault of its work.
         """
         return self.signal in _OUTSIDE
 
@@ -77,11 +76,11 @@ class Exit:
 
 
 class WorkerStartError(Exception):
-    """A worker cannot be started, or does not get ready in time."""
+    """A worker cannot be started, or does not become ready in time."""
 
 
 class WorkerTimeout(Exception):
-    """A call was not done in time. `accepted`: whether the worker had taken it up."""
+    """A call was not finished in time. `accepted`: whether the worker had started it."""
 
     def __init__(self, accepted: bool) -> None:
         super().__init__("not done in time")
@@ -89,7 +88,7 @@ class WorkerTimeout(Exception):
 
 
 class WorkerExited(Exception):
-    """The worker ended before it answered. `accepted`: whether it had taken up the call."""
+    """The worker ended before it answered. `accepted`: whether it had started the call."""
 
     def __init__(self, exit: Exit, accepted: bool) -> None:
         super().__init__(str(exit))
@@ -98,8 +97,8 @@ class WorkerExited(Exception):
 
 
 class RemoteError(Exception):
-    """A function raised in the worker, which goes on: the qualified name of the error's class, and
-    its text.
+    """A function raised an error in the worker, which continues. It holds the qualified name of the
+    error's class, and its text.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -109,10 +108,10 @@ class RemoteError(Exception):
 
 
 class Deadline:
-    """Seconds of this process's own time.
+    """A deadline that counts only time in which this process ran.
 
-    A process that is stopped, frozen with its container or starved does not see how long its worker
-    has had, so what passes between two looks counts for a few seconds at most.
+    A process that is stopped, frozen with its container or starved cannot see how much time its
+    worker really had. Therefore the time between two looks counts for a few seconds at most.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -121,7 +120,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """At least 0; to be looked at every second."""
+        """The seconds left, at least 0. It must be read every second."""
         now = time.monotonic()
         self._left -= min(now - self._seen, _MOST_COUNTED)
         self._seen = now
@@ -129,18 +128,18 @@ class Deadline:
 
 
 class WorkerProcess:
-    """One process that answers one call at a time. After a call that raises anything but
-    RemoteError it is gone.
+    """One process that answers one call at a time. It is gone after a call that raises anything
+    except RemoteError.
 
-    One thread uses it; any other may `terminate` or `kill` it, of which the one that waits for an
-    answer hears at once.
+    One thread uses it. Any other thread may `terminate` or `kill` it; a thread that waits for an
+    answer is notified at once.
 
     Args:
-        environment: variables that it gets besides those of this process.
-        modules: what it imports before it is ready.
-        memory: bytes that it may hold together with all that it starts, beyond which it is killed.
-        data_limit: bytes that each of its processes may allocate: Python raises MemoryError beyond.
-            A process that uses CUDA needs far more than it holds.
+        environment: variables that it gets in addition to those of this process.
+        modules: modules that it imports before it is ready.
+        memory: bytes that it may hold together with all its descendants; beyond that it is killed.
+        data_limit: bytes that each of its processes may allocate; beyond that Python raises
+            MemoryError. A process that uses CUDA needs far more than it holds.
         program: the script that serves.
 
     Raises WorkerStartError.
@@ -162,7 +161,7 @@ class WorkerProcess:
         self._reader = Reader()
         self._ready = False
         self._number = 0  # of the last call
-        self._said = b""  # by the supervisor, and not yet a whole line
+        self._said = b""  # from the supervisor, not yet a whole line
         self._exit: Exit | None = None
         self._connection, connection = socket.socketpair()
         self._control, control = socket.socketpair()
@@ -198,12 +197,14 @@ class WorkerProcess:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, if it has: to be asked while no call runs."""
+        """How it ended, if it has. Read this only while no call runs."""
         self._listen()
         return self._exit
 
     def await_ready(self, seconds: float) -> None:
-        """Waits until it can take calls. Raises WorkerStartError; the process is gone then."""
+        """Waits until it can take calls. Raises WorkerStartError, after which the process is
+        gone.
+        """
         deadline = Deadline(seconds)
         try:
             while not self._ready:
@@ -221,10 +222,10 @@ class WorkerProcess:
             raise
 
     def call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        """What the function returns there, so many seconds after the worker took it up at the
-        latest.
+        """Returns what the function returns in the worker, within `seconds` after the worker
+        accepted the call.
 
-        Raises WorkerTimeout, WorkerExited, RemoteError, and what pickling the call raises.
+        Raises WorkerTimeout, WorkerExited, RemoteError, and any error of pickling the call.
         """
         self._number += 1
         body = pickle.dumps((function, arguments))
@@ -234,14 +235,14 @@ class WorkerProcess:
         except (WorkerTimeout, WorkerExited):
             self.kill()
             raise
-        except Exception as error:  # what came is no answer
+        except Exception as error:  # what arrived is not a valid answer
             self.kill()
             raise WorkerExited(
                 Exit(detail=f"it sent an answer that cannot be read: {error}"), accepted=True
             ) from None
         except BaseException:
-            # This process was interrupted: the answer may yet come, and must not be taken for that
-            # of the next call.
+            # This process was interrupted. The answer may still arrive, and must not be taken for
+            # that of the next call.
             self.kill()
             raise
         if answer.kind == ERROR:
@@ -250,16 +251,17 @@ class WorkerProcess:
         return value
 
     def terminate(self) -> None:
-        """Asks for its end and that of all that it started, and does not wait. Any thread may do
-        so.
+        """Requests the end of the process and its descendants, without waiting. Any thread may call
+        this.
         """
         self._guard.terminate()
 
     def kill(self) -> None:
-        """Ends it and all that it started; returns when they are gone. Any thread may do so.
+        """Ends the process and its descendants; returns when they are gone. Any thread may call
+        this.
 
-        A process that the kernel cannot end at once, as one that waits for a GPU's driver, is left
-        to its supervisor.
+        A process that the kernel cannot end at once, for example one that waits for a GPU's driver,
+        is left to its supervisor.
         """
         self.terminate()
         try:
@@ -271,8 +273,8 @@ class WorkerProcess:
         self._await_supervisor()
 
     def _await_supervisor(self) -> None:
-        """Where the guard was killed, the supervisor does its work, and closes its end
-        last of all.
+        """Waits for the supervisor, where the guard was killed. The supervisor does the guard's
+        work then, and closes its end last.
         """
         if self._control.fileno() >= 0:
             poll = select.poll()
@@ -280,7 +282,9 @@ class WorkerProcess:
             poll.poll(1000 * END_SECONDS)
 
     def close(self) -> None:
-        """As `kill`, and frees what this process holds of it. No other thread may be using it."""
+        """Kills the process, and frees what this process holds of it. No other thread may be using
+        it.
+        """
         self.kill()
         self._connection.close()
         self._control.close()
@@ -297,7 +301,7 @@ class WorkerProcess:
         outgoing, accepted = bytes(call), False
         deadline = Deadline(ACCEPT_SECONDS)
         while True:
-            ended = self._exit  # what has arrived by then is all that there will be
+            ended = self._exit  # everything that will arrive has arrived by then
             for frame in self._receive():
                 if frame.number != call.number:
                     continue
@@ -312,7 +316,7 @@ class WorkerProcess:
             outgoing = self._wait(deadline.left, outgoing)
 
     def _wait(self, seconds: float, outgoing: bytes = b"") -> bytes:
-        """Waits until something happens, a second at most; sends what can be sent and returns the
+        """Waits until something happens, a second at most. Sends what can be sent, and returns the
         rest.
         """
         poll = select.poll()
@@ -320,13 +324,13 @@ class WorkerProcess:
         poll.register(self._connection, select.POLLIN | (select.POLLOUT if outgoing else 0))
         ready = dict(poll.poll(math.ceil(1000 * min(seconds, STEP_SECONDS))))
         if ready.get(self._connection.fileno(), 0) & select.POLLOUT:
-            with contextlib.suppress(OSError):  # of its end the supervisor tells
+            with contextlib.suppress(OSError):  # the supervisor reports its end
                 outgoing = outgoing[self._connection.send(outgoing, _QUIETLY) :]
         self._listen()
         return outgoing
 
     def _receive(self) -> list[Frame]:
-        """The frames that have arrived."""
+        """Returns the frames that have arrived."""
         frames: list[Frame] = []
         while True:
             try:
@@ -345,8 +349,8 @@ class WorkerProcess:
                 return frames
 
     def _await_exit(self) -> None:
-        """After the worker has closed its connection: it has ended, or ends now, of which the
-        supervisor tells.
+        """After the worker has closed its connection: waits for its end, which the supervisor
+        reports.
         """
         deadline = Deadline(END_SECONDS)
         poll = select.poll()
@@ -358,7 +362,7 @@ class WorkerProcess:
             self._exit = Exit(detail="it closed its connection")
 
     def _listen(self) -> None:
-        """Takes in what the supervisor says."""
+        """Reads what the supervisor reports."""
         if self._exit is not None:
             return
         gone = self._guard.poll() is not None
@@ -388,13 +392,13 @@ class WorkerProcess:
 
 
 def _python() -> list[str]:
-    """The interpreter, with the options that this process was started with."""
+    """Returns the interpreter, with the options of this process."""
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [os.fsdecode(spawn.get_executable()), *options, "-P"]
 
 
 def _search_path() -> list[str]:
-    """Where this process looks for modules; its current folder by its name."""
+    """Returns where this process looks for modules, with its current folder as a path."""
     return [folder or str(Path.cwd()) for folder in sys.path if isinstance(folder, str)]
 
 

@@ -1,5 +1,5 @@
-"""Successive elimination of the finals' candidates: from times of candidates that took turns to the
-best, by how much it leads, and how sure that is.
+"""Successive elimination among the finals' candidates: from the times of candidates that took
+turns, it determines the best, its lead, and the confidence in it.
 """
 
 import math
@@ -12,18 +12,19 @@ from ...bench.statistics import Ratio, ratio
 
 K = TypeVar("K")
 
-ROUNDS = 12  # before anyone is dropped
-BATCH = 6  # rounds between two looks
+ROUNDS = 12  # before a candidate may drop out
+BATCH = 6  # rounds between two checks
 MOST_ROUNDS = 60
-RESOLUTION = 0.002  # candidates that are surely nearer than this after all rounds are as fast
+# candidates that are surely closer than this after all rounds count as equally fast
+RESOLUTION = 0.002
 
 
 @dataclass
 class SuccessiveElimination(Generic[K]):
     """Candidates that take turns with cuBLAS round by round; those that are surely slower drop out.
 
-    `times` has a candidate's µs a call by round, `base` cuBLAS's. A candidate that dropped out has
-    fewer rounds.
+    `times` has a candidate's µs per call by round, `base` those of cuBLAS. A candidate that dropped
+    out has fewer rounds.
     """
 
     candidates: list[K]
@@ -36,11 +37,11 @@ class SuccessiveElimination(Generic[K]):
 
     @property
     def rounds(self) -> int:
-        """How many rounds the leader has run."""
+        """The number of rounds that the leader has run."""
         return len(self.base)
 
     def add(self, base: Sequence[float], times: Sequence[Sequence[float]]) -> None:
-        """Adds rounds: µs a call of cuBLAS, and of each candidate that is alive, in their order."""
+        """Adds rounds: µs per call of cuBLAS, and of each remaining candidate, in order."""
         self.base += base
         for candidate, found in zip(self.alive, times, strict=True):
             self.times[candidate] += found
@@ -48,17 +49,17 @@ class SuccessiveElimination(Generic[K]):
             self._drop()
 
     def remove(self, candidate: K) -> None:
-        """Takes out a candidate that could not go on."""
+        """Removes a candidate that failed."""
         self.alive.remove(candidate)
         del self.times[candidate]
 
     @property
     def over(self) -> bool:
-        """Whether further rounds would change nothing worth knowing."""
+        """Returns whether further rounds would change nothing of interest."""
         return self.rounds >= MOST_ROUNDS or (self.rounds >= ROUNDS and len(self.alive) < 2)
 
     def ahead(self, candidate: K, others: Iterable[K]) -> bool:
-        """Whether each of the others is surely slower, or surely not faster by more than
+        """Returns whether each of the others is surely slower, or surely not faster by more than
         RESOLUTION.
         """
         leads = [self.lead(candidate, other) for other in others if other != candidate]
@@ -66,8 +67,8 @@ class SuccessiveElimination(Generic[K]):
 
     @property
     def separated(self) -> bool:
-        """Whether no candidate is left that may be as fast as the leader, or, after all rounds,
-        none that differs from it by more than RESOLUTION.
+        """Returns whether no remaining candidate may be as fast as the leader, or, after all
+        rounds, none differs from it by more than RESOLUTION.
         """
         if len(self.alive) < 2:
             return True
@@ -79,12 +80,12 @@ class SuccessiveElimination(Generic[K]):
 
     @property
     def leader(self) -> K:
-        """The fastest by the median over rounds."""
+        """The fastest candidate by the median over rounds."""
         return min(self.alive, key=lambda candidate: statistics.median(self.times[candidate]))
 
     def order(self) -> list[K]:
-        """The fastest first: those alive, then the others by the median ratio to cuBLAS of their
-        rounds.
+        """Returns the candidates, the fastest first: the remaining ones, then the others by their
+        median ratio to cuBLAS.
         """
         return sorted(
             self.times,
@@ -95,22 +96,24 @@ class SuccessiveElimination(Generic[K]):
         )
 
     def lead(self, candidate: K, other: K) -> Ratio:
-        """The other's time over the candidate's, in the rounds that both ran."""
+        """Returns the ratio of the other's time to the candidate's, over the rounds that both
+        ran.
+        """
         mine, theirs = self.times[candidate], self.times[other]
         both = min(len(mine), len(theirs))
         return ratio(theirs[:both], mine[:both])
 
     def against_base(self, candidate: K) -> Ratio:
-        """cuBLAS's time over the candidate's."""
+        """Returns the ratio of cuBLAS's time to the candidate's."""
         times = self.times[candidate]
         return ratio(self.base[: len(times)], times)
 
     def confidence(self, candidate: K, others: Iterable[K]) -> float:
-        """A lower bound of the confidence with which the candidate is the fastest of them.
+        """Returns a lower bound of the confidence that the candidate is the fastest of them.
 
-        There is a sign test against each of the others, and the doubts are added up; 0 where they
-        add up to 1 or more, which says nothing. No distribution of times is assumed. That the
-        times were looked at between rounds is not accounted for.
+        It makes a sign test against each of the others and adds up the doubts; it returns 0, which
+        means nothing, where they add up to 1 or more. No distribution of times is assumed. The
+        checks between rounds are not accounted for.
         """
         doubt = sum(
             _sign_test(self.times[candidate], self.times[other])
@@ -128,8 +131,8 @@ class SuccessiveElimination(Generic[K]):
 
 
 def _sign_test(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    """How likely it is that a candidate that is no faster wins so many rounds; ties count for
-    neither.
+    """Returns the probability that a candidate that is not faster wins this many rounds; ties do
+    not count.
     """
     wins = sum(a < b for a, b in zip(mine, theirs, strict=False))
     losses = sum(a > b for a, b in zip(mine, theirs, strict=False))

@@ -1,19 +1,19 @@
-"""What a worker process runs: it reads calls from a socket, one at a time, and answers each.
+"""The program of a worker process: it reads calls from a socket, one at a time, and answers each.
 
-The driver starts this file as a script (see `processes`), so it imports nothing but the standard
-library. The modules that calls need are named on its command line and imported before it says that
-it is ready.
+The driver starts this file as a script (see `processes`), so it imports only the standard library.
+The modules that calls need are named on its command line, and imported before it reports that it is
+ready.
 
-The protocol, in frames of a kind, the number of a call, and a pickled body:
+The protocol consists of frames with a kind, the number of a call, and a pickled body:
 
     worker to driver   READY 0      it can take calls
     driver to worker   CALL n       a function and its arguments
-    worker to driver   ACCEPTED n   the call has been read; from here on a death is that of the call
+    worker to driver   ACCEPTED n   the call has been read; a later death counts for the call
     worker to driver   RESULT n     what the function returned
-                       ERROR n      the name of what it raised, and the text, both plain strings
+                       ERROR n      the class name and the text of its exception, both plain strings
 
-The driver sends call n + 1 only after the answer to call n. It ignores frames whose number is not
-that of its call.
+The driver sends call n + 1 only after the answer to call n. It ignores frames with another number
+than that of its call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 READY, CALL, ACCEPTED, RESULT, ERROR = range(1, 6)
 _HEADER = struct.Struct("!BQQ")  # kind, number of the call, bytes of the body
-_LONGEST = 1 << 30  # bytes of a body: a header that says more is damaged
+_LONGEST = 1 << 30  # bytes of a body; a header with a larger number is damaged
 _PIECE = 1 << 16
 
 
@@ -49,7 +49,7 @@ class Frame:
 
 
 class Reader:
-    """Makes frames of bytes that arrive in pieces of any length. `damaged`: what came last is no
+    """Makes frames of bytes that arrive in parts of any length. `damaged`: the last bytes are not a
     frame.
     """
 
@@ -58,7 +58,7 @@ class Reader:
         self._bytes = bytearray()
 
     def feed(self, piece: bytes) -> list[Frame]:
-        """The frames that this piece completes; none after what is no frame."""
+        """Returns the frames that these bytes complete; none after invalid bytes."""
         self._bytes += piece
         frames = []
         while (frame := self._next()) is not None:
@@ -81,8 +81,8 @@ class Reader:
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """The qualified name of an error's class, and what it says: plain strings, whatever the class
-    does when asked.
+    """Returns the qualified name of an error's class, and its text, as plain strings, whatever the
+    class's methods do.
     """
     try:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -96,14 +96,14 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 
 def brief(error: BaseException) -> str:
-    """The class of an error and the first line of what it says, at most 1000 characters."""
+    """Returns the class of an error and the first line of its text, at most 1000 characters."""
     name, text = describe_error(error)
     return f"{name.rpartition('.')[2]}: {text.strip().partition(chr(10))[0]}"[:1000]
 
 
 def _plain(text: str) -> str:
-    """The text as an exact str that any encoder takes: subclasses of str and lone surrogates travel
-    badly.
+    """Returns the text as an exact str that any encoder accepts; subclasses of str and lone
+    surrogates may fail to encode.
     """
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -122,29 +122,30 @@ def _answer(call: Frame) -> Frame:
     try:
         function, arguments = pickle.loads(call.body)
         return Frame(RESULT, call.number, pickle.dumps(function(*arguments)))
-    except BaseException as error:  # whatever it is, it is the answer, and this process goes on
+    except BaseException as error:  # any error is an answer, and this process continues
         return Frame(ERROR, call.number, pickle.dumps(describe_error(error)))
 
 
 def main() -> None:
-    """Takes a socket's number, the module search path as JSON, and the modules to import."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # from outside, it is not to look like an error of a config
+    """Runs a worker. The command line has a socket's number, the module search path as JSON, and
+    the modules to import.
+    """
+    # An interrupt from outside must not look like an error of a config.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     sys.path[:] = json.loads(sys.argv[2])
     modules = sys.argv[3:]
     del sys.argv[1:]
 
-    gc.disable()  # what imports make stays: looking through it took a fifth of a start's CPU time
+    gc.disable()  # imported objects stay; scanning them took a fifth of the CPU time of a start
     for module in modules:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
     with contextlib.suppress(OSError):  # the driver is gone
         serve(connection)
-    os._exit(0)  # without waiting for threads that configs may have left
+    os._exit(0)  # does not wait for threads that configs may have left
 
 
 if __name__ == "__main__":

@@ -1,26 +1,26 @@
 """Two small processes between the driver and a worker, which leave nothing behind when any of the
 four ends.
 
-The driver starts this file as a script (see `processes`), with the plain interpreter and the
-standard library only. That process is the guard; it forks the supervisor, which starts the worker
-in a session of its own, tells the driver over a socket how the worker ended, and kills the worker
-with all its descendants
+The driver starts this file as a script (see `processes`), with the plain interpreter and only the
+standard library. That process is the guard; it forks the supervisor. The supervisor starts the
+worker in a separate session, reports over a socket to the driver how the worker ended, and kills
+the worker with all its descendants
 
 - when the worker has ended,
-- when the driver closes the socket, asks the guard for it by SIGTERM, or is gone,
-- when the worker and its descendants hold more memory than they may.
+- when the driver closes the socket, sends SIGTERM to the guard, or is gone,
+- when the worker and its descendants hold more memory than allowed.
 
-Neither depends on the worker's cooperation, so a worker that holds Python's global lock, ignores
-signals or hangs in a driver's call ends too. As subreapers they inherit orphans of the worker, in
-whatever session those are. Where one of the two is killed the other one does its work, and the
-kernel kills the worker of a supervisor that is gone (PR_SET_PDEATHSIG, which is safe here: these
-processes have one thread).
+Neither process depends on the worker's cooperation, so even a worker that holds Python's global
+lock, ignores signals or hangs in a driver's call is ended. As subreapers they inherit orphans of
+the worker, whatever session those are in. Where one of the two is killed, the other one does its
+work, and the kernel kills the worker of a supervisor that is gone (PR_SET_PDEATHSIG, which is safe
+here because these processes have one thread).
 
-What the supervisor says to the driver, in one line, before it closes the socket:
+The supervisor sends one line to the driver before it closes the socket:
 
     exit STATUS        the worker ended with an exit status
     signal NUMBER      it ended by a signal
-    memory BYTES       it was killed because it held so many bytes
+    memory BYTES       it was killed because it held this many bytes
     failed REASON      it could not be started
 """
 
@@ -35,18 +35,19 @@ import sys
 import time
 from collections.abc import Callable
 
-MEMORY_PERIOD = 0.25  # seconds between two looks at the memory
-PARENT_PERIOD = 0.5  # seconds between two looks at the parent, where its end is not announced
+MEMORY_PERIOD = 0.25  # seconds between two checks of the memory
+PARENT_PERIOD = 0.5  # seconds between two checks of the parent, where its end is not announced
 END_SECONDS = 5.0  # for the supervisor to end the worker, before the guard does
-KILL_SECONDS = 60.0  # after which what cannot be killed is left alone
-_PDEATHSIG, _SUBREAPER = 1, 36  # of prctl
-_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals on which the worker is ended
-_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")  # in /proc/PID/status, what a process holds
+KILL_SECONDS = 60.0  # after which a process that cannot be killed is left alone
+_PDEATHSIG, _SUBREAPER = 1, 36  # arguments of prctl
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that request the end of the worker
+# in /proc/PID/status: memory that only this process holds
+_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 class Order:
-    """What the driver asks for: its own process, the two sockets, bounds in bytes (0: none), the
-    worker's command.
+    """The driver's order: its process, the two sockets, limits in bytes (0: none), and the worker's
+    command.
     """
 
     def __init__(self, arguments: list[str]) -> None:
@@ -56,7 +57,7 @@ class Order:
 
 
 class Signals:
-    """Signals to this process, which wake it through a pipe. `end_wanted`: one of them asks for the
+    """Signals to this process, which wake it through a pipe. `end_wanted`: one of them requests the
     end.
     """
 
@@ -69,7 +70,9 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def open_pipe(self) -> None:
-        """Also after a fork: two processes that share a pipe would take each other's news."""
+        """Opens the pipe. It must also be called after a fork, because two processes that share a
+        pipe would take each other's notifications.
+        """
         self.wakeups, written = os.pipe()
         os.set_blocking(self.wakeups, False)
         os.set_blocking(written, False)
@@ -84,13 +87,13 @@ class Signals:
 
 
 class Guard:
-    """Watches the driver and the supervisor; does the supervisor's work where that is killed."""
+    """Watches the driver and the supervisor, and does the supervisor's work if that is killed."""
 
     def __init__(self, order: Order, signals: Signals, supervisor: int) -> None:
         self.order, self.signals, self.supervisor = order, signals, supervisor
 
     def run(self) -> None:
-        os.close(self.order.control)  # so that it closes when the supervisor ends
+        os.close(self.order.control)  # so that the socket closes when the supervisor ends
         os.close(self.order.connection)
         poll = select.poll()
         poll.register(self.signals.wakeups, select.POLLIN)
@@ -112,7 +115,7 @@ class Guard:
         _end_descendants()
 
     def _ended(self) -> bool:
-        """Whether the supervisor has."""
+        """Returns whether the supervisor has ended."""
         try:
             return os.waitpid(self.supervisor, os.WNOHANG)[0] != 0
         except ChildProcessError:
@@ -128,12 +131,14 @@ class Supervisor:
         self.control.set_inheritable(False)
         self.control.setblocking(False)
         self.worker = 0
-        self.status: int | None = None  # of the worker, as waitpid gives it
-        self.held = 0  # bytes, if it was killed for them
+        self.status: int | None = None  # of the worker, from waitpid
+        self.held = 0  # bytes that it held, if it was killed for them
 
     def run(self, prctl: Callable[[int, int], None]) -> None:
-        """Starts the worker, waits for the end of it, reports that and kills what is left."""
-        prctl(_SUBREAPER, 1)  # which a fork does not inherit
+        """Starts the worker, waits for its end, reports that, and kills its remaining
+        descendants.
+        """
+        prctl(_SUBREAPER, 1)  # a fork does not inherit this
         prctl(_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != self.guard:
             return
@@ -153,7 +158,7 @@ class Supervisor:
         _end_descendants()
 
     def _start(self, prctl: Callable[[int, int], None]) -> int:
-        """Forks the worker; the child does not come back from here."""
+        """Forks the worker; the child never returns from here."""
         supervisor = os.getpid()
         child = os.fork()
         if child:
@@ -169,11 +174,11 @@ class Supervisor:
             os._exit(127)
 
     def _prepare_worker(self) -> None:
-        """What the worker inherits: signals as they are by default, its bound, and its place with
-        the kernel's killer.
+        """Sets what the worker inherits: default signal handlers, its memory limit, and its score
+        for the kernel's OOM killer.
 
-        SIGINT must end the process and not become an exception: what comes from outside is no
-            config's doing.
+        SIGINT must end the process instead of raising an exception, because a signal from outside
+        is not the fault of a config.
         """
         signal.set_wakeup_fd(-1)
         for number in (*_ENDS, signal.SIGCHLD, signal.SIGPIPE):
@@ -183,10 +188,10 @@ class Supervisor:
 
             resource.setrlimit(resource.RLIMIT_DATA, (self.order.data_limit, self.order.data_limit))
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("500")  # when memory runs out, a worker shall go before its driver
+            score.write("500")  # when memory runs out, the worker is killed before its driver
 
     def _watch(self) -> None:
-        """Returns when the worker has ended, or has to."""
+        """Returns when the worker has ended, or must end."""
         poll = select.poll()
         poll.register(self.signals.wakeups, select.POLLIN)
         poll.register(self.control, select.POLLIN)
@@ -203,7 +208,7 @@ class Supervisor:
             self._reap()
 
     def _closed(self) -> bool:
-        """Whether the driver has closed its end of the socket; it never writes to it."""
+        """Returns whether the driver has closed its end of the socket; it never writes to it."""
         try:
             return self.control.recv(64) == b""
         except BlockingIOError:
@@ -219,7 +224,7 @@ class Supervisor:
         return self.held > 0
 
     def _reap(self) -> None:
-        """Takes note of children that have ended, orphans of the worker among them."""
+        """Notes children that have ended, including orphans of the worker."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 child, status = os.waitpid(-1, os.WNOHANG)
@@ -238,7 +243,7 @@ class Supervisor:
 
 
 def _prctl() -> Callable[[int, int], None]:
-    """The system call of that name, or nothing where there is none."""
+    """Returns the system call prctl, or a function that does nothing where it does not exist."""
     if not sys.platform.startswith("linux"):
         return lambda option, value: None
     try:
@@ -256,7 +261,7 @@ def _kill(process: int) -> None:
 
 
 def _end_descendants() -> None:
-    """Kills all that this process or a process of its has started, until nothing of it is left."""
+    """Kills all descendants of this process, until none is left."""
     until = time.monotonic() + KILL_SECONDS
     pause = 0.002
     while time.monotonic() < until:
@@ -272,7 +277,9 @@ def _end_descendants() -> None:
 
 
 def _open_process(process: int) -> int | None:
-    """A descriptor that can be read once the process has ended; None where the kernel has none."""
+    """Returns a descriptor that becomes readable when the process ends; None where the kernel has
+    none.
+    """
     try:
         return os.pidfd_open(process)
     except (AttributeError, OSError):
@@ -280,7 +287,9 @@ def _open_process(process: int) -> int | None:
 
 
 def _descendants(process: int) -> list[int]:
-    """Children of a process, their children, and so on; nothing where there is no /proc."""
+    """Returns the children of a process, their children, and so on; nothing where there is no
+    /proc.
+    """
     children = (
         _listed_children
         if os.path.exists(_children_file(os.getpid(), os.getpid()))
@@ -300,7 +309,7 @@ def _children_file(process: int, thread: int | str) -> str:
 
 
 def _listed_children(process: int) -> list[int]:
-    """As the kernel lists them."""
+    """Returns the children of a process as the kernel lists them."""
     try:
         threads = os.listdir(f"/proc/{process}/task")
     except OSError:
@@ -311,7 +320,9 @@ def _listed_children(process: int) -> list[int]:
 
 
 def _searched_children() -> Callable[[int], list[int]]:
-    """The same from all processes there are, for kernels that keep no such lists."""
+    """Returns a function that finds children by searching all processes, for kernels without such
+    lists.
+    """
     found: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -322,13 +333,13 @@ def _searched_children() -> Callable[[int], list[int]]:
 
 
 def _memory(process: int) -> int:
-    """Bytes that a process holds for itself."""
+    """Returns the bytes that only this process holds."""
     lines = _read(f"/proc/{process}/status").splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(_COUNTED))
 
 
 def _read(path: str) -> str:
-    """What a file of /proc says; nothing once its process has ended."""
+    """Returns the contents of a file in /proc; "" once its process has ended."""
     try:
         with open(path) as file:
             return file.read()

@@ -1,9 +1,9 @@
-"""What runs inside the isolated worker: the workload's operands, the oracle, the clocks; one config
-at a time.
+"""The code inside the isolated worker: it holds the workload's operands, the oracle and the timers,
+and measures one config at a time.
 
 `isolated.MeasureWorker`, on the driver's side, calls the functions here by name; they return plain
-values. Whatever a config does to this process costs that config alone: the driver starts another
-process.
+values. Whatever a config does to this process affects only that config, because the driver starts
+another process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..store.records import Gpu, Status, Workload
 from .serve import brief
 
 SCREEN_ROUNDS = 3
-SCREEN_IDLE = 0.01  # seconds before a screened turn
-SCREEN_US = 20_000.0  # of a screened turn, at most
-ONE_ROUND_BEYOND = 1.5  # times the best so far, beyond which one round is enough
+SCREEN_IDLE = 0.01  # idle seconds before a screening turn
+SCREEN_US = 20_000.0  # maximum duration of a screening turn
+ONE_ROUND_BEYOND = 1.5  # times the best so far; a slower config gets only one round
 Entry = tuple[TuneTarget, str]  # a kernel, and its config as text
 
 _bench: _WorkloadTimer | None = None
@@ -45,7 +45,7 @@ _bench: _WorkloadTimer | None = None
 
 @dataclass(frozen=True)
 class Screened:
-    """What came of a config; `lost`: this process is of no more use. Figures as in
+    """The result of screening a config. `lost`: this process is no longer usable. Figures are as in
     `records.Trial`.
     """
 
@@ -59,17 +59,18 @@ class Screened:
 
     @property
     def lost(self) -> bool:
-        """Whether what this worker holds can no longer be trusted."""
+        """Whether the state of this worker can no longer be trusted."""
         return self.status in ("wrong", "device lost")
 
 
 class _WorkloadTimer:
     """Checks and times configs at one workload on this process's device.
 
-    The calls of a batch, cuBLAS's too, take `weights` in turn: B alone where it may be in L2.
+    The calls of a batch, cuBLAS's too, use `weights` in turn; that is B alone where it may be in
+    L2.
 
-    Where an epilogue follows the product, torch's own calls that do the same are the base, and a
-    config is held to the exact oracle without it, then to the error bound of its steps.
+    Where an epilogue follows the product, torch's calls for the same work are the base, and a
+    config must pass the exact oracle without the epilogue, then the error bound with it.
     """
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
@@ -95,8 +96,8 @@ class _WorkloadTimer:
         self.cublas_us = us if workload.weights == "warm" else self._elapsed(self.base[1])
 
     def _weights(self) -> list[torch.Tensor]:
-        """B, or with cold weights the copies of it that L2 cannot hold together; the interpreter
-        has two.
+        """Returns B, or with cold weights as many copies of it as do not fit L2 together; the
+        interpreter uses two.
         """
         b = self.tensors[1]
         if self.workload.weights == "warm":
@@ -115,12 +116,12 @@ class _WorkloadTimer:
         return lambda b: torch.mm(a, b, out.dtype, out=out)
 
     def _rough(self, call: turn.WeightCall) -> float:
-        """About how many µs a call takes that has its weights in L2."""
+        """Measures roughly how many µs a call takes when its weights are in L2."""
         one = partial(call, self.weights[0])
         return turn.rough_us(one) if self.device == "cuda" else self._elapsed(turn.eager(one, 1))
 
     def _elapsed(self, batch: turn.Batch) -> float:
-        """µs a call of one batch."""
+        """Returns the µs per call of one batch."""
         if self.device == "cuda":
             return turn.elapsed_us(batch)
         start = time.perf_counter()
@@ -128,12 +129,12 @@ class _WorkloadTimer:
         return (time.perf_counter() - start) * 1e6 / batch.calls
 
     def _turn(self, call: turn.WeightCall, us: float) -> tuple[turn.Call, turn.Batch]:
-        """A warm call, and a batch of calls of about `us` µs.
+        """Returns a warm call, and a batch of calls of about `us` µs each.
 
-        Like calls for like: all of a workload in CUDA graphs, or none. A batch takes no more copies
-        of the weights than it has time for: where there are so many, they are small, and what else
-        such long calls read and write drives them out of L2. The warm call takes the weights that
-        are the last of a batch, not its first.
+        All calls of a workload run in CUDA graphs, or none do, so that times are comparable. A
+        batch uses no more copies of the weights than it has time for. Where there are many copies
+        they are small, and the other data of such long calls evicts them from L2. The warm call
+        uses the last weights of a batch, not the first.
         """
         weights = self.weights[: max(2, int(SCREEN_US / us))]
         warm = partial(call, weights[-1])
@@ -143,7 +144,9 @@ class _WorkloadTimer:
         return warm, cold.batch(call, weights, us, short=self.short, calls=calls)
 
     def prepare(self, entry: Entry) -> turn.WeightCall:
-        """Compiles or loads the kernel, and holds it to the oracle. Raises _UnusableConfig."""
+        """Compiles or loads the kernel, and checks it against the oracle. Raises
+        _UnusableConfig.
+        """
         target, text = entry
         module = target.load()
         config = from_text(module.Config, text)
@@ -180,7 +183,9 @@ class _WorkloadTimer:
     def rounds(
         self, entries: Sequence[Entry], count: int, idle: float
     ) -> tuple[dict[Entry | None, list[float]], dict[Entry | None, list[float]]]:
-        """µs a call, and MHz, of each entry and of cuBLAS (None), in turns."""
+        """Returns the µs per call, and the MHz, of each entry and of cuBLAS (None), measured in
+        turns.
+        """
         batches: dict[Entry | None, tuple[turn.Call, turn.Batch]] = {None: self.base}
         batches |= {entry: self.calls[entry] for entry in entries}
         if self.clock is not None:
@@ -199,7 +204,7 @@ class _WorkloadTimer:
 
 
 class _Fused:
-    """A workload's product with what follows it: the operands, torch's calls, and the kernel's."""
+    """A workload's product with its epilogue: the operands, torch's calls, and the kernel's."""
 
     def __init__(
         self, workload: Workload, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -255,19 +260,21 @@ class _UnusableConfig(Exception):
 
 
 def describe() -> Gpu:
-    """The GPU that this process sees."""
+    """Returns the GPU that this process sees."""
     return gpu.current()
 
 
 def open_bench(workload: Workload, on_gpu: bool) -> float:
-    """Makes the operands of a workload and forgets those before; returns cuBLAS's µs a call."""
+    """Makes the operands of a workload and drops the previous ones; returns cuBLAS's µs per
+    call.
+    """
     global _bench
     _bench = None
     if on_gpu:
         torch.cuda.empty_cache()
     try:
         _bench = _WorkloadTimer(workload, on_gpu)
-    except BaseException as error:  # may hold what cannot be sent
+    except BaseException as error:  # the exception may hold objects that cannot be sent
         raise NotOpen(brief(error)) from None
     return _bench.cublas_us
 
@@ -278,12 +285,14 @@ def load(target: TuneTarget) -> None:
 
 
 def screen(entry: Entry, best_us: float | None) -> Screened:
-    """Checks and times one config beside cuBLAS; `best_us`: of the best config so far."""
+    """Checks and times one config together with cuBLAS. `best_us` is the time of the best config so
+    far.
+    """
     return _guarded(lambda bench: bench.screen(entry, best_us))
 
 
 def enter(entry: Entry) -> Screened:
-    """Makes a config ready for `race`, checked again; without figures."""
+    """Makes a config ready for `race`, and checks it again; returns no figures."""
     return _guarded(_enter(entry))
 
 
@@ -298,7 +307,7 @@ def _enter(entry: Entry) -> Callable[[_WorkloadTimer], Screened]:
 
 
 def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-    """µs a call of cuBLAS and of each entry, by round, all taking turns under the burst
+    """Returns the µs per call of cuBLAS and of each entry, by round; all take turns under the burst
     protocol.
     """
     times, _ = _opened().rounds(entries, rounds, burst.IDLE_SECONDS)
@@ -306,14 +315,14 @@ def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[
 
 
 def forget(entries: Sequence[Entry]) -> None:
-    """Frees what was kept of configs that are out of the race: graphs hold memory."""
+    """Frees what was kept for configs that are out of the race, because graphs hold memory."""
     if _bench is not None:
         for entry in entries:
             _bench.calls.pop(entry, None)
 
 
 class NotOpen(Exception):
-    """This process has no operands: it is another one than that which was asked to make them."""
+    """This process has no operands, because it is not the one that was asked to make them."""
 
 
 def _opened() -> _WorkloadTimer:

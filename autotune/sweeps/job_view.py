@@ -1,5 +1,5 @@
-"""What one job sees of a store: trials that it is to measure anew are hidden from it, and its
-leases can be undone.
+"""A job's view of a store: it hides the trials that the job must measure again, and can release all
+leases of the job.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Protocol
 from ..store.leases import Claim
 from ..store.records import BestConfig, Facts, Status, Trial, Workload
 
-# The statuses of trials that `retry_failed` does not measure anew.
+# The statuses of trials that `retry_failed` does not measure again.
 SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")
 
-Identity = tuple[str, Workload, str, str, str]  # as `Trial.identity`
+Identity = tuple[str, Workload, str, str, str]  # as in `Trial.identity`
 
 
 class TrialStore(Protocol):
-    """What a job needs of a store. The arguments of `claim` and `release` are `records.Facts`."""
+    """The part of a store that a job needs. The arguments of `claim` and `release` are
+    `records.Facts`.
+    """
 
     def trials(self, *, workload: Workload) -> list[Trial]: ...
     def winners(self, *, workload: Workload) -> list[BestConfig]: ...
@@ -31,8 +33,9 @@ class TrialStore(Protocol):
 class JobView:
     """A store as one job sees it.
 
-    Without `resume` the job sees only its own trials; with `retry_failed` it sees all trials but
-    those that had failed before it began. Its results replace them. One thread may use a view.
+    Without `resume` the job sees only its own trials. With `retry_failed` it sees all trials except
+    those that had failed before it started. Its results replace hidden ones. Only one thread may
+    use a view.
     """
 
     def __init__(
@@ -64,11 +67,11 @@ class JobView:
         return self._store.winners(workload=workload)
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
-        """As `Store.claim`, of what this job sees."""
+        """Does what `Store.claim` does, for the trials that this job sees."""
         identity = _identity(facts)
         if identity in self._own:
             return Claim(known=self._own[identity])
-        # This is noted before the lease is taken: an interrupt may come between the two.
+        # Noted before the lease is taken, because an interrupt may come between the two.
         self._held[identity] = facts
         claim = self._store.claim(*facts, again=again or not self._resume)
         if claim.known is not None and self._is_hidden(claim.known):
@@ -82,8 +85,8 @@ class JobView:
     def _claim_hidden(self, *facts: *Facts) -> Claim:
         """Claims a config whose failure is hidden from this job.
 
-        Between the look at that failure and the grant of the lease, another driver may have
-        measured the config and given its lease back. So the trial is looked at once more while the
+        After the failure was read and before the lease was granted, another driver may have
+        measured the config and released its lease. The trial is therefore read again while the
         lease is held, when nobody else can replace it.
         """
         claim = self._store.claim(*facts, again=True)
@@ -97,17 +100,17 @@ class JobView:
         return claim
 
     def release(self, *facts: *Facts) -> None:
-        """Gives a lease back that was not used."""
+        """Releases a lease that was not used."""
         self._store.release(*facts)
         self._held.pop(_identity(facts), None)
 
     def release_all(self) -> None:
-        """Gives back what is still held."""
+        """Releases all leases that are still held."""
         for facts in list(self._held.values()):
             self.release(*facts)
 
     def worker_died(self) -> None:
-        """Gives back the leases of a worker that is gone, and notes its death with each."""
+        """Releases the leases of a worker that is gone, and notes its death with each."""
         self._deaths.update(list(self._held))
         self.release_all()
 

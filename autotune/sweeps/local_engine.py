@@ -1,4 +1,6 @@
-"""Sweeps on the GPUs of this machine: each GPU has a thread that takes workloads from one queue."""
+"""Sweeps on the GPUs of this machine. Each GPU has a thread, and all threads take workloads from
+one queue.
+"""
 
 import queue
 import threading
@@ -20,9 +22,9 @@ STOP_SECONDS = 10.0  # for an interrupted sweep to end
 def run(
     jobs: Sequence[Job], gpus: Sequence[str], store: Store, report: Report, options: SweepOptions
 ) -> Sweep:
-    """Tunes workloads on GPUs, as CUDA_VISIBLE_DEVICES names them, or on ["cpu"].
+    """Tunes workloads on GPUs, named as in CUDA_VISIBLE_DEVICES, or on ["cpu"].
 
-    All GPUs share the compiling processes. What a job raises ends the sweep, and is raised here.
+    All GPUs share the compile processes. An exception of a job ends the sweep, and is raised here.
     """
     return _Engine(jobs, gpus, store, report, options).run()
 
@@ -41,7 +43,7 @@ class _Engine:
         self.budget = Budget(options.budget, len(jobs), len(gpus))
         self.waiting = queue.SimpleQueue[Job]()
         self.found = Sweep()
-        self.lock = threading.Lock()  # of `found`
+        self.lock = threading.Lock()  # protects `found`
         self.stop = threading.Event()
         self.errors: list[BaseException] = []
         self.benches: list[MeasureWorker] = []
@@ -60,11 +62,11 @@ class _Engine:
         return self.found
 
     def _run_threads(self, compilers: Compilers | None) -> None:
-        """Has a thread for each GPU, and returns when all have ended.
+        """Runs a thread for each GPU, and returns when all have ended.
 
-        An event says that a thread has ended, not `Thread.join`: an interrupt within `join` marks a
-        thread as stopped that still runs (CPython's issue 90882). Nothing would wait for it then,
-        and its last result could come after all unsaved results have been exported.
+        Events report the end of threads, not `Thread.join`: an interrupt within `join` marks a
+        thread as stopped although it still runs (CPython issue 90882). Nothing would wait for that
+        thread then, and its last result could come after all unsaved results have been exported.
         """
         started: list[threading.Event] = []
         try:
@@ -76,7 +78,7 @@ class _Engine:
             for ended in started:
                 while not ended.wait(0.2):  # lets an interrupt through
                     pass
-        except BaseException:  # an interrupt: nothing may go on behind the caller's back
+        except BaseException:  # an interrupt: no thread may continue after this call
             self.stop.set()
             for bench in self.benches:
                 bench.cancel()
@@ -105,7 +107,8 @@ class _Engine:
                     except queue.Empty:
                         return
                     self._run_job(job, bench, gpu, compilers)
-            except BaseException as error:  # of this program, or of arguments that no kernel takes
+            # an error of this program, or of arguments that no kernel supports
+            except BaseException as error:
                 self.errors.append(error)
                 self.stop.set()
 
@@ -120,7 +123,7 @@ class _Engine:
             return
         budget = self.options.budget
         if compilers is not None and budget is not None:
-            # The first workload must not pay for the start of the compilers.
+            # The first workload must not be charged for the start of the compilers.
             compilers.await_one(job.targets[0], budget / 4)
         outcome = tune(
             replace(job, seconds=self.budget.share()),

@@ -116,7 +116,7 @@ class SweepKeywords(TypedDict, total=False):
 
 
 def options_with(given: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:
-    """Options with some of them changed. Raises TypeError for a keyword that is none of them."""
+    """Returns the options with some of them changed. Raises TypeError for an unknown keyword."""
     known = {field.name for field in fields(SweepOptions)}
     for name in keywords:
         if name not in known:
@@ -126,7 +126,9 @@ def options_with(given: SweepOptions | None, keywords: SweepKeywords) -> SweepOp
 
 
 def ranker_of(name: str) -> Ranker:
-    """Raises ValueError for an unknown name, ImportError where the library is missing."""
+    """Returns a ranker by its name. Raises ValueError for an unknown name, ImportError where the
+    library is missing.
+    """
     if name not in RANKERS:
         raise ValueError(f"ranker is {name!r}, expected one of {', '.join(RANKERS)}")
     if name == "model":

@@ -1,4 +1,4 @@
-"""What a sweep found, and what it may spend."""
+"""The results of a sweep, and its budget."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from ..measure.progress import Progress, Report
 from ..store.records import BestConfig, Workload
 from .tuner import Outcome
 
-LEAST_SECONDS = 5.0  # of a budget, for a workload
+LEAST_SECONDS = 5.0  # minimum budget of a workload
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ class Sweep:
 
 
 class Budget:
-    """Seconds for many workloads on several workers: each gets an even share of what is left."""
+    """The seconds for many workloads on several workers; each workload gets an equal share of what
+    is left.
+    """
 
     def __init__(self, seconds: float | None, workloads: int, workers: int) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds
@@ -92,7 +94,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def share(self) -> float | None:
-        """The seconds for the next workload; None where it may take as long as it needs."""
+        """Returns the seconds for the next workload; None where it may take as long as it needs."""
         with self._lock:
             turns = max(1, math.ceil(self._left / self._workers))
             self._left -= 1
@@ -102,7 +104,9 @@ class Budget:
 
 
 def one_at_a_time(report: Report) -> Report:
-    """A report that is called by one thread at a time, and not again after it raised."""
+    """Wraps a report so that only one thread calls it at a time, and never again after it
+    raised.
+    """
     lock, broken = threading.Lock(), threading.Event()
 
     def tell(progress: Progress) -> None:

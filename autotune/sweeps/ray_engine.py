@@ -1,5 +1,5 @@
-"""Sweeps on a Ray cluster: an actor for each GPU, a call of it for each workload, and the store
-with the driver.
+"""Sweeps on a Ray cluster: one actor per GPU, one call of it per workload, and the store with the
+driver.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Question:
-    """What a worker asks of the store: a method of `job_view.TrialStore` with its arguments."""
+    """A worker's question to the store: a method of `job_view.TrialStore` with its arguments."""
 
     method: str
     facts: tuple[Any, ...]
     arguments: dict[str, Any]
 
 
-# What a worker sends, in the order of events. A Trial and a Winner are for the store. The clocks of
-# a Progress count from its sending, because machines share no clock.
+# The messages of a worker, in the order of events. A Trial and a BestConfig are for the store. The
+# clocks of a Progress count from its sending, because machines share no clock.
 Message = Trial | BestConfig | Progress | Question | Outcome
 
 
@@ -56,16 +56,17 @@ def run(
     address: str | None = None,
     workers: int | None = None,
 ) -> Sweep:
-    """Tunes workloads on all GPUs of a cluster; where it has none, in the interpreter on its CPUs.
+    """Tunes workloads on all GPUs of a cluster; on a cluster without GPUs, in the interpreter on
+    its CPUs.
 
-    The cluster is the one that this process is connected to, or that at `address`, or else that of
-    RAY_ADDRESS, one on this machine, or one that is started and ended here. Its nodes need outblas
-    and the kernels' modules, but no common files. `workers` compile on each node, by default as
-    many as it carries, and its GPUs share them.
+    The cluster is the one that this process is connected to, or the one at `address`; otherwise the
+    one of RAY_ADDRESS, one on this machine, or one that is started and ended here. Its nodes need
+    outblas and the kernels' modules, but no shared files. On each node `workers` processes compile,
+    by default as many as the node can carry, and its GPUs share them.
 
-    A worker that dies costs nothing but time: its workload goes on with another, which tries the
-    config that it was at once more at the end, and leaves it unmeasured when that worker dies too.
-    A workload whose workers die again and again without a result is a failure.
+    The death of a worker costs only time. Its workload continues with another worker, which tries
+    the interrupted config once more at the end, and leaves it unmeasured if that worker dies too. A
+    workload whose workers die again and again without a result counts as failed.
 
     Raises ImportError without ray, ValueError or ConnectionError for an address where no cluster
     answers.
@@ -95,7 +96,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             address=address, include_dashboard=False, log_to_driver=False, logging_level="error"
         )
     except (OSError, RuntimeError, ValueError, SystemExit) as error:
-        # SystemExit: Ray ends a process that it cannot connect.
+        # SystemExit: Ray exits a process that it cannot connect.
         raise ConnectionError(_connection_message(address, error)) from error
     try:
         yield
@@ -104,7 +105,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def _connection_message(address: str | None, error: BaseException) -> str:
-    """Why there is no cluster, for people."""
+    """Returns a message for the user about why there is no cluster."""
     if address:
         message = f"no Ray cluster of this version answers at {address}"
     else:
@@ -115,9 +116,9 @@ def _connection_message(address: str | None, error: BaseException) -> str:
 
 
 def _check(address: str | None) -> None:
-    """Raises ValueError for what is no address, ConnectionError where no cluster answers.
+    """Raises ValueError for an invalid address, ConnectionError where no cluster answers.
 
-    Ray itself would try for minutes to reach what is not there.
+    Ray itself would try for minutes to reach an address where nothing answers.
     """
     if address in (None, "auto", "local"):
         return
@@ -129,7 +130,8 @@ def _check(address: str | None) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as there:
             there.settimeout(CONNECT_SECONDS)
-            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # how gRPC opens
+            # the start of a gRPC connection
+            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
             frame = there.recv(9)[3:4]
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
@@ -144,9 +146,9 @@ def _brief(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-# On a node.
+# Runs on a node.
 class Worker:
-    """The actor that has one GPU, a measuring process and compilers, which outlive a workload."""
+    """The actor of one GPU, with a measuring process and compilers that outlive a workload."""
 
     def __init__(self, on_gpu: bool, workers: int | None) -> None:
         import ray
@@ -161,7 +163,7 @@ class Worker:
         self._line = _DriverLine()
 
     def start(self) -> Gpu | str:
-        """The GPU, or why there is none to work with."""
+        """Returns the GPU, or why there is none."""
         try:
             self._gpu = self._bench.describe()
         except WorkerDied as death:
@@ -192,7 +194,7 @@ class Worker:
             outcome = tune(
                 job, self._gpu, self._bench, self._compilers, line, line.report, label=self._label
             )
-            # A ranker that was used, or a user's strategy, may not travel.
+            # The ranker that was used, or a user's strategy, may not be picklable.
             outcome.job = replace(job, ranker=by_model, strategy=ModelRanked())
             line.sent.put(outcome)
         except BaseException as error:
@@ -200,7 +202,7 @@ class Worker:
 
 
 class _DriverLine:
-    """The connection to the driver: a `job_view.TrialStore` whose store is there.
+    """The connection to the driver: a `job_view.TrialStore` whose store is on the driver.
 
     The driver holds the leases.
     """
@@ -219,7 +221,9 @@ class _DriverLine:
         return found
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
-        """Returns once the driver has taken the lease, and noted all that was added before."""
+        """Returns once the driver has taken the lease, and stored everything that was added
+        before.
+        """
         claim: Claim = self._ask("claim", *facts, again=again)
         return claim
 
@@ -234,7 +238,7 @@ class _DriverLine:
         self.sent.put(winner)
 
     def report(self, progress: Progress) -> None:
-        """Every change of stage, and in between a few snapshots a second."""
+        """Sends every change of stage, and a few snapshots per second in between."""
         now = time.monotonic()
         if progress.stage != self._stage or now - self._told >= PERIOD:
             self._told, self._stage = now, progress.stage
@@ -247,7 +251,7 @@ class _DriverLine:
 
 
 def _shifted(progress: Progress, seconds: float) -> Progress:
-    """A copy of a snapshot, on a clock that is so many seconds ahead."""
+    """Returns a copy of a snapshot on a clock that is `seconds` ahead."""
     deadline = None if progress.deadline is None else progress.deadline + seconds
     return replace(
         progress,
@@ -258,7 +262,9 @@ def _shifted(progress: Progress, seconds: float) -> Progress:
 
 
 def _compile_workers(workers: int | None) -> int:
-    """How many processes compile for one GPU of this node: its GPUs share those of the node."""
+    """Returns the number of compile processes for one GPU of this node, whose GPUs share those of
+    the node.
+    """
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -270,15 +276,15 @@ def _compile_workers(workers: int | None) -> int:
     return max(1, int(on_node / max(1.0, resources.get("GPU", 1.0))))
 
 
-# On the driver.
+# Runs on the driver.
 @dataclass(eq=False)
 class _Task:
-    """A job on its way.
+    """A job that has been handed out or is waiting.
 
     Attributes:
         view: the store as the job sees it, with the leases of the worker that has it.
         new: how many trials of a GPU were new to the store.
-        deaths: how many workers have died of it since the last trial.
+        deaths: how many workers died with it since the last trial.
         started: whether a worker has had it, and its share of the budget is fixed.
     """
 
@@ -294,7 +300,7 @@ class _Task:
 class _Hand:
     """An actor, from its start on. It has no GPU until it has started.
 
-    `attempts`: how many actors were started before it in its place, none of which came up.
+    `attempts`: how many actors were started in its place before and failed to start.
     """
 
     actor: Any
@@ -308,7 +314,7 @@ def _view(store: Store, job: Job) -> JobView:
 
 
 class _Driver:
-    """Hands out whole workloads to workers. It alone writes to the store."""
+    """Hands out whole workloads to workers. Only the driver writes to the store."""
 
     def __init__(
         self,
@@ -337,7 +343,7 @@ class _Driver:
         )
         self.arguments = on_gpu, workers
         self.budget = Budget(budget, len(jobs), self.hands)
-        self.last_seen = time.monotonic()  # when a worker was there
+        self.last_seen = time.monotonic()  # when a worker last existed
         self.end = None if budget is None else self.last_seen + budget
 
     def run(self) -> Sweep:
@@ -362,7 +368,7 @@ class _Driver:
         return self.found
 
     def _spawn(self, attempts: int = 0) -> None:
-        """Starts a worker. Its first message says which GPU it has."""
+        """Starts a worker. Its first message tells which GPU it has."""
         actor = self.actor.remote(*self.arguments)
         self.awaited[actor.start.remote()] = _Hand(actor, attempts)
 
@@ -371,7 +377,7 @@ class _Driver:
             self.ray.kill(hand.actor)
 
     def _on_message(self, source: Any, hand: _Hand) -> None:
-        """Takes the next message of a worker."""
+        """Processes the next message of a worker."""
         errors = self.ray.exceptions
         try:
             message: Message | Gpu | str = self.ray.get(
@@ -415,7 +421,7 @@ class _Driver:
         return getattr(task.view, question.method)(*question.facts, **question.arguments)
 
     def _hand_out(self, hand: _Hand) -> None:
-        """Gives a worker the next workload. Where there is none, the worker ends, and its GPU is
+        """Gives a worker the next workload. If there is none, the worker ends, and its GPU becomes
         free for others.
         """
         if not self.waiting:
@@ -427,12 +433,12 @@ class _Driver:
             seconds, task.started = self.budget.share(), True
             task.deadline = None if seconds is None else now + seconds
         left = None if task.deadline is None else max(LEAST_SECONDS, task.deadline - now)
-        # The view decides what is measured anew: the trials of a worker that died count as known.
+        # The view decides what is measured again; the trials of a worker that died count as known.
         job = replace(task.job, seconds=left, resume=True, retry_failed=False)
         self.awaited[hand.actor.tune.options(num_returns="streaming").remote(job)] = hand
 
     def _lost(self, hand: _Hand, reason: str) -> None:
-        """Puts the workload of a worker that is gone back into the queue, and starts another."""
+        """Puts the workload of a lost worker back into the queue, and starts another worker."""
         self._dismiss(hand)
         self.reason = reason
         task = hand.task
@@ -451,10 +457,10 @@ class _Driver:
             self._spawn()
 
     def _check_timeout(self) -> None:
-        """Gives up where no worker has been there for long, and none is to come.
+        """Gives up if no worker has existed for a long time, and none will come.
 
-        A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to
-        nothing may not.
+        A full cluster may keep a sweep waiting until its budget is spent; a cluster that lost all
+        its nodes may not.
         """
         now = time.monotonic()
         if any(hand.gpu for hand in self.awaited.values()):

@@ -1,9 +1,9 @@
-"""The screen of a workload: each config is measured once, by this driver or by another that shares
-the store.
+"""The screening of a workload: each config is measured once, by this driver or by another one that
+shares the store.
 
-A config is measured under a lease (`leases`), which an interrupt gives back. Where a process is
-killed from outside while it measures a config (SIGKILL of a worker, of a driver, a node that is
-lost), that says nothing about the config:
+A config is measured under a lease (`leases`), which an interrupt releases. A process that is killed
+from outside while it measures a config (SIGKILL of a worker or a driver, loss of a node) says
+nothing about the config:
 
     event                                        what becomes of the config
     ------------------------------------------   ----------------------------------------------
@@ -37,11 +37,11 @@ from ..store.leases import Claim
 from ..store.records import Facts, Gpu, Status, Trial, Workload, now
 from .job_view import JobView
 
-# Kills of the workers of one config in one sweep: at first, at once again, and at the end.
+# Kills of the workers of one config in one sweep: at the first try, its repetition, and at the end.
 MOST_KILLS = 3
 MOST_WORKER_DEATHS = 2  # on a cluster, of different workers
 MOST_MACHINE_LOSSES = 2
-POLL_SECONDS = 0.2  # between two looks at what others are measuring
+POLL_SECONDS = 0.2  # between two looks at what other drivers are measuring
 SAY_SECONDS = 1.0
 
 Built = Future[float]
@@ -49,8 +49,8 @@ Built = Future[float]
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A config of which nothing is known, because something else went wrong. The next sweep tries
-    it again.
+    """A config without a result, because something else went wrong. The next sweep tries it
+    again.
     """
 
     kernel: str
@@ -60,12 +60,12 @@ class Unmeasured:
 
 @dataclass(eq=False)
 class Attempt:
-    """A config on its way through the screen.
+    """The state of a config during screening.
 
     Attributes:
         built: its compile; None where nothing is compiled ahead.
         compiled_again: whether `built` is the second compile, after the first was killed.
-        kills: how often its worker was killed from outside, and `reason` of the last time.
+        kills: how often its worker was killed from outside; `reason` is that of the last time.
     """
 
     candidate: Candidate
@@ -82,8 +82,8 @@ class Screen:
         best_us: returns the best time so far.
         taken: is called with each trial, and with whether it was measured here.
         left_out: is called with each config that stays unmeasured.
-        waiting: is called with the number of configs that others have, now and then.
-        stopped: returns whether nobody wants the result any more.
+        waiting: is called now and then with the number of configs that others are measuring.
+        stopped: returns whether the result is no longer needed.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Screen:
         self._compiled_again: dict[Built, Built] = {}
 
     def run(self, queue: Iterable[tuple[Candidate, Built | None]], until: float | None) -> None:
-        """Measures the configs as they come, then those that were put off.
+        """Measures the configs as they come, then those that were postponed.
 
-        No config that was put off is begun after `until`, on the clock of `time.monotonic`. Raises
-        Down where no operands can be made, Cancelled where the sweep was interrupted.
+        No postponed config is started after `until`, on the clock of `time.monotonic`. Raises
+        WorkerDied where no operands can be made, Cancelled where the sweep was interrupted.
         """
         put_off: list[Attempt] = []
         for candidate, built in queue:
@@ -140,7 +140,7 @@ class Screen:
             self.waiting(0)
 
     def _settle(self, attempt: Attempt, *, at_end: bool) -> bool:
-        """Sees to it that a config has a trial, or is left unmeasured; False where it has to be
+        """Makes sure that a config gets a trial, or is left unmeasured; returns False if it must be
         tried later.
         """
         if attempt.built is not None and not attempt.built.done():
@@ -165,8 +165,8 @@ class Screen:
         return settled
 
     def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:
-        """The trial of a config whose lease is held, if it has one now, and whether the config is
-        settled.
+        """Returns the trial of a config whose lease is held, if it has one now, and whether the
+        config is settled.
         """
         if claim.machine_losses >= MOST_MACHINE_LOSSES:
             reason = f"the machine went down {claim.machine_losses} times while it was measured"
@@ -212,12 +212,12 @@ class Screen:
         return None, False
 
     def _measure(self, attempt: Attempt) -> Trial | None:
-        """Measures a config; None where the worker was killed from outside.
+        """Measures a config; returns None where the worker was killed from outside.
 
-        At the first attempt it is tried twice, later once.
+        The first attempt tries twice, later ones once.
         """
         for _ in range(1 if attempt.kills else 2):
-            self._open()  # what fails here is not the config's fault
+            self._open()  # an error here is not the config's fault
             try:
                 found = self.bench.screen(
                     self.workload,
@@ -234,7 +234,7 @@ class Screen:
         return None
 
     def _open(self) -> None:
-        """Makes the operands, anew where the worker is another. Raises WorkerDied."""
+        """Makes the operands, again if the worker is a new one. Raises WorkerDied."""
         for tries in range(1, MOST_KILLS + 1):
             try:
                 self.bench.open(self.workload)
@@ -269,13 +269,13 @@ class Screen:
         )
 
     def _facts(self, attempt: Attempt) -> Facts:
-        """What tells the trial of this config from others, as stores ask for it."""
+        """Returns the identity of this config's trial, in the form that stores take."""
         target, text = attempt.candidate.target, attempt.candidate.text
         return self.gpu, self.workload, target.name, target.fingerprint, text
 
 
 def say_waiting(progress: Progress, count: int) -> None:
-    """Says in the message of a progress how many configs others have."""
+    """Writes into the message of a progress how many configs others are measuring."""
     progress.message = (
         f"waiting for {count} configs that other sweeps measure or that are compiled again"
         if count

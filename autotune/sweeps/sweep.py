@@ -1,5 +1,5 @@
-"""Sweeps: many workloads over the GPUs of this machine, or of a cluster; a workload is
-never split.
+"""Sweeps: many workloads over the GPUs of this machine or of a cluster. Each workload is tuned on
+one GPU.
 """
 
 import contextlib
@@ -128,9 +128,7 @@ def _jobs(
 def _run(
     jobs: Sequence[Job], gpus: Sequence[str], store: Store, report: Report, options: SweepOptions
 ) -> Sweep:
-    """Runs jobs with the engine that was asked for, and sees to results that the store could not
-    take.
-    """
+    """Runs jobs with the requested engine, and exports results that the store could not take."""
     try:
         if options.engine == "ray":
             from . import ray_engine
@@ -159,13 +157,13 @@ def _run(
 
 
 def _rescue(store: Store) -> tuple[int, Path | None]:
-    """How many results are not in the store's file, even now, and the export that has them, if one
-    can be written.
+    """Returns how many results are still not in the store's file, and the export that has them, if
+    one can be written.
     """
     if not store.unsaved:
         return 0, None
     with contextlib.suppress(StoreError):
-        store.check_persistent()  # writes what waits, if there is room again
+        store.check_persistent()  # writes waiting results, if there is room again
     if not store.unsaved:
         return 0, None
     try:
@@ -176,7 +174,7 @@ def _rescue(store: Store) -> tuple[int, Path | None]:
 
 
 def lost_results(count: int, store: Path | None, rescued: Path | None) -> str:
-    """What a user is told of results that are not in the store's file."""
+    """Returns the message about results that are not in the store's file."""
     message = f"{count} results could not be written to {store}"
     if rescued is None:
         return f"{message}, nor anywhere else: they are lost"
@@ -184,8 +182,8 @@ def lost_results(count: int, store: Path | None, rescued: Path | None) -> str:
 
 
 def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:
-    """GPUs as CUDA_VISIBLE_DEVICES names them, or ["cpu"]. Raises ValueError for what is
-    not there.
+    """Returns GPUs, named as in CUDA_VISIBLE_DEVICES, or ["cpu"]. Raises ValueError for GPUs that
+    do not exist.
     """
     if gpus == "cpu":
         return ["cpu"]

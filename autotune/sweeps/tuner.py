@@ -1,5 +1,5 @@
-"""One workload on one GPU: compile ahead, measure each config once, then let the fastest take turns
-with each other.
+"""Tunes one workload on one GPU: compiles ahead, measures each config once, then lets the fastest
+configs take turns in the finals.
 """
 
 import statistics
@@ -24,26 +24,26 @@ from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload,
 from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
-SCREEN_SHARE = 0.75  # of the budget; the finals have the rest
+SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 
-# What tells a trial apart on one GPU: the kernel, its source, and the config as text.
+# Identifies a trial on one GPU: the kernel, its source, and the config as text.
 _Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to tune: kernels that compete, one workload, and how far to go.
+    """What to tune: competing kernels, one workload, and limits.
 
     Attributes:
         targets: the kernels.
         trials: how many configs of each kernel to measure, the first that `strategy` proposes;
-            None: all that are valid.
+            None: all valid ones.
         top_k: how many configs go to the finals.
-        seconds: for all of it; None: until it is done.
-        resume: whether results of the store count; without it all is measured anew.
+        seconds: the time for the whole job; None: no limit.
+        resume: whether results in the store count; otherwise everything is measured again.
         ranker: predicts times, for `strategy` and for pruning.
-        retry_failed: whether configs that have failed are measured anew.
-        strategy: which configs are measured, and in which order.
+        retry_failed: whether configs that have failed are measured again.
+        strategy: decides which configs are measured, and in which order.
     """
 
     targets: tuple[TuneTarget, ...]
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def subjects(self) -> tuple[TuneTarget, ...]:
-        """The older name of `targets`."""
+        """The former name of `targets`."""
         return self.targets
 
 
@@ -115,11 +115,11 @@ def tune(
     label: str = "",
     stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Runs a job. Every trial is in `store` as soon as it is over: whoever kills this loses the
-    one that runs.
+    """Runs a job. Every trial is in `store` as soon as it is finished, so killing this process
+    loses only the current one.
 
-    `stopped` says that the sweep was interrupted: Cancelled is raised where the job would wait for
-    others. StrategyError is raised for what the job's strategy does wrong.
+    `stopped` tells that the sweep was interrupted; Cancelled is raised where the job would
+    otherwise wait for other drivers. Raises StrategyError for errors of the job's strategy.
     """
     return _Tuning(job, gpu, bench, compilers, store, report, label, stopped).run()
 
@@ -145,7 +145,7 @@ class _Tuning:
         self.progress = Progress(job.workload, gpu=label or gpu.name, base=base)
         self.say: Callable[[], None] = lambda: report(self.progress)
         started = time.monotonic()
-        self.until: float | None = None  # when the screen ends
+        self.until: float | None = None  # when screening ends
         if job.seconds is not None:
             self.progress.deadline = started + job.seconds
             self.until = started + SCREEN_SHARE * job.seconds
@@ -186,7 +186,9 @@ class _Tuning:
 
     # Screening.
     def _measure_proposals(self) -> None:
-        """Measures what the strategy proposes, batch by batch, until it ends or the budget does."""
+        """Measures what the strategy proposes, batch by batch, until the strategy or the budget
+        ends.
+        """
         outcome, progress = self.outcome, self.progress
         seeds = self._candidates((won.kernel, won.config) for won in self._related_winners())
         proposals = batches(self.job.strategy, self.search, seeds)
@@ -218,14 +220,14 @@ class _Tuning:
         return self.until is not None and time.monotonic() > self.until
 
     def _stored_trials(self) -> dict[_Key, Trial]:
-        """The trials of this GPU that count as known."""
+        """Returns the trials of this GPU that count as known."""
         found = self.store.trials(workload=self.job.workload)
         return {(t.kernel, t.source, t.config): t for t in found if t.gpu == self.gpu}
 
     def _take_stored(
         self, batch: Sequence[Candidate], stored: dict[_Key, Trial]
     ) -> list[Candidate]:
-        """Takes the trials that are known of a batch, and returns the candidates without one."""
+        """Takes the known trials of a batch, and returns the candidates without one."""
         missing = []
         for candidate in batch:
             name = candidate.target.name
@@ -239,8 +241,8 @@ class _Tuning:
         return missing
 
     def _screen(self, missing: Sequence[Candidate]) -> None:
-        """Measures configs as their compiles end: the kernels' own first, which any other has to
-        beat, then the others in the strategy's order.
+        """Measures configs as their compiles finish: first the kernels' defaults, which every other
+        config has to beat, then the others in the strategy's order.
         """
         ordered = sorted(missing, key=lambda candidate: not candidate.own)
         queue = Ahead(ordered, self.compilers, self.job.workload, self.gpu.arch, self.until)
@@ -254,7 +256,7 @@ class _Tuning:
         self.progress.compiling = self.progress.compiled = 0
 
     def _take(self, trial: Trial, new: bool) -> None:
-        """Takes a trial of the screen, of this driver or of another."""
+        """Takes a trial of the screening, measured by this driver or by another."""
         self.outcome.new += new
         self.outcome.trials.append(trial)
         self.progress.screened += 1
@@ -271,7 +273,7 @@ class _Tuning:
         self.say()
 
     def _note(self, trial: Trial) -> None:
-        """Tells the strategy and the progress of a trial."""
+        """Reports a trial to the strategy and to the progress."""
         self.search.record(trial)
         if not trial.ok:
             self.progress.failures[trial.status] += 1
@@ -285,8 +287,8 @@ class _Tuning:
         return f"{kernel}[{config if candidate is None else brief(candidate.config)}]"
 
     def _decided(self) -> bool:
-        """Whether an earlier sweep has had the finals of these trials: its winners are then those
-        of this sweep.
+        """Returns whether an earlier sweep has run the finals of these trials, so that its winners
+        are those of this sweep.
         """
         if not self.job.resume or self.outcome.new:
             return False
@@ -304,13 +306,15 @@ class _Tuning:
         return True
 
     def _earlier_winners(self) -> list[BestConfig]:
-        """Winners of earlier sweeps on this GPU, of these kernels as they are."""
+        """Returns winners of earlier sweeps on this GPU, for these kernels with their current
+        source.
+        """
         return self._winners_at(self.job.workload)
 
     def _related_winners(self) -> list[BestConfig]:
-        """The same at the same product with the other state of its weights, and without its
-        epilogue: what is fast with warm weights is worth a try with cold ones, wherever the
-        strategy has it, and the other way.
+        """Returns winners for the same product with the other state of its weights, and without its
+        epilogue. A config that is fast with warm weights is worth trying with cold ones, and the
+        other way round, wherever the strategy ranks it.
         """
         workload = self.job.workload
         others = [replace(workload, weights=w) for w in WEIGHTS if w != workload.weights]
@@ -327,7 +331,7 @@ class _Tuning:
         ]
 
     def _screened(self) -> int:
-        """The number of configs that could be compiled, and were measured."""
+        """Returns the number of configs that could be compiled and were measured."""
         return sum(trial.status not in compiling.UNBUILT for trial in self.outcome.trials)
 
     # Finals.
@@ -342,11 +346,12 @@ class _Tuning:
             self._record_winners(race)
 
     def _finalists(self) -> list[Candidate]:
-        """The fastest candidates of the screen, the best of each kernel, earlier winners, and those
-        of the related workloads that are right here too.
+        """Returns the fastest candidates of the screening, the best of each kernel, earlier
+        winners, and winners of related workloads that are correct here too.
 
-        An earlier winner may have had an unlucky screen, or not have been proposed this time. It
-        takes part in either case, because the winner of these finals replaces it in the store.
+        An earlier winner may have had bad luck in the screening, or not have been proposed this
+        time. It takes part in any case, because the winner of these finals replaces it in the
+        store.
         """
         timed = [trial for trial in self.outcome.trials if trial.ok and trial.us is not None]
         timed.sort(key=lambda trial: trial.us or 0.0)
@@ -360,7 +365,7 @@ class _Tuning:
         return self._candidates(chosen)
 
     def _candidates(self, configs: Iterable[tuple[str, str]]) -> list[Candidate]:
-        """The candidates that these kernels and configs are here."""
+        """Returns the candidates for these kernels and configs."""
         found = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(configs))
         return [candidate for candidate in found if candidate is not None]
 
@@ -380,7 +385,7 @@ class _Tuning:
         order: Sequence[Candidate],
         finalists: tuple[Finalist, ...],
     ) -> BestConfig:
-        """The winner of one kernel, whose candidates are in `order`, the fastest first."""
+        """Returns the winner of one kernel, whose candidates are in `order`, the fastest first."""
         best, second = order[0], order[1] if len(order) > 1 else None
         lead = race.lead(best, second) if second is not None else None
         spread = race.against_base(best)
