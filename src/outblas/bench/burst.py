@@ -1,5 +1,5 @@
-"""The burst protocol: idle, one warm call, the timed calls; providers interleaved round by round,
-in balanced order.
+"""The burst protocol: idle time, one warm call, the timed calls. Providers are interleaved round by
+round, in balanced order.
 """
 
 import time
@@ -13,13 +13,13 @@ from .clock import Clock
 from .turn import Batch, Call
 
 IDLE_SECONDS = 0.05  # lets clocks and temperature recover between turns
-# how long the SMs are kept busy while the host, slow after its sleep, enqueues what follows
+# How long the SMs are kept busy while the host, which is slow after its sleep, enqueues the calls.
 ENQUEUE_US = 300.0
 
 
 @dataclass
 class Samples:
-    """µs a call and MHz, one entry a round."""
+    """µs per call and MHz, one entry per round."""
 
     us: list[float] = field(default_factory=list)
     mhz: list[float] = field(default_factory=list)
@@ -33,8 +33,8 @@ def run(
     idle: float = IDLE_SECONDS,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Samples]:
-    """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device, after
-    `idle` seconds.
+    """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device, each
+    after `idle` seconds.
     """
     samples = {name: Samples() for name in batches}
     for order in schedule.rounds(list(batches), rounds):
@@ -48,10 +48,10 @@ def run(
 
 
 def _turn(warm: Call, batch: Batch, clock: Clock, idle: float) -> tuple[float, float]:
-    """µs a call of the batch, and the clock from the warm call on.
+    """Returns the µs per call of the batch, and the clock from the warm call on.
 
-    A stamp between the two lets the SMs run dry: that cost cuBLAS 2.5% at N = 4096, and 10 µs of
-        spread.
+    A stamp between the two lets the SMs run out of work: that cost cuBLAS 2.5% at N = 4096, and 10
+    µs of spread.
     """
     torch.cuda.synchronize()
     time.sleep(idle)

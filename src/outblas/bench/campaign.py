@@ -1,5 +1,5 @@
-"""A campaign: every provider at every shape, checked first, then timed by one protocol; one record
-each.
+"""A campaign: every provider at every shape is checked first, then timed by one protocol, and gives
+one record.
 """
 
 import statistics
@@ -37,14 +37,15 @@ from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
 
 CHECK_SECONDS = 300
 OUT_OF_MEMORY = f"{REFUSED}the GPU has too little free memory"
-HOST_SHARE = 0.7  # of a call's time on the device, from which the device may wait for the host
+# fraction of a call's device time; if the host takes longer, the device may wait for it
+HOST_SHARE = 0.7
 ROUNDS = {"burst": 15, "cold": 15, "sustained": 3}
 
 
 @dataclass
 class _Entrant:
-    """The call at one shape of a provider that passed its check, about how many µs it takes on the
-    device, and how many of the host's when it is made eagerly.
+    """A provider's call at one shape that passed its check, with rough times in µs on the device
+    and, for an eager call, on the host.
     """
 
     call: Call
@@ -58,7 +59,7 @@ Found = dict[str, dict[str, Any]]  # the figures of each
 
 @dataclass(frozen=True)
 class Task:
-    """A product to time. `product`: "", or "dA" or "dB" for a gradient's."""
+    """A product to time. `product` is "", or "dA" or "dB" for a gradient."""
 
     shape: Shape
     layout: str
@@ -71,8 +72,9 @@ class Task:
 class Campaign:
     """Times providers against `torch.mm` on the current CUDA device.
 
-    The first provider is cuBLAS. `operation`: what is computed; the providers' own. `rounds`: by
-    mode, at least. What is being done is told to the listener of `core.progress`.
+    The first provider is cuBLAS. `operation` is what is computed, the same as that of the
+    providers. `rounds`: the minimum by mode. Progress is reported to the listener of
+    `core.progress`.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Campaign:
 
     @cached_property
     def copy_gbs(self) -> float:
-        """GB/s of a large copy on this device, measured when first asked for."""
+        """The GB/s of a large copy on this device, measured on first use."""
         progress.say("measuring the bandwidth of a copy")
         return cold.copy_gbs()
 
@@ -105,8 +107,8 @@ class Campaign:
         *,
         backward: bool = False,
     ) -> Iterator[Record]:
-        """Records as they come: all providers of one shape and layout, mode by mode. `backward`:
-        of the two products of each one's backward pass, instead.
+        """Yields records as they become available: all providers of one shape and layout, mode by
+        mode. With `backward`, yields those of the two products of each backward pass instead.
         """
         before = torch.get_float32_matmul_precision()
         precision = "high" if self.operation.dtype == "tf32" else "highest"
@@ -167,9 +169,10 @@ class Campaign:
         )
 
     def _enter(self, provider: Provider, task: Task, operands: Any) -> tuple[str, _Entrant | None]:
-        """What the oracle says, and the call on this task's operands if it passed.
+        """Returns the oracle's result, and the call on this task's operands if it passed.
 
-        Whatever a provider raises costs that provider this task, unless the device is lost with it.
+        An exception of a provider only skips this task for that provider, unless the device is
+        lost.
         """
         precision = self.operation.dtype
         case = Case(
@@ -180,8 +183,8 @@ class Campaign:
         )
         try:
             with watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
-                # Before the check: a provider that chooses among algorithms chooses for these
-                # operands, where they lie.
+                # Prepared before the check: a provider that chooses among algorithms must choose
+                # for these operands and their addresses.
                 call = provider.prepare(*operands)
                 fault = provider.fault(case)
                 if fault is not None:
@@ -202,7 +205,9 @@ class Campaign:
     def _figures(
         self, task: Task, label: str, samples: Mapping[str, burst.Samples]
     ) -> dict[str, Any]:
-        """Of one provider, from its times and those of the base in the same rounds."""
+        """Returns the figures of one provider, from its times and those of the base in the same
+        rounds.
+        """
         us, mhz = samples[label].us, samples[label].mhz
         spread = ratio(samples[BASE].us, us)
         best = ratio(samples[BEST].us, us).median if BEST in samples else None
@@ -239,13 +244,13 @@ class Campaign:
         }
 
     def _cold(self, task: Task, entrants: Entrants, b: torch.Tensor) -> Found:
-        """Bursts over copies of the weights."""
+        """Times bursts over copies of the weights."""
         short = _short(entrants)
         progress.say("cold: copying the weights")
         try:
             weights = cold.copies(b, self._device.l2_bytes)
             batches = {
-                # The warm call takes the copy that is the last of a batch, not its first.
+                # The warm call takes the last copy of a batch, not its first.
                 label: (
                     partial(e.call, weights[-1]),
                     cold.batch(e.call, weights, e.us, short=short),
@@ -266,8 +271,8 @@ class Campaign:
         return found
 
     def _apart(self, task: Task, entrants: Entrants, calls: int) -> dict[str, dict[str, float]]:
-        """Short calls once more, a foreign kernel before each, whose own time is subtracted round
-        by round.
+        """Times short calls once more, with a foreign kernel before each; its own time is
+        subtracted round by round.
         """
         alone = turn.graph_apart(None, calls)
         batches = {
@@ -282,7 +287,8 @@ class Campaign:
             label: [us - other for us, other in zip(sample.us, foreign, strict=True)]
             for label, sample in samples.items()
         }
-        # Of calls as short as the foreign kernel's scatter no difference is left to report.
+        # For calls whose time is below the scatter of the foreign kernel's, no difference can be
+        # reported.
         return {
             label: {"us_apart": statistics.median(us), "ratio_apart": ratio(times[BASE], us).median}
             for label, us in times.items()
@@ -318,7 +324,7 @@ class Campaign:
 
 
 def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[Task]:
-    """The products of a campaign, or those of their backward passes, each once."""
+    """Returns the products of a campaign, or those of their backward passes, without duplicates."""
     forward = [Task(shape, layout) for layout in layouts for shape in shapes]
     if not of_backward:
         return forward
@@ -327,7 +333,7 @@ def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) ->
 
 
 def _counter(text: str, total: int) -> Callable[[], None]:
-    """To be called after each round."""
+    """Returns a function to call after each round."""
     done = 0
 
     def say() -> None:
@@ -343,14 +349,14 @@ def _median_us(turns: Sequence[sustained.Turn]) -> float:
 
 
 def _short(entrants: Entrants) -> bool:
-    """Whether calls belong inside CUDA graphs: one of them is short, or takes the host about as
-    long as the device, which would then wait for it.
+    """Returns whether calls belong inside CUDA graphs: one of them is short, or takes the host
+    about as long as the device, which would then wait for the host.
     """
     return any(e.us < turn.SHORT_US or e.host_us > HOST_SHARE * e.us for e in entrants.values())
 
 
 def distinct(providers: Sequence[Provider]) -> list[Provider]:
-    """Providers under different names: `cublas` listed twice is timed twice, against itself."""
+    """Gives providers different names: `cublas` listed twice is timed twice, against itself."""
     found: dict[str, Provider] = {}
     for provider in providers:
         count = sum(

@@ -1,7 +1,7 @@
-"""The true SM clock: cycles that every SM counted between two points of a stream, over the
-nanoseconds between them.
+"""The true SM clock: the cycles that every SM counted between two points of a stream, divided by
+the nanoseconds between them.
 
-NVML's clock is sampled a few times a second and says nothing of a burst of a millisecond.
+NVML's clock is sampled a few times a second, which is too coarse for a burst of a millisecond.
 """
 
 import statistics
@@ -15,13 +15,17 @@ CTAS_PER_SM = 4  # enough that every SM stamps at least once
 
 @cache
 def _kernel() -> Any:
-    """Compiled when first used: importing outblas.bench needs no Triton."""
+    """Returns the kernel, compiled on first use, because importing outblas.bench must not need
+    Triton.
+    """
     import triton
     import triton.language as tl
 
     @triton.jit(do_not_specialize=["wait"])
     def outblas_clock_stamp(out, wait):  # type: ignore[no-untyped-def]
-        """Row i of out: the SM, its clock64 and globaltimer (ns), `wait` ns after the CTA began."""
+        """Writes to row i of out: the SM, its clock64 and globaltimer (ns), `wait` ns after the CTA
+        started.
+        """
         lane = tl.arange(0, 1)
         seed = tl.full((1,), 0, tl.int64)
         wait = seed + wait
@@ -61,8 +65,8 @@ def _kernel() -> Any:
 
 
 class Clock:
-    """Two stamps on the current device and stream; allocates once, so that nothing is allocated
-    while timing.
+    """Two stamps on the current device and stream. Memory is allocated once, so that nothing is
+    allocated while timing.
     """
 
     def __init__(self) -> None:
@@ -74,8 +78,8 @@ class Clock:
         torch.cuda.synchronize()
 
     def start(self, wait_us: float = 0.0) -> None:
-        """Stamps after keeping every SM busy for `wait_us`: time for the host to enqueue what is to
-        be timed.
+        """Stamps after keeping every SM busy for `wait_us`, so that the host has time to enqueue
+        the timed calls.
         """
         self._stamp(0, wait_us)
 
@@ -83,7 +87,7 @@ class Clock:
         self._stamp(1, 0.0)
 
     def mhz(self) -> float:
-        """The median clock of the SMs between the stamps, in MHz; waits for the device."""
+        """Returns the median clock of the SMs between the stamps, in MHz; waits for the device."""
         return mhz(*self._stamps.tolist())
 
     def _stamp(self, which: int, wait_us: float) -> None:
@@ -91,8 +95,8 @@ class Clock:
 
 
 def mhz(before: list[list[int]], after: list[list[int]]) -> float:
-    """From rows (SM, cycles, nanoseconds) of two stamps: each SM counts its own cycles, and the
-    median SM speaks.
+    """Returns the clock from rows (SM, cycles, nanoseconds) of two stamps: each SM counts its own
+    cycles, and the median over SMs is returned.
     """
     ends = {row[0]: row for row in after}
     return statistics.median(

@@ -1,8 +1,8 @@
-"""Cold weights: calls that find none of their weights in L2, as those of a model that decodes.
+"""Cold weights: calls that find none of their weights in L2, as in a model that decodes.
 
-A call that is repeated on the same weights reads them from L2 if they fit, and is then faster than
-the memory: 16×4096×4096 has weights of 33.6 MB. So the calls of a batch rotate over copies of the
-weights that L2 cannot hold together.
+A call that is repeated with the same weights reads them from L2 if they fit, and is then faster
+than memory allows: the weights of 16×4096×4096 have 33.6 MB. Therefore the calls of a batch rotate
+over copies of the weights that do not fit L2 together.
 """
 
 import math
@@ -17,22 +17,24 @@ from ..core.shapes import Shape
 from . import turn
 from .record import bytes_moved
 
-L2_TIMES = 2  # the copies' bytes, as a multiple of what L2 holds
-FEW_ROWS = 256  # up to them, a product is bound by its weights' bytes
+L2_TIMES = 2  # bytes of the copies, as a multiple of the capacity of L2
+FEW_ROWS = 256  # up to this many rows, a product is bound by the bytes of its weights
 COPY_BYTES = 1 << 30
 COPIES_TIMED = 4
 COPY_ROUNDS = 8
 
 
 def is_memory_bound(shape: Shape, operand_bytes: tuple[int, int], l2_bytes: int) -> bool:
-    """Whether a call is timed with cold weights too: it has few rows, or all that it reads and
-    writes fits twice into L2.
+    """Returns whether a call is also timed with cold weights: it has few rows, or everything that
+    it reads and writes fits twice into L2.
     """
     return shape[0] <= FEW_ROWS or 2 * bytes_moved(shape, *operand_bytes) <= l2_bytes
 
 
 def copies(b: torch.Tensor, l2_bytes: int) -> list[torch.Tensor]:
-    """b and copies of it that lie as it does, whose bytes are twice those of L2, two at least."""
+    """Returns b and copies with its layout, whose bytes together are twice those of L2; at least
+    two.
+    """
     count = max(2, math.ceil(L2_TIMES * l2_bytes / (b.numel() * b.element_size())))
     return [b, *(torch.empty_like(b).copy_(b) for _ in range(count - 1))]
 
@@ -45,11 +47,11 @@ def batch(
     short: bool,
     calls: int = turn.CALLS,
 ) -> turn.Batch:
-    """Calls of about `us` µs that take the weights in turn, each as often; `short`: inside a CUDA
-    graph, else `calls` of them at least.
+    """Returns a batch of calls of about `us` µs that use the weights in turn, each equally often.
+    `short`: inside a CUDA graph; otherwise at least `calls` of them.
     """
     one_each = [partial(call, each) for each in weights]
-    for one in one_each:  # a capture allows no planning, which other addresses may need
+    for one in one_each:  # a capture allows no planning, which other addresses may require
         one()
     rounds = math.ceil((turn.graph_calls(us) if short else calls) / len(one_each))
     made = turn.graph_of(one_each * rounds) if short else turn.eager_of(one_each * rounds)
@@ -57,8 +59,8 @@ def batch(
 
 
 def copy_gbs() -> float:
-    """GB/s that a copy of a gigabyte reads and writes on the current GPU, by the faster of the
-    driver's copy and a kernel: the bandwidth that a call can hope for.
+    """Returns the GB/s with which a copy of a gigabyte reads and writes on the current GPU, by the
+    faster of the driver's copy and a kernel. This is the bandwidth that a call can reach.
     """
     source = torch.ones(COPY_BYTES // 4, device="cuda")
     target = torch.empty_like(source)

@@ -1,4 +1,4 @@
-"""Two campaigns side by side: which ratios fell since the one that is kept."""
+"""Compares two campaigns: which ratios fell since the one that is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
 
-# What says that two records are of the same measurement. Older files lack the later names.
+# The fields by which two records belong to the same measurement. Older files lack the later names.
 _SAME = {
     "provider": "",
     "config": "",
@@ -28,7 +28,7 @@ Key = tuple[Any, ...]
 @dataclass(frozen=True)
 class Change:
     """One measurement in both campaigns. The ratios are to cuBLAS in the same rounds; `tolerance`
-    is how much two runs of one program may differ.
+    is how much two runs of the same program may differ.
     """
 
     key: Key
@@ -38,7 +38,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """For people: `outblas 4096 nt burst`."""
+        """The name in messages: `outblas 4096 nt burst`."""
         provider, config, shape, _, layout, mode, epilogue, invariant, product = self.key
         label = f"{provider}[{config}]" if config else provider
         size = str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
@@ -55,19 +55,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two reports have in common, and what only the earlier has, by name."""
+    """What two reports have in common, and the names that only the earlier one has."""
 
     changes: tuple[Change, ...]
     missing: tuple[str, ...]
 
     def of(self, verdict: str) -> list[Change]:
-        """The changes of a verdict, the greatest first."""
+        """Returns the changes with a verdict, the largest first."""
         chosen = [change for change in self.changes if change.verdict == verdict]
         return sorted(chosen, key=lambda change: -abs(change.after / change.before - 1))
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A report that `outblas bench --save` wrote. Raises ValueError for any other file."""
+    """Reads a report that `outblas bench --save` wrote. Raises ValueError for any other file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -78,11 +78,11 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
-    """Ratios that both reports have, each held against the earlier one.
+    """Compares the ratios that both reports have with the earlier values.
 
-    Two ratios differ if they do by more than a campaign's own tolerance and by more than half of
-    the spread of either, from the 10th to the 90th percentile of its rounds. Raises ValueError for
-    reports of different GPUs, whose ratios say nothing of each other.
+    Two ratios differ if their difference exceeds the campaign's own tolerance and half of the
+    spread of either, which is from the 10th to the 90th percentile of its rounds. Raises ValueError
+    for reports of different GPUs, whose ratios are not comparable.
     """
     gpus = [report.get("environment", {}).get("gpu") for report in (before, after)]
     if gpus[0] != gpus[1]:

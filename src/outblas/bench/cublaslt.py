@@ -1,9 +1,9 @@
-"""cuBLASLt's alternatives: asks its heuristic for many algorithms and keeps the fastest, through
-the C library.
+"""The alternatives of cuBLASLt: requests many algorithms from its heuristic and keeps the fastest,
+through the C library.
 
-torch.mm runs the first algorithm that cuBLASLt's heuristic names. This asks for more of them, so
-that a claim to outrun cuBLAS does not rest on the heuristic's mistakes. The library is the one
-torch has loaded, called by ctypes.
+torch.mm runs the first algorithm that cuBLASLt's heuristic returns. This module requests more of
+them, so that a claim to outrun cuBLAS does not rest on mistakes of the heuristic. The library is
+the one that torch has loaded, called through ctypes.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class _Heuristic(ctypes.Structure):
 
 
 class CublasLtError(RuntimeError):
-    """cuBLASLt could not be reached, or refused."""
+    """cuBLASLt could not be loaded, or returned an error."""
 
 
 @cache
@@ -61,7 +61,9 @@ def _library() -> Any:
 
 
 def version() -> int:
-    """The library's version, 130100 for 13.1.0. Raises CublasLtError where it cannot be reached."""
+    """Returns the library's version, 130100 for 13.1.0. Raises CublasLtError where it cannot be
+    loaded.
+    """
     return int(_library().cublasLtGetVersion())
 
 
@@ -80,7 +82,7 @@ def _call(function: str, *arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class _Matmul:
-    """One product as cuBLASLt sees it: out's transpose, column-major, so B comes first."""
+    """One product in cuBLASLt's terms: out's transpose, column-major, so B comes first."""
 
     operation: ctypes.c_void_p
     first: ctypes.c_void_p
@@ -115,10 +117,10 @@ class _Matmul:
 
 
 def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., None]:
-    """The fastest of cuBLASLt's algorithms for out[M, N] = a[M, K] @ b[K, N], timed here, as a call
-    without arguments, or with other weights of b's shape and strides in its place.
+    """Returns the fastest of cuBLASLt's algorithms for out[M, N] = a[M, K] @ b[K, N], timed here,
+    as a call without arguments, or with other weights of b's shape and strides.
 
-    Operands may be stored either way, out by rows. Raises CublasLtError if none runs.
+    Operands may be stored either way, out by rows. Raises CublasLtError if no algorithm runs.
     """
     matmul = _describe(a, b, out)
     chosen = _fastest(_key(a, b, out), matmul, a, b, out)
@@ -139,7 +141,7 @@ def _key(*tensors: torch.Tensor) -> tuple[Any, ...]:
 def _fastest(
     key: tuple[Any, ...], matmul: _Matmul, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> _Algo:
-    """Chosen once a problem, so that the algorithm that was checked is the one that is timed."""
+    """Chooses once per problem, so that the checked algorithm is the one that is timed."""
     if key not in _chosen:
         runnable = [
             algo for algo in _algorithms(matmul, a.device.index) if matmul.run(algo, a, b, out) == 0
@@ -153,8 +155,8 @@ def _fastest(
 
 
 def _winner(calls: list[turn.Call]) -> int:
-    """The fastest by the burst protocol of the first and of those that are fastest back to back;
-    the first on a tie.
+    """Returns the fastest by the burst protocol among the first algorithm and those that are
+    fastest back to back; the first one on a tie.
     """
     short = min(map(turn.rough_us, calls)) < turn.SHORT_US
     batches = [turn.graph(call, SCREEN_CALLS) if short else turn.eager(call) for call in calls]
@@ -221,8 +223,8 @@ def _describe(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> _Matmul:
 
 
 def _layout(t: torch.Tensor, rows: int, columns: int) -> tuple[ctypes.c_void_p, bool]:
-    """The column-major rows×columns matrix that t's transpose is, or its transpose where t is
-    stored transposed.
+    """Returns the column-major rows×columns matrix that t's transpose is, or its transpose where t
+    is stored transposed.
     """
     transposed = t.stride(1) != 1
     if transposed:

@@ -1,4 +1,4 @@
-"""Where figures were measured: every result file carries this."""
+"""Where figures were measured; every result file contains this."""
 
 import datetime
 import platform
@@ -12,7 +12,7 @@ from .power import EnergyMeter
 
 
 def driver() -> str | None:
-    """Version of the NVIDIA driver, None without one."""
+    """Returns the version of the NVIDIA driver; None without one."""
     import pynvml
 
     try:
@@ -23,7 +23,7 @@ def driver() -> str | None:
 
 
 def power_limit() -> float | None:
-    """The power limit of the current GPU, in watts; None without a counter of energy."""
+    """Returns the power limit of the current GPU, in watts; None without an energy counter."""
     try:
         return EnergyMeter().power_limit()
     except RuntimeError:
@@ -31,7 +31,7 @@ def power_limit() -> float | None:
 
 
 def environment() -> dict[str, Any]:
-    """GPU with its power limit, driver, versions and date, as JSON-able values."""
+    """Returns the GPU with its power limit, driver, versions and date, as JSON values."""
     versions = {status.name: status.installed for status in requirements.statuses()}
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

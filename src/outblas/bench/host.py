@@ -1,8 +1,9 @@
-"""What the host side of outblas costs beside torch's: figures, how they spread, and whether they
+"""The cost of outblas's host side relative to torch's: figures, their spread, and whether they
 rose.
 
-A time on a busy machine says little. Each figure is a ratio of CPU times that were taken in turns
-in one run: of what outblas does, and of what torch or Python does in its place.
+A time on a busy machine says little. Each figure is therefore a ratio of CPU times that were
+measured in turns in one run: the time of outblas divided by that of torch or Python for the same
+purpose.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any, Literal
 from ..core.ownership import shown
 from .statistics import Ratio, ratio
 
-# A ratio that rose by less than this has not risen, however narrow its spread was.
+# A ratio that rose by less than this counts as unchanged, however narrow its spread was.
 TOLERANCE = 0.05
-# The same of two trees that are measured in turns.
+# The same for two trees that are measured in turns.
 TOLERANCE_IN_TURNS = 0.03
-# Ratios to torch are of one machine and one torch: where these differ, nothing is compared.
+# Ratios to torch depend on the machine and on torch: where these differ, nothing is compared.
 SAME = ("cpu", "python", "torch")
 
 Verdict = Literal["rose", "fell", "as recorded", "new", "not judged", "slower", "faster", "tied"]
@@ -30,7 +31,7 @@ WORSE = ("rose", "slower")
 
 @dataclass(frozen=True)
 class Timing:
-    """One sample of a figure: microseconds of CPU time, of outblas and of the reference."""
+    """One sample of a figure: microseconds of CPU time of outblas and of the reference."""
 
     us: float
     reference_us: float
@@ -68,12 +69,12 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A figure beside what was recorded, or beside another tree.
+    """A figure compared with a recorded one, or with another tree.
 
     Attributes:
         name: of the figure.
         verdict: whether it changed.
-        other: the recorded ratio, or this tree's over the other's; None where there is none.
+        other: the recorded ratio, or this tree's divided by the other's; None where there is none.
         low: the 10th percentile of that, and `high` the 90th.
     """
 
@@ -93,7 +94,7 @@ class Record:
 
 
 def summarize(name: str, reference: str, samples: Sequence[Timing]) -> Figure:
-    """The figure that samples make. Raises ValueError for fewer than two."""
+    """Returns the figure that samples make. Raises ValueError for fewer than two."""
     ours, theirs = [each.us for each in samples], [each.reference_us for each in samples]
     spread = ratio(ours, theirs)
     return Figure(
@@ -112,7 +113,7 @@ def summarize(name: str, reference: str, samples: Sequence[Timing]) -> Figure:
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """The JSON that `read` reads."""
+    """Returns the JSON that `read` reads."""
     return {
         "environment": record.environment,
         "figures": [asdict(figure) for figure in record.figures.values()],
@@ -120,7 +121,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def read(path: Path) -> Record:
-    """The record in a file. Raises ValueError where there is none that can be read."""
+    """Reads the record in a file. Raises ValueError where there is no readable one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -138,7 +139,9 @@ def read(path: Path) -> Record:
 
 
 def _figure(found: Mapping[str, Any]) -> Figure:
-    """Raises KeyError for a missing field, TypeError for one of another type."""
+    """Parses a figure. Raises KeyError for a missing field, TypeError for a field of another
+    type.
+    """
     values = {}
     for field in fields(Figure):
         value = values[field.name] = found[field.name]
@@ -149,7 +152,7 @@ def _figure(found: Mapping[str, Any]) -> Figure:
 
 
 def incomparable(now: Record, recorded: Record) -> str | None:
-    """Why the figures of two runs say nothing of each other, or None."""
+    """Returns why the figures of two runs are not comparable, or None."""
     for name in SAME:
         here, there = (_release(name, record.environment) for record in (now, recorded))
         if here != there:
@@ -158,13 +161,17 @@ def incomparable(now: Record, recorded: Record) -> str | None:
 
 
 def _release(name: str, environment: Mapping[str, Any]) -> str:
-    """A version without its last number, which changes no ratio much; the CPU as it is."""
+    """Returns a version without its last number, which hardly changes ratios; a CPU is returned
+    unchanged.
+    """
     value = str(environment.get(name))
     return value if name == "cpu" else ".".join(value.split(".")[:2])
 
 
 def beside_record(now: Record, recorded: Record, foreign: Container[str] = ()) -> list[Comparison]:
-    """Each figure beside the recorded one. `foreign` ones are not ours, and are not judged."""
+    """Compares each figure with the recorded one. `foreign` figures are not those of outblas, and
+    are not judged.
+    """
     rows = []
     for name, figure in now.figures.items():
         before = recorded.figures.get(name)
@@ -181,7 +188,9 @@ def beside_record(now: Record, recorded: Record, foreign: Container[str] = ()) -
 
 
 def verdict(now: Figure, recorded: Figure | None) -> Verdict:
-    """Whether a ratio left its recorded spread: with 95% confidence, and by the tolerance."""
+    """Returns whether a ratio left its recorded spread, with 95% confidence and beyond the
+    tolerance.
+    """
     if recorded is None or recorded.reference != now.reference:
         return "new"
     if now.sure_low > recorded.high and now.ratio > recorded.ratio * (1 + TOLERANCE):
@@ -192,9 +201,10 @@ def verdict(now: Figure, recorded: Figure | None) -> Verdict:
 
 
 def beside_tree(ours: Timings, others: Timings, foreign: Container[str] = ()) -> list[Comparison]:
-    """Each figure's ratio over that of another tree, sample by sample, which were taken in turns.
+    """Compares each figure's ratio with that of another tree, sample by sample; the samples were
+    taken in turns.
 
-    Raises ValueError unless both have as many samples of a figure, two at least.
+    Raises ValueError unless both have the same number of samples of a figure, at least two.
     """
     rows = []
     for name, timings in ours.items():

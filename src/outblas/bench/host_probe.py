@@ -1,8 +1,9 @@
-"""The program that times the host side of one tree of outblas, in a process of its own.
+"""The program that times the host side of one tree of outblas, in a separate process.
 
 `host_turns` runs it by its path, with the tree on PYTHONPATH, so that the same program measures
-this tree and another. It names the tree's modules through importlib, and imports neither torch nor
-outblas at its top. Times are CPU times, so that other processes weigh less.
+this tree and another one. It imports the tree's modules through importlib, and imports neither
+torch nor outblas at the top level. Times are CPU times, so that other processes have less
+influence.
 """
 
 import gc
@@ -15,20 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Of a figure: the name of the reference, µs of outblas, µs of the reference.
+# For each figure: the name of the reference, µs of outblas, µs of the reference.
 Found = dict[str, tuple[str, float, float]]
 Pair = tuple[Callable[[], object], str, Callable[[], object]]
 
-SIZE = 8  # of the matrices, so that torch's own product takes less time than its call
-CALLS = 100  # a round
+SIZE = 8  # matrices so small that torch's product takes less time than its call
+CALLS = 100  # per round
 FIRST_CALLS = 60  # shapes that are called for the first time
 TRIALS, WINNERS = 2000, 200  # in the store
-NEAR_SHAPES = 20  # that are looked up and were not tuned
+NEAR_SHAPES = 20  # shapes that are looked up without having been tuned
 GRID = 64  # rows and columns of tiles
 
 
 def imports() -> Found:
-    """What imports cost: of outblas, beside torch, which it needs."""
+    """Measures the import of outblas relative to that of torch, which it needs."""
     begun = time.process_time_ns()
     importlib.import_module("torch")
     half = time.process_time_ns()
@@ -39,16 +40,14 @@ def imports() -> Found:
 
 # ---- calls
 def launch_nothing() -> None:
-    """Has the products of CPU tensors planned as a kernel's are, with a launch that does
-    nothing.
-    """
+    """Makes CPU products be planned like those of a kernel, with a launch that does nothing."""
     launcher: Any = importlib.import_module("outblas.runtime.launcher")
     launcher.no_kernel_reason = lambda problem: None
     launcher.best_launcher = lambda *_, **__: lambda *_: None
 
 
 def calls(rounds: str) -> Found:
-    """What calls cost the host, the kernels left out: the warm, the first and the second."""
+    """Measures the host time of calls without kernels: warm, first and second calls."""
     launch_nothing()
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(1)
@@ -56,7 +55,7 @@ def calls(rounds: str) -> Found:
 
 
 def warm_calls(rounds: int) -> Found:
-    """Calls whose kinds were called before; the least time of a round of each."""
+    """Measures calls that were made before; takes the minimum time per round of each."""
     pairs = call_pairs()
     functions = [function for ours, _, theirs in pairs.values() for function in (ours, theirs)]
     for function in functions:
@@ -77,7 +76,7 @@ def warm_calls(rounds: int) -> Found:
 
 
 def call_pairs() -> dict[str, Pair]:
-    """Our calls and torch's own."""
+    """Returns outblas's calls with torch's equivalents."""
     torch: Any = importlib.import_module("torch")
     outblas: Any = importlib.import_module("outblas")
     a, b, c, out, theirs = (torch.randn(SIZE, SIZE) for _ in range(5))
@@ -109,14 +108,18 @@ def call_pairs() -> dict[str, Pair]:
 
 
 def learning(layer: Any) -> Callable[[], object]:
-    """A step through the layer and back, with gradients of its input, weight and bias."""
+    """Returns a forward and backward step through the layer, with gradients of its input, weight
+    and bias.
+    """
     torch: Any = importlib.import_module("torch")
     x, grad = torch.randn(SIZE, SIZE, requires_grad=True), torch.randn(SIZE, SIZE)
     return lambda: layer(x).backward(grad)
 
 
 def first_calls() -> Found:
-    """The first call of a shape, which plans it, and the second; medians over shapes."""
+    """Measures the first call of a shape, which plans it, and the second one; medians over
+    shapes.
+    """
     torch: Any = importlib.import_module("torch")
     outblas: Any = importlib.import_module("outblas")
     times: dict[str, list[float]] = {name: [] for name in ("first", "second", "torch")}
@@ -136,7 +139,7 @@ def first_calls() -> Found:
 
 # ---- lookups
 def fill(path: str) -> None:
-    """Makes the store that `lookup` reads, with winners for many shapes of an H100."""
+    """Creates the store that `lookup` reads, with winners for many shapes of an H100."""
     records: Any = importlib.import_module("outblas.autotune.store.records")
     store: Any = importlib.import_module("outblas.autotune.store.store")
     shared = {"gpu": h100(), "kernel": "portable", "source": "of bench-host"}
@@ -160,7 +163,7 @@ def shape(i: int) -> tuple[int, int, int]:
 
 
 def config(i: int) -> str:
-    """A config of the portable kernel as text, one for each number."""
+    """Returns a config of the portable kernel as text, a different one for each number."""
     configs: Any = importlib.import_module("outblas.core.configs")
     portable: Any = importlib.import_module("outblas.kernels.portable_config")
     return str(configs.to_text(portable.PortableConfig(group_m=i + 1)))
@@ -172,13 +175,13 @@ def h100() -> Any:
 
 
 def lookup(path: str, import_us: str) -> Found:
-    """What it costs to look a shape up: first in a process, one that was tuned, one that was
-    not.
+    """Measures the lookup of a shape: the first in a process, a tuned one, and one that is not
+    tuned.
     """
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(1)
     begun = time.process_time_ns()
-    importlib.import_module("outblas.autotune.automatic")  # what the runtime asks
+    importlib.import_module("outblas.autotune.automatic")  # the module that the runtime asks
     lookup: Any = importlib.import_module("outblas.autotune.lookup")
     records: Any = importlib.import_module("outblas.autotune.store.records")
     known = lookup.TuningIndex(h100(), Path(path))
@@ -205,7 +208,9 @@ def lookup(path: str, import_us: str) -> Found:
 
 # ---- what sweeps and reports compute
 def models(import_us: str) -> Found:
-    """The plan of a sweep, an order of tiles, and the model of L2 under it; the least of three."""
+    """Measures the plan of a sweep, an order of tiles, and the model of L2 for it; the minimum of
+    three.
+    """
     prune: Any = importlib.import_module("outblas.autotune.search.prune")
     target: Any = importlib.import_module("outblas.autotune.search.target")
     records: Any = importlib.import_module("outblas.autotune.store.records")
@@ -227,7 +232,7 @@ def models(import_us: str) -> Found:
 
 
 def timed(function: Callable[[], object], count: int) -> float:
-    """µs of CPU time of a call."""
+    """Returns the µs of CPU time per call."""
     begun = time.process_time_ns()
     for _ in range(count):
         function()

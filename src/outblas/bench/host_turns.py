@@ -25,18 +25,18 @@ from .host import Figure, Timing
 
 PROBE = Path(__file__).with_name("host_probe.py")
 LEAST_ROUNDS = 3
-PROCESS_SECONDS = 120  # after which a process hangs
-WARM_ROUNDS = 40  # of warm calls in a process
+PROCESS_SECONDS = 120  # after which a process counts as hanging
+WARM_ROUNDS = 40  # of warm calls per process
 
 PASS = "python -c pass"
 IMPORT_TORCH = "python -c 'import torch'"
 COMMANDS = (("--help",), ("list",), ("cache", "ls"))
-# Its ratio says what the machine and torch are like, and is none of ours.
+# Its ratio characterises the machine and torch, not outblas.
 FOREIGN = (IMPORT_TORCH,)
 
 
 class ProbeError(Exception):
-    """A process that measures has failed, in words."""
+    """A measuring process failed; the message explains why."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Tree:
     """A tree of outblas that processes import.
 
     Attributes:
-        name: what people call it.
-        path: the folder that holds the package, for PYTHONPATH; None for the installed package.
+        name: its name in messages.
+        path: the folder that contains the package, for PYTHONPATH; None for the installed package.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Tree:
 
 @dataclass
 class Samples:
-    """What was measured of one tree: the samples of each figure, and its reference; and why some
-    figures are lacking.
+    """The measurements of one tree: the samples of each figure and its reference, and why some
+    figures are missing.
     """
 
     references: dict[str, str] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Samples:
 
 
 def linked(root: Path, into: Path) -> Path:
-    """A folder that holds the package of a checkout as it is installed, made of links.
+    """Returns a folder of links that contains the package of a checkout as if it were installed.
 
-    A root that holds the package itself is returned as it is. Raises ValueError for a folder that
-    is neither.
+    A root that contains the package itself is returned unchanged. Raises ValueError for any other
+    folder.
     """
     if (root / "outblas" / "__init__.py").exists():
         return root
@@ -103,16 +103,16 @@ def linked(root: Path, into: Path) -> Path:
 
 
 def this_root() -> Path:
-    """The checkout that this module belongs to, or the folder that holds the package."""
+    """Returns the checkout that this module belongs to, or the folder that contains the package."""
     here = Path(__file__).resolve().parents[2]
     return here.parent if (here.parent / "pyproject.toml").exists() else here
 
 
 @contextmanager
 def trees(against: Path | None) -> Iterator[list[Tree]]:
-    """This tree, and the other one if there is one: both are imported in the same way then.
+    """Yields this tree, and the other one if given; both are then imported in the same way.
 
-    Raises ValueError where `against` holds no outblas.
+    Raises ValueError where `against` contains no outblas.
     """
     if against is None:
         yield [Tree("this tree")]
@@ -132,10 +132,10 @@ def measure(
     rounds: int | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> list[Samples]:
-    """Measures each tree once a round, in turns, for about so many seconds, or so many rounds.
+    """Measures each tree once per round, in turns, for about `seconds`, or for a number of rounds.
 
-    The first round is for disks and byte code, and is not counted. Raises ProbeError where this
-    tree, the first, cannot be measured; another may lack some of the figures.
+    The first round warms up disks and byte code, and is not counted. Raises ProbeError where this
+    tree, the first one, cannot be measured; another one may lack some of the figures.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -157,19 +157,19 @@ def measure(
 
 
 class _Runner:
-    """Runs the processes that measure one tree, with a cache directory of their own."""
+    """Runs the processes that measure one tree, with a separate cache directory."""
 
     def __init__(self, tree: Tree, folder: Path) -> None:
         folder.mkdir()
         self.tree = tree
         self.samples = Samples()
-        # What the probe measures: the kinds of figures, and what it is told.
+        # The kinds of figures that the probe measures, and its arguments.
         self._kinds: dict[str, tuple[str, ...]] = {
             "calls": (str(WARM_ROUNDS),),
             "lookup": (str(folder / "tuning.sqlite"),),
             "models": (),
         }
-        # Byte code must be kept: without it every start compiles its imports.
+        # Byte code must be kept, or every start would compile its imports.
         left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "TRITON_INTERPRET")
         self._environment = {
             name: value
@@ -180,9 +180,7 @@ class _Runner:
             self._environment["PYTHONPATH"] = str(tree.path)
 
     def warm_up(self, *, may_lack: bool) -> None:
-        """Leaves out the kinds of figures that an older tree is not made for, if it may lack
-        any.
-        """
+        """Leaves out the kinds of figures that an older tree cannot provide, if it may lack any."""
         for command in COMMANDS:
             self._start(*_command(command))
         for kind, given in list(self._kinds.items()):
@@ -208,13 +206,15 @@ class _Runner:
                 self.samples.add(name, reference, Timing(*times))
 
     def _start(self, *arguments: str) -> float:
-        """µs of CPU time of a process of Python from its start to its end."""
+        """Returns the µs of CPU time of a Python process from its start to its end."""
         before = _children_us()
         self._python(*arguments)
         return _children_us() - before
 
     def _probe(self, kind: str, *given: str) -> dict[str, Any]:
-        """The figures that the probe prints. Raises ProbeError if it measured another tree."""
+        """Returns the figures that the probe prints. Raises ProbeError if it measured another
+        tree.
+        """
         found = json.loads(self._python(str(PROBE), kind, *given))
         if self.tree.path is not None:
             inside = self.tree.path / "outblas"
@@ -227,7 +227,9 @@ class _Runner:
         return figures
 
     def _python(self, *arguments: str) -> str:
-        """What a process prints. `-P`: it imports nothing from beside the probe, or from here."""
+        """Returns the output of a process. `-P`: it imports nothing from the probe's folder or the
+        current one.
+        """
         command = [sys.executable, "-P", *arguments]
         try:
             done = subprocess.run(
@@ -248,7 +250,7 @@ class _Runner:
         return done.stdout
 
 
-# As the installed script starts the command line; older trees have no `_outblas_command`.
+# Starts the command line like the installed script; older trees have no `_outblas_command`.
 _START = """
 try:
     from _outblas_command import main
@@ -263,13 +265,13 @@ def _command(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _children_us() -> float:
-    """CPU time of all processes that this one has waited for."""
+    """Returns the CPU time of all processes that this one has waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return 1e6 * (used.ru_utime + used.ru_stime)
 
 
 def environment() -> dict[str, Any]:
-    """What the ratios depend on, and what may have disturbed them, as JSON-able values."""
+    """Returns what the ratios depend on, and what may have disturbed them, as JSON values."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "cpu": _cpu(),
@@ -281,7 +283,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """The model of the CPU as Linux names it."""
+    """Returns the model of the CPU as Linux names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The operands of every measurement: normal(0, 1), never zeros, which draw less power."""
+"""The operands of every measurement: normal(0, 1), never zeros, because zeros draw less power."""
 
 import torch
 
@@ -12,8 +12,8 @@ def normal(
     out_dtype: torch.dtype | None = None,
     device: str = "cuda",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a[M, K] and b[K, N] of normal(0, 1), stored as `layout` says, and an empty out[M, N], on the
-    current GPU.
+    """Returns a[M, K] and b[K, N] from normal(0, 1), stored according to `layout`, and an empty
+    out[M, N], on the current GPU.
     """
     M, N, K = shape
     generator = torch.Generator(device).manual_seed(0)

@@ -1,6 +1,7 @@
-"""What is timed at a shape: a bare product, one with an epilogue, or one of scaled fp8 operands.
+"""The operation that is timed at a shape: a bare product, one with an epilogue, or one of scaled
+fp8 operands.
 
-An operation makes the call of torch and the call of outblas for the same operands, and judges
+An operation makes the call of torch and the call of outblas for the same operands, and checks
 results of either against float64.
 """
 
@@ -22,7 +23,7 @@ from .operands import normal
 
 Tensor = torch.Tensor
 
-# By the name of a precision, the dtype of the operands.
+# precision name -> dtype of the operands
 OPERANDS = {
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -34,21 +35,22 @@ OPERANDS = {
 Scaling = Literal["", "tensor", "row"]
 _SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row"}
 
-_UNIT = 2.0**-24  # roundoff of fp32
+_UNIT = 2.0**-24  # unit roundoff of fp32
 _TF32_UNIT = 2.0**-11
-_FP8_UNIT = 2.0**-13  # of sums in the tensor cores of sm_90, relative to the sum of their sizes
-_STEEPEST_SLOPE = 1.13  # of any activation, at most
+# of sums in the tensor cores of sm_90, relative to the sum of the terms' sizes
+_FP8_UNIT = 2.0**-13
+_STEEPEST_SLOPE = 1.13  # upper bound for all activations
 
 
 def operand_dtype(precision: str) -> torch.dtype:
-    """The dtype of the operands of a precision, one of `OPERANDS`."""
+    """Returns the dtype of the operands for a precision, one of `OPERANDS`."""
     dtype: torch.dtype = getattr(torch, OPERANDS[precision])
     return dtype
 
 
 @dataclass(frozen=True)
 class Extras:
-    """The tensors of one call beside its operands and its output."""
+    """The tensors of one call besides its operands and its output."""
 
     bias: Tensor | None = None
     residual: Tensor | None = None
@@ -58,8 +60,8 @@ class Extras:
 
 @dataclass(frozen=True)
 class Operation:
-    """`dtype`: a precision of `OPERANDS`. `batch_invariant`: whether outblas promises that the bits
-    of a row depend on no other row.
+    """`dtype` is a precision of `OPERANDS`. `batch_invariant`: whether outblas must guarantee that
+    the bits of a row depend on no other row.
     """
 
     dtype: str = "bfloat16"
@@ -74,11 +76,15 @@ class Operation:
 
     @property
     def scaling(self) -> Scaling:
-        """How fp8 operands are scaled: one scale each, or one of each row of A and column of B."""
+        """Returns how fp8 operands are scaled: one scale each, or one per row of A and per column
+        of B.
+        """
         return _SCALING.get(self.dtype, "")
 
     def check(self, shapes: Sequence[Shape], layouts: Sequence[str], *, backward: bool) -> None:
-        """Raises ValueError for what this operation has not."""
+        """Raises ValueError for shapes, layouts or backward passes that this operation does not
+        support.
+        """
         if self.scaling and (list(layouts) != ["nt"] or backward):
             raise ValueError(
                 f"--dtype {self.dtype} needs --layout nt, and cannot be combined with --backward"
@@ -99,7 +105,7 @@ class Operation:
         return not self.steps and not self.scaling
 
     def without_steps(self) -> Operation:
-        """The product alone."""
+        """Returns the operation without its epilogue."""
         return replace(self, steps=NO_STEPS)
 
     @property
@@ -114,8 +120,8 @@ class Operation:
     def operands(
         self, shape: Shape, layout: str, device: str = "cuda"
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """a[M, K] and b[K, N] of normal(0, 1), stored as `layout` says, and an empty output: half
-        as wide as the product where the activation is gated.
+        """Returns a[M, K] and b[K, N] from normal(0, 1), stored according to `layout`, and an empty
+        output, which is half as wide as the product where the activation is gated.
         """
         M, N, _ = shape
         a, b, _ = normal(shape, layout, self._source_dtype, device=device)
@@ -124,7 +130,7 @@ class Operation:
 
     @property
     def _source_dtype(self) -> torch.dtype:
-        """fp8 is rounded from what torch can draw."""
+        """Returns the dtype in which operands are drawn; fp8 values are rounded from it."""
         return torch.bfloat16 if self.scaling else operand_dtype(self.dtype)
 
     @property
@@ -132,7 +138,7 @@ class Operation:
         return glu_split(self.steps.activation)
 
     def extras(self, a: Tensor, b: Tensor, out: Tensor) -> Extras:
-        """The same values every time: normal(0, 1), and scales between 1/2 and 1."""
+        """Returns the same values every time: normal(0, 1), and scales between 1/2 and 1."""
         generator = torch.Generator(a.device).manual_seed(1)
 
         def values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -153,7 +159,9 @@ class Operation:
     def by_outblas(
         self, a: Tensor, b: Tensor, out: Tensor, extras: Extras, **choice: Any
     ) -> Tensor:
-        """The call of outblas; `choice` is the kernel and its config, where they are named."""
+        """Makes the call of outblas. `choice` is the kernel and its config, where they are
+        named.
+        """
         from .. import api
         from ..torch_ops.scaled_mm import scaled_mm
 
@@ -181,8 +189,8 @@ class Operation:
     def by_torch(
         self, a: Tensor, b: Tensor, out: Tensor | None, extras: Extras, *, fast_accum: bool = False
     ) -> Tensor:
-        """The calls of torch that do the same: cuBLAS with a bias in its own epilogue, and a kernel
-        for each further step. A product without an activation is written to `out`, if given.
+        """Makes the equivalent calls of torch: cuBLAS with a bias in its epilogue, and one kernel
+        per further step. A product without an activation is written to `out`, if given.
         """
         steps = self.steps
         if extras.scale_a is not None and extras.scale_b is not None:
@@ -202,7 +210,7 @@ class Operation:
         return self.after(x, extras)
 
     def after(self, x: Tensor, extras: Extras) -> Tensor:
-        """The activation and the residual by torch's own functions."""
+        """Applies the activation and the residual by torch functions."""
         activation = self.steps.activation
         if activation in GATED:
             gate, other = x.chunk(2, -1)
@@ -218,11 +226,11 @@ class Operation:
         device: str = "cuda",
         layout: str = "nt",
     ) -> str | None:
-        """What is wrong with the result of a prepared call, which it returns, or None. The output
+        """Returns what is wrong with the result that a prepared call returns, or None. The output
         is full of NaNs before the call.
 
-        Every element is held to the error that fp32 sums of its terms may have before they are
-        rounded. Products of fp8 are summed with fewer bits in the tensor cores: 13 are asked for.
+        Every element may have the error that fp32 sums of its terms can have before they are
+        rounded. Tensor cores sum fp8 products with fewer bits; 13 bits are required.
         """
         a, b, out = self.operands(shape, layout, device)
         found = prepare(a, b, out.fill_(math.nan))()
@@ -242,10 +250,10 @@ class Operation:
         if residual is not None:
             error += 8 * _UNIT * residual.abs()
         rounding = ulp(y.abs() + error, found.dtype) / 2
-        return ~((found.double() - y).abs() <= error + rounding)  # a NaN is not close to anything
+        return ~((found.double() - y).abs() <= error + rounding)  # a comparison with NaN is false
 
     def _sums(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
-        """The product with its bias in float64, and by how much a kernel's may differ from it."""
+        """Returns the product with its bias in float64, and the error that a kernel may have."""
         x, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
         for scale in (extras.scale_a, extras.scale_b):
             if scale is not None:
@@ -260,7 +268,9 @@ class Operation:
 
 
 def _through(activation: str, x: Tensor, error: Tensor) -> Tensor:
-    """By how much an activation of x may be wrong where x is, and in its own arithmetic."""
+    """Returns the possible error of an activation of x, from the error of x and from its own
+    arithmetic.
+    """
     own = _STEEPEST_SLOPE * error + 4 * _UNIT * x.abs()
     if activation not in GATED:
         return own

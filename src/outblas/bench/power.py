@@ -1,4 +1,6 @@
-"""Energy of the current GPU by NVML: joules counted by the board, not a sampled power."""
+"""The energy of the current GPU by NVML, from joules that the board counts instead of sampled
+power.
+"""
 
 import time
 from typing import Any
@@ -7,11 +9,11 @@ import torch
 
 
 class EnergyMeter:
-    """Samples the board's energy counter (mJ, renewed about ten times a second) while work runs.
+    """Samples the board's energy counter (mJ, updated about ten times a second) while work runs.
 
-    Power is taken between the first and the last renewal seen, so that a counter which stands still
-    between renewals costs no accuracy. On an H100 at constant load renewals still differ by ±15%: a
-    second gives watts to about 2%. Raises RuntimeError where NVML has no counter.
+    Power is computed between the first and the last update seen, so a counter that stands still
+    between updates costs no accuracy. On an H100 at constant load, updates still differ by ±15%:
+    one second gives watts to about 2%. Raises RuntimeError where NVML has no counter.
     """
 
     def __init__(self) -> None:
@@ -31,18 +33,18 @@ class EnergyMeter:
         self._renewals, self._last = [], None
 
     def sample(self) -> None:
-        """Reads the counter (3 ms on an H100); call it more often than the counter is renewed."""
+        """Reads the counter (3 ms on an H100). Call it more often than the counter is updated."""
         value = self._read()
         if self._last is not None and value != self._last:
             self._renewals.append((time.perf_counter(), value))
         self._last = value
 
     def watts(self) -> float | None:
-        """Mean power since the reset; None if fewer than two renewals were seen."""
+        """Returns the mean power since the reset; None if fewer than two updates were seen."""
         return mean_power(self._renewals)
 
     def power_limit(self) -> float | None:
-        """The enforced power limit in watts."""
+        """Returns the enforced power limit in watts."""
         try:
             return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1000
         except self._nvml.NVMLError:
@@ -53,7 +55,7 @@ class EnergyMeter:
 
 
 def mean_power(renewals: list[tuple[float, int]]) -> float | None:
-    """Watts between the first and the last (seconds, mJ); None of fewer than two."""
+    """Returns the watts between the first and the last (seconds, mJ); None for fewer than two."""
     if len(renewals) < 2:
         return None
     (start, first), *_, (end, last) = renewals
@@ -61,8 +63,8 @@ def mean_power(renewals: list[tuple[float, int]]) -> float | None:
 
 
 def _handle(nvml: Any) -> Any:
-    """NVML counts GPUs in its own order, and sees those that CUDA_VISIBLE_DEVICES hides: match by
-    UUID.
+    """Returns the NVML handle of the current GPU, matched by UUID, because NVML numbers GPUs in its
+    own order and sees those that CUDA_VISIBLE_DEVICES hides.
     """
     uuid = str(torch.cuda.get_device_properties().uuid)
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -1,5 +1,5 @@
-"""Who is timed: cuBLAS, its alternatives, torch.compile, `outblas.matmul` as called, and every
-kernel by name.
+"""The providers that are timed: cuBLAS, its alternatives, torch.compile, `outblas.matmul` as
+called, and every kernel by name.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from .record import BASE, BEST
 
 PLAIN = Operation()
 
-# A call on operands that it knows; or with other weights in the place of b, of its shape and
-# strides.
+# A call on its own operands, or with other weights instead of b, of its shape and strides.
 Call = Callable[..., object]
-# prepare(a, b, out) returns a call that writes a @ b to out, or returns the result of what the
-# operation adds to it; raises Refused if it cannot.
+# prepare(a, b, out) returns a call that writes a @ b to out, or returns the result with the
+# operation's epilogue. Raises Refused if it cannot.
 Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]
 
 
 @dataclass(frozen=True)
 class Provider:
-    """`config` holds what a kernel's config changes of its defaults, as text; `trusted` providers
-    are not checked. `operation`: what its calls compute. `checked`: what the check runs where it is
-    not `prepare`: the bare product, if torch's own functions follow it and round in between.
+    """`config` holds the fields that differ from a kernel's default config, as text; `trusted`
+    providers are not checked. `operation` is what its calls compute. `checked` is what the check
+    runs, where that is not `prepare`: the bare product, if torch functions follow it and round in
+    between.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Provider:
 
     @property
     def is_checked_exactly(self) -> bool:
-        """Whether the check is the exact oracle's, of a bare product."""
+        """Whether the check is the exact oracle for a bare product."""
         return self.checked is not None or self.operation.is_bare
 
     def fault(self, case: Case) -> str | None:
-        """What is wrong with this provider's results, or None: by the exact oracle for a bare
-        product, on normal data for another operation. Raises Refused.
+        """Returns what is wrong with this provider's results, or None: by the exact oracle for a
+        bare product, on normal data for another operation. Raises Refused.
         """
         if self.trusted:
             return None
@@ -69,8 +69,8 @@ class Provider:
 
 
 def parse(text: str, operation: Operation = PLAIN) -> Provider:
-    """`cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, perhaps with a
-    config: `NAME[k=v,k=v]`.
+    """Parses `cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, optionally
+    with a config: `NAME[k=v,k=v]`.
 
     Raises ValueError for an unknown name or config.
     """
@@ -89,7 +89,7 @@ def parse(text: str, operation: Operation = PLAIN) -> Provider:
 
 
 def library(name: str, operation: Operation = PLAIN) -> Provider:
-    """A provider of `LIBRARIES`."""
+    """Returns a provider of `LIBRARIES`."""
     computed = operation.without_steps() if name == BARE else operation
 
     def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
@@ -110,8 +110,8 @@ def library(name: str, operation: Operation = PLAIN) -> Provider:
 
 
 def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provider:
-    """A kernel of the registry; `config` as text. Raises ValueError for a config that it does not
-    have.
+    """Returns the provider of a registered kernel; `config` is text. Raises ValueError for an
+    invalid config.
     """
     chosen = configs.from_text(registry.load(name).Config, config) if config else None
 
@@ -139,8 +139,8 @@ def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provide
 def runnable(
     device: torch.device, operation: Operation = PLAIN, ladder: str | None = None
 ) -> list[Provider]:
-    """The kernels that run on a device and take an operation's dtype; for fp8 what outblas
-    chooses.
+    """Returns the kernels that run on a device and support an operation's dtype; for fp8 the one
+    that outblas chooses.
     """
     if operation.scaling:
         return [library("outblas", operation)]
@@ -160,7 +160,7 @@ def _cublas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.T
 
 
 def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-    """torch._scaled_mm, whose sums stay in the tensor cores."""
+    """Calls torch._scaled_mm with sums that stay in the tensor cores."""
     if not operation.scaling:
         raise Refused(f"{FAST_ACCUM} takes fp8 operands, not {operation.dtype}")
     extras = operation.extras(a, b, out)
@@ -170,7 +170,7 @@ def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: tor
 def _cublaslt_best(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> Call:
-    """cuBLASLt's fastest product; what follows it is torch's."""
+    """Prepares cuBLASLt's fastest product; torch computes the epilogue."""
     from . import cublaslt
 
     if operation.scaling:
@@ -194,15 +194,15 @@ def _cublaslt_best(
 
 
 def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-    """Inductor's choice among its Triton templates and cuBLAS; graphs are the bench's own
-    business.
+    """Prepares Inductor's choice among its Triton templates and cuBLAS. Its CUDA graphs are off,
+    because the benchmark makes them.
     """
-    # after eight shapes of one function Dynamo would run it eagerly, and we would time cuBLAS
+    # After eight shapes of one function Dynamo would run it eagerly, and cuBLAS would be timed.
     torch.compiler.reset()
     options: dict[str, Any] = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
     if operation.is_bare:
         product = torch.compile(torch.mm, **options)
-        out.copy_(product(a, b))  # compiles here, and gives the oracle what it looks at
+        out.copy_(product(a, b))  # compiles here, and provides the result for the oracle
         return lambda b=b: product(a, b)
     extras = operation.extras(a, b, out)
     tensors = extras.bias, extras.residual, extras.scale_a, extras.scale_b
@@ -216,14 +216,14 @@ def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch
 
 
 def _outblas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-    """What a caller gets who names no kernel: tuned, else by rule."""
+    """Prepares the call of a user who names no kernel: a tuned kernel, otherwise the default."""
     extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_outblas(a, b, out, extras)
 
 
 def _bare(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-    """The product without what follows it, to show what the epilogue costs: it may be wider than
-    the output.
+    """Prepares the product without its epilogue, to show the cost of the epilogue. It may be wider
+    than the output.
     """
     if out.shape[1] != b.shape[1]:
         out = torch.empty(a.shape[0], b.shape[1], dtype=out.dtype, device=out.device)
@@ -232,7 +232,7 @@ def _bare(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Ten
 
 FAST_ACCUM = "cublas-fast-accum"
 BARE = "outblas-bare"
-# By name, what prepares the calls of a provider that is no kernel of ours by name.
+# The functions that prepare the calls of providers that are not kernels, by name.
 LIBRARIES: dict[str, Callable[..., Call]] = {
     BASE: _cublas,
     BEST: _cublaslt_best,

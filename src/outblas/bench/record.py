@@ -1,4 +1,4 @@
-"""What is reported of a provider at a shape, and how figures follow from times, clocks and
+"""The record of a provider at a shape, and the computation of its figures from times, clocks and
 watts.
 """
 
@@ -27,16 +27,17 @@ class Record:
     """One provider at one shape. `check` is "exact" or "bounded" (an epilogue, or fp8), "–" for
     cuBLAS, or why there are no figures (then all are None).
 
-    `epilogue`: what follows the product, as `bias+gelu+residual`. `product`: "dA" or "dB" for a
-    product of the backward pass, of this shape and layout. `mode`: "burst", "sustained", or "cold",
-    a burst over copies of the weights that L2 cannot hold.
-
-    `us` a call on the device, `host_us` of an eager call on the host, `ratio` cuBLAS's time over
-    this one's (above 1 is faster), its 10th and 90th percentile, `ratio_best` the time of the
-    fastest of cuBLASLt's algorithms over this one's, `ratio_apart` with a foreign kernel between
-    calls; `graph`: inside a CUDA graph of `calls` calls; `clock_mhz` counted by the SMs; `joules` a
-    call. `gbs`: GB/s at which A, B and C cross the memory's pins, each once; `bandwidth_share`:
-    that over what a large copy reaches.
+    epilogue: the steps after the product, as `bias+gelu+residual`.
+    product: "dA" or "dB" for a product of the backward pass, of this shape and layout.
+    mode: "burst", "sustained", or "cold", a burst over copies of the weights that L2 cannot hold.
+    us: per call on the device; host_us: of an eager call on the host.
+    ratio: cuBLAS's time divided by this one's (above 1 is faster), its 10th and 90th percentile.
+    ratio_best: the time of the fastest of cuBLASLt's algorithms divided by this one's.
+    ratio_apart: the ratio with a foreign kernel between calls.
+    graph: timed inside a CUDA graph of `calls` calls.
+    clock_mhz: counted by the SMs; joules: per call.
+    gbs: GB/s at which A, B and C pass between the GPU and its memory, each once.
+    bandwidth_share: `gbs` divided by what a large copy reaches.
     """
 
     provider: str
@@ -76,23 +77,25 @@ class Record:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a product of the forward pass, without an epilogue or a promise."""
+        """Whether it is a product of the forward pass, without an epilogue or batch invariance."""
         return not (self.epilogue or self.product or self.batch_invariant)
 
     @property
     def passed(self) -> bool:
-        """False for a wrong product; a call that a kernel does not take is no failure."""
+        """Whether the check passed. False for a wrong product; a call that a kernel does not
+        support is not a failure.
+        """
         return self.check in (EXACT, BOUNDED, UNCHECKED) or self.check.startswith(REFUSED)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the record as a JSON object."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Device:
-    """`flops_per_clock`: FLOP that all SMs of the device can do in a clock, in the campaign's
-    dtype; None where no table says. `l2_bytes`: what L2 holds.
+    """`flops_per_clock`: FLOP that all SMs of the device can do per clock in the campaign's dtype;
+    None where no table lists it. `l2_bytes`: the capacity of L2.
     """
 
     flops_per_clock: int | None
@@ -100,7 +103,7 @@ class Device:
 
     @classmethod
     def current(cls, dtype: str) -> Device:
-        """The current GPU, for a precision as `--dtype` names it."""
+        """Returns the current GPU, for a precision named as in `--dtype`."""
         import torch
 
         properties = torch.cuda.get_device_properties()
@@ -119,8 +122,8 @@ def figures(
     device: Device,
     operand_bytes: tuple[int, int] = (2, 2),
 ) -> dict[str, Any]:
-    """Medians over rounds. Utilisation is FLOP/s over what the SMs can do at the clock of the same
-    round. `operand_bytes`: of an element of A and B, and of C.
+    """Returns medians over rounds. Utilisation is FLOP/s divided by what the SMs can do at the
+    clock of the same round. `operand_bytes`: of an element of A and B, and of C.
     """
     work, peak = flop(shape), device.flops_per_clock
     return {
@@ -140,7 +143,7 @@ def figures(
 
 
 def bytes_moved(shape: Shape, of_operands: int, of_output: int) -> int:
-    """The bytes of A, B and C, whose elements have so many each."""
+    """Returns the bytes of A, B and C, given the bytes per element."""
     M, N, K = shape
     return (M * K + K * N) * of_operands + M * N * of_output
 
@@ -148,7 +151,9 @@ def bytes_moved(shape: Shape, of_operands: int, of_output: int) -> int:
 def energy(
     shape: Shape, us: Sequence[float], watts: Sequence[float | None]
 ) -> dict[str, float | None]:
-    """Mean watts over turns, joules a call and pJ/FLOP; None unless every turn has its watts."""
+    """Returns the mean watts over turns, joules per call and pJ/FLOP; None unless every turn has
+    watts.
+    """
     powers = [w for w in watts if w is not None]
     if len(powers) < len(us):
         return {"watts": None, "joules": None, "pj_per_flop": None}

@@ -1,4 +1,4 @@
-"""From times, round by round, to a ratio with its spread and a verdict."""
+"""Computes a ratio with its spread and a verdict from times measured round by round."""
 
 import math
 import statistics
@@ -8,18 +8,19 @@ from typing import Literal
 
 Verdict = Literal["faster", "slower", "tied"]
 
-# Ratios closer to 1 than this are ties, however often they repeat: what a provider timed against
-# itself can show.
+# Ratios that differ from 1 by less than this are ties, however often they repeat: a provider timed
+# against itself can show as much.
 BURST_TOLERANCE = 0.005
 SUSTAINED_TOLERANCE = 0.003
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The base's time over a provider's: the median over rounds, and the 10th and 90th percentile.
+    """The base's time divided by a provider's: the median over rounds, and the 10th and 90th
+    percentile.
 
-    `sure_low` and `sure_high` enclose the true median with 95% confidence, by ranks: no
-    distribution is assumed. Below six rounds no ranks do, and they are the extremes.
+    `sure_low` and `sure_high` enclose the true median with 95% confidence, by ranks, so no
+    distribution is assumed. With fewer than six rounds no ranks do, and they are the extremes.
     """
 
     median: float
@@ -29,8 +30,8 @@ class Ratio:
     sure_high: float
 
     def verdict(self, tolerance: float) -> Verdict:
-        """Faster or slower than the base only if the interval excludes 1 and the median differs by
-        the tolerance.
+        """Returns "faster" or "slower" than the base only if the interval excludes 1 and the median
+        differs by the tolerance.
         """
         if self.sure_low > 1 and self.median > 1 + tolerance:
             return "faster"
@@ -40,8 +41,8 @@ class Ratio:
 
 
 def ratio(base: Sequence[float], times: Sequence[float]) -> Ratio:
-    """Ratios of times taken in the same rounds. Raises ValueError unless both have as many, two at
-    least.
+    """Computes ratios of times taken in the same rounds. Raises ValueError unless both have the
+    same number of times, at least two.
     """
     if len(base) != len(times) or len(times) < 2:
         raise ValueError(
@@ -56,8 +57,8 @@ def ratio(base: Sequence[float], times: Sequence[float]) -> Ratio:
 
 
 def _rank(n: int) -> int:
-    """Largest k such that the k-th smallest and k-th largest of n values (from 0) enclose the
-    median, 95% of times.
+    """Returns the largest k such that the k-th smallest and k-th largest of n values (from 0)
+    enclose the median with 95% confidence.
     """
     tail, k = 0.0, -1
     while (tail := tail + math.comb(n, k + 1) / 2**n) <= 0.025:

@@ -1,8 +1,8 @@
-"""The sustained protocol: turns of seconds, the first half discarded, the base before and after
-every other provider.
+"""The sustained protocol: turns of several seconds whose first half is discarded, with the base
+before and after every other provider.
 
-Power, not the SMs, limits large products. A turn shorter than a second or two still runs on the
-last one's heat.
+Power, not the SMs, limits large products. A turn shorter than a second or two would still be
+affected by the heat of the previous one.
 """
 
 import time
@@ -24,7 +24,7 @@ _QUEUED = 3  # batches in flight: the device never waits for the host
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: µs a call, MHz, and watts (None without a counter), of its second half."""
+    """One turn: µs per call, MHz, and watts (None without a counter), of its second half."""
 
     us: float
     mhz: float
@@ -41,8 +41,8 @@ def run(
     seconds: float = TURN_SECONDS,
     progress: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, Turn]]:
-    """The turns in the order they ran; `schedule.turns` says which. Batches should last about
-    `BATCH_US`.
+    """Returns the turns in the order in which they ran, which `schedule.turns` determines. Batches
+    should last about `BATCH_US`.
     """
     done = []
     for name in schedule.turns(base, [name for name in batches if name != base], passes):
@@ -52,9 +52,10 @@ def run(
 
 
 def pair(done: list[tuple[str, Turn]], base: str) -> dict[str, tuple[list[Turn], list[float]]]:
-    """By provider: its turns, and for each the base's µs, the mean of the turns before and after.
+    """Returns by provider its turns, and for each the base's µs as the mean of the turns before and
+    after.
 
-    The base's own turns are held against themselves.
+    The base's own turns are compared with themselves.
     """
     paired: dict[str, tuple[list[Turn], list[float]]] = {}
     for i, (name, turn) in enumerate(done):

@@ -1,5 +1,5 @@
-"""One provider at one shape, ready to be timed: eager, inside a CUDA graph, and the host's share of
-a call.
+"""One provider at one shape, ready to be timed: eagerly, inside a CUDA graph, and the host's part
+of a call.
 """
 
 import math
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 SHORT_US = 100.0  # calls shorter than this are timed inside a CUDA graph
-GRAPH_US = 1000.0  # what one replay should last
-CALLS = 8  # of a burst
+GRAPH_US = 1000.0  # duration of one replay
+CALLS = 8  # per burst
 FOREIGN_ELEMENTS = 1 << 16
 ROUGH_CALLS = 16
 _LONGEST_GRAPH = 400
@@ -24,8 +24,8 @@ WeightCall = Callable[[torch.Tensor], object]
 
 @dataclass(frozen=True)
 class Batch:
-    """`calls` calls of one provider, enqueued by `run()`. `holds`: memory that they use, and that
-    nobody else keeps.
+    """`calls` calls of one provider, enqueued by `run()`. `holds`: memory that they use and that
+    nothing else keeps alive.
     """
 
     run: Call
@@ -34,7 +34,7 @@ class Batch:
 
 
 def eager(call: Call, calls: int = CALLS) -> Batch:
-    """Enqueues the call again and again."""
+    """Enqueues the same call repeatedly."""
     return eager_of([call] * calls)
 
 
@@ -49,20 +49,20 @@ def eager_of(calls: Sequence[Call]) -> Batch:
 
 
 def graph(call: Call, calls: int) -> Batch:
-    """So many times the call in one CUDA graph."""
+    """Captures the call `calls` times in one CUDA graph."""
     return graph_of([call] * calls)
 
 
 def graph_of(calls: Sequence[Call]) -> Batch:
-    """The calls captured in one CUDA graph: nothing of the host stands between them."""
+    """Captures the calls in one CUDA graph, so that the host does nothing between them."""
     return Batch(_capture(calls).replay, len(calls))
 
 
 def graph_apart(call: Call | None, calls: int) -> Batch:
-    """As `graph`, a small foreign kernel before each call; without a call the foreign kernels
-    alone.
+    """Captures what `graph` does, with a small foreign kernel before each call; without a call,
+    only the foreign kernels.
 
-    Kernels that overlap their own next launch cannot overlap a stranger's.
+    Kernels that overlap with their own next launch cannot overlap with a foreign one.
     """
     block = torch.zeros(FOREIGN_ELEMENTS, device="cuda")
 
@@ -74,13 +74,13 @@ def graph_apart(call: Call | None, calls: int) -> Batch:
 
 
 def graph_calls(us: float) -> int:
-    """How many calls of that many µs make a graph."""
+    """Returns how many calls of this many µs make a graph."""
     return min(max(CALLS, math.ceil(GRAPH_US / us)), _LONGEST_GRAPH)
 
 
 def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Captures calls that have run before: compiling, loading and autotuning are not allowed in a
-    capture.
+    """Captures calls that have run before, because compiling, loading and autotuning are not
+    allowed in a capture.
     """
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -93,16 +93,16 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def rough_us(call: Call) -> float:
-    """About how many µs a call takes on the device: enough to choose a protocol by."""
+    """Returns roughly how many µs a call takes on the device, enough to choose a protocol."""
     call()
     torch.cuda.synchronize()
     us = min(elapsed_us(eager(call, 4)) for _ in range(3))
-    # Of calls this short, eager ones may wait for the host.
+    # For calls this short, the device may wait for the host if they are eager.
     return us if us > SHORT_US else elapsed_us(graph(call, ROUGH_CALLS))
 
 
 def elapsed_us(batch: Batch) -> float:
-    """µs a call by CUDA events around one batch; waits for the device."""
+    """Returns the µs per call by CUDA events around one batch; waits for the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     batch.run()
@@ -112,9 +112,9 @@ def elapsed_us(batch: Batch) -> float:
 
 
 def host_us(call: Call, us: float) -> float:
-    """Median µs that the host spends in an eager call of about `us` µs on the device.
+    """Returns the median µs that the host spends in an eager call of about `us` µs on the device.
 
-    The device stays behind, and few enough calls are queued that the host never waits for it.
+    The device stays behind, and so few calls are queued that the host never waits for it.
     """
     calls = max(5, min(200, int(_HOST_SECONDS * 1e6 / max(us, 1.0))))
     torch.cuda.synchronize()

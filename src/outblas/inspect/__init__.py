@@ -1,4 +1,4 @@
-"""What the assembler made of a kernel, read without a GPU: machine code, resources, occupancy,
+"""Reads the result of compiling a kernel, without a GPU: machine code, resources, occupancy,
 roofline, gates.
 """
 

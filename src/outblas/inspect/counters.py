@@ -1,7 +1,7 @@
-"""ncu's counters of one call: which to ask for, how to read its CSV, and how the launches of a call
-add up.
+"""ncu's counters of one call: which to collect, how to read ncu's CSV, and how to combine the
+launches of a call.
 
-Everything here works on text and numbers: neither torch nor ncu is needed.
+Everything here works on text and numbers, and needs neither torch nor ncu.
 """
 
 import csv
@@ -31,7 +31,7 @@ SUMS = {
     "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
-# A rate and what it is a rate of, which weighs it when a call has several launches.
+# Each rate with its denominator, which weights it when a call has several launches.
 RATES = {
     "l2_hit_rate": ("lts__t_sector_hit_rate.pct", ("lts__t_sectors.sum",)),
     "l1_hit_rate": ("l1tex__t_sector_hit_rate.pct", ("l1tex__t_sectors.sum",)),
@@ -70,8 +70,8 @@ _FRACTIONS = {"%": 0.01}
 
 
 def metrics(arch: int) -> tuple[str, ...]:
-    """The metrics to collect on sm_`arch`. Warpgroup MMA, and with it what counts it, exists on
-    sm_90 only.
+    """Returns the metrics to collect on sm_`arch`. Warpgroup MMA and its counters exist only on
+    sm_90.
     """
     names = {REGISTERS: None, **dict.fromkeys(SUMS.values()), **dict.fromkeys((*ACTIVE, *ISSUES))}
     for rate, weights in RATES.values():
@@ -84,25 +84,27 @@ def metrics(arch: int) -> tuple[str, ...]:
 
 
 def stall(reason: str) -> str:
-    """The metric: warps that stall for this reason, per cycle in which the scheduler issues."""
+    """Returns the metric for warps that stall for this reason, per cycle in which the scheduler
+    issues.
+    """
     return f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
 
 
 def wavefronts(op: str) -> str:
-    """The metric: passes through shared memory by instructions of one kind."""
+    """Returns the metric for passes through shared memory by instructions of one kind."""
     return f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum"
 
 
 def conflicts(op: str) -> str:
-    """The metric: those passes that bank conflicts added."""
+    """Returns the metric for those passes that bank conflicts added."""
     return f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `ranges` are the NVTX ranges around it; `values` has metrics by name, None
-    for no value: times in µs, sizes in bytes, percentages as fractions, everything else in ncu's
-    own unit.
+    """One kernel launch. `ranges` are the NVTX ranges around it. `values` holds metrics by name,
+    None where ncu has no value: times in µs, sizes in bytes, percentages as fractions, everything
+    else in ncu's own unit.
     """
 
     ranges: tuple[str, ...]
@@ -113,11 +115,10 @@ class Launch:
 
 
 def parse(text: str) -> list[Launch]:
-    """Reads what `ncu --csv --page raw --nvtx` printed, other lines among it included; [] if no
-    launch is there.
+    """Reads the output of `ncu --csv --page raw --nvtx`, possibly with other lines in it; returns
+    [] if it contains no launch.
 
-    Columns that are missing are missing from `values`. Raises ValueError for a unit that is not
-    known.
+    A missing column is missing from `values`. Raises ValueError for an unknown unit.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), len(lines))
@@ -176,13 +177,13 @@ def _sizes(cell: str) -> tuple[int, ...]:
 
 
 def in_range(launches: Sequence[Launch], name: str) -> list[Launch]:
-    """The launches inside the NVTX range called `name`."""
+    """Returns the launches inside the NVTX range called `name`."""
     return [launch for launch in launches if name in launch.ranges]
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Passes through shared memory by one kind of instruction, and the share of them that bank
+    """Passes through shared memory by one kind of instruction, and the fraction of them that bank
     conflicts added.
     """
 
@@ -192,21 +193,24 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class Counters:
-    """What one call did, all its launches together. None: not collected, or a rate of nothing.
+    """The counters of one call, with all its launches combined. None: not collected, or a rate
+    whose denominator is 0.
 
-    `us` is ncu's time in µs. Sizes are in bytes: `l1_bytes` and `l2_bytes` the sectors that L1 and
-    L2 looked up, for whatever reason, `l1_load_bytes` what global load instructions asked of L1,
-    `l2_to_sm_bytes` what the SMs received from L2, TMA included. `l1_gbs`, `l2_gbs` and `dram_gbs`
-    are GB/s over `us`: of `l1_bytes`, of `l2_bytes`, of bytes of DRAM read and written. Loads and
-    stores of global memory, asynchronous copies among the loads, are counted in `requests` of warps
-    and in `sectors` of 32 bytes. Hit rates, `tensor_active`, `fma_active` (of the pipe's peak while
-    the SM is active) and `occupancy` (of the SM's warps) are fractions; `ipc` is warp instructions
-    per SM and cycle, `ffma` fp32 FMAs executed by threads, `ffma_per_mnk` the same over M·N·K,
-    `registers` the most any launch has per thread. `flop_per_dram_byte` and `flop_per_l2_byte`
-    divide 2·M·N·K by bytes of DRAM read and written, and by `l2_to_sm_bytes`. `stalls` has, by
-    reason, the warps that stall per cycle in which a scheduler issues; `not_selected_share` is that
-    reason's fraction of all of them and the warp that issues, which is its fraction of the cycles
-    between two instructions of a warp.
+    `us` is ncu's time in µs. Sizes are in bytes: `l1_bytes` and `l2_bytes` are the sectors that L1
+    and L2 looked up for any reason, `l1_load_bytes` the bytes that global load instructions
+    requested from L1, `l2_to_sm_bytes` the bytes that the SMs received from L2, TMA included.
+    `l1_gbs`, `l2_gbs` and `dram_gbs` are GB/s over `us`: of `l1_bytes`, of `l2_bytes`, and of bytes
+    read from and written to DRAM. Loads and stores of global memory (asynchronous copies count as
+    loads) are counted in `requests` of warps and in `sectors` of 32 bytes.
+
+    Hit rates, `tensor_active`, `fma_active` (of the pipe's peak while the SM is active) and
+    `occupancy` (of the SM's warps) are fractions. `ipc` is warp instructions per SM and cycle,
+    `ffma` the fp32 FMAs executed by threads, `ffma_per_mnk` the same divided by M·N·K, `registers`
+    the maximum per thread over the launches. `flop_per_dram_byte` and `flop_per_l2_byte` divide
+    2·M·N·K by the bytes read from and written to DRAM, and by `l2_to_sm_bytes`. `stalls` maps
+    reasons to the warps that stall per cycle in which a scheduler issues. `not_selected_share` is
+    that reason's fraction of all of them plus the warp that issues, which is its fraction of the
+    cycles between two instructions of a warp.
     """
 
     us: float | None
@@ -240,11 +244,12 @@ class Counters:
 
 
 def combine(launches: Sequence[Launch], flop: float) -> Counters:
-    """The counters of a call that takes `flop` operations, from its launches (at least one).
+    """Combines the launches of a call (at least one) that takes `flop` operations into its
+    counters.
 
-    Times, bytes and counts add. A rate is weighted by what it is a rate of: hit rates by sectors,
-    what is counted per active cycle by active cycles, stalls by issuing cycles. Active and issuing
-    cycles that were not collected are approximated by elapsed cycles.
+    Times, bytes and counts are added. A rate is weighted by its denominator: hit rates by sectors,
+    rates per active cycle by active cycles, stalls by issuing cycles. Active and issuing cycles
+    that were not collected are approximated by elapsed cycles.
     """
     sums = {field: _total(launches, metric) for field, metric in SUMS.items()}
     rates = {field: _mean(launches, metric, weights) for field, (metric, weights) in RATES.items()}
@@ -293,8 +298,8 @@ def _total(launches: Sequence[Launch], metric: str) -> float | None:
 
 
 def _mean(launches: Sequence[Launch], metric: str, weights: Sequence[str]) -> float | None:
-    """The mean by the first of `weights` that every launch has. With none of them, one launch
-    speaks for itself.
+    """Returns the mean, weighted by the first of `weights` that every launch has. Without weights,
+    a mean exists only for a single launch.
     """
     weight = next((w for w in weights if _total(launches, w) is not None), None)
     if weight is None:

@@ -1,5 +1,5 @@
-"""Gates on machine code: every figure that is not what it should be, named with what was
-expected.
+"""Gates on machine code: every figure that violates a limit is named together with the expected
+value.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,8 @@ def failures(
     warnings: Sequence[str],
     count: Callable[[str], int],
 ) -> list[str]:
-    """The gates that fail. `most` and `least` map a figure's name to what was found and
-    its limit.
+    """Returns the gates that fail. `most` and `least` map a figure's name to its value and its
+    limit.
     """
     failed = [
         f"{name}: {found}, expected at most {limit}"

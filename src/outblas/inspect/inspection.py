@@ -1,5 +1,5 @@
-"""`inspect`: compile a kernel without a GPU and say what the machine would run; `require`: hold it
-to that.
+"""`inspect` compiles a kernel without a GPU and describes its machine code; `require` checks that
+against limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..core.artifact import Artifact
 
 ARCHS = (75, 80, 90)
-# Fields that are no part of the record.
+# The fields that are not part of the record.
 _UNRECORDED = ("name", "dtype", "out_dtype", "layout", "unit", "limiter", "sass", "ptx_text")
 
 
@@ -234,7 +234,9 @@ def compiled(
     layout: str | None = None,
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Artifact:
-    """What `inspect` reads: a kernel of the registry, compiled. Takes and raises the same."""
+    """Compiles a kernel of the registry for `inspect`. Takes the same arguments and raises the same
+    errors.
+    """
     record = registry.find(kernel)
     archs = compilable(record)
     if not archs:
@@ -261,7 +263,7 @@ def compiled(
 
 
 def compilable(kernel: registry.Kernel) -> tuple[int, ...]:
-    """The architectures of {75, 80, 90} that a kernel runs on."""
+    """Returns the architectures of {75, 80, 90} that a kernel runs on."""
     return tuple(
         a
         for a in ARCHS

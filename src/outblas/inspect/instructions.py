@@ -1,5 +1,5 @@
-"""What each memory instruction of a launch did, from ncu's source page: requests, transactions,
-sectors, wavefronts.
+"""The counts of each memory instruction of a launch, from ncu's source page: requests,
+transactions, sectors, wavefronts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = {
     "STSM": ("shared", "store"),
     "ATOMS": ("shared", "atomic"),
 }
-GENERIC = {"LD": "load", "ST": "store"}  # by address, of either space
+GENERIC = {"LD": "load", "ST": "store"}  # of either space, depending on the address
 TRANSACTION = 128  # bytes
 COLUMNS = {
     "executed": "Instructions Executed",
@@ -48,10 +48,10 @@ _MNEMONIC = re.compile(r"\s*(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 @dataclass(frozen=True)
 class Counts:
-    """How often warps executed an access (requests, those with every thread predicated off too),
-    the bytes that their threads asked for, and what came of it: in global memory `transactions`
+    """How often warps executed an access (requests, including those with every thread predicated
+    off), the bytes that their threads requested, and the result: in global memory `transactions`
     (lines of 128 bytes, looked up in L1) and `sectors` (32 bytes), in shared memory `wavefronts`
-    and the `ideal` number of them, without bank conflicts.
+    and their `ideal` number without bank conflicts.
     """
 
     executed: int
@@ -73,13 +73,13 @@ class Counts:
 
     @property
     def efficiency(self) -> float | None:
-        """Bytes asked for over bytes of the transactions; above 1 where threads ask for the same
-        bytes, or copies of zeros ask for none.
+        """Bytes requested divided by bytes of the transactions. It is above 1 where threads request
+        the same bytes; copies of zeros request none.
         """
         return _ratio(self.requested, TRANSACTION * self.transactions)
 
     def ratios(self) -> dict[str, float | None]:
-        """Transactions and sectors of global memory per request."""
+        """Returns transactions and sectors of global memory per request."""
         return {
             "transactions_per_request": _ratio(self.transactions, self.executed),
             "sectors_per_request": _ratio(self.sectors, self.executed),
@@ -89,8 +89,8 @@ class Counts:
 @dataclass(frozen=True)
 class Access:
     """One memory instruction: `index` in the code, `space` "global" or "shared", `operation`
-    "load", "store", "copy" or "atomic", `bytes` that a thread moves each time, and the operand of
-    the product that it touches (None: unknown).
+    "load", "store", "copy" or "atomic", the `bytes` that a thread moves each time, and the operand
+    of the product that it accesses (None: unknown).
     """
 
     index: int
@@ -102,7 +102,9 @@ class Access:
     operand: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """As JSON-able values; None for what this kind of access has none of."""
+        """Returns the access as JSON values; None for figures that do not apply to this kind of
+        access.
+        """
         named = {
             "sass": self.sass,
             "operand": self.operand,
@@ -116,8 +118,9 @@ class Access:
 @dataclass(frozen=True)
 class Code:
     """One launch: the kernel, the mnemonics of all its instructions, and the memory instructions
-    that any thread ran without being predicated off. `ffma_reuse` is the share of the FFMAs in its
-    hot loop that keep an operand (`.reuse`, which ncu does not show: None without an artifact).
+    that ran in at least one thread without being predicated off. `ffma_reuse` is the fraction of
+    FFMAs in its hot loop that keep an operand (`.reuse`); ncu does not show it, so it is None
+    without an artifact.
     """
 
     kernel: str
@@ -126,7 +129,7 @@ class Code:
     ffma_reuse: float | None = None
 
     def totals(self) -> dict[tuple[str | None, str, str], Counts]:
-        """Sums by operand, space and operation, global memory first."""
+        """Returns sums by operand, space and operation, global memory first."""
         sums: dict[tuple[str | None, str, str], Counts] = {}
         for each in self.accesses:
             key = each.operand, each.space, each.operation
@@ -134,8 +137,8 @@ class Code:
         return dict(sorted(sums.items(), key=lambda item: (*item[0][1:], item[0][0] or "~")))
 
     def with_artifact(self, artifact: Artifact) -> Code:
-        """The same with what an artifact of it adds: operands, by source lines, and
-        `ffma_reuse`.
+        """Returns the same launch with operands, found by source lines, and `ffma_reuse` from its
+        artifact.
         """
         found = lines.operands(artifact.cubin, artifact.ptx, self.mnemonics)
         accesses = tuple(replace(each, operand=found[each.index]) for each in self.accesses)
@@ -145,8 +148,8 @@ class Code:
 
 
 def ffma_reuse(cubin: bytes, mnemonics: Sequence[str]) -> float | None:
-    """`sass.ffma_reuse` of a cubin's hot loop; None for another code than that of `mnemonics`,
-    which ran.
+    """Returns `sass.ffma_reuse` of a cubin's hot loop; None if the cubin's code differs from the
+    code that ran, which has `mnemonics`.
     """
     code = sass.parse(machine_code.read_cubin(cubin).sass)
     return (
@@ -157,7 +160,9 @@ def ffma_reuse(cubin: bytes, mnemonics: Sequence[str]) -> float | None:
 
 
 def total_record(operand: str | None, space: str, operation: str, counts: Counts) -> dict[str, Any]:
-    """One of `totals` as JSON-able values; None for what this kind of access has none of."""
+    """Returns one of `totals` as JSON values; None for figures that do not apply to this kind of
+    access.
+    """
     named = {"operand": operand, "space": space, "operation": operation}
     sizes = {
         "requests": counts.executed,
@@ -183,7 +188,7 @@ _OF_SHARED = ("wavefronts", "ideal", "excess")
 
 
 def _apply(space: str, operation: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures, None for those that say nothing of such an access."""
+    """Returns the figures, with None for those that do not apply to such an access."""
     empty = _OF_GLOBAL if space == "shared" else _OF_SHARED if operation != "copy" else ()
     return {name: None if name in empty else value for name, value in figures.items()}
 
@@ -193,11 +198,11 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def parse(text: str) -> list[Code]:
-    """The launches of `ncu --import REPORT --csv --page source`, in order; other lines are passed
-    over.
+    """Returns the launches in the output of `ncu --import REPORT --csv --page source`, in order;
+    other lines are skipped.
 
-    The page of a kernel that uses no shared memory lacks its columns. Raises ValueError for one
-    that lacks another.
+    The page of a kernel without shared memory lacks the columns for it. Raises ValueError if any
+    other column is missing.
     """
     found: list[tuple[str, list[dict[str, str]]]] = []
     header: list[str] = []
@@ -240,7 +245,9 @@ def _code(kernel: str, rows: Iterable[Mapping[str, str]]) -> Code:
 
 
 def artifact(request: Request, arch: int) -> Artifact | None:
-    """What a kernel's call runs on sm_`arch`; None for cuBLAS, and for a kernel that gives none."""
+    """Returns the artifact that a kernel's call runs on sm_`arch`; None for cuBLAS, and for a
+    kernel without artifacts.
+    """
     import torch
 
     from ..core import registry
@@ -260,6 +267,6 @@ def artifact(request: Request, arch: int) -> Artifact | None:
             layout=request.layout,
             shape=request.shape,
         )
-    except ValueError:  # an architecture that artifacts are not made for
+    except ValueError:  # an architecture for which artifacts cannot be made
         return None
     return found

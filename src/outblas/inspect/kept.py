@@ -1,9 +1,9 @@
-"""Inspections that outlive the process, so that a roofline of many kernels compiles them once.
+"""Keeps inspections on disk, so that a roofline of many kernels compiles each only once.
 
-An inspection is kept without its SASS and PTX, in the folder `inspections` of outblas's cache, by
-all that it depends on: the kernel, what it was compiled for, the compilers' versions, their
-environment variables, and every source file of outblas. Where the folder is unusable, nothing is
-kept.
+An inspection is kept without its SASS and PTX, in the folder `inspections` of outblas's cache. Its
+key contains everything that it depends on: the kernel, what it was compiled for, the compilers'
+versions and environment variables, and every source file of outblas. Where the folder is unusable,
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from typing import Any
 from ..core import cache, ownership
 from .inspection import Inspection
 
-MOST = 500  # inspections in the folder; the oldest go first
+MOST = 500  # number of inspections in the folder; the oldest are removed first
 _PACKAGES = ("outblas", "outblas.hopper", "outblas.kernels", "outblas.turing")
 _COMPILERS = ("triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "torch")
-_VARIABLES = ("TRITON_", "CUTE_", "CUTLASS_")  # begin the names of those that compilers read
+# prefixes of the environment variables that compilers read
+_VARIABLES = ("TRITON_", "CUTE_", "CUTLASS_")
 _DROPPED = ("sass", "ptx_text")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A kernel with its own config and layout, and what it is compiled for."""
+    """A kernel with its default config and layout, and what it is compiled for."""
 
     kernel: str
     arch: int
@@ -39,8 +40,8 @@ class Request:
 
 
 def find(request: Request) -> Inspection | None:
-    """The inspection that `keep` has kept, with `sass` and `ptx_text` empty; None if there is none
-    that can be read.
+    """Returns the inspection that `keep` has kept, with `sass` and `ptx_text` empty; None if there
+    is none that can be read.
     """
     try:
         record = json.loads(ownership.read(_path(request)))
@@ -51,7 +52,7 @@ def find(request: Request) -> Inspection | None:
 
 
 def keep(request: Request, inspection: Inspection) -> None:
-    """Keeps an inspection; nothing where the cache cannot be written."""
+    """Keeps an inspection; does nothing where the cache cannot be written."""
     record = {
         f.name: getattr(inspection, f.name) for f in fields(inspection) if f.name not in _DROPPED
     }
@@ -65,7 +66,7 @@ def keep(request: Request, inspection: Inspection) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A mapping or sequence that JSON does not know as one that it does."""
+    """Converts a mapping or sequence that JSON does not support to one that it does."""
     return dict(value) if hasattr(value, "items") else list(value)
 
 
@@ -76,7 +77,9 @@ def _prune(folder: Path) -> None:
 
 
 def _path(request: Request) -> Path:
-    """Raises OSError or Refused for a cache that cannot be used."""
+    """Returns the path of an inspection. Raises OSError or Refused for a cache that cannot be
+    used.
+    """
     try:
         folder = ownership.own_folder(cache.directory() / "inspections")
     except ValueError as error:
@@ -86,7 +89,9 @@ def _path(request: Request) -> Path:
 
 @functools.cache
 def _toolchain() -> dict[str, object]:
-    """What every inspection depends on, as it is at first: compilers set variables, too."""
+    """Returns what every inspection depends on, read once at first, because compilers set
+    environment variables too.
+    """
     found: dict[str, object] = {"source": _source()}
     for name in _COMPILERS:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -98,7 +103,7 @@ def _toolchain() -> dict[str, object]:
 
 @functools.cache
 def _source() -> str:
-    """Changes with any source file of outblas."""
+    """Returns a digest that changes with any source file of outblas."""
     texts: dict[str, object] = {}
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)

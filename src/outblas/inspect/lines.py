@@ -1,5 +1,5 @@
-"""Which source line an instruction comes from, and which operand of the product that line
-touches.
+"""Maps instructions to their source lines, and source lines to the operand of the product that they
+access.
 """
 
 import linecache
@@ -26,16 +26,15 @@ class Location(NamedTuple):
     line: int
 
 
-Places = tuple[Location, ...]  # a source line, then the line that it is inlined at; () if unknown
+Places = tuple[Location, ...]  # a source line, then the line where it is inlined; () if unknown
 
 
 def places(ptx: str) -> list[Places]:
-    """Where each line of PTX comes from.
+    """Returns the source line of each line of PTX.
 
-    LLVM counts the lines of an inline assembly on from its source line, so that a load of four
-    words, with four `mov` before it, claims to be four lines further down: inside a block only the
-    `.loc` before its first instruction is true. Line 0, of code that the compiler moved, is left
-    out.
+    LLVM counts the lines of an inline assembly on from its source line, so a load of four words,
+    with four `mov` before it, claims to be four lines further down. Inside a block only the `.loc`
+    before its first instruction is correct. Line 0, of code that the compiler moved, is left out.
     """
     files = {number: _loaded(file) for number, file in _FILE.findall(ptx)}
     found: list[Places] = []
@@ -60,8 +59,8 @@ def places(ptx: str) -> list[Places]:
 
 
 def locations(listing: str, ptx: str) -> list[Places]:
-    """Where each instruction comes from: `listing` is by `with_ptx_lines`, `ptx` what it was
-    assembled from.
+    """Returns the source line of each instruction. `listing` is the output of `with_ptx_lines`,
+    `ptx` the PTX that it was assembled from.
     """
     of_ptx = places(ptx)
     found: list[Places] = []
@@ -75,19 +74,19 @@ def locations(listing: str, ptx: str) -> list[Places]:
 
 
 def operand(line: str) -> str | None:
-    """The operand, "A", "B", "C" or "out", whose pointer (`a_ptr`) a source line names; None if not
-    exactly one.
+    """Returns the operand, "A", "B", "C" or "out", whose pointer (`a_ptr`) a source line names;
+    None unless it names exactly one.
     """
     named = set(_POINTER.findall(line.partition("#")[0]))
     return _OPERANDS[named.pop()] if len(named) == 1 else None
 
 
 def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | None]:
-    """The operand that each instruction of a cubin touches, by its source line or the line that it
-    is inlined at.
+    """Returns the operand that each instruction of a cubin accesses, found by its source line or
+    the line where that is inlined.
 
-    `mnemonics` are those of the code that ran: unless the cubin has the same, in the same order,
-    all are None.
+    `mnemonics` are those of the code that ran. If the cubin has other mnemonics or another order,
+    all operands are None.
     """
     listing = with_ptx_lines(cubin)
     if [instruction.name for instruction in sass.parse(listing)] != list(mnemonics):
@@ -96,11 +95,11 @@ def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | Non
 
 
 def _loaded(file: str) -> str:
-    """The loaded module's file that a path ends like most, or the path if none has its name and its
-    folder's.
+    """Returns the file of the loaded module whose path ends like this one; the path itself if no
+    module has the same file and folder name.
 
-    Triton's cache goes by what a source says and not by where it lies: the PTX of another checkout
-    names the files there, which may have changed since or be gone.
+    Triton's cache is keyed by the text of a source, not by its location. The PTX from another
+    checkout names the files there, which may have changed since or no longer exist.
     """
     files = [
         getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())

@@ -1,5 +1,5 @@
-"""Registers, spills and instructions of a cubin and of PTX, through the CUDA tools inside the
-triton wheel.
+"""Registers, spills and instructions of a cubin and of PTX, read with the CUDA tools in the triton
+wheel.
 """
 
 import importlib.util
@@ -99,8 +99,8 @@ def tool(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Resources:
-    """A kernel's name, and the registers and bytes of stack that a thread of it has. A kernel
-    without a stack spills nothing.
+    """A kernel's name, and the registers and bytes of stack per thread. A kernel without a stack
+    does not spill.
     """
 
     name: str
@@ -109,7 +109,9 @@ class Resources:
 
 
 def resources(cubin: bytes) -> Resources:
-    """What the kernel of a cubin takes: in two milliseconds, where `read_cubin` takes 200."""
+    """Returns the resources of a cubin's kernel, in two milliseconds where `read_cubin` takes
+    200.
+    """
     usage = _run_on(cubin, "cuobjdump", "--dump-resource-usage")
     found = re.search(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
     if found is None:
@@ -118,7 +120,9 @@ def resources(cubin: bytes) -> Resources:
 
 
 def disassemble(cubin: bytes, *options: str) -> str:
-    """What nvdisasm prints of the code in a cubin. Its start takes most of the time."""
+    """Returns nvdisasm's output for the code in a cubin. Starting the program takes most of the
+    time.
+    """
     return _run_on(cubin, "nvdisasm", "--print-code", "--no-dataflow", *options)
 
 
@@ -163,8 +167,8 @@ def read_cubin(cubin: bytes) -> MachineCode:
 
 
 def with_ptx_lines(cubin: bytes) -> str:
-    """The disassembly that `read_cubin` reads, with the line of PTX before what comes from it,
-    where the cubin says.
+    """Returns the disassembly that `read_cubin` reads, with the line of PTX before the instructions
+    that come from it, if the cubin contains line information.
     """
     return disassemble(cubin, "--print-line-info-ptx")
 
@@ -181,8 +185,8 @@ _STATEMENT = re.compile(
 
 
 def ptx_instructions(ptx: str) -> dict[str, int]:
-    """From PTX opcode with its shape ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") to its
-    count.
+    """Returns the count of each PTX opcode with its shape
+    ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32").
     """
     return dict(Counter(_STATEMENT.findall(_COMMENT.sub("", ptx))))
 
@@ -193,14 +197,14 @@ _WARNING = re.compile(
 
 
 def warnings(log: str) -> list[str]:
-    """What the assembler warned of, without its prefix: "(C7510) Potential Performance Loss: ...
-    serialized ...".
+    """Returns the assembler's warnings without their prefix: "(C7510) Potential Performance Loss:
+    ... serialized ...".
     """
     return [(numbered or plain).strip() for numbered, plain in _WARNING.findall(log)]
 
 
 def _run_on(cubin: bytes, name: str, *options: str) -> str:
-    """What a tool prints of a cubin."""
+    """Returns a tool's output for a cubin."""
     command = [str(tool(name)), *options]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"

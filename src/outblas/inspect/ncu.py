@@ -1,5 +1,5 @@
-"""Runs NVIDIA's ncu (Nsight Compute) around one product, and says in one sentence why it
-could not.
+"""Runs NVIDIA's ncu (Nsight Compute) around one product, and explains in one sentence why it could
+not.
 """
 
 import json
@@ -20,7 +20,7 @@ from .profiled import Request
 
 TIMEOUT_SECONDS = 240.0
 
-# what SourceCounters leaves out
+# metrics that the section SourceCounters omits
 _BY_INSTRUCTION = "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal"
 _AS_IT_IS = ("--clock-control", "none", "--profile-from-start", "off")
 
@@ -33,15 +33,15 @@ _PERMISSION = (
 
 
 class CannotMeasure(RuntimeError):
-    """ncu is missing, or refuses this machine."""
+    """ncu is missing, or cannot measure on this machine."""
 
 
 class Refused(Exception):
-    """The kernel does not take the product."""
+    """The kernel does not support the product."""
 
 
 def find() -> str:
-    """Path of ncu: on PATH, else where the CUDA toolkit is. Raises CannotMeasure."""
+    """Returns the path of ncu: from PATH, otherwise from the CUDA toolkit. Raises CannotMeasure."""
     if found := shutil.which("ncu"):
         return found
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
@@ -56,7 +56,7 @@ def find() -> str:
 
 
 def version() -> str:
-    """ncu's version, "2025.3.1.0". Raises CannotMeasure."""
+    """Returns ncu's version, "2025.3.1.0". Raises CannotMeasure."""
     done = subprocess.run([find(), "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"Version (\S+)", done.stdout)
     if found is None:
@@ -67,16 +67,15 @@ def version() -> str:
 
 
 def profile(request: Request, arch: int) -> dict[str, list[Launch]]:
-    """The kernel launches of one call of each of `request.providers`, with their counters on
-    sm_`arch`.
+    """Returns the kernel launches of one call of each of `request.providers`, with their counters
+    on sm_`arch`.
 
-    ncu replays every launch once per pass with the caches flushed, and leaves the clocks as they
-    are.
+    ncu replays every launch once per pass with the caches flushed, and does not change the clocks.
 
     Raises:
-        CannotMeasure: ncu or the kernel's DSL is missing, or ncu refuses or is not done after
+        CannotMeasure: ncu or the kernel's DSL is missing, or ncu refuses or takes longer than
             TIMEOUT_SECONDS.
-        Refused: the kernel does not take the product.
+        Refused: the kernel does not support the product.
         RuntimeError: the profiled process failed.
     """
     options = ("--csv", "--page", "raw", "--nvtx", *_AS_IT_IS, "--metrics", ",".join(metrics(arch)))
@@ -95,10 +94,10 @@ def profile(request: Request, arch: int) -> dict[str, list[Launch]]:
 def source_page(
     request: Request, found: Mapping[str, Sequence[Launch]]
 ) -> dict[str, list[instructions.Code]]:
-    """The memory instructions of the launches that `profile` found, from a second run; operands are
-    left unknown.
+    """Returns the memory instructions of the launches that `profile` found, from a second run;
+    their operands stay unknown.
 
-    Raises what `profile` raises, and CannotMeasure if the second run launches other kernels.
+    Raises the errors of `profile`, and CannotMeasure if the second run launches other kernels.
     """
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
         report = Path(folder, "report")
@@ -140,7 +139,7 @@ class _Ran(NamedTuple):
 
 
 def _watch(options: Sequence[str], request: Request, folder: Path) -> tuple[_Ran, dict[str, str]]:
-    """Runs ncu around the request; what it said, and what the profiled process answered."""
+    """Runs ncu around the request; returns ncu's output and the profiled process's answer."""
     status = folder / "status.json"
     watched = (
         sys.executable,
@@ -160,11 +159,11 @@ def _watch(options: Sequence[str], request: Request, folder: Path) -> tuple[_Ran
 
 
 def _run(command: list[str], folder: Path) -> _Ran:
-    """Output goes to files: a pipe that an orphan of ncu keeps open would hold up the reader after
-    a timeout.
+    """Runs a command with its output in files: if an orphan of ncu kept a pipe open, reading it
+    would block after a timeout.
     """
     output, errors = folder / "output", folder / "errors"
-    environment = {**os.environ, "LC_ALL": "C"}  # ncu writes numbers in the locale's form
+    environment = {**os.environ, "LC_ALL": "C"}  # ncu formats numbers by the locale
     with output.open("wb") as out, errors.open("wb") as err:
         try:
             process = subprocess.Popen(
@@ -178,13 +177,15 @@ def _run(command: list[str], folder: Path) -> _Ran:
             raise CannotMeasure(f"ncu did not end within {TIMEOUT_SECONDS:g} s") from None
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)  # ncu and the process it watches
+                os.killpg(process.pid, signal.SIGKILL)  # ncu and the process that it watches
                 process.wait()
     return _Ran(code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
 
 
 def _failure(ran: _Ran, answer: dict[str, str]) -> RuntimeError:
-    """Why there are no counters, from what ncu and the profiled process said."""
+    """Returns the error that explains why there are no counters, from the output of ncu and of the
+    profiled process.
+    """
     text = f"{ran.output}\n{ran.errors}"
     lines = [
         line.strip() for line in text.splitlines() if line.strip() and not line.startswith('"')

@@ -1,5 +1,5 @@
-"""The process that ncu watches: `python -m outblas.inspect.profiled STATUS REQUEST`, both as
-`Request` describes.
+"""The process that ncu watches: `python -m outblas.inspect.profiled STATUS REQUEST`, with both
+arguments as `Request` describes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 CUBLAS = "cublas"
 WARM_CALLS = 2
-ALPHA, BETA = 1.5, 0.5  # with an addend; neither is one that a kernel could skip
+ALPHA, BETA = 1.5, 0.5  # with an addend; kernels cannot skip either of them
 
 
 @dataclass(frozen=True)
 class Request:
-    """One product to profile: `kernel` by name beside cuBLAS, or "cublas" alone, C[M, N] = A[M, K]
-    B[K, N].
+    """One product to profile, C[M, N] = A[M, K] B[K, N]: `kernel` by name together with cuBLAS, or
+    only "cublas".
 
     `shape` is (M, N, K), `layout` two letters as in `verify.cases.Case`, `config` the kernel's
-    configuration as text ("": the kernel's own choice); `addend`: C = ALPHA · A B + BETA · D, with
-    a matrix D. It travels as a JSON argument. The process answers in a status file: {"started"},
-    then {"done"}, {"refused": why} where the kernel does not take the product, {"unavailable": why}
-    where its DSL is not installed, or {"failed": what}.
+    configuration as text ("": the kernel's default); `addend`: C = ALPHA · A B + BETA · D, with a
+    matrix D. The request is passed as a JSON argument. The process answers in a status file:
+    {"started"}, then {"done"}, {"refused": why} where the kernel does not support the product,
+    {"unavailable": why} where its DSL is not installed, or {"failed": what}.
     """
 
     kernel: str
@@ -39,7 +39,7 @@ class Request:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Names of the NVTX ranges, in the order of the calls."""
+        """The names of the NVTX ranges, in the order of the calls."""
         return tuple(dict.fromkeys((CUBLAS, self.kernel)))
 
     @property
@@ -48,8 +48,8 @@ class Request:
         return 2 * M * N * K
 
     def chosen(self) -> Any:
-        """The configuration that `config` asks for, None where it asks for none. Raises ValueError
-        for one that does not exist.
+        """Returns the configuration that `config` describes, or None if it is empty. Raises
+        ValueError for an invalid one.
         """
         from ..core import configs, registry
 
@@ -60,8 +60,8 @@ class Request:
         )
 
     def resolved(self) -> str:
-        """Every field of the configuration that runs; "" for cuBLAS and for a kernel that chooses
-        by shape.
+        """Returns every field of the configuration that runs; "" for cuBLAS and for a kernel that
+        chooses by shape.
         """
         from ..core import configs, registry
         from ..runtime import default_kernel
@@ -83,7 +83,7 @@ class Request:
 
 
 def _calls(request: Request) -> dict[str, Callable[[], object]]:
-    """The call of each provider, on operands normal(0, 1)."""
+    """Returns the call of each provider, on operands from normal(0, 1)."""
     import torch
 
     from ..api import addmm, matmul
@@ -103,8 +103,8 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
 
 
 def _profile(request: Request) -> None:
-    """Warms every provider, then lets ncu see one call of each, inside an NVTX range of
-    its name.
+    """Warms up every provider, then shows ncu one call of each, inside an NVTX range with its
+    name.
     """
     import torch
 
@@ -121,8 +121,10 @@ def _profile(request: Request) -> None:
 
 
 def main(status: str, request: str) -> int:
-    """Profiles a request; exit code 0, 2 if it was refused, 3 without the DSL, 1 if it failed."""
-    os.dup2(2, 1)  # standard output belongs to ncu's CSV
+    """Profiles a request. Returns exit code 0, 2 if it was refused, 3 without the DSL, 1 if it
+    failed.
+    """
+    os.dup2(2, 1)  # standard output is reserved for ncu's CSV
 
     def say(**answer: object) -> None:
         Path(status).write_text(json.dumps(answer))

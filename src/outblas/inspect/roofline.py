@@ -1,5 +1,5 @@
-"""Arithmetic intensity of a kernel at each level of memory, and the speed that each level allows on
-a machine.
+"""The arithmetic intensity of a kernel at each level of memory, and the speed that each level
+allows on a machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,15 @@ PASS = 128  # bytes
 
 @dataclass(frozen=True)
 class Intensity:
-    """FLOP per byte. `dram`: A and B read and C written once, none of it in L2 before. `l2`: a
-    CTA's slices of A and B, each fetched by every CTA alone (multicast, and requests of neighbours
-    that coalesce on the way to L2, raise it). `l1`: lines of 128 bytes that loads from global
-    memory look up; None: the kernel does not say. `shared`: what comes out of shared memory: 128
-    bytes a pass where the kernel says how many passes its accesses take, otherwise what the main
-    loop reads, by `sass.shared_bytes`; None if it reads nothing.
+    """FLOP per byte at each level.
+
+    dram: A and B are read and C is written once, none of it from L2.
+    l2: the slices of A and B of each CTA, fetched separately by every CTA (multicast, and requests
+        of neighbours that merge on the way to L2, raise the intensity).
+    l1: 128-byte lines that loads from global memory look up; None: the kernel does not report it.
+    shared: 128 bytes per pass through shared memory where the kernel reports the passes of its
+        accesses, otherwise what the main loop reads, by `sass.shared_bytes`; None if it reads
+        nothing.
     """
 
     dram: float
@@ -29,10 +32,12 @@ class Intensity:
 
 @dataclass(frozen=True)
 class Bound:
-    """The highest TFLOP/s a machine allows, the level it comes from ("compute", "dram", "l1" or
-    "shared"), and what every level allows. "l2" is among the ceilings and never the bound: what
-    neighbouring SMs ask for together leaves L2 once, and a kernel whose CTAs run in step has passed
-    this ceiling by 7% on an H100.
+    """The highest TFLOP/s that a machine allows, the level that limits it ("compute", "dram", "l1"
+    or "shared"), and the limit of every level.
+
+    "l2" is one of the ceilings but never the bound: data that neighbouring SMs request together
+    leaves L2 only once, and a kernel whose CTAs run in step has exceeded this ceiling by 7% on an
+    H100.
     """
 
     tflops: float
@@ -48,8 +53,8 @@ def intensity(
     instructions: Sequence[sass.Instruction],
     passes: Mapping[str, float] | None = None,
 ) -> Intensity:
-    """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes,
-    `passes` as in `Artifact`.
+    """Returns the intensity of M, N, K = `shape` with CTA tiles of M, N, K = `tile`. Sizes of
+    elements are in bytes; `passes` is as in `Artifact`.
     """
     tile_m, tile_n, tile_k = tile
     slab = {level: 2 * tile_m * tile_n * tile_k / (PASS * n) for level, n in (passes or {}).items()}
@@ -64,22 +69,25 @@ def intensity(
 
 
 def compulsory(shape: tuple[int, int, int], itemsize: int, out_itemsize: int) -> float:
-    """FLOP per byte if A and B are read once and C is written once; sizes of elements in bytes."""
+    """Returns the FLOP per byte if A and B are read once and C is written once; sizes of elements
+    are in bytes.
+    """
     M, N, K = shape
     return 2 * M * N * K / ((M * K + K * N) * itemsize + M * N * out_itemsize)
 
 
 def of_tile(tile_m: int, tile_n: int, itemsize: int) -> float:
-    """FLOP per byte if every CTA fetches its slices of A and B alone."""
+    """Returns the FLOP per byte if every CTA fetches its slices of A and B separately."""
     return 2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize)
 
 
 def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None = None) -> Bound:
-    """What a machine allows at a clock, by the peak of `unit` (`sass.unit`) and the bandwidth of
-    each level.
+    """Returns what a machine allows at a clock, by the peak of `unit` (`sass.unit`) and the
+    bandwidth of each level.
 
-    Without a clock, the data sheet's: a GPU that runs faster (an H100 to 1980 MHz in place of 1830)
-    lifts every ceiling but DRAM's. Raises ValueError for a unit that the machine lacks.
+    The default clock is the data sheet's. A GPU that runs faster (an H100 reaches 1980 MHz instead
+    of 1830) raises every ceiling except DRAM's. Raises ValueError for a unit that the machine
+    lacks.
     """
     clock = (machine.boost_mhz if clock_mhz is None else clock_mhz) * 1e6
     ceilings = {

@@ -1,4 +1,4 @@
-"""SASS as a list of instructions: mnemonics, branches, loops, and the FLOP and shared-memory bytes
+"""Parses SASS into instructions: mnemonics, branches, loops, and the FLOP and shared-memory bytes
 of each.
 """
 
@@ -15,8 +15,8 @@ _WARP = 32
 
 @dataclass(frozen=True)
 class Instruction:
-    """`index` in the code, mnemonic with its shape, operands as text, and the index a branch jumps
-    to.
+    """An instruction: its `index` in the code, the mnemonic with its shape, operands as text, and
+    the index of a branch's target.
     """
 
     index: int
@@ -26,7 +26,7 @@ class Instruction:
 
 
 def parse(text: str) -> tuple[Instruction, ...]:
-    """The instructions of nvdisasm's output for one kernel."""
+    """Returns the instructions of nvdisasm's output for one kernel."""
     labels: dict[str, int] = {}
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
@@ -46,14 +46,14 @@ def _target(name: str, operands: str, labels: dict[str, int]) -> int | None:
 
 
 def width(name: str) -> int:
-    """Bytes that a load or store moves for one thread."""
+    """Returns the bytes that a load or store moves for one thread."""
     parts = name.split(".")
     return next((size for suffix, size in _WIDTHS if suffix in parts), 4)
 
 
 def hot_loop(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
-    """The loop with the most FLOP an instruction: the main loop of a GEMM. All of the code if no
-    loop multiplies.
+    """Returns the loop with the most FLOP per instruction: the main loop of a GEMM. Returns all of
+    the code if no loop multiplies.
     """
     loops = [
         instructions[i.target : i.index + 1]
@@ -69,8 +69,8 @@ def _density(instructions: Sequence[Instruction]) -> float:
 
 
 def unit(instructions: Sequence[Instruction]) -> str:
-    """What multiplies: "float16" (tensor cores on 16-bit operands), "tf32", "fp8", or "float32"
-    (FFMA).
+    """Returns the unit that multiplies: "float16" (tensor cores on 16-bit operands), "tf32", "fp8",
+    or "float32" (FFMA).
     """
     for i in instructions:
         if re.match(r"Q(G?)MMA\b", i.name):
@@ -81,7 +81,7 @@ def unit(instructions: Sequence[Instruction]) -> str:
 
 
 def flops(instruction: Instruction) -> int:
-    """FLOP of one instruction of a warp, or of a warpgroup for wgmma."""
+    """Returns the FLOP of one instruction of a warp, or of a warpgroup for wgmma."""
     name = instruction.name
     if shape := re.match(r"[HQ]GMMA\.(\d+)x(\d+)x(\d+)", name):
         return 2 * int(shape[1]) * int(shape[2]) * int(shape[3])
@@ -91,13 +91,13 @@ def flops(instruction: Instruction) -> int:
 
 
 def ffma_share(instructions: Sequence[Instruction]) -> float:
-    """FFMA among all the instructions, as a fraction."""
+    """Returns the fraction of FFMA among all instructions."""
     return sum(map(_is_ffma, instructions)) / len(instructions)
 
 
 def ffma_reuse(instructions: Sequence[Instruction]) -> float | None:
-    """The fraction of the FFMA that keep an operand for the next instruction (`.reuse`); None if
-    there is no FFMA.
+    """Returns the fraction of the FFMA that keep an operand for the next instruction (`.reuse`);
+    None if there is no FFMA.
     """
     kept = [".reuse" in i.operands for i in instructions if _is_ffma(i)]
     return sum(kept) / len(kept) if kept else None
@@ -108,10 +108,11 @@ def _is_ffma(instruction: Instruction) -> bool:
 
 
 def shared_bytes(instruction: Instruction) -> int:
-    """Bytes that one instruction reads from shared memory.
+    """Returns the bytes that one instruction reads from shared memory.
 
-    wgmma reads slices of 32 bytes a row: B's N rows, and A's 64 unless A is in registers. Loads
-    count what they deliver to registers, a word as often as lanes ask for it.
+    wgmma reads slices of 32 bytes per row: B's N rows, and A's 64 rows unless A is in registers.
+    Loads count the bytes that they deliver to registers, so a word counts once per lane that
+    requests it.
     """
     name = instruction.name
     if shape := re.match(r"[HQ]GMMA\.(\d+)x(\d+)x(\d+)", name):

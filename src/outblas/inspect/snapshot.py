@@ -1,9 +1,9 @@
-"""Snapshots of machine code: what kernels compile to, in a file, and how today's code differs.
+"""Snapshots of machine code: they record in a file what kernels compile to, and show how the
+current code differs.
 
 A snapshot is indented JSON. `variants` maps names to `compile`, the fields of a `KernelVariant`,
-and `code`, those of a `CodeSummary`; `compilers` are the versions that made the code. An entry
-written by hand needs `compile` alone, until `outblas inspect --against FILE --update` fills in the
-rest.
+and `code`, those of a `CodeSummary`; `compilers` holds the versions that made the code. An entry
+written by hand needs only `compile`; `outblas inspect --against FILE --update` adds the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .machine_code import MachineCode
 from .variant import KernelVariant, compile_variant, from_record
 
 FORMAT = 1
-TOTAL_TOLERANCE = 0.01  # of the number of all instructions
+TOTAL_TOLERANCE = 0.01  # fraction of the total number of instructions
 
 # Operations whose instructions a snapshot counts, each by its full mnemonic.
 MMA = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "WARPGROUP")
@@ -70,11 +70,11 @@ COUNTED = frozenset((*MMA, *TMA, *BARRIERS, *MEMORY, "USETMAXREG", "SHFL"))
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSummary:
-    """What is compared of one compiled kernel.
+    """The figures of one compiled kernel that are compared.
 
-    `registers` and `stack` (bytes) a thread; `spill_stores` and `spill_loads`, bytes a thread;
-    `smem_bytes` and `threads` a CTA; `instructions`, all that there are; `counts`, those of
-    `COUNTED` by mnemonic.
+    `registers` and `stack` (bytes) are per thread, and so are `spill_stores` and `spill_loads`
+    (bytes); `smem_bytes` and `threads` are per CTA. `instructions` is the total number, `counts`
+    the numbers of `COUNTED` instructions by mnemonic.
     """
 
     registers: int
@@ -89,7 +89,7 @@ class CodeSummary:
 
 @dataclass(frozen=True)
 class Entry:
-    """A variant, and its code where it was compiled."""
+    """A variant, and its code if it was compiled."""
 
     variant: KernelVariant
     code: CodeSummary | None = None
@@ -105,7 +105,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of a variant that is not what it was: `before` and `now` as people read them."""
+    """A figure of a variant that has changed, with its text `before` and `now`."""
 
     name: str
     what: str
@@ -115,14 +115,14 @@ class Difference:
 
 # ---- code
 def summarize(variant: KernelVariant) -> CodeSummary:
-    """Compiles a variant, without a GPU. Raises what `compile_variant` raises."""
+    """Compiles a variant, without a GPU. Raises the errors of `compile_variant`."""
     artifact = compile_variant(variant)
     code = machine_code.read_cubin(artifact.cubin)
     return summary(code, smem_bytes=artifact.smem_bytes, threads=artifact.threads)
 
 
 def summary(code: MachineCode | Inspection, *, smem_bytes: int, threads: int) -> CodeSummary:
-    """What a snapshot keeps of a kernel's machine code; `smem_bytes` and `threads` are those of a
+    """Returns what a snapshot keeps of a kernel's machine code. `smem_bytes` and `threads` are per
     CTA.
     """
     counts = {name: n for name, n in code.instructions.items() if name.split(".")[0] in COUNTED}
@@ -139,7 +139,9 @@ def summary(code: MachineCode | Inspection, *, smem_bytes: int, threads: int) ->
 
 
 def compilers() -> dict[str, str]:
-    """Versions of what makes machine code here: the DSLs, and the assemblers that Triton calls."""
+    """Returns the versions of the programs that make machine code here: the DSLs, and the
+    assemblers that Triton calls.
+    """
     found = {}
     for name in ("nvidia-cutlass-dsl", "triton"):
         try:
@@ -163,7 +165,7 @@ def _ptxas_version(arch: int) -> str:
 
 # ---- comparison
 def differences(name: str, before: CodeSummary, now: CodeSummary) -> list[Difference]:
-    """What of a variant's code is not as it was; the number of all instructions may differ by
+    """Returns how a variant's code has changed. The total number of instructions may change by
     `TOTAL_TOLERANCE`.
     """
     found = []
@@ -185,23 +187,23 @@ def differences(name: str, before: CodeSummary, now: CodeSummary) -> list[Differ
 
 
 def compare(name: str, entry: Entry) -> list[Difference]:
-    """Compiles an entry's variant, and says what is not as it was; code that is not there counts as
-    different.
+    """Compiles an entry's variant, and returns how its code has changed; missing code counts as
+    changed.
     """
     if entry.code is None:
         return [Difference(name, "code", "missing", "run outblas inspect --against FILE --update")]
     try:
         now = summarize(entry.variant)
-    except ImportError:  # a DSL is not installed, which is no fault of the variant
+    except ImportError:  # a DSL is not installed, which is not the variant's fault
         raise
-    except Exception as error:  # of whatever kind a compiler raises
+    except Exception as error:  # compilers raise errors of any kind
         return [Difference(name, "compile", "compiled", f"{type(error).__name__}: {error}")]
     return differences(name, entry.code, now)
 
 
 def uncovered(snapshot: Snapshot) -> list[Difference]:
-    """Kernels of the registry, and architectures they compile for, of which a snapshot has no
-    variant.
+    """Returns the kernels of the registry, and the architectures they compile for, that a snapshot
+    has no variant of.
     """
     covered = {(entry.variant.kernel, entry.variant.arch) for entry in snapshot.entries.values()}
     return [
@@ -213,8 +215,8 @@ def uncovered(snapshot: Snapshot) -> list[Difference]:
 
 
 def other_compilers(snapshot: Snapshot) -> list[str]:
-    """How the compilers differ from the snapshot's, of which instructions may be others: no code is
-    compared then.
+    """Returns how the installed compilers differ from the snapshot's. Their code may differ too, so
+    no code is compared then.
     """
     here = compilers()
     return [
@@ -227,7 +229,9 @@ def other_compilers(snapshot: Snapshot) -> list[str]:
 
 # ---- files
 def load(path: Path) -> Snapshot:
-    """Raises ValueError that names the file, and the entry where one is malformed."""
+    """Reads a snapshot. Raises ValueError that names the file, and the entry if one is
+    malformed.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -276,7 +280,7 @@ def _entry(record: Any) -> Entry:
 
 
 def save(path: Path, snapshot: Snapshot) -> None:
-    """Replaces the file at once, entries in the order of their names."""
+    """Replaces the file atomically, with entries in the order of their names."""
     variants = {
         name: {"compile": entry.variant.record()}
         | ({"code": asdict(entry.code)} if entry.code else {})

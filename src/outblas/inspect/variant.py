@@ -1,4 +1,4 @@
-"""A kernel and the call that it is compiled for, as a snapshot of machine code names it."""
+"""A kernel and the call that it is compiled for, as described in a snapshot of machine code."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from ..core.artifact import Artifact
     from ..core.problem import Problem
 
-ACTIVATION_BACKWARD = "activation_backward"  # a kernel that is on no ladder
+ACTIVATION_BACKWARD = "activation_backward"  # a kernel that is not on a ladder
 _VECTORS = ("row", "column")
 _MATRICES = ("rows", "columns")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelVariant:
-    """What to compile. Every field but `kernel` and `arch` has the value that a plain call has.
+    """What to compile. All fields except `kernel` and `arch` default to those of a plain call.
 
     `kernel` is a name of the registry, or "activation_backward". `arch` is 75, 80 or 90. `config`
-    is the text of a config ("tile_m=128"), "" for what the kernel chooses. `dtype`, `out_dtype`
-    ("": as `dtype`), `layout` and `shape` (M, N, K) say what is multiplied, `batch` has the extents
-    of leading dimensions, and `tf32` allows tf32 products.
+    is the text of a config ("tile_m=128"), "" for the kernel's choice. `dtype`, `out_dtype` ("":
+    the same as `dtype`), `layout` and `shape` (M, N, K) describe the product, `batch` holds the
+    extents of leading dimensions, and `tf32` allows tf32 products.
 
-    `out` says how the output lies: by "rows", by "columns", or "strided", without a contiguous
-    dimension. `alignment` are bytes that divide the addresses of A, B and the output; empty: whole
-    cache lines, and 16 bytes.
+    `out` is the layout of the output: by "rows", by "columns", or "strided", without a contiguous
+    dimension. `alignment` holds bytes that divide the addresses of A, B and the output; if empty,
+    these are whole cache lines, and 16 bytes.
 
-    Epilogue: `scaled` says that alpha is not 1. `addend` is C of `addmm`, `bias`, `residual` and
+    Epilogue: `scaled` means that alpha is not 1. `addend` is C of `addmm`, `bias`, `residual` and
     `aux` are tensors of the epilogue, and `activation` is one of `epilogue.ACTIVATIONS`. A tensor
     is "" for none, a "row" or a "column" that broadcasts, or a matrix by "rows" or by "columns";
     `aux`, which is written, is a matrix.
 
-    `formats` are those of fp8 operands, "e4m3 e5m2" or "e4m3 e5m2 promoted", whose scales `scale_a`
+    `formats` are those of fp8 operands, "e4m3 e5m2" or "e4m3 e5m2 promoted". Their scales `scale_a`
     and `scale_b` are "one" for the whole tensor, or a "column" of A's rows and a "row" of B's
     columns. `dtype` is bfloat16 then.
     """
@@ -67,7 +67,7 @@ class KernelVariant:
     scale_b: str = "one"
 
     def record(self) -> dict[str, Any]:
-        """The fields that differ from a plain call's, as JSON has them."""
+        """Returns the fields that differ from a plain call's, as JSON values."""
         values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
         changed = {name: value for name, (value, default) in values.items() if value != default}
         return {
@@ -77,8 +77,8 @@ class KernelVariant:
 
 
 def from_record(record: Mapping[str, Any]) -> KernelVariant:
-    """The variant that a JSON record describes. Raises ValueError for a field or a value that no
-    variant has.
+    """Returns the variant that a JSON record describes. Raises ValueError for an invalid field or
+    value.
     """
     known = {f.name: f for f in fields(KernelVariant)}
     values: dict[str, Any] = {}
@@ -98,8 +98,8 @@ def from_record(record: Mapping[str, Any]) -> KernelVariant:
 
 
 def _checked(variant: KernelVariant) -> KernelVariant:
-    """The variant, if it is one. Raises ValueError for a kernel, an architecture or a word that
-    there is not.
+    """Returns the variant if it is valid. Raises ValueError for an unknown kernel, architecture or
+    word.
     """
     from ..core.epilogue import ACTIVATIONS
 
@@ -140,10 +140,10 @@ def _checked(variant: KernelVariant) -> KernelVariant:
 
 
 def compile_variant(variant: KernelVariant) -> Artifact:
-    """The compiled kernel, without a GPU.
+    """Compiles the kernel, without a GPU.
 
-    Raises ValueError for a config or a call that the kernel does not take, ImportError when its DSL
-    is not installed.
+    Raises ValueError for a config or a call that the kernel does not support, ImportError when its
+    DSL is not installed.
     """
     if variant.kernel == ACTIVATION_BACKWARD:
         return _activation_backward(variant)
@@ -156,7 +156,7 @@ def compile_variant(variant: KernelVariant) -> Artifact:
 
 
 def problem(variant: KernelVariant) -> Problem:
-    """The call in normal form, of tensors without memory."""
+    """Returns the call in normal form, with tensors on the meta device."""
     import torch
 
     from ..core import epilogue
@@ -209,7 +209,9 @@ def problem(variant: KernelVariant) -> Problem:
 
 
 def _matrix(shape: tuple[int, ...], how: str, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without memory whose matrices lie by "rows", by "columns", or "strided"."""
+    """Returns a tensor on the meta device whose matrices lie by "rows", by "columns", or
+    "strided".
+    """
     import torch
 
     *batch, rows, columns = shape
@@ -221,7 +223,7 @@ def _matrix(shape: tuple[int, ...], how: str, dtype: torch.dtype) -> torch.Tenso
 
 
 def _activation_backward(variant: KernelVariant) -> Artifact:
-    """The gradient of an activation, for contiguous tensors."""
+    """Compiles the gradient of an activation, for contiguous tensors."""
     import torch
 
     from ..core.artifact import Artifact, cta_threads
