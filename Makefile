@@ -74,9 +74,11 @@ mutation: $(READY)
 claims: $(READY)
 	$(BIN)/python -m docs.seed_claims
 
-# A page of docs/learn/ for each rung, from its docstring and code, from results/ and the snapshot of machine code.
+# A page of docs/learn/ for each rung, from its docstring and code, from results/ and the snapshot of machine code; and
+# the commands, configs and operators of docs/reference/.
 pages: $(READY)
 	$(BIN)/python -m docs.rung_pages
+	$(BIN)/python -m docs.reference_pages
 
 # The pages of docs/ as HTML in build/html; a warning is an error. DOCS='-t offline' asks no other site for its index.
 DOCS ?= -t offline

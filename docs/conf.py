@@ -10,7 +10,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))  # of rung_pages and seed_claims
+sys.path.insert(0, str(HERE))  # of the packages that make pages
 
 import outblas  # noqa: E402
 
@@ -31,6 +31,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "reference_pages/**", "rung_pages/**", "seed_claims/**"]
 nitpicky = False
+default_role = "py:obj"  # of docstrings: `outblas.matmul` links to it, and other names are code
 suppress_warnings = ["config.cache"]
 
 # Pages are Markdown. Headings get anchors, so that `page.md#heading` works here as on GitHub.
@@ -41,7 +42,10 @@ nb_execution_mode = "off"  # a test runs the notebook; its page shows the output
 # Docstrings are in Google style, and types stand in the signature.
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # fields of dataclasses in a list: autodoc documents no member twice
 autodoc_typehints = "signature"
+python_display_short_literal_types = True
+maximum_signature_line_length = 88  # longer ones have a line for each parameter
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 

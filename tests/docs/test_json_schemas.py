@@ -1,0 +1,139 @@
+"""What commands print as JSON has the keys and types that docs/reference/json-schemas.md lists."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import commands, json_schemas
+from support.paths import ROOT
+from support.stored import WORKLOAD
+from support.tuning_reports import SWEPT, winner
+
+from outblas.autotune import Store
+from outblas.autotune.store.records import to_record
+from outblas.autotune.sweeps.outcome import Failure, Sweep
+from outblas.cli import tune_result
+
+RESULTS = sorted((ROOT / "results").glob("*.json"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with trials of one workload, some of which failed, and their winner."""
+    path = tmp_path / "tuning.sqlite"
+    with Store(path) as opened:
+        opened.merge(SWEPT, [winner()])
+    return path
+
+
+def printed(*arguments: object) -> Any:
+    """The JSON that a command prints, whatever its exit code."""
+    return json.loads(commands.invoke(*arguments, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("heading", "arguments"),
+    [
+        ("outblas list", ("list",)),
+        ("outblas inspect", ("inspect", "simt.vectorized", "--arch", "80")),
+        ("outblas inspect", ("inspect", "turing.wmma", "--arch", "75")),
+        (
+            "outblas tune --dry-run",
+            ("tune", "--dry-run", "--kernels", "portable", "--gpu", "H100", "--shapes", "256"),
+        ),
+        ("outblas report ladder", ("report", "ladder")),
+        ("outblas report sizes", ("report", "sizes", "hopper.gemm")),
+        ("outblas report raster", ("report", "raster", "--shapes", "2048")),
+        pytest.param("outblas doctor", ("doctor",), marks=pytest.mark.long),
+        pytest.param(
+            "outblas report roofline",
+            ("report", "roofline", "--ladder", "portable"),
+            marks=pytest.mark.compile,
+        ),
+        pytest.param("outblas report accesses", ("report", "accesses"), marks=pytest.mark.long),
+        pytest.param(
+            "outblas verify",
+            ("verify", "portable", "--shapes", "16", "--dtype", "float32", "--layout", "nt"),
+            marks=pytest.mark.interpreter,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_command_prints_the_keys_that_are_documented(
+    heading: str, arguments: tuple[str, ...]
+) -> None:
+    assert not json_schemas.problems(printed(*arguments), heading)
+
+
+@pytest.mark.parametrize(
+    ("heading", "arguments"),
+    [
+        ("outblas cache ls", ("cache", "ls")),
+        ("outblas cache show", ("cache", "show", SWEPT[0].kernel)),
+        ("outblas report tune", ("report", "tune")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_command_that_reads_a_store_prints_the_keys_that_are_documented(
+    heading: str, arguments: tuple[str, ...], store: Path
+) -> None:
+    assert not json_schemas.problems(printed(*arguments, "--store", store), heading)
+
+
+@pytest.mark.long  # the tables of the H100 are searched
+def test_an_explanation_has_the_keys_that_are_documented(tmp_path: Path) -> None:
+    options = ("--explain", "4096x4096x4096", "--gpu", "H100", "--store", tmp_path / "none.sqlite")
+
+    assert not json_schemas.problems(printed("tune", *options), "outblas tune --explain")
+
+
+def test_a_sweep_has_the_keys_that_are_documented() -> None:
+    found = Sweep(failures=[Failure(WORKLOAD, "an example")], store=Path("tuning.sqlite"))
+
+    assert not json_schemas.problems(tune_result.record(found), "outblas tune")
+
+
+def test_a_winner_has_the_keys_that_are_documented() -> None:
+    assert not json_schemas.problems(to_record(winner()), "best config")
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_file_of_results_has_the_keys_that_are_documented(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    first = (content.get("results") or [{}])[0]
+    counters = "launches" in first or "phases" in first
+    heading = "outblas bench-host" if "figures" in content else "outblas bench"
+
+    assert not json_schemas.problems(content, "outblas profile" if counters else heading)
+
+
+class TestTheCheck:
+    """Of `support.json_schemas`, which the tests above rely on."""
+
+    value: Any = {"gpu": "H100", "plans": [], "surplus": 1}
+
+    def test_finds_a_key_that_is_not_documented(self) -> None:
+        found = json_schemas.problems(self.value, "outblas tune --dry-run")
+
+        assert found == ["outblas tune --dry-run.surplus is not documented"]
+
+    def test_finds_a_key_that_is_missing(self) -> None:
+        found = json_schemas.problems({"gpu": "H100"}, "outblas tune --dry-run")
+
+        assert found == ["outblas tune --dry-run.plans is documented, and missing"]
+
+    def test_finds_a_value_of_another_type(self) -> None:
+        value = copy.deepcopy(self.value)
+        del value["surplus"]
+        value["gpu"] = None
+
+        found = json_schemas.problems(value, "outblas tune --dry-run")
+
+        assert found == ["outblas tune --dry-run.gpu is None, documented as string"]
+
+    def test_follows_links_to_records(self) -> None:
+        found = json_schemas.problems([{"gpu": {}}], "outblas cache show")
+
+        assert "outblas cache show[].gpu.name is documented, and missing" in found

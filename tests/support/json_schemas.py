@@ -1,0 +1,116 @@
+"""The keys of JSON output as `docs/reference/json-schemas.md` documents them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.paths import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "json-schemas.md"
+_ROW = re.compile(r"^\| `(?P<key>[^`]+)` \| (?P<type>[^|]*) \|", re.MULTILINE)
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\(#(?P<anchor>[\w-]+)\)")
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+@dataclass
+class Node:
+    """A key: its type as the page has it, and the keys below it."""
+
+    type: str = "object"
+    below: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def is_optional(self) -> bool:
+        return ", optional" in self.type
+
+
+def sections() -> dict[str, Node]:
+    """The keys of each section of the page, by its heading."""
+    found: dict[str, Node] = {}
+    _, *parts = re.split(r"^#{2,3} (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for heading, text in zip(parts[::2], parts[1::2], strict=True):
+        root = found[heading] = Node()
+        for row in _ROW.finditer(text):
+            node = root
+            for name in _names(row["key"]):
+                node = node.below.setdefault(name, Node())
+            node.type = row["type"].strip()
+        if set(root.below) == {"[]"}:
+            root.type = "list of objects"
+        if listed := re.search(r"The output is a (list of \[\w+\]\(#\w+\))", text):
+            root.type = listed[1]
+    return found
+
+
+def _names(key: str) -> list[str]:
+    """`plans[].ranked[].kernel` as its parts: plans, [], ranked, [], kernel."""
+    return re.findall(r"\[\]|[^.\[]+", key)
+
+
+def problems(value: Any, heading: str) -> list[str]:
+    """Where a value differs from what a section of the page says."""
+    known = sections()
+    return list(_problems(value, known[heading], heading, known))
+
+
+def _problems(value: Any, node: Node, place: str, known: dict[str, Node]) -> Iterator[str]:
+    kind = node.type.removesuffix(", optional")
+    if value is None and kind.endswith(" or null"):
+        return
+    kind = kind.removesuffix(" or null")
+    if kind.startswith("list of "):
+        yield from _in_list(value, node, kind.removeprefix("list of "), place, known)
+    elif kind.startswith("map"):
+        if not isinstance(value, dict):
+            yield f"{place} is a {type(value).__name__}, documented as {node.type}"
+        elif "*" in node.below:
+            for name, each in value.items():
+                yield from _problems(each, node.below["*"], f"{place}.{name}", known)
+    elif link := _LINK.fullmatch(kind):
+        yield from _problems(value, known[_heading(link["anchor"], known)], place, known)
+    elif kind == "object":
+        yield from _in_object(value, node, place, known)
+    elif kind not in _SCALARS:
+        yield f"{place} has the type {node.type!r}, which is none"
+    elif not isinstance(value, _SCALARS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        yield f"{place} is {value!r}, documented as {node.type}"
+
+
+def _in_list(value: Any, node: Node, of: str, place: str, known: dict[str, Node]) -> Iterator[str]:
+    if not isinstance(value, list | tuple):
+        yield f"{place} is a {type(value).__name__}, documented as {node.type}"
+        return
+    each_node = node.below.get("[]", Node())
+    if of not in ("objects", "maps"):
+        each_node = Node(of if _LINK.fullmatch(of) else of.removesuffix("s"))
+    for each in value:
+        if of == "maps":
+            if not isinstance(each, dict):
+                yield f"{place}[] is {each!r}, documented as {node.type}"
+        else:
+            yield from _problems(each, each_node, f"{place}[]", known)
+
+
+def _in_object(value: Any, node: Node, place: str, known: dict[str, Node]) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{place} is a {type(value).__name__}, documented as {node.type}"
+        return
+    for name in value.keys() - node.below.keys():
+        yield f"{place}.{name} is not documented"
+    for name, below in node.below.items():
+        if name in value:
+            yield from _problems(value[name], below, f"{place}.{name}", known)
+        elif not below.is_optional:
+            yield f"{place}.{name} is documented, and missing"
+
+
+def _heading(anchor: str, known: dict[str, Node]) -> str:
+    return next(heading for heading in known if heading.lower().replace(" ", "-") == anchor)
