@@ -37,7 +37,12 @@ def fields_of(ladder: str) -> Callable[[], str]:
         meanings, introduced = _meanings(kind), introducing_rungs(ladder)
         columns = ["field", "default", "first read by", "meaning"]
         rows = [
-            [code(f.name), code(str(f.default)), code(introduced[f.name].rpartition(".")[2]), prose(meanings[f.name])]
+            [
+                code(f.name),
+                code(str(f.default)),
+                code(introduced[f.name].rpartition(".")[2]),
+                prose(meanings[f.name]),
+            ]
             for f in dataclasses.fields(kind)
         ]
         if ladder == "portable":
