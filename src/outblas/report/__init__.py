@@ -1,3 +1,3 @@
-"""What was measured, beside the figures of the seed documents: ladders, rooflines, orders of tiles,
-memory accesses, sweeps, HTML pages and the README's tables.
+"""Reports of measurements, compared with the figures of the seed documents: ladders, rooflines,
+orders of tiles, memory accesses, sweeps, HTML pages and the README's tables.
 """

@@ -1,5 +1,5 @@
-"""Which kernels, configs and shapes of the CUDA-core ladder the access report predicts, with the
-profiles that were made of them.
+"""The kernels, configs and shapes of the CUDA-core ladder that the access report predicts, with
+their profiles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ N, DTYPE, LAYOUT = 4096, "float32", "nn"  # for a prediction without a profile
 @dataclass(frozen=True)
 class Case:
     """A kernel in one configuration at one shape, and its profile made with --instructions (None:
-    there is a prediction only).
+    only predicted).
     """
 
     kernel: str
@@ -43,8 +43,8 @@ class Case:
         return problem_of(self.dtype, self.layout, self.shape)
 
     def cells(self) -> tuple[str, ...]:
-        """The kernel, its configuration, and the shape; dtype and layout where they are not the
-        usual ones.
+        """Returns the kernel, its configuration, and the shape; dtype and layout only where they
+        are not the usual ones.
         """
         usual = ((self.dtype, DTYPE), (self.layout, LAYOUT))
         other = [value for value, default in usual if value != default]
@@ -77,9 +77,9 @@ def profiled(profiles: Iterable[Profile]) -> Profiles:
 
 
 def cases(profiles: Iterable[Profile], usual: Iterable[tuple[str, str]]) -> list[Case]:
-    """The cases of the usual kernels and configs, then all others that were profiled.
+    """Returns the cases of the usual kernels and configs, then all others that were profiled.
 
-    A usual one that was not profiled is predicted at N. Of several profiles of a case the last
+    A usual case that was not profiled is predicted at N. Of several profiles of a case the last one
     counts.
     """
     known = {
@@ -100,8 +100,8 @@ def cases(profiles: Iterable[Profile], usual: Iterable[tuple[str, str]]) -> list
 
 
 def same_addresses(config: SimtConfig) -> SimtConfig:
-    """The config with defaults in the fields that decide when memory is accessed: two configs with
-    the same result access the same addresses.
+    """Returns the config with defaults in the fields that only decide when memory is accessed: two
+    configs with the same result access the same addresses.
     """
     return replace(config, prefetch=False, store_at=0, group_m=1, ctas=1)
 
@@ -120,7 +120,7 @@ def _case(profile: Profile) -> Case:
 
 @cache
 def problem_of(dtype: str, layout: str, shape: Shape) -> Problem:
-    """The product of a case, on tensors without data."""
+    """Returns the product of a case, on tensors without data."""
     import torch
 
     from ..core.artifact import example

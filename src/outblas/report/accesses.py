@@ -1,9 +1,9 @@
-"""What the layouts of CUDA-core rungs cost in memory, as `kernels.simt_access` predicts it, beside
-what ncu counted.
+"""The memory cost of the layouts of CUDA-core rungs: the predictions of `kernels.simt_access` next
+to ncu's counts.
 
 Shared memory: wavefronts of a launch, and the excess that bank conflicts add. Global memory:
-transactions of 128 bytes that a request of a warp takes, and efficiency as document 003 has it:
-bytes that lanes ask for over bytes of these.
+transactions of 128 bytes per request of a warp, and efficiency as document 003 defines it: bytes
+that lanes request divided by bytes of the transactions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from ..kernels.simt_access import Request
     from ..kernels.simt_config import SimtConfig
 
-WITHIN = 0.02  # counts agree within this share of what was predicted
+WITHIN = 0.02  # counts agree if they differ by at most this fraction of the prediction
 VECTORIZED = "simt.vectorized"
-# Configs of simt.vectorized in which stores and loads conflict, loads only, stores only, neither.
+# Configs of simt.vectorized with conflicts in stores and loads, in loads only, in stores only, in
+# neither.
 SQUARE = ("pad=0,piece_n=8", "piece_n=8", "pad=0", "")
 STAGED = (
     *((VECTORIZED, config) for config in SQUARE),
@@ -76,10 +77,10 @@ COALESCING_NOTE = (
 
 @dataclass(frozen=True)
 class Conflicts:
-    """The loads, or the stores, of shared memory: of one warp and k tile by operand, and of a whole
+    """The loads, or the stores, of shared memory: per warp and k tile by operand, and for a whole
     launch.
 
-    `triton` has what `gl.bank_conflicts` counts by operand; None where it cannot count.
+    `triton` has the counts of `gl.bank_conflicts` by operand; None where it cannot count.
     """
 
     case: Case
@@ -109,7 +110,7 @@ class Conflicts:
         )
 
     def shares(self) -> str:
-        """The excess as a share of all wavefronts: ours / ncu."""
+        """Returns the excess as a fraction of all wavefronts: ours / ncu."""
         return _beside(self, lambda of: f"{of.excess / max(of.wavefronts, 1):.1%}")
 
     def cells(self) -> tuple[str, ...]:
@@ -135,8 +136,8 @@ class Conflicts:
         return passes if self.triton_agrees else f"{passes}: disagrees"
 
     def record(self) -> dict[str, Any]:
-        """The row as a JSON object. Counts by operand are of one warp and k tile, the others of the
-        launch.
+        """Returns the row as a JSON object. Counts by operand are per warp and k tile, the others
+        per launch.
         """
         return {
             **self.case.record(),
@@ -152,8 +153,8 @@ class Conflicts:
 
 @dataclass(frozen=True)
 class Lines:
-    """What ncu counted for a warp's request to global memory: transactions of 128 bytes, sectors of
-    32 bytes, and the efficiency.
+    """ncu's counts for a warp's request to global memory: transactions of 128 bytes, sectors of 32
+    bytes, and the efficiency.
     """
 
     transactions: float
@@ -262,16 +263,17 @@ def coalescing(profiles: Iterable[Profile]) -> list[Coalescing]:
 
 
 def _named(what: str) -> Callable[[Case], str]:
-    """How progress names a case: "simt.vectorized, conflicts"."""
+    """Returns a function that names a case for progress: "simt.vectorized, conflicts"."""
     return lambda case: f"{case.kernel}, {what}"
 
 
 def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
-    """The accesses of all warps and CTAs to both operands."""
+    """Returns the accesses of all warps and CTAs to both operands."""
     (m, n, k), c = case.shape, case.config
     k_tiles: float = -(-k // c.block_k)
     if case.kernel == "simt.pipelined":
-        # Its loop takes k tiles in pairs. Ahead of it one tile is stored, and one term of K read.
+        # Its loop processes k tiles in pairs. Before it, one tile is stored, and one term of K is
+        # read.
         pairs = -(-k // (2 * c.block_k))
         k_tiles = 1 + 2 * pairs if operation == "store" else 2 * pairs + 1 / c.block_k
     times = k_tiles * c.num_warps * -(-m // c.block_m) * -(-n // c.block_n)
@@ -282,7 +284,7 @@ def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
 
 
 def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
-    """What ncu counted in shared memory for all operands; None if it did not count."""
+    """Returns ncu's counts in shared memory for all operands; None if it did not count."""
     if memory is None:
         return None
     found = [t for t in memory if (t.space, t.operation) == ("shared", operation)]
@@ -295,8 +297,8 @@ def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
 
 
 def _lines(memory: Sequence[Total] | None, access: str) -> Lines | None:
-    """What ncu counted for an operand in global memory; None if it did not count, or if operands
-    are not known.
+    """Returns ncu's counts for an operand in global memory; None if it did not count, or if
+    operands are not known.
     """
     operand, operation = access.split()
     found = [
@@ -319,7 +321,7 @@ def _lines(memory: Sequence[Total] | None, access: str) -> Lines | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of the values; None if any of them is None."""
+    """Returns the sum of the values; None if any of them is None."""
     total = 0.0
     for value in values:
         if value is None:
@@ -332,7 +334,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _bank_conflicts(
     config: SimtConfig, dtype: str, layout: str, shape: Shape
 ) -> dict[str, int] | None:
-    """What Gluon counts for the same maps to plain rows in shared memory, by access as in
+    """Returns Gluon's counts for the same maps to plain rows in shared memory, by access as in
     `simt_access.in_shared`; None where rows are padded.
     """
     if config.pad:
@@ -368,7 +370,7 @@ def _beside(row: Conflicts | Coalescing, say: Callable[[Any], str]) -> str:
 
 
 def _mega(value: int) -> str:
-    """A count in millions."""
+    """Formats a count in millions."""
     return f"{value / 1e6:,.1f}" if value >= 1e7 else f"{value / 1e6:.3g}"
 
 

@@ -127,7 +127,7 @@ def _cells(row: Any, columns: list[Column], where: str) -> list[tuple[Column, An
 
 
 def _named(row: Any, fields: tuple[str, ...], where: str) -> Entry:
-    """The values of a row by their fields, without nulls."""
+    """Returns the values of a row by field, without nulls."""
     _check_row(row, len(fields), where)
     return {name: value for name, value in zip(fields, row, strict=False) if value is not None}
 
@@ -138,7 +138,9 @@ def _check_row(row: Any, most: int, where: str) -> None:
 
 
 def _shape(text: Any) -> Any:
-    """[M, N, K] of a shape's text; anything else as it is, for the readers to refuse."""
+    """Returns [M, N, K] for a shape's text; returns anything else unchanged, so that the readers
+    refuse it.
+    """
     sizes = text.split("x") if isinstance(text, str) else []
     if len(sizes) not in (1, 3) or not all(size.isdecimal() for size in sizes):
         return text

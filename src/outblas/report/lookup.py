@@ -1,4 +1,4 @@
-"""Finds a timing or a profile by what ran."""
+"""Finds a timing or a profile by provider, shape and config."""
 
 from ..core.registry import layout_of
 from ..core.shapes import Shape
@@ -17,10 +17,10 @@ def find(
     config: str = "",
     layout: str | None = None,
 ) -> Measurement | None:
-    """The newest timing of a provider's bare product on a model of GPU, or None.
+    """Returns the newest timing of a provider's bare product on a GPU model, or None.
 
-    `config` names what differs from the provider's own, in any order. `layout` is that of the
-    provider's ladder where it is not given.
+    `config` names the fields that differ from the provider's defaults, in any order. The default
+    `layout` is that of the provider's ladder.
     """
     wanted = provider, _changes(config), shape, dtype, gpu, mode, layout or layout_of(provider)
     found = [
@@ -45,8 +45,8 @@ def profiled(
     layout: str | None = None,
     addend: bool = False,
 ) -> Profile | None:
-    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for
-    `find`.
+    """Returns the last profile of a provider on a GPU model, or None; `config` and `layout` are as
+    for `find`.
     """
     wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider), addend
     found = (

@@ -1,4 +1,4 @@
-"""Reads and checks result files of `outblas profile`: ncu's counters."""
+"""Reads and checks result files of `outblas profile`, which contain ncu's counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..core.machines import short_name
 from ..core.shapes import Shape
 from .results import LARGEST, contents, is_profile, parsed, saved, shape_of, texts
 
-# The largest values of shares. ncu collects some counters in several passes, which can exceed 1.
+# The largest values of fractions. ncu collects some counters in several passes, so they can exceed
+# 1.
 MOST = {
     "l2_hit_rate": 1.0,
     "l1_hit_rate": 1.0,
@@ -25,8 +26,8 @@ MOST = {
 
 @dataclass(frozen=True)
 class Total:
-    """What the accesses of one `operation` to one operand (None: not known) in one memory `space`
-    add up to in one launch, in the units of `instructions.Counts`.
+    """The sums over the accesses of one `operation` to one operand (None: not known) in one memory
+    `space` in one launch, in the units of `instructions.Counts`.
 
     None stands for a count that does not exist for such accesses.
     """
@@ -46,10 +47,10 @@ class Total:
 class Passes:
     """The loads, or the stores, of shared memory.
 
-    The counters of L1 give `wavefronts` and `excess`, the share of them that they call bank
-    conflicts; for stores they count some per cent more than the instructions take. The instructions
-    themselves give `requests` of warps and `added`, the share of wavefronts beyond the ideal number
-    (None: profiled without --instructions).
+    The counters of L1 give `wavefronts` and `excess`, the fraction of them that they attribute to
+    bank conflicts; for stores they count a few per cent more than the instructions take. The
+    instructions themselves give `requests` of warps and `added`, the fraction of wavefronts beyond
+    the ideal number (None: profiled without --instructions).
     """
 
     wavefronts: float | None = None
@@ -59,7 +60,7 @@ class Passes:
 
     @property
     def ways(self) -> float | None:
-        """Wavefronts a request. ncu calls 5 a 5-way conflict, also where 128-bit accesses need
+        """Wavefronts per request. ncu calls 5 a 5-way conflict, even where 128-bit accesses need
         several wavefronts without any conflict.
         """
         return (
@@ -71,14 +72,14 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What ncu counted of one provider at one shape, in the units of `Counters`; None stands for a
+    """ncu's counts for one provider at one shape, in the units of `Counters`; None stands for a
     counter that was not collected.
 
-    `config` is the requested one ("": the kernel's own), `resolved` has every field of the
-    configuration that ran ("": not known). `not_selected` is the share of a warp's time between two
-    of its instructions in which it could issue and the scheduler took another warp. `loads` and
-    `stores` are those of shared memory. `memory` is None without --instructions. `addend` says that
-    the launch computed alpha A B + beta C.
+    `config` is the requested one ("": the kernel's default), `resolved` has every field of the
+    configuration that ran ("": not known). `not_selected` is the fraction of a warp's time between
+    two of its instructions in which it could issue but the scheduler selected another warp. `loads`
+    and `stores` are those of shared memory. `memory` is None without --instructions. `addend` means
+    that the launch computed alpha A B + beta C.
     """
 
     provider: str
@@ -116,8 +117,8 @@ class Profile:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The fields of the configuration that ran, as text: all of them, or the requested ones
-        where no more is known.
+        """Returns the fields of the configuration that ran, as text: all of them, or the requested
+        ones where the others are not known.
         """
         return dict(configs.items(self.resolved or self.config))
 
@@ -126,7 +127,7 @@ Profiles = tuple[Profile, ...]
 FIGURES, TOTALS = (
     [f.name for f in fields(kind) if f.type == "float | None"] for kind in (Profile, Total)
 )
-FIGURES.remove("not_selected")  # whose field has another name
+FIGURES.remove("not_selected")  # its field has another name
 
 
 def default_files() -> list[Path]:

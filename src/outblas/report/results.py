@@ -1,7 +1,8 @@
-"""Reads and checks result files of `outblas bench`, and what result files of all commands share.
+"""Reads and checks result files of `outblas bench`, and defines what result files of all commands
+share.
 
 A result file is a JSON object with `environment` (GPU, versions, date) and `results`, a list with
-an object for each record. `legacy` reads the packed form of earlier versions.
+one object per record. `legacy` reads the packed form of earlier versions.
 """
 
 import json
@@ -112,8 +113,8 @@ class Files:
 
 
 def by_kind(paths: Iterable[Path]) -> Files:
-    """The files by what they hold. One without counters or phases is taken for timings; one of what
-    outblas costs the host, which no report has, is left out.
+    """Sorts the files by their contents. A file without counters or phases counts as timings; a
+    file of host-side figures, which no report shows, is left out.
     """
     files = Files([], [], [])
     for path in paths:
@@ -289,7 +290,9 @@ def _measurement(environment: dict[str, Any], entry: dict[str, Any], where: str)
 
 
 def _operation(entry: dict[str, Any], where: str) -> dict[str, Any]:
-    """What was computed beside a bare product of the forward pass, which older files do not say."""
+    """Returns how the operation differs from a bare product of the forward pass; older files do not
+    say.
+    """
     texts(entry, where, (), ("epilogue", "product"))
     invariant = entry.get("batch_invariant") or False
     if not isinstance(invariant, bool):

@@ -1,4 +1,4 @@
-"""Every rung of the ladders in order of the climb, with what the seeds measured on it."""
+"""All rungs of the ladders in order, with the figures that the seed documents give for them."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ from ..core import registry
 from .seed_figures import Figure, of_rung
 
 LADDERS = tuple(registry.LADDERS)
-# Ladders whose rungs are also measured on other operands, with fp32 accumulators: their dtype.
+# Ladders whose rungs are also measured with other operands and fp32 accumulators, and their dtype.
 MIXED = {"simt": "bfloat16"}
-# Ladders whose rungs are also measured with code for an older GPU: its name, the config that
-# selects it.
+# Ladders whose rungs are also measured with code for an older GPU: its architecture, and the config
+# that selects it.
 OLDER = {"turing": ("sm_75", "arch=75")}
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung of a ladder, described by its kernel; `figures` are what the documents measured."""
+    """A rung of a ladder, described by its kernel. `figures` are those of the documents."""
 
     name: str
     idea: str
@@ -28,8 +28,8 @@ class Rung:
 
 
 def climb(ladder: str | None = None) -> tuple[Rung, ...]:
-    """All rungs, or the rungs of one ladder, from the first up. Raises ValueError for an unknown
-    ladder.
+    """Returns all rungs, or the rungs of one ladder, from the first to the last. Raises ValueError
+    for an unknown ladder.
     """
     if ladder is not None and ladder not in LADDERS:
         raise ValueError(f"--ladder is {ladder!r}, expected one of {', '.join(LADDERS)}")
@@ -37,5 +37,7 @@ def climb(ladder: str | None = None) -> tuple[Rung, ...]:
 
 
 def names(ladder: str | None = None) -> tuple[str, ...]:
-    """The names of all rungs, or of one ladder's. Raises ValueError for an unknown ladder."""
+    """Returns the names of all rungs, or of one ladder's. Raises ValueError for an unknown
+    ladder.
+    """
     return tuple(rung.name for rung in climb(ladder))

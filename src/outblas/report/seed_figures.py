@@ -1,8 +1,8 @@
-"""What the seed documents measured, rung by rung, as data.
+"""The figures of the seed documents, rung by rung, as data.
 
 The documents: 000, an H100 SGEMM worklog; 001, the H100 climb to 107% of cuBLAS (CUDA 12.6); 002, a
 GH200 SGEMM; 003, a T4 from CUDA cores to tensor cores; 004, a retelling of 001. A document's
-figures compare with its own cuBLAS only.
+figures can only be compared with its own cuBLAS.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from typing import Any
 class Figure:
     """One figure of one document.
 
-    `tflops` are TFLOP/s, lowest and highest where the document gives a range, None where it gives a
-    share of cuBLAS only; `cublas` the TFLOP/s of cuBLAS in the same document; `stated` the share of
-    cuBLAS (1.07: 107%) in its own words, lowest and highest; `n` the edge of the square product,
-    None where it does not say.
+    `tflops` are TFLOP/s, lowest and highest where the document gives a range, None where it gives
+    only a ratio to cuBLAS. `cublas` is cuBLAS's TFLOP/s in the same document, `stated` the ratio to
+    cuBLAS (1.07: 107%) as the document states it, lowest and highest, `n` the edge of the square
+    product, None where the document does not give it.
     """
 
     rung: str
@@ -31,7 +31,9 @@ class Figure:
 
     @property
     def ratio(self) -> tuple[float, float] | None:
-        """Share of the document's cuBLAS: by its two figures where it has both, else as stated."""
+        """The ratio to the document's cuBLAS: from its two figures where it has both, otherwise as
+        stated.
+        """
         if self.tflops is not None and self.cublas is not None:
             return self.tflops[0] / self.cublas, self.tflops[1] / self.cublas
         return self.stated
@@ -44,12 +46,12 @@ class Figure:
 
 
 def _span(value: float | tuple[float, float] | None) -> tuple[float, float] | None:
-    """A figure as the lowest and the highest value."""
+    """Returns a figure as the lowest and the highest value."""
     return (value, value) if isinstance(value, int | float) else value
 
 
 def _gh200(rung: str, tflops: float, stated: float | None = None) -> Figure:
-    """002 at 4096 in fp32, beside a cuBLAS of 50.058 TFLOP/s."""
+    """Returns a figure of 002 at 4096 in fp32, where cuBLAS reaches 50.058 TFLOP/s."""
     return Figure(
         rung=f"simt.{rung}",
         source=f"002 {_IN_002[rung]}",
@@ -80,8 +82,8 @@ def _t4(
     n: int | None = 2048,
     note: str = "",
 ) -> Figure:
-    """003; its cuBLAS: fp32 by "3985 GFLOP/s is 90%", fp16 "about 40 TFLOP/s", the size of neither
-    stated.
+    """Returns a figure of 003. Its cuBLAS figures come from "3985 GFLOP/s is 90%" for fp32 and
+    "about 40 TFLOP/s" for fp16; it states the size of neither.
     """
     scalar = rung.startswith("simt")
     return Figure(
@@ -103,8 +105,8 @@ def _h100(
     stated: float | tuple[float, float] | None = None,
     n: int = 4096,
 ) -> Figure:
-    """001 and 004 in bf16; their cuBLAS at 4096 is 716 TFLOP/s, at other sizes only the ratio is
-    given.
+    """Returns a figure of 001 and 004 in bf16. Their cuBLAS reaches 716 TFLOP/s at 4096; at other
+    sizes they give only the ratio.
     """
     return Figure(
         rung=f"hopper.{rung}",
@@ -187,14 +189,15 @@ FIGURES: tuple[Figure, ...] = (
     _h100("hilbert", "004", 726, 1.01, n=8192),
 )
 
-# 001 kernel 3: mean cycles of a step of 64 along K for loading and for the tensor cores, and of
+# 001 kernel 3: mean cycles of loading and of the tensor cores per step of 64 along K, and of
 # storing a tile.
 PHASES = {"hopper.large_tile": ("001 kernel 3", {"load": 1415.0, "tensor": 703.0, "store": 4572.0})}
 
-# Rungs on which the documents have no figure: beyond the seeds, or only planned in them (003 v12).
+# Rungs for which the documents have no figure: beyond the documents, or only planned in them (003
+# v12).
 WITHOUT_FIGURE = ("simt.pipelined", "portable", "turing.cp_async", "hopper.gemm")
 
 
 def of_rung(name: str) -> tuple[Figure, ...]:
-    """The figures on a rung; the first is the one that its ladder is compared with."""
+    """Returns the figures on a rung; its ladder is compared with the first one."""
     return tuple(figure for figure in FIGURES if figure.rung == name)

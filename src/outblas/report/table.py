@@ -1,4 +1,4 @@
-"""A table of text, before it is shown on a terminal, in Markdown or in HTML."""
+"""A table of text, which can be shown on a terminal, in Markdown or in HTML."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
