@@ -27,8 +27,8 @@ class Progress:
         failures: How many trials failed, by status.
         best: The kernel and config of the fastest trial so far.
         best_us: The time of a call of it in µs.
-        base: What ratios compare with: see `records.base_name`.
         best_ratio: The time of the base over that of the fastest trial.
+        base: What ratios compare with: see `records.base_name`.
         cublas_us: The time of cuBLAS in µs.
         rounds: How many rounds of the finals are done.
         started: When it began, on the clock of `time.monotonic`.

@@ -33,7 +33,7 @@ class TestASnapshotThatWasWritten:
     def test_has_the_code_that_is_compiled_now(self, written: Path) -> None:
         output = invoke("simt.naive", "--against", written, code=0).stdout
 
-        assert "2 variants have the machine code of the snapshot" in output
+        assert "2 variants have the same machine code as in the snapshot" in output
 
     def test_takes_further_variants(self, written: Path) -> None:
         other = ("--config", "group_m=4", "--arch", "80")

@@ -120,7 +120,7 @@ def test_a_compile_is_no_failure_where_no_process_can_be_started() -> None:
     """Of real processes, which have too little memory to start."""
     with (
         Compilers(1, memory=1 << 20) as compilers,
-        pytest.warns(RuntimeWarning, match="no compile process can be started"),
+        pytest.warns(RuntimeWarning, match="compile processes cannot be started"),
     ):
         assert compiled(compilers) is None
 

@@ -195,7 +195,7 @@ def test_a_bench_that_measures_without_the_lock_says_so_once(
         with warnings.catch_warnings(record=True) as warned, other._locked():
             pass
     assert warned == []
-    assert "another process has kept" in other.unlocked
+    assert "another process has held" in other.unlocked
 
 
 def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch: pytest.MonkeyPatch) -> None:

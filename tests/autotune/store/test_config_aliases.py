@@ -268,7 +268,7 @@ def test_a_row_that_was_altered_is_not_taken_for_another_spelling(path: Path) ->
     with Store(path, read_only=True) as store:
         assert store.trials() == []
         (problem,) = store.verify()
-        assert "not what was stored" in problem
+        assert "was changed after it was stored" in problem
 
 
 # Exports and tables.

@@ -117,7 +117,7 @@ def test_an_export_goes_to_the_first_folder_that_can_be_written(
 def test_where_nothing_can_be_written_every_folder_is_named(full: Store, folders: Folders) -> None:
     folders.broken |= set(folders.paths)
 
-    message = r"3 results can be written nowhere .*current: No space left.*home: No space"
+    message = r"3 results could not be written anywhere .*current: No space left.*home: No space"
     with pytest.raises(StoreError, match=message):
         full.emergency_export()
 

@@ -213,7 +213,7 @@ def ended(path: Path) -> Path:
 
 
 def test_a_salvage_that_was_ended_is_done_by_the_next(ended: Path) -> None:
-    done = "a process that set it aside ended .* with the 50 trials and 1 winners"
+    done = "the process that set it aside ended .* with the 50 trials and 1 winners"
 
     with warned(done, ended) as store:
         assert len(store.trials()) == 50
@@ -222,7 +222,7 @@ def test_a_salvage_that_was_ended_is_done_by_the_next(ended: Path) -> None:
 
 
 def test_a_salvage_is_done_once(ended: Path) -> None:
-    warned("a process that set it aside ended", ended).close()
+    warned("the process that set it aside ended", ended).close()
 
     with Store(ended) as store:
         assert store.warning is None

@@ -116,7 +116,11 @@ KINDS: dict[str, tuple[object, ...]] = {
     "Workload": (7, None, [], {}),
     "Gpu": (7, None, [], "", "no such key"),
 }
-KINDS |= {"float": (*KINDS["float | None"], None, 0), "Status": (*KINDS["str"], "OK")}
+KINDS |= {
+    "float": (*KINDS["float | None"], None, 0),
+    "Status": (*KINDS["str"], "OK"),
+    "Weights": (*KINDS["str"], "tepid"),
+}
 MORE = {
     "M": (0,),
     "kernel": ("", "A", "a b"),
@@ -379,7 +383,7 @@ def test_a_line_without_end_is_refused(file: Importable, monkeypatch: pytest.Mon
         (b"[" * 100_000, "not JSON"),
         (b'{"a": ' * 100_000, "not JSON"),
         (b"7", "the file is 7, expected an object"),
-        (b'{"format": 1, "format": 2}', "a field is there twice"),
+        (b'{"format": 1, "format": 2}', "a field occurs twice"),
         (b'{"version": %s}' % (b"9" * 5000), "not JSON"),
         (b"\xff\xfe{}", "is not UTF-8"),
         (b"cos\nsystem\n(S'x'\ntR.", "not JSON"),

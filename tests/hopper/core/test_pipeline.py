@@ -76,6 +76,6 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(
     landed = load(rung).Config().stage_bytes
     monkeypatch.setattr(HopperConfig, "stage_bytes", property(lambda self: landed + 128))
 
-    message = f"{landed} bytes land in a stage, the config announces {landed + 128}"
+    message = f"{landed} bytes arrive in a stage, but the config announces {landed + 128}"
     with pytest.raises(Exception, match=message):
         load(rung).artifact()

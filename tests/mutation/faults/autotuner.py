@@ -183,7 +183,7 @@ FAULTS = (
     Fault(
         "config_registers_deadlock",
         _CONFIG,
-        "    if requested > available:  # the last to ask would wait for ever\n",
+        "    if requested > available:  # the last warpgroup would wait for ever\n",
         "    if requested > 2 * available:\n",
         (Check("test_config.py"), Check("hopper/core")),
         "A config counts as valid whose last warpgroup waits for registers for ever.",

@@ -17,8 +17,8 @@ FAULTS = (
     Fault(
         "workspace_made_twice",
         _WORKSPACE,
-        "            found = _workspaces.get(key)  # another thread of this stream may have been "
-        "first\n",
+        "            found = _workspaces.get(key)  # another thread of this stream may have made "
+        "it meanwhile\n",
         "            found = None\n",
         SUMS,
         "Threads that share a stream and come at once get a workspace each.",
