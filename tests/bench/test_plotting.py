@@ -147,6 +147,19 @@ def test_the_ids_of_two_charts_on_a_page_differ() -> None:
     assert not set(ids[0]) & set(ids[1])
 
 
+def test_a_layout_that_differs_in_its_last_bit_makes_the_same_file() -> None:
+    drawn = []
+    for jitter in (0.0, 1e-13):
+        figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+        figure.set_layout_engine("none")
+        axis.set_position((0.2, 0.2, 0.7 + jitter, 0.7))
+        axis.plot([0, 1], [0, 1])
+        drawn.append(plotting.svg(figure))
+
+    assert "clip-path" in drawn[0]
+    assert drawn[0] == drawn[1]
+
+
 def test_every_colour_of_a_chart_has_one_for_the_dark(drawn: ElementTree.Element) -> None:
     styles = [each.get("style") or "" for each in drawn.iter()]
     used = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -355,12 +356,10 @@ def svg(figure: Figure, note: str = "") -> str:
     """
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Description": note or None})
-    text = file.getvalue()
+    text, key = _with_own_ids(file.getvalue())
     start = text.index("<svg")
     end = text.index(">", start)
     title, alternative = figure.get_suptitle().replace("\n", " "), description(figure)
-    # Ids that no other chart on a page has.
-    key = hashlib.sha256(text.encode()).hexdigest()[:8]
     head = (
         f'{text[:end]} role="img" aria-labelledby="title-{key} desc-{key}">\n'
         f' <title id="title-{key}">{escape(title)}</title>\n'
@@ -368,6 +367,20 @@ def svg(figure: Figure, note: str = "") -> str:
         f" <style>\n{_dark_rules()} </style>"
     )
     return head + text[end + 1 :]
+
+
+def _with_own_ids(text: str) -> tuple[str, str]:
+    """The document with ids of clip paths that no other chart on a page has, and the part that all
+    of these have in common.
+
+    matplotlib makes these ids of coordinates to their last bit, in which the layout is not the same
+    every time.
+    """
+    clips = dict.fromkeys(re.findall(r'<clipPath id="(\w+)"', text))
+    numbers = {name: str(number) for number, name in enumerate(clips)}
+    plain = re.sub(r"\bp[0-9a-f]{10}\b", lambda found: f"clip-{numbers[found[0]]}", text)
+    key = hashlib.sha256(plain.encode()).hexdigest()[:8]
+    return re.sub(r"\bclip-(?=\d)", f"clip-{key}-", plain), key
 
 
 def _dark_rules() -> str:
