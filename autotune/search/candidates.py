@@ -1,4 +1,6 @@
-"""What a search chooses from: one config of one kernel, with what is known of it before it runs."""
+"""The candidates of a search: each is one config of one kernel, with what is known about it before
+it runs.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,23 +13,24 @@ from ..store.records import Workload
 from . import cost_model
 from .target import TuneTarget
 
-# A ranker predicts the time of a footprint at a workload on a machine, in µs. Only the order of
-# its predictions counts: lower is better.
+# A ranker predicts the time of a footprint at a workload on a machine, in µs. Only the order of its
+# predictions counts: lower is better.
 Ranker = Callable[[Footprint, Workload, Machine], float]
-# What Triton's interpreter takes, in µs: to start a program, and for an element of A, B or C that a
-# step along K touches. Fitted to a sweep of 66 configs of portable; docs/tuning/sample-sweep.jsonl
-# is another one, whose order it predicts with a rank correlation of 0.88. Machines differ in scale.
+# Costs in Triton's interpreter, in µs: of starting a program, and per element of A, B or C that a
+# step along K touches. Fitted to a sweep of 66 configs of portable. docs/tuning/sample-sweep.jsonl
+# is another sweep, whose order they predict with a rank correlation of 0.88. Machines differ in
+# scale.
 PROGRAM_US, ELEMENT_US = 12_700.0, 0.62
 
 
 def by_model(footprint: Footprint, workload: Workload, machine: Machine) -> float:
-    """The ranker that asks the analytic model."""
+    """Ranks by the prediction of the analytic model."""
     return cost_model.predict(footprint, workload, machine).us
 
 
 def by_interpreter(footprint: Footprint, workload: Workload) -> float:
-    """The µs of a config where there is no GPU: programs run one after another, and each walks its
-    own tiles.
+    """Estimates the µs of a config without a GPU, where programs run one after another and each
+    processes its own tiles.
     """
     m, n, k = footprint.tile_m, footprint.tile_n, footprint.tile_k
     programs = math.ceil(workload.M / m) * math.ceil(workload.N / n)

@@ -1,4 +1,6 @@
-"""From the spaces of kernels to the configs worth compiling: which configs each rule takes away."""
+"""From the search spaces of kernels to the configs that are worth compiling: the rules that remove
+configs.
+"""
 
 import re
 from collections import Counter
@@ -21,8 +23,8 @@ from .gpu import machine as machine_of
 from .target import TuneTarget, registered
 from .target import of as target_of
 
-# The share of the best config's useful work below which a config is tried only if the ranker
-# predicts it to be the fastest.
+# A config whose fraction of useful work is below this fraction of the best config's is tried only
+# if the ranker predicts it to be the fastest.
 EFFICIENCY = 0.5
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -31,7 +33,7 @@ __all__ = ["Candidate", "Pruned", "PrunedSpace", "Ranker", "by_model", "check", 
 
 @dataclass(frozen=True)
 class Pruned:
-    """How many configs a rule took away; `example` is its reason for one of them."""
+    """The number of configs that a rule removed; `example` is its reason for one of them."""
 
     rule: str
     example: str
@@ -44,7 +46,7 @@ class PrunedSpace:
 
     Attributes:
         generated: the number of configs that the kernels' spaces have.
-        pruned: the rules that took configs away, the busiest first.
+        pruned: the rules that removed configs, the one that removed most first.
         candidates: the others, in the order in which the spaces generate them.
     """
 
@@ -54,7 +56,7 @@ class PrunedSpace:
 
 
 def problem(workload: Workload) -> Problem:
-    """The workload as kernels see it, without data."""
+    """Returns the workload as a problem for kernels, without data."""
     dtype, out_dtype = (
         getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
     )
@@ -71,10 +73,10 @@ def problem(workload: Workload) -> Problem:
 def prune(
     targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu, ranker: Ranker = by_model
 ) -> PrunedSpace:
-    """The configs of these kernels that can run at a workload and may be the fastest there.
+    """Returns the configs of these kernels that can run at a workload and may be the fastest there.
 
-    Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is
-    missing.
+    Raises ValueError where a kernel does not support the dtype or the GPU, ImportError where its
+    DSL is missing.
     """
     machine, shape = machine_of(gpu), problem(workload)
     reasons = _Reasons()
@@ -89,21 +91,21 @@ def prune(
 
 @dataclass(frozen=True)
 class _Rated:
-    """A candidate, and the share of the SMs' work that is wanted."""
+    """A candidate, and the fraction of the SMs' work that is useful."""
 
     candidate: Candidate
     efficiency: float
 
 
 class _Reasons:
-    """Counts the configs that were generated, and why some of them are not tried."""
+    """Counts the configs that were generated, and the reasons why some of them are not tried."""
 
     def __init__(self) -> None:
         self.generated = 0
         self._counts, self._examples = Counter[str](), dict[str, str]()
 
     def add(self, reason: str) -> None:
-        """Counts reasons that differ in their figures as one rule."""
+        """Counts reasons that differ only in their numbers as one rule."""
         rule = _NUMBER.sub("#", reason)
         self._counts[rule] += 1
         self._examples.setdefault(rule, reason)
@@ -122,7 +124,7 @@ def _runnable(
     ranker: Ranker,
     reasons: _Reasons,
 ) -> Iterator[_Rated]:
-    """The configs of one kernel that its own rules allow."""
+    """Yields the configs of one kernel that its own rules allow."""
     for config in space.configs():
         reasons.generated += 1
         if pruned_reason := space.invalid_reason(config):
@@ -146,9 +148,10 @@ def _runnable(
 
 
 def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Candidate]:
-    """The candidates but for those that leave SMs idle and that are not even predicted to be fast.
+    """Yields the candidates, without those that leave SMs idle and are not predicted to be fast
+    either.
 
-    A kernel's own config stays: every other one has to beat it.
+    A kernel's default config stays, because every other one has to beat it.
     """
     best = max((each.efficiency for each in rated), default=0.0)
     least = EFFICIENCY * best
@@ -168,8 +171,8 @@ def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Ca
 
 
 def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
-    """Raises ValueError for a kernel that does not run on a GPU, or take a dtype or an epilogue,
-    ImportError where its DSL is missing.
+    """Raises ValueError for a kernel that does not run on a GPU, or does not support a dtype or an
+    epilogue; ImportError where its DSL is missing.
     """
     check_epilogue(target, workload.epilogue)
     if registered(target.name) != target:
@@ -179,34 +182,34 @@ def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
     if gpu.arch == 0:
         if record.dsl != "triton":
             raise ValueError(
-                f"{name} needs an NVIDIA GPU, and was given the CPU: only portable runs there, in "
+                f"{name} needs an NVIDIA GPU, but was given the CPU: only portable runs there, in "
                 "Triton's interpreter"
             )
     elif gpu.arch < record.min_arch or (record.max_arch is not None and gpu.arch > record.max_arch):
         upper = "or newer" if record.max_arch is None else f"to sm_{record.max_arch}"
         raise ValueError(
-            f"{name} needs sm_{record.min_arch} {upper}, and {gpu.name} is sm_{gpu.arch}"
+            f"{name} needs sm_{record.min_arch} {upper}, but {gpu.name} is sm_{gpu.arch}"
         )
     if workload.operand_dtype not in record.dtypes:
         raise ValueError(
-            f"{name} needs operands of dtype {' or '.join(record.dtypes)}, and was given "
+            f"{name} needs operands of dtype {' or '.join(record.dtypes)}, but was given "
             f"{workload.operand_dtype}"
         )
 
 
 def check_epilogue(target: TuneTarget, epilogue: str) -> None:
-    """Raises ValueError for a kernel that has no epilogues where one is asked for, ImportError
-    where its DSL is missing.
+    """Raises ValueError for a kernel without epilogues where one is requested, ImportError where
+    its DSL is missing.
     """
     if epilogue and not _has_epilogues(target):
         raise ValueError(
-            f"kernel {target.name!r} has no epilogue beside alpha and C, and was given {epilogue}"
+            f"kernel {target.name!r} has no epilogue besides alpha and C, but was given {epilogue}"
         )
 
 
 def with_epilogues(kernels: Sequence[str]) -> list[str]:
-    """Those of these kernels that carry out what follows a product. Raises ImportError where a DSL
-    is missing.
+    """Returns those of these kernels that compute an epilogue. Raises ImportError where a DSL is
+    missing.
     """
     return [kernel for kernel in kernels if _has_epilogues(target_of(kernel))]
 

@@ -1,8 +1,8 @@
-"""The public calls: they take an eager plan, or go the slow path.
+"""The public calls. They run a cached plan, or take the slow path.
 
-The slow path checks what it is given and reaches the operators, or hands it to torch. Gradients,
-autocast and vmap are the operators' own, and so are torch.compile and torch.export. What overrides
-functions of torch (`torch.overrides`) overrides these.
+The slow path checks the arguments, and then calls the operators or torch. Gradients, autocast,
+vmap, torch.compile and torch.export are implemented by the operators. Overrides of torch functions
+(`torch.overrides`) also override these calls.
 """
 
 from typing import Any
@@ -30,11 +30,11 @@ from .torch_ops.eager import overriding_mode, run
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
-_REGISTERED = autograd, autocast_vmap  # with the operators, when imported
+_REGISTERED = autograd, autocast_vmap  # they register themselves with the operators on import
 
 # The keywords that stand for parameters.
 _ALIASES = OPERANDS | {"linear": {"x": "input", "w": "weight"}}
-_REQUIRED: Any = None  # the default of a parameter that may come under its other name
+_REQUIRED: Any = None  # default of a parameter that may be passed by its other name
 
 
 def matmul(
@@ -315,7 +315,7 @@ def _eager_linear(
     batch_invariant: bool | None,
     extra: EpilogueArgs | None,
 ) -> Tensor | None:
-    """As `eager.run`."""
+    """Does what `eager.run` does for linear."""
     if function_modes() and overrides_enabled():
         if without_overrides is None or overriding_mode():
             return None
@@ -323,7 +323,7 @@ def _eager_linear(
             return _eager_linear(input, weight, out, batch_invariant, extra)
     try:
         transposed = weight.t()
-    except RuntimeError:  # of more dimensions, or nested
+    except RuntimeError:  # more dimensions, or nested
         return None
     return run(input, transposed, None, out, 1, 0, batch_invariant, extra)
 

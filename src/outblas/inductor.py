@@ -1,4 +1,4 @@
-"""Our product among those that Inductor measures when it compiles with max-autotune."""
+"""Adds outblas's product to those that Inductor measures when it compiles with max-autotune."""
 
 import torch
 
@@ -11,7 +11,9 @@ Tensor = torch.Tensor
 
 
 def outblas_mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-    """As Inductor calls it, by this name, while it measures and in the code that it writes."""
+    """The function that Inductor calls by this name, while it measures and in the code that it
+    generates.
+    """
     with torch.no_grad():
         return api.matmul(a, b, out=out)
 

@@ -1,4 +1,4 @@
-"""`Linear`, and `patch`, which makes every `torch.nn.Linear` of a model one."""
+"""`Linear`, and `patch`, which turns every `torch.nn.Linear` of a model into one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class Linear(torch.nn.Linear):
         Linear(in_features=16, out_features=32, bias=True, activation='gelu')
     """
 
-    # A list, as torch's own is.
+    # A list, as in torch.
     __constants__ = [*torch.nn.Linear.__constants__, "activation"]  # noqa: RUF012
     activation: Activation | None = (
         None  # instances of torch.nn.Linear that become ones of this class have no other
@@ -121,8 +121,9 @@ class Linear(torch.nn.Linear):
 
 
 def _unusual_call(layer: torch.nn.Module, input: Any, weight: Any, bias: Any) -> Tensor:
-    """`Linear.forward` where it may be given a torch.fx.Proxy, or a layer that is no `Linear` any
-    more: whoever wrapped `layer.forward` before `unpatch` still calls ours.
+    """Runs `Linear.forward` where it may get a torch.fx.Proxy, or a layer that is no longer a
+    `Linear`: a wrapper that was put around `layer.forward` before `unpatch` still calls this
+    method.
     """
     if not isinstance(layer, Linear):
         return functional.linear(input, weight, bias)
@@ -134,12 +135,14 @@ def _unusual_call(layer: torch.nn.Module, input: Any, weight: Any, bias: Any) ->
 
 
 def _quantizes(tracer: TracerBase) -> bool:
-    """Whether a tracer's graph is for quantization, which matches torch's own functions only."""
+    """Returns whether a tracer's graph is for quantization, which matches only torch's own
+    functions.
+    """
     return any(kind.__name__ == "QuantizationTracer" for kind in type(tracer).__mro__)
 
 
 def _activated(x: Tensor, activation: str | None) -> Tensor:
-    """As `epilogue.apply`, in the part of Python that TorchScript compiles."""
+    """Computes `epilogue.apply` in the subset of Python that TorchScript compiles."""
     if activation is None:
         return x
     halves = x.chunk(2, -1)
@@ -276,7 +279,7 @@ def unpatch(model: torch.nn.Module) -> Report:
         ('0', '1')
         >>> report = outblas.unpatch(model)
         >>> report.swapped, report.kept
-        (('0',), {'1': "has the activation 'relu', which torch.nn.Linear has not"})
+        (('0',), {'1': "has the activation 'relu', which torch.nn.Linear does not have"})
     """
     swapped: list[str] = []
     kept: dict[str, str] = {}
@@ -289,11 +292,13 @@ def unpatch(model: torch.nn.Module) -> Report:
         if not _is_ours(kind):
             kept[name] = f"is a {kind.__name__}, a subclass of outblas.Linear"
         elif module.activation is not None:
-            kept[name] = f"has the activation {module.activation!r}, which torch.nn.Linear has not"
+            kept[name] = (
+                f"has the activation {module.activation!r}, which torch.nn.Linear does not have"
+            )
         else:
             for attribute in vars(module):
                 _rebind(module, attribute, Linear, torch.nn.Linear)
-            vars(module).pop("activation", None)  # None, where `Linear` was called
+            vars(module).pop("activation", None)  # None, if `Linear` was called
             _become(module, _restored(kind, restored))
             swapped.append(name)
     for name, module in model.named_modules():
@@ -310,15 +315,15 @@ def _check(model: object) -> None:
 
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
-    """Each once, by its first name."""
+    """Yields each linear layer once, by its first name."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
             yield name or "(root)", module
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether it is `Linear`, or what torch made of it: parametrizations and `fully_shard` give a
-    module a class of their own, derived from the one that it had. A user's subclass is not.
+    """Returns whether a class is `Linear`, or one that torch derived from it: parametrizations and
+    `fully_shard` give a module a new class, derived from the old one. A user's subclass is not.
     """
     return issubclass(kind, Linear) and all(
         base is Linear or base.__module__.partition(".")[0] == "torch"
@@ -328,8 +333,8 @@ def _is_ours(kind: type) -> bool:
 
 
 def _restored(kind: type, done: dict[type, type]) -> type:
-    """A class that torch derived from `Linear`, derived from `torch.nn.Linear` instead. The old one
-    stays as it is, for modules of other models may share it.
+    """Returns a class that torch derived from `Linear`, derived from `torch.nn.Linear` instead. The
+    old class is not changed, because modules of other models may share it.
     """
     if not issubclass(kind, Linear):
         return kind
@@ -346,9 +351,9 @@ def _restored(kind: type, done: dict[type, type]) -> type:
 
 
 def _become(module: torch.nn.Module, kind: type) -> None:
-    """Changes the class of a module, so that compiled code notices.
+    """Changes the class of a module in a way that compiled code notices.
 
-    The guards of torch 2.11 pass over a module none of whose dictionaries has changed.
+    The guards of torch 2.11 do not check a module whose dictionaries are all unchanged.
     """
     module.__class__ = kind
     held, name = vars(module), "_class_has_changed"
@@ -359,8 +364,9 @@ def _become(module: torch.nn.Module, kind: type) -> None:
 def _rebind(
     module: torch.nn.Module, attribute: str, old: type[torch.nn.Linear], new: type[torch.nn.Linear]
 ) -> None:
-    """Makes of an attribute that is the module's bound `old.forward` its `new.forward`. Wrappers of
-    `forward` keep what they wrap in such attributes, their own or as functools' `__wrapped__`.
+    """Replaces the bound `old.forward` in an attribute of the module by `new.forward`. Wrappers of
+    `forward` keep the wrapped function in such attributes, either their own or functools'
+    `__wrapped__`.
     """
     holder = vars(module)
     while attribute in holder:
@@ -373,7 +379,7 @@ def _rebind(
 
 
 def _reason(module: torch.nn.Linear) -> str | None:
-    """Why a layer is not swapped."""
+    """Returns why a layer is not swapped, or None."""
     kind = type(module)
     if isinstance(module, LazyModuleMixin):
         return "has no weight before its first call"
@@ -395,10 +401,12 @@ def _reason(module: torch.nn.Linear) -> str | None:
 
 
 def _unusual(module: torch.nn.Linear) -> str | None:
-    """What of a layer's weight or bias makes torch compute the layer on any device."""
+    """Returns which property of a layer's weight or bias makes torch compute the layer on any
+    device, or None.
+    """
     for name in ("weight", "bias"):
         t = vars(module).get(name, module._parameters.get(name))
-        if t is None:  # or computed: plain, whatever its dtype
+        if t is None:  # or it is computed: plain, with any dtype
             continue
         if type(t) not in _PLAIN:
             return f"its {name} is a {type(t).__name__}, which torch takes"
@@ -410,8 +418,8 @@ def _unusual(module: torch.nn.Linear) -> str | None:
 
 
 def _torch_takes(module: torch.nn.Linear) -> str | None:
-    """What keeps a swapped layer from our kernels. It computes no parameter, for that may change
-    the layer's state.
+    """Returns what keeps a swapped layer from outblas's kernels, or None. It evaluates no computed
+    parameter, because that may change the layer's state.
     """
     if unusual := _unusual(module):
         return unusual + (" until fully_shard gathers it" if "DTensor" in unusual else "")
@@ -422,7 +430,9 @@ def _torch_takes(module: torch.nn.Linear) -> str | None:
 
 
 def _bypassed(model: torch.nn.Module) -> dict[int, str]:
-    """Layers whose parent may read their weight past them, by id, and what to say of them."""
+    """Returns the layers whose parent may read their weight without calling them, by id, each with
+    a remark.
+    """
     found: dict[int, str] = {}
     for parent in model.modules():
         if (

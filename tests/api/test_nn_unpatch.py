@@ -108,11 +108,11 @@ KEPT = {
     "subclass": (lambda: Mine(8, 8), "is a Mine, a subclass of outblas.Linear"),
     "activation": (
         lambda: Linear(8, 8, activation="gelu"),
-        "has the activation 'gelu', which torch.nn.Linear has not",
+        "has the activation 'gelu', which torch.nn.Linear does not have",
     ),
     "parametrized with an activation": (
         lambda: nn.utils.parametrizations.weight_norm(Linear(8, 8, activation="gelu")),
-        "has the activation 'gelu', which torch.nn.Linear has not",
+        "has the activation 'gelu', which torch.nn.Linear does not have",
     ),
     "parametrized subclass": (
         lambda: nn.utils.parametrizations.weight_norm(Mine(8, 8)),

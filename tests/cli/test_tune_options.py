@@ -32,7 +32,7 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--epilogue=", "--epilogue is '', expected a value, or no --epilogue"),
         (
             "--kernels simt.naive --epilogue bias",
-            "kernel 'simt.naive' has no epilogue beside alpha",
+            "kernel 'simt.naive' has no epilogue besides alpha",
         ),
         ("--shapes 16x15x16 --epilogue swiglu", "N is 15, expected an even number with swiglu"),
         (

@@ -1,5 +1,5 @@
-"""Whether products are batch-invariant where a call does not say: a row's bits depend on no other
-row, nor on M.
+"""Determines whether products are batch-invariant where a call does not say: the bits of a row
+depend neither on other rows nor on M.
 """
 
 import contextlib
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 _requested: ContextVar[bool] = ContextVar("batch_invariant", default=False)
-requested = _requested.get  # what the context says; Dynamo cannot trace it
-# Whether any context ever was entered: Dynamo guards on it, and until then knows the answer.
+requested = _requested.get  # the value of the context; Dynamo cannot trace it
+# Whether a context was ever entered. Dynamo guards on this, and knows the answer until then.
 _ever = False
 
 
@@ -62,7 +62,8 @@ def check(value: object, name: str = "batch_invariant") -> None:
 
 
 def wanted(batch_invariant: bool | None) -> bool:
-    """Whether a product is to be batch-invariant: the call says so, or else the context.
+    """Returns whether a product must be batch-invariant: as the call says, or else as the context
+    says.
 
     Where Dynamo traces this, a graph breaks once a context has been entered.
     """

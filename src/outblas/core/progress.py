@@ -1,7 +1,7 @@
-"""How far a long piece of work is: code counts its steps, and whoever shows them listens.
+"""Progress of long operations: code counts its steps, and a listener shows them.
 
-Without a listener counting costs nothing and changes nothing. A step may count steps of its own;
-the listener is told all of them: "2 of 11 4096 nt: 3 of 26 hopper.persistent".
+Without a listener, counting costs nothing and changes nothing. A step may count steps itself; the
+listener receives all levels: "2 of 11 4096 nt: 3 of 26 hopper.persistent".
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Level:
-    """What one piece of work does now."""
+    """The current step of one operation."""
 
     text: str = ""
 
 
 @dataclass
 class _Listener:
-    """`levels`: the pieces of work that are under way, each a step of the one before."""
+    """`levels`: the running operations, each of which is a step of the previous one."""
 
     hear: Callable[[str], None]
     levels: list[_Level] = field(default_factory=list)
@@ -39,7 +39,9 @@ _listener: ContextVar[_Listener | None] = ContextVar("progress", default=None)
 
 @contextlib.contextmanager
 def heard(hear: Callable[[str], None]) -> Iterator[None]:
-    """Within it `hear` is called with each step, in the thread that counts it."""
+    """Calls `hear` with each step that is counted inside this context, in the thread that counts
+    it.
+    """
     token = _listener.set(_Listener(hear))
     try:
         yield

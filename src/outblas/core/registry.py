@@ -65,7 +65,7 @@ _LAYOUTS = {"simt": "nn"}
 
 Dsl = Literal["triton", "gluon", "cute"]
 
-# What to install for a module that kernels import.
+# The distribution to install for a module that kernels import.
 _DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 
 
@@ -107,7 +107,7 @@ _NAMES = tuple(name for names in LADDERS.values() for name in names)
 
 
 def module_name(name: str) -> str:
-    """The module that defines the kernel `name`, as `importlib` takes it."""
+    """Returns the module that defines the kernel `name`, in the form that `importlib` takes."""
     ladder, _, rung = name.rpartition(".")
     return f"{_PACKAGES[ladder or name]}.{rung}"
 

@@ -199,7 +199,7 @@ def _found_while_traced(kernel: str, config: Any) -> tuple[str, str] | None:
 
 
 def _found_kernel(kernel: str, config: Any) -> tuple[str, str]:
-    """As `checked_kernel`, for a kernel that is named."""
+    """Returns what `checked_kernel` returns, for a kernel that is named."""
     name = registry.find(kernel).name
     if config is None:
         return name, ""

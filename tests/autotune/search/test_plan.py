@@ -140,18 +140,18 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
         (
             "hopper.hilbert",
             "a100",
-            "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80",
+            "kernel 'hopper.hilbert' needs sm_90 to sm_90, but NVIDIA A100.* is sm_80",
         ),
-        ("turing.cp_async", "t4", "needs sm_80 or newer, and .*T4 is sm_75"),
+        ("turing.cp_async", "t4", "needs sm_80 or newer, but .*T4 is sm_75"),
         (
             "hopper.hilbert",
             "h100",
-            "needs operands of dtype bfloat16 or float16, and was given float32",
+            "needs operands of dtype bfloat16 or float16, but was given float32",
         ),
         (
             "simt.naive",
             "",
-            "needs an NVIDIA GPU, and was given the CPU: only portable runs there, in Triton's ",
+            "needs an NVIDIA GPU, but was given the CPU: only portable runs there, in Triton's ",
         ),
     ],
 )

@@ -29,7 +29,7 @@ BAD = [
     ("layout", "nm", "layout is 'nm'"),
     ("weights", "hot", "weights is 'hot', expected one of warm, cold"),
     ("epilogue", "gelu+bias", r"epilogue is 'gelu\+bias', expected some of bias, an activation"),
-    ("epilogue", "bias", "kernel 'faulty' has no epilogue beside alpha and C, and was given bias"),
+    ("epilogue", "bias", "kernel 'faulty' has no epilogue besides alpha and C, but was given bias"),
     ("shapes", [(16, 16)], "shapes is"),
     ("shapes", (16, 0, 16), "N is 0"),
     ("shapes", "16x16", "shapes is '16x16'"),
