@@ -6,6 +6,7 @@ import pytest
 from support.cache_command import shown
 
 from outblas.autotune.store.store import Store
+from outblas.core import cache
 
 pytest_plugins = ("support.cached",)
 pytestmark = pytest.mark.usefixtures("home")
@@ -38,6 +39,29 @@ def test_compiled_kernels_are_counted_and_stay(large_kernel: Path) -> None:
 
     assert counted == "3 compiled kernels would be removed, 1.0 MiB\n"
     assert len(list(large_kernel.parent.glob("*.o"))) == 3
+
+
+@pytest.fixture
+def inspection(home: Path) -> Path:
+    """An inspection that `report roofline` has kept."""
+    file = cache.inspections() / "0123.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    return file
+
+
+def test_kept_inspections_go_with_compiled_kernels(inspection: Path) -> None:
+    printed = shown("prune", "--compiled")
+
+    assert printed.endswith("1 inspections of kernels removed\n")
+    assert not inspection.exists()
+
+
+def test_kept_inspections_that_are_counted_stay(inspection: Path) -> None:
+    printed = shown("prune", "--compiled", "--dry-run")
+
+    assert printed.endswith("1 inspections of kernels would be removed\n")
+    assert inspection.exists()
 
 
 @pytest.mark.parametrize(

@@ -326,8 +326,11 @@ def prune(
     if results:
         typer.echo(f"{removed} trials and winners {done}")
     if compiled:
-        gone, size = _remove_compiled(days or 0.0, dry_run=dry_run)
+        gone, size = _remove(_compiled(), days or 0.0, dry_run=dry_run)
         typer.echo(f"{gone} compiled kernels {done}, {size / 2**20:.1f} MiB")
+        inspections, _ = _remove(_inspections(), days or 0.0, dry_run=dry_run)
+        if inspections:
+            typer.echo(f"{inspections} inspections of kernels {done}")
 
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
@@ -463,13 +466,18 @@ def _compiled() -> list[Path]:
         return sorted(entry.path for entry in cache.objects(cache.directory() / "objects"))
 
 
-def _remove_compiled(days: float, *, dry_run: bool) -> tuple[int, int]:
-    """Removes compiled kernels that are at least so many days old, or only counts them; returns how
-    many, and their bytes.
+def _inspections() -> list[Path]:
+    with usage_errors():
+        return sorted(cache.inspections().glob("*.json"))
+
+
+def _remove(files: Iterable[Path], days: float, *, dry_run: bool) -> tuple[int, int]:
+    """Removes the files that are at least this many days old, each with its record, or only counts
+    them. Returns their number and their size in bytes.
     """
     count = size = 0
-    for path in _compiled():
-        with contextlib.suppress(FileNotFoundError):  # another process prunes as well
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # another process may prune as well
             found = path.stat()
             if found.st_mtime <= time.time() - days * 86400:
                 if not dry_run:

@@ -154,6 +154,13 @@ def _warn_of_refusal(reason: str) -> None:
     )
 
 
+def inspections() -> Path:
+    """Returns the folder of kept inspections, whether or not it exists. Raises ValueError as
+    `directory` does.
+    """
+    return directory() / "inspections"
+
+
 def digest(facts: dict[str, object]) -> str:
     """Returns the file name for a kernel that `facts` determine."""
     return hashlib.sha256(_text(facts).encode()).hexdigest()[:32]

@@ -81,7 +81,7 @@ def _path(request: Request) -> Path:
     used.
     """
     try:
-        folder = ownership.own_folder(cache.directory() / "inspections")
+        folder = ownership.own_folder(cache.inspections())
     except ValueError as error:
         raise OSError(str(error)) from None
     return folder / f"{cache.digest({'request': vars(request), **_toolchain()})}.json"
