@@ -186,10 +186,12 @@ def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
                 "Triton's interpreter"
             )
     elif gpu.arch < record.min_arch or (record.max_arch is not None and gpu.arch > record.max_arch):
-        upper = "or newer" if record.max_arch is None else f"to sm_{record.max_arch}"
-        raise ValueError(
-            f"{name} needs sm_{record.min_arch} {upper}, but {gpu.name} is sm_{gpu.arch}"
-        )
+        needed = f"sm_{record.min_arch}"
+        if record.max_arch is None:
+            needed += " or newer"
+        elif record.max_arch != record.min_arch:
+            needed += f" to sm_{record.max_arch}"
+        raise ValueError(f"{name} needs {needed}, but {gpu.name} is sm_{gpu.arch}")
     if workload.operand_dtype not in record.dtypes:
         raise ValueError(
             f"{name} needs operands of dtype {' or '.join(record.dtypes)}, but was given "

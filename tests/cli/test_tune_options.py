@@ -62,7 +62,7 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ),
         (
             "--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16",
-            "kernel 'hopper.hilbert' needs sm_90 to sm_90",
+            "kernel 'hopper.hilbert' needs sm_90",
         ),
     ],
 )

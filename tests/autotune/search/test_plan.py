@@ -140,7 +140,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
         (
             "hopper.hilbert",
             "a100",
-            "kernel 'hopper.hilbert' needs sm_90 to sm_90, but NVIDIA A100.* is sm_80",
+            "kernel 'hopper.hilbert' needs sm_90, but NVIDIA A100.* is sm_80",
         ),
         ("turing.cp_async", "t4", "needs sm_80 or newer, but .*T4 is sm_75"),
         (
