@@ -15,8 +15,8 @@ sys.path.insert(0, str(HERE))  # of the packages that make pages
 import outblas  # noqa: E402
 
 project = "outblas"
-author = "the outblas authors"
-project_copyright = "the outblas authors"
+author = "The outblas contributors"
+project_copyright = "The outblas contributors"
 version = release = outblas.__version__
 
 extensions = [
@@ -27,7 +27,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "sphinxcontrib.typer",
 ]
 exclude_patterns = ["_build", "reference_pages/**", "rung_pages/**", "seed_claims/**"]
 nitpicky = False
