@@ -46,10 +46,13 @@ class Stream:
 
 
 class World:
-    """Host threads, of which one runs at a time, and a GPU. What it finds wrong is in `faults`."""
+    """Host threads, of which one runs at a time, and a GPU. What it finds wrong is in `faults`.
+
+    ended: whether the run is over, after which nobody takes turns any more.
+    """
 
     def __init__(self, seed: int) -> None:
-        self.draw, self.steps = random.Random(seed), 0
+        self.draw, self.steps, self.ended = random.Random(seed), 0, False
         self.faults: list[str] = []
         self.streams: list[Stream] = []
         # The stream of handle 0, of a context; or of a thread in one.
@@ -265,6 +268,8 @@ class FakeEvent:
         self.stream, self.kernels_before = real, real.launched
 
     def query(self) -> bool:
+        if self.world.ended:  # the collector may retire a workspace of this run during a later one
+            return True
         self.world.pause()
         ended = self.stream.launched - len(self.stream.running)
         return ended >= self.kernels_before
@@ -374,3 +379,4 @@ def _end(world: World) -> None:
         stream.gone = False
     workspace._workspaces.clear()
     workspace._retired.clear()
+    world.ended = True

@@ -76,6 +76,27 @@ def test_the_model_finds_a_planted_fault(
     assert any(fault in stream_model.play(monkeypatch, scene, seed, plant) for seed in range(SEEDS))
 
 
+def test_what_a_run_of_the_model_leaves_disturbs_no_other(
+    gpu: "FakeGpu", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workspace in a cycle is retired when the garbage collector finds it, which may be then."""
+    left: list[Any] = []
+    make_event = stream_model.FakeEvent
+
+    def make_and_keep(world: stream_model.World) -> stream_model.FakeEvent:
+        left.append(make_event(world))
+        return left[-1]
+
+    monkeypatch.setattr(stream_model, "FakeEvent", make_and_keep)
+    stream_model.play(monkeypatch, "handles that come again", 0)
+    left[0].world.steps = stream_model.MOST_STEPS
+    workspace._retired.append((left[0], None, None))
+
+    workspace.get_workspace(0, 100, 10)
+
+    assert not workspace._retired
+
+
 # ---- one thread
 class FakeTensor:
     """A tensor that is its size, and the streams that were recorded for it."""
@@ -161,7 +182,7 @@ class SlowTable(dict[Any, Any]):
         found = super().get(key, default)
         if threading.get_ident() not in self.looked:
             self.looked.add(threading.get_ident())
-            self.together.wait(10)
+            self.together.wait()
         return found
 
 
@@ -179,7 +200,7 @@ def test_threads_that_come_at_once_get_one_workspace(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join()
 
     assert found[0] is found[1]
     assert gpu.kept == 1
