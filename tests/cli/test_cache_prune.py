@@ -53,14 +53,14 @@ def inspection(home: Path) -> Path:
 def test_kept_inspections_go_with_compiled_kernels(inspection: Path) -> None:
     printed = shown("prune", "--compiled")
 
-    assert printed.endswith("1 inspections of kernels removed\n")
+    assert printed.endswith("1 kept inspection removed\n")
     assert not inspection.exists()
 
 
 def test_kept_inspections_that_are_counted_stay(inspection: Path) -> None:
     printed = shown("prune", "--compiled", "--dry-run")
 
-    assert printed.endswith("1 inspections of kernels would be removed\n")
+    assert printed.endswith("1 kept inspection would be removed\n")
     assert inspection.exists()
 
 

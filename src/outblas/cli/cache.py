@@ -327,10 +327,15 @@ def prune(
         typer.echo(f"{removed} trials and winners {done}")
     if compiled:
         gone, size = _remove(_compiled(), days or 0.0, dry_run=dry_run)
-        typer.echo(f"{gone} compiled kernels {done}, {size / 2**20:.1f} MiB")
+        typer.echo(f"{_number(gone, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
         inspections, _ = _remove(_inspections(), days or 0.0, dry_run=dry_run)
         if inspections:
-            typer.echo(f"{inspections} inspections of kernels {done}")
+            typer.echo(f"{_number(inspections, 'kept inspection')} {done}")
+
+
+def _number(count: int, noun: str) -> str:
+    """Returns a count and what is counted: "1 compiled kernel", "2 compiled kernels"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
