@@ -351,9 +351,11 @@ class TestSharded:
     @pytest.fixture
     def fully_sharded(self, net: Net, mesh: "DeviceMesh") -> tuple[Net, Tensor]:
         """A patched model that was sharded afterwards, and what it gave before."""
+        from torch.distributed.fsdp import fully_shard
+
         want = net(X)
-        torch.distributed.fsdp.fully_shard(net.up, mesh=mesh)
-        torch.distributed.fsdp.fully_shard(net, mesh=mesh)
+        fully_shard(net.up, mesh=mesh)
+        fully_shard(net, mesh=mesh)
         return net, want
 
     def test_a_fully_sharded_model_stays_ours(self, fully_sharded: tuple[Net, Tensor]) -> None:
@@ -363,12 +365,14 @@ class TestSharded:
         assert patch(net).swapped == ("up", "down")
 
     def test_a_layer_of_fully_shard_is_restored(self, fully_sharded: tuple[Net, Tensor]) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
         net, _ = fully_sharded
 
         assert unpatch(net) == outblas.nn.Report(("up", "down"))
 
         assert not any(Linear in type(module).__mro__ for module in net.modules())
-        assert isinstance(net.get_submodule("up"), torch.distributed.fsdp.FSDPModule)
+        assert isinstance(net.get_submodule("up"), FSDPModule)
 
     def test_a_restored_model_of_fully_shard_trains(
         self, fully_sharded: tuple[Net, Tensor]
@@ -384,10 +388,12 @@ class TestSharded:
         assert net.up.weight.grad is not None
 
     def test_other_models_of_fully_shard_stay_ours(self, net: Net, mesh: "DeviceMesh") -> None:
+        from torch.distributed.fsdp import fully_shard
+
         other = Net()
         patch(other)
         for model in (net, other):
-            torch.distributed.fsdp.fully_shard(model.up, mesh=mesh)
+            fully_shard(model.up, mesh=mesh)
 
         unpatch(net)
 
