@@ -4,13 +4,15 @@ shards modules.
 
 import io
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.ao import quantization
 from torch.ao.quantization import quantize_fx
+from torch.distributed import fsdp, tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.utils import prune
 
 import outblas
@@ -21,9 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Tensor = torch.Tensor
 X = torch.randn(3, 8)
@@ -312,26 +311,22 @@ class TestSharded:
     """On one CPU process."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def mesh(self) -> Iterator["DeviceMesh"]:
+    def mesh(self) -> Iterator[DeviceMesh]:
         """A mesh of one process, in a process group of its own."""
-        if not torch.distributed.is_available():
-            pytest.skip("needs torch.distributed")
-        torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
-        yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        torch.distributed.destroy_process_group()
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        yield init_device_mesh("cpu", (1,))
+        distributed.destroy_process_group()
 
-    def test_a_sharded_weight_is_not_swapped(self, mesh: "DeviceMesh") -> None:
-        layer = torch.distributed.tensor.distribute_module(nn.Linear(8, 6), mesh)
+    def test_a_sharded_weight_is_not_swapped(self, mesh: DeviceMesh) -> None:
+        layer = tensor.distribute_module(nn.Linear(8, 6), mesh)
 
         assert patch(layer).kept == {"(root)": "its weight is a DTensor, which torch takes"}
 
     def test_a_weight_sharded_afterwards_goes_to_torch_whole(
-        self, net: Net, mesh: "DeviceMesh", monkeypatch: pytest.MonkeyPatch
+        self, net: Net, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         want = net(X)
-        torch.distributed.tensor.distribute_module(net, mesh)
+        tensor.distribute_module(net, mesh)
         weights: list[Tensor] = []
         by_torch = nn.functional.linear
 
@@ -341,7 +336,7 @@ class TestSharded:
 
         monkeypatch.setattr(nn.functional, "linear", recording_linear)
 
-        y = net(torch.distributed.tensor.distribute_tensor(X, mesh))
+        y = net(tensor.distribute_tensor(X, mesh))
 
         torch.testing.assert_close(y.full_tensor(), want)
         assert len(weights) == 2
@@ -349,13 +344,11 @@ class TestSharded:
         assert weights[1] is net.down.weight
 
     @pytest.fixture
-    def fully_sharded(self, net: Net, mesh: "DeviceMesh") -> tuple[Net, Tensor]:
+    def fully_sharded(self, net: Net, mesh: DeviceMesh) -> tuple[Net, Tensor]:
         """A patched model that was sharded afterwards, and what it gave before."""
-        from torch.distributed.fsdp import fully_shard
-
         want = net(X)
-        fully_shard(net.up, mesh=mesh)
-        fully_shard(net, mesh=mesh)
+        fsdp.fully_shard(net.up, mesh=mesh)
+        fsdp.fully_shard(net, mesh=mesh)
         return net, want
 
     def test_a_fully_sharded_model_stays_ours(self, fully_sharded: tuple[Net, Tensor]) -> None:
@@ -365,14 +358,12 @@ class TestSharded:
         assert patch(net).swapped == ("up", "down")
 
     def test_a_layer_of_fully_shard_is_restored(self, fully_sharded: tuple[Net, Tensor]) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
         net, _ = fully_sharded
 
         assert unpatch(net) == outblas.nn.Report(("up", "down"))
 
         assert not any(Linear in type(module).__mro__ for module in net.modules())
-        assert isinstance(net.get_submodule("up"), FSDPModule)
+        assert isinstance(net.get_submodule("up"), fsdp.FSDPModule)
 
     def test_a_restored_model_of_fully_shard_trains(
         self, fully_sharded: tuple[Net, Tensor]
@@ -387,13 +378,11 @@ class TestSharded:
         torch.testing.assert_close(y, want)
         assert net.up.weight.grad is not None
 
-    def test_other_models_of_fully_shard_stay_ours(self, net: Net, mesh: "DeviceMesh") -> None:
-        from torch.distributed.fsdp import fully_shard
-
+    def test_other_models_of_fully_shard_stay_ours(self, net: Net, mesh: DeviceMesh) -> None:
         other = Net()
         patch(other)
         for model in (net, other):
-            fully_shard(model.up, mesh=mesh)
+            fsdp.fully_shard(model.up, mesh=mesh)
 
         unpatch(net)
 
