@@ -26,6 +26,7 @@ from .common import (
     figure,
     give,
     note,
+    number_of,
     parse_shapes,
     say,
     split,
@@ -104,7 +105,7 @@ def list_results(
         said = (
             f"{len(rows)} of {total} rows; --limit shows more"
             if len(rows) < total
-            else f"{total} row{'' if total == 1 else 's'}"
+            else number_of(total, "row")
         )
         note(f"{path}: {said if rows else 'no results'}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
@@ -327,15 +328,10 @@ def prune(
         typer.echo(f"{removed} trials and winners {done}")
     if compiled:
         gone, size = _remove(_compiled(), days or 0.0, dry_run=dry_run)
-        typer.echo(f"{_number(gone, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
+        typer.echo(f"{number_of(gone, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
         inspections, _ = _remove(_inspections(), days or 0.0, dry_run=dry_run)
         if inspections:
-            typer.echo(f"{_number(inspections, 'kept inspection')} {done}")
-
-
-def _number(count: int, noun: str) -> str:
-    """Returns a count and what is counted: "1 compiled kernel", "2 compiled kernels"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+            typer.echo(f"{number_of(inspections, 'kept inspection')} {done}")
 
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:

@@ -75,6 +75,11 @@ def note(text: str, style: str | None = "dim", *, highlight: bool | None = None)
     console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
 
 
+def number_of(count: int, noun: str) -> str:
+    """Returns a count and what is counted: "1 compiled kernel", "2 compiled kernels"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def check_length(path: Path) -> None:
     """Raises OSError for a path that is longer than the system allows; `Path.exists` and its like
     say of such a path that it is not there.

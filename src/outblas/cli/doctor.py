@@ -10,7 +10,7 @@ from .. import __version__
 from ..core import cache, compat, progress, registry, requirements
 from ..core.ownership import shown
 from . import progress_line
-from .common import NONE, JsonOption, console, give, note, table
+from .common import NONE, JsonOption, console, give, note, number_of, table
 
 
 def doctor(json: JsonOption = False) -> None:
@@ -158,7 +158,7 @@ def _show(report: dict[str, Any]) -> None:
 def _show_verdict(report: dict[str, Any]) -> None:
     problems = report["problems"]
     if problems:
-        note(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:", "bold yellow")
+        note(f"{number_of(len(problems), 'problem')}:", "bold yellow")
     elif report["gpus"]:
         note("No problems found.", "bold green")
     else:

@@ -196,7 +196,7 @@ def test_threads_that_come_at_once_get_one_workspace(
     def get() -> None:
         found.append(workspace.get_workspace(0, 100, 10))
 
-    threads = [threading.Thread(target=get) for _ in range(2)]
+    threads = [threading.Thread(target=get, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
