@@ -443,7 +443,8 @@ def of_values(
     if right is None and special(
         spec
     ):  # squares of such numbers cancel, and their sum has no digit that is certain
-        bad = bad & ~other.abs().ge(narrow.max**0.5)
+        both_overflow = other.isnan() & ~mine.isfinite()  # to infinity, or to inf - inf
+        bad = bad & ~other.abs().ge(narrow.max**0.5) & ~both_overflow
     if not bad.any():
         return []
     return [Difference("values", f"{what}: {first(mine, other, bad)}")]

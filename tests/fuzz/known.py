@@ -198,6 +198,29 @@ def _sparse_row(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -
     )
 
 
+def _on_a_gpu(spec: dict) -> bool:
+    return spec.get("device", "cpu") != "cpu"
+
+
+def _unread_addend(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    unread = spec.get("beta", {"value": 1})["value"] == 0
+    return (
+        _on_a_gpu(spec)
+        and unread
+        and raises(r"\w+: (c|input)\.shape is .* broadcasts to")(spec, ours, theirs, found)
+    )
+
+
+def _refused_by_cublas(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    return (
+        _on_a_gpu(spec)
+        and spec["call"].endswith(("addmm", "addmm_out"))
+        and 1 in spec["tensors"].get("out", {"shape": []})["shape"]
+        and found.kind == "only torch raises"
+        and found.detail.startswith("RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE")
+    )
+
+
 def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
     other = spec["call"].startswith("op.") and _kinds(spec) & {"sparse", "nested"}
     return bool(other) and raises("NotImplementedError", torch_too=True)(spec, ours, theirs, found)
@@ -271,6 +294,22 @@ KNOWN = [
         ),
     ),
     Known(
+        "out of one row on a GPU",
+        "torch.addmm hands the strides of an out of one row or column to cuBLAS as they are, and "
+        "cuBLAS refuses some of them (torch 2.11). outblas writes to any strides.",
+        _refused_by_cublas,
+        call(
+            "addmm",
+            {
+                "a": tensor(1, 192, layout="offset", seed=1006349666),
+                "b": tensor(192, 3, layout="steps", seed=1815354716),
+                "c": tensor(3, layout="transposed", seed=136126495, fill="integers"),
+                "out": tensor(1, 3, layout="transposed", seed=1288700388, fill="nan"),
+            },
+            device="cuda",
+        ),
+    ),
+    Known(
         "batch_invariant where torch computes",
         "torch makes no such promise. A call that asks for batch invariance raises where outblas "
         "would hand it to torch, and scaled_mm raises within outblas.batch_invariant(), so that "
@@ -330,6 +369,18 @@ KNOWN = [
         "an alpha or beta that the dtype cannot hold. outblas always refuses them.",
         _unmultiplied,
         call("matmul", {"a": tensor(2, 3, 0), "b": tensor(2, 0, 4, dtype="float64")}),
+    ),
+    Known(
+        "an addend that nobody reads, on a GPU",
+        "With beta = 0, torch does not look at the shape of the addend of addmm on a GPU, although "
+        "it does on a CPU. outblas checks it on both.",
+        _unread_addend,
+        call(
+            "addmm",
+            {"a": A, "b": B, "c": tensor(2, 2)},
+            beta={"kind": "zero", "value": 0},
+            device="cuda",
+        ),
     ),
     Known(
         "checks of fake and meta tensors",

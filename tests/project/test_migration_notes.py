@@ -26,7 +26,13 @@ def test_the_notes_list_what_the_fuzz_lets_pass() -> None:
     assert noted() == {entry.name: entry.reason for entry in KNOWN}
 
 
-@pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: entry.name)
+def marks(entry):
+    return [pytest.mark.gpu] if entry.example.get("device") == "cuda" else []
+
+
+@pytest.mark.parametrize(
+    "entry", [pytest.param(entry, marks=marks(entry), id=entry.name) for entry in KNOWN]
+)
 def test_an_entry_is_a_difference(entry) -> None:
     ours, theirs, rows = runner.once(entry.example)
     found = {row["known"] for row in rows}

@@ -130,6 +130,23 @@ def test_versions_of_what_is_written_grow(operator: str, kind: str) -> None:
         assert (aux._version > versions[1]) == (operator == "gemm_out")
 
 
+# ---- scalars
+TOO_LARGE = {
+    "addmm": lambda: ops.addmm(C, A, B, 1, 1e39),
+    "addmm_out": lambda: ops.addmm_out(C, A, B, torch.empty(6, 4), 1, 1e39),
+    "gemm": lambda: ops.gemm(A, B, C, C[0], None, 1, 1e39),
+    "gemm_aux": lambda: ops.gemm_aux(A, B, C, None, None, 1, 1e39, "gelu"),
+    "gemm_out": lambda: ops.gemm_out(torch.empty(6, 4), None, A, B, C, C[0], None, 1, 1e39),
+}
+
+
+@pytest.mark.parametrize("operator", TOO_LARGE)
+def test_a_scalar_that_float32_cannot_hold_is_refused(operator: str) -> None:
+    """A kernel would take it for infinity."""
+    with pytest.raises(OperandError, match=r"beta is 1e\+39, expected a number that float32 can"):
+        TOO_LARGE[operator]()
+
+
 # ---- activations and epilogues
 @pytest.fixture
 def of_kind(kind: str) -> Callable[[Tensor], Tensor]:

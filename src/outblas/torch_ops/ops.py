@@ -15,6 +15,7 @@ from ..core.epilogue import ACTIVATIONS, EpilogueArgs
 from ..core.errors import OperandError
 from ..core.invariance import wanted
 from ..runtime.dispatch import Call, run
+from .call import is_plain_scalar, scalar
 from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
@@ -82,6 +83,7 @@ def _addmm(
     tune: str = "",
     batch_invariant: bool | None = None,
 ) -> Tensor:
+    alpha, beta = _scalars(alpha, beta, a.dtype)
     return run(
         Call(a, b, c, None, None, alpha, beta, kernel, config, tune, wanted(batch_invariant))
     )
@@ -99,8 +101,19 @@ def _addmm_out(
     tune: str = "",
     batch_invariant: bool | None = None,
 ) -> None:
+    alpha, beta = _scalars(alpha, beta, a.dtype)
     run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
     _mark_written(out)
+
+
+def _scalars(alpha: Any, beta: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Returns alpha and beta as numbers that products of a dtype can use. Raises OperandError.
+
+    A kernel would take what float32 cannot hold for infinity.
+    """
+    if is_plain_scalar(alpha) and is_plain_scalar(beta):
+        return alpha, beta
+    return scalar("alpha", alpha, dtype), scalar("beta", beta, dtype)
 
 
 def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -125,6 +138,8 @@ def _gemm_call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -
         if alpha != 1:
             raise OperandError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
         beta = 0
+    else:
+        alpha, beta = _scalars(alpha, beta, a.dtype)
     extra = epilogue(activation, bias, residual, aux)
     kernel, config, tune, batch_invariant = choice
     return Call(

@@ -124,6 +124,10 @@ class FakeEvent:
     def record(self, stream: Any) -> None:
         self.steps.append(("recorded on", stream))
 
+    def query(self) -> bool:
+        """It has passed. A workspace that outlives its test may be freed in another."""
+        return True
+
 
 class WorkspaceWatcher:
     """Lends workspaces, and stands for the compiled kernel that takes them.
