@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from .store.records import BestConfig, Weights, Workload
 if TYPE_CHECKING:
     from .search.strategy import Strategy
     from .sweeps.options import SweepKeywords
+    from .sweeps.outcome import Sweep
 
 # Seconds to tune a shape that OUTBLAS_TUNE=on meets first, unless OUTBLAS_TUNE_BUDGET sets another
 # time.
@@ -296,11 +298,19 @@ def _sweep(
     if found.winners:
         return found.winners[0]
 
-    reasons = [failure.reason for failure in found.failures]
-    failed = [trial for outcome in found.outcomes for trial in outcome.trials if not trial.ok]
-    reasons += [trial.reason for trial in failed[:1]]
-    unmeasured = [left for outcome in found.outcomes for left in outcome.unmeasured]
-    reasons += [left.reason for left in unmeasured[:1]]
-    raise RuntimeError(
-        f"{workload}: no config could be measured: {'; '.join(reasons) or 'none is valid'}"
-    )
+    reasons = "; ".join(_reasons(found)) or "none is valid"
+    raise RuntimeError(f"{workload}: no config could be measured: {reasons}")
+
+
+def _reasons(found: Sweep) -> Iterator[str]:
+    """Yields why a sweep has no winner."""
+    yield from (failure.reason for failure in found.failures)
+    failed = (trial for outcome in found.outcomes for trial in outcome.trials if not trial.ok)
+    yield from (trial.reason for trial in itertools.islice(failed, 1))
+    unmeasured = (left for outcome in found.outcomes for left in outcome.unmeasured)
+    yield from (left.reason for left in itertools.islice(unmeasured, 1))
+    if not found.finished and not found.failures:
+        yield (
+            f"the budget ended after {found.seconds:.0f} s, before a trial was complete (a sweep "
+            f"waits while another process measures on this GPU)"
+        )

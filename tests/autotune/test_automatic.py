@@ -442,3 +442,15 @@ def test_the_first_tuning_measures_with_a_store_that_keeps_nothing(
         choices(first_met)
 
     assert measured.called
+
+
+@pytest.mark.filterwarnings("ignore:.*lost when the process ends")
+def test_a_budget_that_ends_before_the_first_trial_is_named(
+    measured: Mock, first_met: Problem
+) -> None:
+    """Not "none is valid": another process had the GPU for all that time."""
+    nothing = Mock(finished=False, trials=[], unmeasured=[], winner=None, failure="")
+    measured.return_value = outcome.Sweep([nothing])
+
+    with pytest.warns(RuntimeWarning, match=r"the budget ended after \d+ s, before a trial"):
+        choices(first_met)
