@@ -192,6 +192,43 @@ def test_a_table_of_cold_calls_says_what_a_copy_reaches(tmp_path: Path) -> None:
     assert "the share of the 4000 GB/s that a copy of a gigabyte reaches" in text
 
 
+# ---- layers of a language model
+def of_layer(provider: str, M: int, N: int, ratio: float, best: float, **changes: Any) -> Entry:
+    shape = {"mode": "cold", "shape": [M, N, 4096]}
+    return entry(provider, ratio, **shape, ratio_best=best, bandwidth_share=0.9, **changes)
+
+
+TWO_LAYERS = [
+    of_layer(provider, M, N, 1.0 if provider == "cublas" else ratio, best)
+    for provider in ("cublas", "outblas")
+    for M, N, ratio, best in (
+        (1, 6144, 1.2, 1.1),
+        (16, 6144, 1.0, 0.9),
+        (1, 28672, 0.9, 0.8),
+        (16, 28672, 1.1, 1.1),
+    )
+]
+
+
+def test_layers_have_a_row_for_each_number_of_rows(tmp_path: Path) -> None:
+    rows = table(tmp_path, "layers outblas", *TWO_LAYERS)
+
+    assert rows["rows"] == ["6144×4096, 50 MB", "28672×4096, 235 MB"]
+    assert rows["1"] == ["1.20 / 1.10, 90%", "0.90 / 0.80, 90%"]
+    assert rows["16"] == ["1.00 / 0.90, 90%", "1.10 / 1.10, 90%"]
+
+
+def test_layers_end_with_geometric_means_against_both_bases(tmp_path: Path) -> None:
+    rows = table(tmp_path, "layers outblas", *TWO_LAYERS)
+
+    assert rows["geometric mean"] == ["1.095 / 0.995", "0.995 / 0.938"]
+
+
+def test_a_layer_that_lacks_a_number_of_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="16x28672x4096 has no outblas in cold"):
+        table(tmp_path, "layers outblas", *TWO_LAYERS[:-1])
+
+
 # ---- operations apart
 OPERATIONS = [{"epilogue": "bias+gelu"}, {"product": "dA"}, {"batch_invariant": True}]
 

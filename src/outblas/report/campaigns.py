@@ -1,5 +1,5 @@
 """Parts of pages that show one campaign of `outblas bench`: the suite and its headline, calls with
-cold weights, sustained load, and fp8.
+cold weights, the layers of a language model, sustained load, and fp8.
 """
 
 from collections.abc import Iterable, Sequence
@@ -91,6 +91,41 @@ def cold(evidence: Evidence, provider: str) -> str:
         "the weights in L2"
     )
     return markdown.closed(_plain(columns, rows), found, note)
+
+
+def layers(evidence: Evidence, provider: str) -> str:
+    """A row for each number of rows and a column for each layer of a language model that decodes:
+    a provider's ratios to both bases with cold weights, and its bandwidth. The argument is the
+    provider.
+    """
+    found = _campaign(evidence.measurements, "cold")
+    weights = list(dict.fromkeys(m.shape[1:] for m in found))
+    all_rows = sorted({m.shape[0] for m in found})
+    ours = {(M, each): _at(found, provider, (M, *each)) for M in all_rows for each in weights}
+    columns = ("rows", *(f"{N}×{K}, {2 * N * K / 1e6:.0f} MB" for N, K in weights))
+    rows = [[str(M), *(_ratios_and_share(ours[M, each]) for each in weights)] for M in all_rows]
+    rows.append(["geometric mean", *(_two_means([ours[M, w] for M in all_rows]) for w in weights)])
+    spans = f"of all: {_two_means(list(ours.values()))}"
+    copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours.values())
+    bandwidth = " and ".join(text.figure(each, ".0f") for each in copies)
+    note = (
+        f"{provider} with weights N×K that are not in L2: × cuBLAS / × the fastest of cuBLASLt's "
+        f"algorithms, and the share of the {bandwidth} GB/s that a copy of a gigabyte reaches "
+        f"({spans})"
+    )
+    return markdown.closed(_plain(columns, rows), found, note)
+
+
+def _ratios_and_share(m: Measurement) -> str:
+    share = text.figure(m.bandwidth_share, ".0%")
+    return f"{text.figure(m.ratio, '.2f')} / {text.figure(m.ratio_best, '.2f')}, {share}"
+
+
+def _two_means(measurements: Sequence[Measurement]) -> str:
+    """The geometric means of the ratios to both bases."""
+    first = _mean([m.ratio or 0.0 for m in measurements])
+    best = [m.ratio_best for m in measurements if m.ratio_best is not None]
+    return f"{first} / {_mean(best) if len(best) == len(measurements) else text.NONE}"
 
 
 def sustained(evidence: Evidence, _: str) -> str:

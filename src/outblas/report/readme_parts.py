@@ -175,6 +175,7 @@ TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "suite": campaigns.suite,
     "headline": campaigns.headline,
     "cold": campaigns.cold,
+    "layers": campaigns.layers,
     "sustained": campaigns.sustained,
     "fp8": campaigns.fp8,
     "ladder": _ladder,
