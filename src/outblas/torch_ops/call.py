@@ -10,7 +10,12 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from ..core import configs, problem, registry
-from ..core.compat.torch_private import FakeTensor, FunctionalTensor, constant_to_dynamo
+from ..core.compat.torch_private import (
+    FakeTensor,
+    FunctionalTensor,
+    constant_to_dynamo,
+    dataclasses_are_constants,
+)
 from ..core.epilogue import ACTIVATIONS, EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..core.tensor_memory import read_address
@@ -182,7 +187,8 @@ def checked_kernel(kernel: str | None, config: Any) -> tuple[str, str]:
                 "config is given without kernel, expected the kernel that it configures"
             )
         return "", ""
-    if is_traced() and (found := _found_while_traced(kernel, config)) is not None:
+    known = config is None or dataclasses_are_constants
+    if is_traced() and known and (found := _found_while_traced(kernel, config)) is not None:
         return found
     return _found_kernel(kernel, config)
 

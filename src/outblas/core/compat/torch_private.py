@@ -450,6 +450,11 @@ def constant_to_dynamo(function: F) -> F:
     return function
 
 
+# Whether Dynamo hands a frozen dataclass, such as a config, to a function that it calls. torch 2.11
+# fails there with an internal error.
+dataclasses_are_constants: bool = torch.__version__ >= "2.13"
+
+
 # ---- Inductor
 def inductor_choices() -> tuple[list[Any], Callable[[Any], None]]:
     """Returns Inductor's list of external matmuls, and the function that registers one.
