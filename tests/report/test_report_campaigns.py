@@ -194,7 +194,7 @@ def test_a_table_of_cold_calls_says_what_a_copy_reaches(tmp_path: Path) -> None:
 
 # ---- layers of a language model
 def of_layer(provider: str, M: int, N: int, ratio: float, best: float, **changes: Any) -> Entry:
-    shape = {"mode": "cold", "shape": [M, N, 4096]}
+    shape: dict[str, Any] = {"mode": "cold", "shape": [M, N, 4096]}
     return entry(provider, ratio, **shape, ratio_best=best, bandwidth_share=0.9, **changes)
 
 
