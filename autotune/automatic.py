@@ -102,6 +102,20 @@ def _with_epilogue(workload: Workload, problem: Problem) -> Workload:
     return replace(workload, N=problem.columns, epilogue=str(steps)) if steps else workload
 
 
+def measured_gain(problem: Problem) -> float | None:
+    """Returns cuBLAS's time over that of the best config at exactly this workload, without addend
+    and epilogue; None where nobody measured it on this model of GPU.
+    """
+    workload = of_problem(problem)
+    if workload is None or problem.device.index is None:
+        return None
+    try:
+        return lookup.tuning_index(problem.device.index).measured_gain(workload)
+    except Exception as error:  # costs only speed: the product is taken
+        fallback.warn_once(f"no tuning result is used: {error}")
+        return None
+
+
 def of_problem(problem: Problem) -> Workload | None:
     """Returns the workload that represents a product; None for a batch, an empty product, and
     operands without a unit stride.

@@ -106,6 +106,16 @@ class TuningIndex:
             found = self._choices[workload] = tuple(self._ranked(workload))
         return found
 
+    def measured_gain(self, workload: Workload) -> float | None:
+        """Returns cuBLAS's time over that of the fastest winner at the workload itself; None where
+        it was not measured on this GPU model.
+        """
+        first = next(self._measured(workload), None)
+        if first is None:
+            return None
+        found = (e for weights in WEIGHTS for e in self._exact(replace(workload, weights=weights)))
+        return next(e.ratio for e in found if (e.kernel, e.config) == (first.kernel, first.config))
+
     def pruned_reason(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
         """Returns why a kernel that supports a product of this workload is likely slow for it; None
         if it is not.

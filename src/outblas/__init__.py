@@ -14,6 +14,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .api import addmm, linear, matmul
     from .runtime.cuda_graphs import warmup
     from .runtime.fallback import FallbackWarning
+    from .torch_ops.aten import disable, enable
     from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ __all__ = [
     "OperandError",
     "addmm",
     "batch_invariant",
+    "disable",
+    "enable",
     "inductor_choice",
     "ladder",
     "linear",
@@ -51,6 +54,8 @@ _MODULE_OF = {
     "linear": "api",
     "matmul": "api",
     "scaled_mm": "torch_ops.scaled_mm",
+    "disable": "torch_ops.aten",
+    "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",

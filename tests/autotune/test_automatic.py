@@ -240,6 +240,32 @@ def test_an_a100_looks_a_c_stored_by_columns_up_as_it_is(
     assert found[0] == ("portable", CONFIGS[0])
 
 
+# What was measured of a product.
+
+
+def test_the_gain_of_a_product_is_that_of_its_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a100 = imagine(A100, tmp_path, monkeypatch)
+    a100.tune(winner(0, workload=GIVEN, gpu=A100, ratio=0.93))
+
+    assert automatic.measured_gain(COLUMN_MAJOR) == 0.93
+
+
+@pytest.mark.parametrize("changes", [{"batch": (2,)}, {"device": torch.device("cpu")}], ids=str)
+def test_a_batch_and_a_cpu_have_no_gain(h100: ImaginedGpu, changes: dict[str, Any]) -> None:
+    assert automatic.measured_gain(replace(CALL, **changes)) is None
+
+
+def test_a_store_that_cannot_be_read_costs_the_gain_alone(
+    h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
+
+    with pytest.warns(RuntimeWarning, match="no tuning result is used: no disk"):
+        assert automatic.measured_gain(CALL) is None
+
+
 # Calls for which nothing is looked up.
 
 

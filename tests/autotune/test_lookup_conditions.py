@@ -119,3 +119,20 @@ def test_the_steps_say_that_an_epilogue_was_not_tuned(know: Know) -> None:
     step = know(winner()).steps(FUSED)[0]
 
     assert step == ("tuned, bias+gelu", "nothing for bfloat16 nt bias+gelu")
+
+
+# What was measured of a workload.
+
+
+def test_the_gain_is_that_of_the_config_which_calls_take(know: Know) -> None:
+    known = know(winner(0, ratio=0.9), winner(1, workload=NEAR, ratio=1.1))
+
+    assert known.measured_gain(SQUARE) == 0.9
+
+
+def test_the_gain_with_cold_weights_stands_in_for_one_with_warm_weights(know: Know) -> None:
+    assert know(winner(workload=COLD, ratio=1.2)).measured_gain(SQUARE) == 1.2
+
+
+def test_neighbours_have_no_gain_to_tell(know: Know) -> None:
+    assert know(winner(workload=NEAR, ratio=1.1)).measured_gain(SQUARE) is None

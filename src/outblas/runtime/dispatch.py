@@ -68,6 +68,8 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 # The plan cache of torch_ops.eager. Its entries refer to plans of this cache, so both are cleared
 # together.
 eager_plans: dict[tuple[Any, ...], Any] = {}
+# What torch_ops.aten decided for calls: a plan of this cache, or why torch computes them.
+aten_plans: dict[tuple[Any, ...], Any] = {}
 
 
 def run(call: Call) -> Tensor:
@@ -77,14 +79,7 @@ def run(call: Call) -> Tensor:
     does not support them, and RuntimeError while a CUDA graph is captured and the kernel is not
     loaded yet.
     """
-    key = _cache_key(call)
-    plan = _plans.get(key)
-    if plan is None and capturing(call.a.device):
-        plan = _similar_plan(call)
-    if plan is None:
-        if len(_plans) >= _PLAN_LIMIT:
-            clear_cache()
-        plan = _plans[key] = _prepare(call)
+    plan = _plans.get(cache_key(call)) or find_plan(call)
     # Calls with out= cast nothing under autocast; torch's own functions would cast.
     if call.out is not None and any_autocast():
         with _autocast_off():
@@ -94,15 +89,29 @@ def run(call: Call) -> Tensor:
     return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.epilogue_tensors)
 
 
+def find_plan(call: Call) -> Plan:
+    """Returns the plan for calls like this one. Raises as `run`."""
+    key = cache_key(call)
+    plan = _plans.get(key)
+    if plan is None and capturing(call.a.device):
+        plan = _similar_plan(call)
+    if plan is None:
+        if len(_plans) >= _PLAN_LIMIT:
+            clear_cache()
+        plan = _plans[key] = _prepare(call)
+    return plan
+
+
 def cached_plan(call: Call) -> Plan | None:
     """Returns the cached plan of a call, if there is one."""
-    return _plans.get(_cache_key(call))
+    return _plans.get(cache_key(call))
 
 
 def clear_cache() -> None:
     """Discards all plans, so that every call is planned again."""
     _plans.clear()
     eager_plans.clear()
+    aten_plans.clear()
 
 
 def _similar_plan(call: Call) -> Plan | None:
@@ -122,11 +131,11 @@ def _similar_plan(call: Call) -> Plan | None:
         (0, 16) if alignment in (0, 16) else (alignment,)
         for alignment in map(alignment_class, (call.a, call.b))
     ]
-    keys = (_cache_key(each, pair) for each in calls for pair in itertools.product(*alignments))
+    keys = (cache_key(each, pair) for each in calls for pair in itertools.product(*alignments))
     return next((_plans[key] for key in keys if key in _plans), None)
 
 
-def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[Any, ...]:
+def cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[Any, ...]:
     """Returns everything that a plan depends on. `alignments` replaces those of A and B."""
     a, c, out = call.a, call.c, call.out
     return (
@@ -185,9 +194,19 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
     return shape, dtype
 
 
+def problem_of(call: Call) -> Problem:
+    """Returns the problem that a call poses. Raises OperandError as `run`."""
+    return _problem_of(call, _checked_output(call), _addend(call))
+
+
+def _addend(call: Call) -> Tensor | None:
+    """Returns the addend, if it is read."""
+    return None if call.beta == 0 else call.c
+
+
 def _prepare(call: Call) -> Plan:
     """Checks a call and returns the plan for calls like it."""
-    sample, addend = _checked_output(call), None if call.beta == 0 else call.c
+    sample, addend = _checked_output(call), _addend(call)
     problem = _problem_of(call, sample, addend)
     if call.kernel:
         if reason := launcher.unsupported_reason(registry.find(call.kernel), problem):

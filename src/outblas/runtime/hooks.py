@@ -28,6 +28,12 @@ class Tuner(Protocol):
         any other value of OUTBLAS_TUNE.
         """
 
+    def measured_gain(self, problem: Problem) -> float | None:
+        """Returns cuBLAS's time over that of the best config at exactly these sizes and layouts,
+        without addend and epilogue, where a sweep measured it on this model of GPU or a shipped
+        table has it; None otherwise.
+        """
+
 
 class OperandCopies(Protocol):
     """Tells which operands the production kernel copies before it multiplies."""

@@ -1,0 +1,546 @@
+"""`outblas.enable`: torch's own dense products run on kernels of outblas, whoever calls them.
+
+aten's `mm`, `addmm`, `bmm` and `baddbmm`, and their forms with `out`, are overridden at the
+dispatch key of a device. That key lies below autograd, autocast, vmap and tracing, so these see
+torch's own operators, and only the arithmetic changes. The kernels that the operators had before
+are kept: they compute whatever outblas does not cover, and `disable` gives the operators back to
+them.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core import invariance, registry
+from ..core import problem as operands
+from ..core.epilogue import EpilogueArgs
+from ..core.errors import OperandError
+from ..core.problem import Problem
+from ..runtime import dispatch, fallback, hooks, launcher
+from ..runtime.cuda_graphs import capturing
+from ..runtime.dispatch import Call
+from .call import is_plain_scalar
+
+Tensor = torch.Tensor
+
+DTYPES = (torch.float16, torch.bfloat16)
+OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
+_MOST = 8192  # decisions that are remembered; beyond it, the oldest are forgotten
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that torch is asked for, as the `filter` of `enable` sees it.
+
+    Attributes:
+        operator: `mm`, `addmm`, `bmm` or `baddbmm`.
+        batch: The number of products; 1 for `mm` and `addmm`.
+        M: Rows of the result.
+        N: Columns of the result.
+        K: The inner size.
+        dtype: The dtype of the operands.
+
+    Example:
+        >>> import torch, outblas
+        >>> def large(product):  # a Product
+        ...     return product.M > 1 and product.flops > 1e9
+        >>> _ = outblas.enable(filter=large)
+        >>> outblas.disable()
+    """
+
+    operator: str
+    batch: int
+    M: int
+    N: int
+    K: int
+    dtype: torch.dtype
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations: 2 · batch · M · N · K."""
+        return 2 * self.batch * self.M * self.N * self.K
+
+    def __str__(self) -> str:
+        batch = "" if self.operator in ("mm", "addmm") else f"{self.batch}x"
+        name = operands.dtype_name(self.dtype)
+        return f"{self.operator} {batch}{self.M}x{self.N}x{self.K} {name}"
+
+
+class Rules(NamedTuple):
+    """Which products run on kernels of outblas, and where.
+
+    key: the dispatch key whose kernels are overridden. kernel: the kernel that takes them; "" for
+    the best known one. The other fields are the arguments of `enable`.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    min_flops: float
+    min_gain: float
+    filter: Callable[[Product], bool] | None
+    key: str = "CUDA"
+    kernel: str = ""
+
+
+class Enabled:
+    """What `enable` returns: a context manager, and an account of what became of each product.
+
+    Attributes:
+        decisions: Every kind of product that was met, such as "addmm 512x512x512 bfloat16". Its
+            value is "outblas" where a kernel of outblas computes it, and otherwise the reason why
+            torch does.
+
+    Example:
+        >>> import torch, outblas
+        >>> with outblas.enable() as enabled:
+        ...     y = torch.ones(2, 3) @ torch.ones(3, 4)  # on a CPU: torch computes it
+        >>> enabled.decisions
+        {}
+    """
+
+    _rules: Rules
+    _before: "Enabled | None"
+
+    def __init__(self) -> None:
+        self.decisions: dict[str, str] = {}
+
+    @classmethod
+    def _by(cls, rules: Rules, before: "Enabled | None") -> "Enabled":
+        made = cls()
+        made._rules, made._before = rules, before
+        return made
+
+    def __enter__(self) -> "Enabled":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Goes back to what was enabled when this was made."""
+        _activate(self._before)
+
+
+class _Thread(threading.local):
+    """inside: whether this thread is choosing a kernel; products of the choice belong to torch."""
+
+    inside = False
+
+
+_thread = _Thread()
+_lock = threading.RLock()
+_active: Enabled | None = None
+_library: torch.library.Library | None = None
+# A plan for each kind of call that a kernel computes, and a reason for each that torch does.
+_decided: dict[tuple[Any, ...], dispatch.Plan | str] = dispatch.aten_plans
+
+
+def enable(
+    *,
+    dtypes: Collection[torch.dtype] = DTYPES,
+    min_flops: float = 0,
+    min_gain: float = 1.0,
+    filter: Callable[[Product], bool] | None = None,
+) -> Enabled:
+    """Make torch's own dense products run on kernels of outblas, in the whole process.
+
+    aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors then run on a kernel of outblas if the
+    arguments below admit them. That includes `torch.matmul`, `F.linear`, `torch.einsum`,
+    `torch.tensordot`, `nn.MultiheadAttention` and local products of distributed tensors, their
+    backward passes by torch's own formulas, and what `torch.compile` calls. Everything else stays
+    with torch, errors included. Results differ from cuBLAS's in the last bits.
+
+    The call takes effect at once and until `disable`. As a context manager it ends with the block,
+    and then what was enabled before holds again. All threads are affected.
+
+    Args:
+        dtypes: The dtypes of operands that are taken. float32 products would follow torch's setting
+            of tf32.
+        min_flops: The least 2 · batch · M · N · K of a product that is taken. Small products cost
+            the host more than torch's own.
+        min_gain: The least time of cuBLAS over ours, where a sweep measured exactly this product; a
+            product that was slower stays with torch. Products that nobody measured are taken. 0
+            takes all.
+        filter: A function that is asked once for each kind of product, and returns whether to take
+            it.
+
+    Returns:
+        A context manager, whose `decisions` say what became of each kind of product.
+
+    Raises:
+        TypeError: If an argument is of another type.
+        ValueError: If `dtypes` has one that no kernel takes, or a limit is negative.
+
+    Example:
+        >>> import torch, outblas
+        >>> enabled = outblas.enable(min_flops=1e6)
+        >>> layer = torch.nn.Linear(8, 4)
+        >>> layer(torch.ones(2, 8)).shape  # on a CUDA device: computed by outblas
+        torch.Size([2, 4])
+        >>> outblas.disable()
+    """
+    return _enable(
+        Rules(
+            _checked_dtypes(dtypes),
+            _checked_limit("min_flops", min_flops),
+            _checked_limit("min_gain", min_gain),
+            _checked_filter(filter),
+        )
+    )
+
+
+def disable() -> None:
+    """Give aten's products back to the kernels that they had before `enable`.
+
+    Without a call of `enable` before it does nothing. All threads are affected.
+
+    Example:
+        >>> import outblas
+        >>> _ = outblas.enable()
+        >>> outblas.disable()
+    """
+    _activate(None)
+
+
+def _enable(rules: Rules) -> Enabled:
+    with _lock:
+        made = Enabled._by(rules, _active)
+        _activate(made)
+    return made
+
+
+def _activate(enabled: Enabled | None) -> None:
+    """Overrides the operators by the rules of `enabled`; None gives them back."""
+    global _active
+    with _lock:
+        before = _active and _active._rules.key
+        _active = None
+        _decided.clear()
+        if enabled is None:
+            _uninstall()
+            return
+        if before != enabled._rules.key:
+            _uninstall()
+            _install(enabled._rules.key)
+        _active = enabled
+
+
+# ---- arguments
+def _checked_dtypes(dtypes: object) -> tuple[torch.dtype, ...]:
+    known = dict.fromkeys(dtype for kernel in registry.ladder() for dtype in kernel.dtypes)
+    if isinstance(dtypes, torch.dtype) or not isinstance(dtypes, Collection):
+        raise TypeError(f"dtypes is {dtypes!r}, expected a collection of torch dtypes")
+    for dtype in dtypes:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtypes has {dtype!r}, expected torch dtypes")
+        if operands.dtype_name(dtype) not in known:
+            raise ValueError(f"dtypes has {dtype}, expected some of {', '.join(known)}")
+    return tuple(dtypes)
+
+
+def _checked_limit(name: str, limit: object) -> float:
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"{name} is {limit!r}, expected a number")
+    if not limit >= 0:
+        raise ValueError(f"{name} is {limit}, expected 0 or more")
+    return limit
+
+
+def _checked_filter(given: Any) -> Callable[[Product], bool] | None:
+    if given is not None and not callable(given):
+        raise TypeError(f"filter is {given!r}, expected a function of a product, or None")
+    return given  # type: ignore[no-any-return]
+
+
+# ---- operators
+def _install(key: str) -> None:
+    """Overrides the operators at a dispatch key. A torch without CUDA has none there."""
+    global _library
+    if key == "CUDA" and not torch.backends.cuda.is_built():
+        return
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        # torch warns, once in a process, that an operator has a kernel already
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        for name, make in _KERNELS.items():
+            kernel = make(torch.library.get_kernel(f"aten::{name}", key))
+            library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+    _library = library
+
+
+def _uninstall() -> None:
+    """Gives the operators back to the kernels that they had before."""
+    global _library
+    _library = None  # its registrations end with it
+
+
+Previous = Any  # the kernel that an operator had before
+
+
+def _by_torch(previous: Previous, keys: Any, *given: Any, **named: Any) -> Tensor:
+    result: Tensor = previous.call_boxed(keys, *given, **named)
+    return result
+
+
+def _mm(previous: Previous) -> Callable[..., Tensor]:
+    def mm(keys: Any, self: Tensor, mat2: Tensor) -> Tensor:
+        result = _attempt("mm", self, mat2)
+        return _by_torch(previous, keys, self, mat2) if result is None else result
+
+    return mm
+
+
+def _mm_out(previous: Previous) -> Callable[..., Tensor]:
+    def mm_out(keys: Any, self: Tensor, mat2: Tensor, *, out: Tensor) -> Tensor:
+        result = _attempt("mm", self, mat2, out=out)
+        return _by_torch(previous, keys, self, mat2, out=out) if result is None else result
+
+    return mm_out
+
+
+def _addmm(previous: Previous) -> Callable[..., Tensor]:
+    def addmm(
+        keys: Any, self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
+    ) -> Tensor:
+        result = _attempt("addmm", mat1, mat2, self, None, alpha, beta)
+        if result is not None:
+            return result
+        return _by_torch(previous, keys, self, mat1, mat2, beta=beta, alpha=alpha)
+
+    return addmm
+
+
+def _addmm_out(previous: Previous) -> Callable[..., Tensor]:
+    def addmm_out(
+        keys: Any,
+        self: Tensor,
+        mat1: Tensor,
+        mat2: Tensor,
+        *,
+        beta: Any = 1,
+        alpha: Any = 1,
+        out: Tensor,
+    ) -> Tensor:
+        result = _attempt("addmm", mat1, mat2, self, out, alpha, beta)
+        if result is not None:
+            return result
+        return _by_torch(previous, keys, self, mat1, mat2, beta=beta, alpha=alpha, out=out)
+
+    return addmm_out
+
+
+def _bmm(previous: Previous) -> Callable[..., Tensor]:
+    def bmm(keys: Any, self: Tensor, mat2: Tensor) -> Tensor:
+        result = _attempt("bmm", self, mat2)
+        return _by_torch(previous, keys, self, mat2) if result is None else result
+
+    return bmm
+
+
+def _bmm_out(previous: Previous) -> Callable[..., Tensor]:
+    def bmm_out(keys: Any, self: Tensor, mat2: Tensor, *, out: Tensor) -> Tensor:
+        result = _attempt("bmm", self, mat2, out=out)
+        return _by_torch(previous, keys, self, mat2, out=out) if result is None else result
+
+    return bmm_out
+
+
+def _baddbmm(previous: Previous) -> Callable[..., Tensor]:
+    def baddbmm(
+        keys: Any, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+    ) -> Tensor:
+        result = _attempt_batched(self, batch1, batch2, None, alpha, beta)
+        if result is not None:
+            return result
+        return _by_torch(previous, keys, self, batch1, batch2, beta=beta, alpha=alpha)
+
+    return baddbmm
+
+
+def _baddbmm_out(previous: Previous) -> Callable[..., Tensor]:
+    def baddbmm_out(
+        keys: Any,
+        self: Tensor,
+        batch1: Tensor,
+        batch2: Tensor,
+        *,
+        beta: Any = 1,
+        alpha: Any = 1,
+        out: Tensor,
+    ) -> Tensor:
+        result = _attempt_batched(self, batch1, batch2, out, alpha, beta)
+        if result is not None:
+            return result
+        return _by_torch(previous, keys, self, batch1, batch2, beta=beta, alpha=alpha, out=out)
+
+    return baddbmm_out
+
+
+# What overrides an operator of aten, from the kernel that it had before.
+_KERNELS: dict[str, Callable[[Previous], Callable[..., Tensor]]] = {
+    "mm": _mm,
+    "mm.out": _mm_out,
+    "addmm": _addmm,
+    "addmm.out": _addmm_out,
+    "bmm": _bmm,
+    "bmm.out": _bmm_out,
+    "baddbmm": _baddbmm,
+    "baddbmm.out": _baddbmm_out,
+}
+
+
+# ---- calls
+def _attempt_batched(
+    c: Tensor, a: Tensor, b: Tensor, out: Tensor | None, alpha: Any, beta: Any
+) -> Tensor | None:
+    """Computes baddbmm with an addend that is a residual, or is not read. Kernels have no other
+    addend of a batch.
+    """
+    if alpha != 1 or beta not in (0, 1):
+        return None
+    if beta == 0:
+        return _attempt("baddbmm", a, b, out=out)
+    if a.dim() != 3 or b.dim() != 3 or not _broadcasts(c, (a.shape[0], a.shape[1], b.shape[2])):
+        return None
+    return _attempt("baddbmm", a, b, None, out, extra=EpilogueArgs("", None, c, None))
+
+
+def _broadcasts(c: Tensor, shape: tuple[int, ...]) -> bool:
+    sizes = zip(c.shape[::-1], shape[::-1], strict=False)
+    return c.dim() <= len(shape) and all(have in (1, want) for have, want in sizes)
+
+
+def _attempt(
+    operator: str,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    out: Tensor | None = None,
+    alpha: Any = 1,
+    beta: Any = 1,
+    extra: EpilogueArgs | None = None,
+) -> Tensor | None:
+    """Computes a product by a kernel of outblas. Returns None, before anything is written, where
+    torch is to compute it.
+
+    Raises ValueError where batch invariance is requested and torch would have to compute it.
+    """
+    enabled = _active
+    if enabled is None or _thread.inside:
+        return None
+    if not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
+        return None
+    invariant = invariance._ever and invariance.requested()
+    kernel = enabled._rules.kernel
+    call = Call(a, b, c, out, None, alpha, beta, kernel, "", "", invariant, extra)
+    try:
+        key = dispatch.cache_key(call)
+    except RuntimeError:  # an operand without an address
+        return None
+    plan = _decided.get(key)
+    if plan is None:
+        plan = _decide(enabled, operator, call, key)
+    if isinstance(plan, str):
+        if invariant:
+            raise invariance.unsupported(plan)
+        return None
+    try:
+        return plan(a, b, c, out, alpha, beta, *call.epilogue_tensors)
+    except OperandError:  # operands that overlap: torch accepts some of them
+        if invariant:
+            raise
+        return None
+
+
+def _decide(
+    enabled: Enabled, operator: str, call: Call, key: tuple[Any, ...]
+) -> dispatch.Plan | str:
+    """Returns the plan for calls like this one, or why torch computes them, and remembers it."""
+    _thread.inside = True
+    try:
+        found, product = _choose(enabled._rules, operator, call)
+    finally:
+        _thread.inside = False
+    if found == _IN_CAPTURE:
+        return found
+    with _lock:
+        if enabled is _active:
+            _remember(_decided, key, found)
+        _remember(enabled.decisions, product, found if isinstance(found, str) else OURS)
+    return found
+
+
+def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds an entry, in the place of the oldest one if there are too many."""
+    while key not in table and len(table) >= _MOST:
+        table.pop(next(iter(table)))
+    table[key] = value
+
+
+_IN_CAPTURE = "a CUDA graph is captured, and the kernel is not loaded yet"
+
+
+def _choose(rules: Rules, operator: str, call: Call) -> tuple[dispatch.Plan | str, str]:
+    """Returns the plan of a call, or why torch computes it, and how `decisions` calls the
+    product.
+    """
+    try:
+        _check_dimensions(operator, call)
+        problem = dispatch.problem_of(call)
+    except OperandError as error:  # torch says what is wrong, or accepts it
+        shapes = " and ".join("x".join(map(str, t.shape)) for t in (call.a, call.b))
+        return str(error), f"{operator} of {shapes}"
+    batch = call.a.shape[0] if call.a.dim() == 3 else 1
+    product = Product(operator, batch, call.a.shape[-2], call.b.shape[-1], problem.K, problem.dtype)
+    reason = _reason(rules, product, problem)
+    if reason:
+        return reason, str(product)
+    known = dispatch.cached_plan(call)
+    if known is None and capturing(problem.device):
+        return _IN_CAPTURE, str(product)
+    try:
+        return known or dispatch.find_plan(call), str(product)
+    except Exception as error:  # torch computed this product before `enable`, and still can
+        fallback.warn_once(f"{product} stays with torch: {error}")
+        return str(error), str(product)
+
+
+def _check_dimensions(operator: str, call: Call) -> None:
+    """Raises OperandError for operands that `matmul` takes and the operator does not."""
+    dimensions = 3 if operator in ("bmm", "baddbmm") else 2
+    if not call.a.dim() == call.b.dim() == dimensions:
+        raise OperandError(
+            f"the operands have {call.a.dim()} and {call.b.dim()} dimensions, expected {dimensions}"
+        )
+    if call.a.shape[:-2] != call.b.shape[:-2]:
+        raise OperandError(
+            f"the batches are {call.a.shape[0]} and {call.b.shape[0]}, expected equal ones"
+        )
+
+
+def _reason(rules: Rules, product: Product, problem: Problem) -> str:
+    """Returns why a product stays with torch; "" if it does not."""
+    if product.dtype not in rules.dtypes:
+        return f"{product.dtype} is not among the dtypes that enable() was given"
+    if launcher.is_empty(problem) or problem.K == 0:
+        return "nothing is multiplied"
+    if product.flops < rules.min_flops:
+        return f"its {product.flops} FLOP are less than min_flops, {rules.min_flops:g}"
+    if rules.filter is not None and not rules.filter(product):
+        return "the filter does not take it"
+    if rules.kernel:
+        return launcher.unsupported_reason(registry.find(rules.kernel), problem) or ""
+    if reason := launcher.no_kernel_reason(problem):
+        return reason
+    gain = hooks.tuner.get().measured_gain(problem)
+    if gain is not None and gain < rules.min_gain:
+        return f"it is {gain:.3f} times as fast as cuBLAS by a sweep, and min_gain is " + (
+            f"{rules.min_gain:g}"
+        )
+    return ""
