@@ -68,7 +68,7 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 # The plan cache of torch_ops.eager. Its entries refer to plans of this cache, so both are cleared
 # together.
 eager_plans: dict[tuple[Any, ...], Any] = {}
-# What torch_ops.aten decided for calls: a plan of this cache, or why torch computes them.
+# What torch_ops.aten decided for calls. Its entries refer to plans of this cache as well.
 aten_plans: dict[tuple[Any, ...], Any] = {}
 
 
@@ -79,7 +79,7 @@ def run(call: Call) -> Tensor:
     does not support them, and RuntimeError while a CUDA graph is captured and the kernel is not
     loaded yet.
     """
-    plan = _plans.get(cache_key(call)) or find_plan(call)
+    plan = _plans.get(_cache_key(call)) or find_plan(call)
     # Calls with out= cast nothing under autocast; torch's own functions would cast.
     if call.out is not None and any_autocast():
         with _autocast_off():
@@ -91,7 +91,7 @@ def run(call: Call) -> Tensor:
 
 def find_plan(call: Call) -> Plan:
     """Returns the plan for calls like this one. Raises as `run`."""
-    key = cache_key(call)
+    key = _cache_key(call)
     plan = _plans.get(key)
     if plan is None and capturing(call.a.device):
         plan = _similar_plan(call)
@@ -104,7 +104,7 @@ def find_plan(call: Call) -> Plan:
 
 def cached_plan(call: Call) -> Plan | None:
     """Returns the cached plan of a call, if there is one."""
-    return _plans.get(cache_key(call))
+    return _plans.get(_cache_key(call))
 
 
 def clear_cache() -> None:
@@ -131,11 +131,11 @@ def _similar_plan(call: Call) -> Plan | None:
         (0, 16) if alignment in (0, 16) else (alignment,)
         for alignment in map(alignment_class, (call.a, call.b))
     ]
-    keys = (cache_key(each, pair) for each in calls for pair in itertools.product(*alignments))
+    keys = (_cache_key(each, pair) for each in calls for pair in itertools.product(*alignments))
     return next((_plans[key] for key in keys if key in _plans), None)
 
 
-def cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[Any, ...]:
+def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[Any, ...]:
     """Returns everything that a plan depends on. `alignments` replaces those of A and B."""
     a, c, out = call.a, call.c, call.out
     return (

@@ -18,9 +18,12 @@ import torch
 
 from ..core import invariance, registry
 from ..core import problem as operands
+from ..core.compat.torch_private import tensor_guard
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.problem import Problem
+from ..core.tensor_memory import LINE
+from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch, fallback, hooks, launcher
 from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call
@@ -30,7 +33,9 @@ Tensor = torch.Tensor
 
 DTYPES = (torch.float16, torch.bfloat16)
 OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
-_MOST = 8192  # decisions that are remembered; beyond it, the oldest are forgotten
+_MOST = 8192  # kinds of products that are remembered; beyond it, the oldest are forgotten
+_MOST_ALIKE = 16  # kinds that differ in layouts, dtypes and devices only
+_LINE_MASK = LINE - 1
 
 
 @dataclass(frozen=True)
@@ -137,8 +142,10 @@ _thread = _Thread()
 _lock = threading.RLock()
 _active: Enabled | None = None
 _library: torch.library.Library | None = None
-# A plan for each kind of call that a kernel computes, and a reason for each that torch does.
-_decided: dict[tuple[Any, ...], dispatch.Plan | str] = dispatch.aten_plans
+# For calls of the same sizes: a guard that compares the other properties of their tensors, and the
+# plan by which a kernel computes them, or the reason why torch does.
+Decision = tuple[Callable[..., bool], dispatch.Plan | str]
+_decided: dict[tuple[Any, ...], tuple[Decision, ...]] = dispatch.aten_plans
 
 
 def enable(
@@ -434,24 +441,43 @@ def _attempt(
     enabled = _active
     if enabled is None or _thread.inside:
         return None
-    if not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
-        return None
     invariant = invariance._ever and invariance.requested()
-    kernel = enabled._rules.kernel
-    call = Call(a, b, c, out, None, alpha, beta, kernel, "", "", invariant, extra)
+    residual = None if extra is None else extra.residual
+    tensors: tuple[Tensor, ...] = (a, b)
     try:
-        key = dispatch.cache_key(call)
+        in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
+        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant)
+        if c is not None:
+            if not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
+                return None
+            tensors = (a, b, c)
+            key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
+        if residual is not None:
+            tensors = (*tensors, residual)
+            key = (key, _address(residual) & 15)
+        if out is not None:
+            tensors = (*tensors, out)
+            key = (key, _address(out) & 15)
     except RuntimeError:  # an operand without an address
         return None
-    plan = _decided.get(key)
-    if plan is None:
-        plan = _decide(enabled, operator, call, key)
+    if a.dtype is torch.float32:
+        key = (key, dispatch.tf32_requested())
+    for matches, known in _decided.get(key, ()):
+        if matches(*tensors):
+            plan = known
+            break
+    else:
+        kernel = enabled._rules.kernel
+        call = Call(a, b, c, out, None, alpha, beta, kernel, "", "", invariant, extra)
+        plan = _decide(enabled, operator, call, key, tensors)
     if isinstance(plan, str):
         if invariant:
             raise invariance.unsupported(plan)
         return None
     try:
-        return plan(a, b, c, out, alpha, beta, *call.epilogue_tensors)
+        if extra is None:
+            return plan(a, b, c, out, alpha, beta)
+        return plan(a, b, c, out, alpha, beta, *extra[1:])
     except OperandError:  # operands that overlap: torch accepts some of them
         if invariant:
             raise
@@ -459,7 +485,7 @@ def _attempt(
 
 
 def _decide(
-    enabled: Enabled, operator: str, call: Call, key: tuple[Any, ...]
+    enabled: Enabled, operator: str, call: Call, key: tuple[Any, ...], tensors: tuple[Tensor, ...]
 ) -> dispatch.Plan | str:
     """Returns the plan for calls like this one, or why torch computes them, and remembers it."""
     _thread.inside = True
@@ -471,9 +497,23 @@ def _decide(
         return found
     with _lock:
         if enabled is _active:
-            _remember(_decided, key, found)
+            alike = _decided.get(key, ())[1 - _MOST_ALIKE :]
+            _remember(_decided, key, (*alike, (_guard(tensors), found)))
         _remember(enabled.decisions, product, found if isinstance(found, str) else OURS)
     return found
+
+
+def _guard(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
+    """Returns a function that compares tensors with these in all that a plan depends on."""
+    guard = tensor_guard(tensors)
+    if guard is not None:
+        return guard
+    layouts = [_layout(t) for t in tensors]
+    return lambda *given: [_layout(t) for t in given] == layouts
+
+
+def _layout(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device
 
 
 def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
