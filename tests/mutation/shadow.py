@@ -106,8 +106,9 @@ class Shadow:
     def check_imported(self) -> None:
         """Raises NotShadowed unless Python finds every package of the project in the shadow."""
         program = (
-            "import importlib.util, sys\n"
-            "for name in sys.argv[1:]: print(importlib.util.find_spec(name).origin)"
+            "import importlib.util, os, sys\n"
+            "for name in sys.argv[1:]:\n"
+            "    print(*importlib.util.find_spec(name).submodule_search_locations, sep=os.pathsep)"
         )
         names = list(self.project.packages)
         done = subprocess.run(
@@ -118,10 +119,10 @@ class Shadow:
             text=True,
             check=True,
         )
-        for name, origin in zip(names, done.stdout.splitlines(), strict=True):
-            expected = self._folder_of(name) / "__init__.py"
-            if Path(origin) != expected:
-                raise NotShadowed(f"{name} is imported from {origin}, expected {expected}")
+        for name, folders in zip(names, done.stdout.splitlines(), strict=True):
+            expected = self._folder_of(name)
+            if folders != str(expected):
+                raise NotShadowed(f"{name} is imported from {folders}, expected {expected}")
 
 
 def _drop_bytecode(path: Path) -> None:

@@ -90,6 +90,11 @@ def test_every_fault_lies_in_a_package_that_is_shadowed(tmp_path: Path) -> None:
         assert shadow.path_of(file).readlink() == ROOT / file, file
 
 
+def test_every_package_is_imported_from_the_shadow(tmp_path: Path) -> None:
+    """`outblas.results` too, which has no `__init__.py`."""
+    Shadow(Project.at(ROOT), tmp_path / "shadow").check_imported()
+
+
 # ---- what is told of a fault
 @pytest.mark.parametrize(
     ("old", "new", "verdict", "error"),

@@ -131,6 +131,35 @@ def test_the_projections_of_attention_run_on_kernels_of_outblas() -> None:
     assert set(enabled.decisions.values()) == {aten.OURS}
 
 
+# Two calls of which one must not take the plan of the other.
+ALIKE: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "beta": (
+        lambda: torch.addmm(torch.full((6, 4), torch.nan), A, B, beta=0),
+        lambda: torch.addmm(C, A, B),
+    ),
+    "alpha": (lambda: torch.addmm(C, A, B, alpha=0), lambda: torch.addmm(C, A, B)),
+    "strides": (lambda: torch.mm(A, B), lambda: torch.mm(A.t().contiguous().t(), B)),
+    "strides of the addend": (
+        lambda: torch.addmm(C, A, B),
+        lambda: torch.addmm(C[0].expand(6, 4), A, B),
+    ),
+    "out": (lambda: torch.mm(A, B), lambda: torch.mm(A, B, out=torch.empty(4, 6).t())),
+    "a residual": (lambda: torch.bmm(BATCH_A, BATCH_B), lambda: PRODUCTS["baddbmm"](ON_CPU)),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["as listed", "in turn"])
+@pytest.mark.parametrize("name", ALIKE)
+def test_calls_that_are_alike_take_plans_of_their_own(name: str, order: tuple[int, int]) -> None:
+    calls = [ALIKE[name][i] for i in order]
+    expected = [call() for call in calls]
+
+    with aten._enable(rules()):
+        got = [call() for call in calls]
+
+    assert all(map(torch.equal, got, expected))
+
+
 # ---- autograd, transforms and compilation
 def loss(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.addmm(c, a, b).square().sum() + torch.bmm(a[None], b[None]).sum()

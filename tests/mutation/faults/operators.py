@@ -16,6 +16,9 @@ SCALED = (Check("test_scaled_mm.py"),)
 
 _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
 _OPS = "src/outblas/torch_ops/ops.py"
+_ATEN = "src/outblas/torch_ops/aten.py"
+
+ENABLE = (Check("test_enable.py"),)
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
@@ -202,5 +205,53 @@ FAULTS = (
         "    return x if residual is None else x + residual\n",
         (Check("test_epilogue.py", "every_activation or forms or form"),),
         "torch's epilogue activates the sum with the residual.",
+    ),
+    Fault(
+        "enabled_beta_not_in_key",
+        _ATEN,
+        "_address(c) & 15, alpha == 1, alpha == 0, beta == 0)",
+        "_address(c) & 15, alpha == 1, alpha == 0)",
+        ENABLE,
+        "addmm takes the plan of a call whose beta was 0.",
+    ),
+    Fault(
+        "enabled_layouts_not_compared",
+        _ATEN,
+        "    guard = tensor_guard(tensors)\n",
+        "    return lambda *given: True\n",
+        ENABLE,
+        "A product takes the plan of operands with other strides.",
+    ),
+    Fault(
+        "enabled_batches_broadcast",
+        _ATEN,
+        "    if call.a.shape[:-2] != call.b.shape[:-2]:",
+        "    if False:",
+        ENABLE,
+        "bmm multiplies batches of which torch refuses one.",
+    ),
+    Fault(
+        "enabled_choice_not_marked",
+        _ATEN,
+        "    _thread.inside = True\n",
+        "    _thread.inside = False\n",
+        ENABLE,
+        "A filter that multiplies is asked about its own products for ever.",
+    ),
+    Fault(
+        "enabled_for_good",
+        _ATEN,
+        "    _library = None  # its registrations end with it\n",
+        "    pass\n",
+        ENABLE,
+        "disable leaves the operators overridden.",
+    ),
+    Fault(
+        "enabled_decisions_of_other_rules",
+        _ATEN,
+        "        _decided.clear()\n",
+        "        pass\n",
+        ENABLE,
+        "What was decided by one set of rules holds for the next.",
     ),
 )
