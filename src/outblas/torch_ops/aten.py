@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import invariance, registry
+from ..core import forks, invariance, registry
 from ..core import problem as operands
 from ..core.compat.torch_private import tensor_guard
 from ..core.epilogue import EpilogueArgs
@@ -139,7 +139,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.RLock()
+_lock = forks.Lock(held=True)  # a fork finds the operators all overridden, or none
 _active: Enabled | None = None
 _library: torch.library.Library | None = None
 # For calls of the same sizes: a guard that compares the other properties of their tensors, and the
