@@ -110,11 +110,10 @@ class TuningIndex:
         """Returns cuBLAS's time over that of the fastest winner at the workload itself; None where
         it was not measured on this GPU model.
         """
-        first = next(self._measured(workload), None)
-        if first is None:
-            return None
-        found = (e for weights in WEIGHTS for e in self._exact(replace(workload, weights=weights)))
-        return next(e.ratio for e in found if (e.kernel, e.config) == (first.kernel, first.config))
+        for weights in WEIGHTS:
+            if exact := self._exact(replace(workload, weights=weights)):
+                return exact[0].ratio
+        return None
 
     def pruned_reason(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
         """Returns why a kernel that supports a product of this workload is likely slow for it; None

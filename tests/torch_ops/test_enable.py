@@ -420,13 +420,23 @@ def test_a_row_does_not_depend_on_others_where_that_is_promised() -> None:
     assert torch.equal(alone, together[:1])
 
 
-def test_a_product_that_would_break_the_promise_is_refused() -> None:
+@pytest.mark.parametrize(
+    "product",
+    [
+        pytest.param(lambda: A.double() @ B.double(), id="another dtype"),
+        pytest.param(lambda: torch.baddbmm(BATCH_C, BATCH_A, BATCH_B, alpha=2), id="scaled batch"),
+        pytest.param(lambda: torch.addmm(C, A, B, alpha=1e39), id="a scalar"),
+    ],
+)
+def test_a_product_that_would_break_the_promise_is_refused(
+    product: Callable[[], Tensor],
+) -> None:
     with (
         aten._enable(rules()),
         outblas.batch_invariant(),
         pytest.raises(ValueError, match="batch_invariant is True"),
     ):
-        A.double() @ B.double()
+        product()
 
 
 # ---- when it holds

@@ -7,6 +7,7 @@ are kept: they compute whatever outblas does not cover, and `disable` gives the 
 them.
 """
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Collection
@@ -275,9 +276,10 @@ def _install(key: str) -> None:
     with warnings.catch_warnings():
         # torch warns, once in a process, that an operator has a kernel already
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for name, make in _KERNELS.items():
-            kernel = make(torch.library.get_kernel(f"aten::{name}", key))
-            library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        for name, overload in itertools.product(_KERNELS, ("", ".out")):
+            previous = torch.library.get_kernel(f"aten::{name}{overload}", key)
+            kernel = _KERNELS[name](name, previous)
+            library.impl(name + overload, kernel, key, with_keyset=True, allow_override=True)
     _library = library
 
 
@@ -295,132 +297,67 @@ def _by_torch(previous: Previous, keys: Any, *given: Any, **named: Any) -> Tenso
     return result
 
 
-def _mm(previous: Previous) -> Callable[..., Tensor]:
-    def mm(keys: Any, self: Tensor, mat2: Tensor) -> Tensor:
-        result = _attempt("mm", self, mat2)
-        return _by_torch(previous, keys, self, mat2) if result is None else result
+def _bare(operator: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides `mm` or `bmm`, with or without `out`."""
 
-    return mm
+    def product(keys: Any, a: Tensor, b: Tensor, **out: Tensor) -> Tensor:
+        result = _attempt(operator, a, b, out=out.get("out"))
+        return _by_torch(previous, keys, a, b, **out) if result is None else result
 
-
-def _mm_out(previous: Previous) -> Callable[..., Tensor]:
-    def mm_out(keys: Any, self: Tensor, mat2: Tensor, *, out: Tensor) -> Tensor:
-        result = _attempt("mm", self, mat2, out=out)
-        return _by_torch(previous, keys, self, mat2, out=out) if result is None else result
-
-    return mm_out
+    return product
 
 
-def _addmm(previous: Previous) -> Callable[..., Tensor]:
-    def addmm(
-        keys: Any, self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
+def _with_addend(operator: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides `addmm` or `baddbmm`, with or without `out`."""
+    attempt = _attempt_addmm if operator == "addmm" else _attempt_baddbmm
+
+    def product(
+        keys: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, **out: Tensor
     ) -> Tensor:
-        result = _attempt("addmm", mat1, mat2, self, None, alpha, beta)
+        result = attempt(c, a, b, alpha, beta, **out)
         if result is not None:
             return result
-        return _by_torch(previous, keys, self, mat1, mat2, beta=beta, alpha=alpha)
+        return _by_torch(previous, keys, c, a, b, beta=beta, alpha=alpha, **out)
 
-    return addmm
-
-
-def _addmm_out(previous: Previous) -> Callable[..., Tensor]:
-    def addmm_out(
-        keys: Any,
-        self: Tensor,
-        mat1: Tensor,
-        mat2: Tensor,
-        *,
-        beta: Any = 1,
-        alpha: Any = 1,
-        out: Tensor,
-    ) -> Tensor:
-        result = _attempt("addmm", mat1, mat2, self, out, alpha, beta)
-        if result is not None:
-            return result
-        return _by_torch(previous, keys, self, mat1, mat2, beta=beta, alpha=alpha, out=out)
-
-    return addmm_out
+    return product
 
 
-def _bmm(previous: Previous) -> Callable[..., Tensor]:
-    def bmm(keys: Any, self: Tensor, mat2: Tensor) -> Tensor:
-        result = _attempt("bmm", self, mat2)
-        return _by_torch(previous, keys, self, mat2) if result is None else result
-
-    return bmm
-
-
-def _bmm_out(previous: Previous) -> Callable[..., Tensor]:
-    def bmm_out(keys: Any, self: Tensor, mat2: Tensor, *, out: Tensor) -> Tensor:
-        result = _attempt("bmm", self, mat2, out=out)
-        return _by_torch(previous, keys, self, mat2, out=out) if result is None else result
-
-    return bmm_out
-
-
-def _baddbmm(previous: Previous) -> Callable[..., Tensor]:
-    def baddbmm(
-        keys: Any, self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
-    ) -> Tensor:
-        result = _attempt_batched(self, batch1, batch2, None, alpha, beta)
-        if result is not None:
-            return result
-        return _by_torch(previous, keys, self, batch1, batch2, beta=beta, alpha=alpha)
-
-    return baddbmm
-
-
-def _baddbmm_out(previous: Previous) -> Callable[..., Tensor]:
-    def baddbmm_out(
-        keys: Any,
-        self: Tensor,
-        batch1: Tensor,
-        batch2: Tensor,
-        *,
-        beta: Any = 1,
-        alpha: Any = 1,
-        out: Tensor,
-    ) -> Tensor:
-        result = _attempt_batched(self, batch1, batch2, out, alpha, beta)
-        if result is not None:
-            return result
-        return _by_torch(previous, keys, self, batch1, batch2, beta=beta, alpha=alpha, out=out)
-
-    return baddbmm_out
-
-
-# What overrides an operator of aten, from the kernel that it had before.
-_KERNELS: dict[str, Callable[[Previous], Callable[..., Tensor]]] = {
-    "mm": _mm,
-    "mm.out": _mm_out,
-    "addmm": _addmm,
-    "addmm.out": _addmm_out,
-    "bmm": _bmm,
-    "bmm.out": _bmm_out,
-    "baddbmm": _baddbmm,
-    "baddbmm.out": _baddbmm_out,
+# What overrides an operator of aten, from its name and the kernel that it had before.
+_KERNELS: dict[str, Callable[[str, Previous], Callable[..., Tensor]]] = {
+    "mm": _bare,
+    "bmm": _bare,
+    "addmm": _with_addend,
+    "baddbmm": _with_addend,
 }
 
 
 # ---- calls
-def _attempt_batched(
-    c: Tensor, a: Tensor, b: Tensor, out: Tensor | None, alpha: Any, beta: Any
+def _attempt_addmm(
+    c: Tensor, a: Tensor, b: Tensor, alpha: Any, beta: Any, out: Tensor | None = None
+) -> Tensor | None:
+    if not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
+        _left_to_torch(f"alpha and beta are {alpha} and {beta}")
+        return None
+    return _attempt("addmm", a, b, c, out, alpha, beta)
+
+
+def _attempt_baddbmm(
+    c: Tensor, a: Tensor, b: Tensor, alpha: Any, beta: Any, out: Tensor | None = None
 ) -> Tensor | None:
     """Computes baddbmm with an addend that is a residual, or is not read. Kernels have no other
     addend of a batch.
     """
     if alpha != 1 or beta not in (0, 1):
+        _left_to_torch("baddbmm scales")
         return None
-    if beta == 0:
-        return _attempt("baddbmm", a, b, out=out)
-    if a.dim() != 3 or b.dim() != 3 or not _broadcasts(c, (a.shape[0], a.shape[1], b.shape[2])):
-        return None
-    return _attempt("baddbmm", a, b, None, out, extra=EpilogueArgs("", None, c, None))
+    extra = None if beta == 0 else EpilogueArgs("", None, c, None)
+    return _attempt("baddbmm", a, b, out=out, extra=extra)
 
 
-def _broadcasts(c: Tensor, shape: tuple[int, ...]) -> bool:
-    sizes = zip(c.shape[::-1], shape[::-1], strict=False)
-    return c.dim() <= len(shape) and all(have in (1, want) for have, want in sizes)
+def _left_to_torch(reason: str) -> None:
+    """Raises ValueError where batch invariance is requested, which torch does not promise."""
+    if _active is not None and not _thread.inside and invariance.requested():
+        raise invariance.unsupported(reason)
 
 
 def _attempt(
@@ -448,8 +385,6 @@ def _attempt(
         in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
         key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant)
         if c is not None:
-            if not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
-                return None
             tensors = (a, b, c)
             key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
         if residual is not None:
@@ -459,6 +394,7 @@ def _attempt(
             tensors = (*tensors, out)
             key = (key, _address(out) & 15)
     except RuntimeError:  # an operand without an address
+        _left_to_torch("an operand has no address")
         return None
     if a.dtype is torch.float32:
         key = (key, dispatch.tf32_requested())
@@ -471,8 +407,7 @@ def _attempt(
         call = Call(a, b, c, out, None, alpha, beta, kernel, "", "", invariant, extra)
         plan = _decide(enabled, operator, call, key, tensors)
     if isinstance(plan, str):
-        if invariant:
-            raise invariance.unsupported(plan)
+        _left_to_torch(plan)
         return None
     try:
         if extra is None:
@@ -580,7 +515,6 @@ def _reason(rules: Rules, product: Product, problem: Problem) -> str:
         return reason
     gain = hooks.tuner.get().measured_gain(problem)
     if gain is not None and gain < rules.min_gain:
-        return f"it is {gain:.3f} times as fast as cuBLAS by a sweep, and min_gain is " + (
-            f"{rules.min_gain:g}"
-        )
+        measured = f"it is {gain:.3f} times as fast as cuBLAS by a sweep"
+        return f"{measured}, and min_gain is {rules.min_gain:g}"
     return ""
