@@ -29,8 +29,8 @@ from .store.tables import TABLES, read_table
 # The largest distance at which a tuned shape is used for another, in binary orders of magnitude.
 REACH = 1.5
 NEIGHBOURS = 12  # maximum number of winners that are compared for a shape
-# Predictions that differ by less than this factor count as equal; then the production kernel is
-# taken, whose calls cost the host less.
+# Predictions that differ by less than this factor count as equal. Then the production kernel is
+# taken, whose calls cost the host less, and a measurement rather than a rule.
 TIE = 1.06
 SHORTLIST = 3  # alternatives that a choice keeps, for calls that the first one does not support
 
@@ -77,7 +77,9 @@ class TuningIndex:
 
     A call does not tell whether its weights are in L2. Results measured with warm weights take
     precedence, because they represent repeated calls. A result with cold weights is used for a
-    workload that was not tuned with warm ones; it takes precedence over neighbours.
+    workload that was not tuned with warm ones; it takes precedence over neighbours. It is used for
+    neighbouring shapes where L2 holds the weights of neither, because calls are then alike with
+    warm and with cold weights.
 
     A call with an epilogue uses the winner with that epilogue at its workload (with the same
     activation, bias and residual), and otherwise the choice for the bare product. No other result
@@ -90,7 +92,7 @@ class TuningIndex:
         self.entries = tuple(_from_store(gpu, store)) + tuple(
             _from_tables(gpu, TABLES if tables is None else tables)
         )
-        self._plain = [entry for entry in self.entries if entry.workload.is_plain]
+        self._bare = [entry for entry in self.entries if not entry.workload.epilogue]
         self._own: dict[Workload, list[TunedEntry]] = {}  # from this GPU model
         for entry in self.entries:
             if entry.origin != COUSIN:
@@ -224,7 +226,7 @@ class TuningIndex:
         """
         near = [
             entry
-            for entry in self._plain
+            for entry in self._representing(workload)
             if _is_akin(entry, workload) and distance(entry.workload, workload) <= REACH
         ]
         near.sort(
@@ -235,6 +237,22 @@ class TuningIndex:
         return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(
             cousins[:NEIGHBOURS], workload
         )
+
+    def _representing(self, workload: Workload) -> list[TunedEntry]:
+        """Returns the winners at bare products that were measured as a call of this workload runs:
+        with warm weights, or with cold ones where L2 can hold the weights of neither.
+        """
+        beyond_l2 = self._exceeds_l2(workload)
+        return [
+            entry
+            for entry in self._bare
+            if entry.workload.is_plain or (beyond_l2 and self._exceeds_l2(entry.workload))
+        ]
+
+    def _exceeds_l2(self, workload: Workload) -> bool:
+        """Returns whether the weights are larger than the L2 cache of this GPU, as far as known."""
+        bytes_of_b = _width(workload)[0] * workload.N * workload.K
+        return self.machine is not None and bytes_of_b > self.machine.l2_bytes
 
     def _weighed(self, near: Sequence[TunedEntry], workload: Workload) -> list[Choice]:
         """Returns the choices that neighbours suggest, ordered by their estimated time for this
@@ -256,6 +274,8 @@ class TuningIndex:
         by_rule = self._predicted(PRODUCTION, "", workload) if shares else None
         if by_rule is not None:
             us = by_rule * statistics.median(shares)
+            if any(entry.workload.shape == workload.shape for entry in near):
+                us *= TIE  # another model of GPU was measured here, which says more than a rule
             why = f"its own heuristic, {us:.1f} µs expected from the times of neighbouring shapes"
             found.append((us, Choice(PRODUCTION, "", why)))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
@@ -276,7 +296,8 @@ class TuningIndex:
         this width, and the production kernel's default, which comes first in a tie.
         """
         width = _width(workload)
-        won = [(e.kernel, e.config) for e in self._plain if _width(e.workload) == width]
+        representing = self._representing(workload)
+        won = [(e.kernel, e.config) for e in representing if _width(e.workload) == width]
         rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
         found: list[tuple[float, Choice]] = []
         for kernel, config in dict.fromkeys(won + rules):
@@ -420,11 +441,11 @@ def _bare(workload: Workload) -> Workload:
 
 
 def _is_akin(entry: TunedEntry, workload: Workload) -> bool:
-    """Returns whether a winner at a plain product applies to a workload's dtype and layout.
+    """Returns whether a winner at a bare product applies to a plain workload's dtype and layout.
 
     For the production kernel, all layouts and all 16-bit dtypes are equivalent.
     """
-    if entry.workload.kind == workload.kind:
+    if entry.workload.plain.kind == workload.kind:
         return True
     return (
         entry.kernel == PRODUCTION

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.known import CONFIGS, SQUARE, Know, knowing, winner
+from support.known import CONFIGS, H200, SQUARE, Know, knowing, winner
 from support.stored import INTERPRETED
 
 from outblas.autotune.lookup import HERE, TuningIndex
@@ -57,6 +57,77 @@ def test_neighbours_with_cold_weights_say_nothing(know: Know, kernel: str, confi
     known = know(winner(workload=cold, kernel=kernel, config=config))
 
     assert known.choices(SQUARE) == ()
+
+
+LARGE = Workload(16, 57344, 8192)  # whose weights are many times the L2 cache
+COLD_NEAR_LARGE = Workload(16, 51200, 8192, weights="cold")
+COLD_BUT_SMALL = Workload(16, 32768, 512, weights="cold")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config"), [("portable", CONFIGS[0]), ("hopper.gemm", to_text(gemm.Config()))]
+)
+def test_a_neighbour_with_cold_weights_says_something_of_weights_that_l2_cannot_hold(
+    know: Know, kernel: str, config: str
+) -> None:
+    known = know(winner(workload=COLD_NEAR_LARGE, kernel=kernel, config=config))
+
+    choices = known.choices(LARGE)
+
+    assert (kernel, config) in {(choice.kernel, choice.config) for choice in choices}
+    assert "neighbour 16x51200x8192 bfloat16 nt cold" in choices[0].why + choices[-1].why
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured"),
+    [
+        pytest.param(LARGE, COLD_BUT_SMALL, id="the weights that were measured"),
+        pytest.param(replace(COLD_BUT_SMALL, weights="warm"), COLD_NEAR_LARGE, id="those asked"),
+    ],
+)
+def test_a_neighbour_with_cold_weights_says_nothing_where_l2_can_hold(
+    asked: Workload, measured: Workload, know: Know, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outblas.autotune.lookup.REACH", 99.0)  # all shapes are neighbours
+
+    known = know(winner(workload=measured))
+
+    assert known.choices(asked) == ()
+
+
+# For few rows, with so few stages that the rule of the kernel promises more.
+FEW_ROWS = gemm.Config(
+    tile_m=64,
+    tile_n=16,
+    stages=4,
+    consumers=1,
+    producer_registers=0,
+    consumer_registers=0,
+    cluster_m=1,
+    epilogue_stages=1,
+    swap_ab=True,
+)
+
+
+@pytest.mark.parametrize(("slower", "first"), [(1.02, "portable"), (1.09, "hopper.gemm")])
+def test_what_another_model_measured_at_the_shape_comes_before_a_rule_in_a_tie(
+    slower: float, first: str, know: Know
+) -> None:
+    shape = Workload(1, 10240, 8192)
+    near = winner(
+        workload=Workload(1, 8192, 8192, weights="cold"),
+        gpu=H200,
+        kernel="hopper.gemm",
+        config=to_text(FEW_ROWS),
+        us=47.0,
+    )
+    why = next(c.why for c in know(shipped=(near,)).choices(shape) if not c.config)
+    by_rule = float(why.removeprefix("its own heuristic, ").split(" µs")[0])
+    there = winner(workload=replace(shape, weights="cold"), gpu=H200, us=slower * by_rule)
+
+    known = know(shipped=(near, there))
+
+    assert known.choices(shape)[0].kernel == first
 
 
 def test_results_with_cold_weights_are_among_the_steps(know: Know) -> None:
