@@ -589,3 +589,19 @@ def test_a_captured_graph_replays_a_product(on_a_gpu: Enabled) -> None:
     graph.replay()
 
     assert torch.equal(got, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_compiled_layer_on_a_gpu_calls_the_operators(dynamic: bool, on_a_gpu: Enabled) -> None:
+    layer = torch.nn.Linear(64, 32, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(16, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    compiled = torch.compile(lambda x: F.gelu(layer(x)), fullgraph=True, dynamic=dynamic)
+
+    y = compiled(x)
+    y.sum().backward()
+
+    torch.testing.assert_close(y, F.gelu(layer(x)))
+    assert "addmm 16x32x64 bfloat16" in on_a_gpu.decisions
+    assert "mm 16x64x32 bfloat16" in on_a_gpu.decisions
+    assert set(on_a_gpu.decisions.values()) == {aten.OURS}
