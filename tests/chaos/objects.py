@@ -173,10 +173,12 @@ def _damage(numbers: random.Random, kind: int) -> None:
         match numbers.randrange(4):
             case 0:
                 data = bytearray(target.read_bytes())
+                if not data:  # another process cut it off, or writes it now
+                    return
                 data[numbers.randrange(len(data))] ^= 1 << numbers.randrange(8)
                 target.write_bytes(data)
             case 1:
-                os.truncate(target, numbers.randrange(target.stat().st_size))
+                os.truncate(target, numbers.randrange(max(1, target.stat().st_size)))
             case 2:
                 target.unlink()
             case 3:

@@ -155,6 +155,22 @@ def test_damage_is_that_of_its_seed(kind, tmp_path: Path) -> None:
     )
 
 
+def test_an_object_of_no_bytes_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of an episode damage what another one cuts off at the same time."""
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "objects" / f"{objects.cache.digest(objects._facts(0))}.o"
+    path.parent.mkdir()
+
+    for seed in range(40):
+        for empty in (path, path.with_suffix(".json")):
+            empty.touch()
+        objects._damage(random.Random(seed), 0)
+
+        assert not any(each.stat().st_size for each in path.parent.iterdir()), f"seed {seed}"
+
+
 def examined(tmp_path: Path, kind="a table added"):
     path = tmp_path / "cache" / "tuning.sqlite"
     examine.stock(str(path), trials=40, winners=4, killed=False)
