@@ -124,14 +124,84 @@ def test_every_thread_takes_it() -> None:
 
 
 # ---- what is planned anew
-def test_a_call_after_clear_cache_goes_through_the_operator(operators: list[str]) -> None:
-    assert_short_way(product, operators)
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of A of each plan that is made."""
+    shapes: list[tuple[int, ...]] = []
+    prepare = dispatch._prepare
+
+    def recording_prepare(call: dispatch.Call) -> dispatch.Plan:
+        shapes.append(tuple(call.a.shape))
+        return prepare(call)
+
+    monkeypatch.setattr(dispatch, "_prepare", recording_prepare)
+    return shapes
+
+
+@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
+def test_a_call_is_planned_once(
+    name: str, planned: list[tuple[int, ...]], operators: list[str]
+) -> None:
+    call, want = SHORT_WAY_CALLS[name]
+
+    results = [call() for _ in range(3)]
+
+    assert all(torch.equal(result, want()) for result in results)
+    assert len(planned) == 1
+    assert operators == []
+
+
+def test_a_call_after_clear_cache_is_planned_anew(planned: list[tuple[int, ...]]) -> None:
+    product()
     dispatch.clear_cache()
 
     product()
 
-    assert operators == ["matmul"]
-    assert_short_way(product, operators)
+    assert len(planned) == 2
+
+
+def test_the_oldest_plan_is_forgotten_where_there_are_too_many(
+    planned: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "PLAN_LIMIT", 2)
+    for rows in (1, 2, 3):
+        matmul(A[:rows], B)
+    planned.clear()
+
+    for rows in (3, 2, 1):
+        matmul(A[:rows], B)
+
+    assert planned == [(1, 5)]
+
+
+def test_the_oldest_kind_of_one_shape_is_forgotten(planned: list[tuple[int, ...]]) -> None:
+    operands = [torch.empty(6, stride)[:, :5].copy_(A) for stride in range(5, 22)]
+    for a in operands:
+        matmul(a, B)
+
+    assert all(torch.equal(matmul(a, B), A @ B) for a in operands)
+
+    assert len(planned) == len(operands), "a plan is kept for the kinds that are looked up anew"
+
+
+@pytest.mark.parametrize("beyond", [1e39, -1e39, 10**40])
+def test_a_scalar_that_float32_cannot_hold_is_refused_after_warm_calls(beyond: float) -> None:
+    warm(lambda: addmm(C, A, B, alpha=2.0))
+
+    with pytest.raises(ValueError, match=r"alpha is .*, expected a number that float32 can hold"):
+        addmm(C, A, B, alpha=beyond)
+
+
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
+def test_an_aux_that_overlaps_what_is_read_is_refused_after_warm_calls() -> None:
+    buffer = torch.full((6, 8), 7.0)
+    residual, aux = buffer[:, :4], torch.empty(6, 8)[:, 2:6]
+    warm(lambda: matmul(A, B, residual=residual, aux=aux))
+
+    with pytest.raises(ValueError, match="aux overlaps residual"):
+        matmul(A, B, residual=residual, aux=buffer[:, 2:6])
+
+    assert bool((buffer == 7).all())
 
 
 @pytest.fixture

@@ -498,7 +498,7 @@ def test_it_takes_no_products_of_a_cpu() -> None:
 
 
 def test_the_oldest_decisions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aten, "_MOST", 2)
+    monkeypatch.setattr(dispatch, "PLAN_LIMIT", 2)
 
     with aten._enable(rules()) as enabled:
         for M in (1, 2, 3):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import invariance, registry
+from ..core import forks, invariance, registry
 from ..core import problem as operands
 from ..core.compat.torch_private import any_autocast, autocast_off, fp32_precision
 from ..core.compat.torch_private import current_device as _current_device
@@ -63,13 +63,13 @@ _autocast_off = autocast_off("cpu", "cuda")
 
 
 # ---- the plan cache
-_PLAN_LIMIT = 8192  # number of cached plans; beyond it, the cache is cleared
+PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest are forgotten
 _plans: dict[tuple[Any, ...], Plan] = {}
-# The plan cache of torch_ops.eager. Its entries refer to plans of this cache, so both are cleared
-# together.
+# The plan caches of torch_ops.eager and of torch_ops.aten, which compare less per call. They are
+# cleared together with this one.
 eager_plans: dict[tuple[Any, ...], Any] = {}
-# What torch_ops.aten decided for calls. Its entries refer to plans of this cache as well.
 aten_plans: dict[tuple[Any, ...], Any] = {}
+_remembering = forks.Lock()
 
 
 def run(call: Call) -> Tensor:
@@ -96,10 +96,17 @@ def find_plan(call: Call) -> Plan:
     if plan is None and capturing(call.a.device):
         plan = _similar_plan(call)
     if plan is None:
-        if len(_plans) >= _PLAN_LIMIT:
-            clear_cache()
-        plan = _plans[key] = _prepare(call)
+        plan = _prepare(call)
+        remember(_plans, key, plan)
     return plan
+
+
+def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds an entry to a cache of plans, in the place of the oldest one if there are too many."""
+    with _remembering:  # another thread may add an entry while the oldest one is looked for
+        while key not in cache and len(cache) >= PLAN_LIMIT:
+            del cache[next(iter(cache))]
+        cache[key] = value
 
 
 def cached_plan(call: Call) -> Plan | None:
@@ -109,9 +116,10 @@ def cached_plan(call: Call) -> Plan | None:
 
 def clear_cache() -> None:
     """Discards all plans, so that every call is planned again."""
-    _plans.clear()
-    eager_plans.clear()
-    aten_plans.clear()
+    with _remembering:
+        _plans.clear()
+        eager_plans.clear()
+        aten_plans.clear()
 
 
 def _similar_plan(call: Call) -> Plan | None:
@@ -360,9 +368,9 @@ def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueAr
         if out is not None:
             check_separate(a, b, c, out, beta)
         if extra is not None:
-            if out is not None:
-                check_epilogue_separate(a, b, c, out, beta, *tensors)
             given = EpilogueArgs(extra.activation, *tensors)
+            if out is not None or given.aux is not None:
+                check_epilogue_separate(a, b, c, out, beta, *tensors)
             return fallback.fused(a, b, c, out, alpha, beta, out_dtype, given)
         if c is None:
             return fallback.matmul(a, b, out, out_dtype)

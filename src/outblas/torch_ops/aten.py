@@ -34,7 +34,6 @@ Tensor = torch.Tensor
 
 DTYPES = (torch.float16, torch.bfloat16)
 OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
-_MOST = 8192  # kinds of products that are remembered; beyond it, the oldest are forgotten
 _MOST_ALIKE = 16  # kinds that differ in layouts, dtypes and devices only
 _LINE_MASK = LINE - 1
 
@@ -433,8 +432,9 @@ def _decide(
     with _lock:
         if enabled is _active:
             alike = _decided.get(key, ())[1 - _MOST_ALIKE :]
-            _remember(_decided, key, (*alike, (_guard(tensors), found)))
-        _remember(enabled.decisions, product, found if isinstance(found, str) else OURS)
+            dispatch.remember(_decided, key, (*alike, (_guard(tensors), found)))
+        by = found if isinstance(found, str) else OURS
+        dispatch.remember(enabled.decisions, product, by)
     return found
 
 
@@ -449,13 +449,6 @@ def _guard(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
 
 def _layout(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
-
-
-def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """Adds an entry, in the place of the oldest one if there are too many."""
-    while key not in table and len(table) >= _MOST:
-        table.pop(next(iter(table)))
-    table[key] = value
 
 
 _IN_CAPTURE = "a CUDA graph is captured, and the kernel is not loaded yet"

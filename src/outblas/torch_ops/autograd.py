@@ -47,7 +47,7 @@ from .autograd_levels import (
     unobserved,
     within_forward,
 )
-from .call import OperatorChoice
+from .call import OperatorChoice, is_plain_scalar
 from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
@@ -354,7 +354,7 @@ def _autograd(name: str) -> Callable[..., Any]:
         if (
             not aux
             and arguments[3:] == ops.DEFAULTS[8:]
-            and (c is not None or alpha == 1)
+            and (alpha == 1 if c is None else is_plain_scalar(alpha) and is_plain_scalar(beta))
             and unobserved()
         ):
             extra = ops.epilogue(activation, bias, residual)

@@ -32,8 +32,10 @@ from ..core.compat.torch_private import increment_version as _increment_version
 from ..core.compat.torch_private import modes_disabled as _modes_disabled
 from ..core.compat.torch_private import profiled as _profiled
 from ..core.epilogue import EpilogueArgs
+from ..core.problem import check_writable
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
+from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call, Plan, tf32_requested
 from . import ops
 
@@ -71,7 +73,7 @@ class PlanConditions:
 EagerPlan = tuple[Callable[..., bool], Plan, PlanConditions | None]
 
 # Calls of the same shapes share a cache key. Their plans differ in layouts, dtypes, devices, and
-# whether inference mode is on.
+# whether inference mode is on. Beyond this number the oldest of them is forgotten.
 _PLANS_PER_KEY = 16
 _cache: dict[tuple[Any, ...], tuple[EagerPlan, ...]] = dispatch.eager_plans
 _recorded_run: RecordedRun | None = None
@@ -102,8 +104,8 @@ def run(
     batch_invariant: bool | None,
     extra: EpilogueArgs | None = None,
 ) -> Tensor | None:
-    """Runs a call that names no kernel, config, mode or dtype, if its plan is cached. Returns None
-    where the call must go through an operator.
+    """Runs a call that names no kernel, config, mode or dtype by its plan, which is made if it is
+    the first such call. Returns None where the call must go through an operator.
 
     Arguments may have any type. Dynamo must not trace this function, because it must see the
     operator.
@@ -147,31 +149,35 @@ def run(
     except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     plans = _cache.get(key, ())
-    for matches, plan, conditions in plans:
-        if not matches(*tensors):
-            continue
-        if conditions is not None:
+    planned: EagerPlan | None
+    for planned in plans:
+        matches, _, conditions = planned
+        if matches(*tensors):
+            if conditions is None:
+                break
             requires_grad, tf32 = conditions.requires_grad, conditions.tf32
-            if requires_grad is not None and requires_grad is not _gradients_enabled():
-                continue
-            if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
-                continue
-            if requires_grad and _recorded_run is not None:
-                x_shape = conditions.x_shape
-                return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
-        if extra is None:
-            result: Tensor = plan(a, b, c, out, alpha, beta)
-        else:
-            result = plan(a, b, c, out, alpha, beta, *extra[1:])
-            if extra[3] is not None:
-                _increment_version((extra[3],))
-        if out is not None:
-            _increment_version((out,))
-        return result
-    if len(plans) < _PLANS_PER_KEY:
+            if (requires_grad is None or requires_grad is _gradients_enabled()) and (
+                tf32 is None or tf32 is (fp32_precision("cuda", "matmul") == "tf32")
+            ):
+                break
+    else:
         call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant, extra)
-        _remember(key, plans, tensors, call)
-    return None
+        planned = _planned(key, plans, tensors, call)
+        if planned is None:
+            return None
+    _, plan, conditions = planned
+    if conditions is not None and conditions.requires_grad and _recorded_run is not None:
+        x_shape = conditions.x_shape
+        return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
+    if extra is None:
+        result: Tensor = plan(a, b, c, out, alpha, beta)
+    else:
+        result = plan(a, b, c, out, alpha, beta, *extra[1:])
+        if extra[3] is not None:
+            _increment_version((extra[3],))
+    if out is not None:
+        _increment_version((out,))
+    return result
 
 
 def _run_without_modes(*call: Any) -> Tensor | None:
@@ -184,31 +190,53 @@ def _run_without_modes(*call: Any) -> Tensor | None:
         return run(*call)
 
 
-def _remember(
+def _planned(
     key: tuple[Any, ...],
     plans: tuple[EagerPlan, ...],
     tensors: tuple[Tensor, ...],
     call: Call,
-) -> None:
-    """Caches the plan of a call that has one, if operators would do nothing beyond running it."""
+) -> EagerPlan | None:
+    """Plans a call, if operators would do nothing beyond running its plan, and caches the plan.
+
+    Returns None for the other calls, and for those that do not fit together: the slow path tells
+    the caller what is wrong in terms of the caller's own arguments.
+    """
     requires_grad = _gradients_enabled() if any(t.requires_grad for t in tensors) else None
     if not (is_unobserved(tensors) and (not requires_grad or _recordable(call))):
-        return
-    x_shape = None
-    if requires_grad and call.extra is not None and call.extra.activation:
-        x = ops.empty_x(call.a, call.b, call.c)
-        call, x_shape = call._replace(extra=call.extra._replace(aux=x)), tuple(x.shape)
-    plan = dispatch.cached_plan(call)
-    if plan is None:
-        return
+        return None
+    if len({id(t) for t in tensors}) < len(tensors):
+        return None  # a guard matches different tensors only
     matches = tensor_guard(tensors)
     if matches is None:
-        return
+        return None
+    x_shape = None
+    try:
+        _check_arguments(call)
+        if requires_grad and call.extra is not None and call.extra.activation:
+            x = ops.empty_x(call.a, call.b, call.c)
+            call, x_shape = call._replace(extra=call.extra._replace(aux=x)), tuple(x.shape)
+        plan = dispatch.cached_plan(call)
+        if plan is None and capturing(call.a.device):
+            return None  # what runs in its place then is no plan for later calls
+        plan = plan or dispatch.find_plan(call)
+    except (TypeError, ValueError):
+        return None
     tf32 = tf32_requested() if call.a.dtype is torch.float32 else None
     conditions = None
     if requires_grad is not None or tf32 is not None:
         conditions = PlanConditions(requires_grad, tf32, x_shape)
-    _cache[key] = (*plans, (matches, plan, conditions))
+    planned = (matches, plan, conditions)
+    dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], planned))
+    return planned
+
+
+def _check_arguments(call: Call) -> None:
+    """Checks what planning does not. Raises ValueError."""
+    if call.extra is not None:
+        ops.check_activation(call.extra.activation)
+    for name, t in (("out", call.out), ("aux", call.extra and call.extra.aux)):
+        if t is not None:
+            check_writable(t, name)
 
 
 def is_unobserved(tensors: tuple[Tensor, ...]) -> bool:

@@ -98,11 +98,11 @@ def remember(operands: Operands, options: Options, call: Call) -> None:
     key, tensors = _key(operands, options), _guarded(operands)
     plans = _cache.get(key, ()) if key is not None else ()
     plan = dispatch.cached_plan(call)
-    if key is None or plan is None or len(plans) >= _PLANS_PER_KEY:
+    if key is None or plan is None:
         return
     matches = tensor_guard(tensors)
     if matches is not None:
-        _cache[key] = (*plans, (matches, plan))
+        dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], (matches, plan)))
 
 
 def _guarded(operands: Operands) -> tuple[Tensor, ...]:
