@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from .core.arguments import renamed, show_signature
-from .core.compat.torch_private import function_mode_count as function_modes
-from .core.compat.torch_private import overrides_enabled, without_overrides
 from .core.epilogue import Activation, EpilogueArgs
 from .core.errors import OperandError
 from .runtime.default_kernel import Mode
@@ -25,7 +23,8 @@ from .torch_ops.call import (
     is_plain_scalar,
     is_traced,
 )
-from .torch_ops.eager import overriding_mode, run
+from .torch_ops.eager import run
+from .torch_ops.linear import run as run_linear
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -285,18 +284,10 @@ def linear(
     """
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
-    plain = (
-        kernel is None
-        and config is None
-        and tune is None
-        and (type(weight) is Parameter or type(weight) is Tensor)
-    )
+    plain = kernel is None and config is None and tune is None
     if plain and (activation is None or is_activation(activation)) and not is_traced():
-        extra = None
-        if bias is not None or activation is not None or residual is not None:
-            extra = EpilogueArgs(activation or "", bias, residual, None)
         try:
-            done = _eager_linear(input, weight, out, batch_invariant, extra)
+            done = run_linear(input, weight, bias, activation or "", residual, out, batch_invariant)
         except OperandError as error:
             error.rename(OPERANDS["linear"])
             raise
@@ -306,26 +297,6 @@ def linear(
     choice = Choice(kernel, config, tune, batch_invariant)
     arguments = Arguments("linear", input, weight, None, out, 1, 0, None, given, choice)
     return slow_path.run(arguments)
-
-
-def _eager_linear(
-    input: Tensor,
-    weight: Tensor,
-    out: Tensor | None,
-    batch_invariant: bool | None,
-    extra: EpilogueArgs | None,
-) -> Tensor | None:
-    """Does what `eager.run` does for linear."""
-    if function_modes() and overrides_enabled():
-        if without_overrides is None or overriding_mode():
-            return None
-        with without_overrides():
-            return _eager_linear(input, weight, out, batch_invariant, extra)
-    try:
-        transposed = weight.t()
-    except RuntimeError:  # more dimensions, or nested
-        return None
-    return run(input, transposed, None, out, 1, 0, batch_invariant, extra)
 
 
 for _function in (matmul, addmm, linear):

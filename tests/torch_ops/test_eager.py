@@ -321,6 +321,17 @@ def test_an_out_of_inference_mode_is_warm(operators: list[str]) -> None:
         assert_short_way(lambda: matmul(A, B, out=out), operators)
 
 
+def test_an_inference_tensor_is_refused_outside_of_its_mode_after_warm_calls() -> None:
+    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
+    with torch.inference_mode():
+        out = torch.zeros(6, 4)
+
+    with pytest.raises(ValueError, match="out is an inference tensor"):
+        matmul(A, B, out=out)
+
+    assert not out.any()
+
+
 def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def launcher_that_writes_nothing(*_: Any, no_product: bool) -> Callable[..., None]:
         return lambda *_: None

@@ -61,6 +61,18 @@ def fused(residual=0, activation="relu") -> torch.Tensor:
     return matmul(activation=activation, residual=matrix(16, 24, residual))
 
 
+def linear(x=0, weight=0, bias=None, residual=None, out=None, **arguments) -> torch.Tensor:
+    """A layer whose tensors begin at these offsets."""
+    return outblas.linear(
+        matrix(16, 32, x),
+        matrix(24, 32, weight),
+        None if bias is None else matrix(1, 24, bias)[0],
+        residual=None if residual is None else matrix(16, 24, residual),
+        out=None if out is None else matrix(16, 24, out),
+        **arguments,
+    )
+
+
 def by_columns() -> torch.Tensor:
     """A product of an A that lies by columns."""
     return outblas.matmul(matrix(16, 32, by_columns=True), matrix(32, 24))
@@ -94,6 +106,18 @@ PAIRS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] 
         lambda: matmul(kernel="portable"),
         lambda: matmul(kernel="portable", config=portable.Config(block_m=32)),
     ),
+    "address of a layer's input": (linear, lambda: linear(x=1)),
+    "address of a weight": (linear, lambda: linear(weight=4)),
+    "bias": (linear, lambda: linear(bias=0)),
+    "address of a bias": (lambda: linear(bias=0), lambda: linear(bias=1)),
+    "address of a layer's residual": (lambda: linear(residual=0), lambda: linear(residual=1)),
+    "address of a layer's output": (lambda: linear(out=0), lambda: linear(out=1)),
+    "bias or residual": (lambda: linear(bias=0), lambda: linear(residual=0)),
+    "activation of a layer": (
+        lambda: linear(activation="relu"),
+        lambda: linear(activation="gelu"),
+    ),
+    "batch invariance of a layer": (linear, lambda: linear(batch_invariant=True)),
     "dtype of the output": (lambda: narrow(torch.bfloat16), lambda: narrow(torch.float32)),
 }
 

@@ -150,7 +150,7 @@ class Product(torch.autograd.Function):
         if g_out is not None:
             if needs_residual and saved.shape_residual is not None:
                 d_residual = summed(g_out, saved.shape_residual)
-            g = _through_activation(g_out, g, x, saved.activation)
+            g = gradient_of_x(g_out, g, x, saved.activation)
         if g is not None:
             if needs_bias and saved.shape_bias is not None:
                 d_bias = summed(g, saved.shape_bias)
@@ -192,7 +192,7 @@ def _by_operator(
 
 
 # ---- gradients
-def _through_activation(
+def gradient_of_x(
     g_out: Tensor, g: Tensor | None, x: Tensor | None, activation: str
 ) -> Tensor | None:
     """Returns the gradient of x: the gradient through the activation plus `g`, the gradient from
@@ -295,7 +295,7 @@ _record = recorder(Product)
 _NO_EPILOGUE = EpilogueArgs()
 
 
-def _recorded_run(
+def recorded_run(
     plan: Plan,
     a: Tensor,
     b: Tensor,
@@ -314,7 +314,7 @@ def _recorded_run(
     return result
 
 
-eager.register_recorded_run(_recorded_run)
+eager.register_recorded_run(recorded_run)
 
 
 def _split_gemm(*given: Any) -> tuple[Any, ...]:

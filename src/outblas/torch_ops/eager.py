@@ -62,6 +62,8 @@ class PlanConditions:
     tf32: bool | None  # whether fp32 products use tf32; None for other operands
     # shape of x, the activation's argument, where gradients need it
     x_shape: tuple[int, ...] | None
+    # what `linear.Linear` needs to record the call; None where `autograd.Product` does
+    layer: Any = None
 
 
 # A plan for calls of known shapes: (matches, plan, conditions). It is a plain tuple because every
@@ -149,9 +151,9 @@ def run(
     except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     plans = _cache.get(key, ())
-    planned: EagerPlan | None
-    for planned in plans:
-        matches, _, conditions = planned
+    found: EagerPlan | None
+    for found in plans:
+        matches, _, conditions = found
         if matches(*tensors):
             if conditions is None:
                 break
@@ -162,10 +164,10 @@ def run(
                 break
     else:
         call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant, extra)
-        planned = _planned(key, plans, tensors, call)
-        if planned is None:
+        found = planned(key, plans, tensors, call)
+        if found is None:
             return None
-    _, plan, conditions = planned
+    _, plan, conditions = found
     if conditions is not None and conditions.requires_grad and _recorded_run is not None:
         x_shape = conditions.x_shape
         return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
@@ -190,7 +192,7 @@ def _run_without_modes(*call: Any) -> Tensor | None:
         return run(*call)
 
 
-def _planned(
+def planned(
     key: tuple[Any, ...],
     plans: tuple[EagerPlan, ...],
     tensors: tuple[Tensor, ...],
@@ -225,9 +227,9 @@ def _planned(
     conditions = None
     if requires_grad is not None or tf32 is not None:
         conditions = PlanConditions(requires_grad, tf32, x_shape)
-    planned = (matches, plan, conditions)
-    dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], planned))
-    return planned
+    found = (matches, plan, conditions)
+    dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], found))
+    return found
 
 
 def _check_arguments(call: Call) -> None:

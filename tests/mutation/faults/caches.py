@@ -9,6 +9,7 @@ PLANS = (Check("test_plan_keys.py"),)
 
 _CACHE = "src/outblas/core/cache.py"
 _EAGER = "src/outblas/torch_ops/eager.py"
+_LINEAR = "src/outblas/torch_ops/linear.py"
 _DISPATCH = "src/outblas/runtime/dispatch.py"
 _LOOKUP = "autotune/lookup.py"
 
@@ -104,10 +105,50 @@ FAULTS = (
     Fault(
         "eager_key_without_gradients",
         _EAGER,
-        "            if requires_grad is not None and requires_grad is not _gradients_enabled():\n",
-        "            if False:\n",
+        "            if (requires_grad is None or requires_grad is _gradients_enabled()) and (\n",
+        "            if (\n",
         (Check("test_eager_observers.py"), Check("torch_ops")),
         "A warm call under no_grad takes the plan of one that records gradients.",
+    ),
+    Fault(
+        "layer_key_without_gradients",
+        _LINEAR,
+        "            if (requires_grad is None or requires_grad is _gradients_enabled()) and (\n",
+        "            if (\n",
+        (Check("test_linear_autograd.py"),),
+        "A warm layer under no_grad takes the plan of one that records gradients.",
+    ),
+    Fault(
+        "layer_key_without_activation",
+        _LINEAR,
+        "            activation,\n            bias_at,\n",
+        "            bias_at,\n",
+        PLANS,
+        "A warm layer takes the plan of another activation.",
+    ),
+    Fault(
+        "layer_key_without_a_residual_s_address",
+        _LINEAR,
+        "            residual_at,\n            out_at,\n",
+        "            out_at,\n",
+        PLANS,
+        "A warm layer takes the plan of a residual that lies better.",
+    ),
+    Fault(
+        "newest_plan_is_forgotten",
+        _DISPATCH,
+        "            del cache[next(iter(cache))]\n",
+        "            cache.popitem()\n",
+        (Check("test_eager.py"),),
+        "Where there are too many plans, the newest makes room.",
+    ),
+    Fault(
+        "planned_without_a_look_at_what_is_written",
+        _EAGER,
+        "            check_writable(t, name)\n",
+        "            pass\n",
+        (Check("test_eager.py"),),
+        "A call writes to an inference tensor by the plan of another tensor.",
     ),
     Fault(
         "plan_key_without_beta",

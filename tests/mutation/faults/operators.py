@@ -16,6 +16,8 @@ SCALED = (Check("test_scaled_mm.py"),)
 
 _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
 _OPS = "src/outblas/torch_ops/ops.py"
+_LINEAR = "src/outblas/torch_ops/linear.py"
+LAYERS = (Check("test_linear_autograd.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
 
 ENABLE = (Check("test_enable.py"),)
@@ -24,6 +26,38 @@ _SCALED = "src/outblas/torch_ops/scaled_mm.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
 
 FAULTS = (
+    Fault(
+        "residual_of_a_layer_gets_the_gradient_of_x",
+        _LINEAR,
+        "d_residual = g_out if needs_residual else None",
+        "d_residual = g if needs_residual else None",
+        LAYERS,
+        "The gradient of a residual passes through the activation.",
+    ),
+    Fault(
+        "second_derivative_of_a_layer_without_its_activation",
+        _LINEAR,
+        "        return y if x is None else (y, x)\n",
+        "        return y if x is None else (y, x.clone())\n",
+        LAYERS,
+        "Second derivatives of a layer's activation are zero.",
+    ),
+    Fault(
+        "backward_of_a_layer_is_not_batch_invariant",
+        _LINEAR,
+        "d_weight = _product(g.mT, input, invariant)",
+        "d_weight = _product(g.mT, input, False)",
+        LAYERS,
+        "The gradient of a weight does not keep the promise of batch invariance.",
+    ),
+    Fault(
+        "layer_s_common_layouts",
+        _LINEAR,
+        "        and weight.is_contiguous()\n",
+        "",
+        LAYERS,
+        "The gradient of a weight by columns lies by rows.",
+    ),
     Fault(
         "gradient_of_b_without_alpha",
         _AUTOGRAD,

@@ -1,0 +1,265 @@
+"""The fast path of `linear`, and its autograd function.
+
+`eager.run` would compute `input @ weight.t()`: autograd would record the transposition as a node of
+its own, and gradients of a transposed operand need views. Here autograd records one node, and the
+gradients are products of the tensors as they are stored:
+
+    g = gradient of x = input · weightᵀ + bias, through the activation
+    dinput = g weight    dweight = gᵀ input    dbias = g, summed over rows    dresidual = gradient
+    of the output
+
+That holds for tensors in the layouts that layers have. For the others, `autograd.Product` computes
+the gradients.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core import invariance
+from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from ..core.compat.torch_private import forward_levels as _forward_levels
+from ..core.compat.torch_private import (
+    fp32_precision,
+    overrides_enabled,
+    without_overrides,
+)
+from ..core.compat.torch_private import function_mode_count as _function_modes
+from ..core.compat.torch_private import increment_version as _increment_version
+from ..core.compat.torch_private import profiled as _profiled
+from ..core.tensor_memory import LINE
+from ..core.tensor_memory import read_address as _address
+from ..runtime import dispatch
+from ..runtime.dispatch import Call, Plan
+from . import eager, ops
+from .autograd import gradient_of_x, recorded_run
+from .autograd_levels import direct_apply
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+
+_gradients_enabled = torch.is_grad_enabled
+_LINE_MASK = LINE - 1
+_cache = dispatch.eager_plans
+
+
+def run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    out: Tensor | None,
+    batch_invariant: bool | None,
+) -> Tensor | None:
+    """Computes activation(x weightᵀ + bias) + residual by the plan for such calls, as `eager.run`
+    does for products.
+
+    Returns None where the call must go through an operator. Arguments may have any type, but
+    `activation` is "" or the name of an activation. Dynamo must not trace this function, because it
+    must see the operator.
+    """
+    if _function_modes() and overrides_enabled():
+        if without_overrides is None or eager.overriding_mode():
+            return None
+        with without_overrides():
+            return run(x, weight, bias, activation, residual, out, batch_invariant)
+    if (
+        _dispatch_modes()
+        or _forward_levels._current_level >= 0
+        or _profiled()
+        or (type(x) is not Tensor and type(x) is not Parameter)
+        or (type(weight) is not Parameter and type(weight) is not Tensor)
+    ):
+        return None
+    if batch_invariant is None:
+        batch_invariant = invariance._ever and invariance.requested()
+    elif batch_invariant is not True and batch_invariant is not False:
+        return None
+    tensors: tuple[Tensor, ...] = (x, weight)
+    bias_at = residual_at = out_at = None
+    try:
+        in_line_x, in_line_weight = _address(x) & _LINE_MASK, _address(weight) & _LINE_MASK
+        if bias is not None:
+            if type(bias) is not Parameter and type(bias) is not Tensor:
+                return None
+            tensors, bias_at = (x, weight, bias), _address(bias) & 15
+        if residual is not None:
+            if type(residual) is not Tensor and type(residual) is not Parameter:
+                return None
+            tensors, residual_at = (*tensors, residual), _address(residual) & 15
+        if out is not None:
+            if type(out) is not Tensor and type(out) is not Parameter:
+                return None
+            tensors, out_at = (*tensors, out), _address(out) & 15
+        key = (
+            x.shape,
+            weight.shape,
+            in_line_x,
+            in_line_weight,
+            batch_invariant,
+            activation,
+            bias_at,
+            residual_at,
+            out_at,
+        )
+    except RuntimeError:  # no address or no shape: sparse, nested or wrapped tensors
+        return None
+    plans = _cache.get(key, ())
+    planned: eager.EagerPlan | None
+    for planned in plans:
+        matches, _, conditions = planned
+        if matches(*tensors):
+            if conditions is None:
+                break
+            requires_grad, tf32 = conditions.requires_grad, conditions.tf32
+            if (requires_grad is None or requires_grad is _gradients_enabled()) and (
+                tf32 is None or tf32 is (fp32_precision("cuda", "matmul") == "tf32")
+            ):
+                break
+    else:
+        given = x, weight, bias, activation, residual, out, batch_invariant
+        planned = _planned(key, plans, tensors, given)
+        if planned is None:
+            return None
+    _, plan, conditions = planned
+    if conditions is not None and conditions.requires_grad:
+        if conditions.layer is not None:
+            found = _apply(conditions.layer, x, weight, bias, residual)
+            result: Tensor = found[0] if activation else found
+            return result
+        extra = ops.epilogue(activation, bias, residual)
+        transposed, x_shape = weight.t(), conditions.x_shape
+        return recorded_run(plan, x, transposed, None, 1, 0, batch_invariant, extra, x_shape)
+    transposed = weight.mT if weight.dim() == 2 else weight
+    if bias is None and not activation and residual is None:
+        result = plan(x, transposed, None, out, 1, 0)
+    else:
+        result = plan(x, transposed, None, out, 1, 0, bias, residual, None)
+    if out is not None:
+        _increment_version((out,))
+    return result
+
+
+def _planned(
+    key: tuple[Any, ...],
+    plans: tuple[eager.EagerPlan, ...],
+    tensors: tuple[Tensor, ...],
+    given: tuple[Any, ...],
+) -> eager.EagerPlan | None:
+    """Plans a call and caches the plan, as `eager.planned` does."""
+    x, weight, bias, activation, residual, out, batch_invariant = given
+    if weight.dim() not in (1, 2) or not x.dim():
+        return None
+    extra = ops.epilogue(activation, bias, residual)
+    call = Call(x, weight.t(), None, out, None, 1, 0, "", "", "", batch_invariant, extra)
+    planned = eager.planned(key, plans, tensors, call)
+    if planned is None:
+        return None
+    _, plan, conditions = planned
+    if conditions is not None and conditions.requires_grad and _is_common(x, weight, bias):
+        conditions.layer = _Layer(
+            plan,
+            extra is None,
+            activation,
+            conditions.x_shape,
+            batch_invariant,
+            x.requires_grad,
+            weight.requires_grad,
+        )
+    return planned
+
+
+def _is_common(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Returns whether `Linear` computes the gradients of such a call, in the operands' layouts."""
+    return (
+        x.dim() >= 2
+        and weight.dim() == 2
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and not x.is_complex()
+        and (bias is None or bias.dim() == 1)
+    )
+
+
+# ---- autograd
+class _Layer(NamedTuple):
+    """What `Linear` needs to know of a call besides its tensors.
+
+    `bare`: there is no bias, activation or residual. `x_shape`: the shape of the activation's
+    argument, None without an activation. `needs_...`: whether that tensor gets a gradient.
+    """
+
+    plan: Plan
+    bare: bool
+    activation: str
+    x_shape: tuple[int, ...] | None
+    batch_invariant: bool
+    needs_input: bool
+    needs_weight: bool
+
+
+class Linear(torch.autograd.Function):
+    """The autograd function of calls in the common layouts.
+
+    `apply` takes a `_Layer` and the tensors. It returns the output, and with an activation also x,
+    through which second derivatives pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layer: _Layer,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+    ) -> Any:
+        plan, bare, _, x_shape, _, needs_input, needs_weight = layer
+        x = None if x_shape is None else input.new_empty(x_shape)
+        if bare:
+            y = plan(input, weight.mT, None, None, 1, 0)
+        else:
+            y = plan(input, weight.mT, None, None, 1, 0, bias, residual, x)
+        ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None, x)
+        ctx.set_materialize_grads(False)
+        ctx.layer = layer
+        return y if x is None else (y, x)
+
+    @staticmethod
+    def backward(
+        ctx: Any, g_out: Tensor | None, g: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
+        _, needs_input, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad
+        input, weight, x = ctx.saved_tensors
+        layer: _Layer = ctx.layer
+        invariant = layer.batch_invariant
+        d_input = d_weight = d_bias = None
+        if g_out is not None:
+            g = gradient_of_x(g_out, g, x, layer.activation)
+        if g is None:
+            return None, None, None, None, None
+        # autograd itself sums gradients of a bias or residual of fewer elements
+        d_residual = g_out if needs_residual else None
+        if needs_bias:
+            d_bias = g.sum(0) if g.dim() == 2 else g.sum(tuple(range(g.dim() - 1)))
+        if needs_input:
+            d_input = _product(g, weight, invariant)
+        if needs_weight:
+            if g.dim() > 2:
+                g, input = g.flatten(0, -2), input.flatten(0, -2)
+            d_weight = _product(g.mT, input, invariant)
+        return None, d_input, d_weight, d_bias, d_residual
+
+
+def _product(a: Tensor, b: Tensor, batch_invariant: bool) -> Tensor:
+    """Returns A B, differentiable."""
+    result = None
+    if not torch.compiler.is_compiling():
+        result = eager.run(a, b, None, None, 1, 0, batch_invariant)
+    if result is None:
+        result = ops.matmul(a, b, None, "", "", "", batch_invariant)
+    return result
+
+
+_apply = direct_apply(Linear)

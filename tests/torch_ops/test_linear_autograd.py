@@ -1,0 +1,212 @@
+"""Gradients of eager calls of `linear`: one node of autograd, products of the tensors as stored."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outblas import batch_invariant, linear
+from outblas.core.epilogue import Activation
+from outblas.torch_ops import eager
+from outblas.torch_ops import linear as fast
+
+pytest_plugins = ("support.eager_fixtures",)
+pytestmark = [
+    pytest.mark.usefixtures("cpu_plans_run"),
+    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),
+]
+
+Tensor = torch.Tensor
+
+
+class Layer(NamedTuple):
+    """The tensors of a call."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+
+def integers(*shape: int) -> Tensor:
+    """Small integers, whose products have one right result in float32."""
+    return torch.randint(-4, 5, shape).float()
+
+
+def by_columns(t: Tensor) -> Tensor:
+    return t.t().contiguous().t()
+
+
+LAYERS = {
+    "rows": Layer(integers(6, 5), integers(4, 5)),
+    "bias": Layer(integers(6, 5), integers(4, 5), integers(4)),
+    "batch": Layer(integers(2, 3, 5), integers(4, 5), integers(4)),
+    "two batches": Layer(integers(2, 1, 3, 5), integers(4, 5), integers(4)),
+    "residual": Layer(integers(6, 5), integers(4, 5), None, integers(6, 4)),
+    "bias, residual, batch": Layer(
+        integers(2, 3, 5), integers(4, 5), integers(4), integers(2, 3, 4)
+    ),
+    "one column": Layer(integers(6, 5), integers(1, 5), integers(1)),
+    "one bias": Layer(integers(6, 5), integers(4, 5), integers(1)),
+    "one residual": Layer(integers(6, 5), integers(4, 5), None, integers(1)),
+    "a residual for all rows": Layer(integers(6, 5), integers(4, 5), None, integers(4)),
+}
+COMMON = tuple(LAYERS)
+LAYERS |= {  # those of `autograd.Product`
+    "x by columns": Layer(by_columns(integers(6, 5)), integers(4, 5), integers(4)),
+    "weight by columns": Layer(integers(6, 5), by_columns(integers(4, 5)), integers(4)),
+    "a row": Layer(integers(5), integers(4, 5), integers(4)),
+    "bias of two dimensions": Layer(integers(6, 5), integers(4, 5), integers(1, 4)),
+    "weight of one dimension": Layer(integers(6, 5), integers(5)),
+}
+ACTIVATIONS = (None, "relu", "gelu", "silu")
+
+
+def by_torch(given: Layer, activation: Activation | None) -> Tensor:
+    y = F.linear(given.x, given.weight)
+    if given.bias is not None:
+        y = y + given.bias
+    if activation is not None:
+        y = getattr(F, activation)(y)
+    return y if given.residual is None else y + given.residual
+
+
+def by_us(given: Layer, activation: Activation | None) -> Tensor:
+    return linear(*given[:3], activation=activation, residual=given.residual)
+
+
+def needing(given: Layer, names: tuple[str, ...]) -> Layer:
+    """The tensors anew, of which these need gradients."""
+    fields = given._asdict().items()
+    return Layer(
+        **{
+            name: None if t is None else t.detach().requires_grad_(name in names)
+            for name, t in fields
+        }
+    )
+
+
+def gradients(y: Tensor, given: Layer) -> list[Tensor | None]:
+    y.backward(torch.arange(1.0, y.numel() + 1).reshape(y.shape) % 7 - 3)
+    return [None if t is None else t.grad for t in given]
+
+
+NAMES = Layer._fields
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_are_torchs(name: str, activation: Activation | None) -> None:
+    ours, theirs = needing(LAYERS[name], NAMES), needing(LAYERS[name], NAMES)
+
+    got = gradients(by_us(ours, activation), ours)
+
+    expected = gradients(by_torch(theirs, activation), theirs)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("names", [(name,) for name in NAMES] + [("x", "bias"), ("weight", "bias")])
+def test_only_what_needs_a_gradient_gets_one(names: tuple[str, ...]) -> None:
+    layer = LAYERS["bias, residual, batch"]
+    ours, theirs = needing(layer, names), needing(layer, names)
+
+    got = gradients(by_us(ours, "gelu"), ours)
+
+    torch.testing.assert_close(got, gradients(by_torch(theirs, "gelu"), theirs))
+
+
+@pytest.mark.parametrize("needed", [("weight",), ("x", "weight", "bias")], ids=", ".join)
+def test_calls_that_need_other_gradients_have_plans_of_their_own(needed: tuple[str, ...]) -> None:
+    before, given = needing(LAYERS["bias"], ("x",)), needing(LAYERS["bias"], needed)
+    for _ in range(2):
+        gradients(by_us(before, None), before)
+
+    got = gradients(by_us(given, None), given)
+
+    assert [t is not None for t in got] == [name in needed for name in NAMES]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_gradients_of_gated_pairs(activation: Activation) -> None:
+    ours = needing(LAYERS["bias"], NAMES)
+    theirs = needing(LAYERS["bias"], NAMES)
+    gate, value = by_torch(theirs, None).chunk(2, -1)
+    expected = (F.silu if activation == "swiglu" else F.gelu)(gate) * value
+
+    got = gradients(by_us(ours, activation), ours)
+
+    torch.testing.assert_close(got, gradients(expected, theirs))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_gradient_of_an_operand_has_its_layout(name: str) -> None:
+    given = needing(LAYERS[name], NAMES)
+    y = by_us(given, None)
+
+    got = torch.autograd.grad(y, (given.x, given.weight), torch.ones_like(y))
+
+    assert [t.stride() for t in got] == [given.x.stride(), given.weight.stride()]
+
+
+def test_gradients_are_recorded_after_calls_without_them() -> None:
+    given = needing(LAYERS["bias"], NAMES)
+    with torch.no_grad():
+        for _ in range(2):
+            assert not by_us(given, None).requires_grad
+
+    assert by_us(given, None).requires_grad
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_autograd_records_one_node(name: str) -> None:
+    given = needing(LAYERS[name], NAMES)
+
+    y = by_us(given, "gelu")
+
+    node: Any = y.grad_fn
+    assert type(node).__name__ == "LinearBackward"
+    assert all("Accumulate" in type(n).__name__ for n, _ in node.next_functions if n is not None)
+
+
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("name", COMMON)
+def test_second_derivatives_are_numerical_ones(name: str, activation: Activation | None) -> None:
+    given = [t if t is None else t.double().requires_grad_() for t in LAYERS[name]]
+
+    def function(*tensors: Tensor | None) -> Tensor:
+        return by_us(Layer(*tensors), activation)  # type: ignore[arg-type]
+
+    assert torch.autograd.gradcheck(function, given)
+    assert torch.autograd.gradgradcheck(function, given)
+
+
+def test_a_changed_weight_is_seen_in_the_backward_pass() -> None:
+    given = needing(LAYERS["bias"], NAMES)
+    y = by_us(given, None)
+
+    with torch.no_grad():
+        given.weight.add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
+def test_gradients_are_batch_invariant_where_the_call_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    run = eager.run
+
+    def recording(*given: Any) -> Any:
+        asked.append(given[6])
+        return run(*given)
+
+    monkeypatch.setattr(fast.eager, "run", recording)
+    given = needing(LAYERS["bias"], NAMES)
+    with batch_invariant():
+        y = by_us(given, None)
+
+    y.sum().backward()
+
+    assert asked == [True, True]
