@@ -25,7 +25,7 @@ from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup
 from .lookup import HERE, Choice, TuningIndex
 from .search.target import TuneTarget
-from .store.records import BestConfig, Weights, Workload
+from .store.records import PRECISIONS, BestConfig, Weights, Workload
 
 if TYPE_CHECKING:
     from .search.strategy import Strategy
@@ -114,6 +114,20 @@ def measured_gain(problem: Problem) -> float | None:
     except Exception as error:  # costs only speed: the product is taken
         fallback.warn_once(f"no tuning result is used: {error}")
         return None
+
+
+def measured_gains(device: torch.device, N: int, K: int, dtype: torch.dtype) -> dict[int, float]:
+    """Returns cuBLAS's time over that of the best config for products with an (N, K) weight, by the
+    number of rows; empty where nobody measured one on this model of GPU.
+    """
+    name = operands.dtype_name(dtype)
+    if device.index is None or name not in PRECISIONS:
+        return {}
+    try:
+        return lookup.tuning_index(device.index).measured_gains(Workload(1, N, K, name))
+    except Exception as error:  # a report without figures
+        fallback.warn_once(f"no tuning result is used: {error}")
+        return {}
 
 
 def of_problem(problem: Problem) -> Workload | None:

@@ -117,6 +117,16 @@ class TuningIndex:
                 return exact[0].ratio
         return None
 
+    def measured_gains(self, workload: Workload) -> dict[int, float]:
+        """Returns `measured_gain` of all workloads that differ from this one in M only, by M."""
+        alike = {
+            entry.M
+            for entry in self._own
+            if replace(entry, M=1, weights="warm") == replace(workload, M=1)
+        }
+        gains = {M: self.measured_gain(replace(workload, M=M)) for M in sorted(alike)}
+        return {M: gain for M, gain in gains.items() if gain is not None}
+
     def pruned_reason(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
         """Returns why a kernel that supports a product of this workload is likely slow for it; None
         if it is not.

@@ -1,6 +1,6 @@
 """`Linear`, and `patch`, which turns every `torch.nn.Linear` of a model into one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
@@ -15,6 +15,8 @@ from .api import linear
 from .core import epilogue, problem
 from .core.compat.torch_private import FakeTensor, FunctionalTensor
 from .core.epilogue import Activation
+from .runtime import hooks
+from .unreached import unreached
 
 __all__ = ["Linear", "Report", "patch", "unpatch"]
 
@@ -172,6 +174,12 @@ class Report:
         remarks: The swapped layers that torch computes for the time being, with the reason for
             each: because they are on the CPU, for example.
         notes: Tools of torch that do not accept the model in its present state.
+        unreached: Weights of products that no `torch.nn.Linear` computes, with what computes them:
+            the input projections of attention, the layers of GPT-2, experts.
+        gains: For a swapped layer on a GPU the time of cuBLAS over that of the best kernel, by the
+            number of rows, where a sweep measured exactly these sizes on this model of GPU, or a
+            shipped table has it.
+        dry_run: Whether nothing was changed: the layers in `swapped` would be.
 
     Example:
         >>> import torch, outblas
@@ -190,18 +198,34 @@ class Report:
     kept: dict[str, str] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unreached: dict[str, str] = field(default_factory=dict)
+    gains: dict[str, dict[int, float]] = field(default_factory=dict)
+    dry_run: bool = False
 
     def __str__(self) -> str:
-        rows = [(name, "swapped", self.remarks.get(name, "")) for name in self.swapped]
+        swaps = "would swap" if self.dry_run else "swapped"
+        rows = [(name, swaps, self._said_of(name)) for name in self.swapped]
         rows += [(name, "kept", why) for name, why in self.kept.items()]
+        rows += [(name, "unreached", why) for name, why in self.unreached.items()]
         width = max((len(name) for name, *_ in rows), default=0)
-        lines = [f"{name:{width}}  {what:7}  {why}".rstrip() for name, what, why in rows]
-        return "\n".join(
-            [f"{len(self.swapped)} swapped, {len(self.kept)} kept", *lines, *self.notes]
-        )
+        words = max((len(what) for _, what, _ in rows), default=0)
+        lines = [f"{name:{width}}  {what:{words}}  {why}".rstrip() for name, what, why in rows]
+        counts = [f"{len(self.swapped)} {swaps}", f"{len(self.kept)} kept"]
+        if self.unreached:
+            counts.append(f"{len(self.unreached)} unreached")
+        return "\n".join([", ".join(counts), *lines, *self.notes])
+
+    def _said_of(self, name: str) -> str:
+        """Returns the remark on a swapped layer and its gains, for a row of the table."""
+        gains = [f"{gain:.3f} at {rows}" for rows, gain in sorted(self.gains.get(name, {}).items())]
+        measured = f"× cuBLAS by rows: {', '.join(gains)}" if gains else ""
+        return "; ".join(filter(None, (self.remarks.get(name, ""), measured)))
 
 
-def patch(model: torch.nn.Module) -> Report:
+Filter = Callable[[str, torch.nn.Linear], bool]
+
+
+def patch(model: torch.nn.Module, *, filter: Filter | None = None, dry_run: bool = False) -> Report:
     """Turn every `torch.nn.Linear` of a model into an `outblas.Linear`, in place.
 
     Only the class of a layer changes. Its parameters, hooks, tied weights, optimizers and every
@@ -219,38 +243,74 @@ def patch(model: torch.nn.Module) -> Report:
 
     Args:
         model: Any module, which is changed in place.
+        filter: A function that is asked for each layer that would be swapped, with its name and the
+            layer, and returns whether to swap it. All layers are asked before the first one is
+            changed.
+        dry_run: Whether to report only, and change nothing.
 
     Returns:
-        What was done with each linear layer.
+        What was done with each linear layer, and which products are no linear layers.
 
     Raises:
-        TypeError: `model` is no `torch.nn.Module`.
+        TypeError: `model` is no `torch.nn.Module`, `filter` no function, or `dry_run` no bool.
 
     Example:
         >>> import torch, outblas
         >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 4))
+        >>> outblas.patch(model, filter=lambda name, layer: layer.out_features > 8, dry_run=True)
+        Report(swapped=('0',), kept={'1': 'the filter does not take it'}, ...)
         >>> outblas.patch(model).swapped
         ('0', '1')
         >>> type(model[0])
         <class 'outblas.nn.Linear'>
     """
-    swapped: list[str] = []
-    kept: dict[str, str] = {}
-    remarks: dict[str, str] = {}
     _check(model)
-    bypassed = _bypassed(model)
+    if filter is not None and not callable(filter):
+        raise TypeError(f"filter is {filter!r}, expected a function of a name and a layer, or None")
+    if not isinstance(dry_run, bool):
+        raise TypeError(f"dry_run is {dry_run!r}, expected True or False")
+    chosen: dict[str, torch.nn.Linear] = {}
+    kept: dict[str, str] = {}
     for name, module in _linears(model):
-        if not _is_ours(type(module)):
-            if reason := _reason(module):
-                kept[name] = reason
-                continue
-            _rebind(module, "forward", torch.nn.Linear, Linear)
-            _become(module, Linear)
-        swapped.append(name)
-        found = [why for why in (_torch_takes(module), bypassed.get(id(module))) if why]
-        if found:
-            remarks[name] = "; ".join(found)
-    return Report(tuple(swapped), kept, remarks, _NOTES if swapped else ())
+        reason = (
+            None if _is_ours(type(module)) else _reason(module) or _filtered(filter, name, module)
+        )
+        if reason:
+            kept[name] = reason
+        else:
+            chosen[name] = module
+    if not dry_run:
+        for module in chosen.values():
+            if not _is_ours(type(module)):
+                _rebind(module, "forward", torch.nn.Linear, Linear)
+                _become(module, Linear)
+    bypassed = _bypassed(model)
+    remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypassed))}
+    gains = {name: found for name, module in chosen.items() if (found := _gains(module))}
+    notes = _NOTES if chosen else ()
+    return Report(tuple(chosen), kept, remarks, notes, unreached(model), gains, dry_run)
+
+
+def _filtered(filter: Filter | None, name: str, module: torch.nn.Linear) -> str | None:
+    """Returns that the caller's filter does not take a layer, or None."""
+    return None if filter is None or filter(name, module) else "the filter does not take it"
+
+
+def _remark(module: torch.nn.Linear, bypassed: dict[int, str]) -> str:
+    """Returns what keeps a swapped layer from outblas's kernels; "" for nothing."""
+    found = _torch_takes(module), bypassed.get(id(module))
+    return "; ".join(why for why in found if why)
+
+
+def _gains(module: torch.nn.Linear) -> dict[int, float]:
+    """Returns what was measured of products with a layer's weight: for each number of rows the time
+    of cuBLAS over that of the best kernel.
+    """
+    weight = vars(module).get("weight", module._parameters.get("weight"))
+    if not isinstance(weight, Tensor) or not weight.is_cuda or weight.dim() != 2:
+        return {}
+    N, K = weight.shape
+    return hooks.tuner.get().measured_gains(weight.device, N, K, weight.dtype)
 
 
 def unpatch(model: torch.nn.Module) -> Report:

@@ -266,6 +266,36 @@ def test_a_store_that_cannot_be_read_costs_the_gain_alone(
         assert automatic.measured_gain(CALL) is None
 
 
+def test_the_gains_of_a_weight_are_those_of_its_workloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a100 = imagine(A100, tmp_path, monkeypatch)
+    layer = Workload(16, 4096, 2048)
+    a100.tune(winner(0, workload=layer, gpu=A100, ratio=0.93))
+
+    found = automatic.measured_gains(torch.device("cuda", 0), 4096, 2048, torch.bfloat16)
+
+    assert found == {16: 0.93}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.bfloat16), ("cuda:0", torch.float64)], ids=str
+)
+def test_other_weights_have_no_gains(h100: ImaginedGpu, device: str, dtype: torch.dtype) -> None:
+    assert automatic.measured_gains(torch.device(device), 4096, 4096, dtype) == {}
+
+
+def test_a_store_that_cannot_be_read_costs_the_gains_alone(
+    h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
+
+    with pytest.warns(RuntimeWarning, match="no tuning result is used: no disk"):
+        found = automatic.measured_gains(torch.device("cuda", 0), 4096, 4096, torch.bfloat16)
+
+    assert found == {}
+
+
 # Calls for which nothing is looked up.
 
 

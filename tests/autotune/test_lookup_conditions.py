@@ -207,3 +207,20 @@ def test_the_gain_with_cold_weights_stands_in_for_one_with_warm_weights(know: Kn
 
 def test_neighbours_have_no_gain_to_tell(know: Know) -> None:
     assert know(winner(workload=NEAR, ratio=1.1)).measured_gain(SQUARE) is None
+
+
+def test_the_gains_of_a_weight_are_those_of_each_number_of_rows(know: Know) -> None:
+    rows_1, rows_16 = (replace(SQUARE, M=rows) for rows in (1, 16))
+    known = know(
+        winner(workload=rows_16, ratio=1.1),
+        winner(workload=replace(rows_1, weights="cold"), ratio=1.2),
+        winner(workload=replace(rows_1, N=2048), ratio=1.3),
+        winner(workload=replace(rows_1, epilogue="bias"), ratio=1.4),
+        winner(workload=replace(rows_1, layout="nn"), ratio=1.5),
+    )
+
+    assert known.measured_gains(SQUARE) == {1: 1.2, 16: 1.1}
+
+
+def test_another_model_of_gpu_tells_of_no_gains(know: Know) -> None:
+    assert know(shipped=(winner(gpu=H200, ratio=1.1),)).measured_gains(SQUARE) == {}

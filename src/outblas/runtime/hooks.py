@@ -34,6 +34,13 @@ class Tuner(Protocol):
         table has it; None otherwise.
         """
 
+    def measured_gains(
+        self, device: torch.device, N: int, K: int, dtype: torch.dtype
+    ) -> dict[int, float]:
+        """Returns `measured_gain` of products with an (N, K) weight on a GPU, by the number of
+        rows, for those that were measured.
+        """
+
 
 class OperandCopies(Protocol):
     """Tells which operands the production kernel copies before it multiplies."""
