@@ -15,8 +15,9 @@ from .api import linear
 from .core import epilogue, problem
 from .core.compat.torch_private import FakeTensor, FunctionalTensor
 from .core.epilogue import Activation
+from .patching import fusion
+from .patching.unreached import unreached
 from .runtime import hooks
-from .unreached import unreached
 
 __all__ = ["Linear", "Report", "patch", "unpatch"]
 
@@ -179,6 +180,8 @@ class Report:
         gains: For a swapped layer on a GPU the time of cuBLAS over that of the best kernel, by the
             number of rows, where a sweep measured exactly these sizes on this model of GPU, or a
             shipped table has it.
+        fused: What `fuse` did, by the name of the layer or module: the layers that compute the
+            activation after them, and the gated MLPs whose first two layers are one product.
         dry_run: Whether nothing was changed: the layers in `swapped` would be.
 
     Example:
@@ -200,17 +203,21 @@ class Report:
     notes: tuple[str, ...] = ()
     unreached: dict[str, str] = field(default_factory=dict)
     gains: dict[str, dict[int, float]] = field(default_factory=dict)
+    fused: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
 
     def __str__(self) -> str:
-        swaps = "would swap" if self.dry_run else "swapped"
+        swaps, fuses = ("would swap", "would fuse") if self.dry_run else ("swapped", "fused")
         rows = [(name, swaps, self._said_of(name)) for name in self.swapped]
         rows += [(name, "kept", why) for name, why in self.kept.items()]
+        rows += [(name, fuses, what) for name, what in self.fused.items()]
         rows += [(name, "unreached", why) for name, why in self.unreached.items()]
         width = max((len(name) for name, *_ in rows), default=0)
         words = max((len(what) for _, what, _ in rows), default=0)
         lines = [f"{name:{width}}  {what:{words}}  {why}".rstrip() for name, what, why in rows]
         counts = [f"{len(self.swapped)} {swaps}", f"{len(self.kept)} kept"]
+        if self.fused:
+            counts.append(f"{len(self.fused)} {fuses}")
         if self.unreached:
             counts.append(f"{len(self.unreached)} unreached")
         return "\n".join([", ".join(counts), *lines, *self.notes])
@@ -225,7 +232,13 @@ class Report:
 Filter = Callable[[str, torch.nn.Linear], bool]
 
 
-def patch(model: torch.nn.Module, *, filter: Filter | None = None, dry_run: bool = False) -> Report:
+def patch(
+    model: torch.nn.Module,
+    *,
+    filter: Filter | None = None,
+    fuse: bool = False,
+    dry_run: bool = False,
+) -> Report:
     """Turn every `torch.nn.Linear` of a model into an `outblas.Linear`, in place.
 
     Only the class of a layer changes. Its parameters, hooks, tied weights, optimizers and every
@@ -246,13 +259,20 @@ def patch(model: torch.nn.Module, *, filter: Filter | None = None, dry_run: bool
         filter: A function that is asked for each layer that would be swapped, with its name and the
             layer, and returns whether to swap it. All layers are asked before the first one is
             changed.
+        fuse: Whether to fuse swapped layers with what follows them, where a module's forward says
+            so: an activation that is a module of its own (relu, gelu, silu), and the two layers of
+            a gated MLP with their activation, as in models of Llama's family. A fused product is
+            rounded once, after the activation, where single ones are rounded one by one. The
+            weights of a gated MLP become halves of one matrix. Compiled programs, autocast and
+            layers with hooks compute such an MLP as before.
         dry_run: Whether to report only, and change nothing.
 
     Returns:
         What was done with each linear layer, and which products are no linear layers.
 
     Raises:
-        TypeError: `model` is no `torch.nn.Module`, `filter` no function, or `dry_run` no bool.
+        TypeError: `model` is no `torch.nn.Module`, `filter` no function, or `fuse` or `dry_run` no
+            bool.
 
     Example:
         >>> import torch, outblas
@@ -267,8 +287,9 @@ def patch(model: torch.nn.Module, *, filter: Filter | None = None, dry_run: bool
     _check(model)
     if filter is not None and not callable(filter):
         raise TypeError(f"filter is {filter!r}, expected a function of a name and a layer, or None")
-    if not isinstance(dry_run, bool):
-        raise TypeError(f"dry_run is {dry_run!r}, expected True or False")
+    for argument, given in (("fuse", fuse), ("dry_run", dry_run)):
+        if not isinstance(given, bool):
+            raise TypeError(f"{argument} is {given!r}, expected True or False")
     chosen: dict[str, torch.nn.Linear] = {}
     kept: dict[str, str] = {}
     for name, module in _linears(model):
@@ -279,16 +300,21 @@ def patch(model: torch.nn.Module, *, filter: Filter | None = None, dry_run: bool
             kept[name] = reason
         else:
             chosen[name] = module
+    layers = {id(module): name for name, module in chosen.items()}
+    fusions = fusion.find(model, layers, Linear) if fuse else []
     if not dry_run:
         for module in chosen.values():
             if not _is_ours(type(module)):
                 _rebind(module, "forward", torch.nn.Linear, Linear)
                 _become(module, Linear)
+        for _, each in fusions:
+            each.apply()
+    fused = {name: str(each) for name, each in fusions}
     bypassed = _bypassed(model)
     remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypassed))}
     gains = {name: found for name, module in chosen.items() if (found := _gains(module))}
     notes = _NOTES if chosen else ()
-    return Report(tuple(chosen), kept, remarks, notes, unreached(model), gains, dry_run)
+    return Report(tuple(chosen), kept, remarks, notes, unreached(model), gains, fused, dry_run)
 
 
 def _filtered(filter: Filter | None, name: str, module: torch.nn.Linear) -> str | None:
@@ -316,9 +342,9 @@ def _gains(module: torch.nn.Linear) -> dict[int, float]:
 def unpatch(model: torch.nn.Module) -> Report:
     """Turn every `outblas.Linear` of a model back into a `torch.nn.Linear`, in place.
 
-    Layers with an activation stay, because `torch.nn.Linear` has none. Layers that were
-    parametrized, sharded by `fully_shard` or hooked by accelerate after `patch` are restored too:
-    when that is undone, they are a `torch.nn.Linear`.
+    What `patch` fused is taken apart first. Other layers with an activation stay, because
+    `torch.nn.Linear` has none. Layers that were parametrized, sharded by `fully_shard` or hooked by
+    accelerate after `patch` are restored too: when that is undone, they are a `torch.nn.Linear`.
 
     Args:
         model: Any module, which is changed in place.
@@ -345,6 +371,7 @@ def unpatch(model: torch.nn.Module) -> Report:
     kept: dict[str, str] = {}
     restored: dict[type, type] = {Linear: torch.nn.Linear}
     _check(model)
+    fusion.undo(model)
     for name, module in _linears(model):
         kind = type(module)
         if not issubclass(kind, Linear):

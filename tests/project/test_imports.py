@@ -29,6 +29,7 @@ LAYERS = (
     ("outblas.hopper", "outblas.kernels", "outblas.turing"),
     ("outblas.torch_ops",),
     ("outblas.api",),
+    ("outblas.patching",),
     ("outblas.nn", "outblas.inductor"),
     ("outblas.bench", "outblas.verify", "outblas.inspect"),
     ("outblas.autotune",),

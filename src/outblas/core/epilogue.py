@@ -127,6 +127,11 @@ def glu_split(activation: str) -> int:
     return 2 if activation in GATED else 1
 
 
+def gated_name(function: str) -> str:
+    """Returns the name of the gated activation whose gate passes through a function."""
+    return _GATES[function]
+
+
 def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Checks that an activation can pair the columns of a product of this shape, and returns the
     shape of the output. Raises OperandError.

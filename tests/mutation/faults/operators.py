@@ -18,6 +18,8 @@ _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
 _OPS = "src/outblas/torch_ops/ops.py"
 _LINEAR = "src/outblas/torch_ops/linear.py"
 LAYERS = (Check("test_linear_autograd.py"),)
+_FUSION = "src/outblas/patching/fusion.py"
+FUSED = (Check("test_nn_fuse.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
 
 ENABLE = (Check("test_enable.py"),)
@@ -26,6 +28,46 @@ _SCALED = "src/outblas/torch_ops/scaled_mm.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
 
 FAULTS = (
+    Fault(
+        "gate_and_up_in_the_other_order",
+        _FUSION,
+        "        return name, up_name, function\n",
+        "        return up_name, name, function\n",
+        FUSED,
+        "The activation of a fused MLP is that of the other half.",
+    ),
+    Fault(
+        "gradients_of_gate_and_up_are_swapped",
+        _FUSION,
+        "        return g[: ctx.rows], g[ctx.rows :]\n",
+        "        return g[ctx.rows :], g[: ctx.rows]\n",
+        FUSED,
+        "The gradients of a fused MLP's halves are exchanged.",
+    ),
+    Fault(
+        "fused_though_another_reads_the_output",
+        _FUSION,
+        " or len(given.users) != 1:\n",
+        ":\n",
+        FUSED,
+        "A layer computes an activation, though another module reads its output.",
+    ),
+    Fault(
+        "fused_past_a_hook",
+        _FUSION,
+        'not any(_has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))',
+        "True",
+        FUSED,
+        "A hook on a layer of a fused MLP is not called.",
+    ),
+    Fault(
+        "weights_that_are_apart_taken_for_one_matrix",
+        _FUSION,
+        "(_are_stacked(gate.weight, up.weight) or _stacked_again(mlp, gate.weight, up.weight))",
+        "True",
+        FUSED,
+        "A fused MLP reads past the weight of its gate after that has moved.",
+    ),
     Fault(
         "residual_of_a_layer_gets_the_gradient_of_x",
         _LINEAR,

@@ -1,0 +1,217 @@
+"""Models of transformers with random weights compute what they did: patched, fused and enabled."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from outblas import patch, unpatch
+from outblas.torch_ops import aten
+from outblas.torch_ops.aten import Rules
+
+transformers = pytest.importorskip("transformers")
+pytest_plugins = ("support.eager_fixtures",)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Tensor = torch.Tensor
+TOKENS = torch.randint(2, 60, (2, 7))
+IMAGES = torch.randn(2, 3, 32, 32)
+TEXT = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+LLAMA = TEXT | {"num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+
+
+class Case(NamedTuple):
+    """A model, what it is given, and what `patch(fuse=True)` fuses in it."""
+
+    kind: str
+    settings: dict[str, Any]
+    given: dict[str, Tensor]
+    fused: Mapping[str, str] = MappingProxyType({})
+    generates: bool = False
+
+
+def gated(activation: str) -> dict[str, str]:
+    said = f"gate_proj and up_proj are one product with {activation}"
+    return {"model.layers.0.mlp": said}
+
+
+OF_TEXT, OF_IMAGES = {"input_ids": TOKENS}, {"pixel_values": IMAGES}
+CASES = {
+    "Llama": Case("Llama:ForCausalLM", LLAMA, OF_TEXT, gated("swiglu"), True),
+    "Mistral": Case("Mistral:ForCausalLM", LLAMA, OF_TEXT, gated("swiglu"), True),
+    "Qwen3": Case("Qwen3:ForCausalLM", LLAMA | {"head_dim": 16}, OF_TEXT, gated("swiglu"), True),
+    "Gemma": Case(
+        "Gemma:ForCausalLM", LLAMA | {"head_dim": 16}, OF_TEXT, gated("geglu_tanh"), True
+    ),
+    "Mixtral": Case(
+        "Mixtral:ForCausalLM", LLAMA | {"num_local_experts": 4}, OF_TEXT, generates=True
+    ),
+    "GPT-2": Case(
+        "GPT2:LMHeadModel",
+        {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2, "bos_token_id": 1}
+        | {"eos_token_id": 1, "pad_token_id": 0},
+        OF_TEXT,
+        generates=True,
+    ),
+    "BERT": Case(
+        "Bert:Model",
+        TEXT,
+        OF_TEXT,
+        {
+            "encoder.layer.0.intermediate.dense": "computes the gelu of intermediate_act_fn",
+        },
+    ),
+    "T5": Case(
+        "T5:ForConditionalGeneration",
+        {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+        | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+        {"input_ids": TOKENS, "decoder_input_ids": TOKENS},
+        dict.fromkeys(
+            (
+                "encoder.block.0.layer.1.DenseReluDense.wi",
+                "decoder.block.0.layer.2.DenseReluDense.wi",
+            ),
+            "computes the relu of act",
+        ),
+    ),
+    "ViT": Case(
+        "ViT:Model",
+        {name: TEXT[name] for name in TEXT if name != "vocab_size"}
+        | {"image_size": 32, "patch_size": 8},
+        OF_IMAGES,
+        {"layers.0.mlp.fc1": "computes the gelu of activation_fn"},
+    ),
+    "Swin": Case(
+        "Swin:Model",
+        {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1], "num_heads": [2]}
+        | {"window_size": 4},
+        OF_IMAGES,
+        {"encoder.layers.0.blocks.0.mlp.fc1": "computes the gelu of activation_fn"},
+    ),
+}
+
+
+def made(case: Case) -> nn.Module:
+    name, ending = case.kind.split(":")
+    config = getattr(transformers, f"{name}Config")(**case.settings)
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, name + ending)(config)
+    return model.eval()
+
+
+def output(model: nn.Module, case: Case) -> Tensor:
+    found = model(**case.given)
+    result: Tensor = found.logits if "logits" in found else found.last_hidden_state
+    return result
+
+
+def gradients(model: nn.Module, case: Case) -> dict[str, Tensor]:
+    model.zero_grad()
+    output(model, case).square().mean().backward()
+    return {
+        name.removeprefix("_orig_mod."): p.grad  # the prefix of a compiled model
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def assert_alike(model: nn.Module, case: Case, expected: Tensor, theirs: dict[str, Tensor]) -> None:
+    """Outputs and gradients agree with torch's to float32."""
+    torch.testing.assert_close(output(model, case), expected, rtol=1e-4, atol=1e-5)
+    got = gradients(model, case)  # a compiled model has gradients of zero, where others have none
+    got = {name: got[name] for name in theirs}
+    torch.testing.assert_close(got, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    """A model of transformers."""
+    return CASES[request.param]
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["patched", "fused"])
+def test_a_patched_model_computes_what_it_did(case: Case, fuse: bool) -> None:
+    model = made(case)
+    expected, theirs = output(model, case), gradients(model, case)
+
+    report = patch(model, fuse=fuse)
+
+    assert report.swapped
+    assert_alike(model, case, expected, theirs)
+
+
+def test_a_report_names_what_is_fused(case: Case) -> None:
+    assert patch(made(case), fuse=True).fused == case.fused
+
+
+def test_unpatch_restores_a_model(case: Case) -> None:
+    model = made(case)
+    shown, expected, theirs = repr(model), output(model, case), gradients(model, case)
+    patch(model, fuse=True)
+
+    report = unpatch(model)
+
+    assert report.kept == {}
+    assert repr(model) == shown
+    assert_alike(model, case, expected, theirs)
+
+
+GENERATING = [name for name, case in CASES.items() if case.generates]
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_a_fused_model_generates_the_same_tokens(name: str) -> None:
+    case = CASES[name]
+    model = made(case)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    expected = model.generate(TOKENS, **options)  # type: ignore[operator]
+    patch(model, fuse=True)
+
+    assert torch.equal(model.generate(TOKENS, **options), expected)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["Llama", "BERT", "ViT"])
+def test_a_fused_model_compiles(name: str) -> None:
+    case = CASES[name]
+    model = made(case)
+    expected, theirs = output(model, case), gradients(model, case)
+    patch(model, fuse=True)
+
+    compiled: Any = torch.compile(model, backend="aot_eager")
+
+    assert_alike(compiled, case, expected, theirs)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
+@pytest.mark.parametrize("name", ["Llama", "BERT"])
+def test_a_fused_model_computes_what_it_did_by_a_kernel(name: str, cpu_plans_run: None) -> None:
+    case = CASES[name]
+    model = made(case)
+    expected, theirs = output(model, case), gradients(model, case)
+
+    patch(model, fuse=True)
+
+    assert_alike(model, case, expected, theirs)
+
+
+@pytest.mark.interpreter
+def test_an_enabled_model_computes_what_it_did(case: Case) -> None:
+    model = made(case)
+    expected = output(model, case)
+    rules = Rules((torch.float32,), 0, 0, None, "CPU", "portable")
+
+    with aten._enable(rules) as enabled, torch.no_grad():
+        got = output(model, case)
+
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+    assert aten.OURS in enabled.decisions.values()

@@ -1,0 +1,421 @@
+"""`patch(model, fuse=True)`: layers that compute the activation after them, and gated MLPs."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.layers import names_of_ours
+from torch import nn
+
+import outblas
+from outblas import patch, unpatch
+from outblas.patching import fusion
+
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+Tensor = torch.Tensor
+X = torch.randn(5, 8)
+
+
+class Mlp(nn.Module):
+    """A gated MLP with names of its own."""
+
+    def __init__(self, activation: nn.Module | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(8, 16, bias), nn.Linear(8, 16, bias)
+        self.w2 = nn.Linear(16, 8, bias)
+        self.act = activation or nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.w3(x) * self.act(self.w1(x)))
+
+
+def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+# ---- a layer and its activation
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_layer_computes_the_activation_after_it(name: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), ACTIVATIONS[name](), nn.Linear(16, 8))
+    expected, their_gradients = model(X), gradients(model, X)
+
+    report = patch(model, fuse=True)
+
+    assert report.fused == {"0": f"computes the {name} of 1"}
+    assert model[0].activation == name
+    torch.testing.assert_close(model(X), expected)
+    torch.testing.assert_close(gradients(model, X), their_gradients)
+
+
+def test_nothing_is_fused_unless_it_is_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU())
+
+    assert patch(model).fused == {}
+    assert type(model[1]) is nn.GELU
+
+
+def hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(nn.Sequential(layer, nn.GELU()), layer)
+
+
+class Branches(nn.Module):
+    """Reads the output of a layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(8, 8), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return self.act(y) + y
+
+
+class Twice(Branches):
+    """Calls its layer and its activation twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.up(self.act(self.up(x))))
+
+
+class Decides(Branches):
+    """A forward that depends on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.up(x)) if x.sum() > 0 else x
+
+
+NOT_FUSED: dict[str, Callable[[], nn.Module]] = {
+    "another function": lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()),
+    "an activation of another class": lambda: nn.Sequential(
+        nn.Linear(8, 8), type("Mine", (nn.GELU,), {})()
+    ),
+    "something between": lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()),
+    "an activation alone": lambda: nn.Sequential(nn.GELU(), nn.Linear(8, 8)),
+    "a layer with a hook": lambda: nn.Sequential(hooked(nn.Linear(8, 8)), nn.GELU()),
+    "an activation with a hook": lambda: nn.Sequential(nn.Linear(8, 8), hooked(nn.GELU())),
+    "a layer that two modules have": shared,
+    "an output that is read twice": Branches,
+    "a layer that is called twice": Twice,
+    "a forward that depends on values": Decides,
+    "a layer that is not swapped": lambda: nn.Sequential(
+        nn.Linear(8, 8, dtype=torch.float64), nn.GELU()
+    ),
+    "a layer with an activation": lambda: nn.Sequential(
+        outblas.Linear(8, 8, activation="relu"), nn.GELU()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FUSED)
+def test_other_modules_are_left_as_they_are(name: str) -> None:
+    model = NOT_FUSED[name]()
+    x = X.to(next(model.parameters()).dtype)
+    expected = model(x)
+
+    assert patch(model, fuse=True).fused == {}
+
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_layer_that_the_filter_does_not_take_is_not_fused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU())
+
+    report = patch(model, fuse=True, filter=lambda name, layer: name == "2")
+
+    assert list(report.fused) == ["2"]
+
+
+# ---- gated MLPs
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The activations of the products that fused MLPs compute."""
+    activations: list[str | None] = []
+    linear = fusion.linear
+
+    def recording(*given: Any, activation: Any) -> Tensor:
+        activations.append(activation)
+        return linear(*given, activation=activation)
+
+    monkeypatch.setattr(fusion, "linear", recording)
+    return activations
+
+
+GATED = {"relu": "reglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "silu": "swiglu"}
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_mlp_has_one_product_for_gate_and_up(
+    name: str, bias: bool, products: list[str | None]
+) -> None:
+    model = Mlp(ACTIVATIONS[name](), bias)
+    expected, their_gradients = model(X), gradients(model, X)
+
+    report = patch(model, fuse=True)
+
+    assert report.fused == {"(root)": f"w1 and w3 are one product with {GATED[name]}"}
+    torch.testing.assert_close(model(X), expected)
+    assert products == [GATED[name]]
+    torch.testing.assert_close(gradients(model, X), their_gradients)
+
+
+def test_the_weights_of_a_fused_mlp_are_halves_of_one_matrix() -> None:
+    model = Mlp()
+    before = dict(model.named_parameters())
+
+    patch(model, fuse=True)
+
+    assert dict(model.named_parameters()) == before, "the parameters are others"
+    assert fusion._are_stacked(model.w1.weight, model.w3.weight)
+
+
+def test_second_derivatives_of_a_fused_mlp() -> None:
+    model = Mlp(bias=True)
+    patch(model, fuse=True)
+    theirs = copy.deepcopy(model)
+    unpatch(theirs)
+
+    def curvature(net: nn.Module) -> Tensor:
+        x = X.clone().requires_grad_()
+        (g,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+        net.zero_grad()
+        g.square().sum().backward()
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    torch.testing.assert_close(curvature(model), curvature(theirs), rtol=1e-4, atol=1e-4)
+
+
+def test_an_optimizer_trains_a_fused_mlp_as_any_other(products: list[str | None]) -> None:
+    model = Mlp()
+    theirs = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1) for net in (model, theirs)]
+    patch(model, fuse=True)
+
+    for _ in range(3):
+        for net, optimizer in zip((model, theirs), optimizers, strict=True):
+            gradients(net, X)
+            optimizer.step()
+
+    torch.testing.assert_close(model.state_dict(), theirs.state_dict())
+    assert len(products) == 3
+
+
+def deep_copied(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+def converted(model: nn.Module) -> nn.Module:
+    return model.half().float()
+
+
+@pytest.mark.parametrize("move", [deep_copied, saved_and_loaded, converted])
+def test_a_fused_mlp_is_fused_after_it_moved(
+    move: Callable[[nn.Module], nn.Module], products: list[str | None]
+) -> None:
+    model = Mlp()
+    patch(model, fuse=True)
+
+    moved = move(model)
+    got = moved(X)
+
+    assert products == ["swiglu"]
+    unpatch(moved)
+    torch.testing.assert_close(got, moved(X))
+
+
+def test_a_state_dict_has_the_weights_as_before(products: list[str | None]) -> None:
+    model, theirs = Mlp(), Mlp()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    patch(model, fuse=True)
+
+    torch.testing.assert_close(dict(model.state_dict()), before)
+    model.load_state_dict(theirs.state_dict())
+
+    torch.testing.assert_close(model(X), theirs(X))
+    assert products == ["swiglu"]
+
+
+def test_an_mlp_whose_weights_move_at_every_call_is_soon_left_alone(
+    products: list[str | None],
+) -> None:
+    model = Mlp()
+    expected = model(X)
+    patch(model, fuse=True)
+
+    for _ in range(20):
+        model.w1.weight.data = model.w1.weight.data.clone()
+        torch.testing.assert_close(model(X), expected)
+
+    assert len(products) == fusion._MOST_MOVES
+
+
+def as_it_is(model: nn.Module) -> Tensor:
+    result: Tensor = model(X)
+    return result
+
+
+def compiled(model: nn.Module) -> Tensor:
+    result: Tensor = torch.compile(model, backend="aot_eager", fullgraph=True)(X)
+    return result
+
+
+def autocast(model: nn.Module) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        result: Tensor = model(X).float()
+    return result
+
+
+def traced(model: nn.Module) -> Tensor:
+    result: Tensor = torch.fx.symbolic_trace(model)(X)
+    return result
+
+
+def exported(model: nn.Module) -> Tensor:
+    result: Tensor = torch.export.export(model, (X,)).module()(X)
+    return result
+
+
+def of_inference(model: nn.Module) -> Tensor:
+    with torch.inference_mode():
+        result: Tensor = model(X)
+    return result
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["together", "apart"])
+@pytest.mark.parametrize("run", [compiled, autocast, traced, exported, of_inference])
+def test_a_fused_mlp_computes_the_same_however_it_is_run(
+    run: Callable[[nn.Module], Tensor], moved: bool
+) -> None:
+    model = Mlp()
+    expected = run(model)
+    patch(model, fuse=True)
+    if moved:
+        model.w1.weight.data = model.w1.weight.data.clone()
+
+    torch.testing.assert_close(run(model), expected)
+    torch.testing.assert_close(as_it_is(model), as_it_is(copy.deepcopy(model)))
+
+
+def test_a_hook_on_a_layer_of_a_fused_mlp_is_called() -> None:
+    model = Mlp()
+    patch(model, fuse=True)
+    seen: list[Tensor] = []
+    model.w1.register_forward_hook(lambda layer, given, y: seen.append(y))
+
+    model(X)
+
+    assert len(seen) == 1
+
+
+class Ungated(Mlp):
+    """No activation in the product of gate and up."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.w3(x) * self.w1(self.act(x)))
+
+
+class MoreThanAnMlp(Mlp):
+    """Something is added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.w3(x) * self.act(self.w1(x))) + x
+
+
+class OfTwoInputs(Mlp):
+    """Gate and up see different inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.w3(x + 1) * self.act(self.w1(x)))
+
+
+@pytest.mark.parametrize("kind", [Ungated, MoreThanAnMlp, OfTwoInputs])
+def test_what_is_no_gated_mlp_keeps_its_forward(kind: type[Mlp]) -> None:
+    model = kind()
+    expected = model(X)
+
+    patch(model, fuse=True)
+
+    assert "forward" not in vars(model)
+    torch.testing.assert_close(model(X), expected)
+
+
+def test_gate_and_up_of_different_sizes_are_not_fused() -> None:
+    model = Mlp()
+    model.w3 = nn.Linear(8, 1)
+
+    assert "(root)" not in patch(model, fuse=True).fused
+
+
+# ---- back and again
+def test_unpatch_takes_apart_what_was_fused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), Mlp()).eval()
+    shown, expected = repr(model), model(X)
+    patch(model, fuse=True)
+
+    report = unpatch(model)
+
+    assert report.kept == {}
+    assert repr(model) == shown
+    assert "forward" not in vars(model[2])
+    torch.testing.assert_close(model(X), expected)
+
+
+def test_an_activation_comes_back_in_the_mode_of_its_model() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    patch(model, fuse=True)
+    model.eval()
+
+    unpatch(model)
+
+    assert not model[1].training
+
+
+def test_patching_again_reports_the_same() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), Mlp())
+
+    assert patch(model, fuse=True) == patch(model, fuse=True)
+
+
+def test_a_dry_run_fuses_nothing() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), Mlp())
+    shown = repr(model)
+
+    report = patch(model, fuse=True, dry_run=True)
+
+    assert list(report.fused) == ["0", "2"]
+    assert repr(model) == shown
+    assert names_of_ours(model) == []
+    assert "would fuse" in str(report)
+
+
+def test_an_argument_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="fuse is 1, expected True or False"):
+        patch(nn.Linear(8, 8), fuse=1)  # type: ignore[arg-type]
