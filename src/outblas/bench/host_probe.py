@@ -51,7 +51,7 @@ def calls(rounds: str) -> Found:
     launch_nothing()
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(1)
-    return warm_calls(int(rounds)) | first_calls()
+    return warm_calls(int(rounds)) | enabled_calls(int(rounds)) | first_calls()
 
 
 def warm_calls(rounds: int) -> Found:
@@ -82,7 +82,9 @@ def call_pairs() -> dict[str, Pair]:
     a, b, c, out, theirs = (torch.randn(SIZE, SIZE) for _ in range(5))
     bias = torch.randn(SIZE)
     linear = torch.nn.functional.linear
+    weight = torch.nn.Parameter(torch.randn(SIZE, SIZE))
     ours_frozen, frozen = outblas.Linear(SIZE, SIZE), torch.nn.Linear(SIZE, SIZE)
+    ours_learning, theirs_learning = outblas.Linear(SIZE, SIZE), torch.nn.Linear(SIZE, SIZE)
     for layer in (ours_frozen, frozen):
         layer.requires_grad_(False)
     return {
@@ -98,12 +100,58 @@ def call_pairs() -> dict[str, Pair]:
             "torch linear with bias",
             lambda: linear(a, b, bias),
         ),
+        "linear with bias under autograd": (
+            lambda: outblas.linear(a, weight, bias),
+            "torch linear with bias under autograd",
+            lambda: linear(a, weight, bias),
+        ),
         "Linear": (lambda: ours_frozen(a), "torch.nn.Linear", lambda: frozen(a)),
+        "Linear under autograd": (
+            lambda: ours_learning(a),
+            "torch.nn.Linear under autograd",
+            lambda: theirs_learning(a),
+        ),
         "Linear, forward and backward": (
             learning(outblas.Linear(SIZE, SIZE)),
             "torch.nn.Linear, forward and backward",
             learning(torch.nn.Linear(SIZE, SIZE)),
         ),
+    }
+
+
+def enabled_calls(rounds: int) -> Found:
+    """Measures torch's own products under `enable` and without it, in turns; takes the minimum time
+    per round of each.
+    """
+    torch: Any = importlib.import_module("torch")
+    try:
+        aten: Any = importlib.import_module("outblas.torch_ops.aten")
+    except ModuleNotFoundError:  # a tree from before `enable`
+        return {}
+    rules = aten.Rules((torch.float32,), 0, 0, None, "CPU")
+    a, b, out = (torch.randn(SIZE, SIZE) for _ in range(3))
+    layer = torch.nn.Linear(SIZE, SIZE)
+    functions: dict[str, Callable[[], object]] = {
+        "torch.mm": lambda: torch.mm(a, b),
+        "torch.mm out=": lambda: torch.mm(a, b, out=out),
+        "torch.nn.Linear": lambda: layer(a),
+        "torch.nn.Linear, forward and backward": learning(layer),
+    }
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in functions}
+    gc.collect()
+    gc.disable()
+    for _ in range(rounds):
+        for name, function in functions.items():
+            ours, theirs = times[name]
+            timed(function, 5)
+            theirs.append(timed(function, CALLS))
+            with aten._enable(rules):
+                timed(function, 5)
+                ours.append(timed(function, CALLS))
+    gc.enable()
+    return {
+        f"{name} under enable, warm": (name, min(ours), min(theirs))
+        for name, (ours, theirs) in times.items()
     }
 
 

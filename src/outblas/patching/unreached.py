@@ -3,12 +3,21 @@
 from collections.abc import Iterator
 
 import torch
-from torch.nn.modules.conv import _ConvNd
 
 Module = torch.nn.Module
 
 # Layers whose weights `patch` reports otherwise, or whose weights enter no product of matrices.
-_OTHERS = torch.nn.Linear, torch.nn.Embedding, torch.nn.EmbeddingBag, _ConvNd
+_OTHERS = (
+    torch.nn.Linear,
+    torch.nn.Embedding,
+    torch.nn.EmbeddingBag,
+    torch.nn.Conv1d,
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.ConvTranspose1d,
+    torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+)
 _REACHED = "outblas.enable reaches it"
 _OWN_CODE = "outblas.enable reaches its mm, bmm and linear"
 

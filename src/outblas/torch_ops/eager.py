@@ -38,6 +38,7 @@ from ..runtime import dispatch
 from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call, Plan, tf32_requested
 from . import ops
+from .flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -114,9 +115,11 @@ def run(
     """
     if function_modes() and not _modes_disabled():
         return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra)
+    if _dispatch_modes():
+        register_if_counted()
+        return None
     if (
-        _dispatch_modes()
-        or _forward_levels._current_level >= 0
+        _forward_levels._current_level >= 0
         or _profiled()
         or (type(a) is not Tensor and type(a) is not Parameter)
         or (type(b) is not Tensor and type(b) is not Parameter)

@@ -21,6 +21,7 @@ from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
 from .eager import is_unobserved
+from .flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -44,7 +45,10 @@ def run(operands: Operands, options: Options) -> Tensor | None:
     Operands may have any type. Dynamo must not trace this function, because it must see the
     operator.
     """
-    if _function_modes() or _dispatch_modes() or _forward_levels._current_level >= 0:
+    if _dispatch_modes():
+        register_if_counted()
+        return None
+    if _function_modes() or _forward_levels._current_level >= 0:
         return None
     if _profiled() or (invariance._ever and invariance.requested()):
         return None

@@ -34,6 +34,7 @@ from ..runtime.dispatch import Call, Plan
 from . import eager, ops
 from .autograd import gradient_of_x, recorded_run
 from .autograd_levels import direct_apply
+from .flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -64,9 +65,11 @@ def run(
             return None
         with without_overrides():
             return run(x, weight, bias, activation, residual, out, batch_invariant)
+    if _dispatch_modes():
+        register_if_counted()
+        return None
     if (
-        _dispatch_modes()
-        or _forward_levels._current_level >= 0
+        _forward_levels._current_level >= 0
         or _profiled()
         or (type(x) is not Tensor and type(x) is not Parameter)
         or (type(weight) is not Parameter and type(weight) is not Tensor)

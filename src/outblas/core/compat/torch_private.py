@@ -244,6 +244,12 @@ dispatch_mode_count: Callable[[], int] = take(
     "whether dispatch modes are on, which observe operators",
     "every call goes through the registered operators, which any mode observes",
 )
+dispatch_modes: Callable[[], Sequence[object]] = take(
+    "torch:utils._python_dispatch._get_current_dispatch_mode_stack",
+    tuple,
+    "the dispatch modes that are on, among them a counter of FLOP",
+    "the FLOP counter that is on at the first counted call misses products of outblas",
+)
 profiled: Callable[[], bool] = take(
     "torch:_C._autograd._profiler_enabled",
     lambda: True,

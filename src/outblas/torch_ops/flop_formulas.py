@@ -1,0 +1,69 @@
+"""Formulas of the operators' floating-point operations, for `torch.utils.flop_counter`.
+
+A product of M rows, N columns and K terms has 2 · M · N · K, as torch counts its own products. The
+counter's module imports Triton, so it is not imported here: the formulas are registered at a call
+under a dispatch mode after a program has imported it.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..core.compat.torch_private import dispatch_modes
+
+Shape = Sequence[int]
+
+_COUNTER = "torch.utils.flop_counter"
+_registered: dict[Any, Callable[..., int]] = {}
+
+
+def register_if_counted() -> None:
+    """Registers the formulas with torch's counter, if the program has imported it, and with the
+    counters that are on: a counter knows the formulas that were registered when it was made.
+    """
+    counter: Any = sys.modules.get(_COUNTER)
+    if counter is None or not hasattr(counter, "register_flop_formula"):
+        return
+    if not _registered:
+        for name, formula in _FORMULAS.items():
+            operator = getattr(torch.ops.outblas, name)
+            _registered[operator] = counter.register_flop_formula(operator)(formula)
+    for mode in dispatch_modes():
+        known = getattr(getattr(mode, "counter", None), "flop_registry", None)
+        if isinstance(known, dict):
+            for operator, registered in _registered.items():
+                known.setdefault(operator, registered)
+
+
+def product_flops(a: Shape, b: Shape) -> int:
+    """Returns the FLOP of a product of operands of these shapes, whose batches broadcast."""
+    rows, columns = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
+    batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    flops: int = 2 * math.prod(batch) * rows * columns * a[-1]
+    return flops
+
+
+def _of_operands(first: int) -> Callable[..., int]:
+    """Returns the formula of an operator whose A and B are its arguments number `first` and the
+    next.
+    """
+
+    def formula(*shapes: Any, out_shape: Any = None, **_: Any) -> int:
+        return product_flops(shapes[first], shapes[first + 1])
+
+    return formula
+
+
+_FORMULAS = {
+    "matmul": _of_operands(0),
+    "matmul_out": _of_operands(0),
+    "addmm": _of_operands(1),
+    "addmm_out": _of_operands(1),
+    "gemm": _of_operands(0),
+    "gemm_aux": _of_operands(0),
+    "gemm_out": _of_operands(2),
+    "scaled_mm": _of_operands(0),
+}
