@@ -19,9 +19,10 @@ USER, GROUP = 54321, 54322
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 
 # Adds a trial to each of several stores and says what came of it, until one is not persistent. All
-# is imported first: another user may not be able to read the place where Python is installed.
+# is imported first, also the encoding with which filelock 4.3 reads a file: another user may not be
+# able to read the place where Python is installed.
 AS_USER = f"""{BARE}
-import os, warnings
+import encodings.ascii, os, warnings
 from pathlib import Path
 import filelock
 from outblas.autotune.store import listing, places, salvage
