@@ -118,11 +118,11 @@ class TuningIndex:
         return None
 
     def measured_gains(self, workload: Workload) -> dict[int, float]:
-        """Returns `measured_gain` of all workloads that differ from this one in M only, by M."""
+        """Returns `measured_gain` of workloads that differ from this plain one in M only, by M."""
         alike = {
-            entry.M
-            for entry in self._own
-            if replace(entry, M=1, weights="warm") == replace(workload, M=1)
+            known.M
+            for known in self._own
+            if replace(known, M=workload.M, weights="warm") == workload
         }
         gains = {M: self.measured_gain(replace(workload, M=M)) for M in sorted(alike)}
         return {M: gain for M, gain in gains.items() if gain is not None}

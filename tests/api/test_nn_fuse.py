@@ -205,6 +205,19 @@ def test_second_derivatives_of_a_fused_mlp() -> None:
     torch.testing.assert_close(curvature(model), curvature(theirs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["w1", "w3"])
+def test_a_weight_that_changes_before_the_backward_pass_is_refused(name: str) -> None:
+    model = Mlp()
+    patch(model, fuse=True)
+    y = model(X.clone().requires_grad_())
+
+    with torch.no_grad():
+        getattr(model, name).weight.add_(1)
+
+    with pytest.raises(RuntimeError, match=r"modified (inplace|by an inplace operation)"):
+        y.sum().backward()
+
+
 def test_an_optimizer_trains_a_fused_mlp_as_any_other(products: list[str | None]) -> None:
     model = Mlp()
     theirs = copy.deepcopy(model)

@@ -88,6 +88,14 @@ def test_a_patched_model_has_the_flop_of_the_model() -> None:
     assert flops(lambda: model(BATCH).sum().backward()) == expected
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_product_of_fp8_is_counted() -> None:
+    a, b = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(64, 32).to(torch.float8_e4m3fn)
+    one = torch.ones(())
+
+    assert flops(lambda: torch.ops.outblas.scaled_mm(a, b.t(), one, one)) == 2 * 16 * 32 * 64
+
+
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [

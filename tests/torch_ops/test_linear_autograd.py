@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from outblas import batch_invariant, linear
 from outblas.core.epilogue import Activation
 from outblas.torch_ops import eager
-from outblas.torch_ops import linear as fast
 
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [
@@ -202,7 +201,7 @@ def test_gradients_are_batch_invariant_where_the_call_was(monkeypatch: pytest.Mo
         asked.append(given[6])
         return run(*given)
 
-    monkeypatch.setattr(fast.eager, "run", recording)
+    monkeypatch.setattr(eager, "run", recording)
     given = needing(LAYERS["bias"], NAMES)
     with batch_invariant():
         y = by_us(given, None)

@@ -352,12 +352,15 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         rows, columns = gate.shape
-        ctx.rows = rows
+        ctx.save_for_backward(up)
         return gate.as_strided((2 * rows, columns), (columns, 1))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        return g[: ctx.rows], g[ctx.rows :]
+        # Raises where `up` was modified since; the matrix shares the version of `gate` alone.
+        (up,) = ctx.saved_tensors
+        rows = up.shape[0]
+        return g[:rows], g[rows:]
 
 
 _whole: Callable[[Tensor, Tensor], Tensor] = _Whole.apply

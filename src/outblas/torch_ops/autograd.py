@@ -277,10 +277,14 @@ def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _product(a: Tensor, b: Tensor, saved: _Saved) -> Tensor:
     """Returns alpha · A B, differentiable."""
-    choice = saved.choice
     if saved.alpha != 1:
-        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, saved.alpha, 0, *choice)
+        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, saved.alpha, 0, *saved.choice)
         return scaled
+    return product(a, b, saved.choice)
+
+
+def product(a: Tensor, b: Tensor, choice: OperatorChoice) -> Tensor:
+    """Returns A B, differentiable."""
     result = None
     if not (choice.kernel or choice.tune) and not torch.compiler.is_compiling():
         result = eager.run(a, b, None, None, 1, 0, choice.batch_invariant)

@@ -32,8 +32,9 @@ from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
 from . import eager, ops
-from .autograd import gradient_of_x, recorded_run
+from .autograd import gradient_of_x, product, recorded_run
 from .autograd_levels import direct_apply
+from .call import OperatorChoice
 from .flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
@@ -110,7 +111,7 @@ def run(
         return None
     plans = _cache.get(key, ())
     planned: eager.EagerPlan | None
-    for planned in plans:
+    for planned in plans:  # as in `eager.run`: a function for both would cost every warm call 60 ns
         matches, _, conditions = planned
         if matches(*tensors):
             if conditions is None:
@@ -127,13 +128,12 @@ def run(
             return None
     _, plan, conditions = planned
     if conditions is not None and conditions.requires_grad:
-        if conditions.layer is not None:
-            found = _apply(conditions.layer, x, weight, bias, residual)
-            result: Tensor = found[0] if activation else found
-            return result
-        extra = ops.epilogue(activation, bias, residual)
-        transposed, x_shape = weight.t(), conditions.x_shape
-        return recorded_run(plan, x, transposed, None, 1, 0, batch_invariant, extra, x_shape)
+        if conditions.layer is None:
+            extra, x_shape = ops.epilogue(activation, bias, residual), conditions.x_shape
+            return recorded_run(plan, x, weight.t(), None, 1, 0, batch_invariant, extra, x_shape)
+        found = _apply(conditions.layer, x, weight, bias, residual)
+        result: Tensor = found[0] if activation else found
+        return result
     transposed = weight.mT if weight.dim() == 2 else weight
     if bias is None and not activation and residual is None:
         result = plan(x, transposed, None, out, 1, 0)
@@ -166,7 +166,7 @@ def _planned(
             extra is None,
             activation,
             conditions.x_shape,
-            batch_invariant,
+            OperatorChoice(batch_invariant=batch_invariant),
             x.requires_grad,
             weight.requires_grad,
         )
@@ -197,7 +197,7 @@ class _Layer(NamedTuple):
     bare: bool
     activation: str
     x_shape: tuple[int, ...] | None
-    batch_invariant: bool
+    choice: OperatorChoice
     needs_input: bool
     needs_weight: bool
 
@@ -236,7 +236,6 @@ class Linear(torch.autograd.Function):
         _, needs_input, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad
         input, weight, x = ctx.saved_tensors
         layer: _Layer = ctx.layer
-        invariant = layer.batch_invariant
         d_input = d_weight = d_bias = None
         if g_out is not None:
             g = gradient_of_x(g_out, g, x, layer.activation)
@@ -247,22 +246,12 @@ class Linear(torch.autograd.Function):
         if needs_bias:
             d_bias = g.sum(0) if g.dim() == 2 else g.sum(tuple(range(g.dim() - 1)))
         if needs_input:
-            d_input = _product(g, weight, invariant)
+            d_input = product(g, weight, layer.choice)
         if needs_weight:
             if g.dim() > 2:
                 g, input = g.flatten(0, -2), input.flatten(0, -2)
-            d_weight = _product(g.mT, input, invariant)
+            d_weight = product(g.mT, input, layer.choice)
         return None, d_input, d_weight, d_bias, d_residual
-
-
-def _product(a: Tensor, b: Tensor, batch_invariant: bool) -> Tensor:
-    """Returns A B, differentiable."""
-    result = None
-    if not torch.compiler.is_compiling():
-        result = eager.run(a, b, None, None, 1, 0, batch_invariant)
-    if result is None:
-        result = ops.matmul(a, b, None, "", "", "", batch_invariant)
-    return result
 
 
 _apply = direct_apply(Linear)

@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "gradients_of_gate_and_up_are_swapped",
         _FUSION,
-        "        return g[: ctx.rows], g[ctx.rows :]\n",
-        "        return g[ctx.rows :], g[: ctx.rows]\n",
+        "        return g[:rows], g[rows:]\n",
+        "        return g[rows:], g[:rows]\n",
         FUSED,
         "The gradients of a fused MLP's halves are exchanged.",
     ),
@@ -87,8 +87,8 @@ FAULTS = (
     Fault(
         "backward_of_a_layer_is_not_batch_invariant",
         _LINEAR,
-        "d_weight = _product(g.mT, input, invariant)",
-        "d_weight = _product(g.mT, input, False)",
+        "d_weight = product(g.mT, input, layer.choice)",
+        "d_weight = product(g.mT, input, OperatorChoice(batch_invariant=False))",
         LAYERS,
         "The gradient of a weight does not keep the promise of batch invariance.",
     ),
