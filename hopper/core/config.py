@@ -76,6 +76,9 @@ class HopperConfig(metaclass=RenamedFields):
             shared memory.
         pdl: Whether a call may start before the previous one has ended (programmatic dependent
             launch).
+        weights_ready: With `pdl`, whether B is loaded before the previous call has ended. The
+            caller promises that no kernel still running writes B, as holds for weights in
+            inference. Everything else waits for the previous call.
         jitter: For debugging: every role sleeps a random time at each barrier.
         phases: For debugging: counts the cycles of each role.
 
@@ -127,6 +130,7 @@ class HopperConfig(metaclass=RenamedFields):
     stream_k: bool = False
     cluster_k: int = 1
     pdl: bool = False
+    weights_ready: bool = False
     jitter: bool = False
     phases: bool = False
 
@@ -404,6 +408,8 @@ def _production_reason(c: HopperConfig) -> str | None:
         return f"stagger_k_tiles is {c.stagger_k_tiles}, expected at least 0"
     if not 1 <= c.split_k <= MAX_SPLIT_K:
         return f"split_k is {c.split_k}, expected 1 to {MAX_SPLIT_K} partitions of K"
+    if c.weights_ready and not c.pdl:
+        return "weights_ready is True with pdl False, expected pdl True: else no call starts early"
     if c.stream_k and c.split_k > 1:
         return (
             f"split_k is {c.split_k} with stream_k, expected 1: split_k divides every tile, "

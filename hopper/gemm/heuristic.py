@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from ...core.machines import Machine
 from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
 from ..core import tile_order
@@ -25,11 +26,13 @@ REDUCE_BYTES = 20.0  # bytes of partial sums per cycle
 GPC_LOCAL_BYTES = 90.0  # in a call of one wave where the SMs of a GPC compute neighbouring tiles
 SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs compute partitions of K
 STEADY_BYTES = 40.0  # in a longer call
+STREAMED_BYTES = 60.0  # of weights that come from DRAM, in a call of few rows
 MISALIGNED_BYTES = 30.0  # for rows that begin inside cache lines: twice the requests, not merged
-SM_FLOPS_PER_CLOCK = 4096  # Hopper's tensor cores with 16-bit operands; an H20 has a quarter
 REACHED = 0.97  # the fraction of that rate that a tile reaches
 FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
+SHORT_REQUESTS = 1.01  # factor for weights from DRAM whose rows are requested 128 bytes at a time
+HELD = 0.8  # the fraction of L2 that operands may fill and still be held from call to call
 
 # tile_m, consumers, cluster_m, cluster_n, swap, and widths. Pingpong is left to tuning.
 _TILES = (
@@ -39,6 +42,17 @@ _TILES = (
     (128, 2, 1, 1, False, (256, 128, 64)),
     (64, 1, 1, 1, True, (64, 32, 16)),
 )
+# Where few rows meet weights that come from DRAM: tile_m, consumers, whether the few rows are the
+# columns of the tile, and widths. Sweeps with cold weights on an H100 (WORKLOG.md) led to tall
+# tiles, which leave fewer CTAs that read for longer.
+_STREAMING_TILES = (
+    (64, 1, True, (64, 32, 16)),
+    (128, 2, True, (64, 32, 16)),
+    (192, 3, True, (32, 16)),
+    (256, 2, True, (16,)),
+    (64, 1, False, (224, 160, 128, 96, 64, 48)),
+)
+_STREAMING_CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # tile_m, consumers, cluster_m, cluster_n, widths
 _VARIABLE_N_TILES = (
     (64, 1, 1, 1, range(256, 87, -8)),
@@ -53,44 +67,104 @@ _REGISTERS = {1: (0, 0), 3: (32, 160)}
 _CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that divide K
 _FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _MOST_STAGES = 16
+_ENOUGH_STAGES = 3  # of k tiles of 128 terms, for weights that come from DRAM
 FEW = 64  # this few rows or columns may be faster as columns of the tile
 
 
-class _Gpu(NamedTuple):
-    """A GPU in the model: its SMs, and the FLOP of one SM per cycle."""
+class Rates(NamedTuple):
+    """What the model knows of a GPU; the defaults are those of an H100.
 
-    sms: int
-    flop_per_cycle: float
+    Attributes:
+        sms: its SMs.
+        flops_per_clock: FLOP of one SM per cycle on 16-bit operands; an H20 has a quarter.
+        dram_bytes_per_clock: bytes from DRAM per cycle at the boost clock.
+        l2_bytes: the size of L2.
+    """
+
+    sms: int = 132
+    flops_per_clock: int = 4096
+    dram_bytes_per_clock: float = 1832.0
+    l2_bytes: int = 50 * 2**20
+
+
+def rates(machine: Machine) -> Rates:
+    """Returns the rates of a GPU of the list of machines."""
+    return Rates(
+        machine.sms,
+        machine.flops_per_sm_clock["bfloat16"],
+        1e3 * machine.dram_gbs / machine.boost_mhz,
+        machine.l2_bytes,
+    )
+
+
+class _Call(NamedTuple):
+    """A call in the model.
+
+    Attributes:
+        problem: the problem with operands that TMA can load.
+        M, N: the rows and columns of the product whose output lies by rows.
+        cache_lines: the cache lines that A and B take per 128 bytes of a row (`l2.lines`).
+        gpu: the rates of the GPU.
+        streams: whether few rows meet weights that come from DRAM, which bounds the call.
+    """
+
+    problem: Problem
+    M: int
+    N: int
+    cache_lines: tuple[int, int]
+    gpu: Rates
+    streams: bool
 
 
 @functools.lru_cache(maxsize=512)
-def config(
-    problem: Problem, sms: int, base: HopperConfig, sm_flops_per_clock: int = SM_FLOPS_PER_CLOCK
-) -> HopperConfig:
-    """Returns the config for a problem on a GPU with `sms` SMs, each with a rate of
-    `sm_flops_per_clock` on 16-bit operands. `base` provides the fields that the heuristic does not
-    set.
+def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
+    """Returns the config for a problem on a GPU with these rates. `base` provides the fields that
+    the heuristic does not set.
 
     A batch-invariant product processes K in one order. The heuristic may still choose tiles and
     their shape by M, because they do not change bits.
     """
     problem = operand_copies.aligned(problem)
     row_major = with_row_major_output(problem)[0]
-    M, N, cache_lines = row_major.M, row_major.columns, l2.lines(row_major)
+    call = _Call(
+        problem,
+        row_major.M,
+        row_major.columns,
+        l2.lines(row_major),
+        gpu,
+        _streams(row_major, gpu),
+    )
     if problem.batch_invariant:
         base = replace(base, k_serpentine=False)
-    candidates = _candidates(problem, M, N, sms, base)
+    candidates = _candidates(call, base)
     if problem.epilogue.gated:
         candidates = (c for c in candidates if gated_reason(c) is None)
     if "promoted" in problem.formats:
         candidates = (c for c in candidates if promoted_reason(c) is None)
-    gpu = _Gpu(sms, REACHED * sm_flops_per_clock)
-    return min(candidates, key=lambda c: _cycles(c, M, N, problem, gpu, cache_lines))
+    return min(candidates, key=lambda c: _cycles(c, call))
 
 
-def _candidates(
-    problem: Problem, M: int, N: int, sms: int, base: HopperConfig
-) -> Iterator[HopperConfig]:
+def _streams(problem: Problem, gpu: Rates) -> bool:
+    """Returns whether a call has few rows or columns, and waits for operands from DRAM rather than
+    for tensor cores: L2 cannot hold the operands from call to call.
+    """
+    M, N, K, size = problem.M, problem.columns, problem.K, problem.dtype.itemsize
+    # An operand that is broadcast over a batch has one matrix.
+    count_a, count_b = (
+        math.prod(n for n, stride in zip(problem.batch, strides, strict=False) if stride)
+        for strides in (problem.a, problem.b)
+    )
+    operands = size * K * (count_a * M + count_b * N)
+    products = 2 * M * N * K * math.prod(problem.batch) / (gpu.sms * gpu.flops_per_clock)
+    return (
+        min(M, N) <= FEW
+        and operands > HELD * gpu.l2_bytes
+        and operands / gpu.dram_bytes_per_clock > products
+    )
+
+
+def _candidates(call: _Call, base: HopperConfig) -> Iterator[HopperConfig]:
+    problem, M, N, sms = call.problem, call.M, call.N, call.gpu.sms
     any_column = swaps_of_any_column(problem)[:1]
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > FEW:
@@ -98,14 +172,38 @@ def _candidates(
         shape = shaped(base, tile_m, consumers, cluster_m, cluster_n)
         for width in widths:
             swapped = swap or (any_column == [True] and width % 64 > 0)
-            c = _with_deep_k_tiles(replace(shape, tile_n=width, swap_ab=swapped), problem)
+            c = _with_deep_k_tiles(replace(shape, tile_n=width, swap_ab=swapped), call)
             yield filled(c)
             if not problem.batch_invariant:
-                yield from _partitioned(c, problem, _tiles(c, M, N, problem), sms)
-    if M * N * math.prod(problem.batch) > 128**2 * sms // 2:
+                yield from _partitioned(c, call, _CLUSTER_K)
+    if call.streams:
+        yield from _streaming_candidates(call, base)
+    elif M * N * math.prod(problem.batch) > 128**2 * sms // 2:
         for (*tile, widths_of_tile), swap in product(_VARIABLE_N_TILES, any_column):
             c = replace(shaped(base, *tile), swap_ab=swap, variable_tile_n=True)
             yield from (filled(replace(c, tile_n=width)) for width in widths_of_tile)
+
+
+def _streaming_candidates(call: _Call, base: HopperConfig) -> Iterator[HopperConfig]:
+    few_rows = call.M <= call.N
+    problem = with_row_major_output(call.problem)[0]
+    weights_along_k = problem.b[-2] == 1 if few_rows else problem.a[-1] == 1
+    for tile, cluster in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
+        tile_m, consumers, few_are_columns, widths = tile
+        shape = replace(
+            shaped(base, tile_m, consumers, *cluster), swap_ab=few_are_columns == few_rows
+        )
+        for width in widths:
+            whole_lines = few_are_columns or weights_along_k or width % 64 == 0
+            # A cluster along the few rows or columns needs two tiles there.
+            along_few = shape.cluster_n if few_are_columns else shape.cluster_m
+            side = width if few_are_columns else tile_m
+            full = along_few * side - side < min(call.M, call.N)
+            if whole_lines and full and width % (16 * shape.cluster_m) == 0:
+                c = _with_deep_k_tiles(replace(shape, tile_n=width), call)
+                yield filled(c)
+                if not call.problem.batch_invariant and c.multicast_size == 1:
+                    yield from _partitioned(c, call, _CLUSTER_K[:1])
 
 
 def shaped(
@@ -144,9 +242,13 @@ def swaps_of_any_column(problem: Problem) -> list[bool]:
     return swaps
 
 
-def _partitioned(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[HopperConfig]:
+def _partitioned(
+    c: HopperConfig, call: _Call, cluster_ks: tuple[int, ...]
+) -> Iterator[HopperConfig]:
     """Yields the config with partitions of K, where its tiles leave SMs without work."""
-    for cluster_k in _CLUSTER_K:
+    problem, sms = call.problem, call.gpu.sms
+    tiles = _tiles(c, call.M, call.N, problem)
+    for cluster_k in cluster_ks:
         cut = replace(c, cluster_k=cluster_k)
         possible = (
             cut.cluster <= 8
@@ -160,11 +262,18 @@ def _partitioned(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Ite
         yield filled(replace(c, split_k=split_k, k_serpentine=False))
 
 
-def _with_deep_k_tiles(c: HopperConfig, problem: Problem) -> HopperConfig:
-    """Gives small tiles k tiles of 128 terms, which halves the number of loads and barriers."""
+def _with_deep_k_tiles(c: HopperConfig, call: _Call) -> HopperConfig:
+    """Gives small tiles k tiles of 128 terms, which halves the number of loads and barriers. Tiles
+    of weights from DRAM get them where enough stages fit, because longer parts of rows arrive
+    faster.
+    """
+    if call.problem.K < 8 * 128 or "promoted" in call.problem.formats:
+        return c
+    deep = replace(c, tile_k=128)
     small = c.tile_m * c.tile_n < 64 * 128 and c.multicast_size == 1
-    deep = small and problem.K >= 8 * 128 and "promoted" not in problem.formats
-    return replace(c, tile_k=128) if deep else c
+    if small or (call.streams and filled(deep).stages >= _ENOUGH_STAGES):
+        return deep
+    return c
 
 
 def filled(c: HopperConfig) -> HopperConfig:
@@ -196,17 +305,20 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
     return rows * columns * math.prod(problem.batch)
 
 
-def _cycles(
-    c: HopperConfig, M: int, N: int, problem: Problem, gpu: _Gpu, cache_lines: tuple[int, int]
-) -> float:
-    """The model: returns the cycles of a call C[M, N] whose A and B take `cache_lines` cache lines
-    per 128 bytes of a row (`l2.lines`).
+def _cycles(c: HopperConfig, call: _Call) -> float:
+    """The model: returns the cycles of a call.
+
+    Where weights stream from DRAM, these are the cycles that its CTAs would need if DRAM were not
+    the limit. The call then takes longer the closer they come to what DRAM needs, so that the
+    config with the fewest is still the best.
     """
-    waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(gpu.sms, c.cluster))
-    N_of_tiles = M if c.swap_ab else N
+    gpu, problem = call.gpu, call.problem
+    tiles = _tiles(c, call.M, call.N, problem)
+    waves = -(-tiles * c.split_k // clusters.at_once(gpu.sms, c.cluster))
+    N_of_tiles = call.M if c.swap_ab else call.N
     tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
-    products = 2 * c.tile_m * max(tile_n, 32) * problem.K / gpu.flop_per_cycle
-    loads = _load_cycles(c, problem, waves, cache_lines[::-1] if c.swap_ab else cache_lines)
+    products = 2 * c.tile_m * max(tile_n, 32) * problem.K / (REACHED * gpu.flops_per_clock)
+    loads = _load_cycles(c, call, waves)
     # Products and loads overlap: the longer of the two counts, plus a little of the other.
     both: float = (products**3 + loads**3) ** (1 / 3)
     tile = both / (c.cluster_k * c.split_k) + TILE_CYCLES
@@ -218,21 +330,23 @@ def _cycles(
         tile *= FEW_STAGES
     if c.consumers == 3:
         tile *= THREE_CONSUMERS
+    if call.streams:
+        together = clusters.TOGETHER if c.multicast_size > 1 else 0.0
+        return together + waves * tile * (SHORT_REQUESTS if c.tile_k < 128 else 1.0)
     return CALL_CYCLES + (clusters.TOGETHER if c.cluster > 1 else 0) + waves * tile
 
 
-def _load_cycles(
-    c: HopperConfig, problem: Problem, waves: int, cache_lines: tuple[int, int]
-) -> float:
-    """Returns the cycles in which the operands of a tile reach its SM. `cache_lines` are those of
-    the kernel's A and B.
-    """
-    gpc_local = waves == 1 and not c.split
+def _load_cycles(c: HopperConfig, call: _Call, waves: int) -> float:
+    """Returns the cycles in which the operands of a tile reach its SM."""
+    gpc_local = waves == 1 and not c.split and not call.streams
     multicast_bytes = SPLIT_BYTES if waves == 1 else STEADY_BYTES
+    if call.streams:
+        multicast_bytes = STREAMED_BYTES
+    lines_a, lines_b = call.cache_lines[::-1] if c.swap_ab else call.cache_lines
     cycles = 0.0
     for rows, multicast, lines_per_row in (
-        (c.tile_m, c.cluster_n, cache_lines[0]),
-        (c.tile_n, c.cluster_m, cache_lines[1]),
+        (c.tile_m, c.cluster_n, lines_a),
+        (c.tile_n, c.cluster_m, lines_b),
     ):
         if lines_per_row > 1:
             cycles += rows / multicast / MISALIGNED_BYTES
@@ -240,4 +354,4 @@ def _load_cycles(
             cycles += rows / GPC_LOCAL_BYTES
         else:
             cycles += rows / multicast / multicast_bytes
-    return 2 * problem.K * cycles
+    return 2 * call.problem.K * cycles

@@ -8,6 +8,7 @@ A plan is a chain of frozen values:
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,6 +85,8 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     if config is None:
         config = own_config(rung, problem)
     canonical = canonicalize(problem, config)
+    if canonical.copies[1]:  # this call writes the B that its kernel reads
+        config = replace(config, weights_ready=False)
     count = cluster_count(problem.device, config)
     grid = tile_grid(canonical.launch, config)
     variant = variant_of(
@@ -102,22 +105,21 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
     """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
-    sms = tile_order.clusters(problem.device, 0, 1)
-    config = heuristic.config(problem, sms, rung.config, _sm_flops_per_clock(problem.device))
+    config = heuristic.config(problem, _rates(problem.device), rung.config)
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
 
 
 @functools.cache
-def _sm_flops_per_clock(device: torch.device) -> int:
-    """Returns the FLOP per clock of a device's SM on 16-bit operands; that of an H100 where no
-    table lists the device, or there is no device.
+def _rates(device: torch.device) -> heuristic.Rates:
+    """Returns the rates of a device: those of an H100, with the device's own SMs, where no table
+    lists it, or there is no device.
     """
-    if not torch.cuda.is_available():
-        return heuristic.SM_FLOPS_PER_CLOCK
-    machine = machines.of_device(torch.cuda.get_device_properties(device).name)
-    return machine.flops_per_sm_clock["bfloat16"] if machine else heuristic.SM_FLOPS_PER_CLOCK
+    name = torch.cuda.get_device_properties(device).name if torch.cuda.is_available() else ""
+    machine = machines.of_device(name)
+    known = heuristic.rates(machine) if machine else heuristic.Rates()
+    return known._replace(sms=tile_order.clusters(device, 0, 1))
 
 
 def load(rung: Rung, variant: Variant) -> Callable[..., None]:

@@ -138,6 +138,10 @@ class Gemm(tma_store.TmaStore):
     ================  ====================================  ======================  ===============
 
     MMA_ORDER starts with an arrival of the last consumer, which lets the first one multiply.
+    With `pdl` every warp waits for the previous call after the barriers are initialised; with
+    `weights_ready` all but the one that loads the caller's B do, and the stages that it has filled
+    are complete when LOAD_A has announced and loaded the rest.
+
     `check_arrival_counts` compares the traced arrivals with the pipeline's contract.
 
     `tile_scheduler` decides which tile, or part of a tile, a CTA computes.
@@ -157,6 +161,7 @@ class Gemm(tma_store.TmaStore):
             "cluster_k",
             "gpc_local",
             "pdl",
+            "weights_ready",
         }
     )
 
@@ -371,8 +376,7 @@ class Gemm(tma_store.TmaStore):
         pipeline.init_barriers()
         self.cluster_sync()
         if cutlass.const_expr(config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+            self.await_previous_call(warp)
 
         scheduler = self.make_scheduler(schedule, cluster, coord, table_entry)
         cta = Cta(
@@ -486,6 +490,20 @@ class Gemm(tma_store.TmaStore):
         return epilogue_load.stages_per_tile(self.config, self.epilogue_config, dtype)
 
     @cute.jit
+    def await_previous_call(self, warp):
+        """Programmatic dependent launch: waits until the previous call has ended and what it wrote
+        is visible, and lets the next call start. The warp that loads the caller's B does not wait
+        where those weights are known to be ready; they wait in their stages until the rest comes.
+        """
+        if cutlass.const_expr(self.config.weights_ready):
+            cute.arch.griddepcontrol_launch_dependents()
+            if warp != self.weights_warp:
+                cute.arch.griddepcontrol_wait()
+        else:
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+
+    @cute.jit
     def cluster_sync(self):
         if cutlass.const_expr(self.config.cluster > 1):
             tma_store.TmaStore.cluster_sync(self)
@@ -495,6 +513,11 @@ class Gemm(tma_store.TmaStore):
     @cute.jit
     def cluster_exit(self):
         core_epilogue_store.wait_stores_read()
+
+    @property
+    def weights_warp(self):
+        """The warp that loads the caller's B."""
+        return WarpRole.LOAD_A if self.traits.transposed else WarpRole.LOAD_B
 
     # ---- roles
     @cute.jit
@@ -517,6 +540,7 @@ class Gemm(tma_store.TmaStore):
         """
         config, traits = self.config, self.traits
         loads_a = role == WarpRole.LOAD_A
+        is_early = config.weights_ready and role == self.weights_warp
         state = pipeline.initial_state()
         count = tile_scheduler.work_tile_count(cta.scheduler, config)
         for step in cutlass.range(count, unroll=1):
@@ -526,10 +550,12 @@ class Gemm(tma_store.TmaStore):
                 load = tma_load.work_tile_load_a(cta, work)
             else:
                 load = tma_load.work_tile_load_b(cta, work)
-            if cutlass.const_expr(loads_a and traits.bias == "pairs"):
+            if cutlass.const_expr(loads_a and traits.bias == "pairs" and not is_early):
                 epilogue_math.prefetch_bias(cta, work)
             begin, k_tiles = work.partition.begin, work.partition.count
             state = tma_load.load_k_tiles(load, pipeline, state, begin, k_tiles, backwards, loads_a)
+            if cutlass.const_expr(traits.source != "" and is_early):
+                cute.arch.griddepcontrol_wait()
             if cutlass.const_expr(traits.source != ""):
                 state = epilogue_load.load(cta.source, pipeline, state, work, loads_a)
         if cutlass.const_expr(loads_a):

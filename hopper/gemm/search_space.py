@@ -49,8 +49,7 @@ def space(
     used, because they cost nothing but shared memory.
     """
     unsupported_reason = unsupported(problem)
-    flops = machine.flops_per_sm_clock["bfloat16"]
-    own = heuristic.config(problem, machine.sms, base, flops)
+    own = heuristic.config(problem, heuristic.rates(machine), base)
     cache_lines = operand_copies.cache_lines_per_row(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:

@@ -130,6 +130,18 @@ def test_graphs_hold_as_many_calls_as_fill_a_millisecond(us: float, calls: int) 
     assert turn.graph_calls(us) == calls
 
 
+@pytest.mark.parametrize("host_us", [1.0, 12.0, 60.0, 250.0])
+@pytest.mark.parametrize("us", [3.0, 40.0, 150.0, 900.0])
+def test_a_slow_host_does_not_pass_for_a_long_call(
+    us: float, host_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = VirtualGpu()
+    gpu.HOST_US = host_us
+    install(gpu, monkeypatch)
+
+    assert turn.rough_us(lambda: gpu.launch("ours", us)) == pytest.approx(us, rel=0.15)
+
+
 # ---- clock and power
 def test_clock_compares_each_sm_with_itself() -> None:
     """SM 0 runs at 1500 MHz and SM 1 at 1600; SM 7 stamped only once."""

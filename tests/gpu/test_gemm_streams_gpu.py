@@ -29,6 +29,74 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.t
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
+# ---- calls that start before the previous one has ended
+ONE_CONSUMER = (
+    "tile_m=64,tile_k=128,consumers=1,producer_registers=0,consumer_registers=0,cluster_m=1,"
+    "epilogue_stages=1"
+)
+EARLY = {
+    "few rows as columns": f"{ONE_CONSUMER},tile_n=16,stages=10,swap_ab=True",
+    "two CTAs an SM": f"{ONE_CONSUMER},tile_n=16,stages=5,swap_ab=True",
+    "K in a cluster": f"{ONE_CONSUMER},tile_n=16,stages=5,swap_ab=True,cluster_k=2",
+    "split-K": f"{ONE_CONSUMER},tile_n=64,stages=4,split_k=4,k_serpentine=False",
+    "two consumers": "tile_n=64,cluster_m=1,epilogue_stages=1",
+}
+LAYERS, WIDTH, REPLAYS = 48, 2048, 20
+
+
+def signed_permutations(seed: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Weights that permute the columns of what they multiply and change some signs, and what all of
+    them do together: the order of columns, and their signs.
+    """
+    generator = torch.Generator("cuda").manual_seed(seed)
+    order = torch.arange(WIDTH, device="cuda")
+    signs = torch.ones(WIDTH, device="cuda", dtype=BF16)
+    weights = []
+    for _ in range(LAYERS):
+        permuted = torch.randperm(WIDTH, device="cuda", generator=generator)
+        flipped = torch.randint(2, (WIDTH,), device="cuda", generator=generator).to(BF16) * 2 - 1
+        weight = torch.zeros(WIDTH, WIDTH, device="cuda", dtype=BF16)  # output, input
+        weight[torch.arange(WIDTH, device="cuda"), permuted] = flipped
+        weights.append(weight)
+        order, signs = order[permuted], signs[permuted] * flipped
+    return weights, order, signs
+
+
+@pytest.mark.parametrize("rows", [1, 16, 130])
+@pytest.mark.parametrize("way", EARLY)
+def test_calls_that_start_early_wait_for_what_the_previous_call_reads_and_writes(
+    way: str, rows: int
+) -> None:
+    """Layers in a row, each of which reads what the one before has written, and writes where the
+    one before reads.
+    """
+    weights, order, signs = signed_permutations(seed=rows)
+    text = f"{EARLY[way]},pdl=True,weights_ready=True"
+    config = configs.from_text(gemm.Config, text)
+    buffers = [torch.zeros(rows, WIDTH, device="cuda", dtype=BF16) for _ in range(2)]
+    given = torch.zeros_like(buffers[0])
+
+    def layers() -> None:
+        buffers[0].copy_(given)
+        for number, weight in enumerate(weights):
+            x, out = buffers[number % 2], buffers[1 - number % 2]
+            outblas.matmul(x, weight.t(), out=out, kernel=KERNEL, config=config)
+
+    layers()  # compiles and plans
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    wrong = []
+    for replay in range(REPLAYS):
+        given.copy_(torch.randint(-128, 128, given.shape, device="cuda"))
+        (layers if replay % 2 else graph.replay)()
+        expected = given[:, order] * signs
+        if not torch.equal(buffers[LAYERS % 2], expected):
+            wrong.append(replay)
+
+    assert not wrong
+
+
 # ---- streams
 CALLS, STREAMS, SECONDS = 10_000, 4, 60
 MIXED = (

@@ -37,6 +37,8 @@ ELASTIC = replace(OWN, tile_n=160, variable_tile_n=True)
 CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, epilogue_stages=1)
 SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
 STREAM_K = replace(OWN, stream_k=True)
+# A call that starts before the previous one has ended, and loads weights before.
+EARLY = replace(OWN, pdl=True, weights_ready=True)
 SMALL_TILES = replace(SMALL, tile_n=64, epilogue_stages=1, k_serpentine=False)
 
 ONE_WAVE = replace(OWN, tile_n=256, epilogue_stages=1)  # C of a single tile lies over A
@@ -99,6 +101,14 @@ SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
     "stream-K": (STREAM_K, ""),
     "stream-K, small tiles": (replace(SMALL_TILES, stream_k=True), ""),
     "stream-K, in a cluster": (replace(STREAM_K, cluster_m=2), ""),
+    "dependent launch": (replace(OWN, pdl=True), "addend"),
+    "weights ready": (EARLY, "residual bias"),
+    "weights ready, transposed": (EARLY, "transposed residual"),
+    "weights ready, multicast": (replace(EARLY, cluster_m=2, cluster_n=2), ""),
+    "weights ready, pingpong": (replace(PINGPONG, pdl=True, weights_ready=True), "addend"),
+    "weights ready, cluster-K": (replace(CLUSTER_K, pdl=True, weights_ready=True), "transposed"),
+    "weights ready, split-K": (replace(SPLIT_K, pdl=True, weights_ready=True), ""),
+    "weights ready, stream-K": (replace(STREAM_K, pdl=True, weights_ready=True), "transposed"),
 }
 
 
@@ -113,10 +123,11 @@ def case_of(
     matrices: int = 0,
 ) -> Case:
     """A launch of so many cluster tiles, with variable tile N of both widths. `text`: words for
-    what the epilogue has, "fp32" for C's dtype, "in_place" for an addend in C's memory.
+    what the epilogue has, "fp32" for C's dtype, "in_place" for an addend in C's memory,
+    "transposed" for a call that computes C's transpose.
     """
     words = frozenset(text.split())
-    epilogue = words - {"fp32", "in_place"}
+    epilogue = words - {"fp32", "in_place", "transposed"}
     N = config.tile_n * config.cluster_n * columns // (2 if "gated" in words else 1)
     return Case(
         config,
@@ -128,6 +139,7 @@ def case_of(
         epilogue=epilogue,
         out_dtype=torch.float32 if "fp32" in words else torch.bfloat16,
         in_place="in_place" in words,
+        transposed="transposed" in words,
     )
 
 
@@ -389,6 +401,10 @@ FAULT_CASES = {
     ),
     "stream-K, five clusters": case_of(STREAM_K, rows=3, columns=4, k_tiles=9, clusters=5),
     "one wave, not staggered": one_tile("one wave, not staggered"),
+    # Stages are left for the source when the weights of a tile's only k tile are loaded.
+    "weights ready, transposed, one k tile": case_of(
+        EARLY, "transposed residual", rows=1, columns=1, k_tiles=1, clusters=1
+    ),
     "one wave": one_tile("one wave"),
     "one wave, three consumers": one_tile("one wave, three consumers"),
 }

@@ -67,6 +67,15 @@ class Arch(Opaque):
         agent.pause()
         agent.cta.barrier(pointer.address).arrive(agent.threads, int(count))
 
+    def griddepcontrol_launch_dependents(self):
+        """Lets the next call start, which waits for this one."""
+
+    def griddepcontrol_wait(self):
+        previous = state.machine.previous
+        previous.wait(
+            state.machine.agent, lambda: previous.ended, lambda: "the previous call to end"
+        )
+
     def barrier(self, barrier_id, number_of_threads):
         agent = state.machine.agent
         agent.pause()
@@ -126,6 +135,7 @@ class Arch(Opaque):
         if sem == "acq_rel":
             self.fence_acq_rel_gpu()
         state.machine.agent.pause("atomic")
+        state.machine.previous.check_ended("a counter is changed")
         pointer.memory.check(pointer.index)
         before = pointer.memory.values.get(pointer.index, 0)
         pointer.memory.values[pointer.index] = before + value
@@ -170,6 +180,7 @@ class Arch(Opaque):
 
     def load(self, pointer, dtype, sem, scope):
         state.machine.agent.pause("global read")
+        state.machine.previous.check_ended("a counter is read")
         pointer.memory.check(pointer.index)
         return pointer.memory.values.get(pointer.index, 0)
 

@@ -111,7 +111,10 @@ def tma_load(agent, source, target, pointer, mask):
     agent.pause("issue")
     low, high = target.range()
     tag = source.tag
-    kind = f"load {source.name.split('@')[0]}"
+    operand = source.name.split("@")[0]
+    kind = f"load {operand}"
+    if operand != state.machine.weights:
+        state.machine.previous.check_ended(f"{operand} is loaded")
     mask = 1 << agent.cta.rank if mask is None else int(mask)
     for rank in range(state.machine.cluster):
         if not mask >> rank & 1:
@@ -173,6 +176,7 @@ def write_buffer(agent, source, target):
 
 def write_workspace(agent, source, target):
     """Visible to others some time, or when a thread fences that knows of it."""
+    state.machine.previous.check_ended(f"{agent.name} writes partial sums")
     values = [source[i] for i in range(target.count)]
     memory, index = target.pointer.memory, target.pointer.index
     memory.check(index)
@@ -191,6 +195,7 @@ def write_workspace(agent, source, target):
 
 def read_workspace(agent, source, target):
     agent.pause("global read")
+    state.machine.previous.check_ended(f"{agent.name} reads partial sums")
     for i in range(source.count):
         value = source.pointer.memory.values.get(source.pointer.index + i)
         if value is None:

@@ -553,6 +553,50 @@ FAULTS = (
         ),
     ),
     Fault(
+        "a call starts early and waits for nothing",
+        "dependent launch",
+        (
+            Change(
+                "gemm.kernel",
+                "        else:\n            cute.arch.griddepcontrol_wait()\n",
+                "        else:\n            pass\n",
+            ),
+        ),
+    ),
+    Fault(
+        "activations are loaded as early as weights",
+        "weights ready",
+        (
+            Change(
+                "gemm.kernel",
+                "            if warp != self.weights_warp:\n",
+                "            if warp > WarpRole.LOAD_B:\n",
+            ),
+        ),
+    ),
+    Fault(
+        "the caller's A is taken for weights",
+        "weights ready, transposed",
+        (
+            Change(
+                "gemm.kernel",
+                "return WarpRole.LOAD_A if self.traits.transposed else WarpRole.LOAD_B",
+                "return WarpRole.LOAD_B",
+            ),
+        ),
+    ),
+    Fault(
+        "the source of an epilogue is loaded as early as weights",
+        "weights ready, transposed, one k tile",
+        (
+            Change(
+                "gemm.kernel",
+                'traits.source != "" and is_early',
+                'traits.source == "none" and is_early',
+            ),
+        ),
+    ),
+    Fault(
         "two tiles have one place for their sums",
         "stream-K, five clusters",
         (

@@ -33,7 +33,8 @@ ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"
 class Case:
     """A call. `M` and `N` are of C; `clusters` fit on the GPU at once; `epilogue` is any of
     "addend", "residual", "aux", "bias", "gated" and "unstaged" (a C whose rows TMA cannot store);
-    `in_place`: C lies where the addend does.
+    `in_place`: C lies where the addend does; `transposed`: the call computes the transpose of what
+    the caller asked for, so its A is the caller's B.
     """
 
     config: HopperConfig
@@ -45,12 +46,14 @@ class Case:
     epilogue: frozenset[str] = frozenset()
     out_dtype: torch.dtype = torch.bfloat16
     in_place: bool = False
+    transposed: bool = False
 
     def __str__(self) -> str:
         batch = f"{self.matrices} of " if self.matrices else ""
         with_ = "".join(f", {name}" for name in sorted(self.epilogue)) + (
             ", in place" if self.in_place else ""
         )
+        with_ += ", transposed" if self.transposed else ""
         return (
             f"{batch}{self.M}x{self.N}, {self.k_tiles} k tiles, {self.clusters} clusters{with_}, "
             f"{self.out_dtype}: "
@@ -67,6 +70,9 @@ class Launch(Machine):
         super().__init__(timing, content=dsl.content)
         self.case, self.config, self.traits, self.number = case, case.config, traits, number
         self.workspace: dsl.GlobalTensor | None = None
+        self.weights = "A" if traits.transposed else "B"
+        if case.config.pdl:
+            self.previous.run(self)
         self.order: dict[tuple, tuple[int, ...]] = {}
         self.written: set[tuple] = set()
         width = 32 if case.out_dtype is torch.float32 else 16
@@ -100,6 +106,7 @@ class Launch(Machine):
     def stored(self, agent, target, found, columns=None) -> None:
         """A part of C, or of x, is written."""
         name, offset = target
+        self.previous.check_ended(f"{name} at {offset} is stored")
         row, column, *rest = offset
         contents = set(found)
         if len(contents) != 1:
@@ -214,7 +221,7 @@ def traits_of(case: Case):
     rung = Rung(real_gemm.Gemm, modules().find("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
     return variant_of(
-        rung, problem, False, config, tile_grid(problem, config), case.clusters
+        rung, problem, case.transposed, config, tile_grid(problem, config), case.clusters
     ).traits
 
 
@@ -267,6 +274,7 @@ def simulate(
         wide = case.N * (2 if traits.gated else 1)
 
         def matrix(name, m, n, lead=lead, number=number):
+            m, n = (n, m) if case.transposed else (m, n)
             return dsl.Matrix(f"{name}@{number}", (*lead, m, n))
 
         K = case.k_tiles * config.tile_k
@@ -300,6 +308,7 @@ def simulate(
 class PlainTraits:
     """What the rungs of the ladder compute: C = A B."""
 
+    transposed: bool = False
     gated: bool = False
     batched: bool = False
     source: str = ""

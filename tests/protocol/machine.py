@@ -325,6 +325,29 @@ class Alone:
         self.agent.threads = self.threads
 
 
+class PreviousCall(Waiting):
+    """The call before this one on its stream, which has ended before unless a case says that it
+    still runs. Until it ends, it may write all but the weights, and read what this call writes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = True
+
+    def run(self, machine: "Machine") -> None:
+        """It still runs when this call begins."""
+        self.ended = False
+        machine.after(machine.timing.delay("previous call", "the GPU"), self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+        self.changed()
+
+    def check_ended(self, what: str) -> None:
+        if not self.ended:
+            raise ProtocolFault("too early", f"{what} while the previous call still runs")
+
+
 class Store:
     """A TMA store: it reads shared memory for some time."""
 
@@ -345,6 +368,7 @@ class Machine:
         self.ctas: list[Cta] = []
         self.cluster = 1
         self.cluster_barriers: dict[int, NamedBarrier] = {}
+        self.previous = PreviousCall()
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         heappush(self.heap, (self.now + delay, next(self.numbers), None, action))

@@ -209,7 +209,7 @@ def test_rows_of_one_pair_compile(K: int) -> None:
         formats="e4m3 e4m3",
     )
 
-    gemm.precompile(problem, heuristic.config(problem, 132, gemm.Config()), 90)
+    gemm.precompile(problem, heuristic.config(problem, heuristic.Rates(), gemm.Config()), 90)
 
 
 # ---- the operator

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ GRAPH_US = 1000.0  # duration of one replay
 CALLS = 8  # per burst
 FOREIGN_ELEMENTS = 1 << 16
 ROUGH_CALLS = 16
+HOST_SHARE = 0.5  # of a call's time, in which a host that keeps up makes the next one
 _LONGEST_GRAPH = 400
 _HOST_SECONDS = 0.2
 
@@ -93,12 +94,34 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def rough_us(call: Call) -> float:
-    """Returns roughly how many µs a call takes on the device, enough to choose a protocol."""
+    """Returns roughly how many µs a call takes on the device, enough to choose a protocol and the
+    number of calls in a graph.
+
+    Where calls are short, or the host takes long to make them, the device may wait for the host if
+    they are eager. A slow host would otherwise pass for a long call, and a graph would hold so few
+    calls that its own launch counted as a part of each.
+    """
     call()
     torch.cuda.synchronize()
-    us = min(elapsed_us(eager(call, 4)) for _ in range(3))
-    # For calls this short, the device may wait for the host if they are eager.
-    return us if us > SHORT_US else elapsed_us(graph(call, ROUGH_CALLS))
+    us, enqueued = min(_eager_us(call) for _ in range(3))
+    if us > SHORT_US and enqueued < HOST_SHARE * us:
+        return us
+    return elapsed_us(graph(call, ROUGH_CALLS))
+
+
+def _eager_us(call: Call, calls: int = 4) -> tuple[float, float]:
+    """Returns the µs of an eager call on the device, and those that the host takes to make it."""
+    enqueued = 0.0
+    batch = eager(call, calls)
+
+    def run() -> None:
+        nonlocal enqueued
+        begun = time.perf_counter()
+        batch.run()
+        enqueued = (time.perf_counter() - begun) * 1e6 / calls
+
+    us = elapsed_us(replace(batch, run=run))
+    return us, enqueued
 
 
 def elapsed_us(batch: Batch) -> float:
