@@ -30,6 +30,12 @@ STREAMED_BYTES = 60.0  # of weights that come from DRAM, in a call of few rows
 MISALIGNED_BYTES = 30.0  # for rows that begin inside cache lines: twice the requests, not merged
 REACHED = 0.97  # the fraction of that rate that a tile reaches
 FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
+# Where consumers promote fp8 sums: TILE_CYCLES, for no product of the next tile is in flight; that
+# factor for fewer than five stages, each of which is held for longer; and what loads count, because
+# additions bound the tile. Fitted to nine configs at 2048, 4096 and 8192 (WORKLOG.md).
+PROMOTED_TILE_CYCLES = 3000.0
+FEW_PROMOTED_STAGES = 1.05
+PROMOTED_LOADS = 0.8
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
 SHORT_REQUESTS = 1.01  # factor for weights from DRAM whose rows are requested 128 bytes at a time
 HELD = 0.8  # the fraction of L2 that operands may fill and still be held from call to call
@@ -58,6 +64,7 @@ _VARIABLE_N_TILES = (
     (64, 1, 1, 1, range(256, 87, -8)),
     (128, 2, 2, 1, range(256, 135, -8)),
     (128, 2, 1, 1, range(256, 87, -8)),
+    (128, 2, 1, 2, range(208, 135, -8)),
     (192, 3, 1, 1, range(192, 87, -8)),
     (192, 3, 1, 2, range(192, 135, -8)),
     (256, 2, 1, 2, range(200, 127, -8)),
@@ -319,14 +326,20 @@ def _cycles(c: HopperConfig, call: _Call) -> float:
     tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
     products = 2 * c.tile_m * max(tile_n, 32) * problem.K / (REACHED * gpu.flops_per_clock)
     loads = _load_cycles(c, call, waves)
+    promoted = "promoted" in problem.formats
+    if promoted:
+        loads *= PROMOTED_LOADS
     # Products and loads overlap: the longer of the two counts, plus a little of the other.
     both: float = (products**3 + loads**3) ** (1 / 3)
-    tile = both / (c.cluster_k * c.split_k) + TILE_CYCLES
+    between = PROMOTED_TILE_CYCLES if promoted else TILE_CYCLES
+    tile = both / (c.cluster_k * c.split_k) + between
     if c.cluster_k > 1:
         tile += clusters.exchange(c.exchange_bytes)
     if c.split_k > 1:
         tile += REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
-    if c.stages < 4:
+    if promoted and c.stages < 5:
+        tile *= FEW_PROMOTED_STAGES
+    elif c.stages < 4:
         tile *= FEW_STAGES
     if c.consumers == 3:
         tile *= THREE_CONSUMERS

@@ -115,6 +115,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
         )
         M, N = (problem.N, problem.M) if swap else (problem.M, problem.N)
         widths = [(n, False) for n in _WIDTHS if few or not swap or (swap in any_column and n % 64)]
+        widths += [(n, False) for n in _whole_width(problem, swap) if (n, False) not in widths]
         if swap in any_column:
             widths += [(n, True) for n in _variable_widths(tile_m, M, N, machine.sms)]
         orders = ("serpentine", "hilbert") if partition == _WHOLE_TILES else ("serpentine",)
@@ -126,6 +127,17 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
             yield heuristic.filled(
                 replace(shape, tile_n=tile_n, variable_tile_n=variable, order=order, tile_k=tile_k)
             )
+
+
+def _whole_width(problem: Problem, swap: bool) -> list[int]:
+    """Returns the width of a tile that has all of 65 to 256 rows or columns, so that every weight
+    is read by one CTA alone; none where they are the rows of the tile. Fewer have their own widths.
+    """
+    M, N = problem.M, problem.columns
+    extent = min(M, N)
+    if not heuristic.FEW < extent <= _WIDTHS[-1] or swap != (M <= N):
+        return []
+    return [-(-extent // 16) * 16]
 
 
 def _k_tiles(problem: Problem, partition: tuple[int, bool, int]) -> tuple[int, ...]:

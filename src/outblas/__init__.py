@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.errors import OperandError
 from .core.invariance import batch_invariant
+from .core.readiness import weights_ready
 from .core.registry import Kernel, ladder
 from .runtime import hooks
 
@@ -43,6 +44,7 @@ __all__ = [
     "tune",
     "unpatch",
     "warmup",
+    "weights_ready",
 ]
 __version__ = "0.1.0"
 

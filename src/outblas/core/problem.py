@@ -63,6 +63,7 @@ class Problem:
     formats: of fp8 operands A and B, "e4m3 e5m2". Two fp8 values count as one element of `dtype`,
         so K is half of the operands' own K. "e4m3 e5m2 promoted" if the accumulators are added
         to fp32 sums after every 128 products.
+    weights_ready: no kernel that may still run writes B, so B may be loaded before they have ended.
     """
 
     M: int
@@ -82,6 +83,7 @@ class Problem:
     batch_invariant: bool = False
     epilogue: Epilogue = epilogue.NONE
     formats: str = ""
+    weights_ready: bool = False
 
     @property
     def columns(self) -> int:
@@ -289,6 +291,7 @@ def problem(
     extra: EpilogueArgs | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     formats: str = "",
+    weights_ready: bool = False,
 ) -> Problem:
     """Returns the normal form of a checked call; `c` is the addend of addmm."""
     extra = extra or EpilogueArgs()
@@ -334,6 +337,7 @@ def problem(
         tf32=tf32,
         scaled=scaled,
         batch_invariant=batch_invariant,
+        weights_ready=weights_ready,
         epilogue=Epilogue(function, split > 1, **epilogue_views),
         formats=formats,
     )

@@ -180,8 +180,10 @@ def fp8(evidence: Evidence, _: str) -> str:
         )
         for m in sorted(found, key=lambda m: _order(m.shape))
     ]
+    by_rows = any(m.dtype == "fp8-rowwise" for m in found)
+    scales = "one scale for each row of A and column of B" if by_rows else "one for each operand"
     note = (
-        "one scale for each operand, burst (calls in a CUDA graph); "
+        f"scales: {scales}; burst (calls in a CUDA graph); "
         "*fast*: `use_fast_accum=True`; *× torch*: the time of `torch._scaled_mm` with float32 "
         f"sums over the time of the call, a median over rounds; {_SPREAD}; {_APART}"
     )

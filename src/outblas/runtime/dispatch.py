@@ -29,7 +29,7 @@ class Call(NamedTuple):
     `tune` is "off", "lookup", "on", or "" for the value of OUTBLAS_TUNE. `batch_invariant`: the
     bits of a row depend on no other row. `extra` is the epilogue besides alpha and C, None if there
     is none; with it C has the shape of x. `scales` belong to fp8 operands; their `formats` are
-    those of `Problem`.
+    those of `Problem`, and so is `weights_ready`.
     """
 
     a: Tensor
@@ -46,6 +46,7 @@ class Call(NamedTuple):
     extra: EpilogueArgs | None = None
     scales: tuple[Tensor, Tensor] | None = None
     formats: str = ""
+    weights_ready: bool = False
 
     @property
     def epilogue_tensors(self) -> tuple[Tensor | None, ...]:
@@ -162,6 +163,7 @@ def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[A
         a.dtype is torch.float32 and tf32_requested(),
         None if call.extra is None else _epilogue_key(call.extra[0], call.epilogue_tensors),
         call.formats,
+        call.weights_ready,
     )
 
 
@@ -257,6 +259,7 @@ def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
         extra=call.extra,
         scales=call.scales,
         formats=call.formats,
+        weights_ready=call.weights_ready,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import invariance
+from ..core import invariance, readiness
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import (
@@ -80,6 +80,7 @@ def run(
         batch_invariant = invariance._ever and invariance.requested()
     elif batch_invariant is not True and batch_invariant is not False:
         return None
+    weights_ready = readiness._ever and readiness.requested()
     tensors: tuple[Tensor, ...] = (x, weight)
     bias_at = residual_at = out_at = None
     try:
@@ -102,6 +103,7 @@ def run(
             in_line_x,
             in_line_weight,
             batch_invariant,
+            weights_ready,
             activation,
             bias_at,
             residual_at,
@@ -122,7 +124,7 @@ def run(
             ):
                 break
     else:
-        given = x, weight, bias, activation, residual, out, batch_invariant
+        given = x, weight, bias, activation, residual, out, batch_invariant, weights_ready
         planned = _planned(key, plans, tensors, given)
         if planned is None:
             return None
@@ -151,11 +153,13 @@ def _planned(
     given: tuple[Any, ...],
 ) -> eager.EagerPlan | None:
     """Plans a call and caches the plan, as `eager.planned` does."""
-    x, weight, bias, activation, residual, out, batch_invariant = given
+    x, weight, bias, activation, residual, out, batch_invariant, weights_ready = given
     if weight.dim() not in (1, 2) or not x.dim():
         return None
     extra = ops.epilogue(activation, bias, residual)
     call = Call(x, weight.t(), None, out, None, 1, 0, "", "", "", batch_invariant, extra)
+    if weights_ready and not (weight.requires_grad and _gradients_enabled()):
+        call = call._replace(weights_ready=True)
     planned = eager.planned(key, plans, tensors, call)
     if planned is None:
         return None

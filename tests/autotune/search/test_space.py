@@ -302,3 +302,19 @@ def test_gemm_configs_of_one_compile_key_are_one_variant(asked: Workload, of_so_
     for config in shared_out(valid(found), of_so_many):
         variant = example_variant(cast(functools.partial[Any], gemm.plan).args[0], given, config)
         assert compiled.setdefault(found.compile_key(config), variant) == variant, config
+
+
+@pytest.mark.parametrize(
+    ("shape", "swap_ab"), [((200, 8192, 4096), True), ((8192, 200, 4096), False)]
+)
+def test_a_tile_can_have_all_of_a_few_hundred_rows(
+    shape: tuple[int, int, int], swap_ab: bool
+) -> None:
+    """Every weight is then read by one CTA."""
+    found = {
+        (config.tile_m, config.cluster_k)
+        for config in valid(space("hopper.gemm", Workload(*shape)))
+        if config.tile_n == 208 and config.swap_ab == swap_ab
+    }
+
+    assert found >= {(64, 1), (128, 1), (128, 2)}

@@ -15,6 +15,7 @@ from outblas.core.problem import Problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import heuristic
 
+H100 = heuristic.Rates()
 RATES = st.builds(
     heuristic.Rates,
     sms=st.sampled_from([1, 78, 114, 132]),
@@ -89,19 +90,20 @@ def test_a_call_of_one_wave_has_no_more_tiles_than_the_gpu_has_sms(name: str) ->
 def test_few_tiles_of_a_long_k_are_split() -> None:
     problem = product(64, 64, 65536)
 
-    assert heuristic.config(problem, heuristic.Rates(), OWN_CONFIG).split_k > 8
-    assert heuristic.config(replace(problem, batch_invariant=True), heuristic.Rates(), OWN_CONFIG).split_k == 1
+    assert heuristic.config(problem, H100, OWN_CONFIG).split_k > 8
+    invariant = replace(problem, batch_invariant=True)
+    assert heuristic.config(invariant, H100, OWN_CONFIG).split_k == 1
 
 
 def test_few_rows_are_swapped_and_their_k_is_split_in_a_cluster() -> None:
-    config = heuristic.config(product(16, 4096, 4096), heuristic.Rates(), OWN_CONFIG)
+    config = heuristic.config(product(16, 4096, 4096), H100, OWN_CONFIG)
 
     assert (config.cluster_k, config.split_k, config.swap_ab) == (2, 1, True)
 
 
 def test_weights_from_dram_meet_tall_tiles() -> None:
     """Measured with cold weights on an H100: 4 to 8% faster than what L2 would suggest."""
-    config = heuristic.config(product(1, 8192, 8192), heuristic.Rates(), OWN_CONFIG)
+    config = heuristic.config(product(1, 8192, 8192), H100, OWN_CONFIG)
 
     assert (config.tile_m, config.tile_n, config.tile_k) == (128, 16, 128)
     assert (config.cluster_k, config.swap_ab) == (2, True)
@@ -109,7 +111,7 @@ def test_weights_from_dram_meet_tall_tiles() -> None:
 
 def test_few_columns_meet_the_same_tiles_as_few_rows() -> None:
     rows, columns = (
-        heuristic.config(product(*shape), heuristic.Rates(), OWN_CONFIG)
+        heuristic.config(product(*shape), H100, OWN_CONFIG)
         for shape in ((1, 8192, 8192), (8192, 1, 8192))
     )
 
@@ -132,7 +134,8 @@ def test_slow_tensor_cores_do_not_wait_for_dram() -> None:
     problem = product(64, 10240, 8192)
 
     h100, h20 = (
-        heuristic._streams(problem, heuristic.rates(machines.find(name))) for name in ("H100", "H20")
+        heuristic._streams(problem, heuristic.rates(machines.find(name)))
+        for name in ("H100", "H20")
     )
 
     assert (h100, h20) == (True, False)
@@ -153,10 +156,26 @@ def test_a_matrix_that_is_broadcast_is_read_from_dram_once() -> None:
     assert not heuristic._streams(batched, heuristic.Rates(l2_bytes=150 * 2**20))
 
 
+@pytest.mark.parametrize(
+    ("size", "tile", "cluster"),
+    [(2048, (128, 128), (2, 1)), (4096, (128, 208), (1, 2)), (8192, (128, 192), (2, 1))],
+)
+def test_promoted_sums_take_the_tile_that_was_fastest(
+    size: int, tile: tuple[int, int], cluster: tuple[int, int]
+) -> None:
+    """Of nine on an H100, with one scale for each operand; two fp8 values count as one element."""
+    problem = replace(product(size, size, size // 2), formats="e4m3 e4m3 promoted")
+
+    config = heuristic.config(problem, H100, OWN_CONFIG)
+
+    assert (config.tile_m, config.tile_n) == tile
+    assert (config.cluster_m, config.cluster_n) == cluster
+
+
 def test_few_rows_whose_bits_must_not_depend_on_others_have_whole_k() -> None:
     problem = replace(product(16, 4096, 4096), batch_invariant=True)
 
-    assert heuristic.config(problem, heuristic.Rates(), OWN_CONFIG).cluster_k == 1
+    assert heuristic.config(problem, H100, OWN_CONFIG).cluster_k == 1
 
 
 @pytest.mark.parametrize("shape", [(64, 256, 20000), (64, 300, 20000), (64, 192, 20000)])
@@ -167,7 +186,7 @@ def test_a_cluster_has_eight_ctas_at_most(shape: tuple[int, int, int], sms: int)
 
 
 def test_a_large_product_has_whole_k_and_variable_tile_n() -> None:
-    config = heuristic.config(product(8192, 8192, 8192), heuristic.Rates(), OWN_CONFIG)
+    config = heuristic.config(product(8192, 8192, 8192), H100, OWN_CONFIG)
 
     assert (config.split_k, config.cluster_k, config.variable_tile_n) == (1, 1, True)
 
@@ -183,7 +202,7 @@ def test_tiles_of_variable_width_lie_along_rows_of_k(
     """They begin at any column of B, or with operands swapped at any row of A, which costs nothing
     where that operand's k lie together; in "tn" neither operand has such rows.
     """
-    config = heuristic.config(example(BF16, None, layout, (size,) * 3), heuristic.Rates(), OWN_CONFIG)
+    config = heuristic.config(example(BF16, None, layout, (size,) * 3), H100, OWN_CONFIG)
 
     assert config.variable_tile_n == variable
     if variable:
@@ -192,6 +211,6 @@ def test_tiles_of_variable_width_lie_along_rows_of_k(
 
 @pytest.mark.parametrize("size", [1280, 1536, 5120])
 def test_tiles_begin_at_whole_cache_lines_where_no_operand_has_rows_of_k(size: int) -> None:
-    config = heuristic.config(example(BF16, None, "tn", (size,) * 3), heuristic.Rates(), OWN_CONFIG)
+    config = heuristic.config(example(BF16, None, "tn", (size,) * 3), H100, OWN_CONFIG)
 
     assert config.tile_n % 64 == 0

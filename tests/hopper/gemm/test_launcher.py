@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,28 @@ def test_copies_are_handed_over_in_place_of_operands(launches: list[KernelArgume
     assert launch.a.stride() == (64, 1)
     assert launch.b is b
     assert launch.out is out
+
+
+@pytest.mark.parametrize(("rows_of_k", "is_ready"), [(72, True), (71, False)])
+def test_weights_that_the_call_copies_first_are_not_ready(
+    rows_of_k: int, is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_launches(monkeypatch)
+    loaded: list[Any] = []
+    load = compile.load
+
+    def recording(variant: Any, made: Any) -> Any:
+        loaded.append(variant)
+        return load(variant, made)
+
+    monkeypatch.setattr(compile, "load", recording)
+    a, b, out = torch.empty(64, 72), torch.empty(40, rows_of_k).t(), torch.empty(64, 40)
+    config = replace(CONFIG, pdl=True, weights_ready=True)
+
+    gemm.plan(problem(a[:, :rows_of_k], b, out), config)
+
+    assert [variant.config.weights_ready for variant in loaded] == [is_ready]
+    assert all(variant.config.pdl for variant in loaded)
 
 
 @each_order

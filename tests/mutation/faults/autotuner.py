@@ -221,6 +221,22 @@ FAULTS = (
         "The rule takes the config that its model thinks is slowest.",
     ),
     Fault(
+        "rule_streams_what_l2_holds",
+        _RULE,
+        "        and operands > HELD * gpu.l2_bytes\n",
+        "",
+        RULE,
+        "The rule takes weights that L2 holds for weights from DRAM.",
+    ),
+    Fault(
+        "rule_reads_broadcast_weights_often",
+        _RULE,
+        "zip(problem.batch, strides, strict=False) if stride)",
+        "zip(problem.batch, strides, strict=False))",
+        RULE,
+        "The rule counts a matrix that is broadcast over a batch once for each product.",
+    ),
+    Fault(
         "rule_gated_pairs_anywhere",
         _RULE,
         "        candidates = (c for c in candidates if gated_reason(c) is None)\n",

@@ -7,13 +7,40 @@ GEMM = (Check("test_gemm.py"), Check("hopper/gemm"))
 EPILOGUE = (Check("test_gemm_epilogue.py"),)
 ACCESS = (Check("test_epilogue_access.py"),)
 OPERANDS = (Check("test_launch_operands.py"),)
+READY = (Check("test_weights_ready.py"), Check("test_launcher.py"))
 
 _WORKSPACE = "hopper/gemm/workspace.py"
 _COPIES = "hopper/gemm/operand_copies.py"
 _CANONICAL = "hopper/gemm/canonical.py"
 _LAUNCHER = "hopper/gemm/launcher.py"
+_PLAN = "hopper/gemm/host.py"
+_LINEAR = "src/outblas/torch_ops/linear.py"
 
 FAULTS = (
+    Fault(
+        "weights_ready_that_are_copied",
+        _PLAN,
+        "    if canonical.copies[1]:  #",
+        "    if canonical.copies[0]:  #",
+        READY,
+        "A kernel loads a copy of B before the copy is made.",
+    ),
+    Fault(
+        "weights_ready_without_the_promise",
+        _LINEAR,
+        "            weights_ready,\n            activation,\n",
+        "            activation,\n",
+        READY,
+        "A layer runs the plan of a call within the context, which loads weights early.",
+    ),
+    Fault(
+        "weights_ready_while_they_are_trained",
+        _LINEAR,
+        "    if weights_ready and not (weight.requires_grad and _gradients_enabled()):\n",
+        "    if weights_ready:\n",
+        READY,
+        "A layer loads weights that an optimizer may just be writing.",
+    ),
     Fault(
         "workspace_made_twice",
         _WORKSPACE,

@@ -1,0 +1,163 @@
+"""`outblas.weights_ready()`: which calls may load their weights early, and what the kernel makes of
+it.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
+
+import outblas
+from outblas.core import readiness
+from outblas.core.problem import Launch, Problem, problem
+from outblas.hopper import gemm
+from outblas.hopper.core import compile
+from outblas.runtime import dispatch, launcher
+
+Tensor = torch.Tensor
+CONFIG = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,swap_ab=True")
+X, WEIGHT, BIAS = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8)
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
+    """The problems that are planned, for which torch computes in a kernel's place. No context has
+    been entered before.
+    """
+    problems: list[Problem] = []
+
+    def planning(given: Problem, tune: str, *, no_product: bool) -> Launch:
+        problems.append(given)
+
+        def launch(a: Tensor, b: Tensor, c: Any, out: Tensor, *rest: Any) -> None:
+            bias = rest[2] if len(rest) > 2 else None
+            torch.matmul(a, b, out=out)
+            if bias is not None:
+                out += bias
+
+        return launch
+
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", planning)
+    monkeypatch.setattr(readiness, "_ever", False)
+    dispatch.clear_cache()
+    yield problems
+    dispatch.clear_cache()
+
+
+def promises(planned: list[Problem]) -> list[bool]:
+    return [each.weights_ready for each in planned]
+
+
+# ---- which calls
+def test_linear_is_planned_apart_within_the_context(planned: list[Problem]) -> None:
+    results = [outblas.linear(X, WEIGHT, BIAS)]
+    with outblas.weights_ready():
+        results += [outblas.linear(X, WEIGHT, BIAS) for _ in range(3)]
+    results += [outblas.linear(X, WEIGHT, BIAS) for _ in range(3)]
+
+    assert promises(planned) == [False, True]
+    assert all(torch.equal(each, results[0]) for each in results)
+
+
+def test_a_layer_and_a_patched_layer_use_the_promise(planned: list[Problem]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), outblas.Linear(8, 4)).requires_grad_(False)
+    outblas.patch(model)
+
+    with outblas.weights_ready():
+        model(X)
+
+    assert promises(planned) == [True, True]
+
+
+def test_a_product_of_any_two_matrices_does_not(planned: list[Problem]) -> None:
+    """Its B may be what the previous kernel computes, such as the keys of attention."""
+    with outblas.weights_ready():
+        outblas.matmul(X, WEIGHT.t())
+        outblas.addmm(BIAS, X, WEIGHT.t())
+
+    assert promises(planned) == [False, False]
+
+
+@pytest.mark.parametrize(("enabled", "is_early"), [(True, False), (False, True)])
+def test_a_weight_that_needs_a_gradient_is_not_ready(
+    enabled: bool, is_early: bool, planned: list[Problem]
+) -> None:
+    """An optimizer may just be writing it."""
+    weight = torch.nn.Parameter(WEIGHT.clone())
+
+    with torch.set_grad_enabled(enabled), outblas.weights_ready():
+        outblas.linear(X, weight)
+
+    assert promises(planned) == [is_early]
+
+
+def test_contexts_nest_and_end(planned: list[Problem]) -> None:
+    with outblas.weights_ready():
+        with outblas.weights_ready(False):
+            outblas.linear(X, WEIGHT)
+        outblas.linear(X, WEIGHT)
+    with pytest.raises(KeyError), outblas.weights_ready():
+        raise KeyError
+    outblas.linear(X, WEIGHT)
+
+    assert promises(planned) == [False, True]
+
+
+def test_another_thread_has_not_promised_anything(planned: list[Problem]) -> None:
+    with outblas.weights_ready():
+        thread = threading.Thread(target=outblas.linear, args=(X, WEIGHT))
+        thread.start()
+        thread.join()
+
+    assert promises(planned) == [False]
+
+
+def test_the_promise_must_be_a_bool() -> None:
+    with pytest.raises(TypeError, match="enabled is int, expected a bool"):
+        outblas.weights_ready(1)  # type: ignore[arg-type]
+
+
+# ---- what the kernel makes of it
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configs of the kernels that are loaded."""
+    found: list[Any] = []
+    record_launches(monkeypatch)
+    load = compile.load
+
+    def recording(variant: Any, made: Any) -> Any:
+        found.append(variant.config)
+        return load(variant, made)
+
+    monkeypatch.setattr(compile, "load", recording)
+    return found
+
+
+def plan(rows: int, offset: int = 0, is_ready: bool = True) -> None:
+    """Plans a product with a weight that begins so many elements past an address that TMA takes."""
+    a, out = torch.empty(rows, 512), torch.empty(rows, 256)
+    weight = torch.empty(256 * 512 + 8)[offset:][: 256 * 512].view(256, 512)
+    gemm.plan(problem(a, weight.t(), out, weights_ready=is_ready), CONFIG)
+
+
+@pytest.mark.parametrize(("rows", "is_early"), [(1, True), (64, True), (65, False)])
+def test_few_rows_start_early(rows: int, is_early: bool, configs: list[Any]) -> None:
+    plan(rows)
+
+    assert [(config.pdl, config.weights_ready) for config in configs] == [(is_early, is_early)]
+
+
+def test_without_the_promise_nothing_starts_early(configs: list[Any]) -> None:
+    plan(1, is_ready=False)
+
+    assert [(config.pdl, config.weights_ready) for config in configs] == [(False, False)]
+
+
+def test_a_weight_that_is_copied_first_is_not_loaded_early(configs: list[Any]) -> None:
+    plan(1, offset=1)
+
+    assert [config.weights_ready for config in configs] == [False]
