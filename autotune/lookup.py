@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..core.ownership import shown
@@ -28,6 +27,7 @@ from .store.tables import TABLES, read_table
 
 # The largest distance at which a tuned shape is used for another, in binary orders of magnitude.
 REACH = 1.5
+_ROUNDING = 1e-9  # of a distance
 NEIGHBOURS = 12  # maximum number of winners that are compared for a shape
 # Predictions that differ by less than this factor count as equal. Then the production kernel is
 # taken, whose calls cost the host less, and a measurement rather than a rule.
@@ -61,6 +61,22 @@ class TunedEntry:
     us: float
     ratio: float
     when: str
+
+    # Kept, because every lookup compares a workload with all entries.
+    @functools.cached_property
+    def doublings(self) -> tuple[float, ...]:
+        """The binary logarithms of the shape."""
+        return _doublings(self.workload)
+
+    @functools.cached_property
+    def plain_kind(self) -> tuple[str, ...]:
+        """The kind of the plain workload."""
+        return self.workload.plain.kind
+
+    @functools.cached_property
+    def width(self) -> tuple[int, bool]:
+        """The width of the operands, as `_width` has it."""
+        return _width(self.workload)
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,8 @@ class TuningIndex:
             if entry.origin != COUSIN:
                 self._own.setdefault(entry.workload, []).append(entry)
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
+        # By the identity of an entry: what the model predicts for it at its own workload.
+        self._predictions: dict[int, float | None] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
         """Returns the kernels and configs for a workload, the best first; empty where nothing is
@@ -234,16 +252,16 @@ class TuningIndex:
         between the two shapes. Where the model predicts nothing, the nearest come first. Other GPU
         models come last.
         """
-        near = [
-            entry
+        here, width = _doublings(workload), _width(workload)
+        found = [
+            (math.dist(entry.doublings, here), entry)
             for entry in self._representing(workload)
-            if _is_akin(entry, workload) and distance(entry.workload, workload) <= REACH
+            if _is_akin(entry, workload, width)
         ]
-        near.sort(
-            key=lambda entry: (distance(entry.workload, workload), entry.workload, -entry.ratio)
-        )
-        own = [entry for entry in near if entry.origin != COUSIN]
-        cousins = [entry for entry in near if entry.origin == COUSIN]
+        reached = [pair for pair in found if pair[0] <= REACH + _ROUNDING]
+        reached.sort(key=lambda pair: (round(pair[0], 9), pair[1].workload, -pair[1].ratio))
+        own = [entry for _, entry in reached if entry.origin != COUSIN]
+        cousins = [entry for _, entry in reached if entry.origin == COUSIN]
         return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(
             cousins[:NEIGHBOURS], workload
         )
@@ -272,7 +290,7 @@ class TuningIndex:
         shares = []  # ratios of the production kernel's times to the model's
         for entry in near:
             here = self._predicted(entry.kernel, entry.config, workload)
-            there = self._predicted(entry.kernel, entry.config, entry.workload)
+            there = self._predicted_there(entry)
             us, why = math.inf, self._why(entry, workload)
             if here is not None and there is not None:
                 us = entry.us * here / there
@@ -301,13 +319,21 @@ class TuningIndex:
             return None
         return cost_model.predict(footprint, workload, self.machine).us
 
+    def _predicted_there(self, entry: TunedEntry) -> float | None:
+        """Returns `_predicted` for a winner where it won."""
+        if id(entry) not in self._predictions:
+            self._predictions[id(entry)] = self._predicted(
+                entry.kernel, entry.config, entry.workload
+            )
+        return self._predictions[id(entry)]
+
     def _by_model(self, workload: Workload) -> list[Choice]:
         """Returns the choices by the analytic model: the winners at any workload with operands of
         this width, and the production kernel's default, which comes first in a tie.
         """
         width = _width(workload)
         representing = self._representing(workload)
-        won = [(e.kernel, e.config) for e in representing if _width(e.workload) == width]
+        won = [(e.kernel, e.config) for e in representing if e.width == width]
         rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
         found: list[tuple[float, Choice]] = []
         for kernel, config in dict.fromkeys(won + rules):
@@ -349,6 +375,11 @@ class TuningIndex:
         """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
         base = base_name(entry.workload, on_gpu=self.gpu.arch > 0)
         return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
+
+
+def _doublings(workload: Workload) -> tuple[float, ...]:
+    """Returns the binary logarithms of a shape, whose distance is `distance`."""
+    return tuple(map(math.log2, workload.shape))
 
 
 def distance(one: Workload, other: Workload) -> float:
@@ -450,16 +481,17 @@ def _bare(workload: Workload) -> Workload:
     return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
 
 
-def _is_akin(entry: TunedEntry, workload: Workload) -> bool:
-    """Returns whether a winner at a bare product applies to a plain workload's dtype and layout.
+def _is_akin(entry: TunedEntry, workload: Workload, width: tuple[int, bool]) -> bool:
+    """Returns whether a winner at a bare product applies to the dtype and layout of a plain
+    workload of this `width`.
 
     For the production kernel, all layouts and all 16-bit dtypes are equivalent.
     """
-    if entry.workload.plain.kind == workload.kind:
+    if entry.plain_kind == workload.kind:
         return True
     return (
         entry.kernel == PRODUCTION
-        and _width(entry.workload) == _width(workload)
+        and entry.width == width
         and (entry.workload.out_dtype == "float32") == (workload.out_dtype == "float32")
     )
 
@@ -490,28 +522,38 @@ def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -
 
 def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
     """Returns the resources that a config uses on a GPU, or why it cannot run there."""
-    from ..core.configs import from_text
-
     try:
-        module, space = _space(kernel, workload, gpu)
-        chosen = from_text(module.Config, config) if config else space.own
+        space = _space(kernel, workload, gpu)
+        chosen = _config(kernel, config) if config else space.own
     except (ValueError, ImportError) as error:
         return str(error)
     reason: str | None = space.invalid_reason(chosen)
     return space.footprint(chosen) if reason is None else reason
 
 
-@functools.lru_cache(maxsize=64)
-def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space[Any]]:
-    """Returns a kernel's module and its search space for a workload. Raises ValueError where the
-    kernel does not run, ImportError without its DSL.
+# As many as a table has workloads: a lookup asks for those of all neighbours.
+@functools.lru_cache(maxsize=1024)
+def _space(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
+    """Returns a kernel's search space for a workload. Raises ValueError where the kernel does not
+    run, ImportError without its DSL.
     """
     from .search import prune, target
 
     found = target.of(kernel)
     prune.check(found, workload, gpu)
-    module = found.load()
-    return module, module.space(prune.problem(workload), machine_of(gpu))
+    space: Space[Any] = found.load().space(prune.problem(workload), machine_of(gpu))
+    return space
+
+
+@functools.lru_cache(maxsize=1024)
+def _config(kernel: str, text: str) -> Any:
+    """Returns the config that a text describes. Raises ValueError for one that the kernel has not,
+    ImportError without its DSL.
+    """
+    from ..core.configs import from_text
+    from .search import target
+
+    return from_text(target.of(kernel).load().Config, text)
 
 
 def remarks(kernel: str, workload: Workload) -> list[str]:

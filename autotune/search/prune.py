@@ -2,6 +2,7 @@
 configs.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ class PrunedSpace:
     candidates: tuple[Candidate, ...]
 
 
+@functools.lru_cache(maxsize=1024)
 def problem(workload: Workload) -> Problem:
     """Returns the workload as a problem for kernels, without data."""
     dtype, out_dtype = (

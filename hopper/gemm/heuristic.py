@@ -143,7 +143,7 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
     )
     if problem.batch_invariant:
         base = replace(base, k_serpentine=False)
-    candidates = _candidates(call, base)
+    candidates = _candidates(call, _tiles_of(base))
     if problem.epilogue.gated:
         candidates = (c for c in candidates if gated_reason(c) is None)
     if "promoted" in problem.formats:
@@ -170,47 +170,92 @@ def _streams(problem: Problem, gpu: Rates) -> bool:
     )
 
 
-def _candidates(call: _Call, base: HopperConfig) -> Iterator[HopperConfig]:
-    problem, M, N, sms = call.problem, call.M, call.N, call.gpu.sms
+class _Tile(NamedTuple):
+    """The fields in which candidates differ; the meaning of each is that of `HopperConfig`."""
+
+    tile_m: int
+    consumers: int
+    cluster_m: int
+    cluster_n: int
+    swap_ab: bool
+    tile_n: int
+    variable_tile_n: bool = False
+    tile_k: int = 0  # 0: that of the base config
+    cluster_k: int = 1
+
+
+class _Tiles:
+    """The filled configs of tiles beside one base config. A planned call looks at a hundred of
+    them, and making one takes longer than judging it, so they are kept.
+    """
+
+    def __init__(self, base: HopperConfig) -> None:
+        self.base = base
+        self._made: dict[_Tile, HopperConfig] = {}
+
+    def config(self, tile: _Tile) -> HopperConfig:
+        """Returns the filled config of a tile."""
+        found = self._made.get(tile)
+        if found is None:
+            found = filled(
+                replace(
+                    shaped(self.base, *tile[:4]),
+                    swap_ab=tile.swap_ab,
+                    tile_n=tile.tile_n,
+                    variable_tile_n=tile.variable_tile_n,
+                    tile_k=tile.tile_k or self.base.tile_k,
+                    cluster_k=tile.cluster_k,
+                )
+            )
+            self._made[tile] = found
+        return found
+
+
+_tiles_of = functools.lru_cache(maxsize=16)(_Tiles)
+
+
+def _candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
+    problem, M, N = call.problem, call.M, call.N
     any_column = swaps_of_any_column(problem)[:1]
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > FEW:
             continue
-        shape = shaped(base, tile_m, consumers, cluster_m, cluster_n)
         for width in widths:
             swapped = swap or (any_column == [True] and width % 64 > 0)
-            c = _with_deep_k_tiles(replace(shape, tile_n=width, swap_ab=swapped), call)
-            yield filled(c)
+            tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swapped, width)
+            tile = _with_deep_k_tiles(tile, tiles, call)
+            yield tiles.config(tile)
             if not problem.batch_invariant:
-                yield from _partitioned(c, call, _CLUSTER_K)
+                yield from _partitioned(tile, tiles, call, _CLUSTER_K)
     if call.streams:
-        yield from _streaming_candidates(call, base)
-    elif M * N * math.prod(problem.batch) > 128**2 * sms // 2:
-        for (*tile, widths_of_tile), swap in product(_VARIABLE_N_TILES, any_column):
-            c = replace(shaped(base, *tile), swap_ab=swap, variable_tile_n=True)
-            yield from (filled(replace(c, tile_n=width)) for width in widths_of_tile)
+        yield from _streaming_candidates(call, tiles)
+    elif M * N * math.prod(problem.batch) > 128**2 * call.gpu.sms // 2:
+        for (*shape, widths_of_shape), swap in product(_VARIABLE_N_TILES, any_column):
+            tile_m, consumers, cluster_m, cluster_n = shape
+            for width in widths_of_shape:
+                tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width, True)
+                yield tiles.config(tile)
 
 
-def _streaming_candidates(call: _Call, base: HopperConfig) -> Iterator[HopperConfig]:
+def _streaming_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
     few_rows = call.M <= call.N
     problem = with_row_major_output(call.problem)[0]
     weights_along_k = problem.b[-2] == 1 if few_rows else problem.a[-1] == 1
-    for tile, cluster in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
-        tile_m, consumers, few_are_columns, widths = tile
-        shape = replace(
-            shaped(base, tile_m, consumers, *cluster), swap_ab=few_are_columns == few_rows
-        )
+    for kind, (cluster_m, cluster_n) in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
+        tile_m, consumers, few_are_columns, widths = kind
+        swap = few_are_columns == few_rows
         for width in widths:
             whole_lines = few_are_columns or weights_along_k or width % 64 == 0
             # A cluster along the few rows or columns needs two tiles there.
-            along_few = shape.cluster_n if few_are_columns else shape.cluster_m
+            along_few = cluster_n if few_are_columns else cluster_m
             side = width if few_are_columns else tile_m
             full = along_few * side - side < min(call.M, call.N)
-            if whole_lines and full and width % (16 * shape.cluster_m) == 0:
-                c = _with_deep_k_tiles(replace(shape, tile_n=width), call)
-                yield filled(c)
-                if not call.problem.batch_invariant and c.multicast_size == 1:
-                    yield from _partitioned(c, call, _CLUSTER_K[:1])
+            if whole_lines and full and width % (16 * cluster_m) == 0:
+                tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+                tile = _with_deep_k_tiles(tile, tiles, call)
+                yield tiles.config(tile)
+                if not call.problem.batch_invariant and cluster_m * cluster_n == 1:
+                    yield from _partitioned(tile, tiles, call, _CLUSTER_K[:1])
 
 
 def shaped(
@@ -250,37 +295,37 @@ def swaps_of_any_column(problem: Problem) -> list[bool]:
 
 
 def _partitioned(
-    c: HopperConfig, call: _Call, cluster_ks: tuple[int, ...]
+    tile: _Tile, tiles: _Tiles, call: _Call, cluster_ks: tuple[int, ...]
 ) -> Iterator[HopperConfig]:
-    """Yields the config with partitions of K, where its tiles leave SMs without work."""
-    problem, sms = call.problem, call.gpu.sms
-    tiles = _tiles(c, call.M, call.N, problem)
+    """Yields the config of a tile with partitions of K, where its tiles leave SMs without work."""
+    c, K, sms = tiles.config(tile), call.problem.K, call.gpu.sms
+    count = _count(c, call)
     for cluster_k in cluster_ks:
-        cut = replace(c, cluster_k=cluster_k)
+        cluster = c.cluster * cluster_k
         possible = (
-            cut.cluster <= 8
+            cluster <= 8
             and c.tile_n % (8 * cluster_k) == 0
-            and cluster_k * _FEWEST_K_TILES * c.tile_k <= problem.K
+            and cluster_k * _FEWEST_K_TILES * c.tile_k <= K
         )
-        if possible and clusters.at_once(sms, cut.cluster) >= tiles:
-            yield filled(cut)
-    split_k = min(sms // (tiles * c.cluster), problem.K // (8 * c.tile_k), 32)
+        if possible and clusters.at_once(sms, cluster) >= count:
+            yield tiles.config(tile._replace(cluster_k=cluster_k))
+    split_k = min(sms // (count * c.cluster), K // (8 * c.tile_k), 32)
     if split_k > max(_CLUSTER_K):
         yield filled(replace(c, split_k=split_k, k_serpentine=False))
 
 
-def _with_deep_k_tiles(c: HopperConfig, call: _Call) -> HopperConfig:
+def _with_deep_k_tiles(tile: _Tile, tiles: _Tiles, call: _Call) -> _Tile:
     """Gives small tiles k tiles of 128 terms, which halves the number of loads and barriers. Tiles
     of weights from DRAM get them where enough stages fit, because longer parts of rows arrive
     faster.
     """
     if call.problem.K < 8 * 128 or "promoted" in call.problem.formats:
-        return c
-    deep = replace(c, tile_k=128)
-    small = c.tile_m * c.tile_n < 64 * 128 and c.multicast_size == 1
-    if small or (call.streams and filled(deep).stages >= _ENOUGH_STAGES):
+        return tile
+    deep = tile._replace(tile_k=128)
+    small = tile.tile_m * tile.tile_n < 64 * 128 and tile.cluster_m * tile.cluster_n == 1
+    if small or (call.streams and tiles.config(deep).stages >= _ENOUGH_STAGES):
         return deep
-    return c
+    return tile
 
 
 def filled(c: HopperConfig) -> HopperConfig:
@@ -304,12 +349,11 @@ def filled(c: HopperConfig) -> HopperConfig:
     return replace(c, stages=stages_beside(epilogue_stages), epilogue_stages=epilogue_stages)
 
 
-def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
-    """Returns the cluster tiles of a call."""
-    if c.swap_ab:
-        M, N = N, M
+def _count(c: HopperConfig, call: _Call) -> int:
+    """Returns the number of cluster tiles of a call."""
+    M, N = (call.N, call.M) if c.swap_ab else (call.M, call.N)
     rows, columns = tile_order.cluster_tiles(c, M, N)
-    return rows * columns * math.prod(problem.batch)
+    return rows * columns * math.prod(call.problem.batch)
 
 
 def _cycles(c: HopperConfig, call: _Call) -> float:
@@ -320,8 +364,7 @@ def _cycles(c: HopperConfig, call: _Call) -> float:
     config with the fewest is still the best.
     """
     gpu, problem = call.gpu, call.problem
-    tiles = _tiles(c, call.M, call.N, problem)
-    waves = -(-tiles * c.split_k // clusters.at_once(gpu.sms, c.cluster))
+    waves = -(-_count(c, call) * c.split_k // clusters.at_once(gpu.sms, c.cluster))
     N_of_tiles = call.M if c.swap_ab else call.N
     tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
     products = 2 * c.tile_m * max(tile_n, 32) * problem.K / (REACHED * gpu.flops_per_clock)

@@ -193,15 +193,18 @@ def test_every_shipped_table_is_valid_and_has_entries(path: Path) -> None:
 
 
 def test_a_table_that_is_read_from_version_2_is_shipped_as_it_is_today() -> None:
-    """The sample is the table of the H100 that came with the package in version 2."""
+    """The sample is the table of the H100 that came with the package in version 2. Some of its
+    shapes were measured again since.
+    """
     old, new = read_table(OLD_TABLE), read_table(H100_TABLE)
 
     today = {entry.place: entry for entry in new.entries}
     assert old.gpu == new.gpu
-    assert len(old.entries) > 50
-    for entry in old.entries:
+    same = [entry for entry in old.entries if today[entry.place].when == entry.when]
+    assert len(same) > 50
+    for entry in same:
         now = today[entry.place]
-        assert (now.config, now.when) == (entry.config, entry.when), entry.place
+        assert now.config == entry.config, entry.place
         # Version 2 had five digits, and seven of a ratio.
         assert now.us == pytest.approx(entry.us, rel=1e-4), entry.place
         assert now.ratio == pytest.approx(entry.ratio, rel=1e-6), entry.place

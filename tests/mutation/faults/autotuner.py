@@ -199,7 +199,7 @@ FAULTS = (
     Fault(
         "rule_cluster_too_large",
         _RULE,
-        "            cut.cluster <= 8\n            and c.tile_n % (8 * cluster_k) == 0\n",
+        "            cluster <= 8\n            and c.tile_n % (8 * cluster_k) == 0\n",
         "            c.tile_n % (8 * cluster_k) == 0\n",
         RULE,
         "The rule gives clusters of sixteen CTAs.",
