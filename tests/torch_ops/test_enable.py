@@ -22,7 +22,18 @@ from outblas.torch_ops.aten import Enabled, Product, Rules
 pytestmark = pytest.mark.interpreter
 
 Tensor = torch.Tensor
-OPERATORS = ("mm", "mm.out", "addmm", "addmm.out", "bmm", "bmm.out", "baddbmm", "baddbmm.out")
+OPERATORS = (
+    "mm",
+    "mm.out",
+    "addmm",
+    "addmm.out",
+    "addmm_",
+    "bmm",
+    "bmm.out",
+    "baddbmm",
+    "baddbmm.out",
+    "baddbmm_",
+)
 
 
 def rules(**changes: Any) -> Rules:
@@ -81,6 +92,10 @@ def sevens(like: Tensor) -> Tensor:
     return torch.full_like(like, 7.0)
 
 
+def into_its_addend(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.addmm(c, a, b, out=c)
+
+
 PRODUCTS: dict[str, Callable[[Operands], Tensor]] = {
     "mm": lambda t: torch.mm(t.a, t.b),
     "mm of a transposed operand": lambda t: torch.mm(t.a, t.b.t().contiguous().t()),
@@ -89,12 +104,19 @@ PRODUCTS: dict[str, Callable[[Operands], Tensor]] = {
     "addmm": lambda t: torch.addmm(t.c, t.a, t.b, alpha=0.5, beta=2),
     "addmm of a row": lambda t: torch.addmm(t.c[0], t.a, t.b),
     "addmm out": lambda t: torch.addmm(t.c, t.a, t.b, beta=0.5, out=sevens(t.c)),
+    "addmm in place": lambda t: t.c.clone().addmm_(t.a, t.b, beta=2, alpha=0.5),
+    "addmm in place of columns": lambda t: t.c.t().contiguous().t().addmm_(t.a, t.b),
+    "addmm in place without its addend": lambda t: sevens(t.c).addmm_(t.a, t.b, beta=0),
+    "addmm into its addend": lambda t: into_its_addend(t.c.clone(), t.a, t.b),
     "bmm": lambda t: torch.bmm(t.batch_a, t.batch_b),
     "bmm out": lambda t: torch.bmm(t.batch_a, t.batch_b, out=sevens(t.batch_c)),
     "baddbmm": lambda t: torch.baddbmm(t.batch_c, t.batch_a, t.batch_b),
     "baddbmm of a row": lambda t: torch.baddbmm(t.c[:1], t.batch_a, t.batch_b),
     "baddbmm without its addend": lambda t: torch.baddbmm(t.c, t.batch_a, t.batch_b, beta=0),
     "baddbmm out": lambda t: torch.baddbmm(t.batch_c, t.batch_a, t.batch_b, out=sevens(t.batch_c)),
+    "baddbmm in place without its addend": lambda t: sevens(t.batch_c).baddbmm_(
+        t.batch_a, t.batch_b, beta=0
+    ),
     "linear": lambda t: F.linear(t.a, t.b.t(), t.c[0]),
     "linear without a bias": lambda t: F.linear(t.a, t.b.t()),
     "linear of a batch": lambda t: F.linear(t.batch_a, t.b.t(), t.c[0]),
@@ -144,6 +166,11 @@ ALIKE: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
         lambda: torch.addmm(C[0].expand(6, 4), A, B),
     ),
     "out": (lambda: torch.mm(A, B), lambda: torch.mm(A, B, out=torch.empty(4, 6).t())),
+    "in place": (lambda: torch.addmm(C, A, B), lambda: C.clone().addmm_(A, B)),
+    "in place, another beta": (
+        lambda: C.clone().addmm_(A, B),
+        lambda: C.clone().addmm_(A, B, beta=0),
+    ),
     "a residual": (lambda: torch.bmm(BATCH_A, BATCH_B), lambda: PRODUCTS["baddbmm"](ON_CPU)),
 }
 
@@ -304,6 +331,33 @@ def test_a_batch_whose_addend_is_scaled_is_computed_by_torch(scalars: dict[str, 
     assert enabled.decisions == {}
 
 
+def test_a_batch_that_is_added_to_its_addend_is_computed_by_torch() -> None:
+    """Kernels have no other addend of a batch than a residual, over which they do not write."""
+    expected = BATCH_C.clone().baddbmm_(BATCH_A, BATCH_B)
+
+    with aten._enable(rules()) as enabled:
+        got = BATCH_C.clone().baddbmm_(BATCH_A, BATCH_B)
+
+    assert torch.equal(got, expected)
+    assert enabled.decisions == {}
+
+
+def test_a_product_in_place_is_recorded_by_autograd() -> None:
+    def gradients() -> list[Tensor]:
+        a, c = A.clone().requires_grad_(), C.clone().requires_grad_()
+        (c * 1).addmm_(a, B, beta=2).square().sum().backward()
+        assert a.grad is not None and c.grad is not None
+        return [a.grad, c.grad]
+
+    expected = gradients()
+
+    with aten._enable(rules()) as enabled:
+        got = gradients()
+
+    assert all(map(torch.equal, got, expected))
+    assert set(enabled.decisions.values()) == {aten.OURS}
+
+
 WRONG: dict[str, Callable[[], Tensor]] = {
     "sizes": lambda: A @ C,
     "dtypes": lambda: torch.mm(A, B.double()),
@@ -315,6 +369,9 @@ WRONG: dict[str, Callable[[], Tensor]] = {
     "dimensions": lambda: torch.mm(A, BATCH_B),
     "a dtype of out": lambda: torch.mm(A, B, out=torch.empty(6, 4, dtype=torch.int64)),
     "alpha": lambda: torch.addmm(C, A, B, alpha=1e39),
+    "an addend in place of another shape": lambda: C[:1].clone().addmm_(A, B),
+    "an addend in place of a narrower dtype": lambda: C.half().addmm_(A, B),
+    "an addend in place of one row": lambda: C[0].expand(6, 4).addmm_(A, B),
 }
 
 

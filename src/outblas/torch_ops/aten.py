@@ -1,13 +1,12 @@
 """`outblas.enable`: torch's own dense products run on kernels of outblas, whoever calls them.
 
-aten's `mm`, `addmm`, `bmm` and `baddbmm`, and their forms with `out`, are overridden at the
-dispatch key of a device. That key lies below autograd, autocast, vmap and tracing, so these see
+aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_` are
+overridden at the dispatch key of a device. That key lies below autograd, autocast, vmap and tracing, so these see
 torch's own operators, and only the arithmetic changes. The kernels that the operators had before
 are kept: they compute whatever outblas does not cover, and `disable` gives the operators back to
 them.
 """
 
-import itertools
 import threading
 import warnings
 from collections.abc import Callable, Collection
@@ -157,8 +156,8 @@ def enable(
 ) -> Enabled:
     """Make torch's own dense products run on kernels of outblas, in the whole process.
 
-    aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors then run on a kernel of outblas if the
-    arguments below admit them. That includes `torch.matmul`, `F.linear`, `torch.einsum`,
+    aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors, with `out` and in place too, then run
+    on a kernel of outblas if the arguments below admit them. That includes `torch.matmul`, `F.linear`, `torch.einsum`,
     `torch.tensordot`, `nn.MultiheadAttention` and local products of distributed tensors, their
     backward passes by torch's own formulas, and what `torch.compile` calls. Everything else stays
     with torch, errors included. Results differ from cuBLAS's in the last bits.
@@ -275,10 +274,10 @@ def _install(key: str) -> None:
     with warnings.catch_warnings():
         # torch warns, once in a process, that an operator has a kernel already
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for name, overload in itertools.product(_KERNELS, ("", ".out")):
-            previous = torch.library.get_kernel(f"aten::{name}{overload}", key)
-            kernel = _KERNELS[name](name, previous)
-            library.impl(name + overload, kernel, key, with_keyset=True, allow_override=True)
+        for name, (operator, override) in _OVERRIDES.items():
+            previous = torch.library.get_kernel(f"aten::{name}", key)
+            kernel = override(operator, previous)
+            library.impl(name, kernel, key, with_keyset=True, allow_override=True)
     _library = library
 
 
@@ -321,12 +320,35 @@ def _with_addend(operator: str, previous: Previous) -> Callable[..., Tensor]:
     return product
 
 
-# What overrides an operator of aten, from its name and the kernel that it had before.
-_KERNELS: dict[str, Callable[[str, Previous], Callable[..., Tensor]]] = {
-    "mm": _bare,
-    "bmm": _bare,
-    "addmm": _with_addend,
-    "baddbmm": _with_addend,
+def _in_place(operator: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides `addmm_` or `baddbmm_`."""
+    attempt = _attempt_addmm if operator == "addmm" else _attempt_baddbmm
+
+    def product(
+        keys: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1
+    ) -> Tensor:
+        # Autograd, which is above, has recorded what it needs of a tensor that is written.
+        written = c.detach() if c.requires_grad else c
+        if attempt(written, a, b, alpha, beta, written) is not None:
+            return c
+        return _by_torch(previous, keys, c, a, b, beta=beta, alpha=alpha)
+
+    return product
+
+
+# What overrides an operator of aten: the product that it computes, and a function that makes the
+# kernel from this name and the kernel that the operator had before.
+_OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]]] = {
+    "mm": ("mm", _bare),
+    "mm.out": ("mm", _bare),
+    "bmm": ("bmm", _bare),
+    "bmm.out": ("bmm", _bare),
+    "addmm": ("addmm", _with_addend),
+    "addmm.out": ("addmm", _with_addend),
+    "addmm_": ("addmm", _in_place),
+    "baddbmm": ("baddbmm", _with_addend),
+    "baddbmm.out": ("baddbmm", _with_addend),
+    "baddbmm_": ("baddbmm", _in_place),
 }
 
 
@@ -344,10 +366,13 @@ def _attempt_baddbmm(
     c: Tensor, a: Tensor, b: Tensor, alpha: Any, beta: Any, out: Tensor | None = None
 ) -> Tensor | None:
     """Computes baddbmm with an addend that is a residual, or is not read. Kernels have no other
-    addend of a batch.
+    addend of a batch, and they do not write over a residual.
     """
     if alpha != 1 or beta not in (0, 1):
         _left_to_torch("baddbmm scales")
+        return None
+    if out is c and beta != 0:
+        _left_to_torch("baddbmm adds to its own addend")
         return None
     extra = None if beta == 0 else EpilogueArgs("", None, c, None)
     return _attempt("baddbmm", a, b, out=out, extra=extra)
@@ -389,7 +414,9 @@ def _attempt(
         if residual is not None:
             tensors = (*tensors, residual)
             key = (key, _address(residual) & 15)
-        if out is not None:
+        if out is not None and out is c:
+            key = (key, "in place")
+        elif out is not None:
             tensors = (*tensors, out)
             key = (key, _address(out) & 15)
     except RuntimeError:  # an operand without an address
