@@ -44,6 +44,9 @@ scale = torch.ones(())
 eighths: Tensor = outblas.scaled_mm(
     a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, scale, bias, use_fast_accum=True
 )
+eighths = outblas.scaled_mm(
+    a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, 0, scale, 0, bias=bias
+)
 
 # ---- layers
 layer = Linear(32, 48, activation="gelu")

@@ -346,7 +346,8 @@ def test_a_product_in_place_is_recorded_by_autograd() -> None:
     def gradients() -> list[Tensor]:
         a, c = A.clone().requires_grad_(), C.clone().requires_grad_()
         (c * 1).addmm_(a, B, beta=2).square().sum().backward()
-        assert a.grad is not None and c.grad is not None
+        assert a.grad is not None
+        assert c.grad is not None
         return [a.grad, c.grad]
 
     expected = gradients()

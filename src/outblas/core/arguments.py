@@ -7,11 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
-def show_signature(function: Callable[..., Any], required: Collection[str]) -> None:
-    """Sets the signature that the documentation shows: parameters in `required` have no defaults,
-    and `**aliases` is hidden.
+def show_signature(
+    function: Callable[..., Any],
+    required: Collection[str],
+    like: Callable[..., Any] | None = None,
+) -> None:
+    """Sets the signature that the documentation shows: that of `like`, or else of the function
+    itself. Parameters in `required` have no defaults, and `**aliases` is hidden.
     """
-    signature = inspect.signature(function)
+    signature = inspect.signature(like or function)
     shown = [
         p.replace(default=p.empty) if p.name in required else p
         for p in signature.parameters.values()

@@ -1,10 +1,10 @@
 """`outblas.enable`: torch's own dense products run on kernels of outblas, whoever calls them.
 
 aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_` are
-overridden at the dispatch key of a device. That key lies below autograd, autocast, vmap and tracing, so these see
-torch's own operators, and only the arithmetic changes. The kernels that the operators had before
-are kept: they compute whatever outblas does not cover, and `disable` gives the operators back to
-them.
+overridden at the dispatch key of a device. That key lies below autograd, autocast, vmap and
+tracing, so these see torch's own operators, and only the arithmetic changes. The kernels that the
+operators had before are kept: they compute whatever outblas does not cover, and `disable` gives the
+operators back to them.
 """
 
 import threading
@@ -157,10 +157,11 @@ def enable(
     """Make torch's own dense products run on kernels of outblas, in the whole process.
 
     aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors, with `out` and in place too, then run
-    on a kernel of outblas if the arguments below admit them. That includes `torch.matmul`, `F.linear`, `torch.einsum`,
-    `torch.tensordot`, `nn.MultiheadAttention` and local products of distributed tensors, their
-    backward passes by torch's own formulas, and what `torch.compile` calls. Everything else stays
-    with torch, errors included. Results differ from cuBLAS's in the last bits.
+    on a kernel of outblas if the arguments below admit them. That includes `torch.matmul`,
+    `F.linear`, `torch.einsum`, `torch.tensordot`, `nn.MultiheadAttention` and local products of
+    distributed tensors, their backward passes by torch's own formulas, and what `torch.compile`
+    calls. Everything else stays with torch, errors included. Results differ from cuBLAS's in the
+    last bits.
 
     The call takes effect at once and until `disable`. As a context manager it ends with the block,
     and then what was enabled before holds again. All threads are affected.

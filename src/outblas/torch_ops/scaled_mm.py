@@ -5,7 +5,8 @@ Only bias and residual have gradients. A bias before an activation needs x, whic
 for it. Other tensors may need gradients, as in torch: the backward pass raises then.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import torch
 from torch.overrides import handle_torch_function
@@ -18,7 +19,7 @@ from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
-from . import eager_scaled, ops
+from . import eager_scaled, ops, scaling_recipes
 from .autograd import summed
 from .autograd_levels import (
     has_tangent,
@@ -46,25 +47,54 @@ _ALIASES = {"a": "input", "b": "mat2"}  # the operator's names of A and B
 _SHOWN = {"a": "a (input)", "b": "b (mat2)"}
 
 
+@overload
 def scaled_mm(
-    input: Tensor = _REQUIRED,
-    mat2: Tensor = _REQUIRED,
-    scale_a: Tensor = _REQUIRED,
-    scale_b: Tensor = _REQUIRED,
+    input: Tensor = ...,
+    mat2: Tensor = ...,
+    scale_a: Tensor = ...,
+    scale_b: Tensor = ...,
     bias: Tensor | None = None,
-    *,
+    scale_result: None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
+    *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
     **aliases: Tensor,
-) -> Tensor:
+) -> Tensor: ...
+
+
+@overload
+def scaled_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor | list[Tensor],
+    scale_recipe_a: Any,
+    scale_b: Tensor | list[Tensor],
+    scale_recipe_b: Any,
+    swizzle_a: Any = None,
+    swizzle_b: Any = None,
+    bias: Tensor | None = None,
+    output_dtype: torch.dtype = torch.bfloat16,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor: ...
+
+
+def scaled_mm(*positional: Any, **named: Any) -> Tensor:
     """Multiply two scaled fp8 matrices: (scale_a * input) @ (scale_b * mat2), with an epilogue.
 
     Without an sm_90 GPU torch multiplies in float32, with a `FallbackWarning`. `bias` and
     `residual` have gradients; that of a bias before an activation computes the product once more.
     The other tensors have none, as in torch: a backward pass that needs one raises
     NotImplementedError.
+
+    A call may also be written as that of `torch.nn.functional.scaled_mm`, which has a recipe after
+    each scale: `scaled_mm(mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, ...)`,
+    with its keywords. The recipes TensorWise and RowWise are covered; others are refused by name.
 
     Args:
         input: The left operand A: (M, K), float8_e4m3fn or float8_e5m2. It is copied first unless
@@ -76,6 +106,7 @@ def scaled_mm(
         scale_a: float32, with one element for all of `input`, or (M, 1), one per row.
         scale_b: float32, with one element for all of `mat2`, or (1, N), one per column.
         bias: Added to the product, of `out_dtype`, as in `matmul`.
+        scale_result: None. In `torch._scaled_mm` it scales results in fp8, which are not supported.
         out_dtype: The dtype of the result: bfloat16, float16 or float32.
         use_fast_accum: True leaves the sums in the tensor cores of sm_90, which keep about 14 bits
             of them. False adds sums of 128 products in float32.
@@ -87,7 +118,8 @@ def scaled_mm(
 
     Raises:
         TypeError: An argument has the wrong type.
-        OperandError: The operands do not fit together: shapes, dtypes, devices or scales.
+        OperandError: The operands do not fit together (shapes, dtypes, devices, scales), or a
+            recipe or a swizzle is not covered.
         ValueError: The activation is unknown, or `outblas.batch_invariant` asks for a promise that
             this function does not make.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
@@ -100,6 +132,31 @@ def scaled_mm(
         >>> outblas.scaled_mm(a, b, one_per_row, torch.ones(())).dtype
         torch.bfloat16
     """
+    if scaling_recipes.is_given(positional, named):
+        return _by_recipes(*positional, **named)
+    return _by_scales(*positional, **named)
+
+
+def _by_scales(
+    input: Tensor = _REQUIRED,
+    mat2: Tensor = _REQUIRED,
+    scale_a: Tensor = _REQUIRED,
+    scale_b: Tensor = _REQUIRED,
+    bias: Tensor | None = None,
+    scale_result: None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+    *,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    **aliases: Tensor,
+) -> Tensor:
+    """Computes a call with the arguments of `torch._scaled_mm`."""
+    if scale_result is not None:
+        raise OperandError(
+            "scale_result is given, expected None: it scales results in fp8, which scaled_mm does "
+            "not have"
+        )
     if aliases:
         input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
     traced = torch.compiler.is_dynamo_compiling()
@@ -116,6 +173,48 @@ def scaled_mm(
         call = _call(input, mat2, scale_a, scale_b, out_dtype, use_fast_accum, extra)
         eager_scaled.remember(operands, options, call)
     return result
+
+
+def _by_recipes(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Any,
+    scale_recipe_a: Any,
+    scale_b: Any,
+    scale_recipe_b: Any,
+    swizzle_a: Any = None,
+    swizzle_b: Any = None,
+    bias: Tensor | None = None,
+    output_dtype: torch.dtype = torch.bfloat16,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Computes a call with the arguments of `torch.nn.functional.scaled_mm`."""
+    rows = (mat_a.shape[0], 1) if isinstance(mat_a, Tensor) and mat_a.dim() == 2 else None
+    columns = (1, mat_b.shape[1]) if isinstance(mat_b, Tensor) and mat_b.dim() == 2 else None
+    scale_a = scaling_recipes.check_scale("scale_a", scale_a, scale_recipe_a, rows)
+    scale_b = scaling_recipes.check_scale("scale_b", scale_b, scale_recipe_b, columns)
+    scaling_recipes.check_swizzle("swizzle_a", swizzle_a)
+    scaling_recipes.check_swizzle("swizzle_b", swizzle_b)
+    scaling_recipes.check_contraction(contraction_dim)
+    return _by_scales(
+        mat_a,
+        mat_b,
+        scale_a,
+        scale_b,
+        bias,
+        out_dtype=output_dtype,
+        use_fast_accum=use_fast_accum,
+        activation=activation,
+        residual=residual,
+    )
+
+
+for _form in (_by_scales, _by_recipes):
+    _form.__name__ = _form.__qualname__ = "scaled_mm"  # the name in Python's own errors
 
 
 def _checked_call(
@@ -165,7 +264,7 @@ def _by_operator(*given: Any) -> Tensor:
     return result
 
 
-show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"))
+show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"), _by_scales)
 
 
 def _checked(

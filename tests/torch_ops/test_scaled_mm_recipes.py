@@ -1,0 +1,177 @@
+"""`outblas.scaled_mm` takes the arguments of `torch._scaled_mm` and of
+`torch.nn.functional.scaled_mm`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import outblas
+
+Tensor = torch.Tensor
+ScalingType: Any = getattr(functional, "ScalingType", None)
+if ScalingType is None:
+    pytest.skip("this torch has no recipes of scales", allow_module_level=True)
+SwizzleType: Any = functional.SwizzleType  # type: ignore[attr-defined]
+ONE, ROWS = ScalingType.TensorWise, ScalingType.RowWise
+
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+M, N, K = 6, 16, 32
+A = torch.randint(-4, 5, (M, K)).to(torch.float8_e4m3fn)
+B = torch.randint(-4, 5, (N, K)).to(torch.float8_e4m3fn).t()
+BIAS = torch.randint(-4, 5, (N,)).to(torch.bfloat16)
+SCALE = torch.tensor(0.5)
+SCALE_A, SCALE_B = torch.full((M, 1), 2.0), torch.full((1, N), 0.25)
+
+
+def expected(scale_a: Tensor = SCALE, scale_b: Tensor = SCALE, **more: Any) -> Tensor:
+    return outblas.scaled_mm(A, B, scale_a, scale_b, **more)
+
+
+FORMS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "torch._scaled_mm by place": (
+        lambda: outblas.scaled_mm(A, B, SCALE, SCALE, BIAS, None, torch.bfloat16, True),
+        lambda: expected(bias=BIAS, use_fast_accum=True),
+    ),
+    "by place": (
+        lambda: outblas.scaled_mm(A, B, SCALE, ONE, SCALE, ONE),
+        lambda: expected(),
+    ),
+    "by place, all of them": (
+        lambda: outblas.scaled_mm(
+            A, B, SCALE, ONE, SCALE, ONE, None, None, BIAS.half(), torch.float16, (), True
+        ),
+        lambda: expected(bias=BIAS.half(), out_dtype=torch.float16, use_fast_accum=True),
+    ),
+    "by keyword": (
+        lambda: outblas.scaled_mm(
+            mat_a=A,
+            mat_b=B,
+            scale_a=SCALE_A,
+            scale_recipe_a=ROWS,
+            scale_b=SCALE_B,
+            scale_recipe_b=ROWS,
+        ),
+        lambda: expected(SCALE_A, SCALE_B),
+    ),
+    "scales of two kinds": (
+        lambda: outblas.scaled_mm(A, B, SCALE_A, ROWS, SCALE, ONE),
+        lambda: expected(SCALE_A),
+    ),
+    "lists of one": (
+        lambda: outblas.scaled_mm(A, B, [SCALE], [ONE], [SCALE], [ONE], [], []),
+        lambda: expected(),
+    ),
+    "no swizzle": (
+        lambda: outblas.scaled_mm(
+            A, B, SCALE, ONE, SCALE, ONE, SwizzleType.NO_SWIZZLE, contraction_dim=(-1, 0)
+        ),
+        lambda: expected(),
+    ),
+    "with an epilogue": (
+        lambda: outblas.scaled_mm(A, B, SCALE, ONE, SCALE, ONE, bias=BIAS, activation="relu"),
+        lambda: expected(bias=BIAS, activation="relu"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_computes_the_same_product(name: str) -> None:
+    written, as_ever = FORMS[name]
+
+    assert torch.equal(written(), as_ever())
+
+
+def test_the_product_is_that_of_torch() -> None:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU"):
+        pytest.skip(f"torch {torch.__version__} has a public scaled_mm for GPUs only")
+    by_torch: Any = functional.scaled_mm  # type: ignore[attr-defined]
+
+    got = outblas.scaled_mm(A, B, SCALE, ONE, SCALE, ONE)
+
+    assert torch.equal(got, by_torch(A, B, SCALE, ONE, SCALE, ONE))
+
+
+def test_a_compiled_call_is_one_graph() -> None:
+    compiled = torch.compile(
+        lambda a: outblas.scaled_mm(a, B, SCALE, ONE, SCALE, ONE), fullgraph=True, backend="eager"
+    )
+
+    assert torch.equal(compiled(A), expected())
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a recipe": (
+        {"scale_recipe_a": ScalingType.BlockWise1x128},
+        "scale_recipe_a is BlockWise1x128, expected TensorWise or RowWise",
+    ),
+    "the other recipe": (
+        {"scale_recipe_b": ScalingType.BlockWise128x128},
+        "scale_recipe_b is BlockWise128x128, expected TensorWise or RowWise",
+    ),
+    "two levels": (
+        {"scale_recipe_a": [ONE, ROWS]},
+        "scale_recipe_a has 2 entries, expected one",
+    ),
+    "a swizzle": (
+        {"swizzle_b": SwizzleType.SWIZZLE_32_4_4},
+        "swizzle_b is SWIZZLE_32_4_4, expected NO_SWIZZLE or None",
+    ),
+    "a scale for each row": (
+        {"scale_a": SCALE_A},
+        r"scale_a.shape is \(6, 1\), expected one element with TensorWise",
+    ),
+    "one scale": (
+        {"scale_recipe_b": ROWS},
+        r"scale_b.shape is \(\), expected \(1, 16\) with RowWise",
+    ),
+    "dimensions": (
+        {"contraction_dim": (0, 1)},
+        r"contraction_dim is \(0, 1\), expected \(\) or \(1, 0\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_covered_is_refused_by_name(name: str) -> None:
+    changed, message = REFUSED[name]
+    given = {
+        "mat_a": A,
+        "mat_b": B,
+        "scale_a": SCALE,
+        "scale_recipe_a": ONE,
+        "scale_b": SCALE,
+        "scale_recipe_b": ONE,
+    }
+
+    with pytest.raises(outblas.OperandError, match=message):
+        outblas.scaled_mm(**given | changed)
+
+
+def test_a_scale_for_results_is_refused() -> None:
+    with pytest.raises(outblas.OperandError, match="scale_result is given, expected None"):
+        outblas.scaled_mm(A, B, SCALE, SCALE, None, SCALE)
+
+
+def test_what_is_no_recipe_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="scale_recipe_b is str, expected a member of torch's"):
+        outblas.scaled_mm(A, B, SCALE, ONE, SCALE, "RowWise")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: outblas.scaled_mm(A, B, SCALE, ONE, SCALE), r"scaled_mm\(\) missing 1 required"),
+        (
+            lambda: outblas.scaled_mm(A, B, SCALE, SCALE, mat_c=A),
+            r"scaled_mm\(\) got an unexpected keyword argument 'mat_c'",
+        ),
+    ],
+)
+def test_errors_of_python_name_the_function(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
