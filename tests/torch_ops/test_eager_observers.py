@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._device import DeviceContext
 
-from outblas import addmm, linear, matmul
+from outblas import Linear, addmm, linear, matmul, scaled_mm
 
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [
@@ -114,13 +114,52 @@ def test_jit_trace_records_the_operator() -> None:
     assert "outblas::matmul" in str(traced.graph)
 
 
-def test_the_profiler_records_the_operator() -> None:
-    warm(product)
+EIGHTHS = A.to(torch.float8_e4m3fn), WEIGHT.to(torch.float8_e4m3fn).t()
+ONE = torch.ones(())
+LAYER = Linear(5, 4)
+PROFILED: dict[str, tuple[Callable[[], Tensor], list[list[int]]]] = {
+    "outblas::matmul": (lambda: matmul(A, B), [[6, 5], [5, 4]]),
+    "outblas::addmm": (lambda: addmm(C, A, B), [[4], [6, 5], [5, 4]]),
+    "outblas::gemm": (lambda: linear(A, WEIGHT, activation="relu"), [[6, 5], [5, 4]]),
+    "outblas::scaled_mm": (lambda: scaled_mm(*EIGHTHS, ONE, ONE), [[6, 5], [5, 4], [], []]),
+}
+
+
+@pytest.mark.parametrize("name", PROFILED)
+def test_the_profiler_records_the_operator_and_its_shapes(name: str) -> None:
+    call, shapes = PROFILED[name]
+    warm(call)
+
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        call()
+
+    (event,) = [event for event in profile.events() if event.name == name]
+    assert [shape for shape in event.input_shapes if shape][:3] == [s for s in shapes if s]
+
+
+def test_the_profiler_records_both_passes_of_a_layer() -> None:
+    warm(lambda: LAYER(A))
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        matmul(A, B)
+        LAYER(A).sum().backward()
 
-    assert "outblas::matmul" in [event.key for event in profile.key_averages()]
+    products = [event.name for event in profile.events() if event.name.startswith("outblas::")]
+    assert len(products) >= 2
+
+
+@pytest.mark.gpu
+def test_ranges_of_nvtx_have_the_operator(operators: list[str]) -> None:
+    """As Nsight Systems shows them: a warm call would leave no range by itself."""
+    a, b = A.cuda().half(), B.cuda().half()
+    warm(lambda: matmul(a, b))
+    operators.clear()
+
+    with torch.autograd.profiler.emit_nvtx(record_shapes=True):
+        matmul(a, b)
+
+    assert operators == ["matmul"]
 
 
 def test_compiled_calls_keep_the_operator_in_one_graph() -> None:
