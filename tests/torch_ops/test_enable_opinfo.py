@@ -1,0 +1,195 @@
+"""torch's own samples (OpInfo) of the operators that multiply, under `outblas.enable`: values,
+gradients of both orders, and errors.
+
+`portable` takes float32 products of CPU tensors here, in Triton's interpreter; a product of another
+dtype stays with torch.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.opinfo import Sample, operator, samples
+
+import outblas
+from outblas.torch_ops import aten
+from outblas.torch_ops.aten import Rules
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.timeout(600)]
+
+Tensor = torch.Tensor
+RULES = Rules((torch.float32,), min_flops=0, min_gain=0, filter=None, key="CPU", kernel="portable")
+NAMES = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "matmul",
+    "__rmatmul__",
+    "einsum",
+    "tensordot",
+    "linalg.multi_dot",
+    "nn.functional.linear",
+    "nn.functional.bilinear",
+)
+# Products that outblas does not compute as such, and the reason.
+BY_TORCH = {
+    "mv": "aten's own operator, which is no matrix product",
+    "addmv": "aten's own operator, which is no matrix product",
+    "dot": "aten's own operator, which is no matrix product",
+    "addr": "a product of columns and rows, computed by elements",
+    "inner": "torch's samples are vectors",
+}
+
+names = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_enabled() -> Iterator[None]:
+    yield
+    outblas.disable()
+
+
+def leaves_of(given: Any) -> list[Tensor]:
+    """The tensors that need gradients among arguments, in lists as well."""
+    if isinstance(given, Tensor):
+        return [given] if given.requires_grad else []
+    return [t for each in given for t in leaves_of(each)] if isinstance(given, list | tuple) else []
+
+
+def with_leaves(given: Any, dtype: torch.dtype) -> Any:
+    """The arguments in this dtype, with tensors of their own that need gradients."""
+    if isinstance(given, Tensor):
+        return given.detach().clone().to(dtype).requires_grad_()
+    if isinstance(given, list | tuple):
+        return type(given)(with_leaves(each, dtype) for each in given)
+    return given
+
+
+def results(name: str, sample: Sample, dtype: torch.dtype) -> list[Tensor]:
+    """The value of a sample, its gradients, and gradients of the sum of their squares."""
+    given = with_leaves(sample.given, dtype)
+    leaves = leaves_of(given)
+    y = operator(name).op(*given, **sample.how)
+    arriving = torch.linspace(-1, 1, max(y.numel(), 1), dtype=dtype)[: y.numel()].view(y.shape)
+    first = torch.autograd.grad(y, leaves, arriving, create_graph=True, allow_unused=True)
+    squares = sum((g.square().sum() for g in first if g is not None), y.new_zeros(()))
+    second: tuple[Tensor | None, ...] = ()
+    if squares.requires_grad:
+        second = torch.autograd.grad(squares, leaves, allow_unused=True)
+    return [t.detach() for t in (y, *first, *second) if t is not None]
+
+
+def assert_as_near_as_torchs(name: str, sample: Sample) -> None:
+    theirs = results(name, sample, torch.float32)
+    right = results(name, sample, torch.float64)
+
+    with aten._enable(RULES):
+        mine = results(name, sample, torch.float32)
+
+    unit = 4 * torch.finfo(torch.float32).eps
+    for got, want, truth in zip(mine, theirs, right, strict=True):
+        assert got.shape == want.shape
+        if truth.numel():
+            my_error, their_error, largest = (
+                float(t.abs().amax()) for t in (got - truth, want - truth, truth)
+            )
+            assert my_error <= max(2 * their_error, unit * max(1.0, largest)), sample
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@names
+def test_every_sample_is_near_with_gradients_of_both_orders(name: str) -> None:
+    for sample in samples(name, "cpu", torch.float32):
+        assert_as_near_as_torchs(name, sample)
+
+
+def near(got: Tensor, want: Tensor) -> bool:
+    """Whether results differ by roundings of sums of a few terms, relative to the largest."""
+    largest = max(1.0, float(want.abs().amax())) if want.numel() else 1.0
+    return got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize(
+    "name", ["mm", "bmm", "addmm", "baddbmm", "matmul", "nn.functional.linear"]
+)
+def test_samples_are_near_under_vmap(name: str) -> None:
+    for sample in samples(name, "cpu", torch.float32):
+        batched = [torch.stack([t, 2 * t]) for t in sample.given if isinstance(t, Tensor)]
+        mapped = torch.vmap(lambda *given, how=sample.how: operator(name).op(*given, **how))
+        want = mapped(*batched)
+
+        with aten._enable(RULES):
+            got = mapped(*batched)
+
+        assert near(got, want), sample
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul"])
+def test_samples_are_written_to_out(name: str) -> None:
+    for sample in samples(name, "cpu", torch.float32):
+        want = operator(name).op(*sample.given, **sample.how)
+        out = torch.full_like(want, torch.nan)
+
+        with aten._enable(RULES):
+            found = operator(name).op(*sample.given, **sample.how, out=out)
+
+        assert found is out
+        assert near(out, want), sample
+
+
+@names
+def test_samples_run_on_kernels_of_outblas(name: str) -> None:
+    with aten._enable(RULES) as enabled:
+        for sample in samples(name, "cpu", torch.float32):
+            operator(name).op(*sample.given, **sample.how)
+
+    assert aten.OURS in enabled.decisions.values(), enabled.decisions
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_operators_that_are_no_matrix_products_are_left_alone(name: str) -> None:
+    with aten._enable(RULES) as enabled:
+        for sample in samples(name, "cpu", torch.float32):
+            operator(name).op(*sample.given, **sample.how)
+
+    assert not enabled.decisions, BY_TORCH[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm", "matmul"])
+def test_samples_of_other_dtypes_are_torchs(name: str, dtype: torch.dtype) -> None:
+    found = list(samples(name, "cpu", dtype))
+    expected = [operator(name).op(*sample.given, **sample.how) for sample in found]
+
+    with aten._enable(RULES) as enabled:
+        got = [operator(name).op(*sample.given, **sample.how) for sample in found]
+
+    assert all(map(torch.equal, got, expected))
+    assert aten.OURS not in enabled.decisions.values()
+
+
+def error_of(call: Callable[[], object]) -> tuple[type[Exception], str] | None:
+    try:
+        call()
+    except Exception as error:
+        return type(error), str(error)
+    return None
+
+
+@names
+def test_wrong_inputs_have_torchs_errors(name: str) -> None:
+    function = operator(name).error_inputs_func
+    wrong = [] if function is None else list(operator(name).error_inputs("cpu"))
+    calls = [
+        lambda s=each.sample_input: operator(name).op(s.input, *s.args, **s.kwargs)
+        for each in wrong
+    ]
+    expected = [error_of(call) for call in calls]
+
+    with aten._enable(RULES):
+        got = [error_of(call) for call in calls]
+
+    assert got == expected
