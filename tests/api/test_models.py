@@ -1,4 +1,6 @@
-"""Models of transformers with random weights compute what they did: patched, fused and enabled."""
+"""Models of transformers and of diffusers with random weights compute what they did: patched, fused
+and enabled.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,6 +15,7 @@ from outblas.torch_ops import aten
 from outblas.torch_ops.aten import Rules
 
 transformers = pytest.importorskip("transformers")
+diffusers = pytest.importorskip("diffusers")
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -30,7 +33,11 @@ LLAMA = TEXT | {"num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 1, 
 
 
 class Case(NamedTuple):
-    """A model, what it is given, and what `patch(fuse=True)` fuses in it."""
+    """A model, what it is given, and what `patch(fuse=True)` fuses in it.
+
+    `kind` is the name of a class of diffusers, or that of a config of transformers and, after a
+    colon, the rest of the name of its model.
+    """
 
     kind: str
     settings: dict[str, Any]
@@ -97,20 +104,35 @@ CASES = {
         OF_IMAGES,
         {"encoder.layers.0.blocks.0.mlp.fc1": "computes the gelu of activation_fn"},
     ),
+    "DiT": Case(
+        "DiTTransformer2DModel",
+        {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4}
+        | {"num_layers": 1, "sample_size": 8, "num_embeds_ada_norm": 10, "norm_num_groups": 2},
+        {
+            "hidden_states": torch.randn(2, 4, 8, 8),
+            "timestep": torch.tensor([1, 20]),
+            "class_labels": torch.tensor([3, 4]),
+        },
+    ),
 }
 
 
 def made(case: Case) -> nn.Module:
-    name, ending = case.kind.split(":")
-    config = getattr(transformers, f"{name}Config")(**case.settings)
+    name, colon, ending = case.kind.partition(":")
     torch.manual_seed(0)
-    model: nn.Module = getattr(transformers, name + ending)(config)
+    model: nn.Module
+    if colon:
+        config = getattr(transformers, f"{name}Config")(**case.settings)
+        model = getattr(transformers, name + ending)(config)
+    else:
+        model = getattr(diffusers, name)(**case.settings)
     return model.eval()
 
 
 def output(model: nn.Module, case: Case) -> Tensor:
     found = model(**case.given)
-    result: Tensor = found.logits if "logits" in found else found.last_hidden_state
+    names = ("logits", "sample", "last_hidden_state")
+    result: Tensor = next(found[name] for name in names if name in found)
     return result
 
 
@@ -134,7 +156,7 @@ def assert_alike(model: nn.Module, case: Case, expected: Tensor, theirs: dict[st
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    """A model of transformers."""
+    """A model of transformers or of diffusers."""
     return CASES[request.param]
 
 
@@ -207,11 +229,27 @@ def test_a_fused_model_computes_what_it_did_by_a_kernel(name: str, cpu_plans_run
 @pytest.mark.interpreter
 def test_an_enabled_model_computes_what_it_did(case: Case) -> None:
     model = made(case)
-    expected = output(model, case)
+    expected, theirs = output(model, case), gradients(model, case)
     rules = Rules((torch.float32,), 0, 0, None, "CPU", "portable")
 
-    with aten._enable(rules) as enabled, torch.no_grad():
-        got = output(model, case)
+    with aten._enable(rules) as enabled:
+        assert_alike(model, case, expected, theirs)
 
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
     assert aten.OURS in enabled.decisions.values()
+
+
+def test_a_model_is_saved_and_loaded_across_patch(case: Case) -> None:
+    model = made(case)
+    expected, theirs = output(model, case), gradients(model, case)
+    patch(model, fuse=True)
+    saved = {name: t.clone() for name, t in model.state_dict().items()}
+    other = made(case)
+    for parameter in other.parameters():
+        nn.init.zeros_(parameter)
+
+    other.load_state_dict(saved)  # from a fused model into a plain one
+    patch(model, fuse=True)
+    model.load_state_dict(other.state_dict())  # and back
+
+    assert_alike(other, case, expected, theirs)
+    assert_alike(model, case, expected, theirs)
