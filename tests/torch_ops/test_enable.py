@@ -6,6 +6,7 @@ kernel.
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -495,6 +496,78 @@ def test_a_product_that_would_break_the_promise_is_refused(
         pytest.raises(ValueError, match="batch_invariant is True"),
     ):
         product()
+
+
+def test_nothing_that_is_multiplied_keeps_the_promise() -> None:
+    with aten._enable(rules(batch_invariant=True)):
+        assert (A[:0] @ B).shape == (0, 4)
+        assert torch.equal(A[:, :0] @ B[:0], torch.zeros(6, 4))
+
+
+ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mm": lambda a, b, c: torch.mm(a, b),
+    "addmm": lambda a, b, c: torch.addmm(c, a, b, beta=0.5),
+    "addmm of a row": lambda a, b, c: torch.addmm(b[0], a, b),
+    "linear": lambda a, b, c: F.linear(a, b.t(), b[0]),
+    "linear of a batch": lambda a, b, c: F.linear(a[None], b.t())[0],
+    "bmm": lambda a, b, c: torch.bmm(a[None], b[None])[0],
+    "in place": lambda a, b, c: c[: len(a)].clone().addmm_(a, b),
+    "einsum": lambda a, b, c: torch.einsum("mk,kn->mn", a, b),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_thread_has_the_same_bits_in_every_batch(name: str) -> None:
+    """Of 33 rows, alone and in parts, and in another thread, which has entered no context."""
+    a, b, c = torch.randn(33, 96), torch.randn(96, 20), torch.randn(33, 20)
+    product = ROWS[name]
+    with aten._enable(rules(batch_invariant=True)) as enabled:
+        whole = product(a, b, c)
+        parts = [
+            torch.cat([product(a[i : i + rows], b, c[i : i + rows]) for i in range(0, 33, rows)])
+            for rows in (1, 2, 16)
+        ]
+        with ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(product, a[:5], b, c[:5]).result()
+
+    assert all(torch.equal(part, whole) for part in parts)
+    assert torch.equal(elsewhere, whole[:5])
+    assert set(enabled.decisions.values()) == {aten.OURS}
+
+
+def test_a_compiled_program_has_the_same_bits_in_every_batch() -> None:
+    a, b = torch.randn(33, 96), torch.randn(96, 20)
+    compiled = torch.compile(lambda a: (a @ b).relu(), dynamic=True)
+    with aten._enable(rules(batch_invariant=True)):
+        whole = compiled(a)
+        rows = [compiled(a[i : i + 3]) for i in range(0, 33, 3)]
+
+    assert torch.equal(torch.cat(rows), whole)
+
+
+def test_a_product_of_another_dtype_is_refused_in_the_process_that_promises() -> None:
+    with (
+        aten._enable(rules(batch_invariant=True)),
+        pytest.raises(ValueError, match="batch_invariant is True"),
+    ):
+        A.double() @ B.double()
+
+
+@pytest.mark.parametrize(
+    "given", [{"min_flops": 1}, {"min_gain": 1.0}, {"filter": lambda product: True}], ids=str
+)
+def test_a_promise_of_all_products_leaves_none_out(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{name} is .* with batch_invariant=True, expected none"):
+        outblas.enable(batch_invariant=True, **given)
+
+
+def test_a_promise_of_all_products_takes_those_of_float32_too() -> None:
+    plain, promised = outblas.enable(), outblas.enable(batch_invariant=True)
+
+    assert plain._rules.dtypes == (torch.float16, torch.bfloat16)
+    assert promised._rules.dtypes == (torch.float16, torch.bfloat16, torch.float32)
+    assert (plain._rules.min_gain, promised._rules.min_gain) == (1.0, 0)
 
 
 # ---- when it holds

@@ -79,7 +79,8 @@ class Rules(NamedTuple):
     """Which products run on kernels of outblas, and where.
 
     key: the dispatch key whose kernels are overridden. kernel: the kernel that takes them; "" for
-    the best known one. The other fields are the arguments of `enable`.
+    the best known one. The other fields are the arguments of `enable`; without arguments, every
+    product is taken.
     """
 
     dtypes: tuple[torch.dtype, ...]
@@ -88,6 +89,7 @@ class Rules(NamedTuple):
     filter: Callable[[Product], bool] | None
     key: str = "CUDA"
     kernel: str = ""
+    batch_invariant: bool = False
 
 
 class Enabled:
@@ -149,10 +151,11 @@ _decided: dict[tuple[Any, ...], tuple[Decision, ...]] = dispatch.aten_plans
 
 def enable(
     *,
-    dtypes: Collection[torch.dtype] = DTYPES,
+    dtypes: Collection[torch.dtype] | None = None,
     min_flops: float = 0,
-    min_gain: float = 1.0,
+    min_gain: float | None = None,
     filter: Callable[[Product], bool] | None = None,
+    batch_invariant: bool = False,
 ) -> Enabled:
     """Make torch's own dense products run on kernels of outblas, in the whole process.
 
@@ -167,22 +170,27 @@ def enable(
     and then what was enabled before holds again. All threads are affected.
 
     Args:
-        dtypes: The dtypes of operands that are taken. float32 products would follow torch's setting
-            of tf32.
+        dtypes: The dtypes of operands that are taken; by default float16 and bfloat16, and float32
+            too with `batch_invariant`. float32 products follow torch's setting of tf32.
         min_flops: The least 2 · batch · M · N · K of a product that is taken. Small products cost
             the host more than torch's own.
         min_gain: The least time of cuBLAS over ours, where a sweep measured exactly this product; a
             product that was slower stays with torch. Products that nobody measured are taken. 0
-            takes all.
+            takes all. The default is 1, and 0 with `batch_invariant`.
         filter: A function that is asked once for each kind of product, and returns whether to take
             it.
+        batch_invariant: True gives a row of a product the same bits alone, in any batch and beside
+            any other rows, in every thread, as `outblas.batch_invariant` does for one. A product
+            that no kernel computes raises ValueError, rather than be torch's unnoticed. Products
+            of a vector (aten's `mv` and `dot`) are not overridden.
 
     Returns:
         A context manager, whose `decisions` say what became of each kind of product.
 
     Raises:
         TypeError: If an argument is of another type.
-        ValueError: If `dtypes` has one that no kernel takes, or a limit is negative.
+        ValueError: If `dtypes` has one that no kernel takes, a limit is negative, or
+            `batch_invariant` is True beside an argument that leaves products to torch.
 
     Example:
         >>> import torch, outblas
@@ -192,12 +200,20 @@ def enable(
         torch.Size([2, 4])
         >>> outblas.disable()
     """
+    invariance.check(batch_invariant)
+    if batch_invariant:
+        _check_takes_all(min_flops, min_gain, filter)
+    if dtypes is None:
+        dtypes = (*DTYPES, torch.float32) if batch_invariant else DTYPES
+    if min_gain is None:
+        min_gain = 0 if batch_invariant else 1.0
     return _enable(
         Rules(
             _checked_dtypes(dtypes),
             _checked_limit("min_flops", min_flops),
             _checked_limit("min_gain", min_gain),
             _checked_filter(filter),
+            batch_invariant=batch_invariant,
         )
     )
 
@@ -257,6 +273,17 @@ def _checked_limit(name: str, limit: object) -> float:
     if not limit >= 0:
         raise ValueError(f"{name} is {limit}, expected 0 or more")
     return limit
+
+
+def _check_takes_all(min_flops: object, min_gain: object, filter: object) -> None:
+    """Raises ValueError for arguments that leave products to torch, which promises no bits."""
+    given = {"min_flops": min_flops, "min_gain": min_gain or 0, "filter": filter or 0}
+    for name, value in given.items():
+        if value != 0:
+            raise ValueError(
+                f"{name} is {value!r} with batch_invariant=True, expected none: a product that "
+                "stays with torch has other bits in other batches"
+            )
 
 
 def _checked_filter(given: Any) -> Callable[[Product], bool] | None:
@@ -380,8 +407,13 @@ def _attempt_baddbmm(
 
 
 def _left_to_torch(reason: str) -> None:
-    """Raises ValueError where batch invariance is requested, which torch does not promise."""
-    if _active is not None and not _thread.inside and invariance.requested():
+    """Raises ValueError where batch invariance is requested, which torch does not promise. Where
+    nothing is multiplied, a row depends on no other.
+    """
+    enabled = _active
+    if enabled is None or _thread.inside or reason == _NOTHING:
+        return
+    if enabled._rules.batch_invariant or invariance.requested():
         raise invariance.unsupported(reason)
 
 
@@ -403,7 +435,7 @@ def _attempt(
     enabled = _active
     if enabled is None or _thread.inside:
         return None
-    invariant = invariance._ever and invariance.requested()
+    invariant = enabled._rules.batch_invariant or (invariance._ever and invariance.requested())
     residual = None if extra is None else extra.residual
     tensors: tuple[Tensor, ...] = (a, b)
     try:
@@ -479,6 +511,7 @@ def _layout(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
 
 
+_NOTHING = "nothing is multiplied"
 _IN_CAPTURE = "a CUDA graph is captured, and the kernel is not loaded yet"
 
 
@@ -525,7 +558,7 @@ def _reason(rules: Rules, product: Product, problem: Problem) -> str:
     if product.dtype not in rules.dtypes:
         return f"{product.dtype} is not among the dtypes that enable() was given"
     if launcher.is_empty(problem) or problem.K == 0:
-        return "nothing is multiplied"
+        return _NOTHING
     if product.flops < rules.min_flops:
         return f"its {product.flops} FLOP are less than min_flops, {rules.min_flops:g}"
     if rules.filter is not None and not rules.filter(product):
