@@ -84,7 +84,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     """
     if config is None:
         config = own_config(rung, problem)
-    if problem.weights_ready and min(problem.M, problem.columns) <= heuristic.FEW:
+    if problem.weights_ready and problem.M <= heuristic.FEW:
         config = replace(config, pdl=True, weights_ready=True)
     canonical = canonicalize(problem, config)
     if canonical.copies[1]:  # this call writes the B that its kernel reads

@@ -22,7 +22,7 @@ CONFIG = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,swap_ab=True")
 X, WEIGHT, BIAS = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
     """The problems that are planned, for which torch computes in a kernel's place. No context has
     been entered before.
@@ -161,3 +161,34 @@ def test_a_weight_that_is_copied_first_is_not_loaded_early(configs: list[Any]) -
     plan(1, offset=1)
 
     assert [config.weights_ready for config in configs] == [False]
+
+
+# ---- on a GPU
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_layers_in_a_row_have_the_bits_that_they_have_without_the_promise(rows: int) -> None:
+    """Each reads what the one before has just written, eagerly and in a graph."""
+    options: Any = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
+    layers = [outblas.Linear(2048, 2048, **options) for _ in range(12)]
+    given = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+
+    def run() -> Tensor:
+        x = given
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    with torch.inference_mode():
+        plain = run()
+        with outblas.weights_ready():
+            eager = [run() for _ in range(5)]
+            outblas.warmup(run)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = run()
+        assert all(torch.equal(each, plain) for each in eager)
+        for _ in range(5):
+            given.normal_()
+            graph.replay()
+            assert torch.equal(captured, run())
