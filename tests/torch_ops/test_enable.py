@@ -554,7 +554,9 @@ def test_a_product_of_another_dtype_is_refused_in_the_process_that_promises() ->
 
 
 @pytest.mark.parametrize(
-    "given", [{"min_flops": 1}, {"min_gain": 1.0}, {"filter": lambda product: True}], ids=str
+    "given",
+    [{"min_flops": 1}, {"min_gain": 1.0}, {"filter": lambda product: True}],
+    ids=["min_flops", "min_gain", "filter"],
 )
 def test_a_promise_of_all_products_leaves_none_out(given: dict[str, Any]) -> None:
     (name,) = given
