@@ -19,6 +19,7 @@ from .torch_ops.call import (
     Arguments,
     Choice,
     GivenEpilogue,
+    eager_choice,
     is_activation,
     is_plain_scalar,
     is_traced,
@@ -124,10 +125,14 @@ def matmul(
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = EpilogueArgs(activation or "", bias, residual, aux)
-    plain = kernel is None and config is None and out_dtype is None and tune is None
-    if plain and (activation is None or is_activation(activation)) and not is_traced():
+    short = (activation is None or is_activation(activation)) and not is_traced()
+    named = None
+    if short and not (kernel is None and config is None and out_dtype is None and tune is None):
+        named = eager_choice(out_dtype, kernel, config, tune)
+        short = named is not None
+    if short:
         try:
-            done = run(input, other, None, out, 1, 0, batch_invariant, extra)
+            done = run(input, other, None, out, 1, 0, batch_invariant, extra, named)
         except OperandError as error:
             error.rename(OPERANDS["matmul"])
             raise
@@ -211,11 +216,15 @@ def addmm(
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = EpilogueArgs(activation or "", bias, residual, aux)
-    plain = kernel is None and config is None and tune is None and input is not None
-    plain = plain and is_plain_scalar(alpha) and is_plain_scalar(beta)
-    if plain and (activation is None or is_activation(activation)) and not is_traced():
+    short = input is not None and is_plain_scalar(alpha) and is_plain_scalar(beta)
+    short = short and (activation is None or is_activation(activation)) and not is_traced()
+    named = None
+    if short and not (kernel is None and config is None and tune is None):
+        named = eager_choice(None, kernel, config, tune)
+        short = named is not None
+    if short:
         try:
-            done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra)
+            done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra, named)
         except OperandError as error:
             error.rename(OPERANDS["addmm"])
             raise
@@ -284,10 +293,16 @@ def linear(
     """
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
-    plain = kernel is None and config is None and tune is None
-    if plain and (activation is None or is_activation(activation)) and not is_traced():
+    short = (activation is None or is_activation(activation)) and not is_traced()
+    named = None
+    if short and not (kernel is None and config is None and tune is None):
+        named = eager_choice(None, kernel, config, tune)
+        short = named is not None
+    if short:
         try:
-            done = run_linear(input, weight, bias, activation or "", residual, out, batch_invariant)
+            done = run_linear(
+                input, weight, bias, activation or "", residual, out, batch_invariant, named
+            )
         except OperandError as error:
             error.rename(OPERANDS["linear"])
             raise

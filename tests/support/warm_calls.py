@@ -4,11 +4,15 @@ from collections.abc import Callable
 
 import torch
 
-from outblas import addmm, matmul
+from outblas import addmm, linear, matmul
+from outblas.kernels import portable
 
 Tensor = torch.Tensor
 
+CONFIG = portable.Config(block_m=32)
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))
+W = B.t().contiguous()
+NARROW_A, NARROW_B = A.bfloat16(), B.bfloat16()
 
 
 def product() -> Tensor:
@@ -32,6 +36,22 @@ SHORT_WAY_CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = 
     ),
     "addmm beta 0": (lambda: addmm(C, A, B, beta=0), lambda: A @ B),
     "addmm out": (lambda: addmm(C, A, B, out=_new_out()), lambda: torch.addmm(C, A, B)),
+    "named kernel": (lambda: matmul(A, B, kernel="portable"), lambda: A @ B),
+    "config": (lambda: matmul(A, B, kernel="portable", config=CONFIG), lambda: A @ B),
+    "equal configs": (
+        lambda: matmul(A, B, kernel="portable", config=portable.Config(block_m=32)),
+        lambda: A @ B,
+    ),
+    "mode": (lambda: matmul(A, B, tune="off"), lambda: A @ B),
+    "dtype": (lambda: matmul(NARROW_A, NARROW_B, out_dtype=torch.float32), lambda: A @ B),
+    "named kernel of addmm": (
+        lambda: addmm(C, A, B, beta=2, kernel="portable"),
+        lambda: torch.addmm(C, A, B, beta=2),
+    ),
+    "named kernel of linear": (
+        lambda: linear(A, W, C, kernel="portable", config=CONFIG),
+        lambda: torch.nn.functional.linear(A, W, C),
+    ),
     "parameter": (lambda: matmul(A, torch.nn.Parameter(B, requires_grad=False)), lambda: A @ B),
 }
 

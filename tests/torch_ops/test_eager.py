@@ -384,6 +384,28 @@ def test_training_is_warm_under_a_default_device(operators: list[str]) -> None:
     assert torch.equal(a.grad, grad @ B.t())
 
 
+def test_gradients_of_warm_calls_keep_the_mode_that_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    warm(lambda: matmul(A, B, tune="off"))
+    modes: list[str] = []
+    find_plan = dispatch.find_plan
+
+    def recorded(call: dispatch.Call) -> dispatch.Plan:
+        modes.append(call.tune)
+        return find_plan(call)
+
+    monkeypatch.setattr(dispatch, "find_plan", recorded)
+    for _ in range(3):
+        a.grad = b.grad = None
+        matmul(a, b, tune="off").backward(torch.ones(6, 4))
+
+    assert set(modes) == {"off"}
+    assert torch.equal(a.grad, torch.ones(6, 4) @ B.t())
+    assert torch.equal(b.grad, A.t() @ torch.ones(6, 4))
+
+
 # ---- on a GPU
 DEVICES = range(max(1, torch.cuda.device_count()))
 

@@ -106,6 +106,7 @@ PAIRS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] 
         lambda: matmul(kernel="portable"),
         lambda: matmul(kernel="portable", config=portable.Config(block_m=32)),
     ),
+    "mode": (matmul, lambda: matmul(tune="off")),
     "address of a layer's input": (linear, lambda: linear(x=1)),
     "address of a weight": (linear, lambda: linear(weight=4)),
     "bias": (linear, lambda: linear(bias=0)),
@@ -118,6 +119,8 @@ PAIRS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] 
         lambda: linear(activation="gelu"),
     ),
     "batch invariance of a layer": (linear, lambda: linear(batch_invariant=True)),
+    "named kernel of a layer": (linear, lambda: linear(kernel="portable")),
+    "mode of a layer": (linear, lambda: linear(tune="off")),
     "dtype of the output": (lambda: narrow(torch.bfloat16), lambda: narrow(torch.float32)),
 }
 

@@ -229,6 +229,41 @@ def checked_choice(choice: Choice) -> OperatorChoice:
     return OperatorChoice(kernel, config, checked_tune(choice.tune), choice.batch_invariant)
 
 
+# A checked choice of dtype, kernel, config and mode, as the short way of eager calls takes it.
+EagerChoice = tuple[torch.dtype | None, str, str, str]
+_MOST_CHOICES = 256
+# By the identity of a config: the config, which is thereby kept, and the choice.
+_eager_choices: dict[tuple[Any, ...], tuple[Any, EagerChoice]] = {}
+
+
+def eager_choice(
+    out_dtype: Any, kernel: str | None, config: Any, tune: str | None
+) -> EagerChoice | None:
+    """Returns the choice of a call that names a dtype, a kernel, a config or a mode; None where it
+    is wrong, or is not known to stay as it is. Checking it takes longer than all else that a warm
+    call does, so choices are kept.
+    """
+    try:
+        key = out_dtype, kernel, id(config), tune
+        kept = _eager_choices.get(key)
+    except TypeError:  # an argument that cannot be hashed
+        return None
+    if kept is not None and kept[0] is config:
+        return kept[1]
+    parameters = getattr(type(config), "__dataclass_params__", None)
+    constant = config is None or isinstance(config, str) or (parameters and parameters.frozen)
+    if not constant or not (out_dtype is None or isinstance(out_dtype, torch.dtype)):
+        return None
+    try:
+        found = out_dtype, *checked_kernel(kernel, config), checked_tune(tune)
+    except (TypeError, ValueError, ImportError):  # raised once more where the call is explained
+        return None
+    if len(_eager_choices) >= _MOST_CHOICES:
+        _eager_choices.clear()
+    _eager_choices[key] = config, found
+    return found
+
+
 # ---- shapes and written tensors
 def product_shape(call: Arguments) -> tuple[int, ...]:
     """Returns the shape of the product. Raises OperandError."""

@@ -38,6 +38,7 @@ from ..runtime import dispatch
 from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call, Plan, tf32_requested
 from . import ops
+from .call import EagerChoice
 from .flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
@@ -106,15 +107,18 @@ def run(
     beta: Any,
     batch_invariant: bool | None,
     extra: EpilogueArgs | None = None,
+    choice: EagerChoice | None = None,
 ) -> Tensor | None:
-    """Runs a call that names no kernel, config, mode or dtype by its plan, which is made if it is
-    the first such call. Returns None where the call must go through an operator.
+    """Runs a call by its plan, which is made if it is the first such call. Returns None where the
+    call must go through an operator.
+
+    `choice`: the dtype, kernel, config and mode of a call that names any of them.
 
     Arguments may have any type. Dynamo must not trace this function, because it must see the
     operator.
     """
     if function_modes() and not _modes_disabled():
-        return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra)
+        return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra, choice)
     if _dispatch_modes():
         register_if_counted()
         return None
@@ -151,6 +155,8 @@ def run(
                 tensors = (*tensors, t)
                 key = (key, _address(t) & 15)
             key = (key, extra[0])
+        if choice is not None:
+            key = (key, choice)
     except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     plans = _cache.get(key, ())
@@ -166,7 +172,10 @@ def run(
             ):
                 break
     else:
-        call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant, extra)
+        out_dtype, kernel, config, tune = choice or (None, "", "", "")
+        call = Call(
+            a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, batch_invariant, extra
+        )
         found = planned(key, plans, tensors, call)
         if found is None:
             return None
@@ -207,6 +216,8 @@ def planned(
     the caller what is wrong in terms of the caller's own arguments.
     """
     requires_grad = _gradients_enabled() if any(t.requires_grad for t in tensors) else None
+    if requires_grad and (call.kernel or call.tune or call.out_dtype is not None):
+        return None  # the operator remembers the choice for the products of gradients
     if not (is_unobserved(tensors) and (not requires_grad or _recordable(call))):
         return None
     if len({id(t) for t in tensors}) < len(tensors):

@@ -34,7 +34,7 @@ from ..runtime.dispatch import Call, Plan
 from . import eager, ops
 from .autograd import gradient_of_x, product, recorded_run
 from .autograd_levels import direct_apply
-from .call import OperatorChoice
+from .call import EagerChoice, OperatorChoice
 from .flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
@@ -53,9 +53,12 @@ def run(
     residual: Tensor | None,
     out: Tensor | None,
     batch_invariant: bool | None,
+    choice: EagerChoice | None = None,
 ) -> Tensor | None:
     """Computes activation(x weightᵀ + bias) + residual by the plan for such calls, as `eager.run`
     does for products.
+
+    `choice`: the kernel, config and mode of a call that names any of them.
 
     Returns None where the call must go through an operator. Arguments may have any type, but
     `activation` is "" or the name of an activation. Dynamo must not trace this function, because it
@@ -65,7 +68,7 @@ def run(
         if without_overrides is None or eager.overriding_mode():
             return None
         with without_overrides():
-            return run(x, weight, bias, activation, residual, out, batch_invariant)
+            return run(x, weight, bias, activation, residual, out, batch_invariant, choice)
     if _dispatch_modes():
         register_if_counted()
         return None
@@ -108,6 +111,7 @@ def run(
             bias_at,
             residual_at,
             out_at,
+            choice,
         )
     except RuntimeError:  # no address or no shape: sparse, nested or wrapped tensors
         return None
@@ -125,7 +129,7 @@ def run(
                 break
     else:
         given = x, weight, bias, activation, residual, out, batch_invariant, weights_ready
-        planned = _planned(key, plans, tensors, given)
+        planned = _planned(key, plans, tensors, given, choice)
         if planned is None:
             return None
     _, plan, conditions = planned
@@ -151,13 +155,15 @@ def _planned(
     plans: tuple[eager.EagerPlan, ...],
     tensors: tuple[Tensor, ...],
     given: tuple[Any, ...],
+    choice: EagerChoice | None,
 ) -> eager.EagerPlan | None:
     """Plans a call and caches the plan, as `eager.planned` does."""
     x, weight, bias, activation, residual, out, batch_invariant, weights_ready = given
     if weight.dim() not in (1, 2) or not x.dim():
         return None
     extra = ops.epilogue(activation, bias, residual)
-    call = Call(x, weight.t(), None, out, None, 1, 0, "", "", "", batch_invariant, extra)
+    _, kernel, config, tune = choice or (None, "", "", "")
+    call = Call(x, weight.t(), None, out, None, 1, 0, kernel, config, tune, batch_invariant, extra)
     if weights_ready and not (weight.requires_grad and _gradients_enabled()):
         call = call._replace(weights_ready=True)
     planned = eager.planned(key, plans, tensors, call)

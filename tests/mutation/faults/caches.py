@@ -103,6 +103,23 @@ FAULTS = (
         "A warm call takes the plan of another activation.",
     ),
     Fault(
+        "eager_key_without_a_named_kernel",
+        _EAGER,
+        "            key = (key, choice)\n",
+        "            key = (key, None)\n",
+        PLANS,
+        "A warm call that names a kernel takes the plan of one that names another.",
+    ),
+    Fault(
+        "recorded_without_the_named_mode",
+        _EAGER,
+        "    if requires_grad and (call.kernel or call.tune or call.out_dtype is not None):\n"
+        "        return None  # the operator remembers the choice for the products of gradients\n",
+        "",
+        (Check("test_eager.py"),),
+        "The products of gradients are tuned though the call said otherwise.",
+    ),
+    Fault(
         "eager_key_without_gradients",
         _EAGER,
         "            if (requires_grad is None or requires_grad is _gradients_enabled()) and (\n",
@@ -117,6 +134,14 @@ FAULTS = (
         "            if (\n",
         (Check("test_linear_autograd.py"),),
         "A warm layer under no_grad takes the plan of one that records gradients.",
+    ),
+    Fault(
+        "layer_key_without_a_named_kernel",
+        _LINEAR,
+        "            out_at,\n            choice,\n",
+        "            out_at,\n",
+        PLANS,
+        "A warm layer that names a kernel takes the plan of one that names none.",
     ),
     Fault(
         "layer_key_without_activation",
@@ -236,8 +261,8 @@ FAULTS = (
     Fault(
         "neighbour_of_another_layout",
         _LOOKUP,
-        "        entry.kernel == PRODUCTION\n        and _width(entry.workload)",
-        "        _width(entry.workload)",
+        "        entry.kernel == PRODUCTION\n        and entry.width",
+        "        entry.width",
         CHOICE,
         "A winner of another layout speaks for any kernel.",
     ),
