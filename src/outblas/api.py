@@ -125,14 +125,14 @@ def matmul(
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = EpilogueArgs(activation or "", bias, residual, aux)
-    short = (activation is None or is_activation(activation)) and not is_traced()
-    named = None
-    if short and not (kernel is None and config is None and out_dtype is None and tune is None):
-        named = eager_choice(out_dtype, kernel, config, tune)
-        short = named is not None
-    if short:
+    fast = (activation is None or is_activation(activation)) and not is_traced()
+    chosen = None
+    if fast and not (kernel is None and config is None and out_dtype is None and tune is None):
+        chosen = eager_choice(out_dtype, kernel, config, tune)
+        fast = chosen is not None
+    if fast:
         try:
-            done = run(input, other, None, out, 1, 0, batch_invariant, extra, named)
+            done = run(input, other, None, out, 1, 0, batch_invariant, extra, chosen)
         except OperandError as error:
             error.rename(OPERANDS["matmul"])
             raise
@@ -216,15 +216,15 @@ def addmm(
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = EpilogueArgs(activation or "", bias, residual, aux)
-    short = input is not None and is_plain_scalar(alpha) and is_plain_scalar(beta)
-    short = short and (activation is None or is_activation(activation)) and not is_traced()
-    named = None
-    if short and not (kernel is None and config is None and tune is None):
-        named = eager_choice(None, kernel, config, tune)
-        short = named is not None
-    if short:
+    fast = input is not None and is_plain_scalar(alpha) and is_plain_scalar(beta)
+    fast = fast and (activation is None or is_activation(activation)) and not is_traced()
+    chosen = None
+    if fast and not (kernel is None and config is None and tune is None):
+        chosen = eager_choice(None, kernel, config, tune)
+        fast = chosen is not None
+    if fast:
         try:
-            done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra, named)
+            done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra, chosen)
         except OperandError as error:
             error.rename(OPERANDS["addmm"])
             raise
@@ -293,15 +293,15 @@ def linear(
     """
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
-    short = (activation is None or is_activation(activation)) and not is_traced()
-    named = None
-    if short and not (kernel is None and config is None and tune is None):
-        named = eager_choice(None, kernel, config, tune)
-        short = named is not None
-    if short:
+    fast = (activation is None or is_activation(activation)) and not is_traced()
+    chosen = None
+    if fast and not (kernel is None and config is None and tune is None):
+        chosen = eager_choice(None, kernel, config, tune)
+        fast = chosen is not None
+    if fast:
         try:
             done = run_linear(
-                input, weight, bias, activation or "", residual, out, batch_invariant, named
+                input, weight, bias, activation or "", residual, out, batch_invariant, chosen
             )
         except OperandError as error:
             error.rename(OPERANDS["linear"])

@@ -42,7 +42,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
 
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", planning)
-    monkeypatch.setattr(readiness, "_ever", False)
+    monkeypatch.setattr(readiness.flag, "ever", False)
     dispatch.clear_cache()
     yield problems
     dispatch.clear_cache()

@@ -257,7 +257,7 @@ def never_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the process forget that batch invariance was ever asked for, as before the test:
     programs that are compiled later are then compiled as ever.
     """
-    monkeypatch.setattr(invariance, "_ever", False)
+    monkeypatch.setattr(invariance.flag, "ever", False)
 
 
 @pytest.mark.usefixtures("never_invariant")

@@ -84,7 +84,9 @@ def test_a_traced_graph_has_code_that_runs() -> None:
 
 # ---- torch.compile
 def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance, "_ever", False)  # or the graph breaks to look at the context
+    monkeypatch.setattr(
+        invariance.flag, "ever", False
+    )  # or the graph breaks to look at the context
     compiled = torch.compile(
         lambda x, w: linear(x, w), backend=EagerAndRecordGraphs(), fullgraph=True
     )

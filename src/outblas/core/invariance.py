@@ -3,13 +3,10 @@ depend neither on other rows nor on M.
 """
 
 import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 
-_requested: ContextVar[bool] = ContextVar("batch_invariant", default=False)
-requested = _requested.get  # the value of the context; Dynamo cannot trace it
-# Whether a context was ever entered. Dynamo guards on this, and knows the answer until then.
-_ever = False
+from .context_flag import ContextFlag
+
+flag = ContextFlag("batch_invariant")
 
 
 def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
@@ -41,24 +38,7 @@ def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[N
         >>> torch.equal(all_rows[:1], one_row)
         True
     """
-    check(enabled, "enabled")
-    return _within(enabled)
-
-
-@contextlib.contextmanager
-def _within(enabled: bool) -> Iterator[None]:
-    global _ever
-    _ever = _ever or enabled
-    token = _requested.set(enabled)
-    try:
-        yield
-    finally:
-        _requested.reset(token)
-
-
-def check(value: object, name: str = "batch_invariant") -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a bool")
+    return flag.within(enabled)
 
 
 def wanted(batch_invariant: bool | None) -> bool:
@@ -67,7 +47,7 @@ def wanted(batch_invariant: bool | None) -> bool:
 
     Where Dynamo traces this, a graph breaks once a context has been entered.
     """
-    return (_ever and requested()) if batch_invariant is None else batch_invariant
+    return (flag.ever and flag.requested()) if batch_invariant is None else batch_invariant
 
 
 def unsupported(cause: str) -> ValueError:

@@ -3,12 +3,10 @@ promise.
 """
 
 import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 
-_requested: ContextVar[bool] = ContextVar("weights_ready", default=False)
-requested = _requested.get  # the value of the context
-_ever = False  # whether a context was ever entered: until then no call looks further
+from .context_flag import ContextFlag
+
+flag = ContextFlag("weights_ready")
 
 
 def weights_ready(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
@@ -43,17 +41,4 @@ def weights_ready(enabled: bool = True) -> contextlib.AbstractContextManager[Non
         >>> y.shape
         torch.Size([4, 32])
     """
-    if not isinstance(enabled, bool):
-        raise TypeError(f"enabled is {type(enabled).__name__}, expected a bool")
-    return _within(enabled)
-
-
-@contextlib.contextmanager
-def _within(enabled: bool) -> Iterator[None]:
-    global _ever
-    _ever = _ever or enabled
-    token = _requested.set(enabled)
-    try:
-        yield
-    finally:
-        _requested.reset(token)
+    return flag.within(enabled)

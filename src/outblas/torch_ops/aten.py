@@ -19,6 +19,7 @@ import torch
 from ..core import forks, invariance, registry
 from ..core import problem as operands
 from ..core.compat.torch_private import tensor_guard
+from ..core.context_flag import check_bool
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.problem import Problem
@@ -200,7 +201,7 @@ def enable(
         torch.Size([2, 4])
         >>> outblas.disable()
     """
-    invariance.check(batch_invariant)
+    check_bool(batch_invariant, "batch_invariant")
     if batch_invariant:
         _check_takes_all(min_flops, min_gain, filter)
     if dtypes is None:
@@ -413,7 +414,7 @@ def _left_to_torch(reason: str) -> None:
     enabled = _active
     if enabled is None or _thread.inside or reason == _NOTHING:
         return
-    if enabled._rules.batch_invariant or invariance.requested():
+    if enabled._rules.batch_invariant or invariance.flag.requested():
         raise invariance.unsupported(reason)
 
 
@@ -435,7 +436,9 @@ def _attempt(
     enabled = _active
     if enabled is None or _thread.inside:
         return None
-    invariant = enabled._rules.batch_invariant or (invariance._ever and invariance.requested())
+    invariant = enabled._rules.batch_invariant or (
+        invariance.flag.ever and invariance.flag.requested()
+    )
     residual = None if extra is None else extra.residual
     tensors: tuple[Tensor, ...] = (a, b)
     try:

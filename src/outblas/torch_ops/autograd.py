@@ -117,7 +117,7 @@ class Product(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         # Read the caller's context now: autograd's threads have another one.
-        if batch_invariant is None and invariance.requested():
+        if batch_invariant is None and invariance.flag.requested():
             batch_invariant = True
         # A batch-invariant product on the CPU names its kernel, and products of its gradients must
         # name theirs too.

@@ -229,7 +229,7 @@ def checked_choice(choice: Choice) -> OperatorChoice:
     return OperatorChoice(kernel, config, checked_tune(choice.tune), choice.batch_invariant)
 
 
-# A checked choice of dtype, kernel, config and mode, as the short way of eager calls takes it.
+# A checked choice of dtype, kernel, config and mode, as the fast path of eager calls takes it.
 EagerChoice = tuple[torch.dtype | None, str, str, str]
 _MOST_CHOICES = 256
 # By the identity of a config: the config, which is thereby kept, and the choice.
@@ -240,8 +240,8 @@ def eager_choice(
     out_dtype: Any, kernel: str | None, config: Any, tune: str | None
 ) -> EagerChoice | None:
     """Returns the choice of a call that names a dtype, a kernel, a config or a mode; None where it
-    is wrong, or is not known to stay as it is. Checking it takes longer than all else that a warm
-    call does, so choices are kept.
+    is wrong, or where the config could be modified later. Checking a choice takes longer than all
+    else that a warm call does, so choices are kept.
     """
     try:
         key = out_dtype, kernel, id(config), tune

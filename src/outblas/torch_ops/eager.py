@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ..core import invariance
 from ..core.compat.torch_private import (
     DeviceContext,
     any_autocast,
@@ -32,6 +31,7 @@ from ..core.compat.torch_private import increment_version as _increment_version
 from ..core.compat.torch_private import modes_disabled as _modes_disabled
 from ..core.compat.torch_private import profiled as _profiled
 from ..core.epilogue import EpilogueArgs
+from ..core.invariance import flag as _invariance
 from ..core.problem import check_writable
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
@@ -132,7 +132,7 @@ def run(
     ):
         return None
     if batch_invariant is None:
-        batch_invariant = invariance._ever and invariance.requested()
+        batch_invariant = _invariance.ever and _invariance.requested()
     elif batch_invariant is not True and batch_invariant is not False:
         return None
     tensors: tuple[Tensor, ...] = (a, b)

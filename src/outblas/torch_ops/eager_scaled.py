@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from ..core import invariance
-
 # The guards of a plan do not check for the modes of tracers and of fake tensors.
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import function_mode_count as _function_modes
 from ..core.compat.torch_private import profiled as _profiled
 from ..core.compat.torch_private import tensor_guard
+from ..core.invariance import flag as _invariance
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
@@ -50,7 +49,7 @@ def run(operands: Operands, options: Options) -> Tensor | None:
         return None
     if _function_modes() or _forward_levels._current_level >= 0:
         return None
-    if _profiled() or (invariance._ever and invariance.requested()):
+    if _profiled() or (_invariance.ever and _invariance.requested()):
         return None
     key = _key(operands, options)
     for matches, plan in _cache.get(key, ()) if key is not None else ():

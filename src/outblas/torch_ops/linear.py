@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import invariance, readiness
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import (
@@ -27,6 +26,8 @@ from ..core.compat.torch_private import (
 from ..core.compat.torch_private import function_mode_count as _function_modes
 from ..core.compat.torch_private import increment_version as _increment_version
 from ..core.compat.torch_private import profiled as _profiled
+from ..core.invariance import flag as _invariance
+from ..core.readiness import flag as _readiness
 from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
@@ -80,10 +81,10 @@ def run(
     ):
         return None
     if batch_invariant is None:
-        batch_invariant = invariance._ever and invariance.requested()
+        batch_invariant = _invariance.ever and _invariance.requested()
     elif batch_invariant is not True and batch_invariant is not False:
         return None
-    weights_ready = readiness._ever and readiness.requested()
+    weights_ready = _readiness.ever and _readiness.requested()
     tensors: tuple[Tensor, ...] = (x, weight)
     bias_at = residual_at = out_at = None
     try:
@@ -128,8 +129,8 @@ def run(
             ):
                 break
     else:
-        given = x, weight, bias, activation, residual, out, batch_invariant, weights_ready
-        planned = _planned(key, plans, tensors, given, choice)
+        given = x, weight, bias, activation, residual, out, batch_invariant, weights_ready, choice
+        planned = _planned(key, plans, tensors, given)
         if planned is None:
             return None
     _, plan, conditions = planned
@@ -155,10 +156,9 @@ def _planned(
     plans: tuple[eager.EagerPlan, ...],
     tensors: tuple[Tensor, ...],
     given: tuple[Any, ...],
-    choice: EagerChoice | None,
 ) -> eager.EagerPlan | None:
     """Plans a call and caches the plan, as `eager.planned` does."""
-    x, weight, bias, activation, residual, out, batch_invariant, weights_ready = given
+    x, weight, bias, activation, residual, out, batch_invariant, weights_ready, choice = given
     if weight.dim() not in (1, 2) or not x.dim():
         return None
     extra = ops.epilogue(activation, bias, residual)

@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
 from ..core.compat.torch_private import below_autograd, from_below, has_override
+from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
@@ -263,8 +264,7 @@ def _checked_call(
     function = problem.check_activation(activation)
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
-    if not isinstance(use_fast_accum, bool):
-        raise TypeError(f"use_fast_accum is {type(use_fast_accum).__name__}, expected a bool")
+    check_bool(use_fast_accum, "use_fast_accum")
     arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, function, residual
     if traced:
         return _by_operator(*arguments)
@@ -329,7 +329,7 @@ def _checked(
 def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
     _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
     activation, bias, residual, _ = extra
-    if invariance.requested():
+    if invariance.flag.requested():
         raise ValueError(
             "batch_invariant is True, and scaled_mm does not promise it: expected a call outside "
             "of outblas.batch_invariant(), or inside of outblas.batch_invariant(False)"

@@ -19,6 +19,7 @@ from ..core.compat.torch_private import (
     with_overrides,
     without_overrides,
 )
+from ..core.context_flag import check_bool
 from ..core.errors import OperandError
 from ..runtime import fallback
 from ..runtime.overlap import check_epilogue_separate, check_separate
@@ -203,7 +204,7 @@ def _run_checked(call: Arguments) -> Tensor:
     """Checks the arguments, then runs the call by an operator or by torch."""
     a, b, c, out = call.a, call.b, call.c, call.out
     if call.choice.batch_invariant is not None:
-        invariance.check(call.choice.batch_invariant)
+        check_bool(call.choice.batch_invariant, "batch_invariant")
     tensors = call.tensors()
     for name, t in tensors.items():
         problem.check_tensor(name, t)
