@@ -35,9 +35,11 @@ _PLACE_OF_RECIPE = 3  # scale_recipe_a follows mat_a, mat_b and scale_a
 
 def is_given(positional: Sequence[Any], named: Any) -> bool:
     """Returns whether the arguments of a call are those of `torch.nn.functional.scaled_mm`."""
+    fourth = positional[_PLACE_OF_RECIPE] if len(positional) > _PLACE_OF_RECIPE else None
+    if isinstance(fourth, Tensor):  # most calls, so it is looked at first
+        return False
     if not KEYWORDS.isdisjoint(named):
         return True
-    fourth = positional[_PLACE_OF_RECIPE] if len(positional) > _PLACE_OF_RECIPE else None
     first = fourth[0] if isinstance(fourth, list | tuple) and fourth else fourth
     return _is_member(first)
 
