@@ -32,6 +32,9 @@ NEIGHBOURS = 12  # maximum number of winners that are compared for a shape
 # Predictions that differ by less than this factor count as equal. Then the production kernel is
 # taken, whose calls cost the host less, and a measurement rather than a rule.
 TIE = 1.06
+# A config that another layout was measured with at this shape counts as measured here where the
+# model predicts at most this factor of its time there.
+ALIKE = 1.02
 SHORTLIST = 3  # alternatives that a choice keeps, for calls that the first one does not support
 
 HERE = "tuned on this GPU"
@@ -282,30 +285,57 @@ class TuningIndex:
         bytes_of_b = _width(workload)[0] * workload.N * workload.K
         return self.machine is not None and bytes_of_b > self.machine.l2_bytes
 
+    def _waits_for_dram(self, workload: Workload) -> bool:
+        """Returns whether weights that are larger than L2 take longer to load than products take,
+        as far as known.
+        """
+        if self.machine is None or not self._exceeds_l2(workload):
+            return False
+        loads = _width(workload)[0] * workload.N * workload.K / (1e9 * self.machine.dram_gbs)
+        rate = self.machine.flops_per_sm_clock.get(workload.dtype, math.inf) * self.machine.sms
+        products = 2 * math.prod(workload.shape) / (1e6 * self.machine.boost_mhz * rate)
+        return loads > products
+
     def _weighed(self, near: Sequence[TunedEntry], workload: Workload) -> list[Choice]:
         """Returns the choices that neighbours suggest, ordered by their estimated time for this
         workload.
+
+        Where a neighbour has the same shape, it was measured with another layout, 16-bit dtype or
+        model of GPU. If the model sees no difference to this call, that says more than the rule or
+        than another shape, which have to promise less time by the factor `TIE`. So has a neighbour
+        that waits for DRAM where the workload does not, or the reverse.
         """
+        waits_for_dram = self._waits_for_dram(workload)
         found: list[tuple[float, Choice]] = []
         shares = []  # ratios of the production kernel's times to the model's
-        for entry in near:
-            here = self._predicted(entry.kernel, entry.config, workload)
-            there = self._predicted_there(entry)
+        predictions = [
+            (self._predicted(entry.kernel, entry.config, workload), self._predicted_there(entry))
+            for entry in near
+        ]
+        same_call = [
+            entry.workload.shape == workload.shape
+            and here is not None
+            and (there is None or here <= ALIKE * there)
+            for entry, (here, there) in zip(near, predictions, strict=True)
+        ]
+        elsewhere = TIE if any(same_call) else 1.0
+        for entry, (here, there), is_same in zip(near, predictions, same_call, strict=True):
             us, why = math.inf, self._why(entry, workload)
             if here is not None and there is not None:
                 us = entry.us * here / there
                 why += f", {us:.1f} µs expected here"
-                if entry.kernel == PRODUCTION:
-                    shares.append(entry.us / there)
-            found.append((us, Choice(entry.kernel, entry.config, why)))
+            if entry.kernel == PRODUCTION and there is not None:
+                shares.append(entry.us / there)
+            weight = us if is_same else us * elsewhere
+            if self._waits_for_dram(entry.workload) != waits_for_dram:
+                weight *= TIE
+            found.append((weight, Choice(entry.kernel, entry.config, why)))
 
         by_rule = self._predicted(PRODUCTION, "", workload) if shares else None
         if by_rule is not None:
             us = by_rule * statistics.median(shares)
-            if any(entry.workload.shape == workload.shape for entry in near):
-                us *= TIE  # another model of GPU was measured here, which says more than a rule
             why = f"its own heuristic, {us:.1f} µs expected from the times of neighbouring shapes"
-            found.append((us, Choice(PRODUCTION, "", why)))
+            found.append((us * elsewhere, Choice(PRODUCTION, "", why)))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
     def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:

@@ -36,6 +36,17 @@ def columns(config: HopperConfig, N: int) -> int:
     return narrow + (narrow * config.tile_n < N)
 
 
+def widths(config: HopperConfig, N: int) -> tuple[int, ...]:
+    """Returns the widths of tiles that are in use, the larger first: two where some columns of
+    tiles are narrow, else one.
+    """
+    if not config.variable_tile_n:
+        return (config.tile_n,)
+    narrow, count = config.tile_n - 8, columns(config, N)
+    wide = min(-(-max(N - count * narrow, 0) // 8), count)
+    return (config.tile_n,) * (wide > 0) + (narrow,) * (wide < count)
+
+
 def table(
     config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device
 ) -> torch.Tensor:

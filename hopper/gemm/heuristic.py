@@ -76,6 +76,7 @@ _FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _MOST_STAGES = 16
 _ENOUGH_STAGES = 3  # of k tiles of 128 terms, for weights that come from DRAM
 FEW = 64  # this few rows or columns may be faster as columns of the tile
+SOME = 256  # up to this many, all of them fit in one tile, so that each weight is loaded once
 
 
 class Rates(NamedTuple):
@@ -113,6 +114,8 @@ class _Call(NamedTuple):
         cache_lines: the cache lines that A and B take per 128 bytes of a row (`l2.lines`).
         gpu: the rates of the GPU.
         streams: whether few rows meet weights that come from DRAM, which bounds the call.
+        dram_cycles: the cycles in which the operands come from DRAM, where some rows (`SOME`, but
+            not few) meet such weights; else 0.
     """
 
     problem: Problem
@@ -121,6 +124,7 @@ class _Call(NamedTuple):
     cache_lines: tuple[int, int]
     gpu: Rates
     streams: bool
+    dram_cycles: float
 
 
 @functools.lru_cache(maxsize=512)
@@ -139,7 +143,7 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
         row_major.columns,
         l2.lines(row_major),
         gpu,
-        _streams(row_major, gpu),
+        *_dram_bound(row_major, gpu),
     )
     if problem.batch_invariant:
         base = replace(base, k_serpentine=False)
@@ -151,9 +155,9 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
     return min(candidates, key=lambda c: _cycles(c, call))
 
 
-def _streams(problem: Problem, gpu: Rates) -> bool:
-    """Returns whether a call has few rows or columns, and waits for operands from DRAM rather than
-    for tensor cores: L2 cannot hold the operands from call to call.
+def _dram_bound(problem: Problem, gpu: Rates) -> tuple[bool, float]:
+    """Returns `streams` and `dram_cycles` of a call. It waits for operands from DRAM rather than
+    for tensor cores where L2 cannot hold them from call to call, and it has few rows or columns.
     """
     M, N, K, size = problem.M, problem.columns, problem.K, problem.dtype.itemsize
     # An operand that is broadcast over a batch has one matrix.
@@ -163,11 +167,10 @@ def _streams(problem: Problem, gpu: Rates) -> bool:
     )
     operands = size * K * (count_a * M + count_b * N)
     products = 2 * M * N * K * math.prod(problem.batch) / (gpu.sms * gpu.flops_per_clock)
-    return (
-        min(M, N) <= FEW
-        and operands > HELD * gpu.l2_bytes
-        and operands / gpu.dram_bytes_per_clock > products
-    )
+    cycles = operands / gpu.dram_bytes_per_clock
+    bounds = operands > HELD * gpu.l2_bytes and cycles > products
+    rows = min(M, N)
+    return bounds and rows <= FEW, cycles if bounds and FEW < rows <= SOME else 0.0
 
 
 class _Tile(NamedTuple):
@@ -229,7 +232,10 @@ def _candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
                 yield from _partitioned(tile, tiles, call, _CLUSTER_K)
     if call.streams:
         yield from _streaming_candidates(call, tiles)
-    elif M * N * math.prod(problem.batch) > 128**2 * call.gpu.sms // 2:
+        return
+    if call.dram_cycles:
+        yield from _whole_width_candidates(call, tiles)
+    if M * N * math.prod(problem.batch) > 128**2 * call.gpu.sms // 2:
         for (*shape, widths_of_shape), swap in product(_VARIABLE_N_TILES, any_column):
             tile_m, consumers, cluster_m, cluster_n = shape
             for width in widths_of_shape:
@@ -256,6 +262,21 @@ def _streaming_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
                 yield tiles.config(tile)
                 if not call.problem.batch_invariant and cluster_m * cluster_n == 1:
                     yield from _partitioned(tile, tiles, call, _CLUSTER_K[:1])
+
+
+def _whole_width_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
+    """Yields tiles that have all rows of the few as their columns, so that one CTA loads each
+    weight.
+    """
+    width = -(-min(call.M, call.N) // 16) * 16
+    for tile_m, consumers in ((64, 1), (128, 2)):
+        tile = _Tile(tile_m, consumers, 1, 1, call.M <= call.N, width)
+        deep = tile._replace(tile_k=128)
+        if tiles.config(deep).stages >= _ENOUGH_STAGES:
+            tile = deep
+        yield tiles.config(tile)
+        if not call.problem.batch_invariant:
+            yield from _partitioned(tile, tiles, call, _CLUSTER_K[:1])
 
 
 def shaped(
@@ -325,6 +346,8 @@ def _with_deep_k_tiles(tile: _Tile, tiles: _Tiles, call: _Call) -> _Tile:
     small = tile.tile_m * tile.tile_n < 64 * 128 and tile.cluster_m * tile.cluster_n == 1
     if small or (call.streams and tiles.config(deep).stages >= _ENOUGH_STAGES):
         return deep
+    if call.dram_cycles and tiles.config(deep).stages > _ENOUGH_STAGES:
+        return deep
     return tile
 
 
@@ -376,8 +399,9 @@ def _cycles(c: HopperConfig, call: _Call) -> float:
     both: float = (products**3 + loads**3) ** (1 / 3)
     between = PROMOTED_TILE_CYCLES if promoted else TILE_CYCLES
     tile = both / (c.cluster_k * c.split_k) + between
-    if c.cluster_k > 1:
-        tile += clusters.exchange(c.exchange_bytes)
+    exchange = clusters.exchange(c.exchange_bytes) if c.cluster_k > 1 else 0.0
+    if not call.dram_cycles:
+        tile += exchange
     if c.split_k > 1:
         tile += REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
     if promoted and c.stages < 5:
@@ -389,7 +413,11 @@ def _cycles(c: HopperConfig, call: _Call) -> float:
     if call.streams:
         together = clusters.TOGETHER if c.multicast_size > 1 else 0.0
         return together + waves * tile * (SHORT_REQUESTS if c.tile_k < 128 else 1.0)
-    return CALL_CYCLES + (clusters.TOGETHER if c.cluster > 1 else 0) + waves * tile
+    start = CALL_CYCLES + (clusters.TOGETHER if c.cluster > 1 else 0)
+    if call.dram_cycles:  # partial sums are exchanged when all loads have ended
+        loaded: float = ((waves * tile) ** 4 + call.dram_cycles**4) ** 0.25
+        return start + loaded + exchange
+    return start + waves * tile
 
 
 def _load_cycles(c: HopperConfig, call: _Call, waves: int) -> float:

@@ -7,8 +7,9 @@ from itertools import product
 from typing import Any
 
 from ...core.machines import Machine
-from ...core.problem import Problem
+from ...core.problem import Problem, with_row_major_output
 from ...core.space import Footprint, Space
+from ...core.tensor_memory import LINE
 from ..core import tile_order
 from ..core.config import HopperConfig, compile_key, gated_reason
 from ..core.search_space import Unsupported, footprint_of
@@ -242,6 +243,7 @@ def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -
         pingpong=c.pingpong,
         gpc_local=c.gpc_local and not c.split,
         cache_lines=cache_lines,
+        split_lines=_splits_lines(c, problem),
     )
     if not c.swap_ab:
         return as_computed
@@ -252,3 +254,15 @@ def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -
         cluster_m=as_computed.cluster_n,
         cluster_n=as_computed.cluster_m,
     )
+
+
+def _splits_lines(c: HopperConfig, problem: Problem) -> bool:
+    """Returns whether tiles begin inside cache lines: their columns are contiguous in memory, and
+    their width is no multiple of a line.
+    """
+    row_major = with_row_major_output(problem)[0]
+    contiguous = row_major.a[-2] if c.swap_ab else row_major.b[-1]
+    N = row_major.M if c.swap_ab else row_major.columns
+    if contiguous != 1 or tile_order.columns(c, N) == 1:
+        return False
+    return any(width * problem.dtype.itemsize % LINE for width in tile_order.widths(c, N))

@@ -21,7 +21,7 @@ def refused(message: str, line: str, code: int = 2) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or one of suite, decode"),
+        ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or one of suite, grid, decode"),
         ("--shapes ,", "--shapes is ','"),
         ("--shapes 0", "--shapes has 0, expected sizes of at least 1"),
         ("--explain many", "--explain is 'many'"),

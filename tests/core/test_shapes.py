@@ -13,6 +13,13 @@ def test_the_suite_has_eleven_shapes() -> None:
     assert shapes.parse("suite") == list(shapes.SUITE)
 
 
+def test_the_grid_has_sixty_shapes() -> None:
+    grid = shapes.parse("grid")
+
+    assert len(set(grid)) == 60
+    assert {len({shape[axis] for shape in grid}) for axis in range(3)} == {5, 4, 3}
+
+
 def test_shapes_may_follow_the_suite() -> None:
     assert shapes.parse("suite,64, 8x16x24")[-2:] == [(64, 64, 64), (8, 16, 24)]
 

@@ -2,6 +2,7 @@
 the conversion of shapes to and from text.
 """
 
+from itertools import product
 from types import MappingProxyType
 
 Shape = tuple[int, int, int]
@@ -15,6 +16,11 @@ SUITE: tuple[Shape, ...] = (
     (4096, 14336, 4096),
     (8192, 8192, 1024),
     (4096, 4096, 16384),
+)
+
+# From few rows to thousands, from one wave of tiles to many, and from a short K to a long one.
+GRID: tuple[Shape, ...] = tuple(
+    product((128, 512, 1024, 2048, 4096), (1024, 2048, 4096, 8192), (1024, 4096, 8192))
 )
 
 # N and K of the products of one layer at full width (tensor parallelism of 1): queries, keys and
@@ -41,7 +47,12 @@ def of_layers(rows: tuple[int, ...], models: tuple[str, ...] = tuple(LAYERS)) ->
 
 # The sets of shapes that a user may name.
 NAMED = MappingProxyType(
-    {"suite": SUITE, "decode": of_layers(DECODE_ROWS), "prefill": of_layers(PREFILL_ROWS)}
+    {
+        "suite": SUITE,
+        "grid": GRID,
+        "decode": of_layers(DECODE_ROWS),
+        "prefill": of_layers(PREFILL_ROWS),
+    }
     | {f"decode:{model}": of_layers(DECODE_ROWS, (model,)) for model in LAYERS}
     | {f"prefill:{model}": of_layers(PREFILL_ROWS, (model,)) for model in LAYERS}
 )

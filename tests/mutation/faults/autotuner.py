@@ -17,6 +17,7 @@ _SPACE = "hopper/gemm/search_space.py"
 _RULE = "hopper/gemm/heuristic.py"
 _CONFIG = "hopper/core/config.py"
 _RACE = "autotune/measure/race.py"
+_COMPILERS = "autotune/measure/compile_pool.py"
 
 FAULTS = (
     Fault(
@@ -223,8 +224,8 @@ FAULTS = (
     Fault(
         "rule_streams_what_l2_holds",
         _RULE,
-        "        and operands > HELD * gpu.l2_bytes\n",
-        "",
+        "    bounds = operands > HELD * gpu.l2_bytes and cycles > products\n",
+        "    bounds = cycles > products\n",
         RULE,
         "The rule takes weights that L2 holds for weights from DRAM.",
     ),
@@ -235,6 +236,22 @@ FAULTS = (
         "zip(problem.batch, strides, strict=False))",
         RULE,
         "The rule counts a matrix that is broadcast over a batch once for each product.",
+    ),
+    Fault(
+        "rule_hides_exchanges_behind_dram",
+        _RULE,
+        "    if not call.dram_cycles:\n        tile += exchange\n",
+        "    tile += exchange\n    exchange = 0.0\n",
+        RULE,
+        "The rule thinks that partial sums are exchanged while weights still come from DRAM.",
+    ),
+    Fault(
+        "rule_cuts_some_rows",
+        _RULE,
+        "        yield from _whole_width_candidates(call, tiles)\n",
+        "        pass\n",
+        RULE,
+        "The rule has no tile with all of 65 to 256 rows, so weights from DRAM are loaded twice.",
     ),
     Fault(
         "rule_gated_pairs_anywhere",
@@ -283,6 +300,14 @@ FAULTS = (
         "return sorted(self.candidates, key=lambda candidate: -candidate.predicted_us)",
         STRATEGY,
         "A search measures what the model likes least first.",
+    ),
+    Fault(
+        "compiler_ended_for_what_it_had_not_begun",
+        _COMPILERS,
+        "if not task.leave() and begun:",
+        "if not task.leave():",
+        (Check("test_compile_pool.py"),),
+        "A compile that is cancelled while its process still imports the DSL ends that process.",
     ),
     Fault(
         "finals_drop_the_undecided",

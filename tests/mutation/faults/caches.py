@@ -266,4 +266,29 @@ FAULTS = (
         CHOICE,
         "A winner of another layout speaks for any kernel.",
     ),
+    Fault(
+        "neighbour_counts_as_much_as_the_shape",
+        _LOOKUP,
+        "        elsewhere = TIE if any(same_call) else 1.0\n",
+        "        elsewhere = 1.0\n",
+        CHOICE,
+        "What another shape promises counts as much as what was measured at this one.",
+    ),
+    Fault(
+        "shape_in_another_layout_is_the_same",
+        _LOOKUP,
+        "here <= ALIKE * there",
+        "here > 0",
+        CHOICE,
+        "A config counts as measured at a shape though its tiles cut cache lines in this layout.",
+    ),
+    Fault(
+        "neighbour_that_l2_holds",
+        _LOOKUP,
+        "            if self._waits_for_dram(entry.workload) != waits_for_dram:\n"
+        "                weight *= TIE\n",
+        "",
+        CHOICE,
+        "The time of weights that L2 holds is carried to weights that come from DRAM.",
+    ),
 )
