@@ -170,10 +170,14 @@ class _Task:
             self._settle()
 
     def begin(self, process: WorkerProcess) -> bool:
-        """Marks the task as running in a process; returns whether it is still wanted."""
+        """Marks the task as running in a process if it is still wanted, and returns whether it
+        is.
+        """
         with self.lock:
+            if self.future.cancelled():
+                return False
             self.process = process
-            return not self.future.cancelled()
+            return True
 
     def leave(self) -> bool:
         """Marks the call as finished; returns whether the task is still wanted. From here on,
@@ -258,6 +262,7 @@ class _Compiler:
         self._pool, self._tasks = pool, tasks
         self._process: WorkerProcess | None = None
         self._calls = 0  # of the current process
+        self._imported: set[str] = set()  # kernels that the current process has imported
         self._closed = False
         self._lock = threading.Lock()  # protects the process against `terminate`
         self._thread = threading.Thread(target=self._run, name="outblas-compiler", daemon=True)
@@ -292,8 +297,11 @@ class _Compiler:
             if process is None:
                 task.succeed(0.0)
                 return
+            begun = False
             try:
-                if task.begin(process):
+                self._import(process, task)
+                begun = task.begin(process)
+                if begun:
                     task.succeed(self._call(process, task))
                 return
             except (WorkerExited, WorkerTimeout) as gone:
@@ -307,8 +315,24 @@ class _Compiler:
                 task.fail(error)
                 return
             finally:
-                if not task.leave():
+                if not task.leave() and begun:
                     self._retire()
+
+    def _import(self, process: WorkerProcess, task: _Task) -> None:
+        """Imports the kernel and its DSL, which takes seconds, before a process's first compile of
+        it. A task that is cancelled meanwhile leaves the process to the next one. Raises
+        WorkerExited or WorkerTimeout, after which the process is gone.
+        """
+        target = task.arguments[0]
+        if target.name in self._imported:
+            return
+        try:
+            with contextlib.suppress(RemoteError):  # the compile reports it
+                process.call(START_SECONDS, _import, target)
+        except (WorkerExited, WorkerTimeout):
+            self._retire()
+            raise
+        self._imported.add(target.name)
 
     def _call(self, process: WorkerProcess, task: _Task) -> Any:
         """Returns the result of a call. Raises WorkerExited or WorkerTimeout, after which the
@@ -359,6 +383,7 @@ class _Compiler:
         with self._lock:
             process, self._process = self._process, None
         self._calls = 0
+        self._imported.clear()
         if process is not None:
             process.close()
 

@@ -40,6 +40,12 @@ DURING: dict[str, Ending] = {
 COMPILE_SECONDS = 1.5
 
 
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class FakeProcesses:
     """Stands for the class `WorkerProcess`: starts processes that answer as a test says.
@@ -52,6 +58,7 @@ class FakeProcesses:
     unready: int = 0
     endings: list[Ending | None] = field(default_factory=list)
     stuck: bool = False
+    importing: threading.Event = field(default_factory=_set)  # imports wait while it is not set
     started: int = 0
     calls: list[Callable[..., Any]] = field(default_factory=list)  # that any of them was given
 
@@ -77,6 +84,11 @@ class FakeProcess:
 
     def call(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         processes = self._processes
+        if function is compile_pool._import:
+            processes.importing.wait()
+            if self._ended.is_set():
+                raise BEFORE["killed"]
+            return None
         processes.calls.append(function)
         if self._ended.is_set():
             raise BEFORE["killed"]

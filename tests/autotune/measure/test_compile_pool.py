@@ -240,6 +240,24 @@ def test_a_compile_can_be_cancelled_while_it_runs_and_costs_no_other(
     assert len(processes.calls) == 2, "a compile that was cancelled has begun"
 
 
+def test_a_compile_that_is_cancelled_before_it_begins_leaves_its_process_to_the_next(
+    processes: FakeProcesses, compilers: Compilers
+) -> None:
+    """A process imports the DSL for seconds. Sweeps of short budgets cancelled their compiles
+    meanwhile, and each time the next shape had to start processes again.
+    """
+    processes.importing.clear()
+    first = submitted(compilers)
+    assert soon(lambda: processes.started == 1)
+
+    first.cancel()
+    processes.importing.set()
+
+    assert submitted(compilers).result(5) == COMPILE_SECONDS
+    assert processes.started == 1
+    assert len(processes.calls) == 1, "the compile that was cancelled has begun"
+
+
 def test_a_compile_that_was_cancelled_is_settled_in_silence(
     processes: FakeProcesses,
     stuck: list[Future[float]],
