@@ -273,7 +273,10 @@ def test_the_kernel_of_a_batch_invariant_forward_pass_computes_its_gradients(
         y = call(a, b, kernel="portable", **how)
     got = second_order(y, (a, b))
 
-    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
+    # Terms of hundreds cancel in small elements: 4e-6 of the largest one in 120 random problems.
+    for ours, torchs in zip(got, want, strict=True):
+        largest = torchs.abs().max().item()
+        torch.testing.assert_close(ours, torchs, atol=1e-4 * largest, rtol=0)
 
 
 @pytest.mark.usefixtures("never_invariant")

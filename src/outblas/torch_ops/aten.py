@@ -1,25 +1,23 @@
 """`outblas.enable`: torch's own dense products run on kernels of outblas, whoever calls them.
 
-aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_` are
-overridden at the dispatch key of a device. That key lies below autograd, autocast, vmap and
-tracing, so these see torch's own operators, and only the arithmetic changes. The kernels that the
-operators had before are kept: they compute whatever outblas does not cover, and `disable` gives the
-operators back to them.
+aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_`, and on
+request `_scaled_mm`, are overridden at the dispatch key of a device. That key lies below autograd,
+autocast, vmap and tracing, so these see torch's own operators, and only the arithmetic changes. The
+kernels that the operators had before are kept: they compute whatever outblas does not cover, and
+`disable` gives the operators back to them.
 """
 
 import threading
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..core import forks, invariance, registry
-from ..core import problem as operands
 from ..core.compat.torch_private import tensor_guard
-from ..core.context_flag import check_bool
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.problem import Problem
@@ -28,69 +26,17 @@ from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch, fallback, hooks, launcher
 from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call
+from .aten_rules import NOTHING, Product, Rules, checked_rules, unwanted_reason
+from .aten_scaled import DTYPES as FP8
+from .aten_scaled import NOT_INVARIANT, Scaled, scales_of
+from .aten_scaled import OPERATOR as SCALED
 from .call import is_plain_scalar
 
 Tensor = torch.Tensor
 
-DTYPES = (torch.float16, torch.bfloat16)
 OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
 _MOST_ALIKE = 16  # kinds that differ in layouts, dtypes and devices only
 _LINE_MASK = LINE - 1
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product that torch is asked for, as the `filter` of `enable` sees it.
-
-    Attributes:
-        operator: `mm`, `addmm`, `bmm` or `baddbmm`.
-        batch: The number of products; 1 for `mm` and `addmm`.
-        M: Rows of the result.
-        N: Columns of the result.
-        K: The inner size.
-        dtype: The dtype of the operands.
-
-    Example:
-        >>> import torch, outblas
-        >>> def large(product):  # a Product
-        ...     return product.M > 1 and product.flops > 1e9
-        >>> _ = outblas.enable(filter=large)
-        >>> outblas.disable()
-    """
-
-    operator: str
-    batch: int
-    M: int
-    N: int
-    K: int
-    dtype: torch.dtype
-
-    @property
-    def flops(self) -> int:
-        """The floating-point operations: 2 · batch · M · N · K."""
-        return 2 * self.batch * self.M * self.N * self.K
-
-    def __str__(self) -> str:
-        batch = "" if self.operator in ("mm", "addmm") else f"{self.batch}x"
-        name = operands.dtype_name(self.dtype)
-        return f"{self.operator} {batch}{self.M}x{self.N}x{self.K} {name}"
-
-
-class Rules(NamedTuple):
-    """Which products run on kernels of outblas, and where.
-
-    key: the dispatch key whose kernels are overridden. kernel: the kernel that takes them; "" for
-    the best known one. The other fields are the arguments of `enable`; without arguments, every
-    product is taken.
-    """
-
-    dtypes: tuple[torch.dtype, ...]
-    min_flops: float
-    min_gain: float
-    filter: Callable[[Product], bool] | None
-    key: str = "CUDA"
-    kernel: str = ""
-    batch_invariant: bool = False
 
 
 class Enabled:
@@ -172,7 +118,11 @@ def enable(
 
     Args:
         dtypes: The dtypes of operands that are taken; by default float16 and bfloat16, and float32
-            too with `batch_invariant`. float32 products follow torch's setting of tf32.
+            too with `batch_invariant`. float32 products follow torch's setting of tf32. With
+            float8_e4m3fn or float8_e5m2 among them, aten's `_scaled_mm` and `_scaled_mm_v2` are
+            overridden too, behind which `torch.nn.functional.scaled_mm` is: products with a scale
+            for each operand, or one for each row of A and column of B, whose results are bfloat16,
+            float16 or float32.
         min_flops: The least 2 · batch · M · N · K of a product that is taken. Small products cost
             the host more than torch's own.
         min_gain: The least time of cuBLAS over ours, where a sweep measured exactly this product; a
@@ -183,7 +133,7 @@ def enable(
         batch_invariant: True gives a row of a product the same bits alone, in any batch and beside
             any other rows, in every thread, as `outblas.batch_invariant` does for one. A product
             that no kernel computes raises ValueError, rather than be torch's unnoticed. Products
-            of a vector (aten's `mv` and `dot`) are not overridden.
+            of a vector (aten's `mv` and `dot`) and of fp8 operands are not overridden.
 
     Returns:
         A context manager, whose `decisions` say what became of each kind of product.
@@ -201,22 +151,7 @@ def enable(
         torch.Size([2, 4])
         >>> outblas.disable()
     """
-    check_bool(batch_invariant, "batch_invariant")
-    if batch_invariant:
-        _check_takes_all(min_flops, min_gain, filter)
-    if dtypes is None:
-        dtypes = (*DTYPES, torch.float32) if batch_invariant else DTYPES
-    if min_gain is None:
-        min_gain = 0 if batch_invariant else 1.0
-    return _enable(
-        Rules(
-            _checked_dtypes(dtypes),
-            _checked_limit("min_flops", min_flops),
-            _checked_limit("min_gain", min_gain),
-            _checked_filter(filter),
-            batch_invariant=batch_invariant,
-        )
-    )
+    return _enable(checked_rules(dtypes, min_flops, min_gain, filter, batch_invariant))
 
 
 def disable() -> None:
@@ -243,59 +178,30 @@ def _activate(enabled: Enabled | None) -> None:
     """Overrides the operators by the rules of `enabled`; None gives them back."""
     global _active
     with _lock:
-        before = _active and _active._rules.key
+        before = _active and _overridden(_active._rules)
         _active = None
         _decided.clear()
         if enabled is None:
             _uninstall()
             return
-        if before != enabled._rules.key:
+        if before != _overridden(enabled._rules):
             _uninstall()
-            _install(enabled._rules.key)
+            _install(*_overridden(enabled._rules))
         _active = enabled
 
 
-# ---- arguments
-def _checked_dtypes(dtypes: object) -> tuple[torch.dtype, ...]:
-    known = dict.fromkeys(dtype for kernel in registry.ladder() for dtype in kernel.dtypes)
-    if isinstance(dtypes, torch.dtype) or not isinstance(dtypes, Collection):
-        raise TypeError(f"dtypes is {dtypes!r}, expected a collection of torch dtypes")
-    for dtype in dtypes:
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtypes has {dtype!r}, expected torch dtypes")
-        if operands.dtype_name(dtype) not in known:
-            raise ValueError(f"dtypes has {dtype}, expected some of {', '.join(known)}")
-    return tuple(dtypes)
-
-
-def _checked_limit(name: str, limit: object) -> float:
-    if isinstance(limit, bool) or not isinstance(limit, int | float):
-        raise TypeError(f"{name} is {limit!r}, expected a number")
-    if not limit >= 0:
-        raise ValueError(f"{name} is {limit}, expected 0 or more")
-    return limit
-
-
-def _check_takes_all(min_flops: object, min_gain: object, filter: object) -> None:
-    """Raises ValueError for arguments that leave products to torch, which promises no bits."""
-    given = {"min_flops": min_flops, "min_gain": min_gain or 0, "filter": filter or 0}
-    for name, value in given.items():
-        if value != 0:
-            raise ValueError(
-                f"{name} is {value!r} with batch_invariant=True, expected none: a product that "
-                "stays with torch has other bits in other batches"
-            )
-
-
-def _checked_filter(given: Any) -> Callable[[Product], bool] | None:
-    if given is not None and not callable(given):
-        raise TypeError(f"filter is {given!r}, expected a function of a product, or None")
-    return given  # type: ignore[no-any-return]
-
-
 # ---- operators
-def _install(key: str) -> None:
-    """Overrides the operators at a dispatch key. A torch without CUDA has none there."""
+def _overridden(rules: Rules) -> tuple[str, tuple[str, ...]]:
+    """Returns the dispatch key, and the names of the operators that are overridden there."""
+    takes_fp8 = any(dtype in FP8 for dtype in rules.dtypes)
+    names = [name for name, (operator, _) in _OVERRIDES.items() if operator != SCALED or takes_fp8]
+    # An older torch does not have them all.
+    there = [name for name in names if hasattr(torch.ops.aten, name.partition(".")[0])]
+    return rules.key, tuple(there)
+
+
+def _install(key: str, names: tuple[str, ...]) -> None:
+    """Overrides operators at a dispatch key. A torch without CUDA has none there."""
     global _library
     if key == "CUDA" and not torch.backends.cuda.is_built():
         return
@@ -303,7 +209,8 @@ def _install(key: str) -> None:
     with warnings.catch_warnings():
         # torch warns, once in a process, that an operator has a kernel already
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for name, (operator, override) in _OVERRIDES.items():
+        for name in names:
+            operator, override = _OVERRIDES[name]
             previous = torch.library.get_kernel(f"aten::{name}", key)
             kernel = override(operator, previous)
             library.impl(name, kernel, key, with_keyset=True, allow_override=True)
@@ -365,6 +272,61 @@ def _in_place(operator: str, previous: Previous) -> Callable[..., Tensor]:
     return product
 
 
+def _scaled(operator: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides `_scaled_mm`, with or without `out`."""
+
+    def product(
+        keys: Any,
+        a: Tensor,
+        b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None = None,
+        scale_result: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+        **out: Tensor,
+    ) -> Tensor:
+        given = (a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+        result = _attempt_scaled(Scaled(*given, out.get("out")))
+        return _by_torch(previous, keys, *given, **out) if result is None else result
+
+    return product
+
+
+def _scaled_by_recipe(operator: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides `_scaled_mm_v2`, with or without `out`: the operator behind
+    `torch.nn.functional.scaled_mm`.
+    """
+
+    def product(
+        keys: Any,
+        a: Tensor,
+        b: Tensor,
+        scale_a: list[Tensor],
+        recipe_a: list[int],
+        swizzle_a: list[int],
+        scale_b: list[Tensor],
+        recipe_b: list[int],
+        swizzle_b: list[int],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None,
+        contraction_dim: Sequence[int] = (),
+        use_fast_accum: bool = False,
+        **out: Tensor,
+    ) -> Tensor:
+        by_recipe = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+        scales = scales_of(a, b, *by_recipe, contraction_dim)
+        options = bias, out_dtype, use_fast_accum, out.get("out")
+        result = None if scales is None else _attempt_scaled(Scaled.of(a, b, scales, *options))
+        if result is not None:
+            return result
+        rest = bias, out_dtype, contraction_dim, use_fast_accum
+        return _by_torch(previous, keys, a, b, *by_recipe, *rest, **out)
+
+    return product
+
+
 # What overrides an operator of aten: the product that it computes, and a function that makes the
 # kernel from this name and the kernel that the operator had before.
 _OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]]] = {
@@ -378,6 +340,10 @@ _OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]
     "baddbmm": ("baddbmm", _with_addend),
     "baddbmm.out": ("baddbmm", _with_addend),
     "baddbmm_": ("baddbmm", _in_place),
+    "_scaled_mm": (SCALED, _scaled),
+    "_scaled_mm.out": (SCALED, _scaled),
+    "_scaled_mm_v2": (SCALED, _scaled_by_recipe),
+    "_scaled_mm_v2.out": (SCALED, _scaled_by_recipe),
 }
 
 
@@ -412,7 +378,7 @@ def _left_to_torch(reason: str) -> None:
     nothing is multiplied, a row depends on no other.
     """
     enabled = _active
-    if enabled is None or _thread.inside or reason == _NOTHING:
+    if enabled is None or _thread.inside or reason == NOTHING:
         return
     if enabled._rules.batch_invariant or invariance.flag.requested():
         raise invariance.unsupported(reason)
@@ -465,9 +431,9 @@ def _attempt(
             plan = known
             break
     else:
-        kernel = enabled._rules.kernel
-        call = Call(a, b, c, out, None, alpha, beta, kernel, "", "", invariant, extra)
-        plan = _decide(enabled, operator, call, key, tensors)
+        rules = enabled._rules
+        call = Call(a, b, c, out, None, alpha, beta, rules.kernel, "", "", invariant, extra)
+        plan = _decide(enabled, partial(_choose, rules, operator, call), key, tensors)
     if isinstance(plan, str):
         _left_to_torch(plan)
         return None
@@ -481,13 +447,46 @@ def _attempt(
         return None
 
 
+def _attempt_scaled(given: Scaled) -> Tensor | None:
+    """Computes a product of fp8 operands by a kernel of outblas. Returns None, before anything is
+    written, where torch is to compute it. Raises as `_attempt`.
+    """
+    enabled = _active
+    if enabled is None or _thread.inside:
+        return None
+    if invariance.flag.ever and invariance.flag.requested():
+        raise invariance.unsupported(NOT_INVARIANT)
+    tensors = given.tensors
+    try:
+        key = given.key()
+    except RuntimeError:  # an operand without an address
+        return None
+    for matches, known in _decided.get(key, ()):
+        if matches(*tensors):
+            plan = known
+            break
+    else:
+        plan = _decide(enabled, partial(_choose_scaled, enabled._rules, given), key, tensors)
+    if isinstance(plan, str):
+        return None
+    try:
+        return given.run(plan)
+    except OperandError:  # operands that overlap
+        return None
+
+
 def _decide(
-    enabled: Enabled, operator: str, call: Call, key: tuple[Any, ...], tensors: tuple[Tensor, ...]
+    enabled: Enabled,
+    choose: Callable[[], tuple[dispatch.Plan | str, str]],
+    key: tuple[Any, ...],
+    tensors: tuple[Tensor, ...],
 ) -> dispatch.Plan | str:
-    """Returns the plan for calls like this one, or why torch computes them, and remembers it."""
+    """Returns the plan for calls like this one, or why torch computes them, and remembers it.
+    `choose` finds it, and says how `decisions` calls the product.
+    """
     _thread.inside = True
     try:
-        found, product = _choose(enabled._rules, operator, call)
+        found, product = choose()
     finally:
         _thread.inside = False
     if found == _IN_CAPTURE:
@@ -514,7 +513,6 @@ def _layout(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
 
 
-_NOTHING = "nothing is multiplied"
 _IN_CAPTURE = "a CUDA graph is captured, and the kernel is not loaded yet"
 
 
@@ -531,16 +529,32 @@ def _choose(rules: Rules, operator: str, call: Call) -> tuple[dispatch.Plan | st
     batch = call.a.shape[0] if call.a.dim() == 3 else 1
     product = Product(operator, batch, call.a.shape[-2], call.b.shape[-1], problem.K, problem.dtype)
     reason = _reason(rules, product, problem)
-    if reason:
-        return reason, str(product)
+    return reason or _planned(product, call), str(product)
+
+
+def _choose_scaled(rules: Rules, given: Scaled) -> tuple[dispatch.Plan | str, str]:
+    """Returns the plan of a product of fp8 operands, or why torch computes it, and how `decisions`
+    calls it.
+    """
+    if reason := given.reason():
+        shapes = " and ".join("x".join(map(str, t.shape)) for t in (given.a, given.b))
+        return reason, f"{SCALED} of {shapes}"
+    (M, K), N = given.a.shape, given.b.shape[1]
+    product = Product(SCALED, 1, M, N, K, given.a.dtype)
+    reason = unwanted_reason(rules, product)
+    return reason or _planned(product, given.call()), str(product)
+
+
+def _planned(product: Product, call: Call) -> dispatch.Plan | str:
+    """Returns the plan of a call that a kernel is to compute, or why there is none."""
     known = dispatch.cached_plan(call)
-    if known is None and capturing(problem.device):
-        return _IN_CAPTURE, str(product)
+    if known is None and capturing(call.a.device):
+        return _IN_CAPTURE
     try:
-        return known or dispatch.find_plan(call), str(product)
+        return known or dispatch.find_plan(call)
     except Exception as error:  # torch computed this product before `enable`, and still can
         fallback.warn_once(f"{product} stays with torch: {error}")
-        return str(error), str(product)
+        return str(error)
 
 
 def _check_dimensions(operator: str, call: Call) -> None:
@@ -558,18 +572,12 @@ def _check_dimensions(operator: str, call: Call) -> None:
 
 def _reason(rules: Rules, product: Product, problem: Problem) -> str:
     """Returns why a product stays with torch; "" if it does not."""
-    if product.dtype not in rules.dtypes:
-        return f"{product.dtype} is not among the dtypes that enable() was given"
-    if launcher.is_empty(problem) or problem.K == 0:
-        return _NOTHING
-    if product.flops < rules.min_flops:
-        return f"its {product.flops} FLOP are less than min_flops, {rules.min_flops:g}"
-    if rules.filter is not None and not rules.filter(product):
-        return "the filter does not take it"
+    if reason := unwanted_reason(rules, product):
+        return reason
     if rules.kernel:
         return launcher.unsupported_reason(registry.find(rules.kernel), problem) or ""
-    if reason := launcher.no_kernel_reason(problem):
-        return reason
+    if missing := launcher.no_kernel_reason(problem):
+        return missing
     gain = hooks.tuner.get().measured_gain(problem)
     if gain is not None and gain < rules.min_gain:
         measured = f"it is {gain:.3f} times as fast as cuBLAS by a sweep"

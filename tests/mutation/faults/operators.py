@@ -23,6 +23,8 @@ FUSED = (Check("test_nn_fuse.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
 
 ENABLE = (Check("test_enable.py"),)
+ENABLED_FP8 = (Check("test_enable_scaled.py"),)
+_ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
@@ -313,6 +315,38 @@ FAULTS = (
         "    _thread.inside = False\n",
         ENABLE,
         "A filter that multiplies is asked about its own products for ever.",
+    ),
+    Fault(
+        "enabled_fp8_unasked",
+        _ATEN,
+        "if operator != SCALED or takes_fp8]",
+        "]",
+        ENABLED_FP8,
+        "Products of fp8 operands are overridden though nobody asked for them.",
+    ),
+    Fault(
+        "enabled_fp8_sums_not_in_key",
+        _ATEN_SCALED,
+        "self.out_dtype, self.use_fast_accum\n",
+        "self.out_dtype\n",
+        ENABLED_FP8,
+        "An fp8 product with sums in float32 takes the plan of one with sums in tensor cores.",
+    ),
+    Fault(
+        "enabled_fp8_takes_what_torch_refuses",
+        _ATEN_SCALED,
+        "return self._refusal() or scaled_mm._no_kernel_reason(a)",
+        "return scaled_mm._no_kernel_reason(a)",
+        ENABLED_FP8,
+        "An fp8 product that torch refuses has a result under enable.",
+    ),
+    Fault(
+        "enabled_fp8_recipes_ignored",
+        _ATEN_SCALED,
+        "        if not is_one and not (recipe[0] == _ROW_WISE",
+        "        if False and not (recipe[0] == _ROW_WISE",
+        ENABLED_FP8,
+        "Scales of blocks are taken for scales of rows.",
     ),
     Fault(
         "enabled_for_good",

@@ -1,0 +1,154 @@
+"""`torch._scaled_mm` and `torch.nn.functional.scaled_mm` under `outblas.enable`: their calls in the
+form of `outblas.scaled_mm`, and which of them stay with torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.epilogue import EpilogueArgs
+from ..core.errors import OperandError
+from ..core.tensor_memory import LINE, read_address
+from ..runtime.dispatch import Call, Plan
+from . import eager_scaled, scaled_mm
+
+Tensor = torch.Tensor
+
+OPERATOR = "_scaled_mm"
+DTYPES = tuple(scaled_mm.FORMATS)
+NOT_INVARIANT = "_scaled_mm has no batch-invariant kernel"
+_LINE_MASK = LINE - 1
+
+
+class Scaled(NamedTuple):
+    """The arguments of a call of `torch._scaled_mm`. `out` is None without an output that is
+    given.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale_a: Tensor
+    scale_b: Tensor
+    bias: Tensor | None
+    scale_result: Tensor | None
+    out_dtype: torch.dtype | None
+    use_fast_accum: bool
+    out: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        a: Tensor,
+        b: Tensor,
+        scales: tuple[Tensor, Tensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None,
+        use_fast_accum: bool,
+        out: Tensor | None,
+    ) -> "Scaled":
+        return cls(a, b, *scales, bias, None, out_dtype, use_fast_accum, out)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that a plan depends on. A guard takes no tensor twice, and both scales are
+        often one.
+        """
+        scales = (self.scale_a,) if self.scale_b is self.scale_a else (self.scale_a, self.scale_b)
+        return (self.a, self.b, *scales, *(t for t in (self.bias, self.out) if t is not None))
+
+    def key(self) -> tuple[Any, ...]:
+        """Returns what a plan depends on and a guard does not compare. Raises RuntimeError for
+        operands without an address.
+        """
+        others = self.scale_a, self.scale_b, self.bias, self.out
+        rest = [None if t is None else read_address(t) & 15 for t in others]
+        in_line = read_address(self.a) & _LINE_MASK, read_address(self.b) & _LINE_MASK
+        options = self.scale_b is self.scale_a, self.out_dtype, self.use_fast_accum
+        return (OPERATOR, self.a.shape, self.b.shape, *in_line, *rest, *options)
+
+    def reason(self) -> str:
+        """Returns why torch computes the call, whatever the rules are; "" if it need not."""
+        a, b, scale_a, scale_b, out_dtype = *self[:4], self.out_dtype
+        if self.scale_result is not None or out_dtype not in scaled_mm.OUT_DTYPES:
+            return f"its result is {out_dtype or a.dtype}"
+        try:
+            scaled_mm._checked(a, b, scale_a, scale_b, self.bias, out_dtype)
+        except OperandError as error:  # torch says what is wrong, or has other recipes
+            return str(error)
+        return self._refusal() or scaled_mm._no_kernel_reason(a) or ""
+
+    def _refusal(self) -> str:
+        """Returns what torch does not accept of a call that `outblas.scaled_mm` accepts: it raises
+        under `enable`, too.
+        """
+        a, b, scale_a, scale_b = self[:4]
+        if a.stride(1) != 1 or b.stride(0) != 1:
+            return "A is not row-major, or B is not column-major"
+        if a.shape[1] % 16 or b.shape[1] % 16:
+            return f"{a.shape[1]} and {b.shape[1]}, its K and N, are no multiples of 16"
+        if a.dtype == b.dtype == torch.float8_e5m2:
+            return "both operands are float8_e5m2"
+        if (scale_a.numel() == 1) != (scale_b.numel() == 1):
+            return "one operand has one scale, and the other has several"
+        if scale_a.numel() > 1 and self.out_dtype != torch.bfloat16:
+            return f"its result is {self.out_dtype} with a scale for each row"
+        return ""
+
+    def call(self) -> Call:
+        """Returns the call in the form that is planned."""
+        assert self.out_dtype is not None
+        extra = EpilogueArgs("", self.bias, None, None)
+        call = scaled_mm._call(
+            self.a,
+            self.b,
+            self.scale_a,
+            self.scale_b,
+            self.out_dtype,
+            self.use_fast_accum,
+            extra,
+        )
+        return call._replace(out=self.out)
+
+    def run(self, plan: Plan) -> Tensor:
+        """Runs the plan of a call."""
+        pairs = (
+            eager_scaled.as_16_bit_pairs(self.a),
+            eager_scaled.as_16_bit_pairs(self.b.t()).t(),
+        )
+        scales = eager_scaled.as_scale(self.scale_a), eager_scaled.as_scale(self.scale_b)
+        return plan(*pairs, None, self.out, 1, 0, self.bias, None, None, *scales)
+
+
+_TENSOR_WISE, _ROW_WISE = 0, 1  # the values of torch's enumeration of recipes
+
+
+def scales_of(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Sequence[Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    contraction: Sequence[int],
+) -> tuple[Tensor, Tensor] | None:
+    """Returns both scales of a call of aten's `_scaled_mm_v2`, or None where its recipes are not
+    covered, or its scales do not have their shapes.
+    """
+    swizzled = any(swizzle_a) or any(swizzle_b)
+    if swizzled or tuple(contraction) not in ((), (1, 0)) or not a.dim() == b.dim() == 2:
+        return None
+    found = []
+    for scale, recipe, by_row in (
+        (scale_a, recipe_a, (a.shape[0], 1)),
+        (scale_b, recipe_b, (1, b.shape[1])),
+    ):
+        if len(scale) != 1 or len(recipe) != 1:
+            return None
+        is_one = recipe[0] == _TENSOR_WISE and scale[0].numel() == 1
+        if not is_one and not (recipe[0] == _ROW_WISE and tuple(scale[0].shape) == by_row):
+            return None
+        found.append(scale[0])
+    return found[0], found[1]
