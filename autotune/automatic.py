@@ -74,7 +74,22 @@ def _choices(
         workload = of_problem(problem) or workload
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
+    return _suited(index, problem, workload, transposed=transposed)
 
+
+def choices_of(index: TuningIndex, problem: Problem, workload: Workload) -> list[tuple[str, str]]:
+    """Returns the choices that an index has for a product with a row-major output, as `choices`
+    has those of the GPU of the product.
+    """
+    return _suited(index, problem, workload, transposed=False)
+
+
+def _suited(
+    index: TuningIndex, problem: Problem, workload: Workload, *, transposed: bool
+) -> list[tuple[str, str]]:
+    """Returns the choices of an index in the form that a call takes. `transposed`: the output lay
+    by columns.
+    """
     # An epilogue was tuned for C stored by rows, where a bias is added to columns.
     whole = workload if transposed else _with_epilogue(workload, problem)
 

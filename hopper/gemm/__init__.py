@@ -53,4 +53,13 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, precompile, space, remarks = host.entry(Gemm, KernelTraits, Config)
+(
+    unsupported,
+    plan,
+    artifact,
+    precompile,
+    space,
+    remarks,
+    pack_variants,
+    keep_variant,
+) = host.entry(Gemm, KernelTraits, Config)

@@ -18,7 +18,7 @@ from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ..core import bounds, compile, tile_order
 from ..core.config import HopperConfig, gated_reason, promoted_reason
-from . import gpc_placement, heuristic, operand_copies, search_space
+from . import gpc_placement, heuristic, operand_copies, packed, search_space
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
 from .launcher import launcher
@@ -28,7 +28,8 @@ from .variant import Rung, Variant, example_variant, variant_of
 
 def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
     """Returns what the kernel's module exports: `unsupported`, `plan`, `artifact`, `precompile`,
-    `space` and `remarks`. `config()` is the kernel's default config.
+    `space`, `remarks`, `pack_variants` and `keep_variant`. `config()` is the kernel's default
+    config.
     """
     rung = Rung(gemm, traits, config())
     can_take = functools.partial(unsupported, gemm)
@@ -39,6 +40,8 @@ def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[
         functools.partial(precompile, rung),
         functools.partial(search_space.space, gemm, rung.config, can_take),
         operand_copies.remarks,
+        functools.partial(packed.variants, rung),
+        functools.partial(packed.keep, rung),
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.errors import OperandError
 from .core.invariance import batch_invariant
+from .core.pack import load_pack
 from .core.readiness import weights_ready
 from .core.registry import Kernel, ladder
 from .runtime import hooks
@@ -38,6 +39,7 @@ __all__ = [
     "inductor_choice",
     "ladder",
     "linear",
+    "load_pack",
     "matmul",
     "patch",
     "scaled_mm",

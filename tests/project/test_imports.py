@@ -34,7 +34,7 @@ LAYERS = (
     ("outblas.bench", "outblas.verify", "outblas.inspect"),
     ("outblas.autotune",),
     ("outblas",),
-    ("outblas.report",),
+    ("outblas.report", "outblas.packing"),
     ("outblas.cli",),
     ("outblas.__main__",),
 )

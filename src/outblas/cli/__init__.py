@@ -14,6 +14,7 @@ from . import (
     doctor,
     inspect,
     listing,
+    pack,
     profile,
     report,
     report_tune,
@@ -60,6 +61,7 @@ app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 report.app.command("tune")(report_tune.tune)
 app.add_typer(cache.app, name="cache")
+app.add_typer(pack.app, name="pack")
 app.add_typer(report.app, name="report")
 
 
@@ -80,4 +82,5 @@ def _paragraphs(text: str) -> str:
 
 _give_help(app)
 _give_help(cache.app, "cache ")
+_give_help(pack.app, "pack ")
 _give_help(report.app, "report ")

@@ -64,6 +64,12 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
             "remove old results and compiled kernels",
         ),
     ),
+    "pack build": (
+        ("outblas pack build --model llama-3-8b --rows 1-512 -o llama.outblas", "a model's layers"),
+        ("outblas pack build --shapes products.txt -o mine.outblas", "products of your own"),
+    ),
+    "pack show": (("outblas pack show llama.outblas", "its products and versions"),),
+    "pack verify": (("outblas pack verify llama.outblas", "check every byte"),),
     "report ladder": (
         ("outblas report ladder --ladder hopper", "rung by rung"),
         ("outblas report ladder --html ladder.html", "as a page"),

@@ -35,7 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import ownership
+from . import compiling, ownership, pack
+from .facts import digest as digest
+from .facts import text as facts_text
 from .filesystems import network_filesystem as network_filesystem
 from .ownership import Refused, shown
 
@@ -161,15 +163,6 @@ def inspections() -> Path:
     return directory() / "inspections"
 
 
-def digest(facts: dict[str, object]) -> str:
-    """Returns the file name for a kernel that `facts` determine."""
-    return hashlib.sha256(_text(facts).encode()).hexdigest()[:32]
-
-
-def _text(facts: dict[str, object]) -> str:
-    return json.dumps(facts, sort_keys=True, default=str)
-
-
 def fetch(
     facts: dict[str, object],
     *,
@@ -179,18 +172,24 @@ def fetch(
 ) -> T:
     """Returns the object that `facts` determine: loads it from disk, or builds and saves it.
 
-    When several processes want one object at the same time, one builds it while the others wait.
-    `save(object, path)` writes `path`; `load(path)` reads a temporary copy, which is deleted
-    afterwards. A file that is damaged or cannot be trusted is built again.
+    A pack that has the object comes before the disk. When several processes want one object at the
+    same time, one builds it while the others wait. `save(object, path)` writes `path`; `load(path)`
+    reads a temporary copy, which is deleted afterwards. A file that is damaged or cannot be trusted
+    is built again. Raises CompileForbidden where it would be built, but OUTBLAS_COMPILE forbids it.
     """
+    packed = _from_pack(facts, load)
+    if packed is not None:
+        return packed
     try:
         path = objects_folder() / f"{digest(facts)}.o"
     except OSError as error:
         _warn_once(str(error))
+        compiling.check_allowed(facts.get("kernel"))
         return build()
     found = _loaded(path, facts, load)
     if found is not None:
         return found
+    compiling.check_allowed(facts.get("kernel"))
     with locked(path.with_suffix(".lock"), remove=True):
         found = _loaded(path, facts, load)
         if found is not None:
@@ -239,6 +238,26 @@ def object_problem(path: Path) -> str | None:
     return None
 
 
+def _from_pack(facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
+    """Returns an object from a pack, or None where no pack has it, or it cannot be loaded here."""
+    code = pack.packed_code(facts)
+    if code is None:
+        return None
+    try:
+        with _copied(code, Path(tempfile.gettempdir())) as copy:
+            return load(copy)
+    except Exception as error:
+        _warn_once(f"the pack's {facts.get('kernel')}: {error}")
+        return None
+
+
+def packed_object(facts: dict[str, object]) -> bytes:
+    """Returns the code of an object that `warm` has made sure of, to be packed. Raises OSError,
+    Damaged or Refused where it is not there any more.
+    """
+    return _verified(objects_folder() / f"{digest(facts)}.o", facts)
+
+
 def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
     """Returns the object at `path`, or None where it is absent, damaged, not to be trusted, or
     cannot be loaded here.
@@ -282,7 +301,7 @@ def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
         raise Damaged(
             f"{shown(path.with_suffix('.json'))} is not the record of an object"
         ) from None
-    if named != path.stem or (facts is not None and record != json.loads(_text(facts))):
+    if named != path.stem or (facts is not None and record != json.loads(facts_text(facts))):
         raise Refused(f"{shown(path.with_suffix('.json'))} is the record of another kernel")
     code = ownership.read(path)
     if checksum != hashlib.sha256(code).hexdigest():

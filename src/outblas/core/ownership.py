@@ -85,6 +85,39 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
+def open_shared(path: Path) -> int:
+    """Returns a descriptor of a regular file that only this user or root can have written, such as
+    one that is part of an image.
+
+    Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of
+    OSError as `open` does.
+    """
+    _check_shared(path, os.lstat(path))
+    descriptor = os.open(path, _OPEN_FLAGS)
+    try:
+        _check_shared(path, os.fstat(descriptor))
+    except Refused:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_shared(path: Path, status: os.stat_result) -> None:
+    """Raises Refused unless the status describes a regular file that only this user or root can
+    have written.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused(f"{shown(path)} is {_kind(status.st_mode)}, expected a regular file")
+    if not hasattr(os, "geteuid"):
+        return
+    if status.st_uid not in (os.geteuid(), ROOT) and not _is_unmapped(status.st_uid):
+        raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
+    if status.st_mode & _OTHERS_WRITE:
+        raise Refused(
+            f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+        )
+
+
 def shown(path: object) -> str:
     """Formats a path for a message: control characters are escaped, and the middle of a long path
     is left out.

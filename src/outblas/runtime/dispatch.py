@@ -12,6 +12,7 @@ from ..core.compat.torch_private import any_autocast, autocast_off, fp32_precisi
 from ..core.compat.torch_private import current_device as _current_device
 from ..core.compat.torch_private import empty_strided as _empty_strided
 from ..core.compat.torch_private import fills_memory as _fills_memory
+from ..core.compiling import CompileForbidden
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.problem import Launch, Problem
@@ -78,7 +79,7 @@ def run(call: Call) -> Tensor:
 
     Raises OperandError for operands that do not fit together, ValueError where the named kernel
     does not support them, and RuntimeError while a CUDA graph is captured and the kernel is not
-    loaded yet.
+    loaded yet, or where the named kernel may not be compiled.
     """
     plan = _plans.get(_cache_key(call)) or find_plan(call)
     # Calls with out= cast nothing under autocast; torch's own functions would cast.
@@ -90,14 +91,25 @@ def run(call: Call) -> Tensor:
     return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.epilogue_tensors)
 
 
-def find_plan(call: Call) -> Plan:
-    """Returns the plan for calls like this one. Raises as `run`."""
+def find_plan(call: Call, *, by_torch: bool = True) -> Plan:
+    """Returns the plan for calls like this one. Raises as `run`.
+
+    Where the kernel may not be compiled, torch computes the call. Without `by_torch`, raises
+    CompileForbidden then.
+    """
     key = _cache_key(call)
     plan = _plans.get(key)
     if plan is None and capturing(call.a.device):
         plan = _similar_plan(call)
     if plan is None:
-        plan = _prepare(call)
+        try:
+            plan = _prepare(call)
+        except CompileForbidden as error:
+            if not by_torch or call.kernel or call.formats:
+                raise
+            if call.batch_invariant:
+                raise invariance.unsupported(str(error)) from None
+            plan = _fallback_plan(str(error), call.out_dtype, call.extra)
         remember(_plans, key, plan)
     return plan
 

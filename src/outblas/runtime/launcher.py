@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import configs, registry
+from ..core import compiling, configs, registry
 from ..core import problem as operands
+from ..core.compiling import CompileForbidden
 from ..core.epilogue import NONE, Epilogue, apply
 from ..core.problem import Launch, Problem
 from . import default_kernel, fallback, hooks
@@ -109,6 +110,8 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
                 return named_launcher(kernel, config, problem, no_product=False)
         except (ValueError, ImportError):  # the kernel or its config does not support this call
             continue
+        except CompileForbidden:
+            continue
         except Exception as error:
             fallback.warn_once(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
     return None
@@ -132,6 +135,8 @@ def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bo
     if reason := _unsupported_config_reason(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
     on_cpu = problem.device.type == "cpu"
+    if registry.find(kernel).dsl != "cute" and not on_cpu:  # nobody knows what Triton's cache has
+        compiling.check_allowed(kernel)
     with contextlib.nullcontext() if on_cpu else torch.cuda.device(problem.device):
         launch: Callable[..., None] = module.plan(problem, chosen)
     return launch

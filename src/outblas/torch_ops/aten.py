@@ -551,7 +551,7 @@ def _planned(product: Product, call: Call) -> dispatch.Plan | str:
     if known is None and capturing(call.a.device):
         return _IN_CAPTURE
     try:
-        return known or dispatch.find_plan(call)
+        return known or dispatch.find_plan(call, by_torch=False)
     except Exception as error:  # torch computed this product before `enable`, and still can
         fallback.warn_once(f"{product} stays with torch: {error}")
         return str(error)

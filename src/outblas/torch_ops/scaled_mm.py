@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
 from ..core.compat.torch_private import below_autograd, from_below, has_override
+from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
 from ..core.errors import A, B, OperandError
@@ -336,16 +337,33 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
         )
     reason = _no_kernel_reason(a)
     if reason is not None:
-        fallback.warn_fallback(reason)
-        wide = EpilogueArgs(activation, *(t if t is None else t.float() for t in (bias, residual)))
-        return fallback.fused(
-            scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
-        ).to(dtype)
+        return _by_torch(reason, a, b, scale_a, scale_b, dtype, extra)
     if 0 in (*a.shape, *b.shape):
         x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
         x = x if bias is None else x + bias
         return epilogue.apply(x, activation, residual).to(dtype)
-    return dispatch.run(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
+    try:
+        return dispatch.run(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
+    except CompileForbidden as error:
+        return _by_torch(str(error), a, b, scale_a, scale_b, dtype, extra)
+
+
+def _by_torch(
+    reason: str,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    dtype: torch.dtype,
+    extra: EpilogueArgs,
+) -> Tensor:
+    """Computes a call in float32 by torch, and warns of the reason."""
+    fallback.warn_fallback(reason)
+    activation, bias, residual, _ = extra
+    wide = EpilogueArgs(activation, *(t if t is None else t.float() for t in (bias, residual)))
+    return fallback.fused(
+        scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
+    ).to(dtype)
 
 
 def _call(

@@ -4,6 +4,8 @@ from ..fault import Check, Fault
 
 TRUST = (Check("test_cache_trust.py"), Check("test_cache.py"))
 CHOICE = (Check("test_lookup.py"),)
+PACKS = (Check("test_pack.py"),)
+PACKED = (Check("test_products.py"),)
 KEY = (Check("test_compile_key.py"),)
 PLANS = (Check("test_plan_keys.py"),)
 
@@ -12,12 +14,14 @@ _EAGER = "src/outblas/torch_ops/eager.py"
 _LINEAR = "src/outblas/torch_ops/linear.py"
 _DISPATCH = "src/outblas/runtime/dispatch.py"
 _LOOKUP = "autotune/lookup.py"
+_PACK = "src/outblas/core/pack.py"
+_PACKING = "src/outblas/packing/products.py"
 
 FAULTS = (
     Fault(
         "object_of_another_kernel_loaded",
         _CACHE,
-        "if named != path.stem or (facts is not None and record != json.loads(_text(facts))):",
+        "if named != path.stem or (facts is not None and record != json.loads(facts_text(facts))):",
         "if named != path.stem:",
         TRUST,
         "A file is loaded whose record is that of another kernel.",
@@ -29,6 +33,62 @@ FAULTS = (
         "if not checksum:",
         TRUST,
         "A damaged object is loaded.",
+    ),
+    Fault(
+        "packed_code_not_checked",
+        _PACK,
+        "        if hashlib.sha256(code).hexdigest() != found.sha256:\n",
+        "        if not found.sha256:\n",
+        PACKS,
+        "A kernel of a pack is loaded though its code was altered.",
+    ),
+    Fault(
+        "packed_manifest_not_checked",
+        _PACK,
+        "if len(text) != length or hashlib.sha256(text).digest() != expected:",
+        "if len(text) != length:",
+        PACKS,
+        "A pack is loaded though its manifest was altered.",
+    ),
+    Fault(
+        "pack_of_any_size",
+        _PACK,
+        "    if end != size:\n",
+        "    if end > size:\n",
+        PACKS,
+        "A pack is loaded though something was added to it.",
+    ),
+    Fault(
+        "pack_of_anybody",
+        "src/outblas/core/ownership.py",
+        "if status.st_uid not in (os.geteuid(), ROOT) and not _is_unmapped(status.st_uid):",
+        "if False:",
+        PACKS,
+        "A pack is loaded that belongs to another user.",
+    ),
+    Fault(
+        "pack_written_in_place",
+        _PACK,
+        '    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")\n',
+        "    scratch = path\n    path.unlink(missing_ok=True)\n",
+        PACKS,
+        "A process that is killed while it writes a pack leaves a part of it.",
+    ),
+    Fault(
+        "compiled_though_forbidden",
+        "src/outblas/core/cache.py",
+        '    compiling.check_allowed(facts.get("kernel"))\n    with locked',
+        "    with locked",
+        PACKS,
+        "A kernel is compiled though OUTBLAS_COMPILE forbids it.",
+    ),
+    Fault(
+        "packed_rows_without_the_last",
+        _PACKING,
+        "for M in range(first, last + 1)})",
+        "for M in range(first, last)})",
+        PACKED,
+        "A range of rows leaves out its last one.",
     ),
     Fault(
         "compile_key_without_source",

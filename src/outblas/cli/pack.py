@@ -1,0 +1,139 @@
+"""`outblas pack`: compiled kernels in one file, for a deployment that compiles nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..core import pack
+from .common import JsonOption, check_writable, give, note, number_of, say, table, usage_errors
+
+app = typer.Typer(
+    help="Builds, shows and verifies packs: compiled kernels that a deployment loads.",
+    no_args_is_help=True,
+)
+
+FileArgument = Annotated[Path, typer.Argument(help="The pack.")]
+
+
+@app.command()
+def build(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    shapes: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with products, one to a line: M or FIRST-LAST, then xNxK, and if wanted a "
+            "dtype, a layout, an epilogue and batch-invariant. # begins a comment."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="llama-3-8b, llama-3-70b or qwen3-32b, or the path of a config.json as Hugging "
+            "Face has it: the linear layers of that model."
+        ),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="With --model, the numbers of rows: 1-512,1024, for example.")
+    ] = "1-512",
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(min=1, help="With a config.json, how many GPUs share a layer."),
+    ] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="The GPU whose configs are taken: H100, H200, GH200, H20 or H800.")
+    ] = "H100",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that compile. Default: one per core.")
+    ] = None,
+) -> None:
+    """Compiles all that a list of products needs into one file. Needs no GPU.
+
+    The shipped tables and the kernel's own rule choose the configs, as in a process without tuning
+    results of its own. Products that another kernel than hopper.gemm computes are counted and left
+    out.
+    """
+    from ..packing import build as building
+    from ..packing import products
+
+    with usage_errors(ImportError):
+        check_writable(output, "--output")
+        if (shapes is None) == (model is None):
+            raise ValueError("expected --shapes or --model, one of them")
+        if shapes is not None:
+            wanted = products.parse_file(shapes)
+        else:
+            wanted = products.of_model(str(model), rows, tensor_parallel)
+        built = building.build(
+            wanted, output, gpu=gpu, jobs=jobs, say=lambda text: say(text, err=True)
+        )
+    size = output.stat().st_size / 2**20
+    typer.echo(f"{output}: {number_of(built.kernels, 'kernel')}, {size:.1f} MiB")
+    for kernel, count in sorted(built.left_out.items()):
+        typer.echo(f"{number_of(count, 'product')} left out: {kernel} computes them, by Triton")
+
+
+@app.command()
+def show(file: FileArgument, json: JsonOption = False) -> None:
+    """Shows what a pack was built for, and with which versions."""
+    found = _opened(file)
+    kernels = Counter(str(each.facts.get("config")) for each in found.objects.values())
+    size = sum(each.size for each in found.objects.values())
+    value: dict[str, Any] = {
+        "file": str(file),
+        "about": dict(found.about),
+        "toolchain": found.toolchain,
+        "objects": len(found.objects),
+        "bytes": size,
+    }
+
+    def shown() -> None:
+        rows = [(name, text) for name, text in found.about.items() if name != "products"]
+        table(str(file), ("fact", "value"), [*rows, *found.toolchain.items()])
+        for line in found.about.get("products", ()):
+            typer.echo(line)
+        note(
+            f"{number_of(len(found.objects), 'kernel')} of {number_of(len(kernels), 'config')}, "
+            f"{size / 2**20:.1f} MiB"
+        )
+
+    give(value, shown, json=json)
+
+
+@app.command()
+def verify(file: FileArgument) -> None:
+    """Checks every byte of a pack, and whether this installation can use it.
+
+    It exits with code 1 if anything is wrong.
+    """
+    found = _opened(file)
+    problems = found.problems()
+    if found.objects:
+        problems += _other_versions(found)
+    for problem in problems:
+        say(problem, err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{file}: {number_of(len(found.objects), 'kernel')}, all as they were packed")
+
+
+def _opened(file: Path) -> pack.Pack:
+    with usage_errors(pack.PackError):
+        return pack.read(file)
+
+
+def _other_versions(found: pack.Pack) -> list[str]:
+    """What differs between the versions that a pack was built with and those that are here."""
+    try:
+        from ..hopper.core.compile import toolchain_fields
+    except ImportError as error:
+        return [f"this installation cannot use it: {error}"]
+    here = toolchain_fields()
+    return [
+        f"it was built with {name} {value}, here is {here[name]}"
+        for name, value in found.toolchain.items()
+        if value != here[name]
+    ]

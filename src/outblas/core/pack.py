@@ -1,0 +1,284 @@
+"""Packs: compiled kernels in one file, which a deployment loads in the place of compiling.
+
+A pack has a manifest, JSON, and the code of its kernels one after the other:
+
+    =======  ====================================================================================
+    bytes
+    =======  ====================================================================================
+    16       `MAGIC`, which has the version of the format
+    32       the SHA-256 of the manifest
+    8        the size of the manifest, big-endian
+    …        the manifest
+    …        the objects, in the order of the manifest, to the end of the file
+    =======  ====================================================================================
+
+The manifest has the `facts` that determine each object (`core.facts`), its size and its SHA-256.
+Every byte of the file is covered: by the magic, by the manifest's digest, or by that of an object.
+
+Kernels are native code. A pack is loaded only from a regular file that belongs to this user or to
+root, and that no other user can write; an object is loaded only if its bytes have its digest. The
+file is mapped into memory, so that objects that nobody asks for are never read.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import forks, ownership
+from .facts import Facts, digest
+from .ownership import Refused, shown
+
+MAGIC = b"outblas pack\n\0\0\1"
+_DIGEST, _SIZE = 32, 8
+_HEAD = len(MAGIC) + _DIGEST + _SIZE
+LARGEST_MANIFEST = 1 << 28  # bytes; a damaged size must not ask for all memory
+# Facts that describe where and with what a kernel was compiled. A pack has one value of each.
+TOOLCHAIN = ("arch", "options", "machine", "dsl", "tvm_ffi", "source")
+
+
+class PackError(ValueError):
+    """A file is no pack, or not one that may be loaded here."""
+
+
+class Object(NamedTuple):
+    """An object of a pack: what determines it, and where its code lies in the file."""
+
+    facts: Facts
+    offset: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack that was opened.
+
+    Attributes:
+        path: The file.
+        about: What its builder says of it: `outblas`, the version; `gpu`, the model of GPU whose
+            configs it has; `products`.
+        objects: By the digest of their facts.
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+    objects: Mapping[str, Object]
+    _content: mmap.mmap
+
+    @property
+    def toolchain(self) -> Facts:
+        """The facts that all objects share; empty for a pack without objects."""
+        for each in self.objects.values():
+            return {name: each.facts.get(name) for name in TOOLCHAIN}
+        return {}
+
+    def code(self, name: str) -> bytes | None:
+        """Returns the code of the object of this name, or None if the pack has no such object.
+        Raises PackError if the code differs from what was packed.
+        """
+        found = self.objects.get(name)
+        if found is None:
+            return None
+        code = self._content[found.offset : found.offset + found.size]
+        if hashlib.sha256(code).hexdigest() != found.sha256:
+            kernel = found.facts.get("kernel")
+            raise PackError(f"{shown(self.path)}: the code of {kernel} is not what was packed")
+        return code
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with any of its objects; empty if nothing is."""
+        found = []
+        for name in self.objects:
+            try:
+                self.code(name)
+            except PackError as error:
+                found.append(str(error))
+        return found
+
+
+def write(path: Path, about: Mapping[str, Any], objects: Iterable[tuple[Facts, bytes]]) -> None:
+    """Writes a pack. It replaces the file at `path` when it is complete: a process that is killed
+    before leaves that file as it was.
+
+    Raises OSError, and PackError for objects that were compiled in different ways.
+    """
+    entries: list[dict[str, Any]] = []
+    codes: list[bytes] = []
+    for facts, code in sorted(objects, key=lambda each: digest(each[0])):
+        entries.append(
+            {"facts": facts, "size": len(code), "sha256": hashlib.sha256(code).hexdigest()}
+        )
+        codes.append(code)
+    _check_one_toolchain([entry["facts"] for entry in entries])
+    manifest = json.dumps(
+        {"about": dict(about), "objects": entries}, sort_keys=True, default=str
+    ).encode()
+    head = MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(_SIZE, "big")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+            for part in (head, manifest, *codes):
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Pack:
+    """Opens a pack, and checks its manifest and its size. Raises PackError with the reason, and
+    OSError.
+    """
+    try:
+        descriptor = ownership.open_shared(path)
+    except Refused as refusal:
+        raise PackError(f"{refusal}: a pack has native code") from None
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size < _HEAD:
+            raise PackError(f"{shown(path)} has {size} bytes, expected a pack")
+        content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        del file
+    try:
+        about, objects = _manifest(path, content, size)
+    except PackError:
+        content.close()
+        raise
+    return Pack(path, about, objects, content)
+
+
+def _manifest(
+    path: Path, content: mmap.mmap, size: int
+) -> tuple[Mapping[str, Any], Mapping[str, Object]]:
+    if content[: len(MAGIC)] != MAGIC:
+        raise PackError(f"{shown(path)} does not begin as a pack of this version of the format")
+    expected = content[len(MAGIC) : len(MAGIC) + _DIGEST]
+    length = int.from_bytes(content[len(MAGIC) + _DIGEST : _HEAD], "big")
+    text = content[_HEAD : _HEAD + min(length, LARGEST_MANIFEST)]
+    if len(text) != length or hashlib.sha256(text).digest() != expected:
+        raise PackError(f"{shown(path)}: the manifest is not what was written")
+    objects: dict[str, Object] = {}
+    end = _HEAD + length
+    try:
+        parsed = json.loads(text)
+        about = dict(parsed["about"])
+        for entry in parsed["objects"]:
+            found = Object(dict(entry["facts"]), end, int(entry["size"]), str(entry["sha256"]))
+            objects[digest(found.facts)] = found
+            end += found.size
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise PackError(f"{shown(path)}: the manifest is not that of a pack") from None
+    if end != size:
+        raise PackError(f"{shown(path)} has {size} bytes, expected {end}")
+    _check_one_toolchain([each.facts for each in objects.values()])
+    return about, objects
+
+
+def _check_one_toolchain(facts: list[Facts]) -> None:
+    for name in TOOLCHAIN:
+        values = {str(each.get(name)) for each in facts}
+        if len(values) > 1:
+            raise PackError(f"objects differ in {name}: {', '.join(sorted(values))}")
+
+
+# ---- packs that are loaded
+_loaded: list[Pack] = []
+_warned: set[str] = set()
+_lock = forks.Lock()
+_environment_read = False
+
+
+def load_pack(path: str | os.PathLike[str]) -> None:
+    """Serve kernels from a pack: calls whose kernels it has compile nothing.
+
+    Packs are asked in the order in which they were loaded, before the cache on disk. Kernels that
+    they lack are compiled as ever, or with OUTBLAS_COMPILE=never computed by torch. The pack that
+    the environment variable OUTBLAS_PACK names is loaded by itself.
+
+    Args:
+        path: A file that `outblas pack build` made. Keep it until the process ends.
+
+    Raises:
+        ValueError: The file is no pack, was altered, or may have been written by another user.
+        OSError: It cannot be read.
+
+    Example:
+        >>> import outblas
+        >>> outblas.load_pack("/nonexistent/model.outblas")
+        Traceback (most recent call last):
+        FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/model.outblas'
+    """
+    pack = read(Path(path))
+    with _lock:
+        _loaded.append(pack)
+
+
+def unload() -> None:
+    """Forgets all packs that were loaded, that of the environment too. Kernels that were taken from
+    them stay.
+    """
+    global _environment_read
+    with _lock:
+        _loaded.clear()
+        _warned.clear()
+        _environment_read = False
+
+
+def packed_code(facts: Facts) -> bytes | None:
+    """Returns the code that a loaded pack has for a kernel, or None. Warns, once each, of packs
+    that were built for other versions, and of code that was altered.
+    """
+    _load_from_environment()
+    name = digest(facts)
+    for pack in tuple(_loaded):
+        try:
+            code = pack.code(name)
+        except PackError as error:
+            _warn_once(f"{error}; the kernel is compiled instead")
+            continue
+        if code is not None:
+            return code
+        _warn_of_other_versions(pack, facts)
+    return None
+
+
+def _load_from_environment() -> None:
+    global _environment_read
+    if _environment_read:
+        return
+    with _lock:
+        if _environment_read:
+            return
+        _environment_read = True
+        path = os.environ.get("OUTBLAS_PACK")
+        if not path:
+            return
+        try:
+            _loaded.append(read(Path(path)))
+        except (PackError, OSError) as error:
+            _warn_once(f"OUTBLAS_PACK is not used: {error}")
+
+
+def _warn_of_other_versions(pack: Pack, facts: Facts) -> None:
+    wanted = json.loads(json.dumps({name: facts.get(name) for name in TOOLCHAIN}, default=str))
+    for name, value in pack.toolchain.items():
+        if value != wanted[name]:
+            what = {"source": "the sources of the kernels", "dsl": "the CuTe DSL"}.get(name, name)
+            _warn_once(
+                f"{shown(pack.path)} is not used: it was built with another version of {what} "
+                f"({value}, here {wanted[name]})"
+            )
+            return
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(f"outblas: {message}", RuntimeWarning, stacklevel=6)

@@ -1,0 +1,143 @@
+"""Builds a pack: chooses the kernels of its products for a model of GPU, compiles them in several
+processes without a GPU, and writes them into one file.
+"""
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import __version__
+from ..core import cache, configs, machines, pack, registry
+from ..core.artifact import example
+from ..core.facts import Facts
+from ..core.machines import Machine
+from ..core.problem import Problem
+from ..runtime import default_kernel
+from ..runtime.default_kernel import PRODUCTION
+from .products import Products
+
+if TYPE_CHECKING:
+    from ..autotune.lookup import TuningIndex
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a pack got.
+
+    Attributes:
+        kernels: How many kernels it has.
+        left_out: How many products another kernel than `hopper.gemm` computes, by its name. Triton
+            compiles them when they are called.
+    """
+
+    kernels: int
+    left_out: dict[str, int]
+
+
+def build(
+    products: Sequence[Products],
+    path: Path,
+    *,
+    gpu: str = "H100",
+    jobs: int | None = None,
+    say: Say = lambda text: None,
+) -> Built:
+    """Builds a pack of all kernels that products need on a model of GPU. Needs no GPU.
+
+    The shipped tables and the kernel's own rule choose the configs, as in a process without results
+    of its own.
+
+    Raises ValueError for a GPU that is not of sm_90, OSError where the cache or the file cannot be
+    written, and ImportError without the CuTe DSL.
+    """
+    machine = machines.find(gpu)
+    if machine.arch != 90:
+        raise ValueError(f"--gpu is {gpu}, of sm_{machine.arch}, expected one of sm_90")
+    wanted, left_out = _variants(products, machine, say)
+    objects = [(facts, cache.packed_object(facts)) for facts in _compiled(wanted, jobs, say)]
+    about = {
+        "outblas": __version__,
+        "gpu": machines.device_name(machine),
+        "products": [str(each) for each in products],
+    }
+    pack.write(path, about, objects)
+    return Built(len(objects), dict(left_out))
+
+
+def _variants(
+    products: Sequence[Products], machine: Machine, say: Say
+) -> tuple[list[Any], Counter[str]]:
+    """Returns the keys of all compiles, and how many products other kernels compute."""
+    index = _index(machine)
+    found: dict[Any, None] = {}
+    left_out: Counter[str] = Counter()
+    module = registry.load(PRODUCTION)
+    for each in products:
+        for problem in _problems(each):
+            kernel, config = chosen(index, machine, problem)
+            if kernel != PRODUCTION:
+                left_out[kernel] += 1
+                continue
+            given = configs.from_text(module.Config, config) if config else None
+            found |= dict.fromkeys(module.pack_variants(problem, given, machine))
+        say(f"{each}: {len(found)} kernels so far")
+    return list(found), left_out
+
+
+def _index(machine: Machine) -> "TuningIndex":
+    """Returns what the shipped tables know of a model of GPU."""
+    from ..autotune.lookup import TuningIndex
+    from ..autotune.search.gpu import imagined
+
+    return TuningIndex(imagined(machine.name), store=Path("/nonexistent/tuning.sqlite"))
+
+
+def _problems(products: Products) -> Iterator[Problem]:
+    dtype = getattr(torch, products.dtype)
+    for M in products.each_M():
+        shape = (M, products.N, products.K)
+        problem = example(dtype, None, products.layout, shape, steps=products.steps)
+        yield replace(problem, batch_invariant=products.batch_invariant)
+
+
+def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[str, str]:
+    """Returns the kernel and the config (as text; "" for its own) that a call takes on a GPU that
+    need not be there.
+    """
+    from ..autotune import automatic
+
+    workload = None if problem.batch_invariant else automatic.of_problem(problem)
+    if workload is not None:
+        for kernel, config in automatic.choices_of(index, problem, workload):
+            module = registry.load(kernel)
+            given = configs.from_text(module.Config, config) if config else None
+            if module.unsupported(problem, given) is None:
+                return kernel, config
+    return default_kernel.by_rule(problem, machine.arch, machine.sms), ""
+
+
+def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
+    """Compiles kernels onto disk, and returns the facts that they are found by."""
+    if not wanted:
+        return []
+    found: list[Facts] = []
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawned) as pool:
+        tasks = [pool.submit(_keep, variant) for variant in wanted]
+        for task in as_completed(tasks):
+            found.append(task.result())
+            say(f"compiled {len(found)} of {len(wanted)}")
+    return found
+
+
+def _keep(variant: Any) -> Facts:
+    facts: Facts = registry.load(PRODUCTION).keep_variant(variant)
+    return facts

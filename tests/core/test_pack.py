@@ -1,0 +1,337 @@
+"""Packs: what a file holds, which files are refused, and how the cache serves from them."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.users import PLANTER, VICTIM, as_user, needs_root, shared_folder
+
+import outblas
+from outblas.core import cache, pack
+from outblas.core.compiling import CompileForbidden
+from outblas.core.facts import digest
+from outblas.core.pack import PackError
+
+COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
+Object = tuple[dict[str, object], bytes]
+
+
+def facts(kernel: str, source: str = "s") -> dict[str, Any]:
+    return {"kernel": kernel, "dtypes": ("bfloat16", "float32"), "source": source, **COMMON}
+
+
+OBJECTS: list[Object] = [
+    (facts("one"), b"first" * 40),
+    (facts("two"), b""),
+    (facts("three"), bytes(range(256))),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.delenv("OUTBLAS_PACK", raising=False)
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    pack.unload()
+    yield
+    pack.unload()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A pack of three objects."""
+    path = tmp_path / "three.outblas"
+    pack.write(path, {"gpu": "H100"}, OBJECTS)
+    return path
+
+
+# ---- the file
+def test_a_pack_has_what_was_written(file: Path) -> None:
+    found = pack.read(file)
+
+    assert {name: found.code(name) for name in found.objects} == {
+        digest(each): code for each, code in OBJECTS
+    }
+    assert found.about == {"gpu": "H100"}
+    assert found.toolchain == {**COMMON, "source": "s"}
+    assert found.problems() == []
+
+
+def test_the_order_of_objects_does_not_change_the_file(file: Path, tmp_path: Path) -> None:
+    pack.write(tmp_path / "other", {"gpu": "H100"}, reversed(OBJECTS))
+
+    assert (tmp_path / "other").read_bytes() == file.read_bytes()
+
+
+def test_an_empty_pack_can_be_read(tmp_path: Path) -> None:
+    pack.write(tmp_path / "none", {}, [])
+
+    assert (pack.read(tmp_path / "none").objects, pack.read(tmp_path / "none").toolchain) == (
+        {},
+        {},
+    )
+
+
+def refusal(path: Path) -> str:
+    """Why a pack is refused, when it is read or when its objects are; "" if it is not."""
+    try:
+        return "; ".join(pack.read(path).problems())
+    except PackError as error:
+        return str(error)
+
+
+def test_every_single_byte_that_changes_is_refused(file: Path) -> None:
+    whole = file.read_bytes()
+    generator = random.Random(0)
+    positions = [*range(len(pack.MAGIC) + 48), *generator.choices(range(len(whole)), k=1000)]
+
+    accepted = []
+    for position in positions:
+        changed = bytearray(whole)
+        changed[position] ^= 1 << generator.randrange(8)
+        file.write_bytes(changed)
+        if not refusal(file):
+            accepted.append(position)
+
+    assert accepted == []
+
+
+@pytest.mark.parametrize(
+    "manifest", [b"[]", b"{", b'{"about": {}}', b'{"about": 1, "objects": []}', b"\xff"]
+)
+def test_a_manifest_of_another_form_is_refused(manifest: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "strange"
+    head = pack.MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(8, "big")
+    path.write_bytes(head + manifest)
+
+    assert "the manifest is not that of a pack" in refusal(path)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 55, 200, -1])
+def test_a_pack_that_was_cut_off_is_refused(kept: int, file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:kept])
+
+    assert refusal(file)
+
+
+def test_a_pack_with_something_after_it_is_refused(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"x")
+
+    assert "bytes, expected" in refusal(file)
+
+
+def test_objects_of_two_toolchains_are_no_pack(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="objects differ in source: a, b"):
+        pack.write(tmp_path / "both", {}, [(facts("x", "a"), b""), (facts("y", "b"), b"")])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from outblas.core import pack
+
+def objects():
+    for i in range(9):
+        yield {"kernel": str(i)}, b"code" * 1000
+
+os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+pack.write(pack.Path(sys.argv[1]), {}, objects())
+"""
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_process_that_is_killed_leaves_no_part_of_a_pack(
+    there_before: bool, file: Path, tmp_path: Path
+) -> None:
+    path = file if there_before else tmp_path / "new"
+    before = path.read_bytes() if there_before else None
+
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+
+    assert ended.returncode == -signal.SIGKILL
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+# ---- whom a pack is taken from
+def test_a_pack_that_others_can_write_is_refused(file: Path) -> None:
+    file.chmod(0o666)
+
+    assert "can be written by others" in refusal(file)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
+def test_what_is_no_regular_file_is_refused(kind: str, file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    {
+        "link": lambda: other.symlink_to(file),
+        "folder": other.mkdir,
+        "fifo": lambda: os.mkfifo(other),
+    }[kind]()
+
+    assert "expected a regular file" in refusal(other)
+
+
+@needs_root
+def test_a_pack_of_another_user_is_refused_and_one_of_roots_is_taken() -> None:
+    with shared_folder() as folder:
+        roots, planted = folder / "roots", folder / "planted"
+        pack.write(roots, {}, OBJECTS)
+        pack.write(planted, {}, OBJECTS)
+        os.chown(planted, PLANTER, PLANTER)
+
+        assert as_user(VICTIM, lambda: refusal(roots)) == ""
+        assert "belongs to another user" in as_user(VICTIM, lambda: refusal(planted))
+
+
+# ---- serving
+def save(code: bytes, path: Path) -> None:
+    path.write_bytes(code)
+
+
+def fetch(name: str, built: bytes = b"built", changes: dict[str, Any] | None = None) -> bytes:
+    """The object of a kernel, which is `built` where it has to be."""
+    return cache.fetch(
+        facts(name) | (changes or {}), build=lambda: built, save=save, load=Path.read_bytes
+    )
+
+
+def test_a_kernel_comes_from_a_pack_and_writes_nothing(file: Path, tmp_path: Path) -> None:
+    outblas.load_pack(file)
+
+    assert [fetch(str(each["kernel"])) for each, _ in OBJECTS] == [code for _, code in OBJECTS]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_kernel_that_no_pack_has_is_built(file: Path) -> None:
+    outblas.load_pack(file)
+
+    assert fetch("four") == b"built"
+
+
+def test_the_pack_of_the_environment_is_loaded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_PACK", str(file))
+
+    assert fetch("one") == OBJECTS[0][1]
+
+
+def test_packs_are_asked_in_the_order_in_which_they_were_loaded(file: Path, tmp_path: Path) -> None:
+    pack.write(tmp_path / "second", {}, [(facts("one"), b"second"), (facts("four"), b"fourth")])
+    outblas.load_pack(file)
+    outblas.load_pack(tmp_path / "second")
+
+    assert (fetch("one"), fetch("four")) == (OBJECTS[0][1], b"fourth")
+
+
+def test_a_pack_of_the_environment_that_cannot_be_used_is_named_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OUTBLAS_PACK", "/nonexistent/x.outblas")
+
+    with pytest.warns(RuntimeWarning, match="OUTBLAS_PACK is not used: .*No such file") as said:
+        assert (fetch("one"), fetch("two")) == (b"built", b"built")
+
+    assert len(said) == 1
+
+
+def test_a_missing_pack_is_an_error_of_the_call() -> None:
+    with pytest.raises(FileNotFoundError):
+        outblas.load_pack("/nonexistent/x.outblas")
+
+
+def test_an_object_that_was_altered_is_built_instead(file: Path) -> None:
+    whole = file.read_bytes()
+    place = whole.index(OBJECTS[0][1])
+    file.write_bytes(whole[:place] + b"F" + whole[place + 1 :])
+    outblas.load_pack(file)
+
+    with pytest.warns(RuntimeWarning, match="the code of one is not what was packed") as said:
+        found = fetch("one"), fetch("three")
+
+    assert found == (b"built", OBJECTS[2][1])
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "t"}, "another version of the sources of the kernels"),
+        ({"dsl": "5"}, r"another version of the CuTe DSL \(4, here 5\)"),
+    ],
+    ids=["sources", "DSL"],
+)
+def test_a_pack_of_other_versions_is_named_once_and_kernels_are_built(
+    changes: dict[str, str], message: str, file: Path
+) -> None:
+    outblas.load_pack(file)
+
+    with pytest.warns(RuntimeWarning, match=message) as said:
+        assert [fetch(name, changes=changes) for name in ("one", "two")] == [b"built"] * 2
+
+    assert len(said) == 1
+
+
+def test_a_kernel_that_cannot_be_loaded_from_a_pack_is_built(file: Path) -> None:
+    outblas.load_pack(file)
+    calls = []
+
+    def load(path: Path) -> bytes:
+        calls.append(path.read_bytes())
+        if len(calls) == 1:
+            raise OSError("no such symbol")
+        return calls[-1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = cache.fetch(
+            facts("one"),
+            build=lambda: b"built",
+            save=save,
+            load=load,
+        )
+
+    assert (found, calls[0]) == (b"built", OBJECTS[0][1])
+
+
+# ---- where nothing may be compiled
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+
+
+@pytest.mark.usefixtures("never")
+def test_packs_serve_where_nothing_may_be_compiled(file: Path) -> None:
+    outblas.load_pack(file)
+
+    assert fetch("one") == OBJECTS[0][1]
+
+
+@pytest.mark.usefixtures("never")
+def test_what_is_nowhere_is_not_built(file: Path) -> None:
+    outblas.load_pack(file)
+
+    with pytest.raises(CompileForbidden, match="neither a pack nor the cache has four"):
+        fetch("four")
+
+
+def test_what_the_cache_has_is_served_where_nothing_may_be_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetch("four")
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+
+    assert fetch("four", b"again") == b"built"
+
+
+def test_a_value_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "no")
+
+    with pytest.raises(ValueError, match="OUTBLAS_COMPILE is 'no', expected 'never' or nothing"):
+        fetch("four")

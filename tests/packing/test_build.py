@@ -1,0 +1,179 @@
+"""A pack is built without a GPU, and a process that may compile nothing runs from it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import commands
+from support.paths import ROOT
+
+from outblas.core import machines, pack, registry
+from outblas.core.facts import digest
+from outblas.packing import build
+from outblas.packing.products import Products, parse_line
+
+pytestmark = pytest.mark.compile
+
+# Few rows by several tiles, an epilogue, and an order of K of its own.
+LINES = (
+    "1-20,128x4096x4096",
+    "16x6144x4096 bias+gelu",
+    "1-2x4096x4096 nn batch-invariant",
+)
+PRODUCTS = [parse_line(line) for line in LINES]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of `LINES`, by the command."""
+    folder = tmp_path_factory.mktemp("pack")
+    shapes, path = folder / "products.txt", folder / "built.outblas"
+    shapes.write_text("\n".join(LINES), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
+        commands.invoke("pack", "build", "--shapes", shapes, "-o", path, "--jobs", 2, code=0)
+    return path
+
+
+@pytest.fixture
+def opened(built: Path) -> pack.Pack:
+    return pack.read(built)
+
+
+def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
+    assert opened.about["products"] == [str(each) for each in PRODUCTS]
+    assert opened.about["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert opened.toolchain["arch"] == "sm_90a"
+
+
+def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
+    """Of each number of rows, by the choice that a call makes."""
+    machine, module = machines.find("H100"), registry.load("hopper.gemm")
+    index = build._index(machine)
+    missing = []
+
+    for products in PRODUCTS:
+        for problem in build._problems(products):
+            kernel, config = build.chosen(index, machine, problem)
+            assert kernel == "hopper.gemm"
+            given = build.configs.from_text(module.Config, config) if config else None
+            for variant in module.pack_variants(problem, given, machine):
+                if digest(variant.cache_key_fields) not in opened.objects:
+                    missing.append((str(products), problem.M))
+
+    assert missing == []
+
+
+SERVED = """
+import sys
+from outblas.core import machines, registry
+from outblas.hopper.core import compile
+from outblas.packing import build
+from outblas.packing.products import parse_line
+
+def never():
+    raise AssertionError("something was compiled")
+
+machine, module = machines.find("H100"), registry.load("hopper.gemm")
+index, seen = build._index(machine), set()
+for line in sys.argv[1:]:
+    for problem in build._problems(parse_line(line)):
+        _, config = build.chosen(index, machine, problem)
+        given = build.configs.from_text(module.Config, config) if config else None
+        for variant in module.pack_variants(problem, given, machine):
+            if variant not in seen:
+                seen.add(variant)
+                assert callable(compile.load(variant, never))
+print(len(seen))
+"""
+
+
+def test_a_fresh_process_compiles_nothing(
+    built: Path, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has no cache, and may not compile."""
+    monkeypatch.setenv("OUTBLAS_PACK", str(built))
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
+
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, *LINES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(opened.objects)
+    assert not (tmp_path / "none").exists()
+
+
+# ---- the command
+def test_a_pack_is_shown(built: Path) -> None:
+    shown = commands.invoke("pack", "show", built, code=0).stdout
+
+    assert all(str(each) in shown for each in PRODUCTS)
+    assert "NVIDIA H100 80GB HBM3" in shown
+
+
+def test_a_sound_pack_is_verified(built: Path, opened: pack.Pack) -> None:
+    done = commands.invoke("pack", "verify", built, code=0)
+
+    assert f"{len(opened.objects)} kernels, all as they were packed" in done.stdout
+
+
+def test_an_altered_pack_is_not(built: Path, tmp_path: Path) -> None:
+    altered = tmp_path / "altered"
+    altered.write_bytes(built.read_bytes()[:-1] + b"?")
+
+    done = commands.invoke("pack", "verify", altered, code=1)
+
+    assert commands.squeezed("is not what was packed") in commands.squeezed(done.stderr)
+
+
+def test_a_pack_of_other_sources_is_named(built: Path, opened: pack.Pack, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    objects = [
+        ({**each.facts, "source": "older"}, opened.code(name) or b"")
+        for name, each in opened.objects.items()
+    ]
+    pack.write(other, opened.about, objects)
+
+    done = commands.invoke("pack", "verify", other, code=1)
+
+    assert "built with source older" in done.stderr
+
+
+def test_what_is_no_pack_is_an_error_of_usage(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * 100)
+
+    commands.refuses("does not begin as a pack", "pack", "show", other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected --shapes or --model, one of them"),
+        (["--model", "gpt-9"], "--model is 'gpt-9', expected llama-3-8b"),
+        (["--model", "llama-3-8b", "--rows", "9-1"], "--rows is '9-1', expected numbers"),
+        (["--model", "llama-3-8b", "--gpu", "A100"], "--gpu is A100, of sm_80, expected one of"),
+    ],
+)
+def test_bad_options_of_a_build_are_refused(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    commands.refuses(message, "pack", "build", "-o", tmp_path / "x", *arguments)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_products_of_other_kernels_are_counted(tmp_path: Path) -> None:
+    """Rows that TMA cannot load are copied by `hopper.gemm`, which does not pay for few of them."""
+    products = [Products(((2, 3),), 64, 33, layout="nn")]
+
+    done = build.build(products, tmp_path / "x.outblas", jobs=1)
+
+    assert (done.kernels, done.left_out) == (0, {"portable": 2})

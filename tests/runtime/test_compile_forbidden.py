@@ -1,0 +1,88 @@
+"""Where OUTBLAS_COMPILE forbids to compile: torch computes, and says so once."""
+
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+import outblas
+from outblas.core import registry
+from outblas.core.artifact import example
+from outblas.core.compiling import CompileForbidden
+from outblas.core.epilogue import EpilogueArgs
+from outblas.runtime import dispatch, launcher
+from outblas.runtime.dispatch import Call
+
+A, B = torch.ones(2, 3), torch.ones(3, 4)
+
+
+@pytest.fixture
+def forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call would have to compile a kernel, and none may."""
+
+    def prepare(call: Call) -> NoReturn:
+        raise CompileForbidden("a_kernel")
+
+    dispatch.clear_cache()
+    monkeypatch.setattr(dispatch, "_prepare", prepare)
+
+
+def call(**changes: Any) -> Call:
+    plain = Call(A, B, None, None, None, 1, 0, "", "")
+    return plain._replace(**changes)
+
+
+@pytest.mark.usefixtures("forbidden")
+def test_torch_computes_a_call_and_says_so() -> None:
+    with pytest.warns(outblas.FallbackWarning, match="neither a pack nor the cache has a_kernel"):
+        got = dispatch.run(call())
+
+    assert torch.equal(got, A @ B)
+
+
+@pytest.mark.usefixtures("forbidden")
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+def test_torch_computes_its_epilogue_too() -> None:
+    bias = torch.full((4,), -5.0)
+
+    got = dispatch.run(call(extra=EpilogueArgs("relu", bias, None, None)))
+
+    assert torch.equal(got, (A @ B + bias).relu())
+
+
+@pytest.mark.usefixtures("forbidden")
+@pytest.mark.parametrize(
+    "changes", [{"kernel": "portable"}, {"formats": "e4m3 e4m3"}], ids=["named", "fp8"]
+)
+def test_a_named_kernel_and_pairs_of_fp8_are_nobody_elses(changes: dict[str, str]) -> None:
+    with pytest.raises(CompileForbidden):
+        dispatch.run(call(**changes))
+
+
+@pytest.mark.usefixtures("forbidden")
+def test_a_batch_invariant_call_is_not_torchs() -> None:
+    with pytest.raises(ValueError, match="OUTBLAS_COMPILE is never"):
+        dispatch.run(call(batch_invariant=True))
+
+
+@pytest.mark.usefixtures("forbidden")
+def test_who_can_do_without_is_told() -> None:
+    with pytest.raises(CompileForbidden):
+        dispatch.find_plan(call(), by_torch=False)
+
+
+def test_what_triton_would_compile_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+    monkeypatch.setattr(launcher, "_unsupported_config_reason", lambda *_: None)
+    problem = example(torch.float32, None, "nt", (64, 64, 64))
+
+    with pytest.raises(CompileForbidden, match="has portable"):
+        launcher.named_launcher("portable", "", problem, no_product=False)
+
+
+@pytest.mark.interpreter
+def test_the_interpreter_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+
+    assert torch.equal(outblas.matmul(A, B, kernel="portable"), A @ B)
+    assert registry.find("portable").dsl == "triton"
