@@ -16,6 +16,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .api import addmm, linear, matmul
     from .runtime.cuda_graphs import warmup
     from .runtime.fallback import FallbackWarning
+    from .runtime.record import record_shapes
     from .torch_ops.aten import disable, enable
     from .torch_ops.scaled_mm import scaled_mm
 
@@ -42,6 +43,7 @@ __all__ = [
     "load_pack",
     "matmul",
     "patch",
+    "record_shapes",
     "scaled_mm",
     "tune",
     "unpatch",
@@ -61,6 +63,7 @@ _MODULE_OF = {
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",
+    "record_shapes": "runtime.record",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "Linear": "nn",

@@ -1,0 +1,163 @@
+"""What a program multiplies, recorded for a pack."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outblas
+from outblas.packing.products import parse_file, parse_line
+
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+BF16 = torch.bfloat16
+
+
+def of(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
+    "matmul": (lambda: outblas.matmul(of(2, 8), of(8, 4)), "2x4x8 bfloat16 nn"),
+    "float16": (
+        lambda: outblas.matmul(of(2, 8, dtype=torch.half), of(8, 4, dtype=torch.half)),
+        "2x4x8 float16 nn",
+    ),
+    "a layer": (lambda: outblas.linear(of(2, 8), of(4, 8)), "2x4x8 bfloat16 nt"),
+    "a layer of sequences": (lambda: outblas.linear(of(3, 5, 8), of(4, 8)), "15x4x8 bfloat16 nt"),
+    "all steps": (
+        lambda: outblas.linear(of(2, 8), of(4, 8), of(4), activation="gelu", residual=of(2, 4)),
+        "2x4x8 bfloat16 nt bias+gelu+residual",
+    ),
+    "gated pairs": (
+        lambda: outblas.linear(of(2, 8), of(4, 8), activation="swiglu"),
+        "2x4x8 bfloat16 nt swiglu",
+    ),
+    "a transposed operand": (
+        lambda: outblas.matmul(of(8, 2).t(), of(8, 4)),
+        "2x4x8 bfloat16 tn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_product_is_recorded_as_a_line_of_a_pack(name: str) -> None:
+    call, line = RECORDED[name]
+
+    with outblas.record_shapes() as recorded:
+        call()
+        call()
+
+    assert recorded.lines == [line]
+    assert str(parse_line(line)) == line
+    assert recorded.others == []
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a batch": (lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4)), "2x3x4x8 bfloat16, a batch"),
+    "float32": (
+        lambda: outblas.matmul(torch.ones(2, 8), torch.ones(8, 4)),
+        "2x4x8 float32, a dtype of Triton's kernels",
+    ),
+    "wider": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), out_dtype=torch.float32),
+        "2x4x8 bfloat16, a result of another dtype",
+    ),
+    "an addend": (
+        lambda: outblas.addmm(of(2, 4), of(2, 8), of(8, 4), alpha=2),
+        "2x4x8 bfloat16, alpha, beta and an addend",
+    ),
+    "aux": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), activation="relu", aux=of(2, 4)),
+        "2x4x8 bfloat16, aux",
+    ),
+    "nothing": (
+        lambda: outblas.matmul(of(0, 8), of(8, 4)),
+        "0x4x8 bfloat16, nothing is multiplied",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_pack_does_not_hold_is_named(name: str) -> None:
+    call, other = OTHERS[name]
+
+    with outblas.record_shapes() as recorded:
+        call()
+
+    assert recorded.lines == []
+    assert recorded.others == [other]
+
+
+def test_rows_of_one_kind_are_joined() -> None:
+    weight = of(4, 8)
+
+    with outblas.record_shapes() as recorded:
+        for rows in (8, 1, 2, 3, 10):
+            outblas.linear(of(rows, 8), weight)
+
+    assert recorded.lines == ["1-3,8,10x4x8 bfloat16 nt"]
+
+
+def test_products_that_were_called_before_are_seen() -> None:
+    a, b = of(2, 8), of(8, 4)
+    outblas.matmul(a, b)
+
+    with outblas.record_shapes() as recorded:
+        outblas.matmul(a, b)
+
+    assert recorded.lines == ["2x4x8 bfloat16 nn"]
+
+
+def test_nothing_is_recorded_afterwards() -> None:
+    with outblas.record_shapes() as recorded:
+        pass
+
+    outblas.matmul(of(2, 8), of(8, 4))
+
+    assert recorded.lines == []
+
+
+def test_recordings_may_lie_in_each_other() -> None:
+    with outblas.record_shapes() as outer:
+        outblas.matmul(of(2, 8), of(8, 4))
+        with outblas.record_shapes() as inner:
+            outblas.matmul(of(3, 8), of(8, 4))
+
+    assert outer.lines == ["2-3x4x8 bfloat16 nn"]
+    assert inner.lines == ["3x4x8 bfloat16 nn"]
+
+
+def test_other_threads_are_recorded() -> None:
+    with outblas.record_shapes() as recorded:
+        thread = threading.Thread(target=lambda: outblas.matmul(of(2, 8), of(8, 4)), daemon=True)
+        thread.start()
+        thread.join()
+
+    assert recorded.lines == ["2x4x8 bfloat16 nn"]
+
+
+def test_batch_invariant_products_are_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU no kernel makes the promise, and the call is refused after it was seen."""
+    with (
+        outblas.record_shapes() as recorded,
+        pytest.raises(ValueError, match="batch_invariant"),
+        outblas.batch_invariant(),
+    ):
+        outblas.matmul(of(2, 8), of(8, 4))
+
+    assert recorded.lines == ["2x4x8 bfloat16 nn batch-invariant"]
+
+
+def test_a_file_of_a_recording_is_one_of_a_pack(tmp_path: Path) -> None:
+    with outblas.record_shapes() as recorded:
+        outblas.matmul(of(2, 8), of(8, 4))
+        outblas.matmul(of(2, 3, 8), of(2, 8, 4))
+
+    recorded.save(tmp_path / "shapes.txt")
+
+    assert [str(each) for each in parse_file(tmp_path / "shapes.txt")] == ["2x4x8 bfloat16 nn"]
+    assert "# not packed: 2x3x4x8" in (tmp_path / "shapes.txt").read_text(encoding="utf-8")
