@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
     _one_thread_for_torch()
+    _no_vectors_for_inductor()
     os.environ["COLUMNS"] = "140"  # what commands print does not depend on a terminal
     if own_cases.narrowed(config):
         own_cases.calls(config)  # says what is wrong with an option before anything is collected
@@ -44,6 +45,16 @@ def _one_thread_for_torch() -> None:
     """
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _no_vectors_for_inductor() -> None:
+    """Has Inductor compile scalar loops for the CPU.
+
+    It probes for vector instructions with a timeout, which a busy machine exceeds now and then.
+    That process then compiled, without vectors, code that another had made with them and left in
+    the cache, and the compiler refused it.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

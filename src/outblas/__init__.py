@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .autotune.automatic import tune
     from .inductor import inductor_choice
     from .nn import Linear, patch, unpatch
+    from .packing.ahead import precompile
 
 __all__ = [
     "FallbackWarning",
@@ -43,6 +44,7 @@ __all__ = [
     "load_pack",
     "matmul",
     "patch",
+    "precompile",
     "record_shapes",
     "scaled_mm",
     "tune",
@@ -64,6 +66,7 @@ _MODULE_OF = {
     "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",
     "record_shapes": "runtime.record",
+    "precompile": "packing.ahead",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "Linear": "nn",

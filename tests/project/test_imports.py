@@ -33,8 +33,9 @@ LAYERS = (
     ("outblas.nn", "outblas.inductor"),
     ("outblas.bench", "outblas.verify", "outblas.inspect"),
     ("outblas.autotune",),
+    ("outblas.packing",),
     ("outblas",),
-    ("outblas.report", "outblas.packing"),
+    ("outblas.report",),
     ("outblas.cli",),
     ("outblas.__main__",),
 )

@@ -54,7 +54,8 @@ class Planned:
         self.calls: list[Call] = []
         self.runs = 0
 
-    def __call__(self, call: Call) -> Plan:
+    def __call__(self, call: Call, *, by_torch: bool) -> Plan:
+        assert not by_torch, "torch would be asked through the operator that is overridden"
         self.calls.append(call)
         a_format, b_format, *_ = (torch.__dict__[_NAMES[name]] for name in call.formats.split()[:2])
         dtype = call.out_dtype

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import __version__
 from ..core import cache, configs, machines, pack, registry
 from ..core.artifact import example
 from ..core.facts import Facts
@@ -64,12 +64,18 @@ def build(
     wanted, left_out = _variants(products, machine, say)
     objects = [(facts, cache.packed_object(facts)) for facts in _compiled(wanted, jobs, say)]
     about = {
-        "outblas": __version__,
+        "outblas": metadata.version("outblas"),
         "gpu": machines.device_name(machine),
         "products": [str(each) for each in products],
     }
     pack.write(path, about, objects)
     return Built(len(objects), dict(left_out))
+
+
+def compile_ahead(products: Sequence[Products], machine: Machine, jobs: int | None) -> int:
+    """Compiles the kernels that products need onto disk, and returns their number."""
+    wanted, _ = _variants(products, machine, lambda text: None)
+    return len(_compiled(wanted, jobs, lambda text: None))
 
 
 def _variants(

@@ -1,0 +1,122 @@
+"""`outblas.precompile`: kernels of a list of products, compiled into the cache."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outblas
+from outblas.core import cache, registry
+from outblas.packing import ahead
+
+LINES = ("1-20,128x4096x4096", "16x6144x4096 bias+gelu")
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of objects of a cache that is not there yet."""
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "objects"
+
+
+def compiled(folder: Path) -> dict[str, int]:
+    """The kernels in a cache, and when each was written."""
+    return {entry.path.name: entry.path.stat().st_mtime_ns for entry in cache.objects(folder)}
+
+
+@pytest.mark.compile
+def test_kernels_are_compiled_once_and_are_in_the_cache(empty: Path, tmp_path: Path) -> None:
+    (tmp_path / "products.txt").write_text("\n".join(LINES), encoding="utf-8")
+
+    from_lines = outblas.precompile(LINES, jobs=2)
+    there = compiled(empty)
+    from_file = outblas.precompile(tmp_path / "products.txt", jobs=1)
+
+    assert from_lines == from_file == len(there) > 5
+    assert compiled(empty) == there
+
+
+def _log_compiles(folder: str, log: str) -> None:
+    """In a process of its own: compiles `LINES`, and logs what it built."""
+    from outblas.hopper.gemm import packed
+    from outblas.packing import build
+    from outblas.packing.products import parse_line
+
+    module = registry.load("hopper.gemm")
+    of_gemm, of_probe = packed.compile_variant, packed.smid_probe.compile_variant
+
+    def logged(make: Callable[..., Any]) -> Callable[..., Any]:
+        def build_it(*given: Any) -> Any:
+            with open(log, "a", encoding="utf-8") as file:
+                file.write(f"{given[-1].name}\n")
+            return make(*given)
+
+        return build_it
+
+    packed.compile_variant = logged(of_gemm)
+    packed.smid_probe.compile_variant = logged(of_probe)
+    wanted, _ = build._variants([parse_line(LINES[1])], ahead._machine(), lambda text: None)
+    for variant in wanted:
+        module.keep_variant(variant)
+
+
+@pytest.mark.compile
+@pytest.mark.long
+def test_processes_that_start_together_compile_each_kernel_once(
+    empty: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    spawned = multiprocessing.get_context("spawn")
+    processes = [
+        spawned.Process(target=_log_compiles, args=(str(empty), str(log))) for _ in range(3)
+    ]
+
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+
+    built = log.read_text(encoding="utf-8").split()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert sorted(built) == sorted(set(built))
+    assert len(built) == len(compiled(empty))
+
+
+@pytest.mark.parametrize(
+    ("products", "error", "message"),
+    [
+        (3, TypeError, "products is int, expected a path or lines of text"),
+        ([b"8x8x8"], TypeError, "products is list, expected a path or lines of text"),
+        (["8x8"], ValueError, "the line is '8x8'"),
+        ("/nonexistent/products.txt", FileNotFoundError, "products.txt"),
+    ],
+)
+def test_what_is_no_list_of_products_is_refused(
+    products: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        outblas.precompile(products)
+
+
+@pytest.mark.parametrize("jobs", [0, -1, "2"])
+def test_jobs_are_a_positive_number(jobs: Any) -> None:
+    with pytest.raises(ValueError, match="expected a positive number"):
+        outblas.precompile([], jobs=jobs)
+
+
+def test_a_gpu_of_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+
+    with pytest.raises(ValueError, match=r"NVIDIA A100-SXM4-80GB, of sm_80, expected sm_90"):
+        outblas.precompile(LINES)
+
+
+@pytest.mark.no_gpu
+def test_nothing_is_compiled_for_no_products(empty: Path) -> None:
+    assert outblas.precompile([]) == 0
+    assert not empty.exists()
