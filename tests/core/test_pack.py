@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,6 +320,39 @@ def test_what_is_nowhere_is_not_built(file: Path) -> None:
 
     with pytest.raises(CompileForbidden, match="neither a pack nor the cache has four"):
         fetch("four")
+
+
+@pytest.mark.usefixtures("never")
+def test_nothing_is_compiled_ahead_either() -> None:
+    with pytest.raises(CompileForbidden):
+        cache.warm(facts("four"), build=lambda: b"built", save=save)
+
+
+def test_threads_wait_for_the_pack_of_the_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_PACK", str(file))
+    begun, opened = threading.Event(), threading.Event()
+    read = pack.read
+
+    def slowly(path: Path) -> pack.Pack:
+        begun.set()
+        assert opened.wait(10)
+        return read(path)
+
+    monkeypatch.setattr(pack, "read", slowly)
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(fetch("one")), daemon=True) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    opened.set()
+    for thread in threads:
+        thread.join(10)
+
+    assert found == [OBJECTS[0][1]] * 3
 
 
 def test_what_the_cache_has_is_served_where_nothing_may_be_compiled(

@@ -209,13 +209,14 @@ def warm(
     facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]
 ) -> None:
     """Makes sure that `fetch` will find the object on disk, without loading it. Raises OSError
-    where it cannot be saved.
+    where it cannot be saved, and CompileForbidden where OUTBLAS_COMPILE forbids to build it.
 
     When several processes want one object at the same time, one builds it while the others wait.
     """
     path = objects_folder() / f"{digest(facts)}.o"
     if _checked(path, facts) is not None:
         return
+    compiling.check_allowed(facts.get("kernel"))
     with locked(path.with_suffix(".lock"), remove=True):
         if _checked(path, facts) is None:
             built = build()

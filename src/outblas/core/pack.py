@@ -140,12 +140,13 @@ def read(path: Path) -> Pack:
         descriptor = ownership.open_shared(path)
     except Refused as refusal:
         raise PackError(f"{refusal}: a pack has native code") from None
-    with open(descriptor, "rb") as file:
+    try:
         size = os.fstat(descriptor).st_size
         if size < _HEAD:
             raise PackError(f"{shown(path)} has {size} bytes, expected a pack")
         content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        del file
+    finally:
+        os.close(descriptor)  # the map has a descriptor of its own
     try:
         about, objects = _manifest(path, content, size)
     except PackError:
@@ -200,7 +201,8 @@ def load_pack(path: str | os.PathLike[str]) -> None:
 
     Packs are asked in the order in which they were loaded, before the cache on disk. Kernels that
     they lack are compiled as ever, or with OUTBLAS_COMPILE=never computed by torch. The pack that
-    the environment variable OUTBLAS_PACK names is loaded by itself.
+    the environment variable OUTBLAS_PACK names is loaded by itself. Load packs before the first
+    calls: a call that was planned keeps its plan.
 
     Args:
         path: A file that `outblas pack build` made. Keep it until the process ends.
@@ -256,14 +258,13 @@ def _load_from_environment() -> None:
     with _lock:
         if _environment_read:
             return
-        _environment_read = True
-        path = os.environ.get("OUTBLAS_PACK")
-        if not path:
-            return
         try:
-            _loaded.append(read(Path(path)))
+            if path := os.environ.get("OUTBLAS_PACK"):
+                _loaded.append(read(Path(path)))
         except (PackError, OSError) as error:
             _warn_once(f"OUTBLAS_PACK is not used: {error}")
+        finally:  # other threads wait until the pack is there
+            _environment_read = True
 
 
 def _warn_of_other_versions(pack: Pack, facts: Facts) -> None:

@@ -77,8 +77,9 @@ FAULTS = (
     Fault(
         "compiled_though_forbidden",
         "src/outblas/core/cache.py",
-        '    compiling.check_allowed(facts.get("kernel"))\n    with locked',
-        "    with locked",
+        '    compiling.check_allowed(facts.get("kernel"))\n'
+        '    with locked(path.with_suffix(".lock"), remove=True):\n        found',
+        '    with locked(path.with_suffix(".lock"), remove=True):\n        found',
         PACKS,
         "A kernel is compiled though OUTBLAS_COMPILE forbids it.",
     ),
