@@ -6,8 +6,8 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from outblas.core.pack import PackError
 
 COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
 Object = tuple[dict[str, object], bytes]
+SIZELESS = b'{"about": {}, "objects": [{"facts": {}, "sha256": "", "size": Infinity}]}'
 
 
 def facts(kernel: str, source: str = "s") -> dict[str, Any]:
@@ -105,7 +106,7 @@ def test_every_single_byte_that_changes_is_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest", [b"[]", b"{", b'{"about": {}}', b'{"about": 1, "objects": []}', b"\xff"]
+    "manifest", [b"[]", b"{", b'{"about": {}}', b'{"about": 1, "objects": []}', b"\xff", SIZELESS]
 )
 def test_a_manifest_of_another_form_is_refused(manifest: bytes, tmp_path: Path) -> None:
     path = tmp_path / "strange"
@@ -289,8 +290,7 @@ def test_a_kernel_that_cannot_be_loaded_from_a_pack_is_built(file: Path) -> None
             raise OSError("no such symbol")
         return calls[-1]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with pytest.warns(RuntimeWarning, match="not load a kernel of a pack.*one: no such symbol"):
         found = cache.fetch(
             facts("one"),
             build=lambda: b"built",
@@ -309,6 +309,20 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("never")
 def test_packs_serve_where_nothing_may_be_compiled(file: Path) -> None:
+    outblas.load_pack(file)
+
+    assert fetch("one") == OBJECTS[0][1]
+
+
+def test_a_kernel_needs_no_folder_of_temporary_files(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that can only be read may have none."""
+
+    def none() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
     outblas.load_pack(file)
 
     assert fetch("one") == OBJECTS[0][1]

@@ -152,6 +152,14 @@ def test_calls_that_are_alike_have_plans_of_their_own(planned: Planned) -> None:
     assert len(planned.calls) == len(calls)
 
 
+def test_a_scale_of_the_result_is_not_taken_for_a_call_without_one(planned: Planned) -> None:
+    with aten._enable(rules()):
+        for scale_result in (None, HALF, None):
+            torch._scaled_mm(A, B, HALF, TWO, scale_result=scale_result, out_dtype=BF16)
+
+    assert (len(planned.calls), planned.runs) == (1, 2)
+
+
 def test_a_scale_for_each_row_and_column_reaches_the_plan(planned: Planned) -> None:
     """torch has such products on a GPU only."""
     with aten._enable(rules()):

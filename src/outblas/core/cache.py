@@ -150,6 +150,15 @@ def _warn_once(reason: str) -> None:
 
 
 @functools.cache
+def _warn_of_pack(reason: str) -> None:
+    warnings.warn(
+        f"outblas does not load a kernel of a pack, and looks for it elsewhere: {reason}",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+
+
+@functools.cache
 def _warn_of_refusal(reason: str) -> None:
     warnings.warn(
         f"outblas does not load a compiled kernel, and compiles it again: {reason}", stacklevel=5
@@ -245,10 +254,10 @@ def _from_pack(facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
     if code is None:
         return None
     try:
-        with _copied(code, Path(tempfile.gettempdir())) as copy:
+        with _copied(code) as copy:
             return load(copy)
     except Exception as error:
-        _warn_once(f"the pack's {facts.get('kernel')}: {error}")
+        _warn_of_pack(f"{facts.get('kernel')}: {error}")
         return None
 
 
@@ -311,9 +320,10 @@ def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def _copied(code: bytes, folder: Path) -> Iterator[Path]:
+def _copied(code: bytes, folder: Path | None = None) -> Iterator[Path]:
     """Yields the path of a file with this content that no other process can reach by name. Where
-    the system has no such files, yields a temporary file in `folder`.
+    the system has no such files, yields a temporary file in `folder`, by default the system's
+    folder of temporary files.
     """
     with contextlib.ExitStack() as stack:
         path = None

@@ -110,7 +110,7 @@ def _check_shared(path: Path, status: os.stat_result) -> None:
         raise Refused(f"{shown(path)} is {_kind(status.st_mode)}, expected a regular file")
     if not hasattr(os, "geteuid"):
         return
-    if status.st_uid not in (os.geteuid(), ROOT) and not _is_unmapped(status.st_uid):
+    if status.st_uid not in (os.geteuid(), ROOT):
         raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
     if status.st_mode & _OTHERS_WRITE:
         raise Refused(

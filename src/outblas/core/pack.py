@@ -24,6 +24,7 @@ import hashlib
 import json
 import mmap
 import os
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -120,13 +121,16 @@ def write(path: Path, about: Mapping[str, Any], objects: Iterable[tuple[Facts, b
         {"about": dict(about), "objects": entries}, sort_keys=True, default=str
     ).encode()
     head = MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(_SIZE, "big")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    # A name that no other writer has, in another thread or container either.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    scratch = Path(name)
     try:
-        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+        with open(descriptor, "wb") as file:
             for part in (head, manifest, *codes):
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
+        scratch.chmod(0o644)  # whoever runs the program reads it
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -171,7 +175,9 @@ def _manifest(
         parsed = json.loads(text)
         about = dict(parsed["about"])
         for entry in parsed["objects"]:
-            found = Object(dict(entry["facts"]), end, int(entry["size"]), str(entry["sha256"]))
+            if type(entry["size"]) is not int or entry["size"] < 0:
+                raise ValueError
+            found = Object(dict(entry["facts"]), end, entry["size"], str(entry["sha256"]))
             objects[digest(found.facts)] = found
             end += found.size
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -205,7 +211,8 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     calls: a call that was planned keeps its plan.
 
     Args:
-        path: A file that `outblas pack build` made. Keep it until the process ends.
+        path: A file that `outblas pack build` made. Keep it until the process ends: it may be
+            replaced by renaming another, and must not be overwritten.
 
     Raises:
         ValueError: The file is no pack, was altered, or may have been written by another user.

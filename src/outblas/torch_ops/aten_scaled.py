@@ -64,13 +64,16 @@ class Scaled(NamedTuple):
         others = self.scale_a, self.scale_b, self.bias, self.out
         rest = [None if t is None else read_address(t) & 15 for t in others]
         in_line = read_address(self.a) & _LINE_MASK, read_address(self.b) & _LINE_MASK
-        options = self.scale_b is self.scale_a, self.out_dtype, self.use_fast_accum
+        scales_result = self.scale_result is not None
+        options = self.scale_b is self.scale_a, scales_result, self.out_dtype, self.use_fast_accum
         return (OPERATOR, self.a.shape, self.b.shape, *in_line, *rest, *options)
 
     def reason(self) -> str:
         """Returns why torch computes the call, whatever the rules are; "" if it need not."""
         a, b, scale_a, scale_b, out_dtype = *self[:4], self.out_dtype
-        if self.scale_result is not None or out_dtype not in scaled_mm.OUT_DTYPES:
+        if self.scale_result is not None:
+            return "scale_result scales its result"
+        if out_dtype not in scaled_mm.OUT_DTYPES:
             return f"its result is {out_dtype or a.dtype}"
         try:
             scaled_mm._checked(a, b, scale_a, scale_b, self.bias, out_dtype)

@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         "pack_of_anybody",
         "src/outblas/core/ownership.py",
-        "if status.st_uid not in (os.geteuid(), ROOT) and not _is_unmapped(status.st_uid):",
+        "if status.st_uid not in (os.geteuid(), ROOT):",
         "if False:",
         PACKS,
         "A pack is loaded that belongs to another user.",
@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "pack_written_in_place",
         _PACK,
-        '    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")\n',
-        "    scratch = path\n    path.unlink(missing_ok=True)\n",
+        "    scratch = Path(name)\n",
+        "    os.rename(name, path)\n    scratch = path\n",
         PACKS,
         "A process that is killed while it writes a pack leaves a part of it.",
     ),
