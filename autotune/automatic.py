@@ -74,21 +74,14 @@ def _choices(
         workload = of_problem(problem) or workload
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
-    return _suited(index, problem, workload, transposed=transposed)
+    return choices_of(index, problem, workload, transposed=transposed)
 
 
-def choices_of(index: TuningIndex, problem: Problem, workload: Workload) -> list[tuple[str, str]]:
-    """Returns the choices that an index has for a product with a row-major output, as `choices`
-    has those of the GPU of the product.
-    """
-    return _suited(index, problem, workload, transposed=False)
-
-
-def _suited(
-    index: TuningIndex, problem: Problem, workload: Workload, *, transposed: bool
+def choices_of(
+    index: TuningIndex, problem: Problem, workload: Workload, *, transposed: bool = False
 ) -> list[tuple[str, str]]:
-    """Returns the choices of an index in the form that a call takes. `transposed`: the output lay
-    by columns.
+    """Returns the choices that an index has for a product, in the form that a call takes.
+    `transposed`: the output lay by columns.
     """
     # An epilogue was tuned for C stored by rows, where a bias is added to columns.
     whole = workload if transposed else _with_epilogue(workload, problem)
@@ -150,11 +143,8 @@ def of_problem(problem: Problem) -> Workload | None:
     operands without a unit stride.
     """
     dtype = "tf32" if problem.tf32 else operands.dtype_name(problem.dtype)
-    letters = [
-        "n" if row == 1 else "t" if column == 1 else ""
-        for column, row in (problem.a[-2:], problem.b[-2:])
-    ]
-    if problem.batch or 0 in (problem.M, problem.N, problem.K) or "" in letters:
+    layout = operands.layout_of(problem)
+    if problem.batch or 0 in (problem.M, problem.N, problem.K) or len(layout) < 2:
         return None
     return Workload(
         problem.M,
@@ -162,7 +152,7 @@ def of_problem(problem: Problem) -> Workload | None:
         problem.K,
         dtype,
         operands.dtype_name(problem.out_dtype),
-        "".join(letters),
+        layout,
     )
 
 

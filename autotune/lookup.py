@@ -289,12 +289,12 @@ class TuningIndex:
         """Returns whether weights that are larger than L2 take longer to load than products take,
         as far as known.
         """
-        if self.machine is None or not self._exceeds_l2(workload):
+        machine, dtype = self.machine, workload.dtype
+        if machine is None or dtype not in machine.flops_per_sm_clock:
             return False
-        loads = _width(workload)[0] * workload.N * workload.K / (1e9 * self.machine.dram_gbs)
-        rate = self.machine.flops_per_sm_clock.get(workload.dtype, math.inf) * self.machine.sms
-        products = 2 * math.prod(workload.shape) / (1e6 * self.machine.boost_mhz * rate)
-        return loads > products
+        loads = _width(workload)[0] * workload.N * workload.K / (1e9 * machine.dram_gbs)
+        products = 2 * math.prod(workload.shape) / (1e12 * machine.peak_tflops(dtype))
+        return self._exceeds_l2(workload) and loads > products
 
     def _weighed(self, near: Sequence[TunedEntry], workload: Workload) -> list[Choice]:
         """Returns the choices that neighbours suggest, ordered by their estimated time for this

@@ -35,9 +35,9 @@ GATHERED = 100.0  # of them, in a call of one wave, where the SMs of a GPC reque
 # so that no requests merge.
 LINES = 60.0
 
-# How much longer a call takes where tiles begin inside cache lines: 256 columns of 8192 that are
-# contiguous took 1.04 to 1.06 times as long in tiles of 248 and 256 columns (WORKLOG.md).
-SPLIT_LINES = 1.05
+# How much longer a call takes where tiles begin inside cache lines. On an H100, 8192 contiguous
+# columns took 1.04 to 1.06 times as long in tiles of 248 and 256 columns (WORKLOG.md).
+STRADDLED_LINES = 1.05
 
 # DRAM and the clock.
 DRAM_SHARE = 0.82  # fraction of DRAM's peak
@@ -167,8 +167,8 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     cycles = _cycles(f, grid, tile)
     dram = 0.0 if traffic.fits_l2 else traffic.touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
     us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
-    if f.split_lines:
-        us *= SPLIT_LINES
+    if f.straddles_lines:
+        us *= STRADDLED_LINES
     return Prediction(
         us=us,
         waves=grid.waves,

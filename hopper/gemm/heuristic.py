@@ -76,7 +76,7 @@ _FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _MOST_STAGES = 16
 _ENOUGH_STAGES = 3  # of k tiles of 128 terms, for weights that come from DRAM
 FEW = 64  # this few rows or columns may be faster as columns of the tile
-SOME = 256  # up to this many, all of them fit in one tile, so that each weight is loaded once
+ONE_TILE = 256  # up to this many, all of them fit in one tile, so that each weight is loaded once
 
 
 class Rates(NamedTuple):
@@ -114,8 +114,8 @@ class _Call(NamedTuple):
         cache_lines: the cache lines that A and B take per 128 bytes of a row (`l2.lines`).
         gpu: the rates of the GPU.
         streams: whether few rows meet weights that come from DRAM, which bounds the call.
-        dram_cycles: the cycles in which the operands come from DRAM, where some rows (`SOME`, but
-            not few) meet such weights; else 0.
+        dram_cycles: the cycles in which the operands come from DRAM, where up to `ONE_TILE` rows,
+            more than few, meet such weights; else 0.
     """
 
     problem: Problem
@@ -170,7 +170,7 @@ def _dram_bound(problem: Problem, gpu: Rates) -> tuple[bool, float]:
     cycles = operands / gpu.dram_bytes_per_clock
     bounds = operands > HELD * gpu.l2_bytes and cycles > products
     rows = min(M, N)
-    return bounds and rows <= FEW, cycles if bounds and FEW < rows <= SOME else 0.0
+    return bounds and rows <= FEW, cycles if bounds and FEW < rows <= ONE_TILE else 0.0
 
 
 class _Tile(NamedTuple):

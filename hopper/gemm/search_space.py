@@ -243,7 +243,7 @@ def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -
         pingpong=c.pingpong,
         gpc_local=c.gpc_local and not c.split,
         cache_lines=cache_lines,
-        split_lines=_splits_lines(c, problem),
+        straddles_lines=_straddles_lines(c, problem),
     )
     if not c.swap_ab:
         return as_computed
@@ -256,7 +256,7 @@ def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -
     )
 
 
-def _splits_lines(c: HopperConfig, problem: Problem) -> bool:
+def _straddles_lines(c: HopperConfig, problem: Problem) -> bool:
     """Returns whether tiles begin inside cache lines: their columns are contiguous in memory, and
     their width is no multiple of a line.
     """

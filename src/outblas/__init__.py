@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from .core.errors import OperandError
 from .core.invariance import batch_invariant
-from .core.pack import load_pack
 from .core.readiness import weights_ready
 from .core.registry import Kernel, ladder
 from .runtime import hooks
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from . import inductor as inductor
     from . import nn as nn
     from .autotune.automatic import tune
+    from .core.pack import load_pack
     from .inductor import inductor_choice
     from .nn import Linear, patch, unpatch
     from .packing.ahead import precompile
@@ -67,6 +67,7 @@ _MODULE_OF = {
     "warmup": "runtime.cuda_graphs",
     "record_shapes": "runtime.record",
     "precompile": "packing.ahead",
+    "load_pack": "core.pack",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "Linear": "nn",

@@ -41,9 +41,9 @@ def test_kernels_are_compiled_once_and_are_in_the_cache(empty: Path, tmp_path: P
 
 def _log_compiles(folder: str, log: str) -> None:
     """In a process of its own: compiles `LINES`, and logs what it built."""
+    from outblas.core.products import parse_line
     from outblas.hopper.gemm import packed
     from outblas.packing import build
-    from outblas.packing.products import parse_line
 
     module = registry.load("hopper.gemm")
     of_gemm, of_probe = packed.compile_variant, packed.smid_probe.compile_variant

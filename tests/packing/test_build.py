@@ -10,8 +10,8 @@ from support.paths import ROOT
 
 from outblas.core import machines, pack, registry
 from outblas.core.facts import digest
+from outblas.core.products import Products, parse_line
 from outblas.packing import build
-from outblas.packing.products import Products, parse_line
 
 pytestmark = pytest.mark.compile
 
@@ -70,7 +70,7 @@ import sys
 from outblas.core import machines, registry
 from outblas.hopper.core import compile
 from outblas.packing import build
-from outblas.packing.products import parse_line
+from outblas.core.products import parse_line
 
 def never():
     raise AssertionError("something was compiled")
@@ -168,6 +168,15 @@ def test_bad_options_of_a_build_are_refused(
     commands.refuses(message, "pack", "build", "-o", tmp_path / "x", *arguments)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_product_that_the_kernel_does_not_support_is_not_packed(tmp_path: Path) -> None:
+    """Gated pairs come in eights of columns where the rows of B are contiguous."""
+    products = [parse_line("64x12x64 nn swiglu batch-invariant")]
+
+    done = build.build(products, tmp_path / "x.outblas", jobs=1)
+
+    assert (done.kernels, done.left_out) == (0, {"portable": 1})
 
 
 def test_products_of_other_kernels_are_counted(tmp_path: Path) -> None:

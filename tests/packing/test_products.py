@@ -6,16 +6,10 @@ from typing import Any
 
 import pytest
 
+from outblas.core.products import Products, parse_line, parse_rows
 from outblas.core.shapes import LAYERS
 from outblas.core.steps import Steps
-from outblas.packing.products import (
-    Products,
-    of_config,
-    of_model,
-    parse_file,
-    parse_line,
-    parse_rows,
-)
+from outblas.packing.products import of_config, of_model, parse_file
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,7 +79,6 @@ def build(
 def show(file: FileArgument, json: JsonOption = False) -> None:
     """Shows what a pack was built for, and with which versions."""
     found = _opened(file)
-    kernels = Counter(str(each.facts.get("config")) for each in found.objects.values())
     size = sum(each.size for each in found.objects.values())
     value: dict[str, Any] = {
         "file": str(file),
@@ -95,10 +93,7 @@ def show(file: FileArgument, json: JsonOption = False) -> None:
         table(str(file), ("fact", "value"), [*rows, *found.toolchain.items()])
         for line in found.about.get("products", ()):
             typer.echo(line)
-        note(
-            f"{number_of(len(found.objects), 'kernel')} of {number_of(len(kernels), 'config')}, "
-            f"{size / 2**20:.1f} MiB"
-        )
+        note(f"{number_of(len(found.objects), 'kernel')}, {size / 2**20:.1f} MiB")
 
     give(value, shown, json=json)
 

@@ -150,15 +150,6 @@ def _warn_once(reason: str) -> None:
 
 
 @functools.cache
-def _warn_of_pack(reason: str) -> None:
-    warnings.warn(
-        f"outblas does not load a kernel of a pack, and looks for it elsewhere: {reason}",
-        RuntimeWarning,
-        stacklevel=5,
-    )
-
-
-@functools.cache
 def _warn_of_refusal(reason: str) -> None:
     warnings.warn(
         f"outblas does not load a compiled kernel, and compiles it again: {reason}", stacklevel=5
@@ -257,7 +248,7 @@ def _from_pack(facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
         with _copied(code) as copy:
             return load(copy)
     except Exception as error:
-        _warn_of_pack(f"{facts.get('kernel')}: {error}")
+        pack.warn_once(f"a pack's kernel cannot be loaded here: {facts.get('kernel')}: {error}")
         return None
 
 

@@ -250,7 +250,7 @@ def packed_code(facts: Facts) -> bytes | None:
         try:
             code = pack.code(name)
         except PackError as error:
-            _warn_once(f"{error}; the kernel is compiled instead")
+            warn_once(f"{error}; the kernel is compiled instead")
             continue
         if code is not None:
             return code
@@ -269,7 +269,7 @@ def _load_from_environment() -> None:
             if path := os.environ.get("OUTBLAS_PACK"):
                 _loaded.append(read(Path(path)))
         except (PackError, OSError) as error:
-            _warn_once(f"OUTBLAS_PACK is not used: {error}")
+            warn_once(f"OUTBLAS_PACK is not used: {error}")
         finally:  # other threads wait until the pack is there
             _environment_read = True
 
@@ -279,14 +279,15 @@ def _warn_of_other_versions(pack: Pack, facts: Facts) -> None:
     for name, value in pack.toolchain.items():
         if value != wanted[name]:
             what = {"source": "the sources of the kernels", "dsl": "the CuTe DSL"}.get(name, name)
-            _warn_once(
+            warn_once(
                 f"{shown(pack.path)} is not used: it was built with another version of {what} "
                 f"({value}, here {wanted[name]})"
             )
             return
 
 
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Warns, once, of a pack that costs speed only."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(f"outblas: {message}", RuntimeWarning, stacklevel=6)

@@ -384,6 +384,16 @@ def _epilogue_tensors(
     return {name: (t, shape) for name, (t, shape) in known.items() if t is not None}
 
 
+def layout_of(problem: Problem) -> str:
+    """Returns how A and B are stored, such as "nt". An operand without a unit stride has no
+    letter.
+    """
+    return "".join(
+        "n" if column == 1 else "t" if row == 1 else ""
+        for row, column in (problem.a[-2:], problem.b[-2:])
+    )
+
+
 def with_row_major_output(problem: Problem) -> tuple[Problem, bool]:
     """Returns a problem whose C is row-major, and whether it is the transposed problem C^T = B^T
     A^T.

@@ -42,8 +42,8 @@ class Footprint:
     pingpong: whether groups process different tiles, so that one stores while the other multiplies.
     gpc_local: whether the SMs of a GPC process neighbouring tiles in a single wave.
     cache_lines: L2 cache lines that loads of A, and of B, request per 128 contiguous bytes.
-    split_lines: whether tiles begin and end inside cache lines, which neighbouring tiles then both
-        request.
+    straddles_lines: whether tiles begin and end inside cache lines, which neighbouring tiles then
+        both request.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -71,7 +71,7 @@ class Footprint:
     pingpong: bool = False
     gpc_local: bool = False
     cache_lines: tuple[int, int] = (1, 1)
-    split_lines: bool = False
+    straddles_lines: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

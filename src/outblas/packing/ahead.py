@@ -8,8 +8,9 @@ import torch
 
 from ..core import machines
 from ..core.ownership import shown
+from ..core.products import Products, parse_line
 from . import build
-from .products import Products, parse_file, parse_line
+from .products import parse_file
 
 
 def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | None = None) -> int:

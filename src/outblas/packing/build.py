@@ -18,9 +18,10 @@ from ..core.artifact import example
 from ..core.facts import Facts
 from ..core.machines import Machine
 from ..core.problem import Problem
+from ..core.products import Products
 from ..runtime import default_kernel
 from ..runtime.default_kernel import PRODUCTION
-from .products import Products
+from ..runtime.launcher import PORTABLE
 
 if TYPE_CHECKING:
     from ..autotune.lookup import TuningIndex
@@ -127,7 +128,9 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
             given = configs.from_text(module.Config, config) if config else None
             if module.unsupported(problem, given) is None:
                 return kernel, config
-    return default_kernel.by_rule(problem, machine.arch, machine.sms), ""
+    kernel = default_kernel.by_rule(problem, machine.arch, machine.sms)
+    supported = registry.load(kernel).unsupported(problem, None) is None
+    return kernel if supported else PORTABLE, ""
 
 
 def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:

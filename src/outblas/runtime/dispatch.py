@@ -17,7 +17,7 @@ from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.problem import Launch, Problem
 from ..core.tensor_memory import alignment_class, read_address, span_bytes
-from . import fallback, launcher, recording
+from . import fallback, launcher, recorded_shapes
 from .cuda_graphs import capturing, not_ready
 from .overlap import check_epilogue_separate, check_separate, may_overlap
 
@@ -230,7 +230,7 @@ def _prepare(call: Call) -> Plan:
     """Checks a call and returns the plan for calls like it."""
     sample, addend = _checked_output(call), _addend(call)
     problem = _problem_of(call, sample, addend)
-    recording.note(problem)
+    recorded_shapes.note(problem)
     if call.kernel:
         if reason := launcher.unsupported_reason(registry.find(call.kernel), problem):
             raise ValueError(f"kernel {call.kernel!r} {reason}")

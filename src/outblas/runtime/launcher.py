@@ -108,9 +108,8 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
         try:
             if unsupported_reason(registry.find(kernel), problem) is None:
                 return named_launcher(kernel, config, problem, no_product=False)
-        except (ValueError, ImportError):  # the kernel or its config does not support this call
-            continue
-        except CompileForbidden:
+        # The kernel or its config does not support this call, or may not be compiled.
+        except (ValueError, ImportError, CompileForbidden):
             continue
         except Exception as error:
             fallback.warn_once(f"{kernel}[{config}], which was tuned for this call, fails: {error}")

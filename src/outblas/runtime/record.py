@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from . import dispatch, recording
-from .recording import RecordedShapes
+from . import dispatch, recorded_shapes
+from .recorded_shapes import RecordedShapes
 
 
 @contextlib.contextmanager
@@ -29,6 +29,6 @@ def record_shapes() -> Iterator[RecordedShapes]:
         >>> recorded.lines
         ['1-3,8x4x8 bfloat16 nt bias']
     """
-    with recording.recorded() as shapes:
+    with recorded_shapes.recorded() as shapes:
         dispatch.clear_cache()
         yield shapes

@@ -15,7 +15,7 @@ _LINEAR = "src/outblas/torch_ops/linear.py"
 _DISPATCH = "src/outblas/runtime/dispatch.py"
 _LOOKUP = "autotune/lookup.py"
 _PACK = "src/outblas/core/pack.py"
-_PACKING = "src/outblas/packing/products.py"
+_PACKING = "src/outblas/core/products.py"
 
 FAULTS = (
     Fault(

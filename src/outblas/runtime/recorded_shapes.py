@@ -2,26 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ..core import forks
 from ..core import problem as operands
 from ..core.problem import Problem
+from ..core.products import DTYPES, Products, ranges
 from ..core.steps import Steps
-
-_DTYPES = ("bfloat16", "float16")  # of the operands that kernels of a pack multiply
-
-
-class _Kind(NamedTuple):
-    """What products of a line have in common."""
-
-    N: int
-    K: int
-    dtype: str
-    layout: str
-    steps: str
-    batch_invariant: bool
 
 
 class RecordedShapes:
@@ -36,7 +24,7 @@ class RecordedShapes:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[_Kind, set[int]] = {}
+        self._rows: dict[Products, set[int]] = {}  # by the products without their rows
         self._others: dict[str, None] = {}
 
     @property
@@ -44,12 +32,7 @@ class RecordedShapes:
         """One line for the products that differ in the number of rows only, as `outblas pack build
         --shapes` reads them.
         """
-        found = []
-        for kind, rows in self._rows.items():
-            words = [f"{_ranges(rows)}x{kind.N}x{kind.K}", kind.dtype, kind.layout, kind.steps]
-            words += ["batch-invariant"] * kind.batch_invariant
-            found.append(" ".join(word for word in words if word))
-        return found
+        return [str(replace(kind, rows=ranges(M))) for kind, M in self._rows.items()]
 
     @property
     def others(self) -> list[str]:
@@ -77,12 +60,13 @@ class RecordedShapes:
             return
         epilogue = problem.epilogue
         steps = Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None)
-        kind = _Kind(
+        kind = Products(
+            (),
             problem.columns,
             problem.K,
             operands.dtype_name(problem.dtype),
-            _layout(problem),
-            str(steps),
+            operands.layout_of(problem),
+            steps,
             problem.batch_invariant,
         )
         self._rows.setdefault(kind, set()).add(problem.M)
@@ -120,7 +104,7 @@ def _unpacked_reason(problem: Problem) -> str:
         return "a batch"
     if problem.formats:
         return "fp8 operands"
-    if operands.dtype_name(problem.dtype) not in _DTYPES:
+    if operands.dtype_name(problem.dtype) not in DTYPES:
         return "a dtype of Triton's kernels"
     if problem.out_dtype != problem.dtype:
         return "a result of another dtype"
@@ -130,22 +114,4 @@ def _unpacked_reason(problem: Problem) -> str:
         return "alpha, beta and an addend"
     if 0 in (problem.M, problem.N, problem.K):
         return "nothing is multiplied"
-    return "" if len(_layout(problem)) == 2 else "operands without a unit stride"
-
-
-def _layout(problem: Problem) -> str:
-    letters = {(False, True): "n", (True, True): "n", (True, False): "t", (False, False): ""}
-    return "".join(
-        letters[row == 1, column == 1] for row, column in (problem.a[-2:], problem.b[-2:])
-    )
-
-
-def _ranges(rows: set[int]) -> str:
-    """1, 2, 3 and 8 → `1-3,8`."""
-    found: list[list[int]] = []
-    for M in sorted(rows):
-        if found and found[-1][1] + 1 == M:
-            found[-1][1] = M
-        else:
-            found.append([M, M])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+    return "" if len(operands.layout_of(problem)) == 2 else "operands without a unit stride"

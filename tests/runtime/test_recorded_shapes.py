@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import outblas
-from outblas.packing.products import parse_file, parse_line
+from outblas.core.products import parse_line
+from outblas.packing.products import parse_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 

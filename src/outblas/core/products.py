@@ -1,0 +1,100 @@
+"""Products that differ in the number of rows only, and their text: a line of the files that packs
+are built from.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .shapes import LAYOUTS
+from .steps import NO_STEPS, Steps
+
+DTYPES = ("bfloat16", "float16")
+_LINE = "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant"
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products that differ in the number of rows only.
+
+    Attributes:
+        rows: Ranges of M, first and last.
+        N, K: The other sizes. With a gated activation N counts the columns of B, two for each
+            column of the result.
+        dtype: bfloat16 or float16.
+        layout: How A and B are stored.
+        steps: The epilogue.
+        batch_invariant: Whether the calls have batch_invariant=True.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    N: int
+    K: int
+    dtype: str = "bfloat16"
+    layout: str = "nt"
+    steps: Steps = NO_STEPS
+    batch_invariant: bool = False
+
+    def each_M(self) -> Iterator[int]:
+        """Yields every number of rows once, in order."""
+        yield from sorted({M for first, last in self.rows for M in range(first, last + 1)})
+
+    def __str__(self) -> str:
+        rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
+        parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
+        parts += ["batch-invariant"] * self.batch_invariant
+        return " ".join(part for part in parts if part)
+
+
+def parse_rows(text: str, name: str = "rows") -> tuple[tuple[int, int], ...]:
+    """Parses `1-512,1024`. Raises ValueError, which names the option."""
+    found = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() for end in ends) or not 1 <= int(ends[0]) <= int(ends[1]):
+            raise ValueError(f"{name} is {text!r}, expected numbers and ranges such as 1-512,1024")
+        found.append((int(ends[0]), int(ends[1])))
+    return tuple(found)
+
+
+def parse_line(line: str) -> Products:
+    """Parses `1-512x4096x4096 bfloat16 nt bias+gelu`; all after the sizes may be left out. Raises
+    ValueError.
+    """
+    sizes, *rest = line.split()
+    rows, *extents = sizes.lower().split("x")
+    if len(extents) != 2 or not all(size.isdecimal() and int(size) for size in extents):
+        raise ValueError(f"the line is {line!r}, expected {_LINE}")
+    given: dict[str, Any] = {}
+    for word in rest:
+        field, value = _field(word, line)
+        if field in given:
+            raise ValueError(f"the line is {line!r}, expected one {field}")
+        given[field] = value
+    N, K = map(int, extents)
+    return Products(parse_rows(rows, f"the line {line!r}"), N, K, **given)
+
+
+def _field(word: str, line: str) -> tuple[str, Any]:
+    if word in DTYPES:
+        return "dtype", word
+    if word in LAYOUTS:
+        return "layout", word
+    if word == "batch-invariant":
+        return "batch_invariant", True
+    try:
+        return "steps", Steps.parse(word)
+    except ValueError as error:
+        raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
+
+
+def ranges(rows: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Returns numbers as ranges: 1, 2, 3 and 8 are 1-3 and 8."""
+    found: list[list[int]] = []
+    for M in sorted(set(rows)):
+        if found and found[-1][1] + 1 == M:
+            found[-1][1] = M
+        else:
+            found.append([M, M])
+    return tuple((first, last) for first, last in found)
