@@ -302,8 +302,9 @@ class TuningIndex:
 
         Where a neighbour has the same shape, it was measured with another layout, 16-bit dtype or
         model of GPU. If the model sees no difference to this call, that says more than the rule or
-        than another shape, which have to promise less time by the factor `TIE`. So has a neighbour
-        that waits for DRAM where the workload does not, or the reverse.
+        than another shape, which have to promise less time by the factor `TIE`. Another shape has to
+        promise less once more where one of the two waits for DRAM and the other does not, and where
+        the workload waits for DRAM, of which the rule of the production kernel knows more.
         """
         waits_for_dram = self._waits_for_dram(workload)
         found: list[tuple[float, Choice]] = []
@@ -327,6 +328,8 @@ class TuningIndex:
             if entry.kernel == PRODUCTION and there is not None:
                 shares.append(entry.us / there)
             weight = us if is_same else us * elsewhere
+            if waits_for_dram and not is_same:
+                weight *= TIE
             if self._waits_for_dram(entry.workload) != waits_for_dram:
                 weight *= TIE
             found.append((weight, Choice(entry.kernel, entry.config, why)))

@@ -27,7 +27,7 @@ GPC_LOCAL_BYTES = 90.0  # in a call of one wave where the SMs of a GPC compute n
 SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs compute partitions of K
 STEADY_BYTES = 40.0  # in a longer call
 STREAMED_BYTES = 60.0  # of weights that come from DRAM, in a call of few rows
-MISALIGNED_BYTES = 30.0  # for rows that begin inside cache lines: twice the requests, not merged
+LINE_BYTES = 60.0  # where a line is requested more than once, whole lines that count each time
 REACHED = 0.97  # the fraction of that rate that a tile reaches
 FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
 # Where consumers promote fp8 sums: TILE_CYCLES, for no product of the next tile is in flight; that
@@ -112,6 +112,8 @@ class _Call(NamedTuple):
         problem: the problem with operands that TMA can load.
         M, N: the rows and columns of the product whose output lies by rows.
         cache_lines: the cache lines that A and B take per 128 bytes of a row (`l2.lines`).
+        contiguous_columns: whether the columns of tiles are contiguous in memory, as operands are
+            and where they are exchanged.
         gpu: the rates of the GPU.
         streams: whether few rows meet weights that come from DRAM, which bounds the call.
         dram_cycles: the cycles in which the operands come from DRAM, where up to `ONE_TILE` rows,
@@ -122,6 +124,7 @@ class _Call(NamedTuple):
     M: int
     N: int
     cache_lines: tuple[int, int]
+    contiguous_columns: tuple[bool, bool]
     gpu: Rates
     streams: bool
     dram_cycles: float
@@ -142,6 +145,7 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
         row_major.M,
         row_major.columns,
         l2.lines(row_major),
+        operand_copies.contiguous_columns(problem),
         gpu,
         *_dram_bound(row_major, gpu),
     )
@@ -427,13 +431,15 @@ def _load_cycles(c: HopperConfig, call: _Call, waves: int) -> float:
     if call.streams:
         multicast_bytes = STREAMED_BYTES
     lines_a, lines_b = call.cache_lines[::-1] if c.swap_ab else call.cache_lines
+    if call.contiguous_columns[c.swap_ab]:
+        lines_b = max(lines_b, operand_copies.lines_of_columns(c))
     cycles = 0.0
     for rows, multicast, lines_per_row in (
         (c.tile_m, c.cluster_n, lines_a),
         (c.tile_n, c.cluster_m, lines_b),
     ):
         if lines_per_row > 1:
-            cycles += rows / multicast / MISALIGNED_BYTES
+            cycles += rows * lines_per_row / multicast / LINE_BYTES
         elif gpc_local:
             cycles += rows / GPC_LOCAL_BYTES
         else:

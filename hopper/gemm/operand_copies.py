@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from ...core.problem import Problem, Strides
+from ...core.problem import Problem, Strides, with_row_major_output
 from ...core.tensor_memory import LINE
 from ...device import l2
 from ..core import host
+from ..core.config import HopperConfig
 
 _LINE_ELEMENTS = LINE // 2
 _GRANULE = 8  # elements in the 16 bytes that TMA requires
@@ -36,6 +37,22 @@ def cache_lines_per_row(problem: Problem) -> tuple[int, int]:
     some.
     """
     return l2.lines(aligned(problem))
+
+
+def contiguous_columns(problem: Problem) -> tuple[bool, bool]:
+    """Returns whether the columns of a tile are contiguous in memory: those of B, and the rows of
+    A, which are its columns where the operands are exchanged.
+    """
+    row_major = with_row_major_output(problem)[0]
+    return row_major.b[-1] == 1, row_major.a[-2] == 1
+
+
+def lines_of_columns(config: HopperConfig) -> int:
+    """Returns the cache lines that loads request per 128 bytes of contiguous columns, for 16-bit
+    elements. TMA loads boxes of 64, 32 or 16 columns, the most that divide the columns of a stage,
+    and each box requests its lines anew.
+    """
+    return next(64 // box for box in (64, 32, 16) if config.stage_n % box == 0)
 
 
 def remarks(problem: Problem) -> list[str]:

@@ -242,7 +242,7 @@ def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -
         cluster_k=c.cluster_k,
         pingpong=c.pingpong,
         gpc_local=c.gpc_local and not c.split,
-        cache_lines=cache_lines,
+        cache_lines=_requested_lines(cache_lines, c, problem),
         straddles_lines=_straddles_lines(c, problem),
     )
     if not c.swap_ab:
@@ -261,8 +261,19 @@ def _straddles_lines(c: HopperConfig, problem: Problem) -> bool:
     their width is no multiple of a line.
     """
     row_major = with_row_major_output(problem)[0]
-    contiguous = row_major.a[-2] if c.swap_ab else row_major.b[-1]
     N = row_major.M if c.swap_ab else row_major.columns
-    if contiguous != 1 or tile_order.columns(c, N) == 1:
+    contiguous = operand_copies.contiguous_columns(problem)[c.swap_ab]
+    if not contiguous or tile_order.columns(c, N) == 1:
         return False
     return any(width * problem.dtype.itemsize % LINE for width in tile_order.widths(c, N))
+
+
+def _requested_lines(
+    cache_lines: tuple[int, int], c: HopperConfig, problem: Problem
+) -> tuple[int, int]:
+    """Returns the cache lines that loads request per 128 contiguous bytes of A, and of B."""
+    if not operand_copies.contiguous_columns(problem)[c.swap_ab]:
+        return cache_lines
+    lines_a, lines_b = cache_lines
+    lines = operand_copies.lines_of_columns(c)
+    return (max(lines_a, lines), lines_b) if c.swap_ab else (lines_a, max(lines_b, lines))

@@ -205,6 +205,30 @@ def test_a_row_that_begins_inside_of_a_line_takes_two(size: int, lines: tuple[in
     assert space("portable", asked).footprint(own).cache_lines == lines
 
 
+@pytest.mark.parametrize(
+    ("tile_n", "variable", "layout", "lines"),
+    [
+        pytest.param(128, False, "nn", (1, 1), id="boxes of 64 columns"),
+        pytest.param(96, False, "nn", (1, 2), id="boxes of 32 columns"),
+        pytest.param(48, False, "nn", (1, 4), id="boxes of 16 columns"),
+        pytest.param(136, True, "nn", (1, 4), id="stages rounded up to 144 columns"),
+        pytest.param(48, False, "nt", (1, 1), id="columns along K"),
+    ],
+)
+def test_short_boxes_of_contiguous_columns_request_lines_again(
+    tile_n: int, variable: bool, layout: str, lines: tuple[int, int]
+) -> None:
+    found = space("hopper.gemm", Workload(2048, 2048, 2048, layout=layout))
+    config = gemm.Config(
+        tile_m=64, consumers=1, cluster_m=1, tile_n=tile_n, variable_tile_n=variable
+    )
+    flipped = {"nn": "tt"}.get(layout, "nt")
+    exchanged = space("hopper.gemm", Workload(2048, 2048, 2048, layout=flipped))
+
+    assert found.footprint(config).cache_lines == lines
+    assert exchanged.footprint(replace(config, swap_ab=True)).cache_lines == lines[::-1]
+
+
 def test_clusters_take_no_more_from_l2() -> None:
     """Where L2 is all that counts, and both kinds of cluster fill the GPU alike."""
     found = space("hopper.hilbert")

@@ -241,6 +241,18 @@ def test_tiles_of_variable_width_lie_along_rows_of_k(
         assert config.swap_ab == swap_ab
 
 
+@pytest.mark.parametrize("shape", [(128, 8192, 8192), (200, 6144, 4096), (256, 3072, 3072)])
+def test_no_tile_is_loaded_in_short_boxes_of_contiguous_columns(
+    shape: tuple[int, int, int],
+) -> None:
+    """200x6144x4096 took 1.7 times as long as torch with all rows as the columns of a tile, 208,
+    which are loaded 16 at a time where they are contiguous.
+    """
+    config = heuristic.config(example(BF16, None, "tn", shape), H100, OWN_CONFIG)
+
+    assert config.stage_n % 64 == 0
+
+
 @pytest.mark.parametrize("size", [1280, 1536, 5120])
 def test_tiles_begin_at_whole_cache_lines_where_no_operand_has_rows_of_k(size: int) -> None:
     config = heuristic.config(example(BF16, None, "tn", (size,) * 3), H100, OWN_CONFIG)

@@ -94,6 +94,14 @@ FAULTS = (
         "The model thinks that DRAM takes no time.",
     ),
     Fault(
+        "short_boxes_are_free",
+        "hopper/gemm/operand_copies.py",
+        "next(64 // box for box in",
+        "next(1 for box in",
+        MODEL,
+        "Boxes of 16 contiguous columns request no line twice.",
+    ),
+    Fault(
         "model_lines_ignored",
         _MODEL,
         "    if max(f.cache_lines) > 1:\n",
