@@ -302,9 +302,9 @@ class TuningIndex:
 
         Where a neighbour has the same shape, it was measured with another layout, 16-bit dtype or
         model of GPU. If the model sees no difference to this call, that says more than the rule or
-        than another shape, which have to promise less time by the factor `TIE`. Another shape has to
-        promise less once more where one of the two waits for DRAM and the other does not, and where
-        the workload waits for DRAM, of which the rule of the production kernel knows more.
+        than another shape, which have to promise less time by the factor `TIE`. Another shape has
+        to promise less once more where one of the two waits for DRAM and the other does not, and
+        where the workload waits for DRAM, of which the rule of the production kernel knows more.
         """
         waits_for_dram = self._waits_for_dram(workload)
         found: list[tuple[float, Choice]] = []

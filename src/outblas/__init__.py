@@ -17,6 +17,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .runtime.fallback import FallbackWarning
     from .runtime.record import record_shapes
     from .torch_ops.aten import disable, enable
+    from .torch_ops.grouped_mm import grouped_mm
     from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "batch_invariant",
     "disable",
     "enable",
+    "grouped_mm",
     "inductor_choice",
     "ladder",
     "linear",
@@ -62,6 +64,7 @@ _MODULE_OF = {
     "linear": "api",
     "matmul": "api",
     "scaled_mm": "torch_ops.scaled_mm",
+    "grouped_mm": "torch_ops.grouped_mm",
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",
@@ -112,6 +115,13 @@ def _activation_kernels() -> hooks.ActivationKernels:
     return activation
 
 
+def _portable_grouped() -> hooks.GroupedKernels:
+    from .kernels import grouped
+
+    return grouped
+
+
 hooks.tuner.register(_tuner)
 hooks.operand_copies.register(_operand_copies)
 hooks.activation_kernels.register(_activation_kernels)
+hooks.portable_grouped.register(_portable_grouped)

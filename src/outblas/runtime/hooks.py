@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
+    from ..core.grouped import GroupedProblem
     from ..core.problem import Problem
 
 T = TypeVar("T")
@@ -61,6 +62,24 @@ class ActivationKernels(Protocol):
         """
 
 
+class GroupedKernels(Protocol):
+    """Computes grouped products."""
+
+    def unsupported(self, problem: GroupedProblem) -> str | None:
+        """Returns why the kernel cannot take a product; None if it can."""
+
+    def run(
+        self,
+        problem: GroupedProblem,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        offs: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        """Computes a product that `unsupported` does not refuse."""
+
+
 class Hook(Generic[T]):
     """A module that answers the runtime, loaded on first use."""
 
@@ -87,3 +106,4 @@ class Hook(Generic[T]):
 tuner: Hook[Tuner] = Hook()
 operand_copies: Hook[OperandCopies] = Hook()
 activation_kernels: Hook[ActivationKernels] = Hook()
+portable_grouped: Hook[GroupedKernels] = Hook()

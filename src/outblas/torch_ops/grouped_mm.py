@@ -1,0 +1,232 @@
+"""Grouped products, as `torch.nn.functional.grouped_mm`: the experts of a mixture, forward and
+backward. The sizes of groups stay on the device.
+"""
+
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function
+
+from ..core import grouped
+from ..core.compat.torch_private import has_override
+from ..core.problem import check_name
+from ..runtime import fallback, hooks
+from . import ops
+from .schema import define, library
+
+Tensor = torch.Tensor
+
+KERNELS = ("portable",)
+
+define(
+    "grouped_mm(Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, "
+    "ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False) -> Tensor"
+)
+
+
+def grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    *,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """Multiply the matrices of each group, such as the tokens of each expert with its weights.
+
+    ============  ============  ========================  ===================================
+    mat_a         mat_b         result                    groups are divided along
+    ============  ============  ========================  ===================================
+    (M, K)        (G, K, N)     (M, N)                    M: rows of mat_a and of the result
+    (G, M, K)     (K, N)        (M, N)                    N: columns of mat_b and of the result
+    (M, K)        (K, N)        (G, M, N)                 K: a sum for each group
+    (G, M, K)     (G, K, N)     (G, M, N)                 nothing; `offs` is None
+    ============  ============  ========================  ===================================
+
+    `offs` is read on the device alone: a call waits for nothing, and a CUDA graph that captured it
+    may be replayed with other groups. Groups may be empty, and need no alignment. Without a CUDA
+    device torch multiplies group by group, with a `FallbackWarning`.
+
+    The operands and the bias have gradients, also where the result has another dtype.
+
+    Args:
+        mat_a: bfloat16, float16 or float32, of any strides.
+        mat_b: Of the same dtype, on the same device, of any strides.
+        offs: int32, (G,): where each group ends in the divided dimension; not decreasing. G is at
+            most 1024. What lies behind the last end belongs to no group: it is not read, and the
+            result there is undefined. Ends beyond the operand count as its own end.
+        bias: (G, N), of the dtype of the result, added to each group's rows; not where N is
+            divided.
+        out_dtype: The dtype of the result: that of the operands, or float32.
+        kernel: None for the best one, or "portable", which also runs on CPU tensors, through
+            Triton's interpreter.
+
+    Returns:
+        The result, contiguous.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        OperandError: The operands do not fit together.
+        ValueError: `kernel` is unknown, or does not support the operands.
+        RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
+
+    Example:
+        Three experts, of which the second one has no token:
+
+        >>> import torch, outblas
+        >>> tokens, weights = torch.ones(6, 8), torch.ones(3, 8, 4)
+        >>> offs = torch.tensor([2, 2, 6], dtype=torch.int32)
+        >>> outblas.grouped_mm(tokens, weights, offs=offs).shape
+        torch.Size([6, 4])
+    """
+    if not torch.compiler.is_dynamo_compiling() and has_override(mat_a, mat_b):
+        result: Tensor = handle_torch_function(
+            grouped_mm,
+            (mat_a, mat_b),
+            mat_a,
+            mat_b,
+            offs=offs,
+            bias=bias,
+            out_dtype=out_dtype,
+            kernel=kernel,
+        )
+        return result
+    name = check_name("kernel", kernel, KERNELS, " or None", "None or ")
+    grouped.check(mat_a, mat_b, offs, bias, out_dtype)
+    result = torch.ops.outblas.grouped_mm.default(mat_a, mat_b, offs, bias, out_dtype, name)
+    return result
+
+
+def _compute(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    kernel_name: str = "",
+    zero_tail: bool = False,
+) -> Tensor:
+    form, shape, dtype = grouped.check(mat_a, mat_b, offs, bias, out_dtype)
+    if form == "batch":
+        return _batch(mat_a, mat_b, bias, out_dtype, kernel_name)
+    assert offs is not None, "`check` demands it"
+    out = torch.empty(shape, dtype=dtype, device=mat_a.device)
+    reason = _no_kernel_reason(mat_a) if not kernel_name else None
+    if reason is not None:
+        fallback.warn_fallback(reason)
+        return by_torch(mat_a, mat_b, offs, bias, dtype)
+    problem, exchanged = grouped.describe(
+        form, mat_a, mat_b, bias, out, offs.shape[0], zero_tail=zero_tail
+    )
+    kernels = hooks.portable_grouped.get()
+    if reason := kernels.unsupported(problem):
+        raise ValueError(f"kernel '{kernel_name or KERNELS[0]}': {reason}")
+    operands = (mat_b.mT, mat_a.mT, out.mT) if exchanged else (mat_a, mat_b, out)
+    kernels.run(problem, *operands, offs.contiguous(), bias)
+    return out
+
+
+def _batch(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    kernel_name: str,
+) -> Tensor:
+    """Computes the products of two batches, with the bias as a residual that repeats along rows."""
+    shape = (*mat_a.shape[:-1], mat_b.shape[-1])
+    extra = None if bias is None else bias.unsqueeze(1).expand(shape)
+    given: Any = mat_a, mat_b, None, None, extra, 1, 0, "", out_dtype, kernel_name
+    result: Tensor = torch.ops.outblas.gemm.default(*given)
+    return result
+
+
+def _no_kernel_reason(mat_a: Tensor) -> str | None:
+    """Returns why torch computes a call that names no kernel, or None if a kernel does."""
+    if mat_a.device.type != "cuda":
+        return "CPU tensors"
+    if torch.version.cuda is None:
+        return "grouped products on a GPU of another vendor than NVIDIA"
+    try:
+        hooks.portable_grouped.get()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def by_torch(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Computes the products group by group. The ends of groups are read by the host. What no group
+    covers is zero.
+    """
+    form, shape, _ = grouped.check(mat_a, mat_b, offs, bias, dtype)
+    out = torch.zeros(shape, dtype=dtype, device=mat_a.device)
+    extent = mat_b.shape[-1] if form == "ragged_n" else mat_a.shape[0 if form == "ragged_m" else 1]
+    begin = 0
+    for group, end in enumerate(offs.tolist()):
+        end = min(max(end, begin), extent)
+        part = slice(begin, end)
+        match form:
+            case "ragged_m":
+                a, b, target = mat_a[part], mat_b[group], out[part]
+            case "ragged_n":
+                a, b, target = mat_a[group], mat_b[:, part], out[:, part]
+            case _:
+                a, b, target = mat_a[:, part], mat_b[part], out[group]
+        product = a.to(dtype) @ b.to(dtype)
+        target.copy_(product if bias is None else product + bias[group])
+        begin = end
+    return out
+
+
+@ops.fake("grouped_mm")
+def _(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *rest: Any,
+) -> Tensor:
+    _, shape, dtype = grouped.check(mat_a, mat_b, offs, bias, out_dtype)
+    return mat_a.new_empty(shape, dtype=dtype)
+
+
+# ---- gradients
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    mat_a, mat_b, offs, bias, _, kernel_name, _ = inputs
+    ctx.save_for_backward(mat_a, mat_b, offs)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.kernel_name = kernel_name
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Each gradient is a grouped product itself. What belongs to no group gets zeros."""
+    mat_a, mat_b, offs = ctx.saved_tensors
+    grad = grad.to(mat_a.dtype)
+
+    def product(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        result: Tensor = torch.ops.outblas.grouped_mm.default(
+            a, b, offs, None, dtype, ctx.kernel_name, True
+        )
+        return result
+
+    # The dispatcher leaves out trailing arguments that have their defaults.
+    count = len(ctx.needs_input_grad)
+    needs_a, needs_b, _, needs_bias = (*ctx.needs_input_grad, False, False)[:4]
+    grad_a = product(grad, mat_b.mT) if needs_a else None
+    grad_b = product(mat_a.mT, grad) if needs_b else None
+    grad_bias = None
+    if needs_bias and grad.dim() == 3:
+        grad_bias = grad.sum(1, dtype=ctx.bias_dtype)
+    elif needs_bias:
+        ones = grad.new_ones(1, 1).expand(1, grad.shape[0])
+        grad_bias = product(ones, grad, ctx.bias_dtype).squeeze(1)
+    return (grad_a, grad_b, None, grad_bias, None, None, None)[:count]
+
+
+torch.library.register_autograd("outblas::grouped_mm", _backward, setup_context=_setup, lib=library)
+for _key in ("CPU", "CUDA"):
+    library.impl("grouped_mm", _compute, _key)
