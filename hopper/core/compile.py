@@ -96,6 +96,11 @@ def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
         return _loaded[variant]
 
 
+def is_loaded(variant: CompileKey) -> bool:
+    """Returns whether `load` returns a kernel from memory."""
+    return variant in _loaded
+
+
 def keep(variant: CompileKey, build: Callable[[], Any]) -> None:
     """Builds a kernel onto disk for a later `load`, without loading it."""
     with tile_order.compiling:

@@ -22,7 +22,6 @@ from . import (
     epilogue_store,
     epilogue_tile,
     splitk_reduce,
-    tile_scheduler,
 )
 from .epilogue_math import EpilogueOps, EpilogueTile
 from .pipeline import GroupPipeline
@@ -141,10 +140,10 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     if cutlass.const_expr(config.pingpong or cta.traits.staggered_tail):
         mma_order_begin(cta, consumer)
 
-    count = tile_scheduler.work_tile_count(cta.scheduler, config)
+    count = cta.scheduler.work_tile_count(config)
     iterations = (count - first + stride - 1) // stride
     for iteration in cutlass.range(iterations, unroll=1):
-        work = tile_scheduler.current_work(cta.scheduler, config, first + iteration * stride)
+        work = cta.scheduler.current_work(config, first + iteration * stride)
         if cutlass.const_expr(config.pingpong):
             mma_order_wait(consumer)
         if cutlass.const_expr(config.variable_tile_n):
@@ -326,7 +325,9 @@ def store_registers(
     """Stores `width` columns of the accumulator directly to C."""
     epilogue, config = cta.epilogue, cta.epilogue.config
     shape = (config.tile_m, width)
-    row = work.m * config.tile_m
+    row, extents = work.first_row(config.tile_m), epilogue.extents
+    if cutlass.const_expr(work.end_row is not None):
+        extents = work.end_row, extents[1]
     gC = epilogue_tile.tile_of(
         epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape
     )
@@ -336,5 +337,5 @@ def store_registers(
     if cutlass.const_expr(vector > 2 and not (vector == 8 and whole_quads)):
         vector = 2
     roles.store_fragment(
-        consumer, mma.fragments, gC, cC, epilogue.extents, vector, StoreCacheMode.WRITE_THROUGH
+        consumer, mma.fragments, gC, cC, extents, vector, StoreCacheMode.WRITE_THROUGH
     )

@@ -118,7 +118,7 @@ def fill_stage(
             i, start = batch[n]
             sC = subtile_tensor(source, subtile_pointer(source, state.index, consumer * per + n))
             row = (
-                work.m * epilogue_config.tile_m
+                work.first_row(epilogue_config.tile_m)
                 + (i * epilogue_config.warpgroups_per_tile + consumer) * 64
             )
             gC = epilogue_tile.tile_of(

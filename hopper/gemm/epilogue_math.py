@@ -93,7 +93,7 @@ class EpilogueTile:
         config, thread = self.epilogue.config, self.consumer.context.thread
         lane = thread % 32
         row = (
-            self.work.m * config.tile_m
+            self.work.first_row(config.tile_m)
             + (i * config.warpgroups_per_tile + self.consumer.warpgroup_in_tile) * 64
             + thread % WARPGROUP // 32 * 16
             + lane // 4

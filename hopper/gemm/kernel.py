@@ -17,7 +17,7 @@ from ..core import epilogue_store as core_epilogue_store
 from ..core.base import check_stage_bytes
 from ..core.config import MAX_STAGES, WARPGROUP, HopperConfig, invalid_reason
 from ..core.records import TmaOperand, WarpContext, WarpRole
-from . import cluster_reduce, epilogue_load, epilogue_math, epilogue_store, tile_scheduler, tma_load
+from . import cluster_reduce, epilogue_load, epilogue_math, epilogue_store, tma_load
 from .consumer import consumer_loop
 from .pipeline import GroupPipeline
 from .records import (
@@ -339,7 +339,7 @@ class Gemm(tma_store.TmaStore):
         mC: cute.Tensor,
         dtype: cutlass.Constexpr,
         majors: cutlass.Constexpr,
-        schedule: ScheduleParams,
+        schedule,
         epilogue_tensors: EpilogueTensors,
         workspace: SplitKWorkspace,
         epilogue_tma,
@@ -374,6 +374,7 @@ class Gemm(tma_store.TmaStore):
                 with cute.arch.elect_one():
                     cluster_reduce.init_barriers(cluster_reduction, config)
         pipeline.init_barriers()
+        schedule = self.begin_schedule(smem, schedule, context)
         self.cluster_sync()
         if cutlass.const_expr(config.pdl):
             self.await_previous_call(warp)
@@ -471,6 +472,12 @@ class Gemm(tma_store.TmaStore):
             )
         return epilogue, source
 
+    def begin_schedule(self, smem, schedule, context: WarpContext):
+        """Prepares the schedule in shared memory, before the CTA synchronises; here it is complete
+        as the host made it.
+        """
+        return schedule
+
     def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> TileScheduler:
         """Returns the scheduler of this CTA's work."""
         return TileScheduler(
@@ -519,6 +526,14 @@ class Gemm(tma_store.TmaStore):
         """The warp that loads the caller's B."""
         return WarpRole.LOAD_A if self.traits.transposed else WarpRole.LOAD_B
 
+    def work_tile_load_a(self, cta: Cta, work):
+        """Returns the load of this CTA's rows of A for a work tile."""
+        return tma_load.work_tile_load_a(cta, work)
+
+    def work_tile_load_b(self, cta: Cta, work):
+        """Returns the load of this CTA's columns of B for a work tile."""
+        return tma_load.work_tile_load_b(cta, work)
+
     # ---- roles
     @cute.jit
     def body(self, cta: Cta, pipeline: GroupPipeline):
@@ -542,14 +557,14 @@ class Gemm(tma_store.TmaStore):
         loads_a = role == WarpRole.LOAD_A
         is_early = config.weights_ready and role == self.weights_warp
         state = pipeline.initial_state()
-        count = tile_scheduler.work_tile_count(cta.scheduler, config)
+        count = cta.scheduler.work_tile_count(config)
         for step in cutlass.range(count, unroll=1):
-            work = tile_scheduler.current_work(cta.scheduler, config, step)
+            work = cta.scheduler.current_work(config, step)
             backwards = step & 1 if cutlass.const_expr(config.k_serpentine) else Int32(0)
             if cutlass.const_expr(loads_a):
-                load = tma_load.work_tile_load_a(cta, work)
+                load = self.work_tile_load_a(cta, work)
             else:
-                load = tma_load.work_tile_load_b(cta, work)
+                load = self.work_tile_load_b(cta, work)
             if cutlass.const_expr(loads_a and traits.bias == "pairs" and not is_early):
                 epilogue_math.prefetch_bias(cta, work)
             begin, k_tiles = work.partition.begin, work.partition.count

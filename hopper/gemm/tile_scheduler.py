@@ -71,6 +71,16 @@ class WorkTile(NamedTuple):
     matrix: Int32
     partition: KPartition
 
+    @property
+    def end_row(self) -> None:
+        """Where rows end that this tile may write: at the end of C. In a grouped product it is the
+        end of a group.
+        """
+
+    def first_row(self, tile_m: int) -> Int32:
+        """Returns the first row of the tile."""
+        return self.m * tile_m
+
 
 @dataclass(frozen=True)
 class TileScheduler:
@@ -87,6 +97,14 @@ class TileScheduler:
     columns: int
     batched: bool
     single_wave: bool
+
+    def work_tile_count(self, config):
+        """Returns the number of work tiles of the cluster."""
+        return work_tile_count(self, config)
+
+    def current_work(self, config, step) -> WorkTile:
+        """Returns this CTA's work at the cluster's step `step`."""
+        return current_work(self, config, step)
 
 
 @cute.jit

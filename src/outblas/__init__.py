@@ -121,7 +121,14 @@ def _portable_grouped() -> hooks.GroupedKernels:
     return grouped
 
 
+def _hopper_grouped() -> hooks.GroupedKernels:
+    from .hopper import grouped
+
+    return grouped
+
+
 hooks.tuner.register(_tuner)
 hooks.operand_copies.register(_operand_copies)
 hooks.activation_kernels.register(_activation_kernels)
 hooks.portable_grouped.register(_portable_grouped)
+hooks.hopper_grouped.register(_hopper_grouped)

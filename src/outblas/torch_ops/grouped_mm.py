@@ -16,7 +16,8 @@ from .schema import define, library
 
 Tensor = torch.Tensor
 
-KERNELS = ("portable",)
+PORTABLE = "portable"
+KERNELS = ("hopper.grouped", PORTABLE)
 
 define(
     "grouped_mm(Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, "
@@ -59,8 +60,8 @@ def grouped_mm(
         bias: (G, N), of the dtype of the result, added to each group's rows; not where N is
             divided.
         out_dtype: The dtype of the result: that of the operands, or float32.
-        kernel: None for the best one, or "portable", which also runs on CPU tensors, through
-            Triton's interpreter.
+        kernel: None for the best one; "hopper.grouped", for sm_90 and rows of groups, in 16 bits; or
+            "portable", which also runs on CPU tensors, through Triton's interpreter.
 
     Returns:
         The result, contiguous.
@@ -119,12 +120,39 @@ def _compute(
     problem, exchanged = grouped.describe(
         form, mat_a, mat_b, bias, out, offs.shape[0], zero_tail=zero_tail
     )
+    operands = (mat_b.mT, mat_a.mT, out.mT) if exchanged else (mat_a, mat_b, out)
+    kernels_for(problem, kernel_name).run(problem, *operands, offs.contiguous(), bias)
+    return out
+
+
+def kernels_for(problem: grouped.GroupedProblem, name: str) -> hooks.GroupedKernels:
+    """Returns the module of the kernel `name`, or of the best one for "".
+
+    Raises ValueError where the named kernel does not support the product.
+    """
+    if name != PORTABLE:
+        reason = _no_hopper_reason(problem)
+        if reason is None:
+            return hooks.hopper_grouped.get()
+        if name:
+            raise ValueError(f"kernel {name!r}: {reason}")
     kernels = hooks.portable_grouped.get()
     if reason := kernels.unsupported(problem):
-        raise ValueError(f"kernel '{kernel_name or KERNELS[0]}': {reason}")
-    operands = (mat_b.mT, mat_a.mT, out.mT) if exchanged else (mat_a, mat_b, out)
-    kernels.run(problem, *operands, offs.contiguous(), bias)
-    return out
+        raise ValueError(f"kernel {PORTABLE!r}: {reason}")
+    return kernels
+
+
+def _no_hopper_reason(problem: grouped.GroupedProblem) -> str | None:
+    """Returns why `hopper.grouped` does not compute a product, or None if it does."""
+    if problem.device.type != "cuda" or torch.version.cuda is None:
+        return f"needs an NVIDIA GPU, but was given tensors on {problem.device}"
+    capability = torch.cuda.get_device_capability(problem.device)
+    if capability != (9, 0):
+        return f"needs sm_90, but was given a GPU of sm_{capability[0]}{capability[1]}"
+    try:
+        return hooks.hopper_grouped.get().unsupported(problem)
+    except ImportError as error:
+        return str(error)
 
 
 def _batch(
