@@ -22,6 +22,7 @@ from . import (
     epilogue_store,
     epilogue_tile,
     splitk_reduce,
+    term_mask,
 )
 from .epilogue_math import EpilogueOps, EpilogueTile
 from .pipeline import GroupPipeline
@@ -182,7 +183,7 @@ def compute_tile(
     width, own = mma.width // config.cluster_k, work
     if cutlass.const_expr(config.cluster_k > 1):
         own = work._replace(column=work.column + cta.coord.cta_k_in_cluster * width)
-    state, previous = multiply(cta, consumer, mma, pipeline, state, work.partition.count)
+    state, previous = multiply(cta, consumer, mma, pipeline, state, work)
     if cutlass.const_expr(config.pingpong and traits.source != ""):
         epilogue_load.await_all(cta.source, pipeline, state)
     if cutlass.const_expr(config.pingpong or traits.staggered_tail):
@@ -222,10 +223,10 @@ def compute_tile(
 
 @cute.jit
 def multiply(
-    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, count
+    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, work
 ):
-    """Multiplies `count` k tiles; the last groups still run at the end. Returns the state after the
-    last stage, and that stage's index.
+    """Multiplies the k tiles of a work tile; the last groups still run at the end. Returns the
+    state after the last stage, and that stage's index.
 
     With a staggered tail, consumers multiply the last k tiles one after the other. A consumer then
     stores its part of the tile while the next one multiplies, and the last consumer stores while
@@ -233,8 +234,10 @@ def multiply(
     consumer multiplies.
     """
     config, fragments, traits = cta.config, mma.fragments, cta.traits
-    in_flight = config.in_flight
-    if cutlass.const_expr(traits.promoted):
+    in_flight, count = config.in_flight, work.partition.count
+    if cutlass.const_expr(traits.masks_terms):
+        state, previous = term_mask.multiply(cta, consumer, mma, pipeline, state, count, work.terms)
+    elif cutlass.const_expr(traits.promoted):
         state = roles.mma_k_loop_promoted(fragments, mma.partial, pipeline, state, count)
         previous = Int32(0)
     elif cutlass.const_expr(not traits.staggered_tail):

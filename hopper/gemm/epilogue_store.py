@@ -311,12 +311,11 @@ def store_round(
     first: cutlass.Constexpr,
     last: cutlass.Constexpr,
 ):
-    """One consumer: stores subtiles `first` to `last`, which all threads have written and fenced. One
-    thread starts the TMA stores. Where a group of a grouped product ends inside the tile, the
+    """One consumer: stores subtiles `first` to `last`, which all threads have written and fenced.
+    One thread starts the TMA stores. Where a group of a grouped product ends inside the tile, the
     rows behind it are another group's, and the threads copy those of this one instead.
     """
-    epilogue, consumer, work = tile.epilogue, tile.consumer, tile.work
-    config, writer, tma = epilogue.config, consumer.writer, stores.tma
+    config, work = tile.epilogue.config, tile.work
     if cutlass.const_expr(work.end_row is not None):
         if work.first_row(config.tile_m) + config.tile_m > work.end_row:
             for number in cutlass.range_constexpr(first, last):

@@ -3,6 +3,7 @@ loading warps.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -33,7 +34,7 @@ from .records import (
     TmaTensor,
 )
 from .tile_scheduler import FastDivmods, ScheduleParams, TileScheduler
-from .traits import KernelTraits, batch_last, split_gated
+from .traits import batch_last, split_gated
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 BESIDE = 4  # as many stages' barriers as split-K's words and barriers take
@@ -165,7 +166,7 @@ class Gemm(tma_store.TmaStore):
         }
     )
 
-    def __init__(self, config: HopperConfig, traits: KernelTraits):
+    def __init__(self, config: HopperConfig, traits: Any):
         if reason := self.invalid_reason(config):
             raise ValueError(f"config: {reason}")
         self.config, self.traits = config, traits
@@ -435,8 +436,10 @@ class Gemm(tma_store.TmaStore):
             first_rank=coord.multicast_base,
         )
 
-    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> OperandLoads:
-        """Partitions the loads of A for the CTA; B is partitioned for each work tile."""
+    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> Any:
+        """Returns the loads of the CTA: an OperandLoads, in which A is partitioned. B is
+        partitioned for each work tile.
+        """
         config = self.config
         (_, multicast_a), (_, multicast_b) = self.load_operations()
         sA = smem_tensor(stages, dtype, operand_a.layout)
@@ -478,8 +481,8 @@ class Gemm(tma_store.TmaStore):
         """
         return schedule
 
-    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> TileScheduler:
-        """Returns the scheduler of this CTA's work."""
+    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> Any:
+        """Returns the scheduler of this CTA's work: a TileScheduler."""
         return TileScheduler(
             params,
             cluster,
@@ -560,7 +563,7 @@ class Gemm(tma_store.TmaStore):
         count = cta.scheduler.work_tile_count(config)
         for step in cutlass.range(count, unroll=1):
             work = cta.scheduler.current_work(config, step)
-            backwards = step & 1 if cutlass.const_expr(config.k_serpentine) else Int32(0)
+            backwards = cta.scheduler.backwards(config, work, step)
             if cutlass.const_expr(loads_a):
                 load = self.work_tile_load_a(cta, work)
             else:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from ..core import records
 from ..core.config import HopperConfig
 from ..core.records import MmaFragments, WarpContext
-from .tile_scheduler import TileScheduler
 from .traits import KernelTraits
 
 
@@ -194,7 +193,8 @@ class TileMma:
 
 @dataclass(frozen=True)
 class Cta:
-    """The state that all roles of a CTA read.
+    """The state that all roles of a CTA read. `scheduler` is a TileScheduler and `loads` an
+    OperandLoads, or what takes their place in a grouped product.
 
     `source`: an EpilogueSource, or None; it takes `source_stages` stages of each tile.
     `cluster_reduction`: a ClusterReduction, None without cluster_k.
@@ -204,8 +204,8 @@ class Cta:
     traits: KernelTraits
     context: WarpContext
     coord: ClusterCoord
-    scheduler: TileScheduler
-    loads: OperandLoads
+    scheduler: Any
+    loads: Any
     operands: MmaOperands
     epilogue: Epilogue
     source: Any

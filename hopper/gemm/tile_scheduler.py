@@ -102,9 +102,13 @@ class TileScheduler:
         """Returns the number of work tiles of the cluster."""
         return work_tile_count(self, config)
 
-    def current_work(self, config, step) -> WorkTile:
+    def current_work(self, config, step):
         """Returns this CTA's work at the cluster's step `step`."""
         return current_work(self, config, step)
+
+    def backwards(self, config, work: WorkTile, step):
+        """Returns 1 where the k tiles of a work tile are loaded from the last to the first."""
+        return step & 1 if config.k_serpentine else Int32(0)
 
 
 @cute.jit

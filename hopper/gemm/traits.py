@@ -83,6 +83,11 @@ class KernelTraits:
         )
         return not any(operations)
 
+    @property
+    def masks_terms(self) -> bool:
+        """Whether sums may end inside a k tile, as those of groups of terms do."""
+        return False
+
     def granule(self, layout: str, size: int) -> int:
         """Returns the number that C's columns are a multiple of. TMA reads the second half of a row
         of gated pairs, so that half begins at a multiple of 16 bytes.

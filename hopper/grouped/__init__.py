@@ -1,7 +1,7 @@
 """hopper.grouped: the products of all groups in one launch, whose sizes lie on the device.
 
-Idea: the persistent kernel of `hopper.gemm`, whose schedule each CTA derives from the ends of groups
-    before its first load.
+Idea: the persistent kernel of `hopper.gemm`, whose schedule each CTA derives from the ends of
+    groups before its first load.
 Why it pays: the host reads no size, and no descriptor is written for a group. Tiles begin at the
     first row of a group, at any coordinate that TMA takes; a tile that reaches into the next
     group multiplies its rows as well, and stores only its own.

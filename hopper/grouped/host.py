@@ -1,4 +1,5 @@
-"""The host side of `hopper.grouped`: what it supports, the choice of a config, compiling, launching."""
+"""The host side of `hopper.grouped`: what it supports, the choice of a config, compiling,
+launching."""
 
 import functools
 import math
@@ -15,22 +16,26 @@ from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, compile_key
 from ..core.host import tma_strides
-from ..gemm import Config, heuristic, variant
+from ..gemm import heuristic, variant
+from ..gemm.kernel import Config
 from .kernel import Grouped
-from .traits import BY_BALLOT, GroupedTraits
+from .traits import CAPACITIES, GroupedTraits
 
 Tensor = torch.Tensor
 
-MOST_GROUPS = 512  # whose schedule fits beside the stages
+FEW_ROWS = 64  # of a group, for which a tile of 64 rows is enough
+MOST_GROUPS = CAPACITIES[-1]  # whose schedule fits beside the stages
 _DTYPES = (torch.bfloat16, torch.float16)
-# tile_m, consumers, tile_n
+# tile_m, consumers, cluster_m, cluster_n, tile_n
 _TILES = (
-    (128, 2, 256),
-    (128, 2, 192),
-    (128, 2, 128),
-    (64, 1, 256),
-    (64, 1, 128),
-    (64, 1, 64),
+    (128, 2, 2, 1, 256),
+    (128, 2, 1, 2, 256),
+    (128, 2, 1, 1, 256),
+    (128, 2, 2, 1, 192),
+    (128, 2, 2, 1, 128),
+    (128, 2, 1, 1, 128),
+    (64, 1, 1, 1, 128),
+    (64, 1, 1, 1, 64),
 )
 # The model of a tile, in cycles; those of `gemm.heuristic` where they have the same names.
 _TILE_CYCLES = 1500.0  # between two tiles of a CTA: finding a group, the first load, the last store
@@ -38,72 +43,134 @@ _TILE_CYCLES = 1500.0  # between two tiles of a CTA: finding a group, the first 
 
 def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
-    if problem.form != "ragged_m":
-        return f"it supports ragged rows, but was given {problem.form}"
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
     if problem.bias is not None:
         return "it supports no bias, but was given one"
-    if problem.groups + problem.zero_tail > MOST_GROUPS:
-        return f"it supports {MOST_GROUPS - 1} groups, but was given {problem.groups}"
+    if problem.groups + _tail(problem) > MOST_GROUPS:
+        return f"it supports {MOST_GROUPS - _tail(problem)} groups, but was given {problem.groups}"
     if problem.K < 1 or max(problem.M, problem.N, problem.K) > bounds.LARGEST:
         return (
             f"it supports extents of 1 to {bounds.LARGEST}, but was given "
             f"{problem.M}x{problem.N}x{problem.K}"
         )
-    return _unaligned_reason(problem)
+    return _ragged_reason(problem) or _unaligned_reason(problem)
+
+
+def _tail(problem: GroupedProblem) -> bool:
+    """Returns whether the rows behind the last group are one group more."""
+    return problem.zero_tail and problem.form == "ragged_m"
+
+
+def _ragged_reason(problem: GroupedProblem) -> str | None:
+    """Returns why TMA cannot begin a tile at any element of the ragged dimension; None if it can.
+    That dimension must not be the contiguous one: a tile that began between multiples of 16 bytes
+    there would end the launch with an illegal instruction.
+    """
+    contiguous = {"mat_a": problem.a[1] == 1 or problem.K == 1}
+    if problem.form == "ragged_k":
+        contiguous = {
+            "mat_a": problem.a[0] == 1 or problem.M == 1,
+            "mat_b": problem.b[1] == 1 or problem.N == 1,
+        }
+    wrong = [name for name, is_right in contiguous.items() if not is_right]
+    if not wrong:
+        return None
+    return (
+        "it needs another contiguous dimension than the one that is divided among groups, but "
+        f"{wrong[0]} has strides {problem.a if wrong[0] == 'mat_a' else problem.b}"
+    )
+
+
+def matrix_strides(problem: GroupedProblem) -> list[tuple[int, int] | None]:
+    """Returns the strides with which TMA reads A and each matrix of B; None where it cannot."""
+    a, b = problem.a[-2:], problem.b[-2:]
+    return [
+        tma_strides(problem.M, problem.K, (a[0], a[1])),
+        tma_strides(problem.K, problem.N, (b[0], b[1])),
+    ]
 
 
 def _unaligned_reason(problem: GroupedProblem) -> str | None:
     """Returns why TMA cannot move an operand or the result; None if it can."""
-    group, *matrix = problem.b
     operands = (
-        ("mat_a", problem.M, problem.K, problem.a, problem.alignment[0]),
-        ("mat_b", problem.K, problem.N, (matrix[0], matrix[1]), problem.alignment[1]),
+        ("mat_a", problem.a, problem.alignment[0]),
+        ("mat_b", problem.b, problem.alignment[1]),
     )
-    for name, rows, columns, strides, alignment in operands:
-        if alignment < 16 or tma_strides(rows, columns, (strides[0], strides[1])) is None:
+    found = matrix_strides(problem)
+    for (name, strides, alignment), usable in zip(operands, found, strict=True):
+        outer_fits = not any(stride % 8 for stride in strides[:-2])
+        if alignment < 16 or usable is None or not outer_fits or 0 in strides:
             return (
                 "TMA needs addresses that are multiples of 16 bytes, one stride of 1 and others in "
-                f"multiples of 8 elements, but {name} has strides {strides} at an address that is "
-                f"a multiple of {alignment}"
+                f"positive multiples of 8 elements, but {name} has strides {strides} at an address "
+                f"that is a multiple of {alignment}"
             )
-    if group % 8:
-        return f"TMA needs strides in multiples of 8 elements, but mat_b has {group} along groups"
     granule = 16 // problem.out_dtype.itemsize
-    row, column = problem.out
-    if column != 1 or row % granule or problem.N % granule or problem.alignment[2] < 16:
+    *group, row, column = problem.out
+    steps = (*group, row, problem.N)
+    if column != 1 or any(step % granule for step in steps) or problem.alignment[2] < 16:
         return (
-            f"it needs rows of the result that begin and end at multiples of 16 bytes, but was given "
-            f"{problem.N} columns with strides {problem.out}"
+            "it needs rows of the result that begin and end at multiples of 16 bytes, but was "
+            f"given {problem.N} columns with strides {problem.out}"
         )
     return None
 
 
 def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
-    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size."""
-    return min(_candidates(), key=lambda config: _cycles(config, problem, sms))
+    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size.
+
+    Where DRAM bounds the call, small tiles share the work more evenly: groups of few rows wait for
+    the weights, sums of few terms for the results to be written. Measured on an H100 (WORKLOG.md).
+    """
+    few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
+    small = [config for config in _candidates() if config.tile_m == 64]
+    best = min(
+        small if few_rows else _candidates(), key=lambda config: sum_cycles(config, problem, sms)
+    )
+    cycles, dram = _cycles(best, problem, sms)
+    if problem.form == "ragged_k" and dram > cycles:
+        return small[0]
+    return best
+
+
+def sum_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> float:
+    """Returns the cycles of a call in the model, in which loads from DRAM overlap with products."""
+    cycles, dram = _cycles(config, problem, sms)
+    return float((cycles**4 + dram**4) ** 0.25)
 
 
 @functools.cache
 def _candidates() -> tuple[HopperConfig, ...]:
     base = replace(Config(), k_serpentine=False, gpc_local=False, stagger="never")
     found = []
-    for tile_m, consumers, tile_n in _TILES:
-        shaped = heuristic.shaped(base, tile_m, consumers, 1, 1)
+    for tile_m, consumers, cluster_m, cluster_n, tile_n in _TILES:
+        shaped = heuristic.shaped(base, tile_m, consumers, cluster_m, cluster_n)
         found.append(heuristic.filled(replace(shaped, tile_n=tile_n)))
     return tuple(found)
 
 
-def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> float:
-    mean = problem.M / problem.groups
-    # A group ends in the middle of a tile on average.
-    rows = problem.groups * max(1.0, mean / config.tile_m + (0.5 if mean > config.tile_m else 0.0))
-    tiles = min(rows, problem.M) * math.ceil(problem.N / config.tile_n)
-    products = 2 * config.tile_m * config.tile_n * problem.K / (heuristic.REACHED * 4096)
-    loads = 2 * (config.tile_m + config.tile_n) * problem.K / heuristic.SPLIT_BYTES
+def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[float, float]:
+    """Returns the cycles of the SMs, and those of DRAM, for groups of equal size."""
+    M, N, K, groups = problem.M, problem.N, problem.K, problem.groups
+    rows = config.tile_m * config.cluster_m
+    if problem.form == "ragged_m":
+        groups = min(groups, max(M, 1))
+        # A group ends in the middle of a tile on average.
+        mean = M / groups
+        tile_rows = groups * (1.0 if mean <= rows else mean / rows + 0.5)
+        moved, depth = M * K + groups * K * N + M * N, float(K)
+    else:
+        tile_rows = groups * math.ceil(M / rows)
+        moved, depth = (M + N) * K + groups * M * N, K / groups + config.tile_k / 2
+    columns = config.tile_n * config.cluster_n
+    tiles = tile_rows * math.ceil(N / columns) * config.cluster
+    products = 2 * config.tile_m * config.tile_n * depth / (heuristic.REACHED * 4096)
+    own_rows = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
+    loads = 2 * own_rows * depth / heuristic.STEADY_BYTES
     tile = (products**3 + loads**3) ** (1 / 3) + _TILE_CYCLES
-    return math.ceil(tiles / sms) * tile
+    dram = 2 * moved / heuristic.Rates().dram_bytes_per_clock
+    return math.ceil(tiles / sms) * tile, dram
 
 
 @dataclass(frozen=True)
@@ -114,63 +181,59 @@ class GroupedVariant(variant.Variant):
     def name(self) -> str:
         c, t = self.config, self.traits
         dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
-        tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}"
+        tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}_{c.cluster_m}x{c.cluster_n}"
         groups, tail = f"{t.capacity}groups", "tail" if t.zero_tail else ""
         return compile.full_name(
-            self, ["outblas_hopper_grouped", tile, self.layout, *dtypes, groups, tail]
+            self, ["outblas_hopper_grouped", t.form, tile, self.layout, *dtypes, groups, tail]
         )
 
 
 def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
     """Returns the variant for a supported product."""
-    a, b = (
-        tma_strides(*given)
-        for given in (
-            (problem.M, problem.K, (problem.a[0], problem.a[1])),
-            (problem.K, problem.N, (problem.b[1], problem.b[2])),
-        )
-    )
-    assert a and b, "`unsupported` refuses other strides"
-    layout = "".join("n" if strides[1] == 1 else "t" for strides in (a, b))
-    groups = problem.groups + problem.zero_tail
+    usable = [strides for strides in matrix_strides(problem) if strides is not None]
+    assert len(usable) == 2, "`unsupported` refuses other strides"
+    layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
+    is_ragged_k = problem.form == "ragged_k"
+    groups = problem.groups + _tail(problem)
     traits = GroupedTraits(
         width=16 // problem.out_dtype.itemsize,
         by_columns=False,
         staged=True,
         transposed=False,
-        batched=False,
+        batched=is_ragged_k,
         ordered=False,
         single_wave=False,
         scaled=False,
-        capacity=-(-groups // BY_BALLOT) * BY_BALLOT,
-        zero_tail=problem.zero_tail,
+        form=problem.form,
+        capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
+        zero_tail=_tail(problem),
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 
 def compile_variant(made: GroupedVariant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    M, N, K, groups = (cute.sym_int() for _ in range(4))
-    granule = made.traits.width
-    N = cute.sym_int(divisibility=granule)
-    outer_a, outer_b, matrix = (cute.sym_int64(divisibility=8) for _ in range(3))
-    letter_a, letter_b = made.layout
-    dtype, size = compile.NUMERIC[made.dtype], made.dtype.itemsize
-    a = make_fake_tensor(
-        dtype, (M, K), (outer_a, 1) if letter_a == "n" else (1, outer_a), assumed_align=8 * size
-    )
-    b = make_fake_tensor(
-        dtype,
-        (groups, K, N),
-        (matrix, outer_b, 1) if letter_b == "n" else (matrix, 1, outer_b),
-        assumed_align=8 * size,
-    )
-    c = make_fake_tensor(
-        compile.NUMERIC[made.out_dtype],
-        (M, N),
-        (cute.sym_int64(divisibility=granule), 1),
-        assumed_align=16,
-    )
+    M, K, groups = (cute.sym_int() for _ in range(3))
+    N = cute.sym_int(divisibility=made.traits.width)
+    is_ragged_k = made.traits.form == "ragged_k"
+
+    def tensor(
+        dtype: torch.dtype, shape: tuple[Any, Any], letter: str, divisor: int, batch: bool
+    ) -> Any:
+        outer = cute.sym_int64(divisibility=divisor)
+        strides = (outer, 1) if letter == "n" else (1, outer)
+        lead = (groups,), (cute.sym_int64(divisibility=divisor),)
+        before = lead if batch else ((), ())
+        return make_fake_tensor(
+            compile.NUMERIC[dtype],
+            (*before[0], *shape),
+            (*before[1], *strides),
+            assumed_align=16,
+        )
+
+    a = tensor(made.dtype, (M, K), made.layout[0], 8, False)
+    b = tensor(made.dtype, (K, N), made.layout[1], 8, not is_ragged_k)
+    c = tensor(made.out_dtype, (M, N), "n", made.traits.width, is_ragged_k)
     offs = make_fake_tensor(cutlass.Int32, (groups,), (1,), assumed_align=4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     Grouped.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -224,15 +287,16 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
         raise not_ready()
     compiled = load(made)
     clusters = tile_order.clusters(problem.device, config.sms, config.cluster)
-    strides_a = tma_strides(problem.M, problem.K, (problem.a[0], problem.a[1]))
-    strides_b = tma_strides(problem.K, problem.N, (problem.b[1], problem.b[2]))
-    assert strides_a and strides_b, "`unsupported` refuses other strides"
-    whole_b = problem.groups, problem.K, problem.N
+    strides_a, strides_b = matrix_strides(problem)
+    assert strides_a is not None, "`unsupported` refuses other strides"
+    assert strides_b is not None, "`unsupported` refuses other strides"
+    shape_b, lead = (problem.K, problem.N), problem.b[:-2]
+    whole_b = (problem.groups, *shape_b) if lead else shape_b
 
     def launch_kernel(a: Tensor, b: Tensor, out: Tensor, offs: Tensor) -> None:
         compiled(
             a.as_strided((problem.M, problem.K), strides_a),
-            b.as_strided(whole_b, (problem.b[0], *strides_b)),
+            b.as_strided(whole_b, (*lead, *strides_b)),
             out,
             offs,
             clusters,

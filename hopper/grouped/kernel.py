@@ -17,7 +17,7 @@ from ..gemm.records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, 
 from ..gemm.tma_load import WorkTileLoad
 from ..gemm.traits import batch_last
 from . import schedule
-from .schedule import BAND, GroupedParams, GroupedScheduler, GroupedWorkTile
+from .schedule import GroupedParams, GroupedScheduler, GroupedWorkTile
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,50 @@ class GroupedLoads:
 
 
 class Grouped(Gemm):
-    """C[m, :] = A[m, :] B[g] for the rows m of each group g. Roles, barriers and timelines are those
-    of `Gemm`, whose tiles come from a `GroupedScheduler`.
+    """One product per group. Roles, barriers and timelines are those of `Gemm`, whose tiles come
+    from a `GroupedScheduler`.
 
-    Before the CTA synchronises, warp MMA writes the schedule to shared memory; no other warp reads
-    it earlier, and nobody writes it again.
+    Before the CTA synchronises, the schedule is written to shared memory; no warp reads it earlier,
+    and nobody writes it again.
+
+    Ragged rows: C[m, :] = A[m, :] B[g] for the rows m of each group g.
+
+    Ragged terms: C[g] = A[:, k] B[k, :] over the terms k of each group g. The k tile in which a
+    group ends is loaded first, and the consumers clear what is not the group's (`gemm.term_mask`):
+    all of them wait for its stage, write zeros, fence, and synchronise at ALL_CONSUMERS before they
+    multiply.
     """
 
     @cute.jit
     def __call__(
         self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, offs, clusters: Int32, stream
     ):
-        """Launches the kernel on a: (M, K), b: (groups, K, N), c: (M, N), offs: int32 (groups)."""
-        config = self.config
-        b = batch_last(b, True)  # (N, K, groups)
+        """Launches the kernel. offs: int32 (groups).
+
+        Ragged rows: a (M, K), b (groups, K, N), c (M, N). Ragged terms: a (M, K), b (K, N), c
+        (groups, M, N).
+        """
+        config, traits = self.config, self.traits
+        b, c = batch_last(b, True), batch_last(c, False)  # (N, K[, groups]), (M, N[, groups])
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.load_operands(a, b, *majors)
         epilogue_tma = None
         if cutlass.const_expr(self.staged):
-            epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, None, None, self.traits)
+            epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, None, None, traits)
+        rows = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
         columns = cute.ceil_div(c.shape[1], config.tile_n * config.cluster_n)
+        by_columns, by_matrix, by_band = (
+            cute.fast_divmod_create_divisor_v2(divisor)
+            for divisor in (columns, rows * columns, columns * schedule.band(config))
+        )
         params = GroupedParams(
             offs,
-            a.shape[0],
+            a.shape[1 if traits.masks_terms else 0],
+            rows,
             columns,
-            cute.fast_divmod_create_divisor_v2(columns),
-            cute.fast_divmod_create_divisor_v2(columns * BAND),
+            by_columns,
+            by_matrix,
+            by_band,
             cute.ceil_div(a.shape[1], config.tile_k),
             clusters,
             None,
@@ -87,13 +105,14 @@ class Grouped(Gemm):
     @cute.jit
     def begin_schedule(self, smem, params: GroupedParams, context: WarpContext):
         """Makes the schedule in shared memory."""
-        tile_rows = cute.make_tensor(
-            smem.allocate_array(Int32, self.traits.capacity), self.traits.capacity
-        )
-        params = params._replace(tile_rows=tile_rows)
-        if context.warp == WarpRole.MMA:
-            rows = self.config.tile_m * self.config.cluster_m
-            schedule.make_tile_rows(params, rows, self.traits)
+        config, traits = self.config, self.traits
+        table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
+        params = params._replace(table=table)
+        if cutlass.const_expr(traits.masks_terms):
+            threads = WARPGROUP * self.warpgroups
+            schedule.make_order(params, context.thread, threads, traits.capacity)
+        elif context.warp == WarpRole.MMA:
+            schedule.make_tile_rows(params, config.tile_m * config.cluster_m, traits)
         return params
 
     def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> GroupedScheduler:
@@ -117,7 +136,7 @@ class Grouped(Gemm):
             loads.operand_a,
             loads.sA,
             (config.tile_m, config.tile_k),
-            (work.row,),
+            (work.row, work.first_term),
             coord.cta_n_in_cluster,
             loads.multicast_a,
         )
@@ -129,7 +148,11 @@ class Grouped(Gemm):
             loads.operand_b,
             loads.sB,
             (config.stage_n, config.tile_k),
-            (work.column, work.matrix),
+            (
+                work.column,
+                work.first_term,
+                *((work.matrix,) if self.traits.form == "ragged_m" else ()),
+            ),
             coord.cta_m_in_cluster,
             loads.multicast_b,
         )
@@ -138,10 +161,10 @@ class Grouped(Gemm):
 
 def partition(operand: TmaTensor, shared, box: tuple[int, int], at, cta_in_cluster, multicast: int):
     """Returns an operand's k tiles in shared and in global memory, from `tma_partition`. `at`: the
-    first row, or column, and the matrix where the operand has several.
+    first row, or column, the first term, and the matrix where the operand has several.
     """
-    first, *matrix = at
-    begins = cute.domain_offset((first, 0, *(0 for _ in matrix)), operand.tensor)
+    first, term, *matrix = at
+    begins = cute.domain_offset((first, term, *(0 for _ in matrix)), operand.tensor)
     return cpasync.tma_partition(
         operand.atom,
         cta_in_cluster,

@@ -1,9 +1,13 @@
-"""The schedule of a grouped product with ragged rows, which each CTA makes from the ends of groups.
+"""The schedules of grouped products, which each CTA makes from the ends of groups.
 
-The tile rows of all groups are numbered one after the other. One warp writes to shared memory, for
-each group, how many tile rows it and all groups before it have. A warp that needs a tile divides the
-tile's number by the columns of tiles, and finds the group by comparing the number of the row with 32
-groups at a time.
+Ragged rows: the tile rows of all groups are numbered one after the other. One warp writes to shared
+memory, for each group, how many tile rows it and all groups before it have. A warp that needs a
+tile divides the tile's number by the columns of tiles, and finds the group by comparing the number
+of the row with 32 groups at a time.
+
+Ragged terms: every group has as many tiles as every other, and its own number of k tiles. Groups
+with the most terms come first, so that the clusters, which take tiles in turns, end at about the
+same time. All threads write the order of groups to shared memory.
 """
 
 from dataclasses import dataclass
@@ -16,40 +20,57 @@ from cutlass import Int32
 from ..gemm.tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
 
-BAND = 8  # tile rows of a group that are walked together, column by column
+BAND_ROWS = 2048  # of a group that are walked together, column by column
+
+
+def band(config):
+    """Returns the tile rows of a cluster that are walked together. 132 tiles of 128×256 read the
+    least where they are 16 rows and 8 columns of tiles.
+    """
+    return max(1, BAND_ROWS // (config.tile_m * config.cluster_m))
 
 
 class GroupedParams(NamedTuple):
     """The schedule of a launch.
 
-    offs: the ends of groups, int32 (groups). M: the rows of A and C. columns, by_columns,
-    by_band: the columns of tiles, and the divisors by them and by `BAND` rows of them.
-    k_tiles: those of each tile. clusters: how many were launched. tile_rows: in shared memory, int32
-    (capacity), the tile rows of each group and of all before it; None before it exists.
+    offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension. rows,
+    columns: of cluster tiles; with ragged rows, `rows` is not used. by_columns, by_matrix, by_band:
+    divisors by the columns, by the tiles of a group with ragged terms, and by the tiles of `band`
+    rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. table: in
+    shared memory, int32 (capacity), what `make_tile_rows` or `make_order` writes; None before it
+    exists.
     """
 
     offs: Any
-    M: Any
+    extent: Any
+    rows: Any
     columns: Any
     by_columns: Any
+    by_matrix: Any
     by_band: Any
     k_tiles: Any
     clusters: Any
-    tile_rows: Any
+    table: Any
 
 
 class GroupedWorkTile(NamedTuple):
     """The work of a CTA at one step: rows from `row` on, of which those before `end_row` are its
-    group's; the columns from `column` on; the `matrix` of B, which is the group. The names are
-    those of `tile_scheduler.WorkTile`.
+    group's (None: all rows of C); the columns from `column` on; the `matrix` of B or of C, which is
+    the group. The names are those of `tile_scheduler.WorkTile`.
+
+    first_term: the term of K at which k tile 0 begins. terms: those of the last k tile. backwards:
+    1 where the last k tile comes first.
     """
 
     row: Int32
-    end_row: Int32
+    end_row: Any
     column: Int32
     narrow: Int32
     matrix: Int32
     partition: KPartition
+    first_term: Int32
+    terms: Int32
+    backwards: Int32
 
     def first_row(self, tile_m: int) -> Int32:
         """Returns the first row of the tile."""
@@ -69,9 +90,15 @@ class GroupedScheduler:
         """Returns the number of work tiles of the cluster."""
         return work_tile_count(self)
 
-    def current_work(self, config, step) -> GroupedWorkTile:
+    def current_work(self, config, step):
         """Returns this CTA's work at the cluster's step `step`."""
-        return current_work(self, config, step)
+        if self.traits.masks_terms:
+            return work_of_terms(self, config, step)
+        return work_of_rows(self, config, step)
+
+    def backwards(self, config, work: GroupedWorkTile, step):
+        """Returns 1 where the k tiles of a work tile are loaded from the last to the first."""
+        return work.backwards
 
 
 @cute.jit
@@ -80,18 +107,20 @@ def bounds(params: GroupedParams, group):
     has the rows that are left over. Ends that decrease or leave C are clamped.
     """
     groups = params.offs.shape[0]
-    begin, end = Int32(0), params.M
+    begin, end = Int32(0), params.extent
     if group > 0 and group <= groups:
         begin = params.offs[group - 1]
     if group < groups:
         end = params.offs[group]
-    begin = cutlass.min(cutlass.max(begin, 0), params.M)
-    return begin, cutlass.min(cutlass.max(end, begin), params.M)
+    begin = cutlass.min(cutlass.max(begin, 0), params.extent)
+    return begin, cutlass.min(cutlass.max(end, begin), params.extent)
 
 
 @cute.jit
 def make_tile_rows(params: GroupedParams, rows: cutlass.Constexpr, traits: cutlass.Constexpr):
-    """One warp: writes `params.tile_rows`, for cluster tiles of `rows` rows."""
+    """One warp: writes to `params.table` the tile rows of each group and of all groups before it,
+    for cluster tiles of `rows` rows.
+    """
     lane = cute.arch.lane_idx()
     count = params.offs.shape[0] + (1 if cutlass.const_expr(traits.zero_tail) else 0)
     before = Int32(0)
@@ -106,14 +135,40 @@ def make_tile_rows(params: GroupedParams, rows: cutlass.Constexpr, traits: cutla
             if lane >= 1 << step:
                 total += below
         total += before
-        params.tile_rows[group] = total
+        params.table[group] = total
         before = cute.arch.shuffle_sync(total, BY_BALLOT - 1)
 
 
 @cute.jit
+def make_order(
+    params: GroupedParams, thread, threads: cutlass.Constexpr, capacity: cutlass.Constexpr
+):
+    """All threads: write to `params.table` the groups in the order of their numbers of terms, the
+    greatest first, and equal ones in their own order.
+    """
+    groups = params.offs.shape[0]
+    for first in cutlass.range_constexpr(0, capacity, threads):
+        group = first + thread
+        if group < groups:
+            begin, end = bounds(params, group)
+            rank, before = Int32(0), Int32(0)
+            for other in cutlass.range(groups, unroll=4):
+                stop = cutlass.min(cutlass.max(params.offs[other], 0), params.extent)
+                terms = cutlass.max(stop - before, 0)
+                if terms > end - begin or (terms == end - begin and other < group):
+                    rank += 1
+                before = stop
+            params.table[rank] = group
+
+
+@cute.jit
 def work_tile_count(scheduler: GroupedScheduler):
+    """Returns the number of work tiles of the cluster."""
     params = scheduler.params
-    tiles = params.tile_rows[scheduler.traits.capacity - 1] * params.columns
+    if cutlass.const_expr(scheduler.traits.masks_terms):
+        tiles = params.offs.shape[0] * params.rows * params.columns
+    else:
+        tiles = params.table[scheduler.traits.capacity - 1] * params.columns
     return (tiles - scheduler.cluster + params.clusters - 1) // params.clusters
 
 
@@ -122,36 +177,76 @@ def find_group(scheduler: GroupedScheduler, tile_row):
     """A whole warp: returns the group of a tile row: as many groups end before it."""
     lane, group = cute.arch.lane_idx(), Int32(0)
     for first in cutlass.range_constexpr(0, scheduler.traits.capacity, BY_BALLOT):
-        is_before = scheduler.params.tile_rows[first + lane] <= tile_row
+        is_before = scheduler.params.table[first + lane] <= tile_row
         group += cute.arch.popc(cute.arch.vote_ballot_sync(is_before))
     return cute.arch.make_warp_uniform(group)
 
 
 @cute.jit
-def current_work(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
-    """Returns this CTA's work at the cluster's step `step`. In a group tiles follow each other down
-    the columns of bands of `BAND` rows.
+def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
+    """Returns this CTA's work at the cluster's step `step`, with ragged rows. In a group tiles
+    follow each other down the columns of bands.
+
+    The direction of K changes with every eight columns, about as many as all CTAs compute together:
+    what they loaded last of A is then what they need first. It does not depend on other groups.
     """
-    params, coord = scheduler.params, scheduler.coord
+    params = scheduler.params
     index = step * params.clusters + scheduler.cluster
     tile_row, _ = divmod(index, params.by_columns)
     group = find_group(scheduler, tile_row)
     first = Int32(0)
     if group > 0:
-        first = params.tile_rows[group - 1]
-    rows = params.tile_rows[group] - first
-    band, rest = divmod(index - first * params.columns, params.by_band)
-    height = cutlass.min(rows - band * BAND, BAND)
-    n = rest // height
-    m = band * BAND + rest - n * height
-
+        first = params.table[group - 1]
+    rows = params.table[group] - first
+    m, n = in_bands(params, config, index - first * params.columns, rows)
     begin, end = bounds(params, group)
-    row = begin + (m * config.cluster_m + coord.cta_m_in_cluster) * config.tile_m
-    column = (n * config.cluster_n + coord.cta_n_in_cluster) * config.tile_n
     k_begin, k_tiles, matrix = Int32(0), params.k_tiles, group
+    backwards = n >> 3 & 1
     if cutlass.const_expr(scheduler.traits.zero_tail):
-        if group == params.offs.shape[0]:
+        groups = params.offs.shape[0]
+        if group == groups:
             # A k tile behind the end of K, for which TMA writes zeros.
             k_begin, k_tiles, matrix = params.k_tiles, Int32(1), group - 1
     partition = KPartition(k_begin, k_tiles, Int32(0), Int32(1), Int32(0), Int32(0))
-    return GroupedWorkTile(row, end, column, Int32(0), matrix, partition)
+    row, column = own_tile(scheduler, config, m, n)
+    nothing = Int32(0)
+    return GroupedWorkTile(
+        begin + row, end, column, nothing, matrix, partition, nothing, nothing, backwards
+    )
+
+
+@cute.jit
+def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
+    """Returns this CTA's work at the cluster's step `step`, with ragged terms."""
+    params = scheduler.params
+    place, rest = divmod(step * params.clusters + scheduler.cluster, params.by_matrix)
+    group = params.table[place]
+    m, n = in_bands(params, config, rest, params.rows)
+    begin, end = bounds(params, group)
+    count = cutlass.max((end - begin + config.tile_k - 1) // config.tile_k, 1)
+    terms = end - begin - (count - 1) * config.tile_k
+    if begin == end:
+        # A k tile behind the end of K, for which TMA writes zeros.
+        begin, terms = params.extent, Int32(config.tile_k)
+    partition = KPartition(Int32(0), count, Int32(0), Int32(1), Int32(0), Int32(0))
+    row, column = own_tile(scheduler, config, m, n)
+    return GroupedWorkTile(row, None, column, Int32(0), group, partition, begin, terms, Int32(1))
+
+
+@cute.jit
+def in_bands(params: GroupedParams, config: cutlass.Constexpr, index, rows):
+    """Returns the row and column of tile `index` in a matrix with `rows` rows of cluster tiles."""
+    above, rest = divmod(index, params.by_band)
+    above *= band(config)
+    height = cutlass.min(rows - above, band(config))
+    n = rest // height
+    return above + rest - n * height, n
+
+
+def own_tile(scheduler: GroupedScheduler, config, m, n):
+    """Returns the first row and column of this CTA in a cluster tile."""
+    coord = scheduler.coord
+    return (
+        (m * config.cluster_m + coord.cta_m_in_cluster) * config.tile_m,
+        (n * config.cluster_n + coord.cta_n_in_cluster) * config.tile_n,
+    )

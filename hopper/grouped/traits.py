@@ -5,15 +5,22 @@ from dataclasses import dataclass
 from ..gemm import traits
 
 BY_BALLOT = 32  # groups that the lanes of a warp compare at once
+CAPACITIES = (32, 128, 512)  # few, because each is a compile
 
 
 @dataclass(frozen=True)
 class GroupedTraits(traits.KernelTraits):
     """Besides those of `hopper.gemm`:
 
-    capacity: the number of groups that the schedule has room for, a multiple of 32.
+    form: "ragged_m" or "ragged_k", as in `core.grouped`.
+    capacity: the number of groups that the schedule has room for, one of `CAPACITIES`.
     zero_tail: the rows behind the last group are one group more, whose sums are zero.
     """
 
+    form: str = "ragged_m"
     capacity: int = BY_BALLOT
     zero_tail: bool = False
+
+    @property
+    def masks_terms(self) -> bool:
+        return self.form == "ragged_k"

@@ -60,7 +60,7 @@ def grouped_mm(
         bias: (G, N), of the dtype of the result, added to each group's rows; not where N is
             divided.
         out_dtype: The dtype of the result: that of the operands, or float32.
-        kernel: None for the best one; "hopper.grouped", for sm_90 and rows of groups, in 16 bits; or
+        kernel: None for the best one; "hopper.grouped", for 16-bit operands on sm_90; or
             "portable", which also runs on CPU tensors, through Triton's interpreter.
 
     Returns:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import outblas.hopper.gemm
+from outblas.hopper.gemm.tile_scheduler import KPartition, WorkTile
 
 SOURCE = Path(outblas.hopper.gemm.__file__).with_name("epilogue_math.py")
 WARPGROUP = 128
@@ -217,7 +218,7 @@ def tile_of(epilogue_math, call: Call, thread: int, acc: Registers):
         writer=SimpleNamespace(columns=PART_N),
         context=SimpleNamespace(thread=thread),
     )
-    work = SimpleNamespace(m=ROW_TILE, column=COLUMN, matrix=MATRIX)
+    work = WorkTile(ROW_TILE, COLUMN, 0, MATRIX, KPartition(0, 1, 0, 1, 0, 0))
     width = TILE_N * (2 if call.gated else 1)
     return epilogue_math.EpilogueTile(call.epilogue(), consumer, work, acc, width)
 

@@ -1,0 +1,359 @@
+"""Which CTA computes what in hopper.grouped: the schedule's own source on Python's integers. Lanes
+of a warp are threads, which meet where they exchange values.
+"""
+
+import ast
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tile_arithmetic import Word, coord
+
+from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.gemm.heuristic import shaped
+from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.tile_scheduler import KPartition
+from outblas.hopper.grouped import schedule
+from outblas.hopper.grouped.traits import BY_BALLOT, GroupedTraits
+
+LANES = 32
+
+
+class Warp:
+    """The exchange of values among lanes that run as threads."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(LANES)
+        self._values: list[Any] = [None] * LANES
+        self._lane = threading.local()
+
+    def run(self, body: Callable[[], Any]) -> list[Any]:
+        """Runs a function in every lane. Returns the results."""
+        results: list[Any] = [None] * LANES
+
+        def lane(index: int) -> None:
+            self._lane.index = index
+            try:
+                results[index] = body()
+            except BaseException as error:
+                results[index] = error
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=lane, args=(index,)) for index in range(LANES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(
+                result, threading.BrokenBarrierError
+            ):
+                raise result
+        return results
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._values[self._lane.index] = value
+        self._barrier.wait()
+        found = list(self._values)
+        self._barrier.wait()
+        return found
+
+    # ---- cute.arch
+    def lane_idx(self) -> Word:
+        return Word(self._lane.index)
+
+    def shuffle_sync_up(self, value: Any, offset: int) -> Any:
+        return self._exchange(value)[max(self._lane.index - offset, 0)]
+
+    def shuffle_sync(self, value: Any, lane: int) -> Any:
+        return self._exchange(value)[lane]
+
+    def vote_ballot_sync(self, predicate: Any) -> int:
+        return sum(bool(value) << lane for lane, value in enumerate(self._exchange(predicate)))
+
+    def popc(self, value: int) -> Word:
+        return Word(value.bit_count())
+
+    def make_warp_uniform(self, value: Any) -> Any:
+        return value
+
+
+class Offsets(list[Word]):
+    """The ends of groups in global memory."""
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (len(self),)
+
+    def __getitem__(self, index: Any) -> Any:
+        assert index >= 0, f"offs[{index}] is read"
+        return super().__getitem__(index)
+
+
+def on_integers(warp: Warp | None = None) -> SimpleNamespace:
+    """The functions of the schedule's own source."""
+    tree = ast.parse(Path(schedule.__file__).read_text(encoding="utf-8"))
+    dsl = SimpleNamespace(
+        const_expr=bool,
+        min=min,
+        max=max,
+        Constexpr=object,
+        range_constexpr=range,
+        range=lambda count, unroll: range(count),
+    )
+    cute = SimpleNamespace(jit=lambda function: function, arch=warp or Warp())
+    made = {"cutlass": dsl, "cute": cute, "Int32": Word, "Any": Any}
+    made |= {"NamedTuple": NamedTuple, "dataclass": dataclass, "__name__": schedule.__name__}
+    made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "GroupedTraits": GroupedTraits}
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    exec(compile(tree, schedule.__file__, "exec"), made)
+    return SimpleNamespace(**made, globals=made)
+
+
+def traits(form: str, groups: int, zero_tail: bool = False) -> GroupedTraits:
+    capacity = -(-(groups + zero_tail) // BY_BALLOT) * BY_BALLOT
+    return GroupedTraits(
+        width=8,
+        by_columns=False,
+        staged=True,
+        transposed=False,
+        batched=form == "ragged_k",
+        ordered=False,
+        single_wave=False,
+        scaled=False,
+        form=form,
+        capacity=capacity,
+        zero_tail=zero_tail,
+    )
+
+
+def tile_config(
+    tile_m: int = 128, tile_n: int = 256, cluster_m: int = 1, cluster_n: int = 1
+) -> HopperConfig:
+    return replace(shaped(Config(), tile_m, tile_m // 64, cluster_m, cluster_n), tile_n=tile_n)
+
+
+class Launch(NamedTuple):
+    """A call on a GPU where `clusters` clusters fit."""
+
+    ends: tuple[int, ...]
+    extent: int
+    M: int  # of the result
+    N: int
+    K: int
+    config: HopperConfig
+    clusters: int
+    traits: GroupedTraits
+
+
+def params_of(launch: Launch, functions: SimpleNamespace) -> Any:
+    config = launch.config
+    rows = -(-launch.M // (config.tile_m * config.cluster_m))
+    columns = -(-launch.N // (config.tile_n * config.cluster_n))
+    return functions.GroupedParams(
+        offs=Offsets(map(Word, launch.ends)),
+        extent=Word(launch.extent),
+        rows=Word(rows),
+        columns=Word(columns),
+        by_columns=Word(columns),
+        by_matrix=Word(rows * columns),
+        by_band=Word(columns * functions.band(config)),
+        k_tiles=Word(-(-launch.K // config.tile_k)),
+        clusters=Word(launch.clusters),
+        table=[Word(-1)] * launch.traits.capacity,
+    )
+
+
+def clamped(launch: Launch) -> list[tuple[int, int]]:
+    """Where groups begin and end, the rows that are left over last where they count as a group."""
+    found, before = [], 0
+    for end in launch.ends:
+        begin = min(max(before, 0), launch.extent)
+        found.append((begin, min(max(end, begin), launch.extent)))
+        before = end
+    if launch.traits.zero_tail:
+        found.append((min(max(before, 0), launch.extent), launch.extent))
+    return found
+
+
+def tile_rows(launch: Launch) -> list[int]:
+    """The tile rows of each group and of all before it."""
+    high = launch.config.tile_m * launch.config.cluster_m
+    counts = [-(-(end - begin) // high) for begin, end in clamped(launch)]
+    counts += [0] * (launch.traits.capacity - len(counts))
+    return list(itertools.accumulate(counts))
+
+
+def works(launch: Launch) -> Iterator[Any]:
+    """What every CTA computes at every step. The table is the one that the kernel would make."""
+    functions = on_integers()
+    params = params_of(launch, functions)
+    if launch.traits.masks_terms:
+        for thread in range(384):
+            functions.make_order(params, Word(thread), 384, launch.traits.capacity)
+    else:
+        params.table[:] = map(Word, tile_rows(launch))
+        functions.globals["find_group"] = lambda scheduler, row: Word(
+            sum(value <= row for value in scheduler.params.table)
+        )
+    config = launch.config
+    for cluster in range(launch.clusters):
+        for m, n in itertools.product(range(config.cluster_m), range(config.cluster_n)):
+            scheduler = functions.GroupedScheduler(
+                params, Word(cluster), coord(m, n), launch.traits
+            )
+            for step in range(scheduler.work_tile_count(config)):
+                yield scheduler.current_work(config, Word(step))
+
+
+ENDS = st.lists(st.integers(0, 1500), min_size=1, max_size=40).map(lambda ends: tuple(sorted(ends)))
+WRONG_ENDS = st.lists(st.integers(-50, 2000), min_size=1, max_size=12).map(tuple)
+CONFIGS = st.sampled_from(
+    [
+        tile_config(),
+        tile_config(cluster_m=2),
+        tile_config(cluster_n=2),
+        tile_config(64, 64),
+        tile_config(128, 192, cluster_m=2),
+    ]
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ends=ENDS | WRONG_ENDS, zero_tail=st.booleans())
+def test_a_warp_counts_the_tile_rows_of_all_groups(ends: tuple[int, ...], zero_tail: bool) -> None:
+    launch = Launch(
+        ends, 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends), zero_tail)
+    )
+    warp = Warp()
+    functions = on_integers(warp)
+    params = params_of(launch, functions)
+
+    warp.run(lambda: functions.make_tile_rows(params, 128, launch.traits))
+
+    assert params.table == tile_rows(launch)
+
+
+@settings(max_examples=15, deadline=None)
+@given(ends=st.lists(st.integers(0, 1500), min_size=1, max_size=100).map(sorted))
+def test_a_warp_finds_the_group_of_a_tile_row(ends: list[int]) -> None:
+    launch = Launch(
+        tuple(ends), 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends))
+    )
+    warp = Warp()
+    functions = on_integers(warp)
+    table = tile_rows(launch)
+    params = params_of(launch, functions)._replace(table=[Word(row) for row in table])
+    scheduler = functions.GroupedScheduler(params, Word(0), coord(), launch.traits)
+
+    for row in range(0, table[-1], 3):
+        found = warp.run(functools.partial(functions.find_group, scheduler, Word(row)))
+        expected = next(group for group, total in enumerate(table) if row < total)
+        assert found == [expected] * LANES
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ends=ENDS | WRONG_ENDS,
+    zero_tail=st.booleans(),
+    config=CONFIGS,
+    N=st.sampled_from([8, 250, 1536]),
+    clusters=st.sampled_from([1, 3, 66, 132]),
+)
+def test_ragged_rows_are_covered_once(
+    ends: tuple[int, ...], zero_tail: bool, config: HopperConfig, N: int, clusters: int
+) -> None:
+    launch = Launch(
+        ends, 1600, 1600, N, 192, config, clusters, traits("ragged_m", len(ends), zero_tail)
+    )
+    k_tiles = 192 // config.tile_k
+
+    covered: dict[int, list[tuple[int, int]]] = {}
+    for work in works(launch):
+        begin, end = clamped(launch)[min(work.matrix, len(ends) - 1)]
+        is_tail = work.partition.begin == k_tiles
+        if is_tail:
+            begin, end = clamped(launch)[-1]
+            assert work.partition.count == 1
+            assert work.end_row == launch.extent
+        else:
+            assert work.partition == (0, k_tiles, 0, 1, 0, 0)
+            assert work.end_row == end
+        assert (work.row - begin) % config.tile_m == 0
+        if work.row < end and work.column < N:
+            key = len(ends) if is_tail else int(work.matrix)
+            covered.setdefault(key, []).append((int(work.row), int(work.column)))
+
+    for group, (begin, end) in enumerate(clamped(launch)):
+        tiles = itertools.product(range(begin, end, config.tile_m), range(0, N, config.tile_n))
+        assert sorted(covered.get(group, [])) == sorted(tiles), group
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ends=ENDS | WRONG_ENDS,
+    config=CONFIGS,
+    shape=st.sampled_from([(64, 8), (300, 700), (768, 2048)]),
+    clusters=st.sampled_from([1, 5, 66, 132]),
+)
+def test_ragged_terms_are_covered_once(
+    ends: tuple[int, ...], config: HopperConfig, shape: tuple[int, int], clusters: int
+) -> None:
+    M, N = shape
+    launch = Launch(ends, 1600, M, N, 1600, config, clusters, traits("ragged_k", len(ends)))
+
+    covered: dict[int, list[tuple[int, int]]] = {}
+    for work in works(launch):
+        begin, end = clamped(launch)[work.matrix]
+        assert work.end_row is None
+        assert work.backwards == 1
+        assert work.partition.begin == 0
+        last = work.first_term + (work.partition.count - 1) * config.tile_k
+        if begin == end:
+            assert (work.first_term, work.partition.count) == (launch.extent, 1)
+        else:
+            assert work.first_term == begin
+            assert 0 < work.terms <= config.tile_k
+            assert last + work.terms == end
+        if work.row < M and work.column < N:
+            covered.setdefault(int(work.matrix), []).append((int(work.row), int(work.column)))
+
+    for group in range(len(ends)):
+        tiles = itertools.product(range(0, M, config.tile_m), range(0, N, config.tile_n))
+        assert sorted(covered[group]) == sorted(tiles), group
+
+
+def order_of(ends: Sequence[int], extent: int, threads: int) -> list[int]:
+    launch = Launch(
+        tuple(ends), extent, 64, 64, extent, tile_config(), 1, traits("ragged_k", len(ends))
+    )
+    functions = on_integers()
+    params = params_of(launch, functions)
+    for thread in range(threads):
+        functions.make_order(params, Word(thread), threads, launch.traits.capacity)
+    return [int(group) for group in params.table[: len(ends)]]
+
+
+@pytest.mark.parametrize("threads", [256, 384])
+def test_groups_with_the_most_terms_come_first(threads: int) -> None:
+    assert order_of((4, 4, 27, 27, 30, 45), 50, threads) == [2, 5, 0, 4, 1, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(ends=WRONG_ENDS)
+def test_every_group_has_one_place_in_the_order_whatever_the_ends(ends: tuple[int, ...]) -> None:
+    assert sorted(order_of(ends, 1600, 256)) == list(range(len(ends)))
+
+
+def test_more_groups_than_threads_have_a_place_each() -> None:
+    ends = range(3, 3 * 512 + 1, 3)
+
+    assert order_of(ends, 2000, 256) == list(range(512))
