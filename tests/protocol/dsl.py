@@ -503,3 +503,20 @@ def adapt(name, module):
         case "gemm.epilogue_store":
             # Every thread asks for every tile; a trace asks once.
             module.buffer_count = lru_cache(maxsize=256)(module.buffer_count)
+            module.store_rows_of_group = _of_grouped("store_rows_of_group")
+        case "gemm.term_mask":
+            module.clear_terms = _of_grouped("clear_terms")
+        case "grouped.schedule":
+            for name in ("make_tile_rows", "find_group", "make_order"):
+                setattr(module, name, _of_grouped(name))
+
+
+def _of_grouped(name):
+    """A function of `grouped`, which imports this module."""
+
+    def call(*given):
+        from . import grouped
+
+        return getattr(grouped, name)(*given)
+
+    return call

@@ -239,6 +239,11 @@ class Warpgroup(Waiting):
         tags, numbers = [], []
         who = f"wgmma of {self.name}"
         for ranges in product.operands:
+            for region in (r for part in ranges for r in memory.read(*part, who)):
+                if region.write is not None and not region.write.fenced:
+                    raise ProtocolFault(
+                        "early read", f"{who} reads what {region.write.agent} has not fenced"
+                    )
             tags.append(machine.content([r for part in ranges for r in memory.read(*part, who)]))
             numbers += [memory.begin_read(*part, who) for part in ranges]
         begin = max(machine.now, self.tensor_core_free)
