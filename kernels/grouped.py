@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..core import compiling
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.grouped import GroupedProblem
 from ..device import language, launch
@@ -224,6 +225,7 @@ def ragged_k_kernel(  # type: ignore[no-untyped-def]
 _KERNELS = {"ragged_m": ragged_m_kernel, "ragged_k": ragged_k_kernel}
 _INTERPRETED = {form: language.interpreted(kernel) for form, kernel in _KERNELS.items()}
 _INTERPRETED_BLOCK = Block(16, 32, 32, 4, 1)
+_NAME = "the portable kernel of grouped products"
 _loaded: set[tuple[Any, ...]] = set()  # what has been compiled and put onto a GPU
 
 
@@ -276,7 +278,8 @@ def run(
 ) -> None:
     """Computes a product that `unsupported` does not refuse.
 
-    Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time.
+    Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time,
+    and CompileForbidden where it would have to be compiled and may not.
     """
     tile = block(problem)
     count = programs(problem, tile)
@@ -299,8 +302,10 @@ def run(
             _INTERPRETED[problem.form][(count,)](*arguments, **constants)
         return
     key = problem, tile, precision, torch.cuda.current_device()
-    if key not in _loaded and torch.cuda.is_current_stream_capturing():
-        raise not_ready()
+    if key not in _loaded:
+        compiling.check_allowed(_NAME)
+        if torch.cuda.is_current_stream_capturing():
+            raise not_ready()
     with torch.cuda.device(problem.device), language.lock:
         _KERNELS[problem.form][(count,)](
             *arguments, **constants, num_warps=tile.num_warps, num_stages=tile.num_stages

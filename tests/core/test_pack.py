@@ -20,6 +20,7 @@ from outblas.core import cache, pack
 from outblas.core.compiling import CompileForbidden
 from outblas.core.facts import digest
 from outblas.core.pack import PackError
+from outblas.runtime import dispatch
 
 COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
 Object = tuple[dict[str, object], bytes]
@@ -210,6 +211,15 @@ def test_a_kernel_comes_from_a_pack_and_writes_nothing(file: Path, tmp_path: Pat
 
     assert [fetch(str(each["kernel"])) for each, _ in OBJECTS] == [code for _, code in OBJECTS]
     assert not (tmp_path / "cache").exists()
+
+
+def test_calls_are_planned_again_after_a_pack_was_loaded(file: Path) -> None:
+    """Torch computes a call whose kernel may not be compiled, until a pack has it."""
+    dispatch.aten_plans[("a call",)] = "torch computes it"
+
+    outblas.load_pack(file)
+
+    assert not dispatch.aten_plans
 
 
 def test_a_kernel_that_no_pack_has_is_built(file: Path) -> None:

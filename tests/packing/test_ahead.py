@@ -2,14 +2,16 @@
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import outblas
-from outblas.core import cache, registry
+from outblas.core import cache, machines, registry
 from outblas.packing import ahead
 
 LINES = ("1-20,128x4096x4096", "16x6144x4096 bias+gelu")
@@ -91,6 +93,8 @@ def test_processes_that_start_together_compile_each_kernel_once(
         (3, TypeError, "products is int, expected a path or lines of text"),
         ([b"8x8x8"], TypeError, "products is list, expected a path or lines of text"),
         (["8x8"], ValueError, "the line is '8x8'"),
+        ([""], ValueError, "the line is '', expected M or FIRST-LAST"),
+        (["# all"], ValueError, "the line is '# all', expected M or FIRST-LAST"),
         ("/nonexistent/products.txt", FileNotFoundError, "products.txt"),
     ],
 )
@@ -101,7 +105,7 @@ def test_what_is_no_list_of_products_is_refused(
         outblas.precompile(products)
 
 
-@pytest.mark.parametrize("jobs", [0, -1, "2"])
+@pytest.mark.parametrize("jobs", [0, -1, "2", True])
 def test_jobs_are_a_positive_number(jobs: Any) -> None:
     with pytest.raises(ValueError, match="expected a positive number"):
         outblas.precompile([], jobs=jobs)
@@ -114,6 +118,20 @@ def test_a_gpu_of_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ValueError, match=r"NVIDIA A100-SXM4-80GB, of sm_80, expected sm_90"):
         outblas.precompile(LINES)
+
+
+def test_a_hopper_gpu_that_no_table_lists_counts_its_own_sms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H42")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=114)
+    )
+
+    assert ahead._machine() == replace(machines.find("H100"), sms=114)
 
 
 @pytest.mark.no_gpu

@@ -48,19 +48,23 @@ def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
 
 
 def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
-    """Of each number of rows, by the choice that a call makes."""
+    """Of each number of rows, by the choice that a call makes, and by that of OUTBLAS_TUNE=off."""
     machine, module = machines.find("H100"), registry.load("hopper.gemm")
     index = build._index(machine)
     missing = []
 
     for products in PRODUCTS:
         for problem in build._problems(products):
-            kernel, config = build.chosen(index, machine, problem)
-            assert kernel == "hopper.gemm"
-            given = build.configs.from_text(module.Config, config) if config else None
-            for variant in module.pack_variants(problem, given, machine):
-                if digest(variant.cache_key_fields) not in opened.objects:
-                    missing.append((str(products), problem.M))
+            for choice in (
+                build.chosen(index, machine, problem),
+                build.ruled(machine, problem),
+            ):
+                kernel, config = choice
+                assert kernel == "hopper.gemm"
+                given = build.configs.from_text(module.Config, config) if config else None
+                for variant in module.pack_variants(problem, given, machine):
+                    if digest(variant.cache_key_fields) not in opened.objects:
+                        missing.append((str(products), problem.M, choice))
 
     assert missing == []
 
@@ -79,12 +83,12 @@ machine, module = machines.find("H100"), registry.load("hopper.gemm")
 index, seen = build._index(machine), set()
 for line in sys.argv[1:]:
     for problem in build._problems(parse_line(line)):
-        _, config = build.chosen(index, machine, problem)
-        given = build.configs.from_text(module.Config, config) if config else None
-        for variant in module.pack_variants(problem, given, machine):
-            if variant not in seen:
-                seen.add(variant)
-                assert callable(compile.load(variant, never))
+        for _, config in build.chosen(index, machine, problem), build.ruled(machine, problem):
+            given = build.configs.from_text(module.Config, config) if config else None
+            for variant in module.pack_variants(problem, given, machine):
+                if variant not in seen:
+                    seen.add(variant)
+                    assert callable(compile.load(variant, never))
 print(len(seen))
 """
 

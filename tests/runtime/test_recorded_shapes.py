@@ -75,6 +75,18 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(2, 8), of(8, 4), activation="relu", aux=of(2, 4)),
         "2x4x8 bfloat16, aux",
     ),
+    "a result by columns": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), out=of(4, 2).t()),
+        "2x4x8 bfloat16, a result whose columns are contiguous",
+    ),
+    "a residual that repeats": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), residual=of(1, 4).expand(2, 4)),
+        "2x4x8 bfloat16, a residual that repeats",
+    ),
+    "an odd address": (
+        lambda: outblas.matmul(of(17)[1:].view(2, 8), of(8, 4)),
+        "2x4x8 bfloat16, operands at addresses that are no multiples of 16",
+    ),
     "nothing": (
         lambda: outblas.matmul(of(0, 8), of(8, 4)),
         "0x4x8 bfloat16, nothing is multiplied",
@@ -91,6 +103,14 @@ def test_what_a_pack_does_not_hold_is_named(name: str) -> None:
 
     assert recorded.lines == []
     assert recorded.others == [other]
+
+
+def test_weights_that_are_ready_have_kernels_of_their_own() -> None:
+    with outblas.record_shapes() as recorded, outblas.weights_ready():
+        outblas.linear(of(2, 8), of(4, 8))
+
+    assert recorded.lines == []
+    assert recorded.others == ["2x4x8 bfloat16, weights_ready"]
 
 
 def test_rows_of_one_kind_are_joined() -> None:

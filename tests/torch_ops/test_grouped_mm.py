@@ -11,9 +11,11 @@ import torch
 
 import outblas
 from outblas.core import grouped
+from outblas.core.compiling import CompileForbidden
 from outblas.core.errors import OperandError
 from outblas.core.grouped import Form
 from outblas.kernels import grouped as kernels
+from outblas.torch_ops import grouped_mm
 
 Tensor = torch.Tensor
 
@@ -353,6 +355,30 @@ def test_arguments_of_another_type_are_named(call: Call, message: str) -> None:
 def test_an_unknown_kernel_is_named() -> None:
     with pytest.raises(ValueError, match="kernel is 'fast', expected"):
         outblas.grouped_mm(A, B, offs=OFFS, kernel="fast")
+
+
+class Forbidden:
+    """A kernel that would have to be compiled."""
+
+    def run(self, *_: object) -> None:
+        raise CompileForbidden("a_kernel")
+
+
+def test_torch_computes_what_may_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_mm, "_no_kernel_reason", lambda mat_a: None)
+    monkeypatch.setattr(grouped_mm, "kernels_for", lambda problem, name: Forbidden())
+
+    with pytest.warns(outblas.FallbackWarning, match="neither a pack nor the cache has a_kernel"):
+        result = outblas.grouped_mm(A, B, offs=OFFS)
+    with pytest.raises(CompileForbidden):
+        outblas.grouped_mm(A, B, offs=OFFS, kernel="portable")
+
+    assert torch.equal(result, torch.full((6, 4), 8.0))
+
+
+def test_hopper_needs_its_gpu() -> None:
+    with pytest.raises(ValueError, match=r"kernel 'hopper\.grouped': needs an NVIDIA GPU"):
+        outblas.grouped_mm(A, B, offs=OFFS, kernel="hopper.grouped")
 
 
 def test_a_fallback_warns_and_strict_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

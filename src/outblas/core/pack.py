@@ -26,7 +26,7 @@ import mmap
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,6 +199,8 @@ def _check_one_toolchain(facts: list[Facts]) -> None:
 _loaded: list[Pack] = []
 _warned: set[str] = set()
 _lock = forks.Lock()
+# Who wants to know that a pack was loaded.
+when_loaded: list[Callable[[], None]] = []
 _environment_read = False
 
 
@@ -207,8 +209,8 @@ def load_pack(path: str | os.PathLike[str]) -> None:
 
     Packs are asked in the order in which they were loaded, before the cache on disk. Kernels that
     they lack are compiled as ever, or with OUTBLAS_COMPILE=never computed by torch. The pack that
-    the environment variable OUTBLAS_PACK names is loaded by itself. Load packs before the first
-    calls: a call that was planned keeps its plan.
+    the environment variable OUTBLAS_PACK names is loaded by itself. Calls are planned again, so
+    that those which torch computed for want of a kernel find it.
 
     Args:
         path: A file that `outblas pack build` made. Keep it until the process ends: it may be
@@ -227,6 +229,8 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     pack = read(Path(path))
     with _lock:
         _loaded.append(pack)
+    for listener in when_loaded:
+        listener()
 
 
 def unload() -> None:

@@ -62,7 +62,10 @@ def parse_line(line: str) -> Products:
     """Parses `1-512x4096x4096 bfloat16 nt bias+gelu`; all after the sizes may be left out. Raises
     ValueError.
     """
-    sizes, *rest = line.split()
+    words = line.split()
+    if not words or words[0].startswith("#"):
+        raise ValueError(f"the line is {line!r}, expected {_LINE}")
+    sizes, *rest = words
     rows, *extents = sizes.lower().split("x")
     if len(extents) != 2 or not all(size.isdecimal() and int(size) for size in extents):
         raise ValueError(f"the line is {line!r}, expected {_LINE}")

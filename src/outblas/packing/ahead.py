@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,13 +14,17 @@ from ..core.products import Products, parse_line
 from . import build
 from .products import parse_file
 
+if TYPE_CHECKING:
+    from ..autotune.lookup import TuningIndex
+
 
 def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | None = None) -> int:
     """Compile the kernels of a list of products into the cache, several at a time.
 
     Calls of these products then find their kernels on disk. Processes that start together on one
     empty cache compile each kernel once between them. Products that another kernel than
-    `hopper.gemm` computes are skipped: Triton compiles them when they are called.
+    `hopper.gemm` computes are skipped: Triton compiles them when they are called. What was tuned on
+    this GPU is used, and without a GPU the shipped tables for an H100.
 
     A script that calls it needs `if __name__ == "__main__":`, because it starts processes.
 
@@ -41,9 +47,11 @@ def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | 
         >>> outblas.precompile([])
         0
     """
-    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+    is_number = isinstance(jobs, int) and not isinstance(jobs, bool)
+    if jobs is not None and (not is_number or jobs < 1):
         raise ValueError(f"jobs is {jobs!r}, expected a positive number")
-    return build.compile_ahead(_parsed(products), _machine(), jobs)
+    wanted, machine = _parsed(products), _machine()
+    return build.compile_ahead(wanted, machine, jobs, _index())
 
 
 def _parsed(products: object) -> list[Products]:
@@ -54,9 +62,18 @@ def _parsed(products: object) -> list[Products]:
     return [parse_line(line) for line in products]
 
 
+def _index() -> "TuningIndex | None":
+    """Returns what was tuned for the GPU of this process; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    from ..autotune import lookup
+
+    return lookup.tuning_index(torch.cuda.current_device())
+
+
 def _machine() -> machines.Machine:
-    """Returns the GPU of this process, or an H100 without one. Raises ValueError for a GPU that no
-    kernel of `hopper.gemm` runs on.
+    """Returns the GPU of this process, or an H100 without one. A GPU that no table lists counts as
+    an H100 with its own SMs. Raises ValueError for a GPU that `hopper.gemm` does not run on.
     """
     if not torch.cuda.is_available():
         return machines.find("H100")
@@ -64,4 +81,8 @@ def _machine() -> machines.Machine:
     arch = torch.cuda.get_device_capability()
     if arch != (9, 0):
         raise ValueError(f"the GPU is {shown(name)}, of sm_{arch[0]}{arch[1]}, expected sm_90")
-    return machines.of_device(name) or machines.find("H100")
+    listed = machines.of_device(name)
+    if listed is not None:
+        return listed
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return replace(machines.find("H100"), sms=sms)

@@ -53,8 +53,8 @@ def build(
 ) -> Built:
     """Builds a pack of all kernels that products need on a model of GPU. Needs no GPU.
 
-    The shipped tables and the kernel's own rule choose the configs, as in a process without results
-    of its own.
+    The shipped tables choose the configs, as in a process without results of its own. The choices
+    of the kernel's own rule, which OUTBLAS_TUNE=off takes, are packed too.
 
     Raises ValueError for a GPU that is not of sm_90, OSError where the cache or the file cannot be
     written, and ImportError without the CuTe DSL.
@@ -73,28 +73,36 @@ def build(
     return Built(len(objects), dict(left_out))
 
 
-def compile_ahead(products: Sequence[Products], machine: Machine, jobs: int | None) -> int:
-    """Compiles the kernels that products need onto disk, and returns their number."""
-    wanted, _ = _variants(products, machine, lambda text: None)
+def compile_ahead(
+    products: Sequence[Products],
+    machine: Machine,
+    jobs: int | None,
+    index: "TuningIndex | None" = None,
+) -> int:
+    """Compiles the kernels that products need onto disk, and returns their number. `index`: what is
+    known of the GPU; None for the shipped tables.
+    """
+    wanted, _ = _variants(products, machine, lambda text: None, index)
     return len(_compiled(wanted, jobs, lambda text: None))
 
 
 def _variants(
-    products: Sequence[Products], machine: Machine, say: Say
+    products: Sequence[Products], machine: Machine, say: Say, index: "TuningIndex | None" = None
 ) -> tuple[list[Any], Counter[str]]:
     """Returns the keys of all compiles, and how many products other kernels compute."""
-    index = _index(machine)
+    index = _index(machine) if index is None else index
     found: dict[Any, None] = {}
     left_out: Counter[str] = Counter()
     module = registry.load(PRODUCTION)
     for each in products:
         for problem in _problems(each):
-            kernel, config = chosen(index, machine, problem)
-            if kernel != PRODUCTION:
-                left_out[kernel] += 1
-                continue
-            given = configs.from_text(module.Config, config) if config else None
-            found |= dict.fromkeys(module.pack_variants(problem, given, machine))
+            best = chosen(index, machine, problem)
+            if best[0] != PRODUCTION:
+                left_out[best[0]] += 1
+            for kernel, config in dict.fromkeys((best, ruled(machine, problem))):
+                if kernel == PRODUCTION:
+                    given = configs.from_text(module.Config, config) if config else None
+                    found |= dict.fromkeys(module.pack_variants(problem, given, machine))
         say(f"{each}: {len(found)} kernels so far")
     return list(found), left_out
 
@@ -128,6 +136,11 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
             given = configs.from_text(module.Config, config) if config else None
             if module.unsupported(problem, given) is None:
                 return kernel, config
+    return ruled(machine, problem)
+
+
+def ruled(machine: Machine, problem: Problem) -> tuple[str, str]:
+    """Returns what a call takes on a GPU where no tuning result is used."""
     kernel = default_kernel.by_rule(problem, machine.arch, machine.sms)
     supported = registry.load(kernel).unsupported(problem, None) is None
     return kernel if supported else PORTABLE, ""
@@ -141,9 +154,13 @@ def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawned) as pool:
         tasks = [pool.submit(_keep, variant) for variant in wanted]
-        for task in as_completed(tasks):
-            found.append(task.result())
-            say(f"compiled {len(found)} of {len(wanted)}")
+        try:
+            for task in as_completed(tasks):
+                found.append(task.result())
+                say(f"compiled {len(found)} of {len(wanted)}")
+        except BaseException:  # what has not begun is not worth waiting for
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return found
 
 

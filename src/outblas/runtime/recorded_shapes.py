@@ -32,12 +32,15 @@ class RecordedShapes:
         """One line for the products that differ in the number of rows only, as `outblas pack build
         --shapes` reads them.
         """
-        return [str(replace(kind, rows=ranges(M))) for kind, M in self._rows.items()]
+        with _lock:  # other threads may record
+            found = [(kind, set(M)) for kind, M in self._rows.items()]
+        return [str(replace(kind, rows=ranges(M))) for kind, M in found]
 
     @property
     def others(self) -> list[str]:
         """The products that a pack does not hold, and why."""
-        return list(self._others)
+        with _lock:
+            return list(self._others)
 
     def save(self, path: str | Path) -> None:
         """Write the lines to a file, with the other products as comments.
@@ -112,6 +115,15 @@ def _unpacked_reason(problem: Problem) -> str:
         return "aux"
     if problem.c is not None or problem.scaled:
         return "alpha, beta and an addend"
+    if problem.weights_ready:
+        return "weights_ready"
+    if problem.out[-1] != 1 and problem.N > 1:
+        return "a result whose columns are contiguous"
+    residual = problem.epilogue.residual
+    if residual is not None and 0 in residual.strides and residual.strides != problem.out:
+        return "a residual that repeats"
+    if any(alignment < 16 for alignment in problem.alignment[:3]):
+        return "operands at addresses that are no multiples of 16"
     if 0 in (problem.M, problem.N, problem.K):
         return "nothing is multiplied"
     return "" if len(operands.layout_of(problem)) == 2 else "operands without a unit stride"

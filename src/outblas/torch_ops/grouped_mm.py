@@ -9,6 +9,7 @@ from torch.overrides import handle_torch_function
 
 from ..core import grouped
 from ..core.compat.torch_private import has_override
+from ..core.compiling import CompileForbidden
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
 from . import ops
@@ -121,7 +122,13 @@ def _compute(
         form, mat_a, mat_b, bias, out, offs.shape[0], zero_tail=zero_tail
     )
     operands = (mat_b.mT, mat_a.mT, out.mT) if exchanged else (mat_a, mat_b, out)
-    kernels_for(problem, kernel_name).run(problem, *operands, offs.contiguous(), bias)
+    try:
+        kernels_for(problem, kernel_name).run(problem, *operands, offs.contiguous(), bias)
+    except CompileForbidden as error:
+        if kernel_name:
+            raise
+        fallback.warn_fallback(str(error))
+        return by_torch(mat_a, mat_b, offs, bias, dtype)
     return out
 
 
