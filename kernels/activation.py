@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..core import compiling
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.epilogue import GATED
 from ..device import language
@@ -76,7 +77,8 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     """Computes `outblas::activation_backward` of checked, non-empty CUDA tensors.
 
-    Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time.
+    Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time,
+    and CompileForbidden where it would have to be compiled and may not.
     """
     grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
@@ -96,6 +98,7 @@ def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 @cache
 def _loaded(key: tuple[Any, ...], arch: int, device: int) -> CompiledKernel:
     """Returns a kernel loaded onto one GPU."""
+    compiling.check_allowed("the kernel of activations' gradients")
     if torch.cuda.is_current_stream_capturing():
         raise not_ready()
     return compile_for(key, arch)

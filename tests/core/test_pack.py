@@ -170,11 +170,22 @@ def test_a_pack_that_others_can_write_is_refused(file: Path) -> None:
     assert "can be written by others" in refusal(file)
 
 
-@pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
-def test_what_is_no_regular_file_is_refused(kind: str, file: Path, tmp_path: Path) -> None:
+def test_a_link_stands_for_the_pack_that_it_leads_to(file: Path, tmp_path: Path) -> None:
+    """As a volume of Kubernetes has it: a link into a folder that is a link."""
+    (tmp_path / "data").symlink_to(tmp_path)
+    link = tmp_path / "linked.outblas"
+    link.symlink_to(Path("data") / file.name)
+
+    assert pack.read(link).objects == pack.read(file).objects
+    file.chmod(0o666)
+    assert "can be written by others" in refusal(link)
+
+
+@pytest.mark.parametrize("kind", ["a link to a folder", "folder", "fifo"])
+def test_what_is_no_regular_file_is_refused(kind: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     {
-        "link": lambda: other.symlink_to(file),
+        "a link to a folder": lambda: other.symlink_to(tmp_path),
         "folder": other.mkdir,
         "fifo": lambda: os.mkfifo(other),
     }[kind]()

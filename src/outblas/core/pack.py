@@ -137,11 +137,11 @@ def write(path: Path, about: Mapping[str, Any], objects: Iterable[tuple[Facts, b
 
 
 def read(path: Path) -> Pack:
-    """Opens a pack, and checks its manifest and its size. Raises PackError with the reason, and
-    OSError.
+    """Opens a pack, and checks its manifest and its size. A symbolic link, as in the volumes of
+    Kubernetes, stands for what it leads to. Raises PackError with the reason, and OSError.
     """
     try:
-        descriptor = ownership.open_shared(path)
+        descriptor = ownership.open_shared(Path(os.path.realpath(path)))
     except Refused as refusal:
         raise PackError(f"{refusal}: a pack has native code") from None
     try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.compat.torch_private import below_autograd, from_below
+from ..core.compiling import CompileForbidden
 from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
 from ..core.errors import OperandError
 from ..core.problem import DTYPES
@@ -79,7 +80,10 @@ def _compute(grad: Tensor, x: Tensor, activation: str) -> Tensor:
         except ImportError as error:
             fallback.warn_once(str(error))
         else:
-            return kernels.backward(grad, x, activation)
+            try:
+                return kernels.backward(grad, x, activation)
+            except CompileForbidden as error:
+                fallback.warn_fallback(str(error))
     return formula(grad, x, activation).contiguous()
 
 
