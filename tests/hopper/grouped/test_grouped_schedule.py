@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tile_arithmetic import Word, coord
 
@@ -229,6 +229,7 @@ CONFIGS = st.sampled_from(
 
 @settings(max_examples=25, deadline=None)
 @given(ends=ENDS | WRONG_ENDS, zero_tail=st.booleans())
+@example(ends=tuple(range(13, 1300, 13)), zero_tail=True)  # four times as many as lanes
 def test_a_warp_counts_the_tile_rows_of_all_groups(ends: tuple[int, ...], zero_tail: bool) -> None:
     launch = Launch(
         ends, 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends), zero_tail)

@@ -5,6 +5,7 @@ from . import (
     autotuner,
     caches,
     gluon_kernels,
+    grouped,
     hopper_epilogue,
     host,
     operators,
@@ -25,4 +26,5 @@ FAULTS: tuple[Fault, ...] = (
     *autotuner.FAULTS,
     *oracles.FAULTS,
     *operators.FAULTS,
+    *grouped.FAULTS,
 )
