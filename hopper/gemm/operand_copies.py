@@ -2,6 +2,7 @@
 how rows lie in cache lines of L2.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -52,7 +53,7 @@ def lines_of_columns(config: HopperConfig) -> int:
     elements. TMA loads boxes of 64, 32 or 16 columns, the most that divide the columns of a stage,
     and each box requests its lines anew.
     """
-    return next(64 // box for box in (64, 32, 16) if config.stage_n % box == 0)
+    return 64 // math.gcd(64, config.stage_n)
 
 
 def remarks(problem: Problem) -> list[str]:

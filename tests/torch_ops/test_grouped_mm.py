@@ -2,12 +2,14 @@
 interpreter, both beside products of single groups.
 """
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import outblas
 from outblas.core import grouped
@@ -276,6 +278,29 @@ def test_one_graph_under_compile() -> None:
         (grad,) = torch.autograd.grad(compiled(a, offsets(ends)), a)
         (wanted,) = torch.autograd.grad(loss(a, offsets(ends)), a)
         assert torch.equal(grad, wanted)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "batch"])
+def test_flops_are_counted_forward_and_backward(form: Form) -> None:
+    """Of all that the operands have: three products of the same size."""
+    sizes = {
+        "ragged_m": (EXTENT, 37, 24),
+        "ragged_n": (33, EXTENT, 24),
+        "ragged_k": (33, 37, EXTENT),
+    }
+    if form == "batch":
+        a, b, offs = torch.ones(4, 5, 8), torch.ones(4, 8, 6), None
+        flop = 2 * 4 * 5 * 8 * 6
+    else:
+        (a, b), offs = operands(form, 3, torch.float32), offsets((5, 9, 40))
+        flop = 2 * math.prod(sizes[form])
+    a.requires_grad_()
+    b.requires_grad_()
+
+    with FlopCounterMode(display=False) as counter:
+        outblas.grouped_mm(a, b, offs=offs).sum().backward()
+
+    assert counter.get_total_flops() == 3 * flop
 
 
 def test_the_operator_passes_torchs_own_checks() -> None:

@@ -57,6 +57,14 @@ def _of_operands(first: int) -> Callable[..., int]:
     return formula
 
 
+def _of_groups(a: Shape, b: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Returns the FLOP of a grouped product: of all rows, columns and terms that its operands have,
+    whatever part of them belongs to groups.
+    """
+    groups = a[0] if len(a) == len(b) == 3 else 1
+    return groups * product_flops(a[-2:], b[-2:])
+
+
 _FORMULAS = {
     "matmul": _of_operands(0),
     "matmul_out": _of_operands(0),
@@ -66,4 +74,5 @@ _FORMULAS = {
     "gemm_aux": _of_operands(0),
     "gemm_out": _of_operands(2),
     "scaled_mm": _of_operands(0),
+    "grouped_mm": _of_groups,
 }

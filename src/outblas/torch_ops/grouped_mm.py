@@ -13,6 +13,7 @@ from ..core.compiling import CompileForbidden
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
 from . import ops
+from .flop_formulas import register_if_counted
 from .schema import define, library
 
 Tensor = torch.Tensor
@@ -95,6 +96,8 @@ def grouped_mm(
         )
         return result
     name = check_name("kernel", kernel, KERNELS, " or None", "None or ")
+    if not torch.compiler.is_dynamo_compiling():
+        register_if_counted()
     grouped.check(mat_a, mat_b, offs, bias, out_dtype)
     result = torch.ops.outblas.grouped_mm.default(mat_a, mat_b, offs, bias, out_dtype, name)
     return result

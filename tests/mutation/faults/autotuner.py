@@ -96,8 +96,8 @@ FAULTS = (
     Fault(
         "short_boxes_are_free",
         "hopper/gemm/operand_copies.py",
-        "next(64 // box for box in",
-        "next(1 for box in",
+        "return 64 // math.gcd(64, config.stage_n)",
+        "return 64 // math.gcd(64, 64 * config.stage_n)",
         MODEL,
         "Boxes of 16 contiguous columns request no line twice.",
     ),
