@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ..core import compiling
+from ..core.compat.torch_private import fp32_precision
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.grouped import GroupedProblem
 from ..device import language, launch
@@ -301,7 +302,7 @@ def run(
         with language.lock, np.errstate(all="ignore"):
             _INTERPRETED[problem.form][(count,)](*arguments, **constants)
         return
-    key = problem, tile, precision, torch.cuda.current_device()
+    key = _specialization(problem, tile, precision, arguments)
     if key not in _loaded:
         compiling.check_allowed(_NAME)
         if torch.cuda.is_current_stream_capturing():
@@ -311,6 +312,19 @@ def run(
             *arguments, **constants, num_warps=tile.num_warps, num_stages=tile.num_stages
         )
     _loaded.add(key)
+
+
+def _specialization(
+    problem: GroupedProblem, tile: Block, precision: str, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Returns what a compiled kernel depends on, as Triton tells: of numbers, whether they are 1,
+    divide by 16, and fit 32 bits; of tensors, their dtypes and whether addresses divide by 16.
+    """
+    *tensors, groups, M, N, K, given = arguments
+    numbers = tuple((n == 1, n % 16 == 0, n < 2**31) for n in (groups, M, N, K, *given))
+    of_tensors = tuple(None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors)
+    constants = problem.form, problem.groups.bit_length(), problem.zero_tail, tile, precision
+    return constants, numbers, of_tensors, torch.cuda.current_device()
 
 
 def compile_for(problem: GroupedProblem, tile: Block, arch: int) -> CompiledKernel:
@@ -357,5 +371,8 @@ def compile_for(problem: GroupedProblem, tile: Block, arch: int) -> CompiledKern
 
 
 def _wants_tf32(problem: GroupedProblem) -> bool:
-    is_allowed: bool = torch.backends.cuda.matmul.allow_tf32
+    """Returns whether products of fp32 operands may be rounded to tf32. Sums of single rows, which
+    gradients of a bias are, gain nothing by it.
+    """
+    is_allowed = fp32_precision("cuda", "matmul") == "tf32" and problem.M > 1
     return is_allowed and launch.arch_of(problem.device) >= 80

@@ -12,10 +12,10 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ...core.grouped import GroupedProblem
+from ...core.problem import Strides
 from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, compile_key
-from ..core.host import tma_strides
 from ..gemm import heuristic, variant
 from ..gemm.kernel import Config
 from .kernel import Grouped
@@ -54,7 +54,7 @@ def unsupported(problem: GroupedProblem) -> str | None:
             f"it supports extents of 1 to {bounds.LARGEST}, but was given "
             f"{problem.M}x{problem.N}x{problem.K}"
         )
-    return _ragged_reason(problem) or _unaligned_reason(problem)
+    return _unusable_reason(problem)
 
 
 def _tail(problem: GroupedProblem) -> bool:
@@ -62,49 +62,49 @@ def _tail(problem: GroupedProblem) -> bool:
     return problem.zero_tail and problem.form == "ragged_m"
 
 
-def _ragged_reason(problem: GroupedProblem) -> str | None:
-    """Returns why TMA cannot begin a tile at any element of the ragged dimension; None if it can.
-    That dimension must not be the contiguous one: a tile that began between multiples of 16 bytes
-    there would end the launch with an illegal instruction.
+def _row_major(rows: int, columns: int, strides: Strides) -> tuple[int, int] | None:
+    """Returns the strides with which TMA reads contiguous rows; None where it cannot. The stride of
+    an extent of 1 can be chosen freely.
     """
-    contiguous = {"mat_a": problem.a[1] == 1 or problem.K == 1}
-    if problem.form == "ragged_k":
-        contiguous = {
-            "mat_a": problem.a[0] == 1 or problem.M == 1,
-            "mat_b": problem.b[1] == 1 or problem.N == 1,
-        }
-    wrong = [name for name, is_right in contiguous.items() if not is_right]
-    if not wrong:
+    row, column = strides[-2:]
+    if column != 1 and columns > 1:
         return None
-    return (
-        "it needs another contiguous dimension than the one that is divided among groups, but "
-        f"{wrong[0]} has strides {problem.a if wrong[0] == 'mat_a' else problem.b}"
-    )
+    row = row if rows > 1 else 8
+    return (row, 1) if row > 0 and row % 8 == 0 else None
+
+
+def _column_major(rows: int, columns: int, strides: Strides) -> tuple[int, int] | None:
+    """Returns the strides with which TMA reads contiguous columns; None where it cannot."""
+    found = _row_major(columns, rows, strides[:-3:-1])
+    return found and found[::-1]
 
 
 def matrix_strides(problem: GroupedProblem) -> list[tuple[int, int] | None]:
-    """Returns the strides with which TMA reads A and each matrix of B; None where it cannot."""
-    a, b = problem.a[-2:], problem.b[-2:]
-    return [
-        tma_strides(problem.M, problem.K, (a[0], a[1])),
-        tma_strides(problem.K, problem.N, (b[0], b[1])),
-    ]
+    """Returns the strides with which TMA reads A and each matrix of B; None where it cannot.
+
+    TMA begins a tile at any coordinate of a dimension that is not the contiguous one; between
+    multiples of 16 bytes of that one it would end the launch with an illegal instruction. So the
+    ragged dimension must not be contiguous.
+    """
+    shape_a, shape_b = (problem.M, problem.K), (problem.K, problem.N)
+    if problem.form == "ragged_k":
+        return [_column_major(*shape_a, problem.a), _row_major(*shape_b, problem.b)]
+    along_n = _row_major(*shape_b, problem.b)
+    return [_row_major(*shape_a, problem.a), along_n or _column_major(*shape_b, problem.b)]
 
 
-def _unaligned_reason(problem: GroupedProblem) -> str | None:
+def _unusable_reason(problem: GroupedProblem) -> str | None:
     """Returns why TMA cannot move an operand or the result; None if it can."""
-    operands = (
-        ("mat_a", problem.a, problem.alignment[0]),
-        ("mat_b", problem.b, problem.alignment[1]),
-    )
+    operands = (problem.a, problem.alignment[0]), (problem.b, problem.alignment[1])
     found = matrix_strides(problem)
-    for (name, strides, alignment), usable in zip(operands, found, strict=True):
-        outer_fits = not any(stride % 8 for stride in strides[:-2])
-        if alignment < 16 or usable is None or not outer_fits or 0 in strides:
+    for name, (strides, alignment), usable in zip(problem.names, operands, found, strict=True):
+        outer_fits = all(stride > 0 and stride % 8 == 0 for stride in strides[:-2])
+        if alignment < 16 or usable is None or not outer_fits:
+            given = strides[:-2] + strides[:-3:-1] if problem.exchanged else strides
             return (
-                "TMA needs addresses that are multiples of 16 bytes, one stride of 1 and others in "
-                f"positive multiples of 8 elements, but {name} has strides {strides} at an address "
-                f"that is a multiple of {alignment}"
+                "it needs operands at multiples of 16 bytes, contiguous in a dimension that is not "
+                "divided among groups, with other strides that are positive multiples of 8, but "
+                f"{name} has strides {given} at an address that is a multiple of {alignment}"
             )
     granule = 16 // problem.out_dtype.itemsize
     *group, row, column = problem.out

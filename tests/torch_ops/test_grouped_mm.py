@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import outblas
@@ -255,6 +256,43 @@ def test_gradients_are_those_of_single_products(form: Form, kernel: str | None) 
         assert torch.equal(leaf.grad, copy.grad), "integers, so exact"
 
 
+def test_a_bias_in_float32_has_a_gradient_in_float32() -> None:
+    """Gradients that 16 bits cannot hold."""
+    a, b = integers(12, 8, dtype=torch.float16), integers(2, 8, 4, dtype=torch.float16)
+    bias = torch.zeros(2, 4, requires_grad=True)
+
+    y = outblas.grouped_mm(a, b, offs=offsets((5, 12)), bias=bias, out_dtype=torch.float32)
+    (y * 1e5).sum().backward()
+
+    assert bias.grad is not None
+    assert torch.equal(bias.grad, torch.tensor([[5e5] * 4, [7e5] * 4]))
+
+
+def test_a_tangent_is_refused() -> None:
+    a, b = operands("ragged_m", 2, torch.float32)
+
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="has a tangent"):
+        outblas.grouped_mm(forward_ad.make_dual(a, a), b, offs=offsets((5, 40)))
+    with pytest.raises(NotImplementedError, match="has a tangent"):
+        torch.func.jvp(lambda a: outblas.grouped_mm(a, b, offs=offsets((5, 40))), (a,), (a,))
+
+
+@pytest.mark.parametrize("form", [*FORMS, "batch"])
+def test_autocast_casts_nothing(form: Form) -> None:
+    """As torch's function, which computes in the dtype of its operands."""
+    if form == "batch":
+        a, b, offs = torch.randn(2, 5, 64), torch.randn(2, 64, 8), None
+    else:
+        (a, b), offs = operands(form, 2, torch.float32), offsets((5, 40))
+        a, b = a + torch.rand_like(a), b + torch.rand_like(b)
+
+    plain = outblas.grouped_mm(a, b, offs=offs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = outblas.grouped_mm(a, b, offs=offs)
+
+    assert torch.equal(cast, plain)
+
+
 def test_gradients_have_gradients() -> None:
     a = torch.randn(12, 3, requires_grad=True)
     b = torch.randn(3, 3, 4, requires_grad=True)
@@ -370,6 +408,7 @@ WRONG: Any = [2, 6]
         (lambda: outblas.grouped_mm(WRONG, B, offs=OFFS), "mat_a is list, expected a torch.Tensor"),
         (lambda: outblas.grouped_mm(A, B, offs=WRONG), "offs is list, expected a torch.Tensor"),
         (lambda: outblas.grouped_mm(A, B, offs=OFFS, kernel=WRONG), "kernel is list"),
+        (lambda: outblas.grouped_mm(A, B, offs=OFFS, out_dtype=WRONG), "out_dtype is list"),
     ],
 )
 def test_arguments_of_another_type_are_named(call: Call, message: str) -> None:
@@ -404,6 +443,8 @@ def test_torch_computes_what_may_not_be_compiled(monkeypatch: pytest.MonkeyPatch
 def test_hopper_needs_its_gpu() -> None:
     with pytest.raises(ValueError, match=r"kernel 'hopper\.grouped': needs an NVIDIA GPU"):
         outblas.grouped_mm(A, B, offs=OFFS, kernel="hopper.grouped")
+    with pytest.raises(ValueError, match="but was given two batches"):
+        outblas.grouped_mm(B, B.mT, kernel="hopper.grouped")
 
 
 def test_a_fallback_warns_and_strict_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ class GroupedProblem:
         it repeats.
     alignment: of a, b, out, the largest power of two up to 16 that divides the address in bytes.
     zero_tail: rows of out beyond the last group are set to zero; otherwise they stay as they are.
+    exchanged: a is the caller's mat_b, transposed, and b the mat_a.
     """
 
     form: Form
@@ -54,6 +55,12 @@ class GroupedProblem:
     device: torch.device
     alignment: tuple[int, int, int]
     zero_tail: bool
+    exchanged: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The caller's names of a and b."""
+        return ("mat_b", "mat_a") if self.exchanged else ("mat_a", "mat_b")
 
 
 def check(
@@ -70,6 +77,8 @@ def check(
     _check_operands(mat_a, mat_b)
     form = _form(mat_a, mat_b)
     groups = _check_offs(form, mat_a, mat_b, offs)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
     dtype = out_dtype or mat_a.dtype
     if dtype not in (mat_a.dtype, torch.float32):
         raise OperandError(
@@ -194,6 +203,7 @@ def describe(
         device=mat_a.device,
         alignment=(_alignment(mat_a), _alignment(mat_b), _alignment(out)),
         zero_tail=zero_tail,
+        exchanged=exchanged,
     )
     return described, exchanged
 

@@ -8,18 +8,21 @@ import torch
 from torch.overrides import handle_torch_function
 
 from ..core import grouped
-from ..core.compat.torch_private import has_override
+from ..core.compat.torch_private import any_autocast, autocast_off, has_override
 from ..core.compiling import CompileForbidden
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
+from ..runtime.cuda_graphs import capturing, not_ready
 from . import ops
+from .autograd_levels import has_tangent
 from .flop_formulas import register_if_counted
 from .schema import define, library
 
 Tensor = torch.Tensor
 
-PORTABLE = "portable"
-KERNELS = ("hopper.grouped", PORTABLE)
+HOPPER, PORTABLE = "hopper.grouped", "portable"
+KERNELS = (HOPPER, PORTABLE)
+_autocast_off = autocast_off("cpu", "cuda")
 
 define(
     "grouped_mm(Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, "
@@ -51,7 +54,9 @@ def grouped_mm(
     may be replayed with other groups. Groups may be empty, and need no alignment. Without a CUDA
     device torch multiplies group by group, with a `FallbackWarning`.
 
-    The operands and the bias have gradients, also where the result has another dtype.
+    The operands and the bias have gradients of any order, also where the result has another dtype.
+    There are no forward-mode gradients, and `torch.func.grad` does not see the operator's own.
+    Autocast casts nothing, as with torch's function.
 
     Args:
         mat_a: bfloat16, float16 or float32, of any strides.
@@ -96,6 +101,10 @@ def grouped_mm(
         )
         return result
     name = check_name("kernel", kernel, KERNELS, " or None", "None or ")
+    if has_tangent(*(t for t in (mat_a, mat_b, bias) if isinstance(t, Tensor))):
+        raise NotImplementedError(
+            "an operand of grouped_mm has a tangent, and grouped_mm has no forward-mode gradient"
+        )
     if not torch.compiler.is_dynamo_compiling():
         register_if_counted()
     grouped.check(mat_a, mat_b, offs, bias, out_dtype)
@@ -103,7 +112,15 @@ def grouped_mm(
     return result
 
 
-def _compute(
+def _compute(*given: Any) -> Tensor:
+    """The operator. Like torch's own it is not cast by autocast, and nothing in it may be."""
+    if not any_autocast():
+        return _compute_as_given(*given)
+    with _autocast_off():
+        return _compute_as_given(*given)
+
+
+def _compute_as_given(
     mat_a: Tensor,
     mat_b: Tensor,
     offs: Tensor | None = None,
@@ -130,6 +147,8 @@ def _compute(
     except CompileForbidden as error:
         if kernel_name:
             raise
+        if capturing(mat_a.device):  # torch would ask the device for the ends of groups
+            raise not_ready() from None
         fallback.warn_fallback(str(error))
         return by_torch(mat_a, mat_b, offs, bias, dtype)
     return out
@@ -173,6 +192,11 @@ def _batch(
     kernel_name: str,
 ) -> Tensor:
     """Computes the products of two batches, with the bias as a residual that repeats along rows."""
+    if kernel_name == HOPPER:
+        raise ValueError(
+            f"kernel {HOPPER!r}: it multiplies groups that offs divides, but was given two "
+            "batches, which hopper.gemm multiplies"
+        )
     shape = (*mat_a.shape[:-1], mat_b.shape[-1])
     extra = None if bias is None else bias.unsqueeze(1).expand(shape)
     given: Any = mat_a, mat_b, None, None, extra, 1, 0, "", out_dtype, kernel_name
@@ -234,34 +258,34 @@ def _(
 
 # ---- gradients
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    mat_a, mat_b, offs, bias, _, kernel_name, _ = inputs
+    mat_a, mat_b, offs, _, _, kernel_name, _ = inputs
     ctx.save_for_backward(mat_a, mat_b, offs)
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.kernel_name = kernel_name
+    # On a GPU gradients take the best kernel, whichever computed the result.
+    ctx.kernel_name = kernel_name if mat_a.is_cpu else ""
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Each gradient is a grouped product itself. What belongs to no group gets zeros."""
     mat_a, mat_b, offs = ctx.saved_tensors
-    grad = grad.to(mat_a.dtype)
 
-    def product(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def product(a: Tensor, b: Tensor) -> Tensor:
         result: Tensor = torch.ops.outblas.grouped_mm.default(
-            a, b, offs, None, dtype, ctx.kernel_name, True
+            a, b, offs, None, None, ctx.kernel_name, True
         )
         return result
 
     # The dispatcher leaves out trailing arguments that have their defaults.
     count = len(ctx.needs_input_grad)
     needs_a, needs_b, _, needs_bias = (*ctx.needs_input_grad, False, False)[:4]
-    grad_a = product(grad, mat_b.mT) if needs_a else None
-    grad_b = product(mat_a.mT, grad) if needs_b else None
-    grad_bias = None
+    narrow = grad.to(mat_a.dtype)
+    grad_a = product(narrow, mat_b.mT) if needs_a else None
+    grad_b = product(mat_a.mT, narrow) if needs_b else None
+    grad_bias = None  # of the result's dtype, as the bias is
     if needs_bias and grad.dim() == 3:
-        grad_bias = grad.sum(1, dtype=ctx.bias_dtype)
+        grad_bias = grad.sum(1)
     elif needs_bias:
         ones = grad.new_ones(1, 1).expand(1, grad.shape[0])
-        grad_bias = product(ones, grad, ctx.bias_dtype).squeeze(1)
+        grad_bias = product(ones, grad).squeeze(1)
     return (grad_a, grad_b, None, grad_bias, None, None, None)[:count]
 
 

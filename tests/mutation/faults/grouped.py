@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "grouped_takes_contiguous_rows",
         _HOST,
-        "return _ragged_reason(problem) or _unaligned_reason(problem)",
-        "return _unaligned_reason(problem)",
+        "return [_row_major(*shape_a, problem.a), along_n",
+        "return [_row_major(*shape_a, problem.a) or _column_major(*shape_a, problem.a), along_n",
         HOST,
         "The Hopper kernel takes operands for which TMA would end the launch.",
     ),
@@ -103,8 +103,8 @@ FAULTS = (
     Fault(
         "grouped_gradients_keep_what_no_group_covers",
         _OPERATOR,
-        "a, b, offs, None, dtype, ctx.kernel_name, True",
-        "a, b, offs, None, dtype, ctx.kernel_name, False",
+        "a, b, offs, None, None, ctx.kernel_name, True",
+        "a, b, offs, None, None, ctx.kernel_name, False",
         PORTABLE,
         "The gradient of rows that belong to no group is whatever lay there.",
     ),
