@@ -41,6 +41,7 @@ _TILES = (
 _TILE_CYCLES = 1500.0  # between two tiles of a CTA: finding a group, the first load, the last store
 
 
+@functools.lru_cache(maxsize=4096)  # as `launch`
 def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
     if problem.dtype not in _DTYPES:

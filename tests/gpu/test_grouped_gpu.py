@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
 FORMS: tuple[Form, ...] = ("ragged_m", "ragged_n", "ragged_k")
 PARTS, DRAWS = 20, 25  # 500 samples, in parts that processes share
 SIZES = (1, 7, 64, 129, 500, 2048, 5000)  # of the ragged dimension
-COLUMNS = (8, 64, 136, 256, 1000)
+COLUMNS = (1, 8, 64, 136, 256, 1000)
 GROUPS = (1, 2, 5, 31, 32, 33, 100, 300)
 
 
