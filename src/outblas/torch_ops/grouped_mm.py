@@ -77,6 +77,7 @@ def grouped_mm(
         TypeError: An argument has the wrong type.
         OperandError: The operands do not fit together.
         ValueError: `kernel` is unknown, or does not support the operands.
+        NotImplementedError: An operand carries a forward-mode gradient.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
 
     Example:
