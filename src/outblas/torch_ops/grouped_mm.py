@@ -8,15 +8,22 @@ import torch
 from torch.overrides import handle_torch_function
 
 from ..core import grouped
-from ..core.compat.torch_private import any_autocast, autocast_off, has_override
+from ..core.compat.torch_private import (
+    any_autocast,
+    autocast_off,
+    below_autograd,
+    from_below,
+    has_override,
+)
 from ..core.compiling import CompileForbidden
+from ..core.errors import OperandError
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
 from . import ops
-from .autograd_levels import has_tangent
+from .autograd_levels import has_tangent, recorder, requires_grad, within_forward
 from .flop_formulas import register_if_counted
-from .schema import define, library
+from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 
@@ -54,9 +61,8 @@ def grouped_mm(
     may be replayed with other groups. Groups may be empty, and need no alignment. Without a CUDA
     device torch multiplies group by group, with a `FallbackWarning`.
 
-    The operands and the bias have gradients of any order, also where the result has another dtype.
-    There are no forward-mode gradients, and `torch.func.grad` does not see the operator's own.
-    Autocast casts nothing, as with torch's function.
+    The operands and the bias have gradients of any order, also where the result has another dtype,
+    but no forward-mode gradients. Autocast casts nothing, as with torch's function.
 
     Args:
         mat_a: bfloat16, float16 or float32, of any strides.
@@ -75,9 +81,8 @@ def grouped_mm(
 
     Raises:
         TypeError: An argument has the wrong type.
-        OperandError: The operands do not fit together.
+        OperandError: The operands do not fit together, or carry forward-mode gradients.
         ValueError: `kernel` is unknown, or does not support the operands.
-        NotImplementedError: An operand carries a forward-mode gradient.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
 
     Example:
@@ -102,10 +107,6 @@ def grouped_mm(
         )
         return result
     name = check_name("kernel", kernel, KERNELS, " or None", "None or ")
-    if has_tangent(*(t for t in (mat_a, mat_b, bias) if isinstance(t, Tensor))):
-        raise NotImplementedError(
-            "an operand of grouped_mm has a tangent, and grouped_mm has no forward-mode gradient"
-        )
     if not torch.compiler.is_dynamo_compiling():
         register_if_counted()
     grouped.check(mat_a, mat_b, offs, bias, out_dtype)
@@ -258,38 +259,65 @@ def _(
 
 
 # ---- gradients
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    mat_a, mat_b, offs, _, _, kernel_name, _ = inputs
-    ctx.save_for_backward(mat_a, mat_b, offs)
-    # On a GPU gradients take the best kernel, whichever computed the result.
-    ctx.kernel_name = kernel_name if mat_a.is_cpu else ""
+class _Gradients(torch.autograd.Function):
+    """The autograd function of grouped products. `apply` takes all arguments of the operator."""
 
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Each gradient is a grouped product itself. What belongs to no group gets zeros."""
-    mat_a, mat_b, offs = ctx.saved_tensors
-
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        result: Tensor = torch.ops.outblas.grouped_mm.default(
-            a, b, offs, None, None, ctx.kernel_name, True
-        )
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        mat_a, mat_b, offs, _, _, kernel_name, _ = given
+        ctx.save_for_backward(mat_a, mat_b, offs)
+        ctx.set_materialize_grads(False)
+        # On a GPU gradients take the best kernel, whichever computed the result.
+        ctx.kernel_name = kernel_name if mat_a.is_cpu else ""
+        with within_forward():
+            result: Tensor = _operator(*given)
         return result
 
-    # The dispatcher leaves out trailing arguments that have their defaults.
-    count = len(ctx.needs_input_grad)
-    needs_a, needs_b, _, needs_bias = (*ctx.needs_input_grad, False, False)[:4]
-    narrow = grad.to(mat_a.dtype)
-    grad_a = product(narrow, mat_b.mT) if needs_a else None
-    grad_b = product(mat_a.mT, narrow) if needs_b else None
-    grad_bias = None  # of the result's dtype, as the bias is
-    if needs_bias and grad.dim() == 3:
-        grad_bias = grad.sum(1)
-    elif needs_bias:
-        ones = grad.new_ones(1, 1).expand(1, grad.shape[0])
-        grad_bias = product(ones, grad).squeeze(1)
-    return (grad_a, grad_b, None, grad_bias, None, None, None)[:count]
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Each gradient is a grouped product itself. What belongs to no group gets zeros."""
+        found: list[Tensor | None] = [None] * len(_ARGUMENTS)
+        if grad is None:
+            return tuple(found)
+        mat_a, mat_b, offs = ctx.saved_tensors
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            result: Tensor = _operator(a, b, offs, None, None, ctx.kernel_name, True)
+            return result
+
+        narrow = grad.to(mat_a.dtype)
+        if ctx.needs_input_grad[_A]:
+            found[_A] = product(narrow, mat_b.mT)
+        if ctx.needs_input_grad[_B]:
+            found[_B] = product(mat_a.mT, narrow)
+        if ctx.needs_input_grad[_BIAS] and grad.dim() == 3:
+            found[_BIAS] = grad.sum(1)  # of the result's dtype, as the bias is
+        elif ctx.needs_input_grad[_BIAS]:
+            ones = grad.new_ones(1, 1).expand(1, grad.shape[0])
+            found[_BIAS] = product(ones, grad).squeeze(1)
+        return tuple(found)
 
 
-torch.library.register_autograd("outblas::grouped_mm", _backward, setup_context=_setup, lib=library)
+_operator = torch.ops.outblas.grouped_mm.default
+_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["grouped_mm"]}
+_A, _B, _BIAS = (list(_ARGUMENTS).index(name) for name in ("mat_a", "mat_b", "bias"))
+_record = recorder(_Gradients)
+
+
+def _autograd(*given: Any) -> Any:
+    tensors = {name: t for name, t in zip(_ARGUMENTS, given, strict=False) if isinstance(t, Tensor)}
+    for name, t in tensors.items():
+        if has_tangent(t):
+            raise OperandError(
+                f"{name} carries a forward-mode gradient, which grouped_mm does not support"
+            )
+    if requires_grad(*tensors.values()):
+        return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
+    with below_autograd():
+        found = _operator(*given)
+    return from_below(found)
+
+
 for _key in ("CPU", "CUDA"):
     library.impl("grouped_mm", _compute, _key)
+library.impl("grouped_mm", _autograd, "Autograd")

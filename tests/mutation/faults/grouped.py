@@ -103,8 +103,8 @@ FAULTS = (
     Fault(
         "grouped_gradients_keep_what_no_group_covers",
         _OPERATOR,
-        "a, b, offs, None, None, ctx.kernel_name, True",
-        "a, b, offs, None, None, ctx.kernel_name, False",
+        "_operator(a, b, offs, None, None, ctx.kernel_name, True)",
+        "_operator(a, b, offs, None, None, ctx.kernel_name, False)",
         PORTABLE,
         "The gradient of rows that belong to no group is whatever lay there.",
     ),
