@@ -328,9 +328,7 @@ def store_registers(
     """Stores `width` columns of the accumulator directly to C."""
     epilogue, config = cta.epilogue, cta.epilogue.config
     shape = (config.tile_m, width)
-    row, extents = work.first_row(config.tile_m), epilogue.extents
-    if cutlass.const_expr(work.end_row is not None):
-        extents = work.end_row, extents[1]
+    row = work.first_row(config.tile_m)
     gC = epilogue_tile.tile_of(
         epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape
     )
@@ -340,5 +338,5 @@ def store_registers(
     if cutlass.const_expr(vector > 2 and not (vector == 8 and whole_quads)):
         vector = 2
     roles.store_fragment(
-        consumer, mma.fragments, gC, cC, extents, vector, StoreCacheMode.WRITE_THROUGH
+        consumer, mma.fragments, gC, cC, epilogue.extents, vector, StoreCacheMode.WRITE_THROUGH
     )

@@ -367,7 +367,7 @@ def store_rows_of_group(
     buffer: cutlass.Constexpr,
 ):
     """One consumer: copies those rows of subtile `number` that lie before the end of the group from
-    a buffer to C, 16 bytes at a time, or single elements where columns of C are contiguous.
+    a buffer to C, whose rows are contiguous, 16 bytes at a time.
     """
     epilogue, consumer, work = tile.epilogue, tile.consumer, tile.work
     config, writer, dtype = epilogue.config, consumer.writer, epilogue.dtype
@@ -380,16 +380,11 @@ def store_rows_of_group(
     gC = tile_of(
         epilogue.mC, epilogue.traits.batched, row, column, work.matrix, (64, columns), stores.half
     )
-    vector = 1 if epilogue.traits.by_columns else 128 // dtype.width
-    if cutlass.const_expr(epilogue.traits.by_columns):
-        threads = cute.make_layout((64, WARPGROUP // 64))
-    else:
-        across = columns // vector
-        threads = cute.make_layout((WARPGROUP // across, across), stride=(across, 1))
-        gC = cute.make_tensor(gC.iterator.align(16), gC.layout)
-    atom = cute.make_copy_atom(
-        cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=vector * dtype.width
-    )
+    gC = cute.make_tensor(gC.iterator.align(16), gC.layout)
+    vector = 128 // dtype.width
+    across = columns // vector
+    threads = cute.make_layout((WARPGROUP // across, across), stride=(across, 1))
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=128)
     copy = cute.make_tiled_copy_tv(atom, threads, cute.make_layout((1, vector)))
     thread = copy.get_slice(consumer.context.thread % WARPGROUP)
     source = thread.partition_S(writer.buffers[None, None, buffer])

@@ -27,7 +27,7 @@ GPC_LOCAL_BYTES = 90.0  # in a call of one wave where the SMs of a GPC compute n
 SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs compute partitions of K
 STEADY_BYTES = 40.0  # in a longer call
 STREAMED_BYTES = 60.0  # of weights that come from DRAM, in a call of few rows
-LINE_BYTES = 60.0  # where a line is requested more than once, whole lines that count each time
+LINE_BYTES = 60.0  # of cache lines that are requested more than once, each request counted
 REACHED = 0.97  # the fraction of that rate that a tile reaches
 FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
 # Where consumers promote fp8 sums: TILE_CYCLES, for no product of the next tile is in flight; that

@@ -1,5 +1,6 @@
-"""The host side of `hopper.grouped`: what it supports, the choice of a config, compiling,
-launching."""
+"""The host side of `hopper.grouped`: what it supports, how it chooses a config, how it compiles and
+launches.
+"""
 
 import functools
 import math
@@ -15,7 +16,7 @@ from ...core.grouped import GroupedProblem
 from ...core.problem import Strides
 from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
-from ..core.config import SHARED_MEMORY, HopperConfig, compile_key
+from ..core.config import HopperConfig, compile_key
 from ..gemm import heuristic, variant
 from ..gemm.kernel import Config
 from .kernel import Grouped
@@ -37,8 +38,9 @@ _TILES = (
     (64, 1, 1, 1, 128),
     (64, 1, 1, 1, 64),
 )
-# The model of a tile, in cycles; those of `gemm.heuristic` where they have the same names.
-_TILE_CYCLES = 1500.0  # between two tiles of a CTA: finding a group, the first load, the last store
+# An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
+# store. The other constants of the model are those of `gemm.heuristic`.
+_TILE_CYCLES = 1500.0
 
 
 @functools.lru_cache(maxsize=4096)  # as `launch`
@@ -127,7 +129,8 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     small = [config for config in _candidates() if config.tile_m == 64]
     best = min(
-        small if few_rows else _candidates(), key=lambda config: sum_cycles(config, problem, sms)
+        small if few_rows else _candidates(),
+        key=lambda config: _predicted_cycles(config, problem, sms),
     )
     cycles, dram = _cycles(best, problem, sms)
     if problem.form == "ragged_k" and dram > cycles:
@@ -135,7 +138,7 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     return best
 
 
-def sum_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> float:
+def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> float:
     """Returns the cycles of a call in the model, in which loads from DRAM overlap with products."""
     cycles, dram = _cycles(config, problem, sms)
     return float((cycles**4 + dram**4) ** 0.25)
@@ -304,8 +307,3 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
         )
 
     return launch_kernel
-
-
-def shared_memory_left(config: HopperConfig, capacity: int) -> int:
-    """Returns the shared memory that a config leaves beside the schedule, in bytes."""
-    return SHARED_MEMORY - config.shared_memory_bytes - 4 * capacity

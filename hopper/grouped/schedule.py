@@ -20,6 +20,7 @@ from cutlass import Int32
 from ..gemm.tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
 
+TURN = 8  # columns of tiles after which K is walked in the other direction
 BAND_ROWS = 2048  # of a group that are walked together, column by column
 
 
@@ -65,7 +66,6 @@ class GroupedWorkTile(NamedTuple):
     row: Int32
     end_row: Any
     column: Int32
-    narrow: Int32
     matrix: Int32
     partition: KPartition
     first_term: Int32
@@ -187,8 +187,9 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     """Returns this CTA's work at the cluster's step `step`, with ragged rows. In a group tiles
     follow each other down the columns of bands.
 
-    The direction of K changes with every eight columns, about as many as all CTAs compute together:
-    what they loaded last of A is then what they need first. It does not depend on other groups.
+    The direction of K changes with every `TURN` columns, about as many as all CTAs compute
+    together: what they loaded last of A is then what they need first. It does not depend on other
+    groups.
     """
     params = scheduler.params
     index = step * params.clusters + scheduler.cluster
@@ -201,7 +202,7 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     m, n = in_bands(params, config, index - first * params.columns, rows)
     begin, end = bounds(params, group)
     k_begin, k_tiles, matrix = Int32(0), params.k_tiles, group
-    backwards = n >> 3 & 1
+    backwards = n // TURN & 1
     if cutlass.const_expr(scheduler.traits.zero_tail):
         groups = params.offs.shape[0]
         if group == groups:
@@ -210,9 +211,7 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     partition = KPartition(k_begin, k_tiles, Int32(0), Int32(1), Int32(0), Int32(0))
     row, column = own_tile(scheduler, config, m, n)
     nothing = Int32(0)
-    return GroupedWorkTile(
-        begin + row, end, column, nothing, matrix, partition, nothing, nothing, backwards
-    )
+    return GroupedWorkTile(begin + row, end, column, matrix, partition, nothing, nothing, backwards)
 
 
 @cute.jit
@@ -230,7 +229,7 @@ def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
         begin, terms = params.extent, Int32(config.tile_k)
     partition = KPartition(Int32(0), count, Int32(0), Int32(1), Int32(0), Int32(0))
     row, column = own_tile(scheduler, config, m, n)
-    return GroupedWorkTile(row, None, column, Int32(0), group, partition, begin, terms, Int32(1))
+    return GroupedWorkTile(row, None, column, group, partition, begin, terms, Int32(1))
 
 
 @cute.jit

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from . import inductor as inductor
     from . import nn as nn
     from .autotune.automatic import tune
-    from .core.pack import load_pack
     from .inductor import inductor_choice
     from .nn import Linear, patch, unpatch
     from .packing.ahead import precompile
+    from .runtime.packs import load_pack
 
 __all__ = [
     "FallbackWarning",
@@ -70,7 +70,7 @@ _MODULE_OF = {
     "warmup": "runtime.cuda_graphs",
     "record_shapes": "runtime.record",
     "precompile": "packing.ahead",
-    "load_pack": "core.pack",
+    "load_pack": "runtime.packs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "Linear": "nn",

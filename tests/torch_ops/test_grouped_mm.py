@@ -157,12 +157,12 @@ def test_what_no_group_covers_stays_untouched_or_gets_zeros(form: Form, zero_tai
     a, b = operands(form, 3)
     shape = (a.shape[-2], b.shape[-1])
     out = torch.full(shape, torch.nan, dtype=a.dtype)
-    problem, exchanged = grouped.describe(form, a, b, None, out, 3, zero_tail=zero_tail)
-    given = (b.mT, a.mT, out.mT) if exchanged else (a, b, out)
+    problem = grouped.describe(form, a, b, None, out, 3, zero_tail=zero_tail)
+    given = (b.mT, a.mT, out.mT) if problem.exchanged else (a, b, out)
 
     kernels.run(problem, *given, offsets(ends), None)
 
-    rest = out[:, 31:] if exchanged else out[31:]
+    rest = out[:, 31:] if problem.exchanged else out[31:]
     assert (rest == 0).all() if zero_tail else rest.isnan().all()
     assert not parts(form, out, ends)[-1].isnan().any()
 
@@ -180,8 +180,8 @@ def test_wrong_ends_never_leave_the_operands(form: Form, ends: tuple[int, ...]) 
     shape = (3, a.shape[0], b.shape[1]) if form == "ragged_k" else (a.shape[-2], b.shape[-1])
     guarded = torch.full((3, *shape), torch.nan, dtype=a.dtype)
     out = guarded[1]
-    problem, exchanged = grouped.describe(form, a, b, None, out, 3, zero_tail=False)
-    given = (b.mT, a.mT, out.mT) if exchanged else (a, b, out)
+    problem = grouped.describe(form, a, b, None, out, 3, zero_tail=False)
+    given = (b.mT, a.mT, out.mT) if problem.exchanged else (a, b, out)
 
     kernels.run(problem, *given, offsets(ends), None)
 
@@ -206,7 +206,7 @@ def test_every_architecture_gets_its_instructions(
     a, b = operands(form, 4, dtype, M=64, N=128, K=64)
     shape = (4, 64, 128) if form == "ragged_k" else (EXTENT, 128)
     out = torch.empty(shape, dtype=dtype)
-    problem, _ = grouped.describe(form, a, b, None, out, 4, zero_tail=True)
+    problem = grouped.describe(form, a, b, None, out, 4, zero_tail=True)
     tile = kernels.Block(64, 64, 32, 4, 2)
 
     compiled = kernels.compile_for(problem, tile, arch)

@@ -63,6 +63,17 @@ class GroupedProblem:
         return ("mat_b", "mat_a") if self.exchanged else ("mat_a", "mat_b")
 
 
+def check_types(
+    mat_a: object, mat_b: object, offs: object, bias: object, out_dtype: object
+) -> None:
+    """Raises TypeError for an argument that the operator's schema would not take."""
+    for name, t in (("mat_a", mat_a), ("mat_b", mat_b), ("offs", offs), ("bias", bias)):
+        if t is not None or name.startswith("mat"):
+            problem.check_tensor(name, t)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
+
+
 def check(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -72,13 +83,11 @@ def check(
 ) -> tuple[Form, tuple[int, ...], torch.dtype]:
     """Checks the arguments. Returns the form of the product, and the shape and dtype of its result.
 
-    Raises TypeError and OperandError.
+    Raises OperandError.
     """
     _check_operands(mat_a, mat_b)
     form = _form(mat_a, mat_b)
     groups = _check_offs(form, mat_a, mat_b, offs)
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
     dtype = out_dtype or mat_a.dtype
     if dtype not in (mat_a.dtype, torch.float32):
         raise OperandError(
@@ -92,7 +101,6 @@ def check(
 
 def _check_operands(mat_a: Tensor, mat_b: Tensor) -> None:
     for name, t in (("mat_a", mat_a), ("mat_b", mat_b)):
-        problem.check_tensor(name, t)
         if t.dim() not in (2, 3):
             raise OperandError(f"{name} has {t.dim()} dimensions, expected 2 or 3")
         if t.dtype not in DTYPES:
@@ -134,7 +142,6 @@ def _check_offs(form: Form, mat_a: Tensor, mat_b: Tensor, offs: Tensor | None) -
         raise OperandError(
             "offs is None, expected the ends of groups where an operand has 2 dimensions"
         )
-    problem.check_tensor("offs", offs)
     if offs.dim() != 1 or offs.dtype != torch.int32 or offs.device != mat_a.device:
         raise OperandError(
             f"offs is {offs.dtype} of shape {tuple(offs.shape)} on {offs.device}, expected "
@@ -159,7 +166,6 @@ def _check_bias(
 ) -> None:
     if bias is None:
         return
-    problem.check_tensor("bias", bias)
     if form == "ragged_n":
         raise OperandError(
             "bias is given, expected None where groups are columns of the result, because a bias "
@@ -181,14 +187,14 @@ def describe(
     groups: int,
     *,
     zero_tail: bool,
-) -> tuple[GroupedProblem, bool]:
-    """Describes a checked product with an `offs`. Returns also whether operands are exchanged:
-    ragged columns are the ragged rows of the transposed product, out^T = B^T A^T.
+) -> GroupedProblem:
+    """Describes a checked product with an `offs`. Ragged columns are the ragged rows of the
+    transposed product, out^T = B^T A^T, whose operands are exchanged.
     """
     exchanged = form == "ragged_n"
     if exchanged:
         mat_a, mat_b, out = mat_b.mT, mat_a.mT, out.mT
-    described = GroupedProblem(
+    return GroupedProblem(
         form="ragged_m" if exchanged else form,
         groups=groups,
         M=mat_a.shape[-2],
@@ -205,7 +211,6 @@ def describe(
         zero_tail=zero_tail,
         exchanged=exchanged,
     )
-    return described, exchanged
 
 
 def _alignment(t: Tensor) -> int:

@@ -26,7 +26,7 @@ import mmap
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,38 +199,14 @@ def _check_one_toolchain(facts: list[Facts]) -> None:
 _loaded: list[Pack] = []
 _warned: set[str] = set()
 _lock = forks.Lock()
-# Who wants to know that a pack was loaded.
-when_loaded: list[Callable[[], None]] = []
 _environment_read = False
 
 
-def load_pack(path: str | os.PathLike[str]) -> None:
-    """Serve kernels from a pack: calls whose kernels it has compile nothing.
-
-    Packs are asked in the order in which they were loaded, before the cache on disk. Kernels that
-    they lack are compiled as ever, or with OUTBLAS_COMPILE=never computed by torch. The pack that
-    the environment variable OUTBLAS_PACK names is loaded by itself. Calls are planned again, so
-    that those which torch computed for want of a kernel find it.
-
-    Args:
-        path: A file that `outblas pack build` made. Keep it until the process ends: it may be
-            replaced by renaming another, and must not be overwritten.
-
-    Raises:
-        ValueError: The file is no pack, was altered, or may have been written by another user.
-        OSError: It cannot be read.
-
-    Example:
-        >>> import outblas
-        >>> outblas.load_pack("/nonexistent/model.outblas")
-        Traceback (most recent call last):
-        FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/model.outblas'
-    """
-    pack = read(Path(path))
+def load(path: Path) -> None:
+    """Asks a pack for kernels from now on. Raises PackError and OSError."""
+    pack = read(path)
     with _lock:
         _loaded.append(pack)
-    for listener in when_loaded:
-        listener()
 
 
 def unload() -> None:

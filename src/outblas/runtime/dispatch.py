@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import forks, invariance, pack, registry
+from ..core import forks, invariance, registry
 from ..core import problem as operands
 from ..core.compat.torch_private import any_autocast, autocast_off, fp32_precision
 from ..core.compat.torch_private import current_device as _current_device
@@ -133,9 +133,6 @@ def clear_cache() -> None:
         _plans.clear()
         eager_plans.clear()
         aten_plans.clear()
-
-
-pack.when_loaded.append(clear_cache)
 
 
 def _similar_plan(call: Call) -> Plan | None:

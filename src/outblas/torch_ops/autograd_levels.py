@@ -1,7 +1,7 @@
 """Determines on which levels of autograd and of torch.func's transforms a call runs."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,11 +15,13 @@ from ..core.compat.torch_private import (
     below_autograd,
     forward_gradients,
     forward_levels,
+    from_below,
     knows_transforms,
 )
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import tracing_state as _tracing_state
 from ..core.compat.torch_private import transform_level as _level
+from ..core.errors import OperandError
 
 
 def within_forward() -> AbstractContextManager[Any]:
@@ -90,3 +92,35 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     return forward_levels._current_level >= 0 and any(
         t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors
     )
+
+
+def autograd_kernel(
+    name: str,
+    defaults: Mapping[str, Any],
+    function: type[torch.autograd.Function],
+    shown: Mapping[str, str],
+) -> Callable[..., Any]:
+    """Returns the Autograd kernel of an operator of outblas that has no forward-mode gradients.
+
+    The kernel records `function` where a tensor needs a gradient, and refuses a tensor that carries
+    a forward-mode gradient with an OperandError. `defaults`: the operator's arguments in order,
+    with their defaults. `shown`: how messages name an argument, where its name there differs.
+    """
+    operator = getattr(torch.ops.outblas, name).default
+    record, rest = recorder(function), tuple(defaults.values())
+
+    def kernel(*given: Any) -> Any:
+        tensors = {n: t for n, t in zip(defaults, given, strict=False) if isinstance(t, Tensor)}
+        for argument, t in tensors.items():
+            if has_tangent(t):
+                raise OperandError(
+                    f"{shown.get(argument, argument)} carries a forward-mode gradient, "
+                    f"which {name} does not support"
+                )
+        if requires_grad(*tensors.values()):
+            return record(*given, *rest[len(given) :])
+        with below_autograd():
+            found = operator(*given)
+        return from_below(found)
+
+    return kernel

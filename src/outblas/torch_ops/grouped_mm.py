@@ -11,17 +11,14 @@ from ..core import grouped
 from ..core.compat.torch_private import (
     any_autocast,
     autocast_off,
-    below_autograd,
-    from_below,
     has_override,
 )
 from ..core.compiling import CompileForbidden
-from ..core.errors import OperandError
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
 from . import ops
-from .autograd_levels import has_tangent, recorder, requires_grad, within_forward
+from .autograd_levels import autograd_kernel, within_forward
 from .flop_formulas import register_if_counted
 from .schema import ARGUMENTS, define, library
 
@@ -109,7 +106,7 @@ def grouped_mm(
     name = check_name("kernel", kernel, KERNELS, " or None", "None or ")
     if not torch.compiler.is_dynamo_compiling():
         register_if_counted()
-    grouped.check(mat_a, mat_b, offs, bias, out_dtype)
+    grouped.check_types(mat_a, mat_b, offs, bias, out_dtype)
     result = torch.ops.outblas.grouped_mm.default(mat_a, mat_b, offs, bias, out_dtype, name)
     return result
 
@@ -140,10 +137,8 @@ def _compute_as_given(
     if reason is not None:
         fallback.warn_fallback(reason)
         return by_torch(mat_a, mat_b, offs, bias, dtype)
-    problem, exchanged = grouped.describe(
-        form, mat_a, mat_b, bias, out, offs.shape[0], zero_tail=zero_tail
-    )
-    operands = (mat_b.mT, mat_a.mT, out.mT) if exchanged else (mat_a, mat_b, out)
+    problem = grouped.describe(form, mat_a, mat_b, bias, out, offs.shape[0], zero_tail=zero_tail)
+    operands = (mat_b.mT, mat_a.mT, out.mT) if problem.exchanged else (mat_a, mat_b, out)
     try:
         kernels_for(problem, kernel_name).run(problem, *operands, offs.contiguous(), bias)
     except CompileForbidden as error:
@@ -301,23 +296,8 @@ class _Gradients(torch.autograd.Function):
 _operator = torch.ops.outblas.grouped_mm.default
 _ARGUMENTS = {each.name: each.default for each in ARGUMENTS["grouped_mm"]}
 _A, _B, _BIAS = (list(_ARGUMENTS).index(name) for name in ("mat_a", "mat_b", "bias"))
-_record = recorder(_Gradients)
-
-
-def _autograd(*given: Any) -> Any:
-    tensors = {name: t for name, t in zip(_ARGUMENTS, given, strict=False) if isinstance(t, Tensor)}
-    for name, t in tensors.items():
-        if has_tangent(t):
-            raise OperandError(
-                f"{name} carries a forward-mode gradient, which grouped_mm does not support"
-            )
-    if requires_grad(*tensors.values()):
-        return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
-    with below_autograd():
-        found = _operator(*given)
-    return from_below(found)
 
 
 for _key in ("CPU", "CUDA"):
     library.impl("grouped_mm", _compute, _key)
-library.impl("grouped_mm", _autograd, "Autograd")
+library.impl("grouped_mm", autograd_kernel("grouped_mm", _ARGUMENTS, _Gradients, {}), "Autograd")

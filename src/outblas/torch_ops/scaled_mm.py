@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function
 
 from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
-from ..core.compat.torch_private import below_autograd, from_below, has_override
+from ..core.compat.torch_private import has_override
 from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
@@ -23,12 +23,7 @@ from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
 from . import eager_scaled, ops, scaling_recipes
 from .autograd import summed
-from .autograd_levels import (
-    has_tangent,
-    recorder,
-    requires_grad,
-    within_forward,
-)
+from .autograd_levels import autograd_kernel, within_forward
 from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
@@ -447,27 +442,13 @@ class _Gradients(torch.autograd.Function):
 _operator = torch.ops.outblas.scaled_mm.default
 _ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_mm"]}
 _BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
-_record = recorder(_Gradients)
-
-
-def _autograd(*given: Any) -> Any:
-    tensors = {name: t for name, t in zip(_ARGUMENTS, given, strict=False) if isinstance(t, Tensor)}
-    for name, t in tensors.items():
-        if has_tangent(t):
-            name = {"a": A, "b": B}.get(name, name)
-            raise OperandError(
-                f"{name} carries a forward-mode gradient, which scaled_mm does not support"
-            )
-    if requires_grad(*tensors.values()):
-        return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
-    with below_autograd():
-        found = _operator(*given)
-    return from_below(found)
 
 
 for _key in ("CPU", "CUDA"):
     library.impl("scaled_mm", _scaled_mm, _key)
-library.impl("scaled_mm", _autograd, "Autograd")
+library.impl(
+    "scaled_mm", autograd_kernel("scaled_mm", _ARGUMENTS, _Gradients, {"a": A, "b": B}), "Autograd"
+)
 
 
 @ops.fake("scaled_mm")
