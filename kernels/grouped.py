@@ -20,7 +20,7 @@ import triton.language as tl
 from ..core import compiling
 from ..core.compat.torch_private import fp32_precision
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
-from ..core.grouped import GroupedProblem
+from ..core.grouped import GroupedProblem, GroupedTensors
 from ..device import language, launch
 from ..runtime.cuda_graphs import not_ready
 from .portable import add_product
@@ -266,7 +266,8 @@ def strides(problem: GroupedProblem) -> GroupedStrides:
     """Returns the strides of a product in the form that the kernels take."""
     grouped_b = problem.b if len(problem.b) == 3 else (0, *problem.b)
     grouped_out = problem.out if len(problem.out) == 3 else (0, *problem.out)
-    return GroupedStrides(*problem.a, *grouped_b, *grouped_out, *(problem.bias or (0, 0, 0)))
+    bias = problem.epilogue.bias.strides if problem.epilogue.bias else (0, 0, 0)
+    return GroupedStrides(*problem.a, *grouped_b, *grouped_out, *bias)
 
 
 def run(
@@ -275,14 +276,14 @@ def run(
     b: Tensor,
     out: Tensor,
     offs: Tensor,
-    bias: Tensor | None,
+    tensors: GroupedTensors,
 ) -> None:
     """Computes a product that `unsupported` does not refuse.
 
     Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time,
     and CompileForbidden where it would have to be compiled and may not.
     """
-    tile = block(problem)
+    tile, bias = block(problem), tensors.bias
     count = programs(problem, tile)
     if not count:
         return

@@ -12,7 +12,8 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from ...core.grouped import GroupedProblem
+from ...core.epilogue import NONE
+from ...core.grouped import GroupedProblem, GroupedTensors
 from ...core.problem import Strides
 from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
@@ -48,8 +49,8 @@ def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
-    if problem.bias is not None:
-        return "it supports no bias, but was given one"
+    if asked := _beside_the_product(problem):
+        return f"it supports no {asked}, but was given one"
     if problem.groups + _tail(problem) > MOST_GROUPS:
         return f"it supports {MOST_GROUPS - _tail(problem)} groups, but was given {problem.groups}"
     if problem.K < 1 or max(problem.M, problem.N, problem.K) > bounds.LARGEST:
@@ -58,6 +59,17 @@ def unsupported(problem: GroupedProblem) -> str | None:
             f"{problem.M}x{problem.N}x{problem.K}"
         )
     return _unusable_reason(problem)
+
+
+def _beside_the_product(problem: GroupedProblem) -> str:
+    """Returns the name of something that a call asks for and the kernel does not do, or ""."""
+    asked = {
+        "epilogue": problem.epilogue != NONE,
+        "a_index": problem.gathers,
+        "scatter_index": problem.scatters,
+        "scatter_weights": problem.weighted,
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), "")
 
 
 def _tail(problem: GroupedProblem) -> bool:
@@ -266,13 +278,13 @@ def run(
     b: Tensor,
     out: Tensor,
     offs: Tensor,
-    bias: Tensor | None,
+    tensors: GroupedTensors,
 ) -> None:
     """Computes a product that `unsupported` does not refuse.
 
     Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time.
     """
-    del bias  # None
+    del tensors  # there are none
     if 0 in (problem.M, problem.N):
         return
     launch(problem)(a, b, out, offs)

@@ -161,7 +161,7 @@ def test_every_tile(number: int, form: Form) -> None:
         lead = (extent,) if form == "ragged_m" else (count, 200)
         guarded = torch.full((3, *lead, 264), torch.nan, dtype=torch.bfloat16, device="cuda")
         out = guarded[1]
-        problem = grouped.describe(form, a, b, None, out, count, zero_tail=False)
+        problem = grouped.describe(form, a, b, out, count)
         call = Call(form, a, b, ends)
 
         host.launch(problem, config)(a, b, out, call.offs)

@@ -16,7 +16,7 @@ import outblas
 from outblas.core import grouped
 from outblas.core.compiling import CompileForbidden
 from outblas.core.errors import OperandError
-from outblas.core.grouped import Form
+from outblas.core.grouped import NO_TENSORS, Form
 from outblas.kernels import grouped as kernels
 from outblas.torch_ops import grouped_mm
 
@@ -157,10 +157,10 @@ def test_what_no_group_covers_stays_untouched_or_gets_zeros(form: Form, zero_tai
     a, b = operands(form, 3)
     shape = (a.shape[-2], b.shape[-1])
     out = torch.full(shape, torch.nan, dtype=a.dtype)
-    problem = grouped.describe(form, a, b, None, out, 3, zero_tail=zero_tail)
+    problem = grouped.describe(form, a, b, out, 3, zero_tail=zero_tail)
     given = (b.mT, a.mT, out.mT) if problem.exchanged else (a, b, out)
 
-    kernels.run(problem, *given, offsets(ends), None)
+    kernels.run(problem, *given, offsets(ends), NO_TENSORS)
 
     rest = out[:, 31:] if problem.exchanged else out[31:]
     assert (rest == 0).all() if zero_tail else rest.isnan().all()
@@ -180,10 +180,10 @@ def test_wrong_ends_never_leave_the_operands(form: Form, ends: tuple[int, ...]) 
     shape = (3, a.shape[0], b.shape[1]) if form == "ragged_k" else (a.shape[-2], b.shape[-1])
     guarded = torch.full((3, *shape), torch.nan, dtype=a.dtype)
     out = guarded[1]
-    problem = grouped.describe(form, a, b, None, out, 3, zero_tail=False)
+    problem = grouped.describe(form, a, b, out, 3)
     given = (b.mT, a.mT, out.mT) if problem.exchanged else (a, b, out)
 
-    kernels.run(problem, *given, offsets(ends), None)
+    kernels.run(problem, *given, offsets(ends), NO_TENSORS)
 
     assert guarded[0].isnan().all()
     assert guarded[2].isnan().all()
@@ -206,7 +206,7 @@ def test_every_architecture_gets_its_instructions(
     a, b = operands(form, 4, dtype, M=64, N=128, K=64)
     shape = (4, 64, 128) if form == "ragged_k" else (EXTENT, 128)
     out = torch.empty(shape, dtype=dtype)
-    problem = grouped.describe(form, a, b, None, out, 4, zero_tail=True)
+    problem = grouped.describe(form, a, b, out, 4, zero_tail=True)
     tile = kernels.Block(64, 64, 32, 4, 2)
 
     compiled = kernels.compile_for(problem, tile, arch)

@@ -7,11 +7,12 @@ groups in that dimension lie on the device, in `offs`. No size of a group is rea
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
-from . import problem
+from . import epilogue, problem
+from .epilogue import Epilogue, View
 from .errors import OperandError
 from .problem import DTYPES, Strides
 from .tensor_memory import read_address
@@ -24,18 +25,49 @@ Form = Literal["ragged_m", "ragged_n", "ragged_k", "batch"]
 MAX_GROUPS = 1024
 
 
+class GroupedTensors(NamedTuple):
+    """The tensors of a grouped product besides its operands, its result and `offs`; None for those
+    that a call does not have. Kernels take them in the form of their `GroupedProblem`.
+
+    bias: (groups, N). residual: as the result. aux: as the product before the activation; it is
+    written. a_index: int32 (M,), the row of A that each row of a group is. scatter_index: int32
+    (M,), the row of the result in which each row of a group is stored. scatter_weights: fp32 (M,),
+    by which the rows of groups are multiplied before the residual is added.
+    """
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    aux: Tensor | None = None
+    a_index: Tensor | None = None
+    scatter_index: Tensor | None = None
+    scatter_weights: Tensor | None = None
+
+
+NO_TENSORS = GroupedTensors()
+
+
 @dataclass(frozen=True)
 class GroupedProblem:
     """The products of all groups, in the form that kernels plan: ragged rows, or ragged terms.
 
-    ragged_m: out[m, :] = A[m, :] B[g] for the rows m of group g. A is (M, K), B (groups, K, N).
-    ragged_k: out[g] = A[:, k] B[k, :] over the terms k of group g. A is (M, K), B (K, N), and out
-    (groups, M, N).
+    ragged_m: x[m, :] = A[m, :] B[g] + bias[g] for the rows m of group g. A is (M, K), B (groups, K,
+    N).
+    ragged_k: x[g] = A[:, k] B[k, :] + bias[g] over the terms k of group g. A is (M, K), B (K, N),
+    and x (groups, M, N).
 
-    M, N, K: the sizes of the operands; that of the ragged dimension counts all groups.
+    x is written to `aux` where a call asks for it. Then out = f(x) + residual, as in
+    `core.epilogue`. With ragged rows the rows of groups may lie elsewhere, so that no permutation
+    has to be stored: A[a_index[m], :] stands for A[m, :], and out[scatter_index[m], :] =
+    scatter_weights[m] f(x[m, :]) + residual[scatter_index[m], :]. x keeps the order of groups.
+
+    M, N, K: the sizes of the products of all groups; N counts the columns of B, also where an
+        activation pairs them, so that the result has N/2.
     a, b, out: strides in elements, groups first where a tensor has them.
-    bias: strides of a bias over (groups, M, N) where there is one; 0 along a dimension over which
-        it repeats.
+    epilogue: the activation, and the views of bias, residual and aux. The strides of a bias are
+        those over (groups, M, N), 0 along rows; those of the others are as many as their tensor
+        has dimensions.
+    rows_of_a: the rows of A: M, or where `gathers` how many rows `a_index` chooses from.
+    gathers, scatters, weighted: whether there are `a_index`, `scatter_index`, `scatter_weights`.
     alignment: of a, b, out, the largest power of two up to 16 that divides the address in bytes.
     zero_tail: rows of out beyond the last group are set to zero; otherwise they stay as they are.
     exchanged: a is the caller's mat_b, transposed, and b the mat_a.
@@ -49,13 +81,22 @@ class GroupedProblem:
     a: Strides
     b: Strides
     out: Strides
-    bias: Strides | None
     dtype: torch.dtype
     out_dtype: torch.dtype
     device: torch.device
     alignment: tuple[int, int, int]
     zero_tail: bool
     exchanged: bool = False
+    epilogue: Epilogue = epilogue.NONE
+    rows_of_a: int = 0
+    gathers: bool = False
+    scatters: bool = False
+    weighted: bool = False
+
+    @property
+    def columns(self) -> int:
+        """The columns of the result: N, or half as many where an activation pairs columns."""
+        return self.N // 2 if self.epilogue.gated else self.N
 
     @property
     def names(self) -> tuple[str, str]:
@@ -182,35 +223,68 @@ def describe(
     form: Form,
     mat_a: Tensor,
     mat_b: Tensor,
-    bias: Tensor | None,
     out: Tensor,
     groups: int,
+    tensors: GroupedTensors = NO_TENSORS,
     *,
-    zero_tail: bool,
+    activation: str = "",
+    zero_tail: bool = False,
 ) -> GroupedProblem:
     """Describes a checked product with an `offs`. Ragged columns are the ragged rows of the
-    transposed product, out^T = B^T A^T, whose operands are exchanged.
+    transposed product, out^T = B^T A^T, whose operands are exchanged (`in_planned_form`).
     """
     exchanged = form == "ragged_n"
-    if exchanged:
-        mat_a, mat_b, out = mat_b.mT, mat_a.mT, out.mT
+    mat_a, mat_b, out, tensors = in_planned_form(form, mat_a, mat_b, out, tensors)
+    rows = mat_a.shape[-2] if tensors.a_index is None else tensors.a_index.shape[0]
     return GroupedProblem(
         form="ragged_m" if exchanged else form,
         groups=groups,
-        M=mat_a.shape[-2],
+        M=rows,
         N=mat_b.shape[-1],
         K=mat_a.shape[-1],
         a=tuple(mat_a.stride()),
         b=tuple(mat_b.stride()),
         out=tuple(out.stride()),
-        bias=None if bias is None else (bias.stride(0), 0, bias.stride(1)),
         dtype=mat_a.dtype,
         out_dtype=out.dtype,
         device=mat_a.device,
         alignment=(_alignment(mat_a), _alignment(mat_b), _alignment(out)),
         zero_tail=zero_tail,
         exchanged=exchanged,
+        epilogue=_epilogue(activation, tensors),
+        rows_of_a=mat_a.shape[-2],
+        gathers=tensors.a_index is not None,
+        scatters=tensors.scatter_index is not None,
+        weighted=tensors.scatter_weights is not None,
     )
+
+
+def in_planned_form(
+    form: Form, mat_a: Tensor, mat_b: Tensor, out: Tensor, tensors: GroupedTensors
+) -> tuple[Tensor, Tensor, Tensor, GroupedTensors]:
+    """Returns the tensors of a call as the kernels take them: for ragged columns those of the
+    transposed product.
+    """
+    if form != "ragged_n":
+        return mat_a, mat_b, out, tensors
+    residual, aux = (t if t is None else t.mT for t in (tensors.residual, tensors.aux))
+    return mat_b.mT, mat_a.mT, out.mT, tensors._replace(residual=residual, aux=aux)
+
+
+def _epilogue(activation: str, tensors: GroupedTensors) -> Epilogue:
+    gated = epilogue.glu_split(activation) == 2
+    bias = tensors.bias
+    return Epilogue(
+        function=epilogue.GATED[activation] if gated else activation,
+        gated=gated,
+        bias=None if bias is None else View((bias.stride(0), 0, bias.stride(1)), _alignment(bias)),
+        residual=_view(tensors.residual),
+        aux=_view(tensors.aux),
+    )
+
+
+def _view(t: Tensor | None) -> View | None:
+    return None if t is None else View(tuple(t.stride()), _alignment(t))
 
 
 def _alignment(t: Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from ..core.grouped import GroupedProblem
+    from ..core.grouped import GroupedProblem, GroupedTensors
     from ..core.problem import Problem
 
 T = TypeVar("T")
@@ -75,9 +75,11 @@ class GroupedKernels(Protocol):
         b: torch.Tensor,
         out: torch.Tensor,
         offs: torch.Tensor,
-        bias: torch.Tensor | None,
+        tensors: GroupedTensors,
     ) -> None:
-        """Computes a product that `unsupported` does not refuse."""
+        """Computes a product that `unsupported` does not refuse. All tensors are in the form of
+        the problem.
+        """
 
 
 class Hook(Generic[T]):

@@ -14,6 +14,7 @@ from ..core.compat.torch_private import (
     has_override,
 )
 from ..core.compiling import CompileForbidden
+from ..core.grouped import GroupedTensors
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
@@ -137,10 +138,12 @@ def _compute_as_given(
     if reason is not None:
         fallback.warn_fallback(reason)
         return by_torch(mat_a, mat_b, offs, bias, dtype)
-    problem = grouped.describe(form, mat_a, mat_b, bias, out, offs.shape[0], zero_tail=zero_tail)
-    operands = (mat_b.mT, mat_a.mT, out.mT) if problem.exchanged else (mat_a, mat_b, out)
+    given = form, mat_a, mat_b, out
+    tensors = GroupedTensors(bias)
+    problem = grouped.describe(*given, offs.shape[0], tensors, zero_tail=zero_tail)
+    a, b, c, tensors = grouped.in_planned_form(*given, tensors)
     try:
-        kernels_for(problem, kernel_name).run(problem, *operands, offs.contiguous(), bias)
+        kernels_for(problem, kernel_name).run(problem, a, b, c, offs.contiguous(), tensors)
     except CompileForbidden as error:
         if kernel_name:
             raise

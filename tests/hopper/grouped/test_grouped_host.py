@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from outblas.core.epilogue import Epilogue
 from outblas.core.grouped import Form, GroupedProblem
 from outblas.hopper.core import compile
 from outblas.hopper.core.config import SHARED_MEMORY
@@ -44,7 +45,6 @@ def problem(
         a,
         b,
         out,
-        None,
         dtype,
         out_dtype,
         torch.device("cuda"),
@@ -74,7 +74,9 @@ def test_supported(given: GroupedProblem) -> None:
     ("given", "reason"),
     [
         (problem(dtype=F32, out_dtype=F32), "it supports bfloat16 and float16, but was given"),
-        (replace(problem(), bias=(8, 0, 1)), "it supports no bias"),
+        (replace(problem(), epilogue=Epilogue("relu")), "it supports no epilogue"),
+        (replace(problem(), gathers=True), "it supports no a_index"),
+        (replace(problem(), scatters=True), "it supports no scatter_index"),
         (problem(groups=513), "it supports 512 groups, but was given 513"),
         (problem(groups=512, zero_tail=True), "it supports 511 groups, but was given 512"),
         (problem(K=0), "it supports extents of 1 to .* but was given 4096x1536x0"),
