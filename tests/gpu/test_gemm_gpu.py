@@ -73,6 +73,7 @@ HUGE = (
 )
 
 
+@pytest.mark.xdist_group("most of the GPU's memory")  # one at a time
 @pytest.mark.parametrize("case", HUGE, ids=str)
 def test_more_than_two_to_the_31_aligned_elements(case: Case) -> None:
     result = check(KERNEL, case)
@@ -95,6 +96,7 @@ for way, text in {LEVERS}.items():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("most of the GPU's memory")
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
 def test_sanitizers_find_nothing(tool: str) -> None:
     sanitizer.finds_nothing(tool, SANITIZED, len(LEVERS))

@@ -375,6 +375,7 @@ HUGE = (
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("most of the GPU's memory")  # one at a time
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.values[0] in HUGE])
 @pytest.mark.parametrize("case", list(cases.huge(BF16)), ids=str)
 def test_more_than_two_to_the_31_elements(case: Case, kernel: str) -> None:
