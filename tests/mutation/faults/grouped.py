@@ -39,10 +39,10 @@ FAULTS = (
     Fault(
         "grouped_turns_skip_a_tile",
         _SCHEDULE,
-        "    found = large + step - before\n",
-        "    found = large + step - up_to\n",
+        "    if up_to > before:\n        found = before\n",
+        "    if up_to > before:\n        found = before + 1\n",
         SCHEDULE,
-        "A tile of a small group is computed twice, and another one never.",
+        "Each cluster leaves out its first tile of a large group.",
     ),
     Fault(
         "grouped_large_groups_come_first",
