@@ -21,7 +21,7 @@ from ..core.config import HopperConfig, compile_key
 from ..gemm import heuristic, variant
 from ..gemm.kernel import Config
 from .kernel import Grouped
-from .traits import CAPACITIES, MOST_MIXED, GroupedTraits
+from .traits import CAPACITIES, GroupedTraits
 
 Tensor = torch.Tensor
 
@@ -198,12 +198,7 @@ class GroupedVariant(variant.Variant):
         c, t = self.config, self.traits
         dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
         tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}_{c.cluster_m}x{c.cluster_n}"
-        flags = {
-            f"{t.capacity}groups": True,
-            f"large{t.large}": t.large,
-            "tail": t.zero_tail,
-            "in_turn": t.staggered_tail,
-        }
+        flags = {f"{t.capacity}groups": True, "tail": t.zero_tail, "in_turn": t.staggered_tail}
         parts = ["outblas_hopper_grouped", t.form, tile, self.layout, *dtypes]
         return compile.full_name(self, parts + [flag for flag, on in flags.items() if on])
 
@@ -215,7 +210,6 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
     layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
     is_ragged_k = problem.form == "ragged_k"
     groups = problem.groups + _tail(problem)
-    capacity = next(capacity for capacity in CAPACITIES if capacity >= groups)
     traits = GroupedTraits(
         width=16 // problem.out_dtype.itemsize,
         by_columns=False,
@@ -226,26 +220,11 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         single_wave=False,
         scaled=False,
         form=problem.form,
-        capacity=capacity,
+        capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
         zero_tail=_tail(problem),
-        large=large_group(problem, config) if capacity <= MOST_MIXED else 0,
         staggered_tail=_staggers_tail(problem, config),
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
-
-
-def large_group(problem: GroupedProblem, config: HopperConfig) -> int:
-    """Returns from which size on a group's products take longer than DRAM takes for its weights,
-    in cluster tiles below each other, or with ragged terms for its sums, in terms.
-    """
-    rates = heuristic.Rates()
-    dram_bytes = rates.dram_bytes_per_clock / rates.sms  # that one SM gets in a cycle
-    cycles_of_a_term = 2 * config.tile_m * config.tile_n / rates.flops_per_clock
-    if problem.form == "ragged_k":
-        moved = config.tile_m * config.tile_n * problem.out_dtype.itemsize
-    else:
-        moved = config.tile_n * config.cluster_n * problem.dtype.itemsize / config.cluster
-    return max(1, math.ceil(moved / dram_bytes / cycles_of_a_term))
 
 
 def _staggers_tail(problem: GroupedProblem, config: HopperConfig) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
@@ -81,8 +81,7 @@ class Grouped(Gemm):
             by_band,
             cute.ceil_div(a.shape[1], config.tile_k),
             clusters,
-            table=None,
-            order=None,
+            None,
         )
         nothing = (None,) * 6
         self.kernel(
@@ -107,18 +106,13 @@ class Grouped(Gemm):
     def begin_schedule(self, smem, params: GroupedParams, context: WarpContext):
         """Makes the schedule in shared memory."""
         config, traits = self.config, self.traits
-        slots = traits.capacity + (1 if traits.mixed else 0)
-        table = cute.make_tensor(smem.allocate_array(Int32, slots), slots)
+        table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
         params = params._replace(table=table)
         if cutlass.const_expr(traits.masks_terms):
             threads = WARPGROUP * self.warpgroups
-            schedule.make_order(params, traits, context.thread, threads)
-        else:
-            if cutlass.const_expr(traits.mixed):
-                places = smem.allocate_array(Int16, traits.capacity)
-                params = params._replace(order=cute.make_tensor(places, traits.capacity))
-            if context.warp == WarpRole.MMA:
-                schedule.make_tile_rows(params, config, traits)
+            schedule.make_order(params, context.thread, threads, traits.capacity)
+        elif context.warp == WarpRole.MMA:
+            schedule.make_tile_rows(params, config.tile_m * config.cluster_m, traits)
         return params
 
     def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> GroupedScheduler:

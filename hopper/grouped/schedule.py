@@ -8,11 +8,6 @@ of the row with 32 groups at a time.
 Ragged terms: every group has as many tiles as every other, and its own number of k tiles. Groups
 with the most terms come first, so that the clusters, which take tiles in turns, end at about the
 same time. All threads write the order of groups to shared memory.
-
-Groups differ in what their tiles wait for. Those of a small group wait for DRAM, which reads the
-group's weights or writes its sums; those of a large one wait for the tensor cores. Computed one
-after the other, each would leave the other idle. So large groups have the first places in the
-order, and every cluster spreads its tiles of them evenly among its other tiles (`mixed`).
 """
 
 from dataclasses import dataclass
@@ -20,7 +15,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int16, Int32, Int64, Uint32
+from cutlass import Int32
 
 from ..gemm.tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
@@ -42,14 +37,9 @@ class GroupedParams(NamedTuple):
     offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension. rows,
     columns: of cluster tiles; with ragged rows, `rows` is not used. by_columns, by_matrix, by_band:
     divisors by the columns, by the tiles of a group with ragged terms, and by the tiles of `band`
-    rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched.
-
-    In shared memory, None before they exist:
-        table: int32 (capacity + 1), with ragged rows the tile rows of the groups up to each place
-            of the order; with ragged terms the group at each place. Last, where traits say that
-            groups are mixed, the tile rows, or the number, of the large groups.
-        order: int16 (capacity), with ragged rows that are mixed, the group at each place. Without
-            it groups have their own order.
+    rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. table: in
+    shared memory, int32 (capacity), what `make_tile_rows` or `make_order` writes; None before it
+    exists.
     """
 
     offs: Any
@@ -62,7 +52,6 @@ class GroupedParams(NamedTuple):
     k_tiles: Any
     clusters: Any
     table: Any
-    order: Any
 
 
 class GroupedWorkTile(NamedTuple):
@@ -128,119 +117,48 @@ def bounds(params: GroupedParams, group):
 
 
 @cute.jit
-def make_tile_rows(params: GroupedParams, config: cutlass.Constexpr, traits: cutlass.Constexpr):
-    """One warp: writes the order of groups, and the tile rows of the groups up to each place. Large
-    groups come first; among themselves groups keep their order.
+def make_tile_rows(params: GroupedParams, rows: cutlass.Constexpr, traits: cutlass.Constexpr):
+    """One warp: writes to `params.table` the tile rows of each group and of all groups before it,
+    for cluster tiles of `rows` rows.
     """
-    lane, large, large_total = cute.arch.lane_idx(), Int32(0), Int32(0)
-    if cutlass.const_expr(traits.mixed):
-        for first in cutlass.range_constexpr(0, traits.capacity, BY_BALLOT):
-            rows = tile_rows(params, config, traits, first + lane)
-            is_large = rows >= traits.large
-            large += cute.arch.popc(cute.arch.vote_ballot_sync(is_large))
-            large_total += sum_of_lanes(rows if is_large else Int32(0))
-        params.table[traits.capacity] = large_total
-
-    large_place, place = Int32(0), large
-    large_before, before = Int32(0), large_total
-    for first in cutlass.range_constexpr(0, traits.capacity, BY_BALLOT):
-        rows = tile_rows(params, config, traits, first + lane)
-        if cutlass.const_expr(traits.mixed):
-            is_large = rows >= traits.large
-            others = cute.arch.vote_ballot_sync(is_large)
-            large_rows_up_to = sum_up_to_lane(rows if is_large else Int32(0))
-            rows_up_to = sum_up_to_lane(Int32(0) if is_large else rows)
-            large_here = lanes_below(others, lane)
-            here, total = place + lane - large_here, before + rows_up_to
-            if is_large:
-                here, total = large_place + large_here, large_before + large_rows_up_to
-            params.table[here] = total
-            params.order[here] = Int16(first + lane)
-            large_place += cute.arch.popc(others)
-            place += BY_BALLOT - cute.arch.popc(others)
-            large_before += cute.arch.shuffle_sync(large_rows_up_to, BY_BALLOT - 1)
-            before += cute.arch.shuffle_sync(rows_up_to, BY_BALLOT - 1)
-        else:
-            total = before + sum_up_to_lane(rows)
-            params.table[first + lane] = total
-            before = cute.arch.shuffle_sync(total, BY_BALLOT - 1)
-
-
-@cute.jit
-def tile_rows(params: GroupedParams, config: cutlass.Constexpr, traits: cutlass.Constexpr, group):
-    """Returns the rows of cluster tiles in a group; 0 for one that does not exist."""
-    begin, end = bounds(params, group)
-    rows = Int32(0)
-    if group < params.offs.shape[0] + (1 if cutlass.const_expr(traits.zero_tail) else 0):
-        height = config.tile_m * config.cluster_m
-        rows = (end - begin + height - 1) // height
-    return rows
-
-
-@cute.jit
-def sum_up_to_lane(value):
-    """A whole warp: returns the sum of the values of the lanes up to this one."""
     lane = cute.arch.lane_idx()
-    for step in cutlass.range_constexpr(5):
-        below = cute.arch.shuffle_sync_up(value, 1 << step)
-        if lane >= 1 << step:
-            value += below
-    return value
-
-
-@cute.jit
-def sum_of_lanes(value):
-    """A whole warp: returns the sum of the values of all lanes."""
-    return cute.arch.shuffle_sync(sum_up_to_lane(value), BY_BALLOT - 1)
-
-
-@cute.jit
-def lanes_below(ballot, lane):
-    """Returns how many lanes before this one have their bit in a ballot."""
-    return cute.arch.popc(ballot) - cute.arch.popc(Uint32(ballot) >> Uint32(lane))
+    count = params.offs.shape[0] + (1 if cutlass.const_expr(traits.zero_tail) else 0)
+    before = Int32(0)
+    for first in cutlass.range_constexpr(0, traits.capacity, BY_BALLOT):
+        group = first + lane
+        begin, end = bounds(params, group)
+        total = Int32(0)
+        if group < count:
+            total = (end - begin + rows - 1) // rows
+        for step in cutlass.range_constexpr(5):
+            below = cute.arch.shuffle_sync_up(total, 1 << step)
+            if lane >= 1 << step:
+                total += below
+        total += before
+        params.table[group] = total
+        before = cute.arch.shuffle_sync(total, BY_BALLOT - 1)
 
 
 @cute.jit
 def make_order(
-    params: GroupedParams, traits: cutlass.Constexpr, thread, threads: cutlass.Constexpr
+    params: GroupedParams, thread, threads: cutlass.Constexpr, capacity: cutlass.Constexpr
 ):
-    """All threads: write the groups in the order of their numbers of terms, the greatest first, and
-    equal ones in their own order.
+    """All threads: write to `params.table` the groups in the order of their numbers of terms, the
+    greatest first, and equal ones in their own order.
     """
     groups = params.offs.shape[0]
-    for first in cutlass.range_constexpr(0, traits.capacity, threads):
+    for first in cutlass.range_constexpr(0, capacity, threads):
         group = first + thread
         if group < groups:
             begin, end = bounds(params, group)
-            rank, large, before = Int32(0), Int32(0), Int32(0)
+            rank, before = Int32(0), Int32(0)
             for other in cutlass.range(groups, unroll=4):
                 stop = cutlass.min(cutlass.max(params.offs[other], 0), params.extent)
                 terms = cutlass.max(stop - before, 0)
                 if terms > end - begin or (terms == end - begin and other < group):
                     rank += 1
-                if terms >= traits.large:
-                    large += 1
                 before = stop
             params.table[rank] = group
-            if cutlass.const_expr(traits.mixed):
-                params.table[traits.capacity] = large  # the same from all threads
-
-
-@cute.jit
-def mixed(scheduler: GroupedScheduler, large_tiles, step):
-    """Returns which of the cluster's work tiles, in the order of groups, it computes at `step`. Of
-    all tiles the first `large_tiles` are those of large groups. Clusters begin at different points
-    of the pattern, so that at all times some of them wait for DRAM.
-    """
-    params, cluster, count = scheduler.params, scheduler.cluster, work_tile_count(scheduler)
-    large = cutlass.max(large_tiles - cluster + params.clusters - 1, 0) // params.clusters
-    phase = Int64(count) * cluster // params.clusters
-    before = Int32((Int64(step) * large + phase) // count)
-    up_to = Int32((Int64(step + 1) * large + phase) // count)
-    found = large + step - before
-    if up_to > before:
-        found = before
-    return found
 
 
 @cute.jit
@@ -255,15 +173,13 @@ def work_tile_count(scheduler: GroupedScheduler):
 
 
 @cute.jit
-def find_place(scheduler: GroupedScheduler, tile_row):
-    """A whole warp: returns the place of a tile row's group in the order of groups: as many groups
-    end before it.
-    """
-    lane, place = cute.arch.lane_idx(), Int32(0)
+def find_group(scheduler: GroupedScheduler, tile_row):
+    """A whole warp: returns the group of a tile row: as many groups end before it."""
+    lane, group = cute.arch.lane_idx(), Int32(0)
     for first in cutlass.range_constexpr(0, scheduler.traits.capacity, BY_BALLOT):
         is_before = scheduler.params.table[first + lane] <= tile_row
-        place += cute.arch.popc(cute.arch.vote_ballot_sync(is_before))
-    return cute.arch.make_warp_uniform(place)
+        group += cute.arch.popc(cute.arch.vote_ballot_sync(is_before))
+    return cute.arch.make_warp_uniform(group)
 
 
 @cute.jit
@@ -275,25 +191,21 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     together: what they loaded last of A is then what they need first. It does not depend on other
     groups.
     """
-    params, traits = scheduler.params, scheduler.traits
-    if cutlass.const_expr(traits.mixed):
-        step = mixed(scheduler, params.table[traits.capacity] * params.columns, step)
+    params = scheduler.params
     index = step * params.clusters + scheduler.cluster
     tile_row, _ = divmod(index, params.by_columns)
-    place = find_place(scheduler, tile_row)
-    first, group = Int32(0), place
-    if place > 0:
-        first = params.table[place - 1]
-    rows = params.table[place] - first
-    if cutlass.const_expr(traits.mixed):
-        group = Int32(params.order[place])
+    group = find_group(scheduler, tile_row)
+    first = Int32(0)
+    if group > 0:
+        first = params.table[group - 1]
+    rows = params.table[group] - first
     m, n = in_bands(params, config, index - first * params.columns, rows)
     begin, end = bounds(params, group)
     k_begin, k_tiles, matrix = Int32(0), params.k_tiles, group
     backwards = n // TURN & 1
     # Staggered consumers multiply at least one k tile together.
-    tail_k_tiles = config.staggered_k_tiles + 1 if traits.staggered_tail else 1
-    if cutlass.const_expr(traits.zero_tail):
+    tail_k_tiles = config.staggered_k_tiles + 1 if scheduler.traits.staggered_tail else 1
+    if cutlass.const_expr(scheduler.traits.zero_tail):
         groups = params.offs.shape[0]
         if group == groups:
             # K tiles behind the end of K, for which TMA writes zeros.
@@ -307,10 +219,7 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
 @cute.jit
 def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     """Returns this CTA's work at the cluster's step `step`, with ragged terms."""
-    params, traits = scheduler.params, scheduler.traits
-    if cutlass.const_expr(traits.mixed):
-        large_tiles = params.table[traits.capacity] * params.rows * params.columns
-        step = mixed(scheduler, large_tiles, step)
+    params = scheduler.params
     place, rest = divmod(step * params.clusters + scheduler.cluster, params.by_matrix)
     group = params.table[place]
     m, n = in_bands(params, config, rest, params.rows)

@@ -507,7 +507,7 @@ def adapt(name, module):
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
         case "grouped.schedule":
-            for name in ("make_tile_rows", "find_place", "make_order"):
+            for name in ("make_tile_rows", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))
 
 

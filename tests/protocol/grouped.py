@@ -171,7 +171,6 @@ def simulate_grouped(
             form=case.form,
             capacity=-(-groups // 32) * 32,
             zero_tail=case.zero_tail,
-            large=2 if case.form == "ragged_m" else 100,
             staggered_tail=case.form == "ragged_m" and case.config.stagger == "always",
         )
     )
@@ -201,30 +200,26 @@ def _case() -> GroupedCase:
 
 
 # ---- what stands for functions whose arithmetic other tests check
-def make_tile_rows(params, config, traits):
-    """A warp writes the order of groups, large ones first, and the tile rows up to each place."""
-    agent, bounds, height = state.machine.agent, _case().bounds, config.tile_m * config.cluster_m
-    rows = [-(-(end - begin) // height) for begin, end in bounds]
-    rows += [0] * (traits.capacity - len(rows))
-    order = sorted(range(traits.capacity), key=lambda group: rows[group] < traits.large)
-    params.table[traits.capacity] = sum(n for n in rows if n >= traits.large)
-    total = 0
-    for place, group in enumerate(order):
+def make_tile_rows(params, rows, traits):
+    """A warp writes how many tile rows the groups up to each one have."""
+    agent, total = state.machine.agent, 0
+    bounds = _case().bounds
+    for group in range(traits.capacity):
         agent.pause()
-        total += rows[group]
-        params.table[place], params.order[place] = total, group
+        if group < len(bounds):
+            begin, end = bounds[group]
+            total += -(-(end - begin) // rows)
+        params.table[group] = total
 
 
-def find_place(scheduler, tile_row):
+def find_group(scheduler, tile_row):
     table = scheduler.params.table
-    return sum(table[place] <= tile_row for place in range(scheduler.traits.capacity))
+    return sum(table[group] <= tile_row for group in range(scheduler.traits.capacity))
 
 
-def make_order(params, traits, thread, threads):
+def make_order(params, thread, threads, capacity):
     """The threads of an agent write the places of their groups."""
     agent, bounds = state.machine.agent, _case().bounds
-    if agent.tidx == 0:
-        params.table[traits.capacity] = sum(end - begin >= traits.large for begin, end in bounds)
     by_terms = sorted(range(len(bounds)), key=lambda g: (bounds[g][0] - bounds[g][1], g))
     for place, group in enumerate(by_terms):
         if agent.tidx <= group % threads < agent.tidx + agent.threads or agent.tidx == 0:

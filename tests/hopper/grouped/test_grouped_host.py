@@ -11,7 +11,6 @@ from outblas.core.grouped import Form, GroupedProblem
 from outblas.hopper.core import compile
 from outblas.hopper.core.config import SHARED_MEMORY
 from outblas.hopper.grouped import host
-from outblas.hopper.grouped.traits import MOST_MIXED
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SMS = 132
@@ -125,8 +124,6 @@ def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int, 
 def test_the_schedule_fits_beside_the_stages() -> None:
     for config in host._candidates():
         assert config.shared_memory_bytes + 4 * host.MOST_GROUPS <= SHARED_MEMORY
-        mixed = 4 * (MOST_MIXED + 1) + 2 * MOST_MIXED
-        assert config.shared_memory_bytes + mixed <= SHARED_MEMORY
 
 
 def test_variants_have_names_of_their_own() -> None:
@@ -149,7 +146,7 @@ def test_few_numbers_of_groups_are_compiled_apart() -> None:
 
     made = {host.variant_of(problem(groups=groups), config) for groups in range(1, 513)}
 
-    assert len(made) == 4
+    assert len(made) == 3
 
 
 @pytest.mark.compile

@@ -111,7 +111,6 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     )
     cute = SimpleNamespace(jit=lambda function: function, arch=warp or Warp())
     made = {"cutlass": dsl, "cute": cute, "Int32": Word, "Any": Any}
-    made |= {"Int16": int, "Int64": int, "Uint32": int}
     made |= {"NamedTuple": NamedTuple, "dataclass": dataclass, "__name__": schedule.__name__}
     made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "GroupedTraits": GroupedTraits}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
@@ -133,7 +132,6 @@ def traits(form: str, groups: int, zero_tail: bool = False) -> GroupedTraits:
         form=form,
         capacity=capacity,
         zero_tail=zero_tail,
-        large=3 if form == "ragged_m" else 100,
     )
 
 
@@ -170,8 +168,7 @@ def params_of(launch: Launch, functions: SimpleNamespace) -> Any:
         by_band=Word(columns * functions.band(config)),
         k_tiles=Word(-(-launch.K // config.tile_k)),
         clusters=Word(launch.clusters),
-        table=[Word(-1)] * (launch.traits.capacity + 1),
-        order=[-1] * launch.traits.capacity,
+        table=[Word(-1)] * launch.traits.capacity,
     )
 
 
@@ -188,42 +185,26 @@ def clamped(launch: Launch) -> list[tuple[int, int]]:
 
 
 def tile_rows(launch: Launch) -> list[int]:
-    """The tile rows of each group; none for those that do not exist."""
+    """The tile rows of each group and of all before it."""
     high = launch.config.tile_m * launch.config.cluster_m
     counts = [-(-(end - begin) // high) for begin, end in clamped(launch)]
-    return counts + [0] * (launch.traits.capacity - len(counts))
-
-
-def order_of_rows(launch: Launch) -> list[int]:
-    """The groups in their order: large ones first where they are mixed with others."""
-    groups = range(launch.traits.capacity)
-    if not launch.traits.mixed:
-        return list(groups)
-    rows = tile_rows(launch)
-    return sorted(groups, key=lambda group: rows[group] < launch.traits.large)
-
-
-def make_tables(launch: Launch, functions: SimpleNamespace, params: Any) -> None:
-    """Writes what the kernel's warp would."""
-    rows, order = tile_rows(launch), order_of_rows(launch)
-    params.table[:-1] = map(Word, itertools.accumulate(rows[group] for group in order))
-    params.table[-1] = Word(sum(n for n in rows if n >= launch.traits.large))
-    params.order[:] = order
-    functions.globals["find_place"] = lambda scheduler, row: Word(
-        sum(value <= row for value in scheduler.params.table[:-1])
-    )
+    counts += [0] * (launch.traits.capacity - len(counts))
+    return list(itertools.accumulate(counts))
 
 
 def works(launch: Launch) -> Iterator[Any]:
     """What every CTA computes at every step. The table is the one that the kernel would make."""
     functions = on_integers()
     params = params_of(launch, functions)
-    config = launch.config
     if launch.traits.masks_terms:
         for thread in range(384):
-            functions.make_order(params, launch.traits, Word(thread), 384)
+            functions.make_order(params, Word(thread), 384, launch.traits.capacity)
     else:
-        make_tables(launch, functions, params)
+        params.table[:] = map(Word, tile_rows(launch))
+        functions.globals["find_group"] = lambda scheduler, row: Word(
+            sum(value <= row for value in scheduler.params.table)
+        )
+    config = launch.config
     for cluster in range(launch.clusters):
         for m, n in itertools.product(range(config.cluster_m), range(config.cluster_n)):
             scheduler = functions.GroupedScheduler(
@@ -247,82 +228,37 @@ CONFIGS = st.sampled_from(
 
 
 @settings(max_examples=25, deadline=None)
-@given(ends=ENDS | WRONG_ENDS, zero_tail=st.booleans(), tile_m=st.sampled_from([64, 128]))
-@example(ends=tuple(range(13, 1300, 13)), zero_tail=True, tile_m=128)  # four times as many as lanes
-@example(ends=tuple(sorted(range(13, 1300, 40), key=str)), zero_tail=True, tile_m=64)
-@example(ends=(0, 900, 910, 920, 1400, 1405), zero_tail=True, tile_m=64)  # large among small
-def test_a_warp_counts_the_tile_rows_of_all_groups(
-    ends: tuple[int, ...], zero_tail: bool, tile_m: int
-) -> None:
-    config = tile_config(tile_m, 256 if tile_m == 128 else 64)
-    launch = Launch(ends, 1600, 1600, 512, 64, config, 1, traits("ragged_m", len(ends), zero_tail))
-    warp = Warp()
-    functions = on_integers(warp)
-    params, expected = (params_of(launch, functions) for _ in range(2))
-    make_tables(launch, functions, expected)
-
-    warp.run(lambda: functions.make_tile_rows(params, config, launch.traits))
-
-    assert params.order == expected.order
-    assert params.table == expected.table
-
-
-def test_more_groups_than_can_be_mixed_keep_their_order() -> None:
-    ends = tuple(range(9, 9 * 400, 9))
-    given = replace(traits("ragged_m", len(ends)), capacity=512, large=0)
-    launch = Launch(ends, 4000, 4000, 512, 64, tile_config(64, 64), 1, given)
+@given(ends=ENDS | WRONG_ENDS, zero_tail=st.booleans())
+@example(ends=tuple(range(13, 1300, 13)), zero_tail=True)  # four times as many as lanes
+def test_a_warp_counts_the_tile_rows_of_all_groups(ends: tuple[int, ...], zero_tail: bool) -> None:
+    launch = Launch(
+        ends, 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends), zero_tail)
+    )
     warp = Warp()
     functions = on_integers(warp)
     params = params_of(launch, functions)
 
-    warp.run(lambda: functions.make_tile_rows(params, launch.config, launch.traits))
+    warp.run(lambda: functions.make_tile_rows(params, 128, launch.traits))
 
-    assert not given.mixed
-    assert params.table[:-1] == list(itertools.accumulate(tile_rows(launch)))
+    assert params.table == tile_rows(launch)
 
 
 @settings(max_examples=15, deadline=None)
 @given(ends=st.lists(st.integers(0, 1500), min_size=1, max_size=100).map(sorted))
-def test_a_warp_finds_the_place_of_a_tile_row(ends: list[int]) -> None:
+def test_a_warp_finds_the_group_of_a_tile_row(ends: list[int]) -> None:
     launch = Launch(
         tuple(ends), 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends))
     )
     warp = Warp()
     functions = on_integers(warp)
-    params = params_of(launch, functions)
-    make_tables(launch, on_integers(), params)
+    table = tile_rows(launch)
+    params = params_of(launch, functions)._replace(table=[Word(row) for row in table])
     scheduler = functions.GroupedScheduler(params, Word(0), coord(), launch.traits)
-    table = [int(total) for total in params.table[:-1]]
 
     for row in range(0, table[-1], 3):
-        found = warp.run(functools.partial(functions.find_place, scheduler, Word(row)))
-        expected = next(place for place, total in enumerate(table) if row < total)
+        found = warp.run(functools.partial(functions.find_group, scheduler, Word(row)))
+        expected = next(group for group, total in enumerate(table) if row < total)
         assert found == [expected] * LANES
-
-
-@pytest.mark.parametrize("clusters", [1, 7, 66])
-def test_tiles_of_large_groups_are_spread_among_those_of_small_ones(clusters: int) -> None:
-    """Each cluster computes its tiles of both kinds at an even pace, and the clusters begin at
-    different points.
-    """
-    ends = (3000, *range(3010, 3210, 10))
-    launch = Launch(
-        ends, 3200, 3200, 8 * 256, 192, tile_config(), clusters, traits("ragged_m", len(ends))
-    )
-    rows = tile_rows(launch)
-    share = rows[0] / sum(rows)
-
-    firsts, visited = set(), list(works(launch))
-    for cluster in range(clusters):
-        count = (sum(rows) * 8 - cluster + clusters - 1) // clusters
-        own, visited = visited[:count], visited[count:]
-        is_large = [work.matrix == 0 for work in own]
-        firsts.add(is_large[0])
-        for steps in range(1, count + 1):
-            assert abs(sum(is_large[:steps]) - share * steps) <= 2
-
-    assert not visited
-    assert firsts == ({False} if clusters == 1 else {False, True})
 
 
 @settings(max_examples=60, deadline=None)
@@ -403,10 +339,7 @@ def order_of(ends: Sequence[int], extent: int, threads: int) -> list[int]:
     functions = on_integers()
     params = params_of(launch, functions)
     for thread in range(threads):
-        functions.make_order(params, launch.traits, Word(thread), threads)
-    terms = [end - begin for begin, end in clamped(launch)]
-    if launch.traits.mixed:
-        assert params.table[-1] == sum(count >= launch.traits.large for count in terms)
+        functions.make_order(params, Word(thread), threads, launch.traits.capacity)
     return [int(group) for group in params.table[: len(ends)]]
 
 
