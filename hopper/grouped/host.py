@@ -198,9 +198,10 @@ class GroupedVariant(variant.Variant):
         c, t = self.config, self.traits
         dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
         tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}_{c.cluster_m}x{c.cluster_n}"
-        flags = {f"{t.capacity}groups": True, "tail": t.zero_tail, "in_turn": t.staggered_tail}
-        parts = ["outblas_hopper_grouped", t.form, tile, self.layout, *dtypes]
-        return compile.full_name(self, parts + [flag for flag, on in flags.items() if on])
+        groups, tail = f"{t.capacity}groups", "tail" if t.zero_tail else ""
+        return compile.full_name(
+            self, ["outblas_hopper_grouped", t.form, tile, self.layout, *dtypes, groups, tail]
+        )
 
 
 def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
@@ -222,19 +223,8 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         form=problem.form,
         capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
         zero_tail=_tail(problem),
-        staggered_tail=_staggers_tail(problem, config),
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
-
-
-def _staggers_tail(problem: GroupedProblem, config: HopperConfig) -> bool:
-    """Returns whether the consumers of a tile multiply its last k tiles one after the other
-    (`stagger`). K must be long, and the same for all groups.
-    """
-    if config.stagger != "always" or config.warpgroups_per_tile == 1:
-        return False
-    last = config.staggered_k_tiles
-    return problem.form == "ragged_m" and 0 < 2 * last * config.tile_k < problem.K
 
 
 def compile_variant(made: GroupedVariant, options: str = "") -> Any:

@@ -203,13 +203,11 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     begin, end = bounds(params, group)
     k_begin, k_tiles, matrix = Int32(0), params.k_tiles, group
     backwards = n // TURN & 1
-    # Staggered consumers multiply at least one k tile together.
-    tail_k_tiles = config.staggered_k_tiles + 1 if scheduler.traits.staggered_tail else 1
     if cutlass.const_expr(scheduler.traits.zero_tail):
         groups = params.offs.shape[0]
         if group == groups:
-            # K tiles behind the end of K, for which TMA writes zeros.
-            k_begin, k_tiles, matrix = params.k_tiles, Int32(tail_k_tiles), group - 1
+            # A k tile behind the end of K, for which TMA writes zeros.
+            k_begin, k_tiles, matrix = params.k_tiles, Int32(1), group - 1
     partition = KPartition(k_begin, k_tiles, Int32(0), Int32(1), Int32(0), Int32(0))
     row, column = own_tile(scheduler, config, m, n)
     nothing = Int32(0)

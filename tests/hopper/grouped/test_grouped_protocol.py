@@ -22,8 +22,6 @@ TILES = {
     "B multicast": replace(OWN, cluster_m=2),
     "A multicast": replace(OWN, cluster_n=2),
     "few stages": replace(OWN, stages=2, epilogue_stages=1),
-    "staggered": replace(OWN, stagger="always"),
-    "staggered, B multicast": replace(OWN, stagger="always", cluster_m=2),
 }
 ENDS = {
     "one group": (400,),
@@ -40,7 +38,7 @@ def case_of(
     columns = config.tile_n * config.cluster_n * 2
     if form == "ragged_m":
         return GroupedCase(
-            config, form, ends, 512, columns, 3, K=config.tile_k * 7, zero_tail=zero_tail
+            config, form, ends, 512, columns, 3, K=config.tile_k * 6, zero_tail=zero_tail
         )
     return GroupedCase(config, form, ends, 512, columns, 3, M=256)
 
