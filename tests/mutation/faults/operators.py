@@ -21,6 +21,8 @@ LAYERS = (Check("test_linear_autograd.py"),)
 _FUSION = "src/outblas/patching/fusion.py"
 FUSED = (Check("test_nn_fuse.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
+_ATEN_CALLS = "src/outblas/torch_ops/aten_calls.py"
+_ATEN_CHOICE = "src/outblas/torch_ops/aten_choice.py"
 
 ENABLE = (Check("test_enable.py"),)
 ENABLED_FP8 = (Check("test_enable_scaled.py"),)
@@ -286,7 +288,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_beta_not_in_key",
-        _ATEN,
+        _ATEN_CALLS,
         "_address(c) & 15, alpha == 1, alpha == 0, beta == 0)",
         "_address(c) & 15, alpha == 1, alpha == 0)",
         ENABLE,
@@ -294,7 +296,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_layouts_not_compared",
-        _ATEN,
+        _ATEN_CALLS,
         "    guard = tensor_guard(tensors)\n",
         "    return lambda *given: True\n",
         ENABLE,
@@ -302,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_batches_broadcast",
-        _ATEN,
+        _ATEN_CHOICE,
         "    if call.a.shape[:-2] != call.b.shape[:-2]:",
         "    if False:",
         ENABLE,
@@ -310,7 +312,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_choice_not_marked",
-        _ATEN,
+        _ATEN_CALLS,
         "    _thread.inside = True\n",
         "    _thread.inside = False\n",
         ENABLE,
@@ -358,7 +360,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_decisions_of_other_rules",
-        _ATEN,
+        _ATEN_CALLS,
         "        _decided.clear()\n",
         "        pass\n",
         ENABLE,
