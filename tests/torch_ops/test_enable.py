@@ -655,6 +655,21 @@ def test_a_filter_is_asked_once_for_each_kind_of_product() -> None:
     assert asked[0].flops == 720
 
 
+def test_a_product_of_a_matrix_with_itself_is_decided_once() -> None:
+    square = C[:4]
+    asked: list[Product] = []
+
+    def note(product: Product) -> bool:
+        asked.append(product)
+        return True
+
+    with aten._enable(rules(filter=note)):
+        for _ in range(3):
+            torch.mm(square, square)
+
+    assert len(asked) == 1
+
+
 # ---- arguments
 @pytest.mark.parametrize(
     ("given", "error", "message"),

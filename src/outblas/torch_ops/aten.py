@@ -1,10 +1,10 @@
 """`outblas.enable`: torch's own dense products run on kernels of outblas, whoever calls them.
 
-aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_`, and on
-request `_scaled_mm`, are overridden at the dispatch key of a device. That key lies below autograd,
-autocast, vmap and tracing, so these see torch's own operators, and only the arithmetic changes. The
-kernels that the operators had before are kept: they compute whatever outblas does not cover, and
-`disable` gives the operators back to them.
+aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_`,
+`_grouped_mm`, and on request `_scaled_mm`, are overridden at the dispatch key of a device. That key
+lies below autograd, autocast, vmap and tracing, so these see torch's own operators, and only the
+arithmetic changes. The kernels that the operators had before are kept: they compute whatever
+outblas does not cover, and `disable` gives the operators back to them.
 """
 
 import warnings
@@ -77,8 +77,9 @@ def enable(
 ) -> Enabled:
     """Make torch's own dense products run on kernels of outblas, in the whole process.
 
-    aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors, with `out` and in place too, then run
-    on a kernel of outblas if the arguments below admit them. That includes `torch.matmul`,
+    aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors, with `out` and in place too, and
+    `_grouped_mm`, behind which `torch.nn.functional.grouped_mm` is, then run on a kernel of outblas
+    if the arguments below admit them. That includes `torch.matmul`,
     `F.linear`, `torch.einsum`, `torch.tensordot`, `nn.MultiheadAttention` and local products of
     distributed tensors, their backward passes by torch's own formulas, and what `torch.compile`
     calls. Everything else stays with torch, errors included. Results differ from cuBLAS's in the
@@ -97,14 +98,17 @@ def enable(
         min_flops: The least 2 · batch · M · N · K of a product that is taken. Small products cost
             the host more than torch's own.
         min_gain: The least time of cuBLAS over ours, where a sweep measured exactly this product; a
-            product that was slower stays with torch. Products that nobody measured are taken. 0
-            takes all. The default is 1, and 0 with `batch_invariant`.
+            product that was slower stays with torch. Products that nobody measured are taken. Of
+            grouped products, classes of a kernel and of sizes stand for single ones: those that
+            were slower stay with torch, and those of a kernel that nobody measured too. 0 takes
+            all. The default is 1, and 0 with `batch_invariant`.
         filter: A function that is asked once for each kind of product, and returns whether to take
             it.
         batch_invariant: True gives a row of a product the same bits alone, in any batch and beside
             any other rows, in every thread, as `outblas.batch_invariant` does for one. A product
-            that no kernel computes raises ValueError, rather than be torch's unnoticed. Products
-            of a vector (aten's `mv` and `dot`) and of fp8 operands are not overridden.
+            that no kernel computes raises ValueError, rather than be torch's unnoticed, and so does
+            a grouped product with an `offs`. Products of a vector (aten's `mv` and `dot`) and of
+            fp8 operands are not overridden.
 
     Returns:
         A context manager, whose `decisions` say what became of each kind of product.

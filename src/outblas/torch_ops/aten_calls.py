@@ -17,8 +17,10 @@ from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call
-from .aten_choice import IN_CAPTURE, choose, choose_scaled
-from .aten_rules import NOTHING, Rules
+from .aten_choice import IN_CAPTURE, choose, choose_grouped, choose_scaled
+from .aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT
+from .aten_grouped import Grouped, padded_strides
+from .aten_rules import GROUPED, NOTHING, Rules
 from .aten_scaled import NOT_INVARIANT, Scaled
 from .call import is_plain_scalar
 
@@ -175,11 +177,8 @@ def attempt_scaled(given: Scaled) -> Tensor | None:
         key = given.key()
     except RuntimeError:  # an operand without an address
         return None
-    for matches, known in _decided.get(key, ()):
-        if matches(*tensors):
-            plan = known
-            break
-    else:
+    plan = _known(key, tensors)
+    if plan is None:
         plan = _decide(enabled, partial(choose_scaled, enabled.rules, given), key, tensors)
     if isinstance(plan, str):
         return None
@@ -187,6 +186,53 @@ def attempt_scaled(given: Scaled) -> Tensor | None:
         return given.run(plan)
     except OperandError:  # operands that overlap
         return None
+
+
+def attempt_grouped(given: Grouped) -> Tensor | None:
+    """Computes a product whose groups `offs` divides by a kernel of outblas. Returns None, before
+    anything is written, where torch is to compute it. Raises as `attempt`.
+    """
+    enabled = _active
+    if enabled is None or _thread.inside:
+        return None
+    try:
+        key = given.key()
+    except RuntimeError:  # an operand without an address
+        _left_to_torch("an operand has no address")
+        return None
+    if enabled.rules.batch_invariant or (invariance.flag.ever and invariance.flag.requested()):
+        if given.a.numel() and given.b.numel():
+            raise invariance.unsupported(GROUPED_NOT_INVARIANT)
+        return None
+    plan = _known(key, given.tensors)
+    if plan is None:
+        choose = partial(choose_grouped, enabled.rules, given)
+        plan = _decide(enabled, choose, key, given.tensors)
+    return None if isinstance(plan, str) else plan(*given.tensors)
+
+
+def attempt_grouped_batch(
+    a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
+) -> Tensor | None:
+    """Computes `_grouped_mm` without an `offs`, the product of two batches. Returns and raises as
+    `attempt`.
+    """
+    if bias is not None or out_dtype not in (None, a.dtype):
+        _left_to_torch(f"bias and out_dtype of {GROUPED} are {bias} and {out_dtype}")
+        return None
+    out = None
+    if a.dim() == b.dim() == 3 and b.shape[-1] * b.element_size() % 16:
+        shape = (a.shape[0], a.shape[1], b.shape[2])
+        out = a.new_empty_strided(shape, padded_strides(shape, a.element_size()))
+    return attempt(GROUPED, a, b, out=out)
+
+
+def _known(key: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> dispatch.Plan | str | None:
+    """Returns what was decided for calls like this one, if there were any."""
+    for matches, known in _decided.get(key, ()):
+        if matches(*tensors):
+            return known
+    return None
 
 
 def _decide(
@@ -216,7 +262,8 @@ def _decide(
 
 def _guard(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
     """Returns a function that compares tensors with these in all that a plan depends on."""
-    guard = tensor_guard(tensors)
+    is_repeated = len({id(t) for t in tensors}) < len(tensors)  # torch's guard fits no such call
+    guard = None if is_repeated else tensor_guard(tensors)
     if guard is not None:
         return guard
     layouts = [_layout(t) for t in tensors]

@@ -6,7 +6,8 @@ from ..core.problem import Problem
 from ..runtime import dispatch, fallback, hooks, launcher
 from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call
-from .aten_rules import Product, Rules, unwanted_reason
+from .aten_grouped import Grouped, kernels_for, refusal
+from .aten_rules import BATCHED, GROUPED, Product, Rules, unwanted_reason
 from .aten_scaled import OPERATOR as SCALED
 from .aten_scaled import Scaled
 
@@ -19,6 +20,8 @@ def choose(rules: Rules, operator: str, call: Call) -> tuple[dispatch.Plan | str
     """
     try:
         _check_dimensions(operator, call)
+        if operator == GROUPED and (reason := refusal(call.a, call.b)):
+            raise OperandError(reason)
         problem = dispatch.problem_of(call)
     except OperandError as error:  # torch says what is wrong, or accepts it
         shapes = " and ".join("x".join(map(str, t.shape)) for t in (call.a, call.b))
@@ -42,6 +45,30 @@ def choose_scaled(rules: Rules, given: Scaled) -> tuple[dispatch.Plan | str, str
     return reason or _planned(product, given.call()), str(product)
 
 
+def choose_grouped(rules: Rules, given: Grouped) -> tuple[dispatch.Plan | str, str]:
+    """Returns the plan of a grouped product, or why torch computes it, and how `decisions` calls
+    it.
+    """
+    if reason := given.reason():
+        shapes = " and ".join("x".join(map(str, t.shape)) for t in (given.a, given.b))
+        return reason, f"{GROUPED} of {shapes}"
+    product = given.product()
+    if reason := unwanted_reason(rules, product):
+        return reason, str(product)
+    kernels = kernels_for(rules, given, product)
+    if isinstance(kernels, str):
+        return kernels, str(product)
+    if capturing(given.a.device):
+        return IN_CAPTURE, str(product)
+    plan = given.plan(given.problem(), kernels)
+    try:
+        plan(*given.tensors)  # compiles and loads the kernel, which a capture may not do
+    except Exception as error:  # torch computed this product before `enable`, and still can
+        fallback.warn_once(f"{product} stays with torch: {error}")
+        return str(error), str(product)
+    return plan, str(product)
+
+
 def _planned(product: Product, call: Call) -> dispatch.Plan | str:
     """Returns the plan of a call that a kernel is to compute, or why there is none."""
     known = dispatch.cached_plan(call)
@@ -56,7 +83,7 @@ def _planned(product: Product, call: Call) -> dispatch.Plan | str:
 
 def _check_dimensions(operator: str, call: Call) -> None:
     """Raises OperandError for operands that `matmul` takes and the operator does not."""
-    dimensions = 3 if operator in ("bmm", "baddbmm") else 2
+    dimensions = 3 if operator in BATCHED else 2
     if not call.a.dim() == call.b.dim() == dimensions:
         raise OperandError(
             f"the operands have {call.a.dim()} and {call.b.dim()} dimensions, expected {dimensions}"

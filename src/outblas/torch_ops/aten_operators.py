@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from .aten_calls import attempt, attempt_addmm, attempt_baddbmm, attempt_scaled
+from .aten_calls import (
+    attempt,
+    attempt_addmm,
+    attempt_baddbmm,
+    attempt_grouped,
+    attempt_grouped_batch,
+    attempt_scaled,
+)
+from .aten_grouped import Grouped
+from .aten_rules import GROUPED
 from .aten_scaled import OPERATOR as SCALED
 from .aten_scaled import Scaled, scales_of
 
@@ -116,6 +125,30 @@ def _scaled_by_recipe(operator: str, previous: Previous) -> Callable[..., Tensor
     return product
 
 
+def _grouped(operator: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides `_grouped_mm`: the operator behind
+    `torch.nn.functional.grouped_mm`.
+    """
+
+    def product(
+        keys: Any,
+        a: Tensor,
+        b: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        if offs is None:
+            result = attempt_grouped_batch(a, b, bias, out_dtype)
+        else:
+            result = attempt_grouped(Grouped(a, b, offs, bias, out_dtype))
+        if result is not None:
+            return result
+        return _by_torch(previous, keys, a, b, offs, bias, out_dtype)
+
+    return product
+
+
 # What overrides an operator of aten: the product that it computes, and a function that makes the
 # kernel from this name and the kernel that the operator had before.
 OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]]] = {
@@ -133,4 +166,5 @@ OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]
     "_scaled_mm.out": (SCALED, _scaled),
     "_scaled_mm_v2": (SCALED, _scaled_by_recipe),
     "_scaled_mm_v2.out": (SCALED, _scaled_by_recipe),
+    GROUPED: (GROUPED, _grouped),
 }
