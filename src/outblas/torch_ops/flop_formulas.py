@@ -65,6 +65,21 @@ def _of_groups(a: Shape, b: Shape, *_: Any, out_shape: Any = None, **__: Any) ->
     return groups * product_flops(a[-2:], b[-2:])
 
 
+def _of_experts(x: Shape, gate_up: Shape, down: Shape, index: Shape, *_: Any, **__: Any) -> int:
+    """Returns the FLOP of a layer of experts, of all tokens that it is given."""
+    return 2 * math.prod(index) * (math.prod(gate_up[1:]) + math.prod(down[1:]))
+
+
+def _of_experts_gradients(*given: Any, **_: Any) -> int:
+    """Returns the FLOP of its gradients: the inner rows' is always needed, then one product each
+    for those of x, gate_up and down.
+    """
+    needs, (_, gate_up, down, index) = given[6], given[7:11]
+    of_x, of_gate_up, of_down, *_ = needs
+    first, second = (2 * math.prod(index) * math.prod(weight[1:]) for weight in (gate_up, down))
+    return (of_x + of_gate_up) * first + (1 + of_down) * second
+
+
 _FORMULAS = {
     "matmul": _of_operands(0),
     "matmul_out": _of_operands(0),
@@ -75,4 +90,7 @@ _FORMULAS = {
     "gemm_out": _of_operands(2),
     "scaled_mm": _of_operands(0),
     "grouped_mm": _of_groups,
+    "moe_mlp": _of_experts,
+    "moe_mlp_forward": _of_experts,
+    "moe_mlp_backward": _of_experts_gradients,
 }
