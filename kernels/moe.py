@@ -46,7 +46,7 @@ def _add(a, b):  # type: ignore[no-untyped-def]
 
 
 # ---- routing
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _expert_of(expert, slot, slots, experts):  # type: ignore[no-untyped-def]
     """Returns the experts of slots: `experts` for those that do not exist, and behind the last."""
     e = tl.load(expert + slot, mask=slot < slots, other=-1)
@@ -323,7 +323,7 @@ def compile_for(
     """Compiles a kernel for an architecture (90 is sm_90), with addresses and numbers that divide
     by 16. `types` are those of its arguments by name. Needs no GPU.
     """
-    signature = dict.fromkeys(kernel.arg_names, "constexpr") | types
+    signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict(types)
     at = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     values = {at[name]: value for name, value in constants.items()}
     divisors = {at[name]: [["tt.divisibility", 16]] for name in types}

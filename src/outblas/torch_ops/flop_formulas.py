@@ -67,7 +67,8 @@ def _of_groups(a: Shape, b: Shape, *_: Any, out_shape: Any = None, **__: Any) ->
 
 def _of_experts(x: Shape, gate_up: Shape, down: Shape, index: Shape, *_: Any, **__: Any) -> int:
     """Returns the FLOP of a layer of experts, of all tokens that it is given."""
-    return 2 * math.prod(index) * (math.prod(gate_up[1:]) + math.prod(down[1:]))
+    flops: int = 2 * math.prod(index) * (math.prod(gate_up[1:]) + math.prod(down[1:]))
+    return flops
 
 
 def _of_experts_gradients(*given: Any, **_: Any) -> int:
