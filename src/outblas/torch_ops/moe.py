@@ -20,14 +20,11 @@ from torch.overrides import handle_torch_function
 from ..core import moe
 from ..core.compat.torch_private import any_autocast, autocast_off, has_override
 from ..core.compiling import CompileForbidden
-from ..core.epilogue import ACTIVATIONS, Activation, composed
+from ..core.epilogue import ACTIVATIONS, Activation
 from ..core.moe import Layer
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
-from . import (
-    grouped_mm as _grouped_mm,  # noqa: F401 - defines the operator of the products
-)
-from . import moe_passes, ops
+from . import grouped_mm, moe_passes, ops
 from .autograd_levels import autograd_kernel, within_forward
 from .flop_formulas import register_if_counted
 from .schema import ARGUMENTS, define, library
@@ -36,7 +33,8 @@ Tensor = torch.Tensor
 T = TypeVar("T")
 
 _autocast_off = autocast_off("cpu", "cuda")
-_product = torch.ops.outblas.grouped_mm.default
+_REGISTERED = grouped_mm  # it registers the products' operators on import
+_product = ops.grouped_mm
 
 _ARGUMENTS = (
     "Tensor x, Tensor gate_up, Tensor down, Tensor expert_index, Tensor expert_weights, "
@@ -165,9 +163,10 @@ def _first_product(
     rows: Tensor, gate_up: Tensor, offs: Tensor, bias: Tensor | None, activation: str, keep: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns f(x) and x, the product before the activation; without `keep` x has no elements."""
-    x = _product(rows, gate_up, offs, bias)
-    inner = composed(x.float(), activation, None).to(x.dtype)
-    return inner, x if keep else x.new_empty(0)
+    given = rows, gate_up, offs, bias, None, None, None, None, activation
+    if keep:
+        return cast(tuple[Tensor, Tensor], ops.grouped_mm_aux(*given))
+    return _product(*given), rows.new_empty(0)
 
 
 def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
@@ -265,7 +264,7 @@ def _products_with_bias(grad: Tensor, bias: Tensor, expert_index: Tensor) -> Ten
     experts = bias.shape[0]
     exists = (expert_index >= 0) & (expert_index < experts)
     given: Any = grad, bias.mT, None, None, None, 1, 1, "", torch.float32
-    products: Tensor = torch.ops.outblas.gemm.default(*given)
+    products: Tensor = ops.gemm(*given)
     return products.gather(1, expert_index.clamp(0, experts - 1).long()).where(exists, 0)
 
 
