@@ -22,10 +22,12 @@ from ..core.problem import Problem
 from ..core.steps import Steps
 from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
-from . import lookup
-from .lookup import HERE, Choice, TuningIndex
+from . import lookup, named_configs
+from .lookup import TuningIndex
+from .named_configs import Choice
 from .search.target import TuneTarget
 from .store.records import PRECISIONS, BestConfig, Weights, Workload
+from .tuned_entries import HERE
 
 if TYPE_CHECKING:
     from .search.strategy import Strategy
@@ -89,7 +91,7 @@ def choices_of(
     def config_for(choice: Choice) -> str:
         if transposed and choice.kernel != PRODUCTION:
             return ""
-        return lookup.suited(choice, whole, problem)
+        return named_configs.suited(choice, whole, problem)
 
     return [
         (choice.kernel, config_for(choice))

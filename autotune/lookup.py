@@ -5,25 +5,37 @@ from the model's predictions.
 import functools
 import math
 import statistics
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
-from ..core.space import Footprint, Space
-from ..core.steps import GATED
 from ..runtime import default_kernel
 from ..runtime.default_kernel import MODES, PRODUCTION, Mode
+from .named_configs import Choice, brief_text, footprint_of
 from .search import cost_model
 from .search.gpu import machine as machine_of
-from .search.target import registered
 from .store.records import WEIGHTS, Gpu, Workload, base_name
-from .store.store import Store
-from .store.tables import TABLES, read_table
+from .store.tables import TABLES
+from .tuned_entries import (
+    COUSIN,
+    HERE,
+    MODEL,
+    ORIGINS,
+    SHIPPED,
+    TunedEntry,
+    bare_of,
+    best_by_kernel,
+    distance,
+    doublings_of,
+    from_store,
+    from_tables,
+    is_akin,
+    nearest_to,
+    width_of,
+)
 
 # The largest distance at which a tuned shape is used for another, in binary orders of magnitude.
 REACH = 1.5
@@ -36,59 +48,6 @@ TIE = 1.06
 # model predicts at most this factor of its time there.
 ALIKE = 1.02
 SHORTLIST = 3  # alternatives that a choice keeps, for calls that the first one does not support
-
-HERE = "tuned on this GPU"
-MODEL = "tuned on this GPU model, other versions"
-SHIPPED = "shipped table of this GPU model"
-COUSIN = "shipped table of the nearest GPU model"
-_ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
-
-
-@dataclass(frozen=True)
-class TunedEntry:
-    """A config that won at a workload.
-
-    Attributes:
-        origin: where the result comes from, one of `_ORIGINS`.
-        gpu: the name of the GPU.
-        us: the time of a call.
-        ratio: cuBLAS's time divided by it.
-        when: the date of the measurement.
-    """
-
-    origin: str
-    gpu: str
-    workload: Workload
-    kernel: str
-    config: str
-    us: float
-    ratio: float
-    when: str
-
-    # Kept, because every lookup compares a workload with all entries.
-    @functools.cached_property
-    def doublings(self) -> tuple[float, ...]:
-        """The binary logarithms of the shape."""
-        return _doublings(self.workload)
-
-    @functools.cached_property
-    def plain_kind(self) -> tuple[str, ...]:
-        """The kind of the plain workload."""
-        return self.workload.plain.kind
-
-    @functools.cached_property
-    def width(self) -> tuple[int, bool]:
-        """The width of the operands, as `_width` has it."""
-        return _width(self.workload)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A kernel with its config as text ("": the kernel's default), and why it was chosen."""
-
-    kernel: str
-    config: str
-    why: str
 
 
 class TuningIndex:
@@ -108,8 +67,8 @@ class TuningIndex:
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        self.entries = tuple(_from_store(gpu, store)) + tuple(
-            _from_tables(gpu, TABLES if tables is None else tables)
+        self.entries = tuple(from_store(gpu, store)) + tuple(
+            from_tables(gpu, TABLES if tables is None else tables)
         )
         self._bare = [entry for entry in self.entries if not entry.workload.epilogue]
         self._own: dict[Workload, list[TunedEntry]] = {}  # from this GPU model
@@ -158,7 +117,7 @@ class TuningIndex:
         from .search import prune
 
         reason = default_kernel.pruned_reason(kernel, problem)
-        if reason and any(_bare(e.workload) == _bare(workload) for e in self.entries):
+        if reason and any(bare_of(e.workload) == bare_of(workload) for e in self.entries):
             packed = prune.problem(workload)
             return reason if default_kernel.pruned_reason(kernel, packed) is None else None
         return reason
@@ -167,9 +126,9 @@ class TuningIndex:
         """Returns the steps of the choice for the user: every place that was searched, and what it
         contains.
         """
-        bare = _bare(workload)
+        bare = bare_of(workload)
         steps = self._places(workload) if workload.epilogue else []
-        for origin in _ORIGINS:
+        for origin in ORIGINS:
             there = [entry for entry in self._of_kind(bare) if entry.origin == origin]
             steps.append((origin, self._describe_place(there, bare)))
         cold = replace(bare, weights="cold")
@@ -178,7 +137,7 @@ class TuningIndex:
         ranked = self._by_model(bare)
         if ranked:
             message = (
-                f"of {len(ranked)} configs that won at some shape, {_brief(ranked[0])} is "
+                f"of {len(ranked)} configs that won at some shape, {brief_text(ranked[0])} is "
                 "predicted to be the fastest here"
             )
         else:
@@ -190,7 +149,7 @@ class TuningIndex:
         that contains something.
         """
         steps = []
-        for origin in _ORIGINS:
+        for origin in ORIGINS:
             there = [entry for entry in self._of_kind(workload) if entry.origin == origin]
             if there:
                 place = f"{origin}, {workload.conditions}"
@@ -208,13 +167,13 @@ class TuningIndex:
                 seen.add(key)
                 yield choice
         if not seen:
-            yield from self._by_model(_bare(workload))[:SHORTLIST]
+            yield from self._by_model(bare_of(workload))[:SHORTLIST]
 
     def _found(self, workload: Workload) -> Iterator[Choice]:
         """Yields the tuned choices, possibly with duplicates."""
         if workload.epilogue:
             yield from self._measured(workload)
-            workload = _bare(workload)
+            workload = bare_of(workload)
         yield from self._measured(workload)
         if not self._exact(workload):
             yield from self._carried(workload)
@@ -233,7 +192,7 @@ class TuningIndex:
         A sweep of one kernel measures nothing of the others, so all winners known for a workload
         compete.
         """
-        return _best_by_kernel(self._own.get(workload, ()))
+        return best_by_kernel(self._own.get(workload, ()))
 
     def _tuned(self, exact: Sequence[TunedEntry], workload: Workload) -> Iterator[Choice]:
         """Yields the winners for the workload itself; as alternatives, the nearest of each
@@ -243,7 +202,7 @@ class TuningIndex:
         found = list(exact)
         for origins in ((HERE, MODEL), (SHIPPED,), (COUSIN,)):
             there = [entry for entry in same_kind if entry.origin in origins]
-            found += _nearest(there, workload)
+            found += nearest_to(there, workload)
         for entry in found:
             if distance(entry.workload, workload) <= REACH:
                 yield Choice(entry.kernel, entry.config, self._why(entry, workload))
@@ -255,11 +214,11 @@ class TuningIndex:
         between the two shapes. Where the model predicts nothing, the nearest come first. Other GPU
         models come last.
         """
-        here, width = _doublings(workload), _width(workload)
+        here, width = doublings_of(workload), width_of(workload)
         found = [
             (math.dist(entry.doublings, here), entry)
             for entry in self._representing(workload)
-            if _is_akin(entry, workload, width)
+            if is_akin(entry, workload, width)
         ]
         reached = [pair for pair in found if pair[0] <= REACH + _ROUNDING]
         reached.sort(key=lambda pair: (round(pair[0], 9), pair[1].workload, -pair[1].ratio))
@@ -282,7 +241,7 @@ class TuningIndex:
 
     def _exceeds_l2(self, workload: Workload) -> bool:
         """Returns whether the weights are larger than the L2 cache of this GPU, as far as known."""
-        bytes_of_b = _width(workload)[0] * workload.N * workload.K
+        bytes_of_b = width_of(workload)[0] * workload.N * workload.K
         return self.machine is not None and bytes_of_b > self.machine.l2_bytes
 
     def _waits_for_dram(self, workload: Workload) -> bool:
@@ -292,7 +251,7 @@ class TuningIndex:
         machine, dtype = self.machine, workload.dtype
         if machine is None or dtype not in machine.flops_per_sm_clock:
             return False
-        loads = _width(workload)[0] * workload.N * workload.K / (1e9 * machine.dram_gbs)
+        loads = width_of(workload)[0] * workload.N * workload.K / (1e9 * machine.dram_gbs)
         products = 2 * math.prod(workload.shape) / (1e12 * machine.peak_tflops(dtype))
         return self._exceeds_l2(workload) and loads > products
 
@@ -347,7 +306,7 @@ class TuningIndex:
         """
         if self.machine is None:
             return None
-        footprint = _footprint(kernel, config, workload, self.gpu)
+        footprint = footprint_of(kernel, config, workload, self.gpu)
         if isinstance(footprint, str):
             return None
         return cost_model.predict(footprint, workload, self.machine).us
@@ -364,7 +323,7 @@ class TuningIndex:
         """Returns the choices by the analytic model: the winners at any workload with operands of
         this width, and the production kernel's default, which comes first in a tie.
         """
-        width = _width(workload)
+        width = width_of(workload)
         representing = self._representing(workload)
         won = [(e.kernel, e.config) for e in representing if e.width == width]
         rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
@@ -379,7 +338,7 @@ class TuningIndex:
 
     def _describe_place(self, entries: Sequence[TunedEntry], workload: Workload) -> str:
         """Describes for the user what the entries of one origin contain for a workload."""
-        exact = _best_by_kernel(entry for entry in entries if entry.workload == workload)
+        exact = best_by_kernel(entry for entry in entries if entry.workload == workload)
         if exact:
             return "; ".join(map(self._describe, exact))
         if not entries:
@@ -388,7 +347,7 @@ class TuningIndex:
             kind = f"{workload.dtype}{out} {workload.layout} {workload.conditions}"
             return f"nothing for {kind.rstrip()}"
 
-        near = _nearest(entries, workload)
+        near = nearest_to(entries, workload)
         place = near[0].workload
         away = distance(place, workload)
         nearest = f"the nearest tuned shape is {to_text(place.shape)}, {away:.2f} doublings away"
@@ -397,7 +356,7 @@ class TuningIndex:
         return f"{nearest}: " + "; ".join(map(self._describe, near))
 
     def _describe(self, entry: TunedEntry) -> str:
-        return f"{_brief(Choice(entry.kernel, entry.config, ''))}, {self._figure(entry)}"
+        return f"{brief_text(Choice(entry.kernel, entry.config, ''))}, {self._figure(entry)}"
 
     def _why(self, entry: TunedEntry, workload: Workload) -> str:
         exact = entry.workload.plain == workload.plain
@@ -408,20 +367,6 @@ class TuningIndex:
         """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
         base = base_name(entry.workload, on_gpu=self.gpu.arch > 0)
         return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
-
-
-def _doublings(workload: Workload) -> tuple[float, ...]:
-    """Returns the binary logarithms of a shape, whose distance is `distance`."""
-    return tuple(map(math.log2, workload.shape))
-
-
-def distance(one: Workload, other: Workload) -> float:
-    """Returns the distance of two shapes in binary orders of magnitude: doubling one of M, N, K is
-    1.
-    """
-    return math.sqrt(
-        sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True))
-    )
 
 
 def mode(given: str | None, environment: str | None) -> Mode:
@@ -450,197 +395,3 @@ def tuning_index(device: int) -> TuningIndex:
 def clear_cache() -> None:
     """Makes the next lookup read stores and tables again."""
     tuning_index.cache_clear()
-
-
-def _from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
-    try:
-        with Store(path, read_only=True) as store:
-            found = store.tuned(gpu)
-    except Exception as error:  # matmul must not raise for this
-        warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
-        return
-    kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
-    for each in reversed(found):
-        if each.kernel in kernels_here:
-            yield TunedEntry(
-                HERE if each.gpu == gpu else MODEL,
-                gpu.name,
-                each.workload,
-                each.kernel,
-                each.config,
-                each.us,
-                each.ratio,
-                each.when,
-            )
-
-
-def _from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
-    tables = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            tables.append(read_table(path))
-        except (ValueError, OSError) as error:
-            warnings.warn(f"outblas ignores the tuning table {path.name}: {error}", stacklevel=2)
-    own = [table for table in tables if table.gpu.model == gpu.model]
-    cousins = [
-        table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model
-    ]
-    nearest = sorted(cousins, key=lambda table: (abs(table.gpu.sms - gpu.sms), table.gpu.name))[:1]
-    for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
-        for table in chosen:
-            for each in table.entries:
-                yield TunedEntry(
-                    origin,
-                    table.gpu.name,
-                    each.workload,
-                    each.kernel,
-                    each.config,
-                    each.us,
-                    each.ratio,
-                    each.when,
-                )
-
-
-def _width(workload: Workload) -> tuple[int, bool]:
-    """Returns the bytes of an operand's element, and whether it may be rounded to tf32."""
-    return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
-
-
-def _bare(workload: Workload) -> Workload:
-    """Returns the bare workload that a call with an epilogue uses where nothing was tuned with that
-    epilogue: with warm weights, and as many columns as the call stores.
-    """
-    plain = workload.plain
-    return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
-
-
-def _is_akin(entry: TunedEntry, workload: Workload, width: tuple[int, bool]) -> bool:
-    """Returns whether a winner at a bare product applies to the dtype and layout of a plain
-    workload of this `width`.
-
-    For the production kernel, all layouts and all 16-bit dtypes are equivalent.
-    """
-    if entry.plain_kind == workload.kind:
-        return True
-    return (
-        entry.kernel == PRODUCTION
-        and entry.width == width
-        and (entry.workload.out_dtype == "float32") == (workload.out_dtype == "float32")
-    )
-
-
-def _best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:
-    """Returns the entry of the nearest origin for each kernel, the fastest kernel first."""
-    found: dict[str, TunedEntry] = {}
-    for entry in sorted(entries, key=lambda entry: _ORIGINS.index(entry.origin)):
-        found.setdefault(entry.kernel, entry)
-    return sorted(found.values(), key=lambda entry: -entry.ratio)
-
-
-def _nearest(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEntry]:
-    """Returns the winners at the nearest workload, the fastest kernel first."""
-    if not entries:
-        return []
-    place = min((e.workload for e in entries), key=lambda w: (distance(w, workload), w))
-    return _best_by_kernel(entry for entry in entries if entry.workload == place)
-
-
-def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
-    """Returns why a kernel does not support a workload of packed operands with a config on a GPU;
-    None if it does.
-    """
-    found = _footprint(kernel, config, workload, gpu)
-    return found if isinstance(found, str) else None
-
-
-def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
-    """Returns the resources that a config uses on a GPU, or why it cannot run there."""
-    try:
-        space = _space(kernel, workload, gpu)
-        chosen = _config(kernel, config) if config else space.own
-    except (ValueError, ImportError) as error:
-        return str(error)
-    reason: str | None = space.invalid_reason(chosen)
-    return space.footprint(chosen) if reason is None else reason
-
-
-# As many as a table has workloads: a lookup asks for those of all neighbours.
-@functools.lru_cache(maxsize=1024)
-def _space(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
-    """Returns a kernel's search space for a workload. Raises ValueError where the kernel does not
-    run, ImportError without its DSL.
-    """
-    from .search import prune, target
-
-    found = target.of(kernel)
-    prune.check(found, workload, gpu)
-    space: Space[Any] = found.load().space(prune.problem(workload), machine_of(gpu))
-    return space
-
-
-@functools.lru_cache(maxsize=1024)
-def _config(kernel: str, text: str) -> Any:
-    """Returns the config that a text describes. Raises ValueError for one that the kernel has not,
-    ImportError without its DSL.
-    """
-    from ..core.configs import from_text
-    from .search import target
-
-    return from_text(target.of(kernel).load().Config, text)
-
-
-def remarks(kernel: str, workload: Workload) -> list[str]:
-    """Returns what a kernel does for a workload besides the product, in words; empty if nothing."""
-    from .search import prune, target
-
-    try:
-        found = getattr(target.of(kernel).load(), "remarks", None)
-    except (ValueError, ImportError):
-        return []
-    return found(prune.problem(workload)) if found else []
-
-
-def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
-    """Returns the config of a choice, adapted to the operands of a call.
-
-    The config was measured with packed operands. If rows begin inside cache lines for the call's
-    operands but not for packed ones, or the other way round, it returns "": the production kernel's
-    default, which takes these lines into account.
-    """
-    if choice.kernel != PRODUCTION:
-        return choice.config
-    from .search import prune
-
-    try:
-        from ..hopper.gemm.operand_copies import cache_lines_per_row
-    except ImportError:  # loading the kernel reports this error
-        return choice.config
-    packed = prune.problem(workload)
-    return choice.config if cache_lines_per_row(problem) == cache_lines_per_row(packed) else ""
-
-
-def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
-    """Returns what limits a config according to the model; empty where it predicts nothing."""
-    footprint, machine = _footprint(kernel, config, workload, gpu), machine_of(gpu)
-    if isinstance(footprint, str) or machine is None:
-        return ""
-    return cost_model.predict(footprint, workload, machine).limits
-
-
-def _brief(choice: Choice) -> str:
-    """Formats a kernel with the fields of its config that differ from the defaults."""
-    config = short(choice.kernel, choice.config) if choice.config else ""
-    return f"{choice.kernel}[{config}]" if config else choice.kernel
-
-
-def short(kernel: str, config: str) -> str:
-    """Returns the fields of a config that differ from the kernel's defaults, or the whole text
-    where the kernel is not available.
-    """
-    from ..core.configs import brief, from_text
-    from .search import target
-
-    try:
-        return brief(from_text(target.of(kernel).load().Config, config))
-    except (ValueError, ImportError):
-        return config

@@ -288,7 +288,8 @@ def multiply_once(
 
 def epilogue_tile_of(cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile) -> EpilogueTile:
     """Returns the accumulators of a work tile for its epilogue."""
-    return EpilogueTile(cta.epilogue, consumer, work, mma.fragments.acc, mma.width)
+    epilogue = cta.scheduler.tile_epilogue(cta.epilogue, work)
+    return EpilogueTile(epilogue, consumer, work, mma.fragments.acc, mma.width)
 
 
 @cute.jit

@@ -175,16 +175,17 @@ def read_elements(tile: EpilogueTile, tensor, kind, coord: ElementCoord, half, c
     columns, in fp32.
 
     `kind` is the tensor's access in `KernelTraits`: "one" for all values, "columns" or "rows" with
-    one element each, "pairs" of columns, which begin at whole pairs, "matrix", or "batch" of
-    matrices.
+    one element each, "pairs" of columns, which begin at whole pairs, "matrix", "batch" of matrices,
+    or "scattered": a matrix at the rows of C in which these rows are stored.
     """
     if kind == "pairs":
         return elements_of_pairs(read_pairs(tile, tensor, coord, half, count))
     row, column, matrix = coord
     M, N = tile.epilogue.extents
+    scattered = scattered_rows(tile, row) if kind == "scattered" else None
     elements = []
     for v in range(0, count, 4):
-        rows = [cutlass.min(row + i * 8, M - 1) for i in range(2)]
+        rows = scattered or [cutlass.min(row + i * 8, M - 1) for i in range(2)]
         columns = [cutlass.min(column + v * 2 + i, N - 1) + half * N for i in range(2)]
         if kind == "one":
             four = [tensor[0]] * 4
@@ -193,11 +194,21 @@ def read_elements(tile: EpilogueTile, tensor, kind, coord: ElementCoord, half, c
                 "rows": lambda r, c: r,
                 "columns": lambda r, c: c,
                 "matrix": lambda r, c: (r, c),
+                "scattered": lambda r, c: (r, c),
             }
             index = indices.get(kind, lambda r, c: (r, c, matrix))
             four = [tensor[index(rows[i // 2], columns[i % 2])] for i in range(4)]
         elements += [value.to(Float32) for value in four]
     return elements
+
+
+def scattered_rows(tile: EpilogueTile, row):
+    """Returns the rows of C in which a thread's two rows are stored; those outside of C, which are
+    not stored, are clamped.
+    """
+    index, last = tile.epilogue.tensors.scatter_index, tile.epilogue.extents[0] - 1
+    own = [index[cutlass.min(row + i * 8, last)] for i in range(2)]
+    return [cutlass.min(cutlass.max(r, 0), last) for r in own]
 
 
 def read_pairs(tile: EpilogueTile, tensor, coord: ElementCoord, half, count: int):
@@ -219,10 +230,11 @@ def prefetch_bias(cta: Cta, work: WorkTile):
     """One loading warp: prefetches a tile's bias into L1, 32 times 8 columns, while the products
     run.
     """
-    column = cutlass.min(work.column + cta.context.thread % 32 * 8, cta.epilogue.extents[1] - 1)
+    epilogue = cta.scheduler.tile_epilogue(cta.epilogue, work)
+    column = cutlass.min(work.column + cta.context.thread % 32 * 8, epilogue.extents[1] - 1)
     cute.arch.inline_ptx(
         "prefetch.global.L1 [{$r0}];",
-        read_only_args=[(cta.epilogue.tensors.bias.iterator + column).toint()],
+        read_only_args=[(epilogue.tensors.bias.iterator + column).toint()],
     )
 
 
@@ -375,7 +387,7 @@ def x_to_outputs(tile: EpilogueTile, part: cutlass.Constexpr):
     activation must wait for it.
     """
     (i, start, columns), traits = part, tile.epilogue.traits
-    which = tile.registers(i, start, columns)
+    which, weights = tile.registers(i, start, columns), tile.epilogue.tensors.scatter_weights
     values = tile.values(which)
     if cutlass.const_expr(traits.function != "" and traits.addend != "staged"):
         activate(traits.function, values, tile.epilogue.dtype)
@@ -383,6 +395,8 @@ def x_to_outputs(tile: EpilogueTile, part: cutlass.Constexpr):
         others = tile.values(tile.registers(i, start, columns, 1))
         for v in cutlass.range_constexpr(cute.size(values)):
             values[v] *= others[v]
+    if cutlass.const_expr(weights is not None):
+        multiply_tensor(tile, values, weights, "rows", tile.first_coord(i, start), 0)
     if cutlass.const_expr(traits.residual not in ("", "staged")):
         residual, coord = tile.epilogue.tensors.residual, tile.first_coord(i, start)
         add_tensor(tile, values, residual, traits.residual, None, coord, 0)

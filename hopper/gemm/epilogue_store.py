@@ -25,7 +25,7 @@ from ..core.epilogue_store import wait_stores_read
 from ..core.pipeline import PipelineState
 from ..core.records import NamedBarrier
 from ..core.roles import sync_consumer
-from . import epilogue_load, epilogue_math
+from . import epilogue_load, epilogue_math, row_stores
 from .epilogue_tile import subtile_columns, subtiles, tile_of
 from .pipeline import GroupPipeline
 from .records import Consumer, Epilogue, EpilogueTma, TmaTensor
@@ -313,13 +313,17 @@ def store_round(
 ):
     """One consumer: stores subtiles `first` to `last`, which all threads have written and fenced.
     One thread starts the TMA stores. Where a group of a grouped product ends inside the tile, the
-    rows behind it are another group's, and the threads copy those of this one instead.
+    rows behind it are another group's, and the threads copy those of this one instead. They also do
+    where the rows of C are scattered.
     """
     config, work = tile.epilogue.config, tile.work
-    if cutlass.const_expr(work.end_row is not None):
+    if cutlass.const_expr(row_stores.scatters(tile, stores)):
+        for number in cutlass.range_constexpr(first, last):
+            row_stores.store_rows(tile, stores, number, number - first)
+    elif cutlass.const_expr(work.end_row is not None):
         if work.first_row(config.tile_m) + config.tile_m > work.end_row:
             for number in cutlass.range_constexpr(first, last):
-                store_rows_of_group(tile, stores, number, number - first)
+                row_stores.store_rows(tile, stores, number, number - first)
         else:
             store_round_by_tma(tile, stores, first, last)
     else:
@@ -357,46 +361,6 @@ def store_round_by_tma(
             buffer = number if stores.overlays_stages else number - first
             cute.copy(tma.atom, tCsC[None, buffer], tCgC)
         cute.arch.cp_async_bulk_commit_group()
-
-
-@cute.jit
-def store_rows_of_group(
-    tile: epilogue_math.EpilogueTile,
-    stores: cutlass.Constexpr,
-    number: cutlass.Constexpr,
-    buffer: cutlass.Constexpr,
-):
-    """One consumer: copies those rows of subtile `number` that lie before the end of the group from
-    a buffer to C, whose rows are contiguous, 16 bytes at a time.
-    """
-    epilogue, consumer, work = tile.epilogue, tile.consumer, tile.work
-    config, writer, dtype = epilogue.config, consumer.writer, epilogue.dtype
-    i, start = stores.subtiles[number]
-    row = (
-        work.first_row(config.tile_m)
-        + (i * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64
-    )
-    column, columns = work.column + start, writer.columns
-    gC = tile_of(
-        epilogue.mC, epilogue.traits.batched, row, column, work.matrix, (64, columns), stores.half
-    )
-    gC = cute.make_tensor(gC.iterator.align(16), gC.layout)
-    vector = 128 // dtype.width
-    across = columns // vector
-    threads = cute.make_layout((WARPGROUP // across, across), stride=(across, 1))
-    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=128)
-    copy = cute.make_tiled_copy_tv(atom, threads, cute.make_layout((1, vector)))
-    thread = copy.get_slice(consumer.context.thread % WARPGROUP)
-    source = thread.partition_S(writer.buffers[None, None, buffer])
-    target = thread.partition_D(gC)
-    coord = thread.partition_S(cute.make_identity_tensor((64, columns)))
-    for m in cutlass.range_constexpr(cute.size(source, mode=[1])):
-        for n in cutlass.range_constexpr(cute.size(source, mode=[2])):
-            r, c = coord[0, m, n]
-            if row + r < work.end_row and column + c < epilogue.extents[1]:
-                moved = cute.make_rmem_tensor_like(source[None, m, n])
-                cute.copy(atom, source[None, m, n], moved)
-                cute.copy(atom, moved, target[None, m, n])
 
 
 @cute.jit

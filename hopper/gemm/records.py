@@ -38,6 +38,9 @@ class EpilogueTma(NamedTuple):
 class EpilogueTensors(NamedTuple):
     """The tensors of the epilogue that are read or written without TMA, None for those that a call
     does not have, and its two factors. `KernelTraits` says how each tensor is accessed.
+
+    scatter_index, scatter_weights: of a grouped product, int32 and fp32 (M): the row of C in which
+    a row of the product is stored, and what it is multiplied by.
     """
 
     addend: Any
@@ -48,6 +51,8 @@ class EpilogueTensors(NamedTuple):
     scale_b: Any
     alpha: Any
     beta: Any
+    scatter_index: Any = None
+    scatter_weights: Any = None
 
 
 class SplitKWorkspace(NamedTuple):

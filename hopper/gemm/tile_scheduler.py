@@ -110,6 +110,10 @@ class TileScheduler:
         """Returns 1 where the k tiles of a work tile are loaded from the last to the first."""
         return step & 1 if config.k_serpentine else Int32(0)
 
+    def tile_epilogue(self, epilogue, work: WorkTile):
+        """Returns what the epilogue of a work tile reads: the same for all tiles."""
+        return epilogue
+
 
 @cute.jit
 def work_tile_count(scheduler: TileScheduler, config: cutlass.Constexpr):

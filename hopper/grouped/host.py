@@ -1,27 +1,22 @@
-"""The host side of `hopper.grouped`: what it supports, how it chooses a config, how it compiles and
-launches.
-"""
+"""The host side of `hopper.grouped`: what it supports, how it chooses a config, how it launches."""
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import cutlass
-import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from ...core.epilogue import NONE
-from ...core.grouped import GroupedProblem, GroupedTensors
-from ...core.problem import Strides
+from ...core.epilogue import View
+from ...core.grouped import NO_TENSORS, GroupedProblem, GroupedTensors
 from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig, compile_key
-from ..gemm import heuristic, variant
+from ..core.config import HopperConfig
+from ..gemm import heuristic
 from ..gemm.kernel import Config
-from .kernel import Grouped
-from .traits import CAPACITIES, GroupedTraits
+from . import layouts
+from .traits import CAPACITIES
+from .variant import load, variant_of
 
 Tensor = torch.Tensor
 
@@ -49,10 +44,16 @@ def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
-    if asked := _beside_the_product(problem):
-        return f"it supports no {asked}, but was given one"
-    if problem.groups + _tail(problem) > MOST_GROUPS:
-        return f"it supports {MOST_GROUPS - _tail(problem)} groups, but was given {problem.groups}"
+    if problem.gathers:
+        return "it supports no a_index, but was given one"
+    if layouts.has_tail(problem) and _beside_the_product(problem):
+        return (
+            "it sets rows behind the last group to zero only without an epilogue and a scatter, "
+            f"but was given {_beside_the_product(problem)}"
+        )
+    most = MOST_GROUPS - layouts.has_tail(problem)
+    if problem.groups > most:
+        return f"it supports {most} groups, but was given {problem.groups}"
     if problem.K < 1 or max(problem.M, problem.N, problem.K) > bounds.LARGEST:
         return (
             f"it supports extents of 1 to {bounds.LARGEST}, but was given "
@@ -62,56 +63,15 @@ def unsupported(problem: GroupedProblem) -> str | None:
 
 
 def _beside_the_product(problem: GroupedProblem) -> str:
-    """Returns the name of something that a call asks for and the kernel does not do, or ""."""
-    asked = {
-        "epilogue": problem.epilogue != NONE,
-        "a_index": problem.gathers,
-        "scatter_index": problem.scatters,
-        "scatter_weights": problem.weighted,
-    }
-    return next((name for name, is_asked in asked.items() if is_asked), "")
-
-
-def _tail(problem: GroupedProblem) -> bool:
-    """Returns whether the rows behind the last group are one group more."""
-    return problem.zero_tail and problem.form == "ragged_m"
-
-
-def _row_major(rows: int, columns: int, strides: Strides) -> tuple[int, int] | None:
-    """Returns the strides with which TMA reads contiguous rows; None where it cannot. The stride of
-    an extent of 1 can be chosen freely.
-    """
-    row, column = strides[-2:]
-    if column != 1 and columns > 1:
-        return None
-    row = row if rows > 1 else 8
-    return (row, 1) if row > 0 and row % 8 == 0 else None
-
-
-def _column_major(rows: int, columns: int, strides: Strides) -> tuple[int, int] | None:
-    """Returns the strides with which TMA reads contiguous columns; None where it cannot."""
-    found = _row_major(columns, rows, strides[:-3:-1])
-    return found and found[::-1]
-
-
-def matrix_strides(problem: GroupedProblem) -> list[tuple[int, int] | None]:
-    """Returns the strides with which TMA reads A and each matrix of B; None where it cannot.
-
-    TMA begins a tile at any coordinate of a dimension that is not the contiguous one; between
-    multiples of 16 bytes of that one it would end the launch with an illegal instruction. So the
-    ragged dimension must not be contiguous.
-    """
-    shape_a, shape_b = (problem.M, problem.K), (problem.K, problem.N)
-    if problem.form == "ragged_k":
-        return [_column_major(*shape_a, problem.a), _row_major(*shape_b, problem.b)]
-    along_n = _row_major(*shape_b, problem.b)
-    return [_row_major(*shape_a, problem.a), along_n or _column_major(*shape_b, problem.b)]
+    """Returns what a call asks for besides the products, or ""."""
+    scatter = "scatter_index" if problem.scatters else ""
+    return ", ".join(text for text in (str(problem.epilogue), scatter) if text)
 
 
 def _unusable_reason(problem: GroupedProblem) -> str | None:
     """Returns why TMA cannot move an operand or the result; None if it can."""
     operands = (problem.a, problem.alignment[0]), (problem.b, problem.alignment[1])
-    found = matrix_strides(problem)
+    found = layouts.matrix_strides(problem)
     for name, (strides, alignment), usable in zip(problem.names, operands, found, strict=True):
         outer_fits = all(stride > 0 and stride % 8 == 0 for stride in strides[:-2])
         if alignment < 16 or usable is None or not outer_fits:
@@ -121,13 +81,21 @@ def _unusable_reason(problem: GroupedProblem) -> str | None:
                 "divided among groups, with other strides that are positive multiples of 8, but "
                 f"{name} has strides {given} at an address that is a multiple of {alignment}"
             )
-    granule = 16 // problem.out_dtype.itemsize
-    *group, row, column = problem.out
-    steps = (*group, row, problem.N)
-    if column != 1 or any(step % granule for step in steps) or problem.alignment[2] < 16:
+    stored = {"the result": View(problem.out, problem.alignment[2])}
+    if problem.epilogue.aux is not None:
+        stored["aux"] = problem.epilogue.aux
+    for name, view in stored.items():
+        granule = layouts.granule(problem)
+        if not layouts.in_granules(problem, view) or problem.columns % granule:
+            return (
+                f"it needs rows of {name} that begin and end at multiples of 16 bytes, but was "
+                f"given {problem.columns} columns with strides {view.strides}"
+            )
+    has_contiguous_rows = found[1] is not None and found[1][1] == 1
+    if problem.epilogue.gated and has_contiguous_rows and problem.columns % 8:
         return (
-            "it needs rows of the result that begin and end at multiples of 16 bytes, but was "
-            f"given {problem.N} columns with strides {problem.out}"
+            "it needs halves of mat_b that begin at multiples of 16 bytes, but was given "
+            f"{problem.N} contiguous columns for an activation that pairs them"
         )
     return None
 
@@ -169,16 +137,20 @@ def _candidates() -> tuple[HopperConfig, ...]:
 def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[float, float]:
     """Returns the cycles of the SMs, and those of DRAM, for groups of equal size."""
     M, N, K, groups = problem.M, problem.N, problem.K, problem.groups
+    epilogue = problem.epilogue
+    # The columns of all matrices that lie as the result does.
+    results = problem.columns * (1 if epilogue.residual is None else 2)
+    results += 0 if epilogue.aux is None else N
     rows = config.tile_m * config.cluster_m
     if problem.form == "ragged_m":
         groups = min(groups, max(M, 1))
         # A group ends in the middle of a tile on average.
         mean = M / groups
         tile_rows = groups * (1.0 if mean <= rows else mean / rows + 0.5)
-        moved, depth = M * K + groups * K * N + M * N, float(K)
+        moved, depth = M * K + groups * K * N + M * results, float(K)
     else:
         tile_rows = groups * math.ceil(M / rows)
-        moved, depth = (M + N) * K + groups * M * N, K / groups + config.tile_k / 2
+        moved, depth = (M + N) * K + groups * M * results, K / groups + config.tile_k / 2
     columns = config.tile_n * config.cluster_n
     tiles = tile_rows * math.ceil(N / columns) * config.cluster
     products = 2 * config.tile_m * config.tile_n * depth / (heuristic.REACHED * 4096)
@@ -187,89 +159,6 @@ def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[fl
     tile = (products**3 + loads**3) ** (1 / 3) + _TILE_CYCLES
     dram = 2 * moved / heuristic.Rates().dram_bytes_per_clock
     return math.ceil(tiles / sms) * tile, dram
-
-
-@dataclass(frozen=True)
-class GroupedVariant(variant.Variant):
-    """The key of one compile. `layout` is that of A and of each matrix of B."""
-
-    @property
-    def name(self) -> str:
-        c, t = self.config, self.traits
-        dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
-        tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}_{c.cluster_m}x{c.cluster_n}"
-        groups, tail = f"{t.capacity}groups", "tail" if t.zero_tail else ""
-        return compile.full_name(
-            self, ["outblas_hopper_grouped", t.form, tile, self.layout, *dtypes, groups, tail]
-        )
-
-
-def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
-    """Returns the variant for a supported product."""
-    usable = [strides for strides in matrix_strides(problem) if strides is not None]
-    assert len(usable) == 2, "`unsupported` refuses other strides"
-    layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
-    is_ragged_k = problem.form == "ragged_k"
-    groups = problem.groups + _tail(problem)
-    traits = GroupedTraits(
-        width=16 // problem.out_dtype.itemsize,
-        by_columns=False,
-        staged=True,
-        transposed=False,
-        batched=is_ragged_k,
-        ordered=False,
-        single_wave=False,
-        scaled=False,
-        form=problem.form,
-        capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
-        zero_tail=_tail(problem),
-    )
-    return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
-
-
-def compile_variant(made: GroupedVariant, options: str = "") -> Any:
-    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    M, K, groups = (cute.sym_int() for _ in range(3))
-    N = cute.sym_int(divisibility=made.traits.width)
-    is_ragged_k = made.traits.form == "ragged_k"
-
-    def tensor(
-        dtype: torch.dtype, shape: tuple[Any, Any], letter: str, divisor: int, batch: bool
-    ) -> Any:
-        outer = cute.sym_int64(divisibility=divisor)
-        strides = (outer, 1) if letter == "n" else (1, outer)
-        lead = (groups,), (cute.sym_int64(divisibility=divisor),)
-        before = lead if batch else ((), ())
-        return make_fake_tensor(
-            compile.NUMERIC[dtype],
-            (*before[0], *shape),
-            (*before[1], *strides),
-            assumed_align=16,
-        )
-
-    a = tensor(made.dtype, (M, K), made.layout[0], 8, False)
-    b = tensor(made.dtype, (K, N), made.layout[1], 8, not is_ragged_k)
-    c = tensor(made.out_dtype, (M, N), "n", made.traits.width, is_ragged_k)
-    offs = make_fake_tensor(cutlass.Int32, (groups,), (1,), assumed_align=4)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    Grouped.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    kernel = Grouped(made.config, made.traits)
-    with compile.target_arch():
-        return cute.compile(
-            kernel,
-            a,
-            b,
-            c,
-            offs,
-            cutlass.Int32(1),
-            stream,
-            options=f"{compile.OPTIONS} {options}",
-        )
-
-
-def load(made: GroupedVariant) -> Any:
-    """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
-    return compile.load(made, lambda: compile_variant(made))
 
 
 def run(
@@ -284,10 +173,9 @@ def run(
 
     Raises RuntimeError while a CUDA graph is captured, if a kernel is needed for the first time.
     """
-    del tensors  # there are none
     if 0 in (problem.M, problem.N):
         return
-    launch(problem)(a, b, out, offs)
+    launch(problem)(a, b, out, offs, tensors)
 
 
 # As many shapes as a model with experts has, many times over.
@@ -303,18 +191,25 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
         raise not_ready()
     compiled = load(made)
     clusters = tile_order.clusters(problem.device, config.sms, config.cluster)
-    strides_a, strides_b = matrix_strides(problem)
+    strides_a, strides_b = layouts.matrix_strides(problem)
     assert strides_a is not None, "`unsupported` refuses other strides"
     assert strides_b is not None, "`unsupported` refuses other strides"
     shape_b, lead = (problem.K, problem.N), problem.b[:-2]
     whole_b = (problem.groups, *shape_b) if lead else shape_b
 
-    def launch_kernel(a: Tensor, b: Tensor, out: Tensor, offs: Tensor) -> None:
+    def launch_kernel(
+        a: Tensor, b: Tensor, out: Tensor, offs: Tensor, tensors: GroupedTensors = NO_TENSORS
+    ) -> None:
         compiled(
             a.as_strided((problem.M, problem.K), strides_a),
             b.as_strided(whole_b, (*lead, *strides_b)),
             out,
             offs,
+            tensors.bias,
+            tensors.residual,
+            tensors.aux,
+            tensors.scatter_index,
+            tensors.scatter_weights,
             clusters,
         )
 

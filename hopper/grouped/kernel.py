@@ -15,7 +15,7 @@ from ..gemm import epilogue_store
 from ..gemm.kernel import Gemm, smem_tensor
 from ..gemm.records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, TmaTensor
 from ..gemm.tma_load import WorkTileLoad
-from ..gemm.traits import batch_last
+from ..gemm.traits import batch_last, split_gated
 from . import schedule
 from .schedule import GroupedParams, GroupedScheduler, GroupedWorkTile
 
@@ -51,22 +51,40 @@ class Grouped(Gemm):
 
     @cute.jit
     def __call__(
-        self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, offs, clusters: Int32, stream
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        c: cute.Tensor,
+        offs,
+        bias,
+        residual,
+        aux,
+        scatter_index,
+        scatter_weights,
+        clusters: Int32,
+        stream,
     ):
         """Launches the kernel. offs: int32 (groups).
 
         Ragged rows: a (M, K), b (groups, K, N), c (M, N). Ragged terms: a (M, K), b (K, N), c
-        (groups, M, N).
+        (groups, M, N). The others are None, or bias (groups, N), residual as c, aux as c,
+        scatter_index int32 (M), scatter_weights fp32 (M). For gated pairs b, bias and aux have
+        twice as many columns as c.
         """
         config, traits = self.config, self.traits
         b, c = batch_last(b, True), batch_last(c, False)  # (N, K[, groups]), (M, N[, groups])
+        residual, aux = (t if t is None else batch_last(t, False) for t in (residual, aux))
+        if cutlass.const_expr(traits.gated):
+            b = split_gated(b, 0, c.shape[1])
+            if cutlass.const_expr(traits.aux != ""):
+                aux = split_gated(aux, 1, c.shape[1])
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.load_operands(a, b, *majors)
         epilogue_tma = None
         if cutlass.const_expr(self.staged):
-            epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, None, None, traits)
+            epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, aux, residual, traits)
         rows = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
-        columns = cute.ceil_div(c.shape[1], config.tile_n * config.cluster_n)
+        columns = cute.ceil_div(c.shape[1], self.epilogue_config.tile_n * config.cluster_n)
         by_columns, by_matrix, by_band = (
             cute.fast_divmod_create_divisor_v2(divisor)
             for divisor in (columns, rows * columns, columns * schedule.band(config))
@@ -83,7 +101,18 @@ class Grouped(Gemm):
             clusters,
             None,
         )
-        nothing = (None,) * 6
+        tensors = EpilogueTensors(
+            addend=None,
+            bias=bias,
+            residual=residual,
+            aux=aux,
+            scale_a=None,
+            scale_b=None,
+            alpha=Float32(1.0),
+            beta=Float32(0.0),
+            scatter_index=scatter_index,
+            scatter_weights=scatter_weights,
+        )
         self.kernel(
             operand_a,
             operand_b,
@@ -91,7 +120,7 @@ class Grouped(Gemm):
             a.element_type,
             majors,
             params,
-            EpilogueTensors(*nothing, Float32(1.0), Float32(0.0)),
+            tensors,
             SplitKWorkspace(None, None),
             epilogue_tma,
         ).launch(
@@ -144,31 +173,42 @@ class Grouped(Gemm):
 
     def work_tile_load_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
         loads, config, coord = cta.loads, cta.config, cta.coord
-        parts = partition(
-            loads.operand_b,
-            loads.sB,
-            (config.stage_n, config.tile_k),
-            (
-                work.column,
-                work.first_term,
-                *((work.matrix,) if self.traits.form == "ragged_m" else ()),
-            ),
-            coord.cta_m_in_cluster,
-            loads.multicast_b,
+        halves = 2 if self.traits.gated else 1
+        matrix = (work.matrix,) if self.traits.form == "ragged_m" else ()
+        parts = tuple(
+            partition(
+                loads.operand_b,
+                loads.sB,
+                (config.stage_n // halves, config.tile_k),
+                (work.column, work.first_term, *((half,) * (halves - 1)), *matrix),
+                coord.cta_m_in_cluster,
+                loads.multicast_b,
+                half,
+            )
+            for half in range(halves)
         )
-        return WorkTileLoad(loads.operand_b.atom, (parts,), coord.mask_b)
+        return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
 
 
-def partition(operand: TmaTensor, shared, box: tuple[int, int], at, cta_in_cluster, multicast: int):
+def partition(
+    operand: TmaTensor,
+    shared,
+    box: tuple[int, int],
+    at,
+    cta_in_cluster,
+    multicast: int,
+    half: int = 0,
+):
     """Returns an operand's k tiles in shared and in global memory, from `tma_partition`. `at`: the
-    first row, or column, the first term, and the matrix where the operand has several.
+    first row, or column, the first term, then the half of gated pairs and the matrix where the
+    operand has several. `half`: the part of a stage that holds them.
     """
-    first, term, *matrix = at
-    begins = cute.domain_offset((first, term, *(0 for _ in matrix)), operand.tensor)
+    first, term, *rest = at
+    begins = cute.domain_offset((first, term, *(0 for _ in rest)), operand.tensor)
     return cpasync.tma_partition(
         operand.atom,
         cta_in_cluster,
         cute.make_layout(multicast),
-        cute.group_modes(cute.local_tile(shared, box, (0, 0, None)), 0, 2),
-        cute.group_modes(cute.local_tile(begins, box, (0, None, *matrix)), 0, 2),
+        cute.group_modes(cute.local_tile(shared, box, (half, 0, None)), 0, 2),
+        cute.group_modes(cute.local_tile(begins, box, (0, None, *rest)), 0, 2),
     )

@@ -10,7 +10,7 @@ with the most terms come first, so that the clusters, which take tiles in turns,
 same time. All threads write the order of groups to shared memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cutlass
@@ -99,6 +99,15 @@ class GroupedScheduler:
     def backwards(self, config, work: GroupedWorkTile, step):
         """Returns 1 where the k tiles of a work tile are loaded from the last to the first."""
         return work.backwards
+
+    def tile_epilogue(self, epilogue, work: GroupedWorkTile):
+        """Returns what the epilogue of a work tile reads: of the bias, (groups, N), the group's
+        vector.
+        """
+        tensors = epilogue.tensors
+        if tensors.bias is None:
+            return epilogue
+        return replace(epilogue, tensors=tensors._replace(bias=tensors.bias[work.matrix, None]))
 
 
 @cute.jit
@@ -243,9 +252,11 @@ def in_bands(params: GroupedParams, config: cutlass.Constexpr, index, rows):
 
 
 def own_tile(scheduler: GroupedScheduler, config, m, n):
-    """Returns the first row and column of this CTA in a cluster tile."""
-    coord = scheduler.coord
+    """Returns the first row and column of this CTA in a cluster tile. A gated pair counts as one
+    column.
+    """
+    coord, columns = scheduler.coord, config.tile_n // (2 if scheduler.traits.gated else 1)
     return (
         (m * config.cluster_m + coord.cta_m_in_cluster) * config.tile_m,
-        (n * config.cluster_n + coord.cta_n_in_cluster) * config.tile_n,
+        (n * config.cluster_n + coord.cta_n_in_cluster) * columns,
     )

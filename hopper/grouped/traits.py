@@ -15,11 +15,22 @@ class GroupedTraits(traits.KernelTraits):
     form: "ragged_m" or "ragged_k", as in `core.grouped`.
     capacity: the number of groups that the schedule has room for, one of `CAPACITIES`.
     zero_tail: the rows behind the last group are one group more, whose sums are zero.
+    scatters: each row of C is stored in the row that an index names.
+    weighted: the outputs of each row are multiplied by a weight before the residual is added.
+
+    A bias has a vector of "columns" or of "pairs" for each group. A residual is also "scattered":
+    a matrix that is read in the rows in which C is stored.
     """
 
     form: str = "ragged_m"
     capacity: int = BY_BALLOT
     zero_tail: bool = False
+    scatters: bool = False
+    weighted: bool = False
+
+    @property
+    def plain(self) -> bool:
+        return super().plain and not self.weighted
 
     @property
     def masks_terms(self) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .runtime.record import record_shapes
     from .torch_ops.aten import disable, enable
     from .torch_ops.grouped_mm import grouped_mm
+    from .torch_ops.moe import moe_mlp
     from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ __all__ = [
     "linear",
     "load_pack",
     "matmul",
+    "moe_mlp",
     "patch",
     "precompile",
     "record_shapes",
@@ -65,6 +67,7 @@ _MODULE_OF = {
     "matmul": "api",
     "scaled_mm": "torch_ops.scaled_mm",
     "grouped_mm": "torch_ops.grouped_mm",
+    "moe_mlp": "torch_ops.moe",
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",
@@ -127,8 +130,15 @@ def _hopper_grouped() -> hooks.GroupedKernels:
     return grouped
 
 
+def _moe_kernels() -> hooks.MoeKernels:
+    from .kernels import moe
+
+    return moe
+
+
 hooks.tuner.register(_tuner)
 hooks.operand_copies.register(_operand_copies)
 hooks.activation_kernels.register(_activation_kernels)
 hooks.portable_grouped.register(_portable_grouped)
 hooks.hopper_grouped.register(_hopper_grouped)
+hooks.moe_kernels.register(_moe_kernels)

@@ -1,7 +1,6 @@
 """`Linear`, and `patch`, which turns every `torch.nn.Linear` of a model into one."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
@@ -15,7 +14,9 @@ from .api import linear
 from .core import epilogue, problem
 from .core.compat.torch_private import FakeTensor, FunctionalTensor
 from .core.epilogue import Activation
+from .patching import experts as moe
 from .patching import fusion
+from .patching.report import Report
 from .patching.unreached import unreached
 from .runtime import hooks
 
@@ -162,74 +163,7 @@ def _activated(x: Tensor, activation: str | None) -> Tensor:
     return y * halves[1] if gated else y
 
 
-@dataclass(frozen=True)
-class Report:
-    """What `patch` or `unpatch` did with each linear layer of a model.
-
-    Layers are named as in `torch.nn.Module.named_modules`; "(root)" is the model itself. `str`
-    makes a table of one row per layer, followed by the notes.
-
-    Attributes:
-        swapped: The layers that have the new class now, including those that had it before.
-        kept: The layers that were left as they are, with the reason for each.
-        remarks: The swapped layers that torch computes for the time being, with the reason for
-            each: because they are on the CPU, for example.
-        notes: Tools of torch that do not accept the model in its present state.
-        unreached: Weights of products that no `torch.nn.Linear` computes, with what computes them:
-            the input projections of attention, the layers of GPT-2, experts.
-        gains: For a swapped layer on a GPU the time of cuBLAS over that of the best kernel, by the
-            number of rows, where a sweep measured exactly these sizes on this model of GPU, or a
-            shipped table has it.
-        fused: What `fuse` did, by the name of the layer or module: the layers that compute the
-            activation after them, and the gated MLPs whose first two layers are one product.
-        dry_run: Whether nothing was changed: the layers in `swapped` would be.
-
-    Example:
-        >>> import torch, outblas
-        >>> report = outblas.patch(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
-        >>> report.swapped
-        ('0',)
-        >>> report.remarks
-        {'0': 'on cpu: torch takes it until it moves to an NVIDIA GPU'}
-        >>> print(report)
-        1 swapped, 0 kept
-        0  swapped  on cpu: torch takes it until it moves to an NVIDIA GPU
-        ...
-    """
-
-    swapped: tuple[str, ...] = ()
-    kept: dict[str, str] = field(default_factory=dict)
-    remarks: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    unreached: dict[str, str] = field(default_factory=dict)
-    gains: dict[str, dict[int, float]] = field(default_factory=dict)
-    fused: dict[str, str] = field(default_factory=dict)
-    dry_run: bool = False
-
-    def __str__(self) -> str:
-        swaps, fuses = ("would swap", "would fuse") if self.dry_run else ("swapped", "fused")
-        rows = [(name, swaps, self._said_of(name)) for name in self.swapped]
-        rows += [(name, "kept", why) for name, why in self.kept.items()]
-        rows += [(name, fuses, what) for name, what in self.fused.items()]
-        rows += [(name, "unreached", why) for name, why in self.unreached.items()]
-        width = max((len(name) for name, *_ in rows), default=0)
-        words = max((len(what) for _, what, _ in rows), default=0)
-        lines = [f"{name:{width}}  {what:{words}}  {why}".rstrip() for name, what, why in rows]
-        counts = [f"{len(self.swapped)} {swaps}", f"{len(self.kept)} kept"]
-        if self.fused:
-            counts.append(f"{len(self.fused)} {fuses}")
-        if self.unreached:
-            counts.append(f"{len(self.unreached)} unreached")
-        return "\n".join([", ".join(counts), *lines, *self.notes])
-
-    def _said_of(self, name: str) -> str:
-        """Returns the remark on a swapped layer and its gains, for a row of the table."""
-        gains = [f"{gain:.3f} at {rows}" for rows, gain in sorted(self.gains.get(name, {}).items())]
-        measured = f"× cuBLAS by rows: {', '.join(gains)}" if gains else ""
-        return "; ".join(filter(None, (self.remarks.get(name, ""), measured)))
-
-
-Filter = Callable[[str, torch.nn.Linear], bool]
+Filter = Callable[[str, Any], bool]
 
 
 def patch(
@@ -237,6 +171,7 @@ def patch(
     *,
     filter: Filter | None = None,
     fuse: bool = False,
+    experts: bool = True,
     dry_run: bool = False,
 ) -> Report:
     """Turn every `torch.nn.Linear` of a model into an `outblas.Linear`, in place.
@@ -249,6 +184,11 @@ def patch(
     sparse). A patched layer that is parametrized, pruned, quantized by torchao, sharded or hooked
     by accelerate later computes what `torch.nn.Linear` would.
 
+    Experts of models of transformers (Mixtral, Qwen3-MoE, DeepSeek-V3 and others) get a forward
+    that calls `outblas.moe_mlp`. They are found by what their modules say of themselves, in the
+    attributes that transformers' own grouped products read; those that compute anything else, such
+    as a gate of their own, are kept. Their parameters stay the same.
+
     A patched model can be copied, saved, compiled, exported, traced and scripted; a torch.fx graph
     has a call of `outblas.linear` in place of the module. torch.onnx.export and the quantizers
     that the report's `notes` name recognize `torch.nn.Linear` only: quantize_dynamic leaves a
@@ -257,22 +197,23 @@ def patch(
     Args:
         model: Any module, which is changed in place.
         filter: A function that is asked for each layer that would be swapped, with its name and the
-            layer, and returns whether to swap it. All layers are asked before the first one is
-            changed.
+            layer, and returns whether to swap it. Modules of experts are layers too, which have no
+            `out_features`. All layers are asked before the first one is changed.
         fuse: Whether to fuse swapped layers with what follows them, where a module's forward says
             so: an activation that is a module of its own (relu, gelu, silu), and the two layers of
             a gated MLP with their activation, as in models of Llama's family. A fused product is
             rounded once, after the activation, where single ones are rounded one by one. The
             weights of a gated MLP become halves of one matrix. Compiled programs, autocast and
             layers with hooks compute such an MLP as before.
+        experts: Whether to swap experts.
         dry_run: Whether to report only, and change nothing.
 
     Returns:
-        What was done with each linear layer, and which products are no linear layers.
+        What was done with each linear layer and with experts, and which other products there are.
 
     Raises:
-        TypeError: `model` is no `torch.nn.Module`, `filter` no function, or `fuse` or `dry_run` no
-            bool.
+        TypeError: `model` is no `torch.nn.Module`, `filter` no function, or `fuse`, `experts` or
+            `dry_run` no bool.
 
     Example:
         >>> import torch, outblas
@@ -287,11 +228,43 @@ def patch(
     _check(model)
     if filter is not None and not callable(filter):
         raise TypeError(f"filter is {filter!r}, expected a function of a name and a layer, or None")
-    for argument, given in (("fuse", fuse), ("dry_run", dry_run)):
+    for argument, given in (("fuse", fuse), ("experts", experts), ("dry_run", dry_run)):
         if not isinstance(given, bool):
             raise TypeError(f"{argument} is {given!r}, expected True or False")
-    chosen: dict[str, torch.nn.Linear] = {}
     kept: dict[str, str] = {}
+    chosen = _chosen_layers(model, filter, kept)
+    found = _chosen_experts(model, filter, kept, experts)
+    layers = {id(module): name for name, module in chosen.items()}
+    fusions = fusion.find(model, layers, Linear) if fuse else []
+    if not dry_run:
+        for module in chosen.values():
+            if not _is_ours(type(module)):
+                _rebind(module, "forward", torch.nn.Linear, Linear)
+                _become(module, Linear)
+        for each in (*(fused for _, fused in fusions), *found.values()):
+            each.apply()
+    bypassed = _bypassed(model)
+    remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypassed))}
+    return Report(
+        swapped=tuple(chosen),
+        kept=kept,
+        remarks=remarks | {name: why for name, each in found.items() if (why := each.remark())},
+        notes=_NOTES if chosen else (),
+        unreached=unreached(model, [each.module for each in found.values()]),
+        gains={name: gains for name, module in chosen.items() if (gains := _gains(module))},
+        experts={name: str(each) for name, each in found.items()},
+        fused={name: str(each) for name, each in fusions},
+        dry_run=dry_run,
+    )
+
+
+def _chosen_layers(
+    model: torch.nn.Module, filter: Filter | None, kept: dict[str, str]
+) -> dict[str, torch.nn.Linear]:
+    """Returns the linear layers to swap and those that are ours already; adds the others to `kept`
+    with the reasons.
+    """
+    chosen: dict[str, torch.nn.Linear] = {}
     for name, module in _linears(model):
         reason = (
             None if _is_ours(type(module)) else _reason(module) or _filtered(filter, name, module)
@@ -300,24 +273,30 @@ def patch(
             kept[name] = reason
         else:
             chosen[name] = module
-    layers = {id(module): name for name, module in chosen.items()}
-    fusions = fusion.find(model, layers, Linear) if fuse else []
-    if not dry_run:
-        for module in chosen.values():
-            if not _is_ours(type(module)):
-                _rebind(module, "forward", torch.nn.Linear, Linear)
-                _become(module, Linear)
-        for _, each in fusions:
-            each.apply()
-    fused = {name: str(each) for name, each in fusions}
-    bypassed = _bypassed(model)
-    remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypassed))}
-    gains = {name: found for name, module in chosen.items() if (found := _gains(module))}
-    notes = _NOTES if chosen else ()
-    return Report(tuple(chosen), kept, remarks, notes, unreached(model), gains, fused, dry_run)
+    return chosen
 
 
-def _filtered(filter: Filter | None, name: str, module: torch.nn.Linear) -> str | None:
+def _chosen_experts(
+    model: torch.nn.Module, filter: Filter | None, kept: dict[str, str], are_wanted: bool
+) -> dict[str, moe.Experts]:
+    """Returns the experts to swap, where these are wanted, and those that were swapped before; adds
+    the others to `kept` with the reasons.
+    """
+    chosen: dict[str, moe.Experts] = {}
+    for name, found in moe.find(model):
+        if isinstance(found, moe.Experts) and found.is_applied:
+            chosen[name] = found
+        elif are_wanted and isinstance(found, str):
+            kept[name] = found
+        elif are_wanted and isinstance(found, moe.Experts):
+            if reason := _filtered(filter, name, found.module):
+                kept[name] = reason
+            else:
+                chosen[name] = found
+    return chosen
+
+
+def _filtered(filter: Filter | None, name: str, module: torch.nn.Module) -> str | None:
     """Returns that the caller's filter does not take a layer, or None."""
     return None if filter is None or filter(name, module) else "the filter does not take it"
 
@@ -342,9 +321,10 @@ def _gains(module: torch.nn.Linear) -> dict[int, float]:
 def unpatch(model: torch.nn.Module) -> Report:
     """Turn every `outblas.Linear` of a model back into a `torch.nn.Linear`, in place.
 
-    What `patch` fused is taken apart first. Other layers with an activation stay, because
-    `torch.nn.Linear` has none. Layers that were parametrized, sharded by `fully_shard` or hooked by
-    accelerate after `patch` are restored too: when that is undone, they are a `torch.nn.Linear`.
+    What `patch` fused is taken apart first, and experts get their own forward back. Other layers
+    with an activation stay, because `torch.nn.Linear` has none. Layers that were parametrized,
+    sharded by `fully_shard` or hooked by accelerate after `patch` are restored too: when that is
+    undone, they are a `torch.nn.Linear`.
 
     Args:
         model: Any module, which is changed in place.
@@ -372,6 +352,7 @@ def unpatch(model: torch.nn.Module) -> Report:
     restored: dict[type, type] = {Linear: torch.nn.Linear}
     _check(model)
     fusion.undo(model)
+    restored_experts = moe.undo(model)
     for name, module in _linears(model):
         kind = type(module)
         if not issubclass(kind, Linear):
@@ -393,7 +374,7 @@ def unpatch(model: torch.nn.Module) -> Report:
             node.target is linear for node in module.graph.nodes
         ):
             kept[name or "(root)"] = "its graph calls outblas.linear: trace the model after unpatch"
-    return Report(tuple(swapped), kept)
+    return Report(tuple(swapped), kept, experts=restored_experts)
 
 
 def _check(model: object) -> None:

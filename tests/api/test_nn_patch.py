@@ -207,15 +207,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
         {
             "model.layers.0.mlp.gate.weight": "MixtralTopKRouter multiplies by it: outblas.enable "
             "reaches its mm, bmm and linear",
-        }
-        | dict.fromkeys(
-            (
-                "model.layers.0.mlp.experts.gate_up_proj",
-                "model.layers.0.mlp.experts.down_proj",
-            ),
-            "MixtralExperts multiplies by 4 matrices: outblas.enable reaches its mm, bmm and "
-            "linear",
-        ),
+        },
     ),
     "ViT": (vit, {}),
 }

@@ -11,11 +11,13 @@ from unittest.mock import Mock
 import pytest
 from support.known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, Know, knowing, winner
 
-from outblas.autotune import lookup
-from outblas.autotune.lookup import COUSIN, HERE, MODEL, SHIPPED, Choice, TuningIndex
+from outblas.autotune import lookup, named_configs, tuned_entries
+from outblas.autotune.lookup import TuningIndex
+from outblas.autotune.named_configs import Choice
 from outblas.autotune.search import cost_model, prune
 from outblas.autotune.store.records import BestConfig, Gpu, Workload
 from outblas.autotune.store.tables import TABLES, read_table
+from outblas.autotune.tuned_entries import COUSIN, HERE, MODEL, SHIPPED
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import Problem
 from outblas.hopper import gemm, hilbert
@@ -230,8 +232,12 @@ def test_steps_say_what_each_place_has(know: Know) -> None:
 def test_the_distance_of_two_shapes_is_in_binary_orders_of_magnitude() -> None:
     one, other = Workload(128, 256, 512), Workload(256, 256, 1024)
 
-    assert lookup.distance(one, other) == lookup.distance(other, one) == pytest.approx(2**0.5)
-    assert lookup.distance(one, one) == 0
+    assert (
+        tuned_entries.distance(one, other)
+        == tuned_entries.distance(other, one)
+        == pytest.approx(2**0.5)
+    )
+    assert tuned_entries.distance(one, one) == 0
 
 
 REACHING = Workload(4096, 4096, 64)
@@ -240,7 +246,7 @@ REACHING = Workload(4096, 4096, 64)
 def test_a_workload_within_reach_takes_what_its_neighbour_has(know: Know) -> None:
     near = replace(REACHING, K=128)
 
-    assert lookup.distance(REACHING, near) == 1
+    assert tuned_entries.distance(REACHING, near) == 1
     assert configs(know(winner(0, workload=REACHING)), near) == [0]
 
 
@@ -441,12 +447,12 @@ BETWEEN_LINES = [
 def test_the_production_kernel_has_its_own_rule_for_operands_between_lines(
     problem: Problem,
 ) -> None:
-    assert lookup.suited(Choice("hopper.gemm", "text", ""), EVEN, problem) == ""
+    assert named_configs.suited(Choice("hopper.gemm", "text", ""), EVEN, problem) == ""
 
 
 @pytest.mark.parametrize("problem", BETWEEN_LINES)
 def test_another_kernel_keeps_its_config_for_operands_between_lines(problem: Problem) -> None:
-    assert lookup.suited(Choice("portable", "text", ""), EVEN, problem) == "text"
+    assert named_configs.suited(Choice("portable", "text", ""), EVEN, problem) == "text"
 
 
 @pytest.mark.parametrize(
@@ -460,7 +466,7 @@ def test_another_kernel_keeps_its_config_for_operands_between_lines(problem: Pro
 def test_a_config_is_kept_for_operands_that_lie_in_lines_as_the_tuned_ones(
     workload: Workload, problem: Problem
 ) -> None:
-    assert lookup.suited(Choice("hopper.gemm", "text", ""), workload, problem) == "text"
+    assert named_configs.suited(Choice("hopper.gemm", "text", ""), workload, problem) == "text"
 
 
 COPYING, COPIED = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
@@ -510,7 +516,7 @@ def test_a_kernel_that_was_not_tuned_may_not_copy(know: Know) -> None:
 
 
 def test_a_config_that_runs_has_no_reason_against_it() -> None:
-    assert lookup.unsupported_reason("portable", "", SQUARE, H100) is None
+    assert named_configs.unsupported_reason("portable", "", SQUARE, H100) is None
 
 
 @pytest.mark.parametrize(
@@ -525,7 +531,7 @@ def test_a_config_that_runs_has_no_reason_against_it() -> None:
 def test_the_reason_against_a_config_is_named(
     kernel: str, config: str, gpu: Gpu, reason: str
 ) -> None:
-    assert reason in str(lookup.unsupported_reason(kernel, config, SQUARE, gpu))
+    assert reason in str(named_configs.unsupported_reason(kernel, config, SQUARE, gpu))
 
 
 def shipped_entries() -> list[Any]:
@@ -537,7 +543,7 @@ def test_shipped_tables_name_configs_that_exist() -> None:
     entries = shipped_entries()
 
     reasons = {
-        (gpu.name, str(entry.workload), entry.kernel): lookup.unsupported_reason(
+        (gpu.name, str(entry.workload), entry.kernel): named_configs.unsupported_reason(
             entry.kernel, entry.config, entry.workload, gpu
         )
         for gpu, entry in entries

@@ -7,8 +7,9 @@ import pytest
 from support.known import CONFIGS, H200, SQUARE, Know, knowing, winner
 from support.stored import INTERPRETED
 
-from outblas.autotune.lookup import HERE, TuningIndex
+from outblas.autotune.lookup import TuningIndex
 from outblas.autotune.store.records import Workload
+from outblas.autotune.tuned_entries import HERE
 from outblas.core.configs import to_text
 from outblas.hopper import gemm
 

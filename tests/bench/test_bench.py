@@ -23,7 +23,7 @@ from outblas.verify.kernels import Refused
 def test_tflops_are_those_of_the_median_call() -> None:
     spread = ratio([200.0, 200.0], [100.0, 100.0])
 
-    found = record.figures((1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, Device(None))
+    found = record.figures((1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, Device(None), 1)
 
     assert found["tflops"] == pytest.approx(2 * 1024 * 2048 * 512 / 100e-6 / 1e12)
     assert (found["ratio"], found["us"], found["clock_mhz"]) == (2.0, 100.0, 1500.0)
@@ -34,7 +34,7 @@ def test_utilisation_is_of_what_the_device_can_do_at_its_clock() -> None:
     flops_a_cycle = 4096 * 132
 
     found = record.figures(
-        (1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, Device(flops_a_cycle)
+        (1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, Device(flops_a_cycle), 1
     )
 
     assert found["utilisation"] == pytest.approx(found["tflops"] * 1e12 / (flops_a_cycle * 1500e6))
@@ -43,7 +43,7 @@ def test_utilisation_is_of_what_the_device_can_do_at_its_clock() -> None:
 def test_a_device_of_unknown_speed_has_no_utilisation() -> None:
     spread = ratio([1.0, 1.0], [1.0, 1.0])
 
-    found = record.figures((8, 8, 8), [1.0, 1.0], [1.0, 1.0], spread, Device(None))
+    found = record.figures((8, 8, 8), [1.0, 1.0], [1.0, 1.0], spread, Device(None), 1)
 
     assert found["utilisation"] is None
 

@@ -503,7 +503,8 @@ def adapt(name, module):
         case "gemm.epilogue_store":
             # Every thread asks for every tile; a trace asks once.
             module.buffer_count = lru_cache(maxsize=256)(module.buffer_count)
-            module.store_rows_of_group = _of_grouped("store_rows_of_group")
+        case "gemm.row_stores":
+            module.store_rows = _of_grouped("store_rows")
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
         case "grouped.schedule":

@@ -1,5 +1,5 @@
 """Launches of `hopper.grouped` on the model: groups of rows or of terms, and whether each has its
-own product.
+own product, with what its epilogue reads and stores.
 """
 
 import itertools
@@ -21,7 +21,8 @@ from .tensors import Shared
 @dataclass(frozen=True)
 class GroupedCase:
     """A call: `ends` of groups in the ragged dimension of size `extent`, which are rows or terms.
-    `M` and `K` are the sizes of the dimension that is not ragged.
+    `M` and `K` are the sizes of the dimension that is not ragged, and `N` columns are stored.
+    `epilogue` is any of "residual", "aux", "gated" and "scatter".
     """
 
     config: HopperConfig
@@ -35,6 +36,12 @@ class GroupedCase:
     zero_tail: bool = False
     out_dtype: torch.dtype = torch.bfloat16
     in_place: bool = False
+    epilogue: frozenset[str] = frozenset()
+
+    @property
+    def halves(self) -> int:
+        """The columns of B that make one of C."""
+        return 2 if "gated" in self.epilogue else 1
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -60,15 +67,20 @@ class GroupedLaunch(Launch):
     case: Any
 
     def stored(self, agent, target, found, columns=None, end_row=None):
-        """A part of C is written, by TMA or, where `end_row` is given, those of its rows that lie
-        before it.
+        """A part of C, or of x, is written, by TMA or, where `end_row` is given, those of its rows
+        that lie before it.
         """
         del agent
         case = self.case
-        (_, (row, column, *matrix)), contents = target, set(found)
+        (name, (row, column, *rest)), contents = target, set(found)
+        half, matrix = (rest[:1], rest[1:]) if self._has_halves(name) else ([], rest)
         if len(contents) != 1:
-            raise ProtocolFault("wrong result", f"C at {(row, column)} gets {found}")
-        ((_, total),) = contents
+            raise ProtocolFault("wrong result", f"{name} at {(row, column)} gets {found}")
+        ((_, value),) = contents
+        total, came = value if isinstance(value, tuple) else (value, None)
+        self._check_source(name, (row, column, *matrix), came)
+        if name == "C" and "scatter" in case.epilogue and end_row is None:
+            raise ProtocolFault("wrong result", f"C at {(row, column)} is not scattered")
         group = self._group_at(row, matrix)
         begin, end = case.bounds[group]
         if case.form == "ragged_m":
@@ -87,10 +99,19 @@ class GroupedLaunch(Launch):
                 "wrong result", f"C at {(row, column)} of group {group} sums {terms}"
             )
         for c in range(column, column + (columns or self.columns_at_once), 8):
-            key = (row, c, *matrix)
+            key = (name, row, c, *half, *matrix)
             if key in self.written:
-                raise ProtocolFault("wrong result", f"C at {key} is stored twice")
+                raise ProtocolFault("wrong result", f"{key} is stored twice")
             self.written.add(key)
+
+    def _has_halves(self, name) -> bool:
+        return name == "aux" and self.case.halves == 2
+
+    def _check_source(self, name, offset, came) -> None:
+        """C is added to the residual at its place, x to nothing."""
+        has_source = name == "C" and bool(self.traits.source)
+        if has_source != (came is not None) or (came is not None and came[1] != offset):
+            raise ProtocolFault("wrong result", f"{name} at {offset} is added to {came}")
 
     @property
     def _depth(self) -> int:
@@ -118,30 +139,35 @@ class GroupedLaunch(Launch):
         return found
 
     def _terms_multiplied(self, product, row, column, group):
-        (a, left_a), (b, left_b) = map(_cleared, product)
-        if left_a != left_b:
-            raise ProtocolFault("wrong result", f"{left_a} terms of A meet {left_b} of B")
-        (name_a, at_a), (name_b, at_b) = a, b
+        of_a, of_b = product
+        (name_a, at_a), left_a = _cleared(of_a)
         inside = 0 <= row - at_a[0] < self.config.tile_m
-        inside &= 0 <= column - at_b[0] < self.config.tile_n
-        if (name_a, name_b) != ("A@0", "B@0") or not inside or at_a[1] != at_b[1]:
+        halves = of_b if isinstance(of_b[0], tuple) else (of_b,)
+        if len(halves) != self.case.halves:
             raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies {product}")
-        if self.case.form == "ragged_m" and at_b[2] != min(group, len(self.case.ends) - 1):
-            raise ProtocolFault("wrong result", f"group {group} multiplies {b}")
+        for number, half in enumerate(halves):
+            (name_b, at_b), left_b = _cleared(half)
+            if left_a != left_b:
+                raise ProtocolFault("wrong result", f"{left_a} terms of A meet {left_b} of B")
+            inside &= 0 <= column - at_b[0] < self.config.tile_n // self.case.halves
+            inside &= self.case.halves == 1 or at_b[2] == number
+            if (name_a, name_b) != ("A@0", "B@0") or not inside or at_a[1] != at_b[1]:
+                raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies {product}")
+            if self.case.form == "ragged_m" and at_b[-1] != min(group, len(self.case.ends) - 1):
+                raise ProtocolFault("wrong result", f"group {group} multiplies {half}")
         return at_a[1], left_a
 
     def check_all(self) -> None:
-        """All of C has been stored."""
+        """All of C, and all of x where a call asks for it, has been stored."""
         case = self.case
-        parts: set[tuple[int, ...]]
-        if case.form == "ragged_m":
-            rows = [row for begin, end in case.bounds for row in range(begin, end, 64)]
-            parts = set(itertools.product(rows, range(0, case.N, 8)))
-        else:
-            groups = range(len(case.ends))
-            parts = set(itertools.product(range(0, case.M, 64), range(0, case.N, 8), groups))
-        if missing := parts - self.written:
-            raise ProtocolFault("wrong result", f"C at {min(missing)} is never stored")
+        for name in ("C", "aux") if "aux" in case.epilogue else ("C",):
+            dims: list[Any] = [(name,), range(0, case.M, 64), range(0, case.N, 8)]
+            if case.form == "ragged_m":
+                dims[1] = [row for begin, end in case.bounds for row in range(begin, end, 64)]
+            dims += [range(case.halves)] if self._has_halves(name) else []
+            dims += [range(len(case.ends))] if case.form == "ragged_k" else []
+            if missing := set(itertools.product(*dims)) - self.written:
+                raise ProtocolFault("wrong result", f"{min(missing)} is never stored")
 
 
 def _cleared(operand):
@@ -172,21 +198,40 @@ def simulate_grouped(
             form=case.form,
             capacity=-(-groups // 32) * 32,
             zero_tail=case.zero_tail,
+            gated=case.halves == 2,
+            residual="staged" if "residual" in case.epilogue else "",
+            aux="staged" if "aux" in case.epilogue else "",
+            scatters="scatter" in case.epilogue,
         )
     )
     given: Any = case
     launch = GroupedLaunch(given, traits, Timing(seed, slow), 0)
     dsl.use(launch)
+    wide = case.N * case.halves
     shapes: tuple[tuple[int, ...], ...]
     if case.form == "ragged_m":
-        shapes = (case.extent, case.K), (len(case.ends), case.K, case.N), (case.extent, case.N)
+        shapes = (case.extent, case.K), (len(case.ends), case.K, wide), (case.extent,)
     else:
-        shapes = (case.M, case.extent), (case.extent, case.N), (len(case.ends), case.M, case.N)
-    a, b, c = (
-        dsl.Matrix(f"{x}@0" if x != "C" else x, s) for x, s in zip("ABC", shapes, strict=True)
-    )
+        shapes = (case.M, case.extent), (case.extent, wide), (len(case.ends), case.M)
+    a, b = (dsl.Matrix(f"{x}@0", shape) for x, shape in zip("AB", shapes[:2], strict=True))
+
+    def like_result(name: str, columns: int) -> Any:
+        return dsl.Matrix(name, (*shapes[2], columns)) if name in ("C", *case.epilogue) else None
+
     kernel = loaded.find("grouped.kernel").Grouped(case.config, traits)
-    kernel(a, b, c, Offsets(case.ends), case.clusters, None)
+    kernel(
+        a,
+        b,
+        like_result("C", case.N),
+        Offsets(case.ends),
+        None,
+        like_result("residual", case.N),
+        like_result("aux", wide),
+        range(case.extent) if "scatter" in case.epilogue else None,
+        None,
+        case.clusters,
+        None,
+    )
     launch.check_stages()
     launch.check_all()
     return launch
@@ -247,16 +292,24 @@ def clear_terms(operand, stage, terms, thread, threads):
         agent.unfenced.append(write)
 
 
-def store_rows_of_group(tile, stores, number, buffer):
-    """The threads of a consumer copy rows from a buffer; one of them tells the model."""
+def store_rows(tile, stores, number, buffer):
+    """The threads of a consumer copy rows from a buffer, which takes a while; one of them tells the
+    model.
+    """
     agent, consumer, work = state.machine.agent, tile.consumer, tile.work
     config, writer = tile.epilogue.config, tile.consumer.writer
     i, start = stores.subtiles[number]
     row = work.row + (i * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64
     agent.pause()
     low, high = writer.buffers[None, None, buffer].range()
-    found = [region.tag for region in agent.cta.memory.read(low, high, agent.name)]
+    memory, reader = agent.cta.memory, f"a copy of {agent.name}"
+    found = [region.tag for region in memory.read(low, high, reader)]
+    number = memory.begin_read(low, high, reader)
+    agent.pause()
+    memory.end_read(number)
     if agent.tidx % 128 == 0 and row < work.end_row:
-        target = "C", (row, work.column + start)
+        name = "aux" if stores.aux else "C"
+        half = (stores.half,) if stores.aux and _case().halves == 2 else ()
+        target = name, (row, work.column + start, *half)
         launch: Any = state.machine
         launch.stored(agent, target, found, end_row=work.end_row)

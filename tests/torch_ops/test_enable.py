@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 import outblas
-from outblas.runtime import dispatch, hooks
-from outblas.torch_ops import aten
+from outblas.runtime import dispatch, hooks, launcher
+from outblas.torch_ops import aten, aten_choice
 from outblas.torch_ops.aten import Enabled, Product, Rules
 
 pytestmark = pytest.mark.interpreter
@@ -408,7 +408,7 @@ def test_a_product_that_was_slower_in_a_sweep_stays_with_torch(
     tuner = Mock()
     tuner.measured_gain.return_value = 0.934
     monkeypatch.setattr(hooks.tuner, "_loaded", tuner)
-    monkeypatch.setattr(aten.launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
 
     with aten._enable(rules(kernel="", min_gain=1.0)) as enabled:
         A @ B
@@ -422,7 +422,7 @@ def test_a_product_that_cannot_be_planned_stays_with_torch(
     no_plans: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aten.dispatch, "find_plan", Mock(side_effect=OSError("no compiler")))
+    monkeypatch.setattr(dispatch, "find_plan", Mock(side_effect=OSError("no compiler")))
 
     with (
         aten._enable(rules()) as enabled,
@@ -439,10 +439,10 @@ def test_a_product_that_is_first_met_in_a_capture_is_torchs_in_that_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patched, aten._enable(rules()) as enabled:
-        patched.setattr(aten, "capturing", lambda device: True)
+        patched.setattr(aten_choice, "capturing", lambda device: True)
         captured = A @ B
         in_capture = dict(enabled.decisions)
-        patched.setattr(aten, "capturing", lambda device: False)
+        patched.setattr(aten_choice, "capturing", lambda device: False)
         A @ B
 
     assert torch.equal(captured, A @ B)
@@ -653,6 +653,21 @@ def test_a_filter_is_asked_once_for_each_kind_of_product() -> None:
 
     assert asked == [Product("bmm", 3, 6, 4, 5, torch.float32)]
     assert asked[0].flops == 720
+
+
+def test_a_product_of_a_matrix_with_itself_is_decided_once() -> None:
+    square = C[:4]
+    asked: list[Product] = []
+
+    def note(product: Product) -> bool:
+        asked.append(product)
+        return True
+
+    with aten._enable(rules(filter=note)):
+        for _ in range(3):
+            torch.mm(square, square)
+
+    assert len(asked) == 1
 
 
 # ---- arguments

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,6 @@ from .operation import Operation
 from .power import EnergyMeter
 from .providers import PLAIN, Call, Provider
 from .record import (
-    BASE,
     BEST,
     BOUNDED,
     EXACT,
@@ -30,6 +29,7 @@ from .record import (
     UNCHECKED,
     Device,
     Record,
+    bytes_moved,
     energy,
     figures,
 )
@@ -55,11 +55,35 @@ class _Entrant:
 
 Entrants = dict[str, _Entrant]  # by label, the base first
 Found = dict[str, dict[str, Any]]  # the figures of each
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Task(Protocol):
+    """What a campaign times at a time: one product, or the products of all groups."""
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes (M, N, K) that its FLOP come from."""
+
+    def operands(self, operation: Operation) -> Operands:
+        """Returns what calls are prepared with, on the current GPU. The weights are the second."""
+
+    def case(self, operation: Operation) -> Any:
+        """Returns what providers are checked with."""
+
+    def bytes_moved(self, operation: Operation) -> int:
+        """Returns the bytes of the operands that are read and of the result."""
+
+    def is_memory_bound(self, operation: Operation, l2_bytes: int) -> bool:
+        """Returns whether it is also timed with cold weights."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the fields of a record that say what was timed."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A product to time. `product` is "", or "dA" or "dB" for a gradient."""
+class Product:
+    """One product to time. `product` is "", or "dA" or "dB" for a gradient."""
 
     shape: Shape
     layout: str
@@ -68,11 +92,31 @@ class Task:
     def __str__(self) -> str:
         return " ".join(part for part in (to_text(self.shape), self.layout, self.product) if part)
 
+    def operands(self, operation: Operation) -> Operands:
+        return operation.operands(self.shape, self.layout)
+
+    def case(self, operation: Operation) -> Case:
+        return Case(
+            *self.shape,
+            operation.out_dtype,
+            layout=self.layout,
+            tf32=operation.dtype == "tf32",
+        )
+
+    def bytes_moved(self, operation: Operation) -> int:
+        return bytes_moved(self.shape, *operation.operand_bytes)
+
+    def is_memory_bound(self, operation: Operation, l2_bytes: int) -> bool:
+        return cold.is_memory_bound(self.shape, operation.operand_bytes, l2_bytes)
+
+    def facts(self) -> dict[str, Any]:
+        return {"shape": self.shape, "layout": self.layout, "product": self.product}
+
 
 class Campaign:
-    """Times providers against `torch.mm` on the current CUDA device.
+    """Times providers against a base, such as `torch.mm`, on the current CUDA device.
 
-    The first provider is cuBLAS. `operation` is what is computed, the same as that of the
+    The first provider is the base. `operation` is what is computed, the same as that of the
     providers. `rounds`: the minimum by mode. Progress is reported to the listener of
     `core.progress`.
     """
@@ -84,6 +128,7 @@ class Campaign:
         rounds: Mapping[str, int] = ROUNDS,
     ) -> None:
         self.providers = distinct(providers)
+        self.base = self.providers[0].label
         self.operation = operation
         self.rounds = rounds
         self._clock = Clock()
@@ -110,19 +155,23 @@ class Campaign:
         """Yields records as they become available: all providers of one shape and layout, mode by
         mode. With `backward`, yields those of the two products of each backward pass instead.
         """
+        return self.run_tasks(tasks(shapes, layouts, backward), modes)
+
+    def run_tasks(self, chosen: Sequence[Task], modes: Sequence[str]) -> Iterator[Record]:
+        """Yields records as they become available: all providers of one task, mode by mode."""
         before = torch.get_float32_matmul_precision()
         precision = "high" if self.operation.dtype == "tf32" else "highest"
         torch.set_float32_matmul_precision(precision)
         try:
-            for task in progress.counted(tasks(shapes, layouts, backward)):
+            for task in progress.counted(chosen):
                 yield from self._task(task, modes)
         finally:
             torch.set_float32_matmul_precision(before)
 
     def _task(self, task: Task, modes: Sequence[str]) -> Iterator[Record]:
-        modes = [mode for mode in modes if mode != "cold" or self._is_memory_bound(task.shape)]
+        modes = [mode for mode in modes if mode != "cold" or self._is_memory_bound(task)]
         try:
-            operands = self.operation.operands(task.shape, task.layout)
+            operands = task.operands(self.operation)
         except torch.OutOfMemoryError:
             for provider, mode in product(self.providers, modes):
                 yield self._record(provider, task, mode, OUT_OF_MEMORY)
@@ -134,8 +183,9 @@ class Campaign:
             checks.append((provider, check))
             if entrant is not None:
                 entrants[provider.label] = entrant
-        for mode in modes if BASE in entrants else ():
-            timed = self._timed(mode, task, entrants, operands[1])
+        for mode in modes:
+            has_base = self.base in entrants
+            timed = self._timed(mode, task, entrants, operands[1]) if has_base else {}
             for provider, check in checks:
                 yield self._record(provider, task, mode, check, **timed.get(provider.label, {}))
 
@@ -148,8 +198,8 @@ class Campaign:
             case _:
                 return self._sustained(task, entrants)
 
-    def _is_memory_bound(self, shape: Shape) -> bool:
-        return cold.is_memory_bound(shape, self.operation.operand_bytes, self._device.l2_bytes)
+    def _is_memory_bound(self, task: Task) -> bool:
+        return task.is_memory_bound(self.operation, self._device.l2_bytes)
 
     def _record(
         self, provider: Provider, task: Task, mode: str, check: str, **found: Any
@@ -157,14 +207,12 @@ class Campaign:
         return Record(
             provider=provider.name,
             config=provider.config,
-            shape=task.shape,
             dtype=self.operation.dtype,
-            layout=task.layout,
             mode=mode,
             check=check,
             epilogue=str(provider.operation.steps),
             batch_invariant=self.operation.batch_invariant,
-            product=task.product,
+            **task.facts(),
             **found,
         )
 
@@ -174,13 +222,7 @@ class Campaign:
         An exception of a provider only skips this task for that provider, unless the device is
         lost.
         """
-        precision = self.operation.dtype
-        case = Case(
-            *task.shape,
-            operands[2].dtype,
-            layout=task.layout,
-            tf32=precision == "tf32",
-        )
+        case = task.case(self.operation)
         try:
             with watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
                 # Prepared before the check: a provider that chooses among algorithms must choose
@@ -209,11 +251,11 @@ class Campaign:
         rounds.
         """
         us, mhz = samples[label].us, samples[label].mhz
-        spread = ratio(samples[BASE].us, us)
+        spread = ratio(samples[self.base].us, us)
         best = ratio(samples[BEST].us, us).median if BEST in samples else None
-        widths = self.operation.operand_bytes
+        moved = task.bytes_moved(self.operation)
         return {
-            **figures(task.shape, us, mhz, spread, self._device, widths),
+            **figures(task.shape, us, mhz, spread, self._device, moved),
             "verdict": spread.verdict(BURST_TOLERANCE),
             "ratio_best": best,
             "rounds": len(us),
@@ -290,9 +332,12 @@ class Campaign:
         # For calls whose time is below the scatter of the foreign kernel's, no difference can be
         # reported.
         return {
-            label: {"us_apart": statistics.median(us), "ratio_apart": ratio(times[BASE], us).median}
+            label: {
+                "us_apart": statistics.median(us),
+                "ratio_apart": ratio(times[self.base], us).median,
+            }
             for label, us in times.items()
-            if min(*us, *times[BASE]) > 0
+            if min(*us, *times[self.base]) > 0
         }
 
     def _sustained(self, task: Task, entrants: Entrants) -> Found:
@@ -302,17 +347,21 @@ class Campaign:
             one = turn.graph(e.call, turn.graph_calls(e.us)) if short else turn.eager(e.call, 1)
             repeats = max(1, round(sustained.BATCH_US / (e.us * one.calls)))
             batches[label] = turn.Batch(turn.eager(one.run, repeats).run, one.calls * repeats)
-        turns_of_all = len(schedule.turns(BASE, [*batches][1:], passes))
+        turns_of_all = len(schedule.turns(self.base, [*batches][1:], passes))
         say = _counter("sustained", turns_of_all)
-        done = sustained.run(batches, BASE, self._clock, self._meter, passes=passes, progress=say)
-        paired = sustained.pair(done, BASE)
+        done = sustained.run(
+            batches, self.base, self._clock, self._meter, passes=passes, progress=say
+        )
+        paired = sustained.pair(done, self.base)
         best = _median_us(paired[BEST][0]) if BEST in paired else None
         found: Found = {}
         for label, (turns, base) in paired.items():
             us, mhz, watts = ([getattr(t, name) for t in turns] for name in ("us", "mhz", "watts"))
             spread = ratio(base, us)
             found[label] = {
-                **figures(task.shape, us, mhz, spread, self._device, self.operation.operand_bytes),
+                **figures(
+                    task.shape, us, mhz, spread, self._device, task.bytes_moved(self.operation)
+                ),
                 **energy(task.shape, us, watts),
                 "verdict": spread.verdict(SUSTAINED_TOLERANCE),
                 "ratio_best": best / statistics.median(us) if best else None,
@@ -323,13 +372,13 @@ class Campaign:
         return found
 
 
-def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[Task]:
+def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[Product]:
     """Returns the products of a campaign, or those of their backward passes, without duplicates."""
-    forward = [Task(shape, layout) for layout in layouts for shape in shapes]
+    forward = [Product(shape, layout) for layout in layouts for shape in shapes]
     if not of_backward:
         return forward
     pairs = [backward(task.shape, task.layout) for task in forward]
-    return [Task(shape, layout, name) for pair in pairs for name, shape, layout in pair]
+    return [Product(shape, layout, name) for pair in pairs for name, shape, layout in pair]
 
 
 def _counter(text: str, total: int) -> Callable[[], None]:

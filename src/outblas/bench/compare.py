@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.grouped_shapes import GroupedWorkload
+from ..core.shapes import to_text
 from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
 
 # The fields by which two records belong to the same measurement. Older files lack the later names.
@@ -21,13 +23,16 @@ _SAME = {
     "epilogue": "",
     "batch_invariant": False,
     "product": "",
+    "experts": None,
+    "form": None,
+    "distribution": None,
 }
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One measurement in both campaigns. The ratios are to cuBLAS in the same rounds; `tolerance`
+    """One measurement in both campaigns. The ratios are to the base in the same rounds; `tolerance`
     is how much two runs of the same program may differ.
     """
 
@@ -39,9 +44,12 @@ class Change:
     @property
     def name(self) -> str:
         """The name in messages: `outblas 4096 nt burst`."""
-        provider, config, shape, _, layout, mode, epilogue, invariant, product = self.key
+        provider, config, shape, _, layout, mode, epilogue, invariant, product, *groups = self.key
+        experts, form, distribution = groups
         label = f"{provider}[{config}]" if config else provider
-        size = str(shape[0]) if len(set(shape)) == 1 else "x".join(map(str, shape))
+        size = to_text(shape)
+        if experts is not None:
+            size = str(GroupedWorkload.of(experts, shape, distribution, form))
         extra = epilogue, "batch-invariant" * invariant, product
         return " ".join(part for part in (label, size, layout, mode, *extra) if part)
 

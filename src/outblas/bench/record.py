@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..core import machines
-from ..core.shapes import Shape, flop
+from ..core.grouped_shapes import Distribution, Form, GroupedWorkload
+from ..core.shapes import Shape, flop, to_text
 from .statistics import Ratio
 
 BASE = "cublas"
+GROUPED_BASE = "torch"  # of grouped products: torch.nn.functional.grouped_mm
 BEST = "cublaslt-best"
 MODES = ("burst", "cold", "sustained")
 EXACT = "exact"  # bit for bit on integers
@@ -25,10 +27,13 @@ REFUSED = "refused: "
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One provider at one shape. `check` is "exact" or "bounded" (an epilogue, or fp8), "–" for
-    cuBLAS, or why there are no figures (then all are None).
+    cuBLAS, or why there are no figures (then all are None). Of grouped products, torch's
+    `grouped_mm` stands where cuBLAS does.
 
     epilogue: the steps after the product, as `bias+gelu+residual`.
     product: "dA" or "dB" for a product of the backward pass, of this shape and layout.
+    experts, form, distribution: of a grouped product, as in `GroupedWorkload`; its shape is that
+        of the products of all groups.
     mode: "burst", "sustained", or "cold", a burst over copies of the weights that L2 cannot hold.
     us: per call on the device; host_us: of an eager call on the host.
     ratio: cuBLAS's time divided by this one's (above 1 is faster), its 10th and 90th percentile.
@@ -50,6 +55,9 @@ class Record:
     epilogue: str = ""
     batch_invariant: bool = False
     product: str = ""
+    experts: int | None = None
+    form: Form | None = None
+    distribution: Distribution | None = None
     rounds: int | None = None
     calls: int | None = None
     graph: bool | None = None
@@ -77,8 +85,22 @@ class Record:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a product of the forward pass, without an epilogue or batch invariance."""
-        return not (self.epilogue or self.product or self.batch_invariant)
+        """Whether it is one product of the forward pass, without an epilogue or batch
+        invariance.
+        """
+        return not (self.epilogue or self.product or self.batch_invariant or self.experts)
+
+    @property
+    def workload(self) -> GroupedWorkload | None:
+        """The workload of a grouped product; None for any other."""
+        if self.experts is None or self.form is None or self.distribution is None:
+            return None
+        return GroupedWorkload.of(self.experts, self.shape, self.distribution, self.form)
+
+    @property
+    def size(self) -> str:
+        """The text of the shape, or of the workload of a grouped product."""
+        return str(self.workload or to_text(self.shape))
 
     @property
     def passed(self) -> bool:
@@ -120,16 +142,16 @@ def figures(
     mhz: Sequence[float],
     spread: Ratio,
     device: Device,
-    operand_bytes: tuple[int, int] = (2, 2),
+    moved: int,
 ) -> dict[str, Any]:
     """Returns medians over rounds. Utilisation is FLOP/s divided by what the SMs can do at the
-    clock of the same round. `operand_bytes`: of an element of A and B, and of C.
+    clock of the same round. `moved`: the bytes of the operands and of the result.
     """
     work, peak = flop(shape), device.flops_per_clock
     return {
         "us": statistics.median(us),
         "tflops": work / statistics.median(us) / 1e6,
-        "gbs": bytes_moved(shape, *operand_bytes) / statistics.median(us) / 1e3,
+        "gbs": moved / statistics.median(us) / 1e3,
         "ratio": spread.median,
         "ratio_low": spread.low,
         "ratio_high": spread.high,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from ..bench.plotting import check_chart
 from ..core import progress, registry
-from ..core.shapes import LAYOUTS, Shape, to_text
+from ..core.shapes import LAYOUTS
 from . import progress_line
 from .common import (
     NO_GPU,
@@ -37,11 +38,14 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..bench.campaign import Campaign
     from ..bench.operation import Operation
     from ..bench.providers import Provider
     from ..bench.record import Record
 
+OPS = ("gemm", "grouped")
 COLUMNS = (
     "shape",
     "layout",
@@ -73,13 +77,21 @@ def bench(
             help="Names of kernels, or NAME\\[k=v,...] for a config. Other names: outblas (what "
             "matmul chooses), outblas-bare (without the epilogue), cublas (against itself), "
             "torch.compile, cublas-fast-accum (for fp8). Default: all kernels that run here. "
-            "cublas and cublaslt-best are always timed."
+            "cublas and cublaslt-best are always timed; with --op grouped, torch is."
         ),
     ] = "",
     ladder: Annotated[
         str | None,
         typer.Option(help="Time the kernels of one ladder: simt, portable, turing or hopper."),
     ] = None,
+    op: Annotated[
+        str,
+        typer.Option(
+            help="What is timed: gemm (one product), or grouped (the products of all experts, "
+            "beside torch's grouped_mm; --shapes has EXPERTSxROWSxNxK, with :zipf for skewed "
+            "groups and :terms for gradients of weights, or moe:MODEL)."
+        ),
+    ] = "gemm",
     shapes: ShapesOption = "4096",
     dtype: Annotated[
         str,
@@ -142,32 +154,34 @@ def bench(
     import torch
 
     from ..bench import compare
-    from ..bench.operation import OPERANDS, Operation
-    from ..bench.providers import parse
     from ..bench.record import MODES
-    from ..core.steps import Steps
+    from . import bench_grouped
 
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
         check_writable(chart, "--chart")
         check_chart(chart)
-        chosen = parse_shapes(shapes, least=1)
+        check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
-        check_one_of("--dtype", dtype, tuple(OPERANDS))
-        operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
-        operation.check(chosen, layouts, backward=backward)
         earlier = compare.load(against) if against is not None else None
-        if ladder is not None:
-            registry.ladder(ladder)
-        named = [parse(name, operation) for name in split_names(kernels)]
+        asked = Asked(split_names(kernels), shapes, dtype, layouts, modes, backward, rounds)
+        if op == "gemm":
+            start = _gemm(asked, ladder, epilogue, batch_invariant)
+        else:
+            others = {
+                "--ladder": ladder,
+                "--epilogue": epilogue,
+                "--batch-invariant": batch_invariant,
+                "--chart": chart,
+            }
+            start = bench_grouped.prepared(asked, others)
         if not torch.cuda.is_available():
             typer.echo(
                 "There is no NVIDIA GPU that torch can use: nothing can be timed here.", err=True
             )
             raise typer.Exit(NO_GPU)
-        campaign = _campaign(named, ladder, operation, rounds)
-    plan = Plan(chosen, layouts, modes, backward)
-    report, passed = _run(campaign, plan, save, quiet=json)
+        campaign, records = start()
+    report, passed = _run(campaign, records, save, quiet=json)
     if json:
         print_json(report)
     if chart is not None:
@@ -214,13 +228,59 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     return found
 
 
+class Asked(NamedTuple):
+    """The options that both kinds of campaigns have: the names of providers, and the rest as
+    given.
+    """
+
+    names: list[str]
+    shapes: str
+    dtype: str
+    layouts: list[str]
+    modes: list[str]
+    backward: bool
+    rounds: int | None
+
+    @property
+    def by_mode(self) -> Mapping[str, int]:
+        """The minimum number of rounds in each mode."""
+        from ..bench.campaign import ROUNDS
+
+        return dict.fromkeys(ROUNDS, self.rounds) if self.rounds else ROUNDS
+
+
+# Makes a campaign on the current GPU, and its records, which are measured as they are read.
+Start: TypeAlias = "Callable[[], tuple[Campaign, Iterator[Record]]]"
+
+
+def _gemm(asked: Asked, ladder: str | None, epilogue: str, batch_invariant: bool) -> Start:
+    """Checks the options of a campaign of single products. Raises ValueError."""
+    from ..bench.operation import OPERANDS, Operation
+    from ..bench.providers import parse
+    from ..core.steps import Steps
+
+    chosen = parse_shapes(asked.shapes, least=1)
+    check_one_of("--dtype", asked.dtype, tuple(OPERANDS))
+    operation = Operation(asked.dtype, Steps.parse(epilogue), batch_invariant)
+    operation.check(chosen, asked.layouts, backward=asked.backward)
+    if ladder is not None:
+        registry.ladder(ladder)
+    named = [parse(name, operation) for name in asked.names]
+
+    def start() -> tuple[Campaign, Iterator[Record]]:
+        made = _campaign(named, ladder, operation, asked.by_mode)
+        return made, made.run(chosen, asked.layouts, asked.modes, backward=asked.backward)
+
+    return start
+
+
 def _campaign(
-    named: list[Provider], ladder: str | None, operation: Operation, rounds: int | None
+    named: list[Provider], ladder: str | None, operation: Operation, rounds: Mapping[str, int]
 ) -> Campaign:
     import torch
 
     from ..bench import providers
-    from ..bench.campaign import ROUNDS, Campaign
+    from ..bench.campaign import Campaign
     from ..bench.record import BASE, BEST
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -231,8 +291,7 @@ def _campaign(
     bases = [providers.library(BASE, operation)]
     if BEST not in [provider.name for provider in named]:
         bases.append(providers.library(BEST, operation))
-    by_mode = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
-    return Campaign([*bases, *chosen], operation, by_mode)
+    return Campaign([*bases, *chosen], operation, rounds)
 
 
 def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
@@ -249,17 +308,8 @@ def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
             check_dtype(dtype, kernel.name, kernel.dtypes)
 
 
-class Plan(NamedTuple):
-    """What a campaign goes through; `backward`: the products of its backward passes."""
-
-    shapes: list[Shape]
-    layouts: list[str]
-    modes: list[str]
-    backward: bool
-
-
 def _run(
-    campaign: Campaign, plan: Plan, save: Path | None, *, quiet: bool
+    campaign: Campaign, records: Iterator[Record], save: Path | None, *, quiet: bool
 ) -> tuple[dict[str, Any], bool]:
     """Runs the campaign under a live table, and says whether every product was right.
 
@@ -276,7 +326,7 @@ def _run(
             return Group()
         status = [Text(doing, style="dim")] if doing else []
         title = f"{report['environment']['gpu']}, {campaign.operation.dtype}"
-        return Group(_view(title, rows), *status)
+        return Group(_view(title, rows, campaign.base), *status)
 
     with Live(view(), console=console, refresh_per_second=4, transient=quiet) as live:
         below_the_table = console.is_terminal and not quiet
@@ -285,7 +335,6 @@ def _run(
             if below_the_table
             else progress_line.shown()
         ):
-            records = campaign.run(plan.shapes, plan.layouts, plan.modes, backward=plan.backward)
             for record in records:
                 if record.bandwidth_share is not None:
                     report["environment"]["copy_gbs"] = campaign.copy_gbs
@@ -300,10 +349,12 @@ def _run(
     return report, passed
 
 
-def _view(title: str, rows: list[tuple[str, ...]]) -> RenderableType:
+def _view(title: str, rows: list[tuple[str, ...]], base: str) -> RenderableType:
     """A table without the columns in which nothing was measured; shape, layout and mode go to the
     title if all share them.
     """
+    base = "cuBLAS" if base == "cublas" else base
+    headings = [column.replace("cuBLAS", base) for column in COLUMNS]
     kept = []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
@@ -314,8 +365,8 @@ def _view(title: str, rows: list[tuple[str, ...]]) -> RenderableType:
     keys = sum(i <= COLUMNS.index("provider") for i in kept)
     cells = ([row[i] for i in kept] for row in rows)
     return make_table(
-        f"{title}; × cuBLAS: its time / the provider's time",
-        [COLUMNS[i] for i in kept],
+        f"{title}; × {base}: its time / the provider's time",
+        [headings[i] for i in kept],
         cells,
         keys=keys,
     )
@@ -328,7 +379,7 @@ def row(record: Record) -> tuple[str, ...]:
         f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else NONE
     )
     return (
-        to_text(r.shape),
+        r.size,
         r.layout,
         r.mode,
         r.product or NONE,

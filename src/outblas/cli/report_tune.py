@@ -76,7 +76,7 @@ def tune(
     It shows the winner, the best configs, the tiles and stages, what failed and why, and what the
     model predicted against what was measured. --html and --chart also draw it.
     """
-    from ..autotune import lookup
+    from ..autotune import named_configs
     from ..bench import plotting
     from ..report.tuning import chart as tune_chart
     from ..report.tuning import model, page
@@ -93,7 +93,7 @@ def tune(
             kernel=own,
             workload=workload,
             gpu_name=name,
-            limits=lambda config: lookup.limits(own, config, workload, gpu_of),
+            limits=lambda config: named_configs.limits(own, config, workload, gpu_of),
         )
         picture = tune_chart.draw(found) if chart is not None else None
         written = page.html(found) if html is not None else ""

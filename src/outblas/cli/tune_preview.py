@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .common import NONE, note, split, table
 
 if TYPE_CHECKING:
-    from ..autotune.lookup import Choice, TuningIndex
+    from ..autotune.lookup import TuningIndex
+    from ..autotune.named_configs import Choice
     from ..autotune.search.plan import Plan
     from ..autotune.search.strategy import Strategy
     from ..autotune.search.target import TuneTarget
@@ -103,7 +104,7 @@ def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
 def _show_plan(
     plan: Plan, record: dict[str, Any], workload: Workload, gpu: Gpu, order: str
 ) -> None:
-    from ..autotune.lookup import short
+    from ..autotune.named_configs import short
 
     counts = f"{plan.generated} configs, {plan.valid} of them valid, {len(plan.ranked)} to measure"
     note(f"{workload} on {gpu.name}: {counts}.", None)
@@ -178,14 +179,14 @@ def explain(
 
 
 def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _Explanation:
-    from ..autotune import lookup
+    from ..autotune import named_configs
     from ..autotune.search import prune
     from ..runtime import default_kernel
 
     gpu = index.gpu
     choice, passed_over = None, []
     for option in index.choices(workload) if looks_up else ():
-        if reason := lookup.unsupported_reason(option.kernel, option.config, workload, gpu):
+        if reason := named_configs.unsupported_reason(option.kernel, option.config, workload, gpu):
             passed_over.append(f"{option.kernel} does not run here: {reason}")
         elif reason := index.pruned_reason(option.kernel, workload, prune.problem(workload)):
             passed_over.append(f"{option.kernel} would be slow here: {reason}")
@@ -196,17 +197,17 @@ def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _
         rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
         cause = "nothing that was tuned applies" if looks_up else "OUTBLAS_TUNE is off"
         why = f"{cause}, so the fixed rule decides"
-        choice = lookup.Choice(rule, "", why)
+        choice = named_configs.Choice(rule, "", why)
     return _Explanation(
         choice,
         tuple(passed_over),
         steps=tuple(index.steps(workload)) if looks_up else (),
-        remarks=tuple(lookup.remarks(choice.kernel, workload)),
+        remarks=tuple(named_configs.remarks(choice.kernel, workload)),
     )
 
 
 def _show_explanation(found: _Explanation, workload: Workload, gpu: Gpu) -> None:
-    from ..autotune.lookup import short
+    from ..autotune.named_configs import short
 
     steps = [(place, text.replace(",", ", ").replace(",  ", ", ")) for place, text in found.steps]
     table(f"{workload} on {gpu.name}", ("source", "what it says"), steps)

@@ -63,7 +63,7 @@ def _explained(base: str) -> str:
 
 def _show_problems(outcome: Outcome) -> None:
     """Prints the trials of a workload that failed, and what was not measured or not locked."""
-    from ..autotune.lookup import short
+    from ..autotune.named_configs import short
 
     workload = outcome.job.workload
     failed = [trial for trial in outcome.trials if not trial.ok]
@@ -88,7 +88,7 @@ def _show_problems(outcome: Outcome) -> None:
 
 
 def _row(winner: BestConfig, base: str) -> tuple[str, ...]:
-    from ..autotune.lookup import short
+    from ..autotune.named_configs import short
 
     workload = winner.workload
     lead = NONE

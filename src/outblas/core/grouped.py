@@ -6,6 +6,7 @@ groups in that dimension lie on the device, in `offs`. No size of a group is rea
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -104,12 +105,28 @@ class GroupedProblem:
         return ("mat_b", "mat_a") if self.exchanged else ("mat_a", "mat_b")
 
 
+class Checked(NamedTuple):
+    """What a checked call computes: its form, the number of its groups, the shapes of the product
+    and of the result, and their dtype.
+    """
+
+    form: Form
+    groups: int
+    product: tuple[int, ...]
+    result: tuple[int, ...]
+    dtype: torch.dtype
+
+
 def check_types(
-    mat_a: object, mat_b: object, offs: object, bias: object, out_dtype: object
+    mat_a: object, mat_b: object, out_dtype: object, others: Mapping[str, object]
 ) -> None:
-    """Raises TypeError for an argument that the operator's schema would not take."""
-    for name, t in (("mat_a", mat_a), ("mat_b", mat_b), ("offs", offs), ("bias", bias)):
-        if t is not None or name.startswith("mat"):
+    """Raises TypeError for an argument that the operator's schema would not take. `others`: the
+    other tensors by name, None for those that a call does not have.
+    """
+    problem.check_tensor("mat_a", mat_a)
+    problem.check_tensor("mat_b", mat_b)
+    for name, t in others.items():
+        if t is not None:
             problem.check_tensor(name, t)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
@@ -119,10 +136,12 @@ def check(
     mat_a: Tensor,
     mat_b: Tensor,
     offs: Tensor | None,
-    bias: Tensor | None,
+    tensors: GroupedTensors,
+    activation: str,
     out_dtype: torch.dtype | None,
-) -> tuple[Form, tuple[int, ...], torch.dtype]:
-    """Checks the arguments. Returns the form of the product, and the shape and dtype of its result.
+) -> Checked:
+    """Checks the arguments of a call. The tensors are the caller's: indices may be int64, weights
+    of the dtype of the result.
 
     Raises OperandError.
     """
@@ -134,10 +153,23 @@ def check(
         raise OperandError(
             f"out_dtype is {dtype}, expected {mat_a.dtype}, the dtype of mat_a, or torch.float32"
         )
-    M, N = mat_a.shape[-2], mat_b.shape[-1]
-    shape = (M, N) if form in ("ragged_m", "ragged_n") else (groups, M, N)
-    _check_bias(form, groups, N, bias, dtype, mat_a.device)
-    return form, shape, dtype
+    if tensors.a_index is not None:
+        _check_gather(form, mat_a, tensors.a_index)
+    M = mat_a.shape[-2] if tensors.a_index is None else tensors.a_index.shape[0]
+    N = mat_b.shape[-1]
+    product = (M, N) if form in ("ragged_m", "ragged_n") else (groups, M, N)
+    if tensors is NO_TENSORS and not activation:
+        return Checked(form, groups, product, product, dtype)
+    result = _check_activation(form, activation, product)
+    if tensors.bias is not None:
+        _check_bias(form, groups, N, tensors.bias, dtype, mat_a.device)
+    if tensors.residual is not None:
+        _check_like("residual", tensors.residual, result, dtype, mat_a.device)
+    if tensors.aux is not None:
+        _check_like("aux", tensors.aux, product, dtype, mat_a.device)
+        problem.check_out(tensors.aux, product, dtype, mat_a.device, "aux")
+    _check_scatter(form, M, tensors, dtype, mat_a.device)
+    return Checked(form, groups, product, result, dtype)
 
 
 def _check_operands(mat_a: Tensor, mat_b: Tensor) -> None:
@@ -197,26 +229,111 @@ def _check_offs(form: Form, mat_a: Tensor, mat_b: Tensor, offs: Tensor | None) -
     return groups
 
 
+def _check_activation(form: Form, activation: str, product: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the result."""
+    if form == "ragged_n" and epilogue.glu_split(activation) == 2:
+        raise OperandError(
+            f"activation {activation!r} pairs columns, expected another where groups are columns "
+            "of the result"
+        )
+    return epilogue.check_columns(activation, product)
+
+
 def _check_bias(
     form: Form,
     groups: int,
     N: int,
-    bias: Tensor | None,
+    bias: Tensor,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    if bias is None:
-        return
     if form == "ragged_n":
         raise OperandError(
             "bias is given, expected None where groups are columns of the result, because a bias "
             "has as many columns as each group's result"
         )
-    if tuple(bias.shape) != (groups, N) or bias.dtype != dtype or bias.device != device:
+    _check_like("bias", bias, (groups, N), dtype, device)
+
+
+def _check_like(
+    name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    if tuple(t.shape) != shape or t.dtype != dtype or t.device != device:
         raise OperandError(
-            f"bias is {bias.dtype} of shape {tuple(bias.shape)} on {bias.device}, expected {dtype} "
-            f"of shape {(groups, N)} on {device}"
+            f"{name} is {t.dtype} of shape {tuple(t.shape)} on {t.device}, expected {dtype} of "
+            f"shape {shape} on {device}"
         )
+
+
+def _check_gather(form: Form, mat_a: Tensor, a_index: Tensor) -> None:
+    if form != "ragged_m":
+        raise OperandError(
+            "a_index is given, expected None where groups are not rows of mat_a: only a mat_a of 2 "
+            "dimensions beside a mat_b of 3 has rows to choose from"
+        )
+    _check_index("a_index", a_index, None, mat_a.device)
+    if not mat_a.shape[0] and a_index.shape[0]:
+        raise OperandError(
+            f"mat_a.shape[0] is 0 but a_index has {a_index.shape[0]} elements, expected a row "
+            "for them to choose"
+        )
+
+
+def _check_scatter(
+    form: Form, M: int, tensors: GroupedTensors, dtype: torch.dtype, device: torch.device
+) -> None:
+    index, weights = tensors.scatter_index, tensors.scatter_weights
+    if index is not None:
+        if form != "ragged_m":
+            raise OperandError(
+                "scatter_index is given, expected None where groups are not rows of the result: "
+                "only a mat_a of 2 dimensions beside a mat_b of 3 makes such rows"
+            )
+        _check_index("scatter_index", index, M, device)
+    if weights is None:
+        return
+    if index is None:
+        raise OperandError("scatter_weights is given without scatter_index, expected both")
+    if tuple(weights.shape) != (M,) or weights.device != device:
+        raise OperandError(
+            f"scatter_weights has shape {tuple(weights.shape)} on {weights.device}, expected "
+            f"{(M,)} on {device}"
+        )
+    if weights.dtype not in (torch.float32, dtype):
+        wanted = " or ".join(dict.fromkeys(("torch.float32", str(dtype))))
+        raise OperandError(f"scatter_weights.dtype is {weights.dtype}, expected {wanted}")
+
+
+def _check_index(name: str, index: Tensor, M: int | None, device: torch.device) -> None:
+    """Checks an index of M rows, or of any number of rows for None."""
+    fits = index.dim() == 1 and (M is None or index.shape[0] == M)
+    if not fits or index.dtype not in (torch.int32, torch.int64) or index.device != device:
+        shape = "1 dimension" if M is None else f"shape {(M,)}"
+        raise OperandError(
+            f"{name} is {index.dtype} of shape {tuple(index.shape)} on {index.device}, expected "
+            f"torch.int32 or torch.int64 of {shape} on {device}"
+        )
+
+
+def in_kernel_form(tensors: GroupedTensors, rows_of_a: int) -> GroupedTensors:
+    """Returns the tensors with indices and weights as the kernels take them. An int64 index is
+    clamped before it loses bits: to rows of A, and to the rows of the result and one beyond them at
+    each end, where nothing is stored.
+    """
+    a_index, scatter_index, weights = tensors[3:]
+    if a_index is not None:
+        a_index = _narrow_index(a_index, 0, rows_of_a - 1)
+    if scatter_index is not None:
+        scatter_index = _narrow_index(scatter_index, -1, scatter_index.shape[0])
+    if weights is not None:
+        weights = weights.to(torch.float32).contiguous()
+    return GroupedTensors(*tensors[:3], a_index, scatter_index, weights)
+
+
+def _narrow_index(index: Tensor, low: int, high: int) -> Tensor:
+    if index.dtype is not torch.int32:
+        index = index.clamp(low, high).to(torch.int32)
+    return index.contiguous()
 
 
 def describe(

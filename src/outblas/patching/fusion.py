@@ -162,7 +162,7 @@ def function_of(module: Module) -> str | None:
     an epilogue; None for other modules.
     """
     kind = type(module)
-    if _has_hooks(module) or "forward" in vars(module):
+    if has_hooks(module) or "forward" in vars(module):
         return None
     if kind is torch.nn.ReLU:
         return "relu"
@@ -182,7 +182,8 @@ def function_of(module: Module) -> str | None:
     return {"SiLUActivation": "silu", "NewGELUActivation": "gelu_tanh"}.get(kind.__name__)
 
 
-def _has_hooks(module: Module) -> bool:
+def has_hooks(module: Module) -> bool:
+    """Returns whether something observes or changes what a module computes."""
     hooks = (
         "_forward_hooks",
         "_forward_pre_hooks",
@@ -236,7 +237,7 @@ def _activated(module: Module, graph: torch.fx.Graph, layers: Layers) -> Iterato
 
 def _is_free(layer: Any, layers: Layers) -> bool:
     """Returns whether a layer may compute more than before."""
-    return id(layer) in layers and not _has_hooks(layer) and not getattr(layer, "activation", None)
+    return id(layer) in layers and not has_hooks(layer) and not getattr(layer, "activation", None)
 
 
 def _gated(
@@ -392,7 +393,7 @@ def _is_usual(mlp: Module, kind: type[torch.nn.Linear], gate: Any, up: Any, x: A
         and type(up._parameters.get("weight")) is Parameter
         and gate.activation is None
         and up.activation is None
-        and not any(_has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))
+        and not any(has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))
         and not any_autocast()
         and (gate.bias is None) == (up.bias is None)
         and (_are_stacked(gate.weight, up.weight) or _stacked_again(mlp, gate.weight, up.weight))

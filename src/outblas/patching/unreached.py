@@ -1,6 +1,6 @@
 """Finds the products of a model that are no linear layers, which `patch` cannot reach."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -22,13 +22,16 @@ _REACHED = "outblas.enable reaches it"
 _OWN_CODE = "outblas.enable reaches its mm, bmm and linear"
 
 
-def unreached(model: Module) -> dict[str, str]:
-    """Returns the weights of products that no `torch.nn.Linear` computes, each with what computes
-    it. Weights of convolutions and embeddings are not among them.
+def unreached(model: Module, reached: Iterable[Module] = ()) -> dict[str, str]:
+    """Returns the weights of products that no `torch.nn.Linear` and none of the modules `reached`
+    computes, each with what computes it. Weights of convolutions and embeddings are not among them.
     """
     found: dict[str, str] = {}
     seen: set[int] = set()
+    others = {id(module) for module in reached}
     for name, module in model.named_modules():
+        if id(module) in others:
+            continue
         for weight, reason in _weights(module):
             t = module._parameters.get(weight)
             if t is not None and id(t) not in seen:

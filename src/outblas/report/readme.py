@@ -17,7 +17,7 @@ from pathlib import Path
 from ..bench import plotting
 from ..core import progress
 from . import evidence
-from .readme_parts import FIGURES, TABLES, TEXTS
+from .readme_parts import FIGURES, NOT_YET, TABLES, TEXTS
 from .results import ROOT, in_checkout
 
 _PART = re.compile(
@@ -85,7 +85,12 @@ class Page:
             if part.kind in TABLES:
                 return TABLES[part.kind](part.paths(root)[0], part.argument)
             if part.kind in TEXTS:
-                made = TEXTS[part.kind](evidence.load(part.paths(root)), part.argument)
+                paths = part.paths(root)
+                if part.kind in NOT_YET:
+                    paths = [path for path in paths if path.exists()]
+                    if not paths:
+                        return NOT_YET[part.kind]
+                made = TEXTS[part.kind](evidence.load(paths), part.argument)
                 return self._with_link(made, part.picture)
         except ValueError as error:
             raise ValueError(f"{self.name}: {part.kind}: {error}") from error

@@ -10,6 +10,7 @@ from . import (
     access_cases,
     accesses,
     campaigns,
+    grouped,
     ladder,
     ladder_tables,
     markdown,
@@ -178,6 +179,7 @@ TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "layers": campaigns.layers,
     "sustained": campaigns.sustained,
     "fp8": campaigns.fp8,
+    "grouped": grouped.tables,
     "ladder": _ladder,
     "sizes": _sizes,
     "layouts": _layouts,
@@ -189,6 +191,10 @@ TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "raster": _raster,
     "orders": _orders,
 }
+
+
+# The kinds whose files may be missing because nobody has measured yet, and what such a part says.
+NOT_YET = {"grouped": "No campaign was saved yet.\n"}
 
 
 # The text of a part by its kind, from a shipped table of `autotune/tables/` and the argument.

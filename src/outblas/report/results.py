@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.record import BASE, BOUNDED, EXACT, MODES, UNCHECKED, Record
+from ..core.grouped_shapes import DISTRIBUTIONS, FORMS
 from ..core.machines import Machine, of_device, short_name
 from ..core.shapes import Shape
 from . import legacy
@@ -285,6 +286,7 @@ def _measurement(environment: dict[str, Any], entry: dict[str, Any], where: str)
         mode=entry["mode"],
         check=entry["check"],
         **_operation(entry, where),
+        **_groups(entry, where),
         **figures,
     )
 
@@ -302,6 +304,23 @@ def _operation(entry: dict[str, Any], where: str) -> dict[str, Any]:
         "product": entry.get("product") or "",
         "batch_invariant": invariant,
     }
+
+
+def _groups(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns what a record says of groups; {} for one that is no grouped product."""
+    found = {name: entry.get(name) for name in ("experts", "form", "distribution")}
+    if set(found.values()) == {None}:
+        return {}
+    experts, form, distribution = found.values()
+    for name, value, allowed in (
+        ("form", form, FORMS),
+        ("distribution", distribution, DISTRIBUTIONS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{where}.{name} is {value!r}, expected one of {', '.join(allowed)}")
+    if type(experts) is not int or experts < 1:
+        raise ValueError(f"{where}.experts is {experts!r}, expected an integer of at least 1")
+    return found
 
 
 def _figure(value: Any, where: str) -> float | None:

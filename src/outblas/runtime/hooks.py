@@ -82,6 +82,36 @@ class GroupedKernels(Protocol):
         """
 
 
+class MoeKernels(Protocol):
+    """Computes what lies between the products of a layer of experts; `kernels/moe.py` describes it.
+    All tensors have been checked, and are contiguous.
+    """
+
+    def route(
+        self, expert_index: torch.Tensor, experts: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns offs, row_of_slot and slot_of_row."""
+
+    def dispatch(self, x: torch.Tensor, row_of_slot: torch.Tensor) -> torch.Tensor:
+        """Returns the tokens in the order of experts."""
+
+    def combine(
+        self, rows: torch.Tensor, row_of_slot: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns the weighted sum of each token's rows."""
+
+    def activation_backward(
+        self,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        slot_of_row: torch.Tensor,
+        offs: torch.Tensor,
+        activation: str,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the gradient of x, the weighted inner rows, and the gradient of the weights."""
+
+
 class Hook(Generic[T]):
     """A module that answers the runtime, loaded on first use."""
 
@@ -110,3 +140,4 @@ operand_copies: Hook[OperandCopies] = Hook()
 activation_kernels: Hook[ActivationKernels] = Hook()
 portable_grouped: Hook[GroupedKernels] = Hook()
 hopper_grouped: Hook[GroupedKernels] = Hook()
+moe_kernels: Hook[MoeKernels] = Hook()

@@ -14,6 +14,8 @@ from .aten_scaled import NOT_INVARIANT
 
 DTYPES = (torch.float16, torch.bfloat16)
 NOTHING = "nothing is multiplied"
+GROUPED = "_grouped_mm"
+BATCHED = ("bmm", "baddbmm", GROUPED)  # operators that multiply batches
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,15 @@ class Product:
     """A product that torch is asked for, as the `filter` of `enable` sees it.
 
     Attributes:
-        operator: `mm`, `addmm`, `bmm`, `baddbmm` or `_scaled_mm`.
-        batch: The number of products; 1 for `mm`, `addmm` and `_scaled_mm`.
+        operator: `mm`, `addmm`, `bmm`, `baddbmm`, `_scaled_mm` or `_grouped_mm`.
+        batch: The number of products of this size; 1 for `mm`, `addmm` and `_scaled_mm`, and where
+            a dimension is divided among groups.
         M: Rows of the result.
         N: Columns of the result.
         K: The inner size.
         dtype: The dtype of the operands.
+        groups: The groups of `_grouped_mm`, among which a dimension is divided; else 1.
+        divided: That dimension, "M", "N" or "K", whose size is that of all groups; else "".
 
     Example:
         >>> import torch, outblas
@@ -42,6 +47,8 @@ class Product:
     N: int
     K: int
     dtype: torch.dtype
+    groups: int = 1
+    divided: str = ""
 
     @property
     def flops(self) -> int:
@@ -49,9 +56,11 @@ class Product:
         return 2 * self.batch * self.M * self.N * self.K
 
     def __str__(self) -> str:
-        batch = f"{self.batch}x" if self.operator in ("bmm", "baddbmm") else ""
+        has_batch = self.operator in BATCHED and not self.divided
+        batch = f"{self.batch}x" if has_batch else ""
         name = operands.dtype_name(self.dtype)
-        return f"{self.operator} {batch}{self.M}x{self.N}x{self.K} {name}"
+        groups = f", {self.divided} in {self.groups} groups" if self.divided else ""
+        return f"{self.operator} {batch}{self.M}x{self.N}x{self.K} {name}{groups}"
 
 
 class Rules(NamedTuple):

@@ -389,30 +389,33 @@ def _by_torch(
     return (x.clone() if y is x else y, x) if aux else y
 
 
-def _without_gradients(name: str) -> Callable[..., None]:
+def without_gradients(name: str, shown: str = "out") -> Callable[..., Any]:
     """Returns the Autograd kernel of an operator that writes to its arguments, which has no
-    gradients.
+    gradients. `shown`: the argument that messages name.
     """
-    operator = getattr(ops, name)
+    operator = getattr(torch.ops.outblas, name).default
     places = [i for i, each in enumerate(ARGUMENTS[name]) if each.is_written]
 
-    def run(*given: Any) -> None:
+    def run(*given: Any) -> Any:
         tensors = [t for t in given if isinstance(t, Tensor)]
         if requires_grad(*tensors):
             raise OperandError(
-                "out is given with inputs that need gradients, expected no out (or torch.no_grad())"
+                f"{shown} is given with inputs that need gradients, expected no {shown} (or "
+                "torch.no_grad())"
             )
         if has_tangent(*tensors):
             raise OperandError(
-                "out is given with inputs that carry forward-mode gradients, expected no out"
+                f"{shown} is given with inputs that carry forward-mode gradients, expected no "
+                f"{shown}"
             )
         written = [t for t in (given[i] for i in places) if t is not None and not t.is_inference()]
         versions = [version(t) for t in written]
         with below_autograd():
-            operator(*given)
+            found = operator(*given)
         for t, before in zip(written, versions, strict=True):
             if version(t) == before:  # a subclass: the operator wrote to the tensor that it wraps
                 increment_version((t,))
+        return from_below(found)
 
     return run
 
@@ -420,4 +423,4 @@ def _without_gradients(name: str) -> Callable[..., None]:
 for _name in _SPLIT:
     library.impl(_name, _autograd(_name), "Autograd")
 for _name in ("matmul_out", "addmm_out", "gemm_out"):
-    library.impl(_name, _without_gradients(_name), "Autograd")
+    library.impl(_name, without_gradients(_name), "Autograd")

@@ -99,12 +99,14 @@ def autograd_kernel(
     defaults: Mapping[str, Any],
     function: type[torch.autograd.Function],
     shown: Mapping[str, str],
+    *lead: Any,
 ) -> Callable[..., Any]:
     """Returns the Autograd kernel of an operator of outblas that has no forward-mode gradients.
 
     The kernel records `function` where a tensor needs a gradient, and refuses a tensor that carries
     a forward-mode gradient with an OperandError. `defaults`: the operator's arguments in order,
     with their defaults. `shown`: how messages name an argument, where its name there differs.
+    `lead`: what `function` takes before them.
     """
     operator = getattr(torch.ops.outblas, name).default
     record, rest = recorder(function), tuple(defaults.values())
@@ -118,7 +120,7 @@ def autograd_kernel(
                     f"which {name} does not support"
                 )
         if requires_grad(*tensors.values()):
-            return record(*given, *rest[len(given) :])
+            return record(*lead, *given, *rest[len(given) :])
         with below_autograd():
             found = operator(*given)
         return from_below(found)

@@ -57,12 +57,39 @@ def _of_operands(first: int) -> Callable[..., int]:
     return formula
 
 
-def _of_groups(a: Shape, b: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Returns the FLOP of a grouped product: of all rows, columns and terms that its operands have,
-    whatever part of them belongs to groups.
+def _of_groups(first: int) -> Callable[..., int]:
+    """Returns the formula of a grouped product, whose A is its argument number `first`: of all
+    rows, columns and terms that its operands have, whatever part of them belongs to groups.
     """
-    groups = a[0] if len(a) == len(b) == 3 else 1
-    return groups * product_flops(a[-2:], b[-2:])
+
+    def formula(*shapes: Any, a_index: Any = None, out_shape: Any = None, **_: Any) -> int:
+        a, b = shapes[first : first + 2]
+        if len(shapes) > first + _A_INDEX:
+            a_index = shapes[first + _A_INDEX]
+        rows = a[-2] if a_index is None else a_index[0]
+        groups = a[0] if len(a) == len(b) == 3 else 1
+        return int(groups * product_flops((rows, a[-1]), b[-2:]))
+
+    return formula
+
+
+_A_INDEX = 5  # its place behind A
+
+
+def _of_experts(x: Shape, gate_up: Shape, down: Shape, index: Shape, *_: Any, **__: Any) -> int:
+    """Returns the FLOP of a layer of experts, of all tokens that it is given."""
+    flops: int = 2 * math.prod(index) * (math.prod(gate_up[1:]) + math.prod(down[1:]))
+    return flops
+
+
+def _of_experts_gradients(*given: Any, **_: Any) -> int:
+    """Returns the FLOP of its gradients: the inner rows' is always needed, then one product each
+    for those of x, gate_up and down.
+    """
+    needs, (_, gate_up, down, index) = given[6], given[7:11]
+    of_x, of_gate_up, of_down, *_ = needs
+    first, second = (2 * math.prod(index) * math.prod(weight[1:]) for weight in (gate_up, down))
+    return (of_x + of_gate_up) * first + (1 + of_down) * second
 
 
 _FORMULAS = {
@@ -74,5 +101,10 @@ _FORMULAS = {
     "gemm_aux": _of_operands(0),
     "gemm_out": _of_operands(2),
     "scaled_mm": _of_operands(0),
-    "grouped_mm": _of_groups,
+    "grouped_mm": _of_groups(0),
+    "grouped_mm_aux": _of_groups(0),
+    "grouped_mm_to_aux": _of_groups(1),
+    "moe_mlp": _of_experts,
+    "moe_mlp_forward": _of_experts,
+    "moe_mlp_backward": _of_experts_gradients,
 }

@@ -7,32 +7,27 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import grouped
+from ..core import epilogue, grouped, problem
 from ..core.compat.torch_private import (
     any_autocast,
     autocast_off,
     has_override,
 )
 from ..core.compiling import CompileForbidden
-from ..core.grouped import GroupedTensors
-from ..core.problem import check_name
+from ..core.epilogue import Activation, composed
+from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
-from . import ops
-from .autograd_levels import autograd_kernel, within_forward
+from . import grouped_gradients, ops
 from .flop_formulas import register_if_counted
-from .schema import ARGUMENTS, define, library
+from .schema import library
 
 Tensor = torch.Tensor
 
 HOPPER, PORTABLE = "hopper.grouped", "portable"
 KERNELS = (HOPPER, PORTABLE)
+_REGISTERED = grouped_gradients  # it registers itself with the operators on import
 _autocast_off = autocast_off("cpu", "cuda")
-
-define(
-    "grouped_mm(Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, "
-    "ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False) -> Tensor"
-)
 
 
 def grouped_mm(
@@ -42,6 +37,12 @@ def grouped_mm(
     offs: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    aux: Tensor | None = None,
+    a_index: Tensor | None = None,
+    scatter_index: Tensor | None = None,
+    scatter_weights: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """Multiply the matrices of each group, such as the tokens of each expert with its weights.
@@ -59,8 +60,15 @@ def grouped_mm(
     may be replayed with other groups. Groups may be empty, and need no alignment. Without a CUDA
     device torch multiplies group by group, with a `FallbackWarning`.
 
-    The operands and the bias have gradients of any order, also where the result has another dtype,
-    but no forward-mode gradients. Autocast casts nothing, as with torch's function.
+    With an activation and a residual the result is activation(product + bias) + residual, computed
+    in float32 and rounded once. With ragged rows (the first line of the table) the rows of groups
+    may be gathered from `mat_a` and scattered to the result, so that no permutation of tokens has
+    to be stored. Row m of the groups then is mat_a[a_index[m]], and with x = product + bias of it:
+
+        result[scatter_index[m]] = scatter_weights[m] activation(x) + residual[scatter_index[m]]
+
+    All tensors but `aux` and indices have gradients of any order, also where the result has another
+    dtype, but no forward-mode gradients. Autocast casts nothing, as with torch's function.
 
     Args:
         mat_a: bfloat16, float16 or float32, of any strides.
@@ -71,6 +79,21 @@ def grouped_mm(
         bias: (G, N), of the dtype of the result, added to each group's rows; not where N is
             divided.
         out_dtype: The dtype of the result: that of the operands, or float32.
+        activation: As in `matmul`: "relu", "gelu", "gelu_tanh" or "silu"; or a gated linear unit,
+            "reglu", "geglu", "geglu_tanh" or "swiglu", whose gate is the first half of the columns
+            of `mat_b`, so that the result has half as many; not where N is divided.
+        residual: Added after the activation; exactly of the shape and dtype of the result.
+        aux: The tensor to write product + bias to, before the activation: of the shape that the
+            result has without one, and of its dtype. It shares no memory with another tensor. What
+            belongs to no group is not written. No tensor of the call may need a gradient then.
+        a_index: int32 or int64, (M,), with ragged rows: the row of `mat_a` that each row of the
+            groups is. `offs` and the result count these M rows; `mat_a` has any number of them.
+            Indices beyond it stand for its first or last row.
+        scatter_index: int32 or int64, (M,), with ragged rows: the row of the result in which each
+            row of the groups is stored. Its elements must be distinct. Rows of the result that it
+            does not name are undefined, and for an index outside of the result nothing is stored.
+        scatter_weights: (M,), float32 or of the dtype of the result, beside `scatter_index`: the
+            factors of the rows of the groups, before the residual is added.
         kernel: None for the best one; "hopper.grouped", for 16-bit operands on sm_90; or
             "portable", which also runs on CPU tensors, through Triton's interpreter.
 
@@ -80,7 +103,8 @@ def grouped_mm(
     Raises:
         TypeError: An argument has the wrong type.
         OperandError: The operands do not fit together, or carry forward-mode gradients.
-        ValueError: `kernel` is unknown, or does not support the operands.
+        ValueError: `activation` or `kernel` is unknown, or the kernel does not support the
+            operands.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
 
     Example:
@@ -92,28 +116,76 @@ def grouped_mm(
         >>> outblas.grouped_mm(tokens, weights, offs=offs).shape
         torch.Size([6, 4])
     """
-    if not torch.compiler.is_dynamo_compiling() and has_override(mat_a, mat_b):
-        result: Tensor = handle_torch_function(
-            grouped_mm,
-            (mat_a, mat_b),
-            mat_a,
-            mat_b,
-            offs=offs,
-            bias=bias,
-            out_dtype=out_dtype,
-            kernel=kernel,
+    named = {
+        "offs": offs,
+        "bias": bias,
+        "residual": residual,
+        "aux": aux,
+        "a_index": a_index,
+        "scatter_index": scatter_index,
+        "scatter_weights": scatter_weights,
+    }
+    result: Tensor
+    if not torch.compiler.is_dynamo_compiling():
+        if has_override(mat_a, mat_b, *named.values()):
+            options: dict[str, Any] = {
+                "activation": activation,
+                "out_dtype": out_dtype,
+                "kernel": kernel,
+            }
+            overriding = mat_a, mat_b, *named.values()
+            options |= named
+            result = handle_torch_function(grouped_mm, overriding, mat_a, mat_b, **options)
+            return result
+        register_if_counted()
+    name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
+    function = problem.check_activation(activation) if activation is not None else ""
+    grouped.check_types(mat_a, mat_b, out_dtype, named)
+    if aux is not None:
+        del named["aux"]
+        result = ops.grouped_mm_to_aux(
+            aux, mat_a, mat_b, *named.values(), function, out_dtype, name
         )
         return result
-    name = check_name("kernel", kernel, KERNELS, " or None", "None or ")
-    if not torch.compiler.is_dynamo_compiling():
-        register_if_counted()
-    grouped.check_types(mat_a, mat_b, offs, bias, out_dtype)
-    result = torch.ops.outblas.grouped_mm.default(mat_a, mat_b, offs, bias, out_dtype, name)
+    result = ops.grouped_mm(
+        mat_a,
+        mat_b,
+        offs,
+        bias,
+        residual,
+        a_index,
+        scatter_index,
+        scatter_weights,
+        function,
+        out_dtype,
+        name,
+    )
     return result
 
 
-def _compute(*given: Any) -> Tensor:
-    """The operator. Like torch's own it is not cast by autocast, and nothing in it may be."""
+# ---- the operators
+def _grouped_mm(*given: Any) -> Tensor:
+    out, _ = _compute(None, *given)
+    return out
+
+
+def _grouped_mm_aux(*given: Any) -> tuple[Tensor, Tensor]:
+    return _compute(_NEW, *given)
+
+
+def _grouped_mm_to_aux(aux: Tensor, *given: Any) -> Tensor:
+    out, _ = _compute(aux, *given)
+    ops.mark_written(aux)
+    return out
+
+
+_NEW: Any = object()  # stands for an aux that the operator makes
+
+
+def _compute(*given: Any) -> tuple[Tensor, Any]:
+    """Returns the result and aux. Like torch's own operator this is not cast by autocast, and
+    nothing in it may be.
+    """
     if not any_autocast():
         return _compute_as_given(*given)
     with _autocast_off():
@@ -121,37 +193,79 @@ def _compute(*given: Any) -> Tensor:
 
 
 def _compute_as_given(
+    aux: Tensor | None,
     mat_a: Tensor,
     mat_b: Tensor,
     offs: Tensor | None = None,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    a_index: Tensor | None = None,
+    scatter_index: Tensor | None = None,
+    scatter_weights: Tensor | None = None,
+    activation: str = "",
     out_dtype: torch.dtype | None = None,
     kernel_name: str = "",
     zero_tail: bool = False,
-) -> Tensor:
-    form, shape, dtype = grouped.check(mat_a, mat_b, offs, bias, out_dtype)
-    if form == "batch":
-        return _batch(mat_a, mat_b, bias, out_dtype, kernel_name)
+) -> tuple[Tensor, Any]:
+    is_new = aux is _NEW
+    written = None if is_new else aux
+    tensors = _tensors(bias, residual, written, a_index, scatter_index, scatter_weights)
+    checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype)
+    if is_new:
+        aux = torch.empty(checked.product, dtype=checked.dtype, device=mat_a.device)
+        tensors = tensors._replace(aux=aux)
+    if checked.form == "batch":
+        return _batch(mat_a, mat_b, tensors, activation, out_dtype, kernel_name), aux
     assert offs is not None, "`check` demands it"
-    out = torch.empty(shape, dtype=dtype, device=mat_a.device)
+    out = torch.empty(checked.result, dtype=checked.dtype, device=mat_a.device)
     reason = _no_kernel_reason(mat_a) if not kernel_name else None
     if reason is not None:
         fallback.warn_fallback(reason)
-        return by_torch(mat_a, mat_b, offs, bias, dtype)
-    given = form, mat_a, mat_b, out
-    tensors = GroupedTensors(bias)
-    problem = grouped.describe(*given, offs.shape[0], tensors, zero_tail=zero_tail)
-    a, b, c, tensors = grouped.in_planned_form(*given, tensors)
+        by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
+        return out, aux
+    if tensors is not NO_TENSORS:
+        tensors = grouped.in_kernel_form(tensors, mat_a.shape[0])
+    given = checked.form, mat_a, mat_b, out
+    planned = grouped.describe(
+        *given, checked.groups, tensors, activation=activation, zero_tail=zero_tail
+    )
+    a, b, c, moved = grouped.in_planned_form(*given, tensors)
     try:
-        kernels_for(problem, kernel_name).run(problem, a, b, c, offs.contiguous(), tensors)
+        kernels_for(planned, kernel_name).run(planned, a, b, c, offs.contiguous(), moved)
     except CompileForbidden as error:
         if kernel_name:
             raise
         if capturing(mat_a.device):  # torch would ask the device for the ends of groups
             raise not_ready() from None
         fallback.warn_fallback(str(error))
-        return by_torch(mat_a, mat_b, offs, bias, dtype)
-    return out
+        by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
+    return out, aux
+
+
+def _tensors(*given: Tensor | None) -> GroupedTensors:
+    """Returns NO_TENSORS for a call that has none of them, which is then known by identity."""
+    for t in given:
+        if t is not None:
+            return GroupedTensors(*given)
+    return NO_TENSORS
+
+
+def _check(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None,
+    tensors: GroupedTensors,
+    activation: str,
+    out_dtype: torch.dtype | None,
+) -> Checked:
+    """Checks the arguments of an operator. Raises OperandError or ValueError."""
+    if activation:
+        ops.check_activation(activation)
+    checked = grouped.check(mat_a, mat_b, offs, tensors, activation, out_dtype)
+    if tensors.aux is not None:
+        others = tensors._replace(aux=None)._asdict()
+        problem.check_overlap(tensors.aux, "aux", mat_a=mat_a, mat_b=mat_b, offs=offs, **others)
+    return checked
 
 
 def kernels_for(problem: grouped.GroupedProblem, name: str) -> hooks.GroupedKernels:
@@ -187,20 +301,30 @@ def _no_hopper_reason(problem: grouped.GroupedProblem) -> str | None:
 def _batch(
     mat_a: Tensor,
     mat_b: Tensor,
-    bias: Tensor | None,
+    tensors: GroupedTensors,
+    activation: str,
     out_dtype: torch.dtype | None,
     kernel_name: str,
 ) -> Tensor:
-    """Computes the products of two batches, with the bias as a residual that repeats along rows."""
+    """Computes the products of two batches. A bias alone is a residual that repeats along rows."""
     if kernel_name == HOPPER:
         raise ValueError(
             f"kernel {HOPPER!r}: it multiplies groups that offs divides, but was given two "
             "batches, which hopper.gemm multiplies"
         )
-    shape = (*mat_a.shape[:-1], mat_b.shape[-1])
-    extra = None if bias is None else bias.unsqueeze(1).expand(shape)
-    given: Any = mat_a, mat_b, None, None, extra, 1, 0, "", out_dtype, kernel_name
-    result: Tensor = torch.ops.outblas.gemm.default(*given)
+    bias, residual, aux, *_ = tensors
+    if bias is not None:
+        bias = bias.unsqueeze(1)
+        if not activation and residual is None and aux is None:
+            repeated = bias.expand(*mat_a.shape[:-1], mat_b.shape[-1])
+            bias, residual = None, repeated
+    given: Any = mat_a, mat_b, None, bias, residual, 1, 0, activation, out_dtype, kernel_name
+    if aux is None:
+        result: Tensor = ops.gemm(*given)
+        return result
+    shape = epilogue.check_columns(activation, aux.shape)
+    result = torch.empty(shape, dtype=aux.dtype, device=aux.device)
+    ops.gemm_out(result, aux, *given)
     return result
 
 
@@ -218,89 +342,123 @@ def _no_kernel_reason(mat_a: Tensor) -> str | None:
 
 
 def by_torch(
-    mat_a: Tensor, mat_b: Tensor, offs: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
+    checked: Checked,
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor,
+    out: Tensor,
+    tensors: GroupedTensors,
+    activation: str,
+) -> None:
     """Computes the products group by group. The ends of groups are read by the host. What no group
     covers is zero.
     """
-    form, shape, _ = grouped.check(mat_a, mat_b, offs, bias, dtype)
-    out = torch.zeros(shape, dtype=dtype, device=mat_a.device)
+    form, dtype = checked.form, checked.dtype
+    is_bare = tensors is NO_TENSORS and not activation
+    wide = dtype if is_bare else torch.float32  # an epilogue rounds once
+    if tensors.a_index is not None:
+        mat_a = mat_a.index_select(0, tensors.a_index.clamp(0, mat_a.shape[0] - 1))
+    out.zero_()
     extent = mat_b.shape[-1] if form == "ragged_n" else mat_a.shape[0 if form == "ragged_m" else 1]
     begin = 0
     for group, end in enumerate(offs.tolist()):
         end = min(max(end, begin), extent)
         part = slice(begin, end)
+        begin = end
         match form:
             case "ragged_m":
-                a, b, target = mat_a[part], mat_b[group], out[part]
+                a, b = mat_a[part], mat_b[group]
             case "ragged_n":
-                a, b, target = mat_a[group], mat_b[:, part], out[:, part]
+                a, b = mat_a[group], mat_b[:, part]
             case _:
-                a, b, target = mat_a[:, part], mat_b[part], out[group]
-        product = a.to(dtype) @ b.to(dtype)
-        target.copy_(product if bias is None else product + bias[group])
-        begin = end
-    return out
+                a, b = mat_a[:, part], mat_b[part]
+        product = a.to(wide) @ b.to(wide)
+        if is_bare:
+            _of_group(form, out, group, part).copy_(product)
+        else:
+            _store_group(form, product, group, part, out, tensors, activation)
 
 
-@ops.fake("grouped_mm")
-def _(
+def _of_group(form: Form, t: Tensor, group: int, part: slice) -> Tensor:
+    """Returns the part of a tensor like the result that a group has."""
+    match form:
+        case "ragged_m":
+            return t[part]
+        case "ragged_n":
+            return t[:, part]
+    return t[group]
+
+
+def _store_group(
+    form: Form,
+    x: Tensor,
+    group: int,
+    part: slice,
+    out: Tensor,
+    tensors: GroupedTensors,
+    activation: str,
+) -> None:
+    """Stores the result of a group from its product in fp32."""
+    bias, residual, aux, _, scatter_index, weights = tensors
+    if bias is not None:
+        x = x + bias[group]
+    if aux is not None:
+        _of_group(form, aux, group, part).copy_(x)
+    y = composed(x, activation, None)
+    if weights is not None:
+        y = y * weights[part].unsqueeze(1)
+    if scatter_index is None:
+        more = 0 if residual is None else _of_group(form, residual, group, part)
+        _of_group(form, out, group, part).copy_(y + more)
+        return
+    place = scatter_index[part].long()
+    is_inside = (place >= 0) & (place < out.shape[0])
+    place, y = place[is_inside], y[is_inside]
+    out[place] = (y if residual is None else y + residual[place]).to(out.dtype)
+
+
+# ---- registration
+for _key in ("CPU", "CUDA"):
+    for _function in (_grouped_mm, _grouped_mm_aux, _grouped_mm_to_aux):
+        library.impl(_function.__name__[1:], _function, _key)
+for _key in ("Negative", "Conjugate"):
+    library.impl("grouped_mm_to_aux", ops.resolving("grouped_mm_to_aux"), _key)
+
+
+def _fake_results(
+    aux: Tensor | None,
     mat_a: Tensor,
     mat_b: Tensor,
     offs: Tensor | None = None,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    a_index: Tensor | None = None,
+    scatter_index: Tensor | None = None,
+    scatter_weights: Tensor | None = None,
+    activation: str = "",
     out_dtype: torch.dtype | None = None,
-    *rest: Any,
-) -> Tensor:
-    _, shape, dtype = grouped.check(mat_a, mat_b, offs, bias, out_dtype)
-    return mat_a.new_empty(shape, dtype=dtype)
+    *_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Returns new tensors like the result and like x."""
+    tensors = GroupedTensors(bias, residual, aux, a_index, scatter_index, scatter_weights)
+    checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype)
+    return (
+        mat_a.new_empty(checked.result, dtype=checked.dtype),
+        mat_a.new_empty(checked.product, dtype=checked.dtype),
+    )
 
 
-# ---- gradients
-class _Gradients(torch.autograd.Function):
-    """The autograd function of grouped products. `apply` takes all arguments of the operator."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        mat_a, mat_b, offs, _, _, kernel_name, _ = given
-        ctx.save_for_backward(mat_a, mat_b, offs)
-        ctx.set_materialize_grads(False)
-        # On a GPU gradients take the best kernel, whichever computed the result.
-        ctx.kernel_name = kernel_name if mat_a.is_cpu else ""
-        with within_forward():
-            result: Tensor = _operator(*given)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Each gradient is a grouped product itself. What belongs to no group gets zeros."""
-        found: list[Tensor | None] = [None] * len(_ARGUMENTS)
-        if grad is None:
-            return tuple(found)
-        mat_a, mat_b, offs = ctx.saved_tensors
-
-        def product(a: Tensor, b: Tensor) -> Tensor:
-            result: Tensor = _operator(a, b, offs, None, None, ctx.kernel_name, True)
-            return result
-
-        narrow = grad.to(mat_a.dtype)
-        if ctx.needs_input_grad[_A]:
-            found[_A] = product(narrow, mat_b.mT)
-        if ctx.needs_input_grad[_B]:
-            found[_B] = product(mat_a.mT, narrow)
-        if ctx.needs_input_grad[_BIAS] and grad.dim() == 3:
-            found[_BIAS] = grad.sum(1)  # of the result's dtype, as the bias is
-        elif ctx.needs_input_grad[_BIAS]:
-            ones = grad.new_ones(1, 1).expand(1, grad.shape[0])
-            found[_BIAS] = product(ones, grad).squeeze(1)
-        return tuple(found)
+@ops.fake("grouped_mm")
+def _(*given: Any) -> Tensor:
+    return _fake_results(None, *given)[0]
 
 
-_operator = torch.ops.outblas.grouped_mm.default
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["grouped_mm"]}
-_A, _B, _BIAS = (list(_ARGUMENTS).index(name) for name in ("mat_a", "mat_b", "bias"))
+@ops.fake("grouped_mm_aux")
+def _(*given: Any) -> tuple[Tensor, Tensor]:
+    return _fake_results(None, *given)
 
 
-for _key in ("CPU", "CUDA"):
-    library.impl("grouped_mm", _compute, _key)
-library.impl("grouped_mm", autograd_kernel("grouped_mm", _ARGUMENTS, _Gradients, {}), "Autograd")
+@ops.fake("grouped_mm_to_aux")
+def _(aux: Tensor, *given: Any) -> Tensor:
+    ops.mark_written(aux)
+    return _fake_results(aux, *given)[0]

@@ -40,6 +40,14 @@ _GEMM = (
 define(f"gemm({_GEMM}) -> Tensor")
 define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
 define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
+_GROUPED = (
+    "Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, "
+    "Tensor? a_index=None, Tensor? scatter_index=None, Tensor? scatter_weights=None, "
+    "str activation='', ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False"
+)
+define(f"grouped_mm({_GROUPED}) -> Tensor")
+define(f"grouped_mm_aux({_GROUPED}) -> (Tensor, Tensor)")
+define(f"grouped_mm_to_aux(Tensor(a!) aux, {_GROUPED}) -> Tensor")
 define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
@@ -69,7 +77,7 @@ def _matmul_out(
     batch_invariant: bool | None = None,
 ) -> None:
     run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
-    _mark_written(out)
+    mark_written(out)
 
 
 def _addmm(
@@ -103,7 +111,7 @@ def _addmm_out(
 ) -> None:
     alpha, beta = _scalars(alpha, beta, a.dtype)
     run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
-    _mark_written(out)
+    mark_written(out)
 
 
 def _scalars(alpha: Any, beta: Any, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -167,9 +175,9 @@ def _gemm_aux(*given: Any) -> tuple[Tensor, Tensor]:
 
 def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     run(_gemm_call(out, aux, given))
-    _mark_written(out)
+    mark_written(out)
     if aux is not None:
-        _mark_written(aux)
+        mark_written(aux)
 
 
 def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -179,7 +187,7 @@ def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | Non
     )
 
 
-def _mark_written(out: Tensor) -> None:
+def mark_written(out: Tensor) -> None:
     """Tells autograd that the values of `out` that it may have saved have changed."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
@@ -195,7 +203,7 @@ def _strided(t: Tensor) -> bool:
     return t.layout is torch.strided and not t.is_nested
 
 
-def _resolving(name: str) -> Callable[..., None]:
+def resolving(name: str) -> Callable[..., Any]:
     """Returns the kernel of an operator that writes to its arguments, for lazily negated or
     conjugated arguments.
 
@@ -205,7 +213,7 @@ def _resolving(name: str) -> Callable[..., None]:
     operator = getattr(torch.ops.outblas, name).default
     declared = [(each.name, each.is_written) for each in ARGUMENTS[name]]
 
-    def run(*given: Any) -> None:
+    def run(*given: Any) -> Any:
         values, copies = list(given), []
         for i, ((written, is_write), t) in enumerate(zip(declared, given, strict=False)):
             if not isinstance(t, Tensor) or not (t.is_neg() or t.is_conj()):
@@ -223,16 +231,17 @@ def _resolving(name: str) -> Callable[..., None]:
             problem.check_overlap(t, written, **others)
             values[i] = torch.empty(t.shape, dtype=t.dtype, device=t.device)
             copies.append((t, values[i]))
-        operator(*values)
+        result = operator(*values)
         for t, found in copies:
             t.copy_(found)
+        return result
 
     return run
 
 
 for _key in ("Negative", "Conjugate"):
     for _name in ("matmul_out", "addmm_out", "gemm_out"):
-        library.impl(_name, _resolving(_name), _key)
+        library.impl(_name, resolving(_name), _key)
 
 
 def fake(name: str) -> Callable[..., Any]:
@@ -255,7 +264,7 @@ def _(
     problem.check_out(
         out, problem.check_pair(a, b), problem.check_out_dtype(out_dtype, a.dtype), a.device
     )
-    _mark_written(out)
+    mark_written(out)
 
 
 @fake("addmm")
@@ -268,7 +277,7 @@ def _(
     c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *choice: Any
 ) -> None:
     problem.check_out(out, problem.check_addend(c, a, b), a.dtype, a.device)
-    _mark_written(out)
+    mark_written(out)
 
 
 def check(*given: Any) -> None:
@@ -314,9 +323,9 @@ def _(*given: Any) -> tuple[Tensor, Tensor]:
 @fake("gemm_out")
 def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     _checked(out, aux, given)
-    _mark_written(out)
+    mark_written(out)
     if aux is not None:
-        _mark_written(aux)
+        mark_written(aux)
 
 
 _ops: Any = torch.ops.outblas
@@ -327,5 +336,8 @@ addmm_out = _ops.addmm_out.default
 gemm = _ops.gemm.default
 gemm_aux = _ops.gemm_aux.default
 gemm_out = _ops.gemm_out.default
+grouped_mm = _ops.grouped_mm.default
+grouped_mm_aux = _ops.grouped_mm_aux.default
+grouped_mm_to_aux = _ops.grouped_mm_to_aux.default
 activation_backward = _ops.activation_backward.default
 DEFAULTS: tuple[Any, ...] = tuple(each.default for each in ARGUMENTS["gemm"])

@@ -79,7 +79,12 @@ def epilogue_math():
         math=functions,
     )
     cutlass = SimpleNamespace(
-        const_expr=bool, range_constexpr=range, min=min, Constexpr=object, Float32=float
+        const_expr=bool,
+        range_constexpr=range,
+        min=min,
+        max=max,
+        Constexpr=object,
+        Float32=float,
     )
     made: dict[str, Any] = dict.fromkeys(
         ("BFloat16", "Float16", "Uint32", "Consumer", "Cta", "Epilogue", "WorkTile"), object
@@ -104,6 +109,19 @@ class Call:
     scaled: bool = False
     formats: str = ""
     kinds: tuple[tuple[str, str], ...] = ()
+    scatters: bool = False
+    weighted: bool = False
+
+    @property
+    def scatter_index(self) -> np.ndarray:
+        """Where rows are stored; some of them nowhere."""
+        index = np.random.default_rng(1).permutation(M)
+        index[[3, 150]] = -5, M + 7
+        return index
+
+    @property
+    def scatter_weights(self) -> np.ndarray:
+        return np.random.default_rng(2).integers(-3, 4, M).astype(float)
 
     @property
     def columns(self) -> int:
@@ -120,6 +138,7 @@ class Call:
             "columns": (columns,),
             "pairs": (columns,),
             "matrix": (M, columns),
+            "scattered": (M, columns),
             "batch": (M, columns, MATRICES),
             "staged": (M, columns),
         }
@@ -131,6 +150,8 @@ class Call:
         kind, values = dict(self.kinds)[name], self.array(name)
         if kind == "batch":
             return values[..., MATRIX]
+        if kind == "scattered":
+            return values[np.clip(self.scatter_index, 0, M - 1)]
         shape = (M, N if name == "residual" else self.columns)
         return np.broadcast_to(values[:, None] if kind == "rows" else values, shape)
 
@@ -152,6 +173,7 @@ class Call:
         gate = x[:, :N] if self.gated else x
         y = np.maximum(gate, 0) if self.function == "relu" else gate
         y = y * x[:, N:] if self.gated else y
+        y = y * self.scatter_weights[:, None] if self.weighted else y
         return y + self.broadcast("residual") if "residual" in names else y
 
     def epilogue(self) -> SimpleNamespace:
@@ -172,7 +194,13 @@ class Call:
                 batched=False,
                 **traits,
             ),
-            tensors=SimpleNamespace(alpha=ALPHA, beta=BETA, **tensors),
+            tensors=SimpleNamespace(
+                alpha=ALPHA,
+                beta=BETA,
+                scatter_index=self.scatter_index if self.scatters else None,
+                scatter_weights=Memory(self.scatter_weights) if self.weighted else None,
+                **tensors,
+            ),
             extents=(M, N),
             dtype="fp32",
         )
@@ -239,6 +267,14 @@ CALLS = {
     "gated pairs": Call("relu", gated=True, kinds=(("bias", "pairs"),)),
     "gated pairs and a residual": Call(
         "relu", gated=True, kinds=(("bias", "columns"), ("residual", "matrix"))
+    ),
+    "a weight of each row": Call("relu", scatters=True, weighted=True),
+    "a weight before the residual of the row where it is stored": Call(
+        "relu",
+        gated=True,
+        kinds=(("bias", "pairs"), ("residual", "scattered")),
+        scatters=True,
+        weighted=True,
     ),
     "scales of rows and columns": Call(
         formats="e4m3 e4m3", kinds=(("scale_a", "rows"), ("scale_b", "columns"))

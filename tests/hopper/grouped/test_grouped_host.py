@@ -2,15 +2,17 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from outblas.core.epilogue import Epilogue
+from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem
 from outblas.hopper.core import compile
-from outblas.hopper.core.config import SHARED_MEMORY
+from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, gated_reason
 from outblas.hopper.grouped import host
+from outblas.hopper.grouped.variant import compile_variant, variant_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SMS = 132
@@ -27,15 +29,30 @@ def problem(
     dtype: torch.dtype = BF16,
     out_dtype: torch.dtype = BF16,
     zero_tail: bool = False,
+    activation: str = "",
+    has: str = "",
 ) -> GroupedProblem:
-    """Returns a product of packed tensors. `layout`: of A and B, n row-major, t transposed; by
-    default that which the kernel takes.
+    """Returns a product of packed tensors, of which B has N columns. `layout`: of A and B, n
+    row-major, t transposed; by default that which the kernel takes. `has`: any of bias, residual,
+    aux, scatter and weights.
     """
     layout = layout or {"ragged_m": "nt", "ragged_k": "tn"}[form]
     a = (K, 1) if layout[0] == "n" else (1, M)
     matrix = (N, 1) if layout[1] == "n" else (1, K)
     b = matrix if form == "ragged_k" else (N * K, *matrix)
-    out = (N, 1) if form == "ragged_m" else (M * N, N, 1)
+
+    def lies(columns: int) -> tuple[int, ...]:
+        return (columns, 1) if form == "ragged_m" else (M * columns, columns, 1)
+
+    gated = glu_split(activation) == 2
+    out = lies(N // 2 if gated else N)
+    epilogue = Epilogue(
+        GATED.get(activation, activation),
+        gated,
+        bias=View((N, 0, 1), 16) if "bias" in has else None,
+        residual=View(out, 16) if "residual" in has else None,
+        aux=View(lies(N), 16) if "aux" in has else None,
+    )
     return GroupedProblem(
         form,
         groups,
@@ -50,7 +67,18 @@ def problem(
         torch.device("cuda"),
         (16, 16, 16),
         zero_tail,
+        epilogue=epilogue,
+        scatters="scatter" in has,
+        weighted="weights" in has,
     )
+
+
+def with_view(
+    given: GroupedProblem, name: str, strides: tuple[int, ...], alignment: int = 16
+) -> Any:
+    """Returns the product with a tensor of its epilogue that lies in another way."""
+    changed: dict[str, Any] = {name: View(strides, alignment)}
+    return replace(given, epilogue=replace(given.epilogue, **changed))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +92,12 @@ def problem(
         problem(groups=511, zero_tail=True),
         problem("ragged_k", groups=512, zero_tail=True),
         problem(M=1, K=8, N=8),
+        problem(activation="gelu", has="bias residual aux"),
+        problem("ragged_k", activation="swiglu", has="bias residual aux"),
+        problem(activation="swiglu", has="scatter weights residual aux"),
+        problem("ragged_k", zero_tail=True, has="bias"),
+        problem(N=24, activation="geglu", out_dtype=F32),
+        with_view(problem(has="residual"), "residual", (0, 0), 2),
     ],
 )
 def test_supported(given: GroupedProblem) -> None:
@@ -74,9 +108,21 @@ def test_supported(given: GroupedProblem) -> None:
     ("given", "reason"),
     [
         (problem(dtype=F32, out_dtype=F32), "it supports bfloat16 and float16, but was given"),
-        (replace(problem(), epilogue=Epilogue("relu")), "it supports no epilogue"),
         (replace(problem(), gathers=True), "it supports no a_index"),
-        (replace(problem(), scatters=True), "it supports no scatter_index"),
+        (problem(zero_tail=True, has="bias"), "only without an epilogue .* was given bias"),
+        (problem(zero_tail=True, has="scatter"), "only without .* was given scatter_index"),
+        (
+            with_view(problem(has="aux"), "aux", (1, 4096)),
+            r"rows of aux .* 1536 columns with strides \(1, 4096\)",
+        ),
+        (with_view(problem(has="aux"), "aux", (1540, 1)), "rows of aux"),
+        (with_view(problem(has="aux"), "aux", (0, 1)), "rows of aux"),
+        (with_view(problem(has="aux"), "aux", (1536, 1), 8), "rows of aux"),
+        (problem(N=1544, activation="swiglu"), "rows of the result .* was given 772 columns"),
+        (
+            problem(N=1544, activation="swiglu", out_dtype=F32, layout="nn"),
+            "halves of mat_b .* was given 1544 contiguous columns",
+        ),
         (problem(groups=513), "it supports 512 groups, but was given 513"),
         (problem(groups=512, zero_tail=True), "it supports 511 groups, but was given 512"),
         (problem(K=0), "it supports extents of 1 to .* but was given 4096x1536x0"),
@@ -135,8 +181,14 @@ def test_variants_have_names_of_their_own() -> None:
         problem(groups=100),
         problem(zero_tail=True),
         problem("ragged_k"),
+        *(problem(has=name) for name in ("bias", "residual", "aux", "scatter", "scatter weights")),
+        problem(has="scatter residual"),
+        with_view(problem(has="bias"), "bias", (0, 0, 2)),
+        with_view(problem(has="residual"), "residual", (1, 4096)),
+        problem(activation="relu"),
+        problem(activation="reglu"),
     ]
-    made = [host.variant_of(p, config) for p in given for config in host._candidates()]
+    made = [variant_of(p, config) for p in given for config in host._candidates()]
 
     assert len({variant.name for variant in made}) == len(made)
 
@@ -144,18 +196,124 @@ def test_variants_have_names_of_their_own() -> None:
 def test_few_numbers_of_groups_are_compiled_apart() -> None:
     config = host._candidates()[0]
 
-    made = {host.variant_of(problem(groups=groups), config) for groups in range(1, 513)}
+    made = {variant_of(problem(groups=groups), config) for groups in range(1, 513)}
 
     assert len(made) == 3
+
+
+TRAITS: dict[str, tuple[GroupedProblem, dict[str, Any]]] = {
+    "a vector for each group": (problem(has="bias"), {"bias": "pairs"}),
+    "a vector at any address": (
+        with_view(problem(has="bias"), "bias", (1536, 0, 1), 2),
+        {"bias": "columns"},
+    ),
+    "vectors that begin between pairs": (
+        with_view(problem(has="bias"), "bias", (1537, 0, 1)),
+        {"bias": "columns"},
+    ),
+    "every other element of a vector": (
+        with_view(problem(has="bias"), "bias", (3072, 0, 2)),
+        {"bias": "columns"},
+    ),
+    "matrices that lie as the result": (
+        problem(has="residual aux"),
+        {"residual": "staged", "aux": "staged"},
+    ),
+    "residuals of groups": (problem("ragged_k", has="residual"), {"residual": "staged"}),
+    "a residual by columns": (
+        with_view(problem(has="residual"), "residual", (1, 4096)),
+        {"residual": "matrix"},
+    ),
+    "a residual that repeats": (
+        with_view(problem("ragged_k", has="residual"), "residual", (0, 0, 1)),
+        {"residual": "batch"},
+    ),
+    "a residual where rows are scattered": (
+        problem(has="residual scatter"),
+        {"residual": "scattered", "scatters": True, "plain": False},
+    ),
+    "weights alone": (problem(has="scatter weights"), {"weighted": True, "plain": False}),
+    "an index alone": (problem(has="scatter"), {"weighted": False, "plain": True}),
+    "a fit of gelu where sums round as much": (
+        problem(activation="gelu"),
+        {"function": "gelu_fit"},
+    ),
+    "gelu itself where a sum may have one term": (
+        problem("ragged_k", activation="gelu"),
+        {"function": "gelu"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_tensors_are_read_and_written_as_they_lie(name: str) -> None:
+    given, wanted = TRAITS[name]
+
+    assert host.unsupported(given) is None
+    traits = variant_of(given, host._candidates()[0]).traits
+
+    assert {name: getattr(traits, name) for name in wanted} == wanted
+
+
+def test_a_stage_without_room_for_a_residual_has_none() -> None:
+    config = replace(host._candidates()[0], tile_k=32)
+
+    assert variant_of(problem(has="residual"), config).traits.residual == "matrix"
+
+
+@pytest.mark.parametrize("config", host._candidates(), ids=str)
+def test_every_tile_holds_gated_pairs(config: HopperConfig) -> None:
+    assert gated_reason(config) is None
+
+
+ALL = "bias residual aux"
+EPILOGUES = {
+    "bias": problem(has="bias"),
+    "activation": problem(activation="gelu", has="bias"),
+    "residual": problem(has="residual"),
+    "residual by columns": with_view(problem(has="residual"), "residual", (1, 4096)),
+    "gated, with all": problem(activation="swiglu", has=ALL),
+    "gated, with all, nn": problem(activation="swiglu", has=ALL, layout="nn"),
+    "gated, with all, of terms": problem("ragged_k", activation="swiglu", has=ALL),
+    "fp32": problem(activation="geglu", has=ALL, out_dtype=F32),
+    "scatter": problem(has="scatter"),
+    "scatter, fp32": problem(has="scatter", out_dtype=F32),
+    "scatter, with all": problem(activation="swiglu", has=f"scatter weights {ALL}"),
+}
+IN_CI = ("gated, with all", "gated, with all, of terms", "scatter, with all")
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "name", [n if n in IN_CI else pytest.param(n, marks=pytest.mark.slow) for n in EPILOGUES]
+)
+def test_no_epilogue_spills(name: str) -> None:
+    made = variant_of(EPILOGUES[name], host._candidates()[0])
+
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
+
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
+    assert "serialized" not in code.log
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("has", "stores_by_tma"), [("", True), ("scatter", False)])
+def test_scattered_rows_are_stored_16_bytes_at_a_time(has: str, stores_by_tma: bool) -> None:
+    made = variant_of(problem(has=has), host._candidates()[-1])
+
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
+
+    assert ("cp.async.bulk.tensor.2d.global" in code.ptx) == stores_by_tma
+    assert re.search(r"st\.global\S*\.v4|st\.global\S*\.b128", code.ptx)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("given", [problem(groups=100), problem("ragged_k")], ids=lambda p: p.form)
 def test_nothing_spills(given: GroupedProblem) -> None:
     """128 accumulators, the epilogue, and the search for a group fit into the registers."""
-    variant = host.variant_of(given, host._candidates()[0])
+    made = variant_of(given, host._candidates()[0])
 
-    code = compile.compile_code(variant, lambda options: host.compile_variant(variant, options))
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
     assert "serialized" not in code.log
@@ -164,12 +322,22 @@ def test_nothing_spills(given: GroupedProblem) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        problem(),
+        problem("ragged_k"),
+        problem(activation="swiglu", has=ALL),
+        problem("ragged_k", activation="swiglu", has=ALL),
+        problem(has=f"scatter weights {ALL}"),
+    ],
+    ids=lambda p: f"{p.form} {p.epilogue}",
+)
 @pytest.mark.parametrize("number", range(len(host._TILES)))
 @pytest.mark.slow
-def test_every_tile_compiles(number: int, form: Form) -> None:
-    variant = host.variant_of(problem(form), host._candidates()[number])
+def test_every_tile_compiles(number: int, given: GroupedProblem) -> None:
+    made = variant_of(given, host._candidates()[number])
 
-    code = compile.compile_code(variant, lambda options: host.compile_variant(variant, options))
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert "0 bytes spill stores" in code.log

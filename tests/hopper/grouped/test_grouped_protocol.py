@@ -2,6 +2,7 @@
 random and adversarial delays, and the faults that the model has to find.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -32,15 +33,26 @@ ENDS = {
 }
 
 
+EPILOGUES = {
+    "residual": {"residual"},
+    "aux": {"aux"},
+    "gated": {"gated"},
+    "gated, with all": {"gated", "residual", "aux"},
+}
+
+
 def case_of(
-    config: HopperConfig, form: str, ends: tuple[int, ...], zero_tail: bool = False
+    config: HopperConfig,
+    form: str,
+    ends: tuple[int, ...],
+    zero_tail: bool = False,
+    epilogue: Collection[str] = (),
 ) -> GroupedCase:
-    columns = config.tile_n * config.cluster_n * 2
+    columns = config.tile_n * config.cluster_n * 2 // (2 if "gated" in epilogue else 1)
+    given = GroupedCase(config, form, ends, 512, columns, 3, epilogue=frozenset(epilogue))
     if form == "ragged_m":
-        return GroupedCase(
-            config, form, ends, 512, columns, 3, K=config.tile_k * 6, zero_tail=zero_tail
-        )
-    return GroupedCase(config, form, ends, 512, columns, 3, M=256)
+        return replace(given, K=config.tile_k * 6, zero_tail=zero_tail)
+    return replace(given, M=256)
 
 
 def runs_clean(case: GroupedCase, seed: int, slow: dict[str, float] | None = None) -> None:
@@ -66,11 +78,43 @@ def test_what_is_left_over_gets_zeros(tile: str) -> None:
         runs_clean(case_of(TILES[tile], "ragged_m", (100, 100, 333), zero_tail=True), seed)
 
 
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+def test_an_epilogue_is_each_groups_own(form: str, tile: str, epilogue: str) -> None:
+    for seed, ends in enumerate((ENDS["empty groups"], ENDS["whole tiles"], (1, 200))):
+        runs_clean(case_of(TILES[tile], form, ends, epilogue=EPILOGUES[epilogue]), seed)
+
+
+@pytest.mark.parametrize("epilogue", [set(), {"aux"}, {"gated", "aux"}], ids=str)
+@pytest.mark.parametrize("tile", TILES)
+def test_scattered_rows_are_those_of_their_group(tile: str, epilogue: set[str]) -> None:
+    """x beside them stays in the order of groups."""
+    for seed, ends in enumerate((ENDS["empty groups"], ENDS["whole tiles"], (1, 200))):
+        runs_clean(case_of(TILES[tile], "ragged_m", ends, epilogue={"scatter", *epilogue}), seed)
+
+
 @pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
 @pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
 def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(form: str, slow: str) -> None:
     for seed in range(1, 4):
         runs_clean(case_of(OWN, form, (70, 130, 400)), seed, slow={slow: 100_000.0})
+
+
+@pytest.mark.parametrize("slow", ["load A", "load B", "load residual", "wgmma", "store", "wake"])
+@pytest.mark.parametrize(
+    ("form", "epilogue"),
+    [
+        ("ragged_m", {"residual", "aux", "gated"}),
+        ("ragged_m", {"scatter", "aux"}),
+        ("ragged_k", {"residual", "aux", "gated"}),
+    ],
+    ids=str,
+)
+def test_an_epilogue_with_one_kind_of_long_delay(form: str, epilogue: set[str], slow: str) -> None:
+    case = case_of(TILES["few stages"], form, (70, 130, 400), epilogue=epilogue)
+    for seed in range(1, 3):
+        runs_clean(case, seed, slow={slow: 100_000.0})
 
 
 CLEAR_B = "        clear_terms(cta.operands.sB, state.index, terms, thread, threads)\n"
@@ -138,10 +182,68 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_model_finds(name: str) -> None:
-    form, change, kinds = FAULTS[name]
-    case = case_of(OWN, form, ENDS["empty groups"])
+EPILOGUE_FAULTS = {
+    "x of a tile in which a group ends is stored by TMA": (
+        {"aux"},
+        Change(
+            "gemm.epilogue_store",
+            "    elif cutlass.const_expr(work.end_row is not None):\n",
+            "    elif cutlass.const_expr(work.end_row is not None and not stores.aux):\n",
+        ),
+        {"wrong result"},
+    ),
+    "scattered rows are stored by TMA": (
+        {"scatter"},
+        Change(
+            "gemm.epilogue_store",
+            "    if cutlass.const_expr(row_stores.scatters(tile, stores)):\n",
+            "    if cutlass.const_expr(False):\n",
+        ),
+        {"wrong result"},
+    ),
+    "buffers are overwritten while others copy rows from them": (
+        {"scatter"},
+        Change(
+            "gemm.epilogue_store",
+            "    await_stores(consumer)\n    sync_consumer(consumer.index)\n",
+            "    await_stores(consumer)\n",
+        ),
+        {"wrong result", "early read", "overwritten"},
+    ),
+    "rows are copied before all of a buffer is written": (
+        {"scatter"},
+        Change(
+            "gemm.epilogue_store",
+            "        sync_consumer(tile.consumer.index)\n"
+            "        store_round(tile, stores, first, last)\n",
+            "        store_round(tile, stores, first, last)\n",
+        ),
+        {"wrong result", "early read", "overwritten"},
+    ),
+    "gated tiles are as far apart as those of B": (
+        {"gated"},
+        Change(
+            "grouped.schedule",
+            "config.tile_n // (2 if scheduler.traits.gated else 1)",
+            "config.tile_n",
+        ),
+        {"wrong result"},
+    ),
+    "both halves of a stage have the gate": (
+        {"gated"},
+        Change("grouped.kernel", "*((half,) * (halves - 1))", "*((0,) * (halves - 1))"),
+        {"wrong result"},
+    ),
+    "the residual is that of the first columns": (
+        {"residual"},
+        Change("gemm.epilogue_load", "work.column + start", "start"),
+        {"wrong result"},
+    ),
+}
+
+
+def is_found(case: GroupedCase, change: Change) -> str:
+    """Returns the kind of fault that the model finds in some timing."""
 
     def in_some_timing() -> None:
         for seed in range(12):
@@ -149,5 +251,20 @@ def test_the_model_finds(name: str) -> None:
 
     with pytest.raises(ProtocolFault) as found:
         in_some_timing()
+    return found.value.kind
 
-    assert found.value.kind in kinds
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_model_finds(name: str) -> None:
+    form, change, kinds = FAULTS[name]
+
+    assert is_found(case_of(OWN, form, ENDS["empty groups"]), change) in kinds
+
+
+@pytest.mark.parametrize("name", EPILOGUE_FAULTS)
+def test_the_model_finds_in_an_epilogue(name: str) -> None:
+    epilogue, change, kinds = EPILOGUE_FAULTS[name]
+    # Two rounds of a subtile each for a tile.
+    case = case_of(TILES["few stages"], "ragged_m", ENDS["empty groups"], epilogue=epilogue)
+
+    assert is_found(case, change) in kinds

@@ -111,14 +111,19 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     )
     cute = SimpleNamespace(jit=lambda function: function, arch=warp or Warp())
     made = {"cutlass": dsl, "cute": cute, "Int32": Word, "Any": Any}
-    made |= {"NamedTuple": NamedTuple, "dataclass": dataclass, "__name__": schedule.__name__}
+    made |= {
+        "NamedTuple": NamedTuple,
+        "dataclass": dataclass,
+        "replace": replace,
+        "__name__": schedule.__name__,
+    }
     made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "GroupedTraits": GroupedTraits}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, schedule.__file__, "exec"), made)
     return SimpleNamespace(**made, globals=made)
 
 
-def traits(form: str, groups: int, zero_tail: bool = False) -> GroupedTraits:
+def traits(form: str, groups: int, zero_tail: bool = False, gated: bool = False) -> GroupedTraits:
     capacity = -(-(groups + zero_tail) // BY_BALLOT) * BY_BALLOT
     return GroupedTraits(
         width=8,
@@ -132,6 +137,7 @@ def traits(form: str, groups: int, zero_tail: bool = False) -> GroupedTraits:
         form=form,
         capacity=capacity,
         zero_tail=zero_tail,
+        gated=gated,
     )
 
 
@@ -154,10 +160,15 @@ class Launch(NamedTuple):
     traits: GroupedTraits
 
 
+def columns_of_tiles(launch: Launch) -> int:
+    """The columns of C that a tile has; a gated pair counts as one."""
+    return launch.config.tile_n // (2 if launch.traits.gated else 1)
+
+
 def params_of(launch: Launch, functions: SimpleNamespace) -> Any:
     config = launch.config
     rows = -(-launch.M // (config.tile_m * config.cluster_m))
-    columns = -(-launch.N // (config.tile_n * config.cluster_n))
+    columns = -(-launch.N // (columns_of_tiles(launch) * config.cluster_n))
     return functions.GroupedParams(
         offs=Offsets(map(Word, launch.ends)),
         extent=Word(launch.extent),
@@ -268,13 +279,18 @@ def test_a_warp_finds_the_group_of_a_tile_row(ends: list[int]) -> None:
     config=CONFIGS,
     N=st.sampled_from([8, 250, 1536]),
     clusters=st.sampled_from([1, 3, 66, 132]),
+    gated=st.booleans(),
 )
 def test_ragged_rows_are_covered_once(
-    ends: tuple[int, ...], zero_tail: bool, config: HopperConfig, N: int, clusters: int
+    ends: tuple[int, ...],
+    zero_tail: bool,
+    config: HopperConfig,
+    N: int,
+    clusters: int,
+    gated: bool,
 ) -> None:
-    launch = Launch(
-        ends, 1600, 1600, N, 192, config, clusters, traits("ragged_m", len(ends), zero_tail)
-    )
+    of_groups = traits("ragged_m", len(ends), zero_tail, gated)
+    launch = Launch(ends, 1600, 1600, N, 192, config, clusters, of_groups)
     k_tiles = 192 // config.tile_k
 
     covered: dict[int, list[tuple[int, int]]] = {}
@@ -294,7 +310,8 @@ def test_ragged_rows_are_covered_once(
             covered.setdefault(key, []).append((int(work.row), int(work.column)))
 
     for group, (begin, end) in enumerate(clamped(launch)):
-        tiles = itertools.product(range(begin, end, config.tile_m), range(0, N, config.tile_n))
+        columns = range(0, N, columns_of_tiles(launch))
+        tiles = itertools.product(range(begin, end, config.tile_m), columns)
         assert sorted(covered.get(group, [])) == sorted(tiles), group
 
 
@@ -304,12 +321,18 @@ def test_ragged_rows_are_covered_once(
     config=CONFIGS,
     shape=st.sampled_from([(64, 8), (300, 700), (768, 2048)]),
     clusters=st.sampled_from([1, 5, 66, 132]),
+    gated=st.booleans(),
 )
 def test_ragged_terms_are_covered_once(
-    ends: tuple[int, ...], config: HopperConfig, shape: tuple[int, int], clusters: int
+    ends: tuple[int, ...],
+    config: HopperConfig,
+    shape: tuple[int, int],
+    clusters: int,
+    gated: bool,
 ) -> None:
     M, N = shape
-    launch = Launch(ends, 1600, M, N, 1600, config, clusters, traits("ragged_k", len(ends)))
+    of_groups = traits("ragged_k", len(ends), gated=gated)
+    launch = Launch(ends, 1600, M, N, 1600, config, clusters, of_groups)
 
     covered: dict[int, list[tuple[int, int]]] = {}
     for work in works(launch):
@@ -328,7 +351,8 @@ def test_ragged_terms_are_covered_once(
             covered.setdefault(int(work.matrix), []).append((int(work.row), int(work.column)))
 
     for group in range(len(ends)):
-        tiles = itertools.product(range(0, M, config.tile_m), range(0, N, config.tile_n))
+        columns = range(0, N, columns_of_tiles(launch))
+        tiles = itertools.product(range(0, M, config.tile_m), columns)
         assert sorted(covered[group]) == sorted(tiles), group
 
 
@@ -358,3 +382,46 @@ def test_more_groups_than_threads_have_a_place_each() -> None:
     ends = range(3, 3 * 512 + 1, 3)
 
     assert order_of(ends, 2000, 256) == list(range(512))
+
+
+class Tensors(NamedTuple):
+    bias: Any
+
+
+@dataclass(frozen=True)
+class EpilogueOfCall:
+    tensors: Tensors
+    config: str = "that of all tiles"
+
+
+class Biases:
+    """A bias for each group, which is read as the kernel reads it."""
+
+    def __getitem__(self, at: tuple[Any, None]) -> str:
+        group, columns = at
+        assert columns is None
+        return f"the bias of group {group}"
+
+
+def test_a_tile_reads_the_bias_of_its_group() -> None:
+    launch = Launch((100, 300), 300, 300, 512, 64, tile_config(), 1, traits("ragged_m", 2))
+    functions = on_integers()
+    scheduler = functions.GroupedScheduler(None, Word(0), coord(), launch.traits)
+    given = EpilogueOfCall(Tensors(Biases()))
+
+    found = {
+        (int(work.row), scheduler.tile_epilogue(given, work).tensors.bias) for work in works(launch)
+    }
+
+    assert found == {
+        (0, "the bias of group 0"),
+        (100, "the bias of group 1"),
+        (228, "the bias of group 1"),
+    }
+
+
+def test_without_a_bias_all_tiles_have_the_same_epilogue() -> None:
+    scheduler = on_integers().GroupedScheduler(None, Word(0), coord(), traits("ragged_m", 2))
+    given = EpilogueOfCall(Tensors(None))
+
+    assert scheduler.tile_epilogue(given, None) is given

@@ -14,6 +14,7 @@ _EAGER = "src/outblas/torch_ops/eager.py"
 _LINEAR = "src/outblas/torch_ops/linear.py"
 _DISPATCH = "src/outblas/runtime/dispatch.py"
 _LOOKUP = "autotune/lookup.py"
+_ENTRIES = "autotune/tuned_entries.py"
 _PACK = "src/outblas/core/pack.py"
 _PACKING = "src/outblas/core/products.py"
 
@@ -286,7 +287,7 @@ FAULTS = (
     ),
     Fault(
         "table_of_another_gpu",
-        _LOOKUP,
+        _ENTRIES,
         "own = [table for table in tables if table.gpu.model == gpu.model]",
         "own = list(tables)",
         CHOICE,
@@ -294,7 +295,7 @@ FAULTS = (
     ),
     Fault(
         "cousin_of_another_architecture",
-        _LOOKUP,
+        _ENTRIES,
         "table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model",
         "table for table in tables if table.gpu.model != gpu.model",
         CHOICE,
@@ -302,7 +303,7 @@ FAULTS = (
     ),
     Fault(
         "store_of_another_version",
-        _LOOKUP,
+        _ENTRIES,
         "                HERE if each.gpu == gpu else MODEL,\n",
         "                HERE,\n",
         CHOICE,
@@ -321,7 +322,7 @@ FAULTS = (
     ),
     Fault(
         "neighbour_of_another_layout",
-        _LOOKUP,
+        _ENTRIES,
         "        entry.kernel == PRODUCTION\n        and entry.width",
         "        entry.width",
         CHOICE,

@@ -7,7 +7,7 @@ PORTABLE = (Check("test_grouped_mm.py"),)
 HOST = (Check("test_grouped_host.py"),)
 
 _SCHEDULE = "hopper/grouped/schedule.py"
-_HOST = "hopper/grouped/host.py"
+_HOST = "hopper/grouped/layouts.py"
 _PORTABLE = "kernels/grouped.py"
 _OPERATOR = "src/outblas/torch_ops/grouped_mm.py"
 
@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "grouped_takes_contiguous_rows",
         _HOST,
-        "return [_row_major(*shape_a, problem.a), along_n",
-        "return [_row_major(*shape_a, problem.a) or _column_major(*shape_a, problem.a), along_n",
+        "return [row_major(*shape_a, problem.a), along_n",
+        "return [row_major(*shape_a, problem.a) or column_major(*shape_a, problem.a), along_n",
         HOST,
         "The Hopper kernel takes operands for which TMA would end the launch.",
     ),

@@ -21,9 +21,13 @@ LAYERS = (Check("test_linear_autograd.py"),)
 _FUSION = "src/outblas/patching/fusion.py"
 FUSED = (Check("test_nn_fuse.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
+_ATEN_CALLS = "src/outblas/torch_ops/aten_calls.py"
+_ATEN_CHOICE = "src/outblas/torch_ops/aten_choice.py"
 
 ENABLE = (Check("test_enable.py"),)
 ENABLED_FP8 = (Check("test_enable_scaled.py"),)
+ENABLED_GROUPED = (Check("test_enable_grouped.py"),)
+_ATEN_GROUPED = "src/outblas/torch_ops/aten_grouped.py"
 _ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
@@ -286,7 +290,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_beta_not_in_key",
-        _ATEN,
+        _ATEN_CALLS,
         "_address(c) & 15, alpha == 1, alpha == 0, beta == 0)",
         "_address(c) & 15, alpha == 1, alpha == 0)",
         ENABLE,
@@ -294,15 +298,15 @@ FAULTS = (
     ),
     Fault(
         "enabled_layouts_not_compared",
-        _ATEN,
-        "    guard = tensor_guard(tensors)\n",
+        _ATEN_CALLS,
+        "    guard = None if is_repeated else tensor_guard(tensors)\n",
         "    return lambda *given: True\n",
         ENABLE,
         "A product takes the plan of operands with other strides.",
     ),
     Fault(
         "enabled_batches_broadcast",
-        _ATEN,
+        _ATEN_CHOICE,
         "    if call.a.shape[:-2] != call.b.shape[:-2]:",
         "    if False:",
         ENABLE,
@@ -310,7 +314,7 @@ FAULTS = (
     ),
     Fault(
         "enabled_choice_not_marked",
-        _ATEN,
+        _ATEN_CALLS,
         "    _thread.inside = True\n",
         "    _thread.inside = False\n",
         ENABLE,
@@ -358,10 +362,50 @@ FAULTS = (
     ),
     Fault(
         "enabled_decisions_of_other_rules",
-        _ATEN,
+        _ATEN_CALLS,
         "        _decided.clear()\n",
         "        pass\n",
         ENABLE,
         "What was decided by one set of rules holds for the next.",
+    ),
+    Fault(
+        "enabled_grouped_rows_not_padded",
+        _ATEN_GROUPED,
+        "    row = -(-shape[-1] // granule) * granule\n",
+        "    row = shape[-1]\n",
+        ENABLED_GROUPED,
+        "A grouped product has rows that are nearer than those of torch's result.",
+    ),
+    Fault(
+        "enabled_grouped_takes_what_torch_refuses",
+        _ATEN_GROUPED,
+        "        return refusal(a, b)\n",
+        '        return ""\n',
+        ENABLED_GROUPED,
+        "A grouped product that torch refuses has a result under enable.",
+    ),
+    Fault(
+        "enabled_grouped_addresses_not_in_key",
+        _ATEN_GROUPED,
+        "shape, b.shape, *addresses, bias is None",
+        "shape, b.shape, bias is None",
+        ENABLED_GROUPED,
+        "A grouped product takes the plan of operands at other addresses.",
+    ),
+    Fault(
+        "enabled_grouped_slower_taken",
+        _ATEN_GROUPED,
+        "        if reason := slower_reason(product, rules.min_gain):\n",
+        "        if reason := slower_reason(product, 0):\n",
+        ENABLED_GROUPED,
+        "A grouped product that was measured to be slower than torch's is taken.",
+    ),
+    Fault(
+        "enabled_grouped_breaks_the_promise",
+        _ATEN_CALLS,
+        "            raise invariance.unsupported(GROUPED_NOT_INVARIANT)\n",
+        "            pass\n",
+        ENABLED_GROUPED,
+        "Batch invariance is promised, and torch computes a grouped product.",
     ),
 )

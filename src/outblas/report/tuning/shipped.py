@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
-from ...autotune.lookup import short
+from ...autotune.named_configs import short
 from ...autotune.store.tables import Entry, Table, read_table
 from ...core.shapes import SUITE, Shape, to_text
 from .. import markdown

@@ -1,0 +1,124 @@
+"""What a kernel with a config that a text names is for a workload: whether it runs, and what limits
+it.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.problem import Problem
+from ..core.space import Footprint, Space
+from ..runtime.default_kernel import PRODUCTION
+from .search import cost_model
+from .search.gpu import machine as machine_of
+from .store.records import Gpu, Workload
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel with its config as text ("": the kernel's default), and why it was chosen."""
+
+    kernel: str
+    config: str
+    why: str
+
+
+def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
+    """Returns why a kernel does not support a workload of packed operands with a config on a GPU;
+    None if it does.
+    """
+    found = footprint_of(kernel, config, workload, gpu)
+    return found if isinstance(found, str) else None
+
+
+def footprint_of(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
+    """Returns the resources that a config uses on a GPU, or why it cannot run there."""
+    try:
+        space = _space(kernel, workload, gpu)
+        chosen = _config(kernel, config) if config else space.own
+    except (ValueError, ImportError) as error:
+        return str(error)
+    reason: str | None = space.invalid_reason(chosen)
+    return space.footprint(chosen) if reason is None else reason
+
+
+# As many as a table has workloads: a lookup asks for those of all neighbours.
+@functools.lru_cache(maxsize=1024)
+def _space(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
+    """Returns a kernel's search space for a workload. Raises ValueError where the kernel does not
+    run, ImportError without its DSL.
+    """
+    from .search import prune, target
+
+    found = target.of(kernel)
+    prune.check(found, workload, gpu)
+    space: Space[Any] = found.load().space(prune.problem(workload), machine_of(gpu))
+    return space
+
+
+@functools.lru_cache(maxsize=1024)
+def _config(kernel: str, text: str) -> Any:
+    """Returns the config that a text describes. Raises ValueError for one that the kernel has not,
+    ImportError without its DSL.
+    """
+    from ..core.configs import from_text
+    from .search import target
+
+    return from_text(target.of(kernel).load().Config, text)
+
+
+def remarks(kernel: str, workload: Workload) -> list[str]:
+    """Returns what a kernel does for a workload besides the product, in words; empty if nothing."""
+    from .search import prune, target
+
+    try:
+        found = getattr(target.of(kernel).load(), "remarks", None)
+    except (ValueError, ImportError):
+        return []
+    return found(prune.problem(workload)) if found else []
+
+
+def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
+    """Returns the config of a choice, adapted to the operands of a call.
+
+    The config was measured with packed operands. If rows begin inside cache lines for the call's
+    operands but not for packed ones, or the other way round, it returns "": the production kernel's
+    default, which takes these lines into account.
+    """
+    if choice.kernel != PRODUCTION:
+        return choice.config
+    from .search import prune
+
+    try:
+        from ..hopper.gemm.operand_copies import cache_lines_per_row
+    except ImportError:  # loading the kernel reports this error
+        return choice.config
+    packed = prune.problem(workload)
+    return choice.config if cache_lines_per_row(problem) == cache_lines_per_row(packed) else ""
+
+
+def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
+    """Returns what limits a config according to the model; empty where it predicts nothing."""
+    footprint, machine = footprint_of(kernel, config, workload, gpu), machine_of(gpu)
+    if isinstance(footprint, str) or machine is None:
+        return ""
+    return cost_model.predict(footprint, workload, machine).limits
+
+
+def brief_text(choice: Choice) -> str:
+    """Formats a kernel with the fields of its config that differ from the defaults."""
+    config = short(choice.kernel, choice.config) if choice.config else ""
+    return f"{choice.kernel}[{config}]" if config else choice.kernel
+
+
+def short(kernel: str, config: str) -> str:
+    """Returns the fields of a config that differ from the kernel's defaults, or the whole text
+    where the kernel is not available.
+    """
+    from ..core.configs import brief, from_text
+    from .search import target
+
+    try:
+        return brief(from_text(target.of(kernel).load().Config, config))
+    except (ValueError, ImportError):
+        return config

@@ -1,0 +1,168 @@
+"""The winners that are known for a GPU, from its store and from shipped tables, and how near they
+are to a workload.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..core.steps import GATED
+from ..runtime.default_kernel import PRODUCTION
+from .search.target import registered
+from .store.records import Gpu, Workload
+from .store.store import Store
+from .store.tables import read_table
+
+HERE = "tuned on this GPU"
+MODEL = "tuned on this GPU model, other versions"
+SHIPPED = "shipped table of this GPU model"
+COUSIN = "shipped table of the nearest GPU model"
+ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
+
+
+@dataclass(frozen=True)
+class TunedEntry:
+    """A config that won at a workload.
+
+    Attributes:
+        origin: where the result comes from, one of `ORIGINS`.
+        gpu: the name of the GPU.
+        us: the time of a call.
+        ratio: cuBLAS's time divided by it.
+        when: the date of the measurement.
+    """
+
+    origin: str
+    gpu: str
+    workload: Workload
+    kernel: str
+    config: str
+    us: float
+    ratio: float
+    when: str
+
+    # Kept, because every lookup compares a workload with all entries.
+    @functools.cached_property
+    def doublings(self) -> tuple[float, ...]:
+        """The binary logarithms of the shape."""
+        return doublings_of(self.workload)
+
+    @functools.cached_property
+    def plain_kind(self) -> tuple[str, ...]:
+        """The kind of the plain workload."""
+        return self.workload.plain.kind
+
+    @functools.cached_property
+    def width(self) -> tuple[int, bool]:
+        """The width of the operands, as `width_of` has it."""
+        return width_of(self.workload)
+
+
+def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
+    try:
+        with Store(path, read_only=True) as store:
+            found = store.tuned(gpu)
+    except Exception as error:  # matmul must not raise for this
+        warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
+        return
+    kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
+    for each in reversed(found):
+        if each.kernel in kernels_here:
+            yield TunedEntry(
+                HERE if each.gpu == gpu else MODEL,
+                gpu.name,
+                each.workload,
+                each.kernel,
+                each.config,
+                each.us,
+                each.ratio,
+                each.when,
+            )
+
+
+def from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
+    tables = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            tables.append(read_table(path))
+        except (ValueError, OSError) as error:
+            warnings.warn(f"outblas ignores the tuning table {path.name}: {error}", stacklevel=2)
+    own = [table for table in tables if table.gpu.model == gpu.model]
+    cousins = [
+        table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model
+    ]
+    nearest = sorted(cousins, key=lambda table: (abs(table.gpu.sms - gpu.sms), table.gpu.name))[:1]
+    for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
+        for table in chosen:
+            for each in table.entries:
+                yield TunedEntry(
+                    origin,
+                    table.gpu.name,
+                    each.workload,
+                    each.kernel,
+                    each.config,
+                    each.us,
+                    each.ratio,
+                    each.when,
+                )
+
+
+def doublings_of(workload: Workload) -> tuple[float, ...]:
+    """Returns the binary logarithms of a shape, whose distance is `distance`."""
+    return tuple(map(math.log2, workload.shape))
+
+
+def distance(one: Workload, other: Workload) -> float:
+    """Returns the distance of two shapes in binary orders of magnitude: doubling one of M, N, K is
+    1.
+    """
+    return math.sqrt(
+        sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True))
+    )
+
+
+def width_of(workload: Workload) -> tuple[int, bool]:
+    """Returns the bytes of an operand's element, and whether it may be rounded to tf32."""
+    return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
+
+
+def bare_of(workload: Workload) -> Workload:
+    """Returns the bare workload that a call with an epilogue uses where nothing was tuned with that
+    epilogue: with warm weights, and as many columns as the call stores.
+    """
+    plain = workload.plain
+    return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
+
+
+def is_akin(entry: TunedEntry, workload: Workload, width: tuple[int, bool]) -> bool:
+    """Returns whether a winner at a bare product applies to the dtype and layout of a plain
+    workload of this `width`.
+
+    For the production kernel, all layouts and all 16-bit dtypes are equivalent.
+    """
+    if entry.plain_kind == workload.kind:
+        return True
+    return (
+        entry.kernel == PRODUCTION
+        and entry.width == width
+        and (entry.workload.out_dtype == "float32") == (workload.out_dtype == "float32")
+    )
+
+
+def best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:
+    """Returns the entry of the nearest origin for each kernel, the fastest kernel first."""
+    found: dict[str, TunedEntry] = {}
+    for entry in sorted(entries, key=lambda entry: ORIGINS.index(entry.origin)):
+        found.setdefault(entry.kernel, entry)
+    return sorted(found.values(), key=lambda entry: -entry.ratio)
+
+
+def nearest_to(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEntry]:
+    """Returns the winners at the nearest workload, the fastest kernel first."""
+    if not entries:
+        return []
+    place = min((e.workload for e in entries), key=lambda w: (distance(w, workload), w))
+    return best_by_kernel(entry for entry in entries if entry.workload == place)

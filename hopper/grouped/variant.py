@@ -1,0 +1,221 @@
+"""The variants of `hopper.grouped`, one per compile: which one a product takes, and how it is
+compiled.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from ...core.grouped import GroupedProblem
+from ..core import compile
+from ..core.config import HopperConfig, compile_key
+from ..gemm import epilogue_load, epilogue_math, variant
+from . import layouts
+from .kernel import Grouped
+from .traits import CAPACITIES, GroupedTraits
+
+
+@dataclass(frozen=True)
+class GroupedVariant(variant.Variant):
+    """The key of one compile. `layout` is that of A and of each matrix of B."""
+
+    @property
+    def name(self) -> str:
+        c, t = self.config, self.traits
+        flags = {
+            "tail": t.zero_tail,
+            f"bias_{t.bias}": t.bias,
+            t.function: t.function,
+            "gated": t.gated,
+            f"residual_{t.residual}": t.residual,
+            "aux": t.aux,
+            "scattered": t.scatters,
+            "weighted": t.weighted,
+        }
+        parts = [
+            "outblas_hopper_grouped",
+            t.form,
+            f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}_{c.cluster_m}x{c.cluster_n}",
+            self.layout,
+            compile.SHORT[self.dtype],
+            compile.SHORT[self.out_dtype],
+            f"{t.capacity}groups",
+        ]
+        return compile.full_name(self, parts + [flag for flag, on in flags.items() if on])
+
+
+def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
+    """Returns the variant for a supported product."""
+    usable = [strides for strides in layouts.matrix_strides(problem) if strides is not None]
+    assert len(usable) == 2, "`unsupported` refuses other strides"
+    layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
+    is_ragged_k = problem.form == "ragged_k"
+    groups = problem.groups + layouts.has_tail(problem)
+    epilogue = problem.epilogue
+    traits = GroupedTraits(
+        width=layouts.granule(problem),
+        by_columns=False,
+        staged=True,
+        transposed=False,
+        batched=is_ragged_k,
+        ordered=False,
+        single_wave=False,
+        scaled=False,
+        function=epilogue_math.resolve_activation(
+            epilogue.function, problem.out_dtype.itemsize, 0 if is_ragged_k else problem.K
+        ),
+        gated=epilogue.gated,
+        bias=_bias_access(problem),
+        residual=_residual_access(problem, config),
+        aux="" if epilogue.aux is None else "staged",
+        form=problem.form,
+        capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
+        zero_tail=layouts.has_tail(problem),
+        scatters=problem.scatters,
+        weighted=problem.weighted,
+    )
+    return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
+
+
+def _bias_access(problem: GroupedProblem) -> str:
+    """Returns how the vector of a group is read. The result has an even number of columns."""
+    bias, size = problem.epilogue.bias, problem.out_dtype.itemsize
+    if bias is None:
+        return ""
+    group, _, column = bias.strides
+    whole_pairs = column == 1 and group % 2 == 0 and bias.alignment >= 2 * size
+    return "pairs" if whole_pairs else "columns"
+
+
+def _residual_access(problem: GroupedProblem, config: HopperConfig) -> str:
+    """Returns how a residual is read. TMA may load rows of the next group, which are not used."""
+    residual = problem.epilogue.residual
+    if residual is None:
+        return ""
+    if problem.scatters:
+        return "scattered"
+    stored, dtype = config.epilogue_config(problem.epilogue.gated), problem.out_dtype
+    has_room = epilogue_load.subtiles_per_stage(config, stored, compile.NUMERIC[dtype]) > 0
+    if has_room and config.stages > 1 and layouts.in_granules(problem, residual):
+        return "staged"
+    return "batch" if problem.form == "ragged_k" else "matrix"
+
+
+def compile_variant(made: GroupedVariant, options: str = "") -> Any:
+    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
+    arguments = _Arguments.of(made)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    Grouped.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel = Grouped(made.config, made.traits)
+    with compile.target_arch():
+        return cute.compile(
+            kernel,
+            *arguments.matrices(),
+            arguments.vector(cutlass.Int32, arguments.groups),
+            *arguments.epilogue_tensors(),
+            cutlass.Int32(1),
+            stream,
+            options=f"{compile.OPTIONS} {options}",
+        )
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """The tensors that a variant is compiled for, with symbolic sizes and strides.
+
+    M, N, K, groups: the extents of the result, of the sum, and of the groups. `columns`: those of
+    B, N or a separate extent for gated pairs.
+    """
+
+    made: GroupedVariant
+    M: Any
+    N: Any
+    K: Any
+    groups: Any
+    columns: Any
+
+    @staticmethod
+    def of(made: GroupedVariant) -> "_Arguments":
+        M, K, groups = (cute.sym_int() for _ in range(3))
+        traits = made.traits
+        divisor = max(traits.width, traits.granule(made.layout, made.out_dtype.itemsize))
+        N = cute.sym_int(divisibility=divisor)
+        return _Arguments(made, M, N, K, groups, cute.sym_int() if traits.gated else N)
+
+    def matrices(self) -> list[Any]:
+        """Returns A, B and the result."""
+        made, is_ragged_k = self.made, self.made.traits.form == "ragged_k"
+        return [
+            self._matrix(made.dtype, (self.M, self.K), made.layout[0], 8, False),
+            self._matrix(made.dtype, (self.K, self.columns), made.layout[1], 8, not is_ragged_k),
+            self._like_result(self.N),
+        ]
+
+    def epilogue_tensors(self) -> list[Any]:
+        """Returns the bias, the residual, aux, the index and the weights of a scatter; None for
+        those that the variant does not have.
+        """
+        traits = self.made.traits
+        return [
+            self._bias() if traits.bias else None,
+            self._residual() if traits.residual else None,
+            self._like_result(self.columns) if traits.aux else None,
+            self.vector(cutlass.Int32, self.M) if traits.scatters else None,
+            self.vector(cutlass.Float32, self.M) if traits.weighted else None,
+        ]
+
+    @staticmethod
+    def vector(dtype: Any, extent: Any) -> Any:
+        """Returns a contiguous vector."""
+        return make_fake_tensor(dtype, (extent,), (1,), assumed_align=4)
+
+    def _like_result(self, columns: Any) -> Any:
+        made = self.made
+        return self._matrix(
+            made.out_dtype, (self.M, columns), "n", made.traits.width, made.traits.batched
+        )
+
+    def _bias(self) -> Any:
+        strides: tuple[Any, Any] = (cute.sym_int64(divisibility=2), 1)
+        if self.made.traits.bias == "columns":
+            strides = cute.sym_int64(), cute.sym_int64()
+        return self._unaligned((self.groups, self.columns), strides)
+
+    def _residual(self) -> Any:
+        if self.made.traits.residual == "staged":
+            return self._like_result(self.N)
+        lead = (self.groups,) if self.made.traits.batched else ()
+        shape = (*lead, self.M, self.N)
+        return self._unaligned(shape, tuple(cute.sym_int64() for _ in shape))
+
+    def _unaligned(self, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
+        """Returns a tensor of the result's dtype that is read element by element."""
+        dtype = self.made.out_dtype
+        return make_fake_tensor(
+            compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
+        )
+
+    def _matrix(
+        self, dtype: torch.dtype, shape: tuple[Any, Any], letter: str, divisor: int, of_groups: bool
+    ) -> Any:
+        """Returns a matrix, or one for each group, with outer strides that are multiples of
+        `divisor`. `letter`: "n" for contiguous rows, "t" for contiguous columns.
+        """
+        outer = cute.sym_int64(divisibility=divisor)
+        strides = (outer, 1) if letter == "n" else (1, outer)
+        lead = (self.groups,) if of_groups else ()
+        return make_fake_tensor(
+            compile.NUMERIC[dtype],
+            (*lead, *shape),
+            (*(cute.sym_int64(divisibility=divisor) for _ in lead), *strides),
+            assumed_align=16,
+        )
+
+
+def load(made: GroupedVariant) -> Any:
+    """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
+    return compile.load(made, lambda: compile_variant(made))

@@ -1,0 +1,256 @@
+"""Grouped products in a campaign: their operands, their providers, and the check that comes before
+they are timed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..core.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
+from ..torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
+from ..verify.call import CHUNK
+from ..verify.cases import Case
+from ..verify.kernels import Refused
+from ..verify.oracle import integer_ranges
+from . import cold
+from .campaign import Operands
+from .operation import Operation, operand_dtype
+from .providers import Call, Prepare, Provider
+from .record import GROUPED_BASE
+
+Tensor = torch.Tensor
+Fill = Callable[[Tensor], object]
+
+# Of operands; torch's function multiplies no tf32.
+PRECISIONS = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class GroupedTask:
+    """The products of all groups of a workload. `product` is "", or "dA" or "dB" for a gradient."""
+
+    workload: GroupedWorkload
+    layout: str
+    product: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (str(self.workload), self.layout, self.product) if part)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The sizes (M, N, K) of the products of all groups."""
+        return self.workload.shape
+
+    def operands(self, operation: Operation) -> Operands:
+        """Returns A and B from normal(0, 1), and `offs`."""
+        generator = torch.Generator("cuda").manual_seed(0)
+        fill = partial(torch.Tensor.normal_, generator=generator)
+        return operands(self, operand_dtype(operation.dtype), fill, fill, "cuda")
+
+    def case(self, operation: Operation) -> "GroupedCase":
+        return GroupedCase(self, operand_dtype(operation.dtype))
+
+    def bytes_moved(self, operation: Operation) -> int:
+        """Returns the bytes of the operands and the result. Weights of groups without rows are not
+        read; their gradients are written.
+        """
+        w = self.workload
+        in_use = sum(size > 0 for size in w.sizes) if w.form == "rows" else w.experts
+        elements = w.rows * (w.K + w.N) + in_use * w.K * w.N
+        return elements * operand_dtype(operation.dtype).itemsize
+
+    def is_memory_bound(self, operation: Operation, l2_bytes: int) -> bool:
+        """Returns whether a call is also timed with cold weights: its groups have few rows, or all
+        that it reads and writes fits twice into L2. Gradients of weights read no weights.
+        """
+        if self.workload.form == "terms":
+            return False
+        few_rows = self.workload.rows <= cold.FEW_ROWS * self.workload.experts
+        return few_rows or 2 * self.bytes_moved(operation) <= l2_bytes
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the fields of a record that say what was timed."""
+        return {
+            "shape": self.shape,
+            "layout": self.layout,
+            "product": self.product,
+            "experts": self.workload.experts,
+            "form": self.workload.form,
+            "distribution": self.workload.distribution,
+        }
+
+
+def tasks(
+    workloads: Sequence[GroupedWorkload], layouts: Sequence[str], of_backward: bool
+) -> list[GroupedTask]:
+    """Returns the products of a campaign, or those of their backward passes, without duplicates.
+
+    `layouts` are those of ragged rows; gradients of weights have `TERMS_LAYOUT`. The gradient of
+    rows reads the same weights by their other dimension.
+    """
+    flipped = {"nt": "nn", "nn": "nt"}
+    found = []
+    for layout in layouts:
+        for workload in workloads:
+            products = workload.backward() if of_backward else (("", workload),)
+            for name, each in products:
+                of_rows = flipped[layout] if name == "dA" else layout
+                letters = of_rows if each.form == "rows" else TERMS_LAYOUT
+                found.append(GroupedTask(each, letters, name))
+    return list(dict.fromkeys(found))
+
+
+def operands(
+    task: GroupedTask, dtype: torch.dtype, fill_a: Fill, fill_b: Fill, device: str
+) -> Operands:
+    """Returns A and B as `grouped_mm` takes them, stored as the task's layout says and filled, and
+    `offs`.
+    """
+    M, N, K = task.shape
+    lead = (task.workload.experts,) if task.workload.form == "rows" else ()
+
+    def matrix(shape: tuple[int, ...], letter: str, fill: Fill) -> Tensor:
+        stored = shape if letter == "n" else (*shape[:-2], shape[-1], shape[-2])
+        t = torch.empty(stored, dtype=dtype, device=device)
+        fill(t)
+        return t if letter == "n" else t.mT
+
+    a = matrix((M, K), task.layout[0], fill_a)
+    b = matrix((*lead, K, N), task.layout[1], fill_b)
+    return a, b, torch.tensor(task.workload.ends, dtype=torch.int32, device=device)
+
+
+# ---- the check
+@dataclass(frozen=True)
+class GroupedCase:
+    """What a provider is checked with before it is timed."""
+
+    task: GroupedTask
+    dtype: torch.dtype
+    device: str = "cuda"
+
+    def fault(self, prepare: Callable[[Tensor, Tensor, Tensor], Call]) -> str | None:
+        """Returns what is wrong with the result of a prepared call, or None.
+
+        As in the exact oracle, the operands are small integers whose partial sums fp32 represents,
+        so that every element must equal the float64 product bit for bit.
+        """
+        made = self._integers()
+        call = prepare(*made)
+        shape = _result_shape(self.task)
+        # Freed at once: the allocator most likely gives this memory to the result.
+        torch.full(shape, math.nan, dtype=self.dtype, device=self.device)
+        found = call()
+        if not isinstance(found, Tensor) or found.shape != shape or found.dtype != self.dtype:
+            return f"wrong: expected a tensor of shape {shape} and {self.dtype}"
+        count = 0
+        first: tuple[int, ...] = ()
+        for begin, got, want in _compared(found, *made, self.task):
+            wrong = got != want.to(got.dtype)
+            if bool(wrong.any()):
+                at = [int(i) for i in wrong.nonzero()[0]]
+                first = first or (*begin[:-1], begin[-1] + at[0], at[1])
+                count += int(wrong.sum())
+        if not count:
+            return None
+        return f"wrong: {count} of {found.numel()} elements, first at {list(first)}"
+
+    def _integers(self) -> Operands:
+        deepest = self.task.shape[2]
+        if self.task.workload.form == "terms":
+            deepest = max(self.task.workload.sizes)
+        of_a, of_b, _ = integer_ranges(Case(*self.task.shape[:2], deepest, self.dtype))
+        generator = torch.Generator(self.device).manual_seed(0)
+
+        def within(largest: int) -> Fill:
+            return lambda t: t.random_(-largest, largest + 1, generator=generator)
+
+        return operands(self.task, self.dtype, within(of_a), within(of_b), self.device)
+
+
+def _result_shape(task: GroupedTask) -> tuple[int, ...]:
+    M, N, _ = task.shape
+    return (M, N) if task.workload.form == "rows" else (task.workload.experts, M, N)
+
+
+def _compared(
+    out: Tensor, a: Tensor, b: Tensor, offs: Tensor, task: GroupedTask
+) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+    """Yields rows of each group's result, where they begin, and what they should be in float64."""
+    del offs  # the host knows the groups
+    lead: tuple[int, ...]
+    for group, (begin, end) in enumerate(pairwise((0, *task.workload.ends))):
+        part = slice(begin, end)
+        if task.workload.form == "rows":
+            of_group, left, right, lead, start = out[part], a[part], b[group], (), begin
+        else:
+            of_group, left, right, lead, start = out[group], a[:, part], b[part], (group,), 0
+        factor = right.double()
+        step = max(1, CHUNK // max(1, *factor.shape))
+        for first in range(0, of_group.shape[0], step):
+            rows = slice(first, first + step)
+            yield (*lead, start + first), of_group[rows], left[rows].double() @ factor
+
+
+# ---- providers
+@dataclass(frozen=True)
+class GroupedProvider(Provider):
+    """A provider of grouped products; it prepares calls from A, B and `offs`."""
+
+    def fault(self, case: Any) -> str | None:
+        """Returns what is wrong with this provider's results, or None. Raises Refused."""
+        if self.trusted:
+            return None
+        found: str | None = case.fault(self.prepare)
+        return found
+
+
+def check_torch() -> None:
+    """Raises ValueError where torch has no grouped product to compare with."""
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        raise ValueError(
+            "--op grouped compares with torch.nn.functional.grouped_mm, which torch "
+            f"{torch.__version__} lacks, expected torch 2.10 or later"
+        )
+
+
+def parse(name: str) -> GroupedProvider:
+    """Returns the provider of a name: `torch`, `outblas`, or a kernel of `outblas.grouped_mm`.
+
+    Raises ValueError for any other name.
+    """
+    named: dict[str, Prepare] = {GROUPED_BASE: _torch, "outblas": partial(_outblas, None)}
+    named |= {kernel: partial(_outblas, kernel) for kernel in KERNELS}
+    if name not in named:
+        raise ValueError(f"--kernels has {name!r}, expected some of {', '.join(named)}")
+    return GroupedProvider(name, "", named[name], trusted=name == GROUPED_BASE)
+
+
+def runnable(device: torch.device) -> list[GroupedProvider]:
+    """Returns the kernels that run on a device."""
+    on_sm90 = torch.cuda.get_device_capability(device) == (9, 0)
+    return [parse(name) for name in ((HOPPER, PORTABLE) if on_sm90 else (PORTABLE,))]
+
+
+def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
+    grouped: Callable[..., Tensor] = torch.nn.functional.grouped_mm
+    return lambda b=b: grouped(a, b, offs=offs)
+
+
+def _outblas(kernel: str | None, a: Tensor, b: Tensor, offs: Tensor) -> Call:
+    """Prepares the call of a user, with or without the name of a kernel."""
+
+    def call(b: Tensor = b) -> Tensor:
+        return grouped_mm(a, b, offs=offs, kernel=kernel)
+
+    if kernel is not None:
+        try:
+            call()
+        except ValueError as error:
+            raise Refused(str(error)) from None
+    return call

@@ -1,0 +1,195 @@
+"""Finds the experts of models of transformers, and lets `outblas.moe_mlp` compute them.
+
+Such a module holds the matrices of all experts as parameters of three dimensions, and says in
+attributes what its forward computes: whether it is gated, has biases, stores matrices transposed.
+transformers' decorator `use_experts_implementation` sets these attributes, and transformers' own
+grouped products rely on them, as the forward here does. A module of any name that says otherwise
+is left as it is.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.compat.torch_private import FakeTensor, FunctionalTensor
+from ..core.epilogue import gated_name
+from ..core.problem import DTYPES
+from ..torch_ops.moe import moe_mlp
+from .fusion import function_of, has_hooks
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+Parameter = torch.nn.Parameter
+
+# Types of parameters that hold their values themselves; the last two stand for such a tensor while
+# a program is traced.
+_PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
+_FLAGS = "has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm"
+_ARGUMENTS = ["self", "hidden_states", "top_k_index", "top_k_weights"]
+# What transformers calls the ways in which it computes the same thing itself.
+_IMPLEMENTATIONS = None, "eager", "grouped_mm", "batched_mm"
+
+
+class Names(NamedTuple):
+    """The parameters of experts by name; "" for biases that they do not have."""
+
+    first: str
+    down: str
+    first_bias: str
+    down_bias: str
+    activation: Any
+    is_transposed: bool
+
+
+class Experts(NamedTuple):
+    """Experts that `moe_mlp` can compute, or does."""
+
+    module: Module
+    names: Names
+
+    def __str__(self) -> str:
+        count = self.module._parameters[self.names.down].shape[0]  # type: ignore[union-attr]
+        return f"{count} experts are one outblas.moe_mlp with {self.names.activation}"
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether `moe_mlp` computes them already."""
+        return _names_in_use(self.module) is not None
+
+    def apply(self) -> None:
+        """Replaces the module's forward."""
+        vars(self.module)["forward"] = functools.partial(_forward, self.module, self.names)
+
+    def remark(self) -> str | None:
+        """Returns what keeps the experts from outblas's kernels, or None."""
+        held: Any = self.module._parameters[self.names.down]
+        if held.is_cuda:
+            return None
+        return f"on {held.device}: torch takes it until it moves to an NVIDIA GPU"
+
+
+# ---- finding
+def find(model: Module) -> Iterator[tuple[str, Experts | str]]:
+    """Yields the modules that hold experts by name, each with what it is, or with the reason why
+    `moe_mlp` cannot compute it.
+    """
+    for name, module in model.named_modules():
+        if names := _names_in_use(module):
+            yield name or "(root)", Experts(module, names)
+        elif all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
+            found = _names(module)
+            yield name or "(root)", found if isinstance(found, str) else Experts(module, found)
+
+
+def _names_in_use(module: Module) -> Names | None:
+    """Returns the names of experts that `moe_mlp` computes already; None for other modules."""
+    return _names_of(vars(module).get("forward"))
+
+
+def _names_of(forward: object) -> Names | None:
+    if isinstance(forward, functools.partial) and forward.func is _forward:
+        names: Names = forward.args[1]
+        return names
+    return None
+
+
+def _names(module: Any) -> Names | str:
+    """Returns the names of the experts of a module that nothing has changed, or why it has none."""
+    if reason := _other_computation(module):
+        return reason
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    biases = (f"{first}_bias", "down_proj_bias") if module.has_bias else ("", "")
+    function = function_of(module.act_fn)
+    if function is None:
+        return f"its activation is {type(module.act_fn).__name__}, which no epilogue has"
+    activation = gated_name(function) if module.has_gate else function
+    names = Names(first, "down_proj", *biases, activation, module.is_transposed)
+    return _unusual(module, names) or names
+
+
+def _other_computation(module: Any) -> str | None:
+    """Returns what a module computes besides the products of experts and an activation, or None."""
+    kind = type(module)
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    if list(inspect.signature(inspect.unwrap(kind.forward)).parameters) != _ARGUMENTS:
+        return f"the forward of {kind.__name__} has arguments of its own"
+    if not isinstance(getattr(module, "act_fn", None), Module):
+        return "it has no act_fn"
+    if module.has_post_expert_norm:
+        return "it normalizes what experts return"
+    if module.has_gate and not module.is_concatenated:
+        return "the columns of gate and up alternate"
+    gate: Callable[..., Any] | None = getattr(kind, "_apply_gate", None)
+    if module.has_gate and getattr(gate, "__module__", "") != "transformers.integrations.moe":
+        return f"{kind.__name__} has a gate of its own"
+    chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if chosen not in _IMPLEMENTATIONS:
+        return f"its experts_implementation is {chosen!r}"
+    return None
+
+
+def _unusual(module: Any, names: Names) -> str | None:
+    """Returns which property of the parameters keeps `moe_mlp` from computing experts, or None."""
+    for name in filter(None, names[:4]):
+        t = module._parameters.get(name)
+        if t is None:
+            return f"it has no parameter {name}"
+        if type(t) not in _PLAIN:
+            return f"its {name} is a {type(t).__name__}"
+        if t.is_nested or t.layout is not torch.strided:
+            return f"its {name} is {'nested' if t.is_nested else t.layout}"
+        if t.dtype not in DTYPES:
+            return f"has a {name} of {t.dtype}, which no kernel takes"
+        if t.dim() != (2 if name.endswith("_bias") else 3):
+            return f"its {name} has {t.dim()} dimensions"
+    return None
+
+
+# ---- computing
+def _forward(
+    module: Any, names: Names, hidden_states: Any, top_k_index: Any, top_k_weights: Any
+) -> Tensor:
+    """Computes experts by `moe_mlp` while they are as `patch` found them, else as their class does.
+    Like transformers' own, it rounds to the dtype of the matrices what comes in another one.
+    """
+    is_plain = type(hidden_states) is Tensor and hidden_states.dim() == 2
+    if not is_plain or _unusual(module, names) or has_hooks(module.act_fn):
+        result: Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
+        return result
+    first, down = (getattr(module, name) for name in names[:2])
+    biases = [getattr(module, name) if name else None for name in names[2:4]]
+    if not names.is_transposed:
+        first, down = first.mT, down.mT
+    out = moe_mlp(
+        hidden_states.to(first.dtype),
+        first,
+        down,
+        top_k_index,
+        top_k_weights,
+        activation=names.activation,
+        gate_up_bias=biases[0],
+        down_bias=biases[1],
+    )
+    return out.to(hidden_states.dtype)
+
+
+# ---- back
+def undo(model: Module) -> dict[str, str]:
+    """Gives experts their own forward back, also where a wrapper keeps the replaced one in an
+    attribute. Returns what was undone, by name.
+    """
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        held = vars(module)
+        for attribute in [key for key, value in held.items() if _names_of(value)]:
+            found[name or "(root)"] = "computes as its class does"
+            if attribute == "forward":
+                del held[attribute]
+            else:
+                held[attribute] = MethodType(type(module).forward, module)
+    return found

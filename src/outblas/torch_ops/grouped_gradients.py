@@ -1,0 +1,263 @@
+"""Gradients of grouped products, which are grouped products themselves. The operators are those of
+`grouped_mm`.
+
+    g = gradient of x = A B + bias, through the order of rows, their weights and the activation
+    dA = g Bᵀ    dB = Aᵀ g    dbias = sum of g's rows    dresidual = gradient of the result
+
+Rows of the result are read in the order of groups. Where rows of A were gathered, those of dA are
+added up in fp32 in the order of their places in `a_index`, which is deterministic on a GPU too.
+
+What belongs to no group gets zeros: the products do not read it, whatever x and g hold there. Under
+`create_graph` x is cleared there, because a NaN would pass through products with zero.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.compat.torch_private import from_below
+from ..core.epilogue import composed
+from ..core.grouped import Form
+from . import ops
+from .autograd import gradient_of_x, without_gradients
+from .autograd_levels import autograd_kernel, within_forward
+from .schema import ARGUMENTS, library
+
+Tensor = torch.Tensor
+
+_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["grouped_mm"]}
+_NAMES = tuple(_ARGUMENTS)
+_SUMMED = "mat_a", "mat_b", "bias"  # of which x is made
+
+
+class _Saved(NamedTuple):
+    """What a backward pass needs besides tensors. The kernel is named on the CPU only: on a GPU
+    gradients take the best one, whichever computed the result.
+    """
+
+    form: Form
+    rows_of_a: int
+    dtype: torch.dtype
+    activation: str
+    kernel_name: str
+
+
+class _Gradients(torch.autograd.Function):
+    """The autograd function of grouped products. `apply` takes whether x is asked for, and all
+    arguments of the operator. It returns the result, and x where it is asked for or needed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, aux: bool, *given: Any) -> Any:
+        (
+            mat_a,
+            mat_b,
+            offs,
+            _,
+            _,
+            a_index,
+            scatter_index,
+            weights,
+            activation,
+            _,
+            kernel_name,
+            _,
+        ) = given
+        needs = dict(zip(_NAMES, ctx.needs_input_grad[1:], strict=True))
+        x_needs = any(needs[name] for name in _SUMMED)
+        x = None
+        with within_forward():
+            if aux or needs["scatter_weights"] or (activation and x_needs):
+                result, x = from_below(ops.grouped_mm_aux(*given))
+            else:
+                result = from_below(ops.grouped_mm(*given))
+        if x is not None and not x_needs:
+            ctx.mark_non_differentiable(x)
+        ctx.save_for_backward(
+            mat_a if needs["mat_b"] else None,
+            mat_b if needs["mat_a"] else None,
+            offs,
+            a_index,
+            scatter_index,
+            weights,
+            x if activation or needs["scatter_weights"] else None,
+        )
+        ctx.set_materialize_grads(False)
+        forms: dict[tuple[int, int], Form] = {
+            (2, 3): "ragged_m",
+            (3, 2): "ragged_n",
+            (2, 2): "ragged_k",
+        }
+        ctx.saved = _Saved(
+            forms.get((mat_a.dim(), mat_b.dim()), "batch"),
+            mat_a.shape[-2],
+            mat_a.dtype,
+            activation,
+            kernel_name if mat_a.is_cpu else "",
+        )
+        return result if x is None else (result, x)
+
+    @staticmethod
+    def backward(
+        ctx: Any, g_out: Tensor | None, g: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
+        needs = dict(zip(_NAMES, ctx.needs_input_grad[1:], strict=True))
+        mat_a, mat_b, offs, a_index, scatter_index, weights, x = ctx.saved_tensors
+        saved: _Saved = ctx.saved
+        found: dict[str, Tensor | None] = {}
+        product = _products(offs, saved.kernel_name)
+        if x is not None and torch.is_grad_enabled():
+            x = torch.where(_covered(saved.form, offs, x), x, 0)
+        if g_out is not None:
+            if needs["residual"]:
+                found["residual"] = g_out
+            if scatter_index is not None:
+                only_a = not (needs["mat_b"] or needs["bias"] or needs["scatter_weights"])
+                if only_a and g is None and not saved.activation and needs["mat_a"]:
+                    found["mat_a"] = _of_scattered(
+                        product, g_out, mat_b, a_index, scatter_index, weights, saved
+                    )
+                    return _in_order(found)
+                rows, factors = _in_order_of_groups(g_out, scatter_index, weights)
+                if needs["scatter_weights"]:
+                    found["scatter_weights"] = _of_weights(rows, x, scatter_index, offs, saved).to(
+                        weights.dtype
+                    )
+                g_out = (rows * factors.unsqueeze(1)).to(g_out.dtype)
+            g = gradient_of_x(g_out, g, x, saved.activation)
+        if g is None:
+            return _in_order(found)
+        narrow = g.to(saved.dtype)
+        if needs["mat_a"]:
+            found["mat_a"] = _of_a(product, narrow, mat_b, a_index, saved)
+        if needs["mat_b"]:
+            if a_index is not None:
+                mat_a = mat_a.index_select(0, _clamped(a_index, saved.rows_of_a))
+            found["mat_b"] = product(mat_a.mT, narrow)
+        if needs["bias"]:  # of the result's dtype, as g is
+            found["bias"] = _of_bias(product, g)
+        return _in_order(found)
+
+
+def _in_order(found: dict[str, Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Returns the gradients in the order of the arguments of `apply`."""
+    return None, *(found.get(name) for name in _NAMES)
+
+
+def _products(offs: Tensor | None, kernel_name: str) -> Callable[..., Tensor]:
+    """Returns a function that multiplies groups. What belongs to no group gets zeros."""
+
+    def product(
+        a: Tensor,
+        b: Tensor,
+        *rows: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """`rows`: a_index, scatter_index and scatter_weights."""
+        rows = rows or (None, None, None)
+        result: Tensor = ops.grouped_mm(
+            a, b, offs, None, None, *rows, "", out_dtype, kernel_name, True
+        )
+        return result
+
+    return product
+
+
+def _of_a(
+    product: Callable[..., Tensor],
+    g: Tensor,
+    mat_b: Tensor,
+    a_index: Tensor | None,
+    saved: _Saved,
+    *rows: Tensor,
+) -> Tensor:
+    """Returns the gradient of mat_a. `rows`: as `product` takes them."""
+    if a_index is None:
+        return product(g, mat_b.mT, *rows)
+    wide = product(g, mat_b.mT, *rows, out_dtype=torch.float32)
+    # It sorts the indices: equal ones are added in one order, and not by atomics.
+    summed: Tensor = torch.ops.aten.embedding_dense_backward(
+        wide, _clamped(a_index, saved.rows_of_a), saved.rows_of_a, -1, False
+    )
+    return summed.to(saved.dtype)
+
+
+def _of_scattered(
+    product: Callable[..., Tensor],
+    g_out: Tensor,
+    mat_b: Tensor,
+    a_index: Tensor | None,
+    scatter_index: Tensor,
+    weights: Tensor | None,
+    saved: _Saved,
+) -> Tensor:
+    """Returns the gradient of mat_a, which the product reads from the rows of `g_out` itself."""
+    count = g_out.shape[0]
+    factors = _factors(scatter_index, weights, count).to(torch.float32)
+    own = torch.arange(count, device=g_out.device, dtype=torch.int32)
+    rows = scatter_index, own, factors
+    return _of_a(product, g_out.to(saved.dtype), mat_b, a_index, saved, *rows)
+
+
+def _of_bias(product: Callable[..., Tensor], g: Tensor) -> Tensor:
+    if g.dim() == 3:
+        return g.sum(1)
+    return product(g.new_ones(1, 1).expand(1, g.shape[0]), g).squeeze(1)
+
+
+def _clamped(index: Tensor, count: int) -> Tensor:
+    return index.clamp(0, max(count - 1, 0))
+
+
+def _factors(scatter_index: Tensor, weights: Tensor | None, count: int) -> Tensor:
+    """Returns the weights of rows, or whether they are stored; 0 for those that are not."""
+    is_stored = (scatter_index >= 0) & (scatter_index < count)
+    return is_stored if weights is None else torch.where(is_stored, weights, 0)
+
+
+def _in_order_of_groups(
+    g_out: Tensor, scatter_index: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Returns the rows of a gradient in the order of groups, and their factors."""
+    count = g_out.shape[0]
+    rows = g_out.index_select(0, _clamped(scatter_index, count))
+    return rows, _factors(scatter_index, weights, count)
+
+
+def _of_weights(
+    rows: Tensor, x: Tensor, scatter_index: Tensor, offs: Tensor, saved: _Saved
+) -> Tensor:
+    """Returns the gradient of scatter_weights in fp32; 0 for rows that are not stored."""
+    sums = (rows.float() * composed(x.float(), saved.activation, None)).sum(-1)
+    is_stored = _factors(scatter_index, None, rows.shape[0])
+    is_stored = is_stored & _covered("ragged_m", offs, x).squeeze(1)
+    return torch.where(is_stored, sums, 0)
+
+
+def _covered(form: Form, offs: Tensor | None, x: Tensor) -> Tensor:
+    """Returns a mask, which broadcasts to x, of what belongs to groups."""
+    if offs is None or form in ("ragged_k", "batch"):
+        return torch.ones((), dtype=torch.bool, device=x.device)
+    dim = 0 if form == "ragged_m" else 1
+    mask = torch.arange(x.shape[dim], device=x.device) < offs[-1]
+    return mask.unsqueeze(1 - dim)
+
+
+# ---- registration
+def _autograd(name: str, *, aux: bool) -> Callable[..., Any]:
+    """Returns the Autograd kernel of an operator, which drops an x that nobody asked for."""
+    kernel = autograd_kernel(name, _ARGUMENTS, _Gradients, {}, aux)
+    if aux:
+        return kernel
+
+    def run(*given: Any) -> Any:
+        found = kernel(*given)
+        return found[0] if type(found) is tuple else found
+
+    return run
+
+
+library.impl("grouped_mm", _autograd("grouped_mm", aux=False), "Autograd")
+library.impl("grouped_mm_aux", _autograd("grouped_mm_aux", aux=True), "Autograd")
+library.impl("grouped_mm_to_aux", without_gradients("grouped_mm_to_aux", "aux"), "Autograd")

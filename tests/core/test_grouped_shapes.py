@@ -1,0 +1,147 @@
+"""Workloads of grouped products: the sizes of their groups, and their text."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from outblas.core.grouped_shapes import (
+    DISTRIBUTIONS,
+    EXPERTS,
+    FORMS,
+    ROWS,
+    Distribution,
+    Form,
+    GroupedWorkload,
+    model_of,
+    parse,
+)
+
+SMALL = GroupedWorkload(8, 100, 64, 32)
+
+
+# ---- groups
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("rows", [1, 7, 100, 4096, 65536])
+@pytest.mark.parametrize("experts", [1, 8, 256])
+def test_all_rows_belong_to_groups(experts: int, rows: int, distribution: Distribution) -> None:
+    workload = GroupedWorkload(experts, rows, 64, 32, distribution)
+
+    assert sum(workload.sizes) == rows
+    assert len(workload.sizes) == experts
+    assert workload.ends[-1] == rows
+    assert all(begin <= end for begin, end in pairwise(workload.ends))
+
+
+def test_balanced_groups_differ_by_one_row_at_most() -> None:
+    assert set(SMALL.sizes) == {12, 13}
+
+
+def test_zipf_gives_the_ith_most_popular_group_a_share_in_proportion_to_1_over_i() -> None:
+    """2520 is a multiple of 1 to 8, and the shares' sum is 6849/2520."""
+    sizes = GroupedWorkload(8, 6849, 64, 32, "zipf").sizes
+
+    assert sorted(sizes, reverse=True) == [2520 // i for i in range(1, 9)]
+
+
+def test_popular_groups_are_not_the_first() -> None:
+    sizes = GroupedWorkload(8, 6849, 64, 32, "zipf").sizes
+
+    assert list(sizes) != sorted(sizes, reverse=True)
+
+
+def test_groups_are_the_same_every_time() -> None:
+    """Results of two runs, and of two programs, are compared."""
+    assert GroupedWorkload(8, 100, 64, 32, "zipf").sizes == (7, 19, 6, 12, 37, 9, 5, 5)
+
+
+# ---- products
+def test_rows_multiply_the_weights() -> None:
+    assert SMALL.shape == (100, 64, 32)
+
+
+def test_terms_are_the_gradient_of_the_weights() -> None:
+    assert GroupedWorkload(8, 100, 64, 32, form="terms").shape == (32, 64, 100)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_workload_is_known_by_the_sizes_of_its_products(form: Form) -> None:
+    workload = GroupedWorkload(8, 100, 64, 32, "zipf", form)
+
+    assert GroupedWorkload.of(8, workload.shape, "zipf", form) == workload
+
+
+def test_a_backward_pass_has_the_gradients_of_rows_and_weights() -> None:
+    assert SMALL.backward() == (
+        ("dA", GroupedWorkload(8, 100, 32, 64)),
+        ("dB", GroupedWorkload(8, 100, 64, 32, form="terms")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts": 0}, "experts is 0, expected an integer of at least 1"),
+        ({"rows": 1.5}, "rows is 1.5, expected an integer of at least 1"),
+        ({"distribution": "skewed"}, "distribution is 'skewed', expected one of balanced, zipf"),
+        ({"form": "columns"}, "form is 'columns', expected one of rows, terms"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_workload_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GroupedWorkload(**({"experts": 8, "rows": 100, "N": 64, "K": 32} | changes))
+
+
+# ---- text
+@pytest.mark.parametrize(
+    "text",
+    ["8x100x64x32", "8x100x64x32:zipf", "8x100x64x32:terms", "8x100x64x32:zipf:terms"],
+)
+def test_a_workload_is_written_as_it_is_read(text: str) -> None:
+    (workload,) = parse(text)
+
+    assert str(workload) == text
+
+
+def test_a_model_has_two_products_with_three_numbers_of_rows_and_two_distributions() -> None:
+    found = parse("moe:mixtral-8x7b")
+
+    assert len(found) == 2 * 3 * 2
+    assert {(w.experts, w.N, w.K) for w in found} == {(8, 28672, 4096), (8, 4096, 14336)}
+    assert {w.rows for w in found} == set(ROWS)
+    assert {w.form for w in found} == {"rows"}
+
+
+def test_all_models_together_have_a_name() -> None:
+    assert parse("moe") == [w for model in EXPERTS for w in parse(f"moe:{model}")]
+
+
+def test_words_choose_among_the_workloads_of_a_name() -> None:
+    found = parse("moe:deepseek-v3:4096:zipf:terms")
+
+    assert {(w.rows, w.distribution, w.form) for w in found} == {(4096, "zipf", "terms")}
+    assert len(found) == 2
+
+
+def test_a_workload_that_is_named_twice_is_timed_once() -> None:
+    assert len(parse("moe:mixtral-8x7b:4096,8x4096x28672x4096:zipf")) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "4096", "8x100x64", "8x100x64xK", "moe:gpt", "8x100x64x32:skewed", "8x100x64x32:4096"],
+)
+def test_text_that_names_no_workload_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--shapes is .* expected EXPERTSxROWSxNxK or moe:MODEL"):
+        parse(text)
+
+
+def test_a_size_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="--shapes has 8x0x64x32, expected sizes of at least 1"):
+        parse("8x0x64x32")
+
+
+def test_the_products_of_models_are_known_by_their_sizes() -> None:
+    assert model_of(GroupedWorkload(8, 1, 4096, 14336)) == "mixtral-8x7b down"
+    assert model_of(SMALL) == ""

@@ -1,0 +1,444 @@
+"""`outblas.moe_mlp` without a GPU, beside experts that are computed one by one."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import outblas
+from outblas.core.compiling import CompileForbidden
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
+from outblas.core.errors import OperandError
+from outblas.kernels import moe as kernels
+from outblas.torch_ops import moe
+
+Tensor = torch.Tensor
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch takes this call")
+
+T, K, E, H, F = 13, 3, 5, 8, 6
+
+
+class Case(NamedTuple):
+    """The arguments of a call, in the order of the operator without the activation."""
+
+    x: Tensor
+    gate_up: Tensor
+    down: Tensor
+    routes: Tensor
+    weights: Tensor
+    gate_up_bias: Tensor
+    down_bias: Tensor
+
+    def leaves(self) -> "Case":
+        """The same values, of which all but the indices need gradients."""
+        return Case(*(t.clone().requires_grad_(t.is_floating_point()) for t in self))
+
+    @property
+    def differentiable(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self if t.is_floating_point())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def case(activation: str = "swiglu", dtype: torch.dtype = torch.float32) -> Case:
+    """Experts -1 and E, which some tokens have, do not exist."""
+    W = F * (1 + (activation in GATED))
+    shapes = (T, H), (E, H, W), (E, F, H), (T, K), (E, W), (E, H)
+    x, gate_up, down, weights, first, second = (torch.randn(*each).to(dtype) for each in shapes)
+    index = torch.stack([torch.randperm(E + 2)[:K] - 1 for _ in range(T)])
+    return Case(x, gate_up, down, index, weights, first, second)
+
+
+def call(c: Case, activation: Activation = "swiglu", bias: bool = True) -> Tensor:
+    biases = {"gate_up_bias": c.gate_up_bias, "down_bias": c.down_bias} if bias else {}
+    return outblas.moe_mlp(*c[:5], activation=activation, **biases)
+
+
+def one_by_one(c: Case, activation: Activation = "swiglu", bias: bool = True) -> Tensor:
+    """Computes the experts one after the other in float64."""
+    x, gate_up, down, index, weights, *biases = (
+        t.double() if t.is_floating_point() else t for t in c
+    )
+    out = torch.zeros_like(x)
+    for e in range(gate_up.shape[0]):
+        token, j = torch.where(index == e)
+        inner = x[token] @ gate_up[e] + (biases[0][e] if bias else 0)
+        result = apply(inner, activation, None) @ down[e] + (biases[1][e] if bias else 0)
+        out = out.index_add(0, token, result * weights[token, j].unsqueeze(1))
+    return out
+
+
+@pytest.fixture(params=["torch", pytest.param("kernels", marks=pytest.mark.interpreter)])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes by torch's functions, or by the kernels in Triton's interpreter."""
+    if request.param == "kernels":
+        monkeypatch.setattr(moe, "moe_passes", kernels)
+
+
+# ---- values
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "biases"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_result_and_gradients_are_those_of_single_experts(
+    activation: Activation, bias: bool
+) -> None:
+    given = case(activation)
+    ours, theirs = given.leaves(), given.leaves()
+    grad = torch.randn(T, H)
+
+    result, wanted = call(ours, activation, bias), one_by_one(theirs, activation, bias)
+    result.backward(grad)
+    wanted.backward(grad.double())
+
+    torch.testing.assert_close(result.double(), wanted, atol=1e-4, rtol=1e-5)
+    for one, other in zip(ours.differentiable, theirs.differentiable, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_16_bits_are_rounded_after_each_product(
+    dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    given = case(dtype=dtype)
+    given = given._replace(weights=given.weights.to(weight_dtype))
+    ours, theirs = given.leaves(), given.leaves()
+    grad = torch.randn(T, H).to(dtype)
+
+    result, wanted = call(ours), one_by_one(theirs)
+    result.backward(grad)
+    wanted.backward(grad.double())
+
+    assert result.dtype == dtype
+    unit = torch.finfo(dtype).eps
+    pairs = [(result, wanted)]
+    pairs += [(a.grad, b.grad) for a, b in zip(ours.differentiable, theirs.differentiable)]  # noqa: B905
+    for one, other in pairs:
+        distance = (one.double() - other.double()).norm() / other.double().norm()
+        assert distance < 4 * unit
+
+
+@pytest.mark.usefixtures("either")
+def test_a_token_may_have_one_expert_twice() -> None:
+    given = case()
+    given = given._replace(routes=torch.full((T, K), 2))
+
+    torch.testing.assert_close(call(given).double(), one_by_one(given), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("either")
+def test_tokens_without_any_expert_get_zeros() -> None:
+    given = case().leaves()._replace(routes=torch.full((T, K), E))
+
+    result = call(given)
+    result.sum().backward()
+
+    assert (result == 0).all()
+    assert all((t.grad == 0).all() for t in given.differentiable)
+
+
+@pytest.mark.parametrize("memory", ["(E, W, H) and (E, H, F)", "with gaps"])
+def test_matrices_of_any_memory_layout(memory: str) -> None:
+    given = case()
+    c = given.leaves()
+    if memory == "with gaps":
+        gate_up, down = (torch.stack((t, t), -1)[..., 0] for t in (c.gate_up, c.down))
+    else:
+        gate_up, down = (t.mT.contiguous().mT for t in (c.gate_up, c.down))
+
+    result = outblas.moe_mlp(c.x, gate_up, down, c.routes, c.weights)
+    result.sum().backward()
+
+    wanted = given.leaves()
+    one_by_one(wanted, bias=False).sum().backward()
+    torch.testing.assert_close(c.gate_up.grad, wanted.gate_up.grad)
+    torch.testing.assert_close(c.down.grad, wanted.down.grad)
+
+
+def test_gradients_of_transposed_matrices_are_stored_as_these_are() -> None:
+    """So that autograd keeps them, and copies nothing."""
+    c = case()
+    stored = c.gate_up.mT.contiguous().requires_grad_()
+
+    result = outblas.moe_mlp(c.x, stored.mT, c.down, c.routes, c.weights)
+    (gradient,) = torch.autograd.grad(result.sum(), stored)
+
+    assert gradient.is_contiguous()
+
+
+def test_gradients_that_nobody_needs_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    products, product = [], moe._product
+
+    def counted(*given: Any) -> Tensor:
+        products.append(given)
+        result: Tensor = product(*given)
+        return result
+
+    c = case()
+    c.x.requires_grad_()
+    result = outblas.moe_mlp(*c[:5])
+    monkeypatch.setattr(moe, "_product", counted)
+
+    result.sum().backward()
+
+    assert len(products) == 2, "those of the inner rows and of x"
+
+
+def test_equal_calls_have_equal_bits() -> None:
+    first, second = case().leaves(), case().leaves()
+    second = Case(*(t.detach().clone().requires_grad_(t.is_floating_point()) for t in first))
+
+    for c in (first, second):
+        call(c).sum().backward()
+
+    assert torch.equal(call(first), call(second))
+    for one, other in zip(first.differentiable, second.differentiable, strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize(("columns", "inner"), [(8, 6), (0, 6), (8, 0)])
+def test_empty_layers(tokens: int, k: int, columns: int, inner: int) -> None:
+    x = torch.ones(tokens, columns, requires_grad=True)
+    gate_up = torch.ones(3, columns, 2 * inner, requires_grad=True)
+    down = torch.ones(3, inner, columns, requires_grad=True)
+    index, weights = torch.zeros(tokens, k, dtype=torch.int32), torch.ones(tokens, k)
+
+    result = outblas.moe_mlp(x, gate_up, down, index, weights)
+    result.sum().backward()
+
+    assert result.shape == x.shape
+    if not tokens * k * columns * inner:
+        assert (result == 0).all()
+        assert (down.grad == 0).all()
+
+
+# ---- torch
+def test_one_graph_under_compile() -> None:
+    given = case()
+    ours, theirs = given.leaves(), given.leaves()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+
+    for c, function in ((ours, compiled), (theirs, call)):
+        function(c._replace(gate_up=c.gate_up.mT.contiguous().mT)).square().sum().backward()
+
+    for one, other in zip(ours.differentiable, theirs.differentiable, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_the_number_of_tokens_may_be_symbolic() -> None:
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+
+    for tokens in (T, 7):
+        c = case()
+        c = c._replace(x=c.x[:tokens], routes=c.routes[:tokens], weights=c.weights[:tokens])
+        torch.testing.assert_close(compiled(c), call(c))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_operator_passes_torchs_own_checks(transposed: bool) -> None:
+    c = case().leaves()
+    if transposed:
+        stored = c.gate_up.detach().mT.contiguous().requires_grad_()
+        c = c._replace(gate_up=stored.mT)
+    given = *c[:5], "swiglu", *c[5:]
+
+    torch.library.opcheck(torch.ops.outblas.moe_mlp.default, given)
+
+
+def test_gradients_by_torch_func() -> None:
+    given = case()
+
+    def loss(x: Tensor, down: Tensor) -> Tensor:
+        return call(given._replace(x=x, down=down)).square().sum()
+
+    got = torch.func.grad(loss, argnums=(0, 1))(given.x, given.down)
+
+    leaves = given.leaves()
+    loss(leaves.x, leaves.down).backward()
+    torch.testing.assert_close(got, (leaves.x.grad, leaves.down.grad))
+
+
+@pytest.mark.parametrize("leaf", ["x", "gate_up", "down", "weights", "gate_up_bias", "down_bias"])
+def test_second_gradients_are_refused(leaf: str) -> None:
+    c = case()
+    t = getattr(c, leaf).requires_grad_()
+    (first,) = torch.autograd.grad(call(c).square().sum(), t, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="moe_mlp has no second gradients"):
+        first.sum().backward()
+
+
+def test_a_second_gradient_of_a_linear_loss_is_refused_too() -> None:
+    """There the gradient of the result is a constant."""
+    c = case()
+    c.x.requires_grad_()
+    (first,) = torch.autograd.grad(call(c).sum(), c.x, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="moe_mlp has no second gradients"):
+        first.sum().backward()
+
+
+def test_a_tangent_is_refused() -> None:
+    c = case()
+
+    with forward_ad.dual_level(), pytest.raises(OperandError, match="down carries a forward-mode"):
+        call(c._replace(down=forward_ad.make_dual(c.down, c.down)))
+
+
+def test_autocast_casts_nothing() -> None:
+    c = case().leaves()
+    plain = call(c)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = call(c)
+        cast.sum().backward()
+
+    assert torch.equal(cast, plain)
+    assert c.x.grad.dtype == torch.float32
+
+
+def test_flops_are_counted_forward_and_backward() -> None:
+    c = case().leaves()
+    flop = 2 * T * K * (H * 2 * F + F * H)
+
+    with FlopCounterMode(display=False) as counter:
+        outblas.moe_mlp(*c[:5]).sum().backward()
+    with FlopCounterMode(display=False) as alone, torch.no_grad():
+        outblas.moe_mlp(*c[:5])
+
+    assert counter.get_total_flops() == 3 * flop
+    assert alone.get_total_flops() == flop
+
+
+def test_a_function_mode_sees_the_call() -> None:
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        call(case())
+
+    assert outblas.moe_mlp in seen
+
+
+# ---- what is refused
+C = case()
+BAD: Any = [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (C._replace(x=C.x[0]), "x has 1 dimensions, expected 2"),
+        (C._replace(gate_up=C.gate_up[0]), "gate_up has 2 dimensions, expected 3"),
+        (C._replace(x=C.x.int()), "x.dtype is torch.int32, expected one of"),
+        (C._replace(down=C.down.half()), "down.dtype is torch.float16 but x.dtype is"),
+        (C._replace(x=C.x[:, :7]), r"gate_up.shape\[1\] is 8 but x.shape\[1\] is 7"),
+        (C._replace(down=C.down[:, :5]), r"down.shape is \(5, 5, 8\), expected \(5, 6, 8\)"),
+        (C._replace(gate_up=C.gate_up[..., :11]), r"gate_up.shape\[2\] is 11, expected an even"),
+        (C._replace(gate_up=C.gate_up[:0], down=C.down[:0]), r"expected 1 to 1024 experts"),
+        (C._replace(routes=C.routes[:4]), r"expert_index.shape is \(4, 3\), expected \(13, k\)"),
+        (C._replace(routes=C.routes.float()), "expert_index.dtype is torch.float32, expected"),
+        (C._replace(weights=C.weights[:, :2]), r"expert_weights.shape is \(13, 2\) but"),
+        (C._replace(weights=C.weights.int()), "expert_weights.dtype is torch.int32, expected"),
+        (C._replace(gate_up_bias=C.down_bias), r"gate_up_bias is .* expected .*\(5, 12\)"),
+        (C._replace(down_bias=C.down_bias.double()), "down_bias is torch.float64 of shape"),
+        (C._replace(x=C.x.to("meta")), "gate_up is on cpu but x is on meta"),
+    ],
+)
+def test_operands_that_do_not_fit_are_named(given: Case, message: str) -> None:
+    with pytest.raises(OperandError, match=message):
+        call(given)
+
+
+@pytest.mark.parametrize("name", ["x", "gate_up", "down", "routes", "weights", "down_bias"])
+def test_arguments_of_another_type_are_named(name: str) -> None:
+    shown = {"routes": "expert_index", "weights": "expert_weights"}.get(name, name)
+
+    with pytest.raises(TypeError, match=f"{shown} is list, expected a torch.Tensor"):
+        call(C._replace(**{name: BAD}))
+
+
+@pytest.mark.parametrize(("activation", "error"), [("tanh", ValueError), (None, TypeError)])
+def test_an_activation_that_does_not_exist_is_named(
+    activation: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=f"activation is {activation!r}, expected"):
+        call(C, activation)
+
+
+def test_the_operator_names_an_activation_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="activation is 'tanh', expected one of"):
+        torch.ops.outblas.moe_mlp(*C[:5], "tanh")
+
+
+def test_strict_refuses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+
+    with pytest.raises(RuntimeError, match="OUTBLAS_STRICT=1 forbids the fallback to torch"):
+        call(C)
+
+
+# ---- which passes run
+ON_GPU = torch.device("cuda")
+LAYER = moe.Layer(T, K, E, H, 2 * F, F)
+
+
+def forbidden(*_: Any) -> Tensor:
+    raise CompileForbidden("a kernel")
+
+
+def missing() -> Any:
+    raise ImportError("no triton")
+
+
+Run = Callable[[], object]
+
+
+@pytest.fixture
+def passes_run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a pass on what would be a GPU, and returns which module it was given."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return lambda: moe._run(LAYER, ON_GPU, lambda module: module)  # type: ignore[arg-type, return-value]
+
+
+def test_a_gpu_gets_the_kernels(passes_run: Run) -> None:
+    assert passes_run() is kernels
+
+
+def test_nothing_to_compute_needs_no_kernel() -> None:
+    empty = LAYER._replace(tokens=0)
+
+    assert moe._run(empty, ON_GPU, lambda module: module) is moe.moe_passes  # type: ignore[arg-type, return-value]
+
+
+def test_torch_takes_what_triton_cannot(passes_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe.hooks.moe_kernels, "get", missing)
+
+    with pytest.warns(RuntimeWarning, match="no triton"):
+        assert passes_run() is moe.moe_passes
+
+
+@pytest.mark.usefixtures("passes_run")
+def test_torch_takes_what_may_not_be_compiled() -> None:
+    def one(module: Any) -> object:
+        return forbidden() if module is kernels else module
+
+    with pytest.warns(outblas.FallbackWarning, match="neither a pack nor the cache has a kernel"):
+        assert moe._run(LAYER, ON_GPU, one) is moe.moe_passes  # type: ignore[arg-type, return-value]
