@@ -89,7 +89,7 @@ def _of_experts_gradients(*given: Any, **_: Any) -> int:
     needs, (_, gate_up, down, index) = given[6], given[7:11]
     of_x, of_gate_up, of_down, *_ = needs
     first, second = (2 * math.prod(index) * math.prod(weight[1:]) for weight in (gate_up, down))
-    return (of_x + of_gate_up) * first + (1 + of_down) * second
+    return int((of_x + of_gate_up) * first + (1 + of_down) * second)
 
 
 _FORMULAS = {
