@@ -224,7 +224,7 @@ def test_tokens_of_another_dtype_are_rounded_as_by_transformers() -> None:
     found = module(x, index, weights)
 
     assert found.dtype == expected.dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.02)
+    assert (found - expected).norm() / expected.norm() < 4 * torch.finfo(torch.bfloat16).eps
 
 
 def test_a_patched_model_compiles_to_one_graph() -> None:
