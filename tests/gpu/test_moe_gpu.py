@@ -3,13 +3,13 @@ layers, forward and backward, graphs that are replayed with another routing, no 
 """
 
 import random
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 import torch
 
 import outblas
-from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
+from outblas.core.epilogue import GATED, Activation, apply
 from outblas.kernels import moe as kernels
 from outblas.torch_ops import moe_passes as passes
 
@@ -24,7 +24,7 @@ class Layer(NamedTuple):
     x: Tensor
     gate_up: Tensor
     down: Tensor
-    index: Tensor
+    routes: Tensor
     weights: Tensor
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
@@ -39,7 +39,7 @@ class Layer(NamedTuple):
             self.x,
             self.gate_up.mT,
             self.down.mT,
-            self.index,
+            self.routes,
             self.weights,
             activation=self.activation,
             gate_up_bias=self.gate_up_bias,
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
         """Computes the experts one after the other in float32."""
         x, out = self.x.float(), torch.zeros_like(self.x, dtype=torch.float32)
         for e in range(self.gate_up.shape[0]):
-            token, j = torch.where(self.index == e)
+            token, j = torch.where(self.routes == e)
             inner = x[token] @ self.gate_up[e].float().mT
             if self.gate_up_bias is not None:
                 inner = inner + self.gate_up_bias[e].float()
@@ -67,7 +67,7 @@ def draw(rng: random.Random) -> Layer:
     tokens, k = rng.choice([1, 5, 128, 1000, 3000]), rng.choice([1, 2, 6, 8])
     experts, H = rng.choice([k, 8, 60, 200]), rng.choice([64, 200, 512, 1024])
     experts, F = max(experts, k), rng.choice([32, 72, 256])
-    activation = rng.choice([*ACTIVATIONS, "swiglu", "swiglu"])
+    activation: Activation = rng.choice([*get_args(Activation), "swiglu", "swiglu"])
     dtype = rng.choice([torch.bfloat16, torch.bfloat16, torch.float16])
     W = F * (1 + (activation in GATED))
 
@@ -167,7 +167,7 @@ def test_a_graph_may_be_replayed_with_another_routing() -> None:
 
     for seed in range(3):
         torch.manual_seed(seed)
-        layer.index.copy_(torch.rand(512, 16, device="cuda").topk(4).indices)
+        layer.routes.copy_(torch.rand(512, 16, device="cuda").topk(4).indices)
         graph.replay()
 
         for one, other in zip(captured, outcome(layer), strict=True):
