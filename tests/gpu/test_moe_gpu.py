@@ -172,19 +172,3 @@ def test_a_graph_may_be_replayed_with_another_routing() -> None:
 
         for one, other in zip(captured, outcome(layer), strict=True):
             assert torch.equal(one, other)
-
-
-def test_a_first_call_while_a_graph_is_captured_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layer = large()
-    outcome(layer)
-    monkeypatch.setattr(kernels, "_loaded", set())
-
-    with (
-        torch.no_grad(),
-        pytest.raises(RuntimeError, match="warmup"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        layer.call()
-    torch.cuda.synchronize()
