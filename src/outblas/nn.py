@@ -289,7 +289,8 @@ def _chosen_experts(
         elif are_wanted and isinstance(found, str):
             kept[name] = found
         elif are_wanted and isinstance(found, moe.Experts):
-            if reason := _filtered(filter, name, found.module):
+            reason = _filtered(filter, name, found.module)
+            if reason:
                 kept[name] = reason
             else:
                 chosen[name] = found

@@ -47,6 +47,16 @@ eighths: Tensor = outblas.scaled_mm(
 eighths = outblas.scaled_mm(
     a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, 0, scale, 0, bias=bias
 )
+tokens: Tensor = outblas.moe_mlp(
+    a,
+    torch.randn(4, 32, 96),
+    torch.randn(4, 48, 32),
+    torch.zeros(64, 2, dtype=torch.int32),
+    torch.ones(64, 2),
+    activation="geglu",
+    gate_up_bias=torch.zeros(4, 96),
+    down_bias=None,
+)
 
 # ---- layers
 layer = Linear(32, 48, activation="gelu")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outblas.core.compat import triton_private
+from outblas.core.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED
 from outblas.kernels import moe as kernels
 from outblas.torch_ops import moe_passes as passes
@@ -144,6 +145,27 @@ def test_gradients_of_an_activation_and_of_weights(shape: tuple[int, ...], activ
             want = leaf.grad[:end], h[:end].detach(), torch.zeros(tokens, k)
         for one, other in zip(got, want, strict=True):
             torch.testing.assert_close(one.double(), other.double(), atol=1e-5, rtol=1e-5)
+
+
+# ---- launches on a GPU
+class OnGpu(int):
+    """An argument of a kernel, as if it lay on a GPU."""
+
+    device = torch.device("cuda", 0)
+
+
+def test_no_kernel_is_loaded_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    with pytest.raises(RuntimeError, match=r"outblas\.warmup\(function, \*args\) puts it there"):
+        kernels._launch(kernels.dispatch_kernel, (1,), (OnGpu(3),), {})
+
+
+def test_no_kernel_is_compiled_where_nothing_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+
+    with pytest.raises(CompileForbidden, match="the kernels between the products of experts"):
+        kernels._launch(kernels.dispatch_kernel, (1,), (OnGpu(3),), {})
 
 
 # ---- machine code

@@ -64,11 +64,11 @@ class Experts(NamedTuple):
         """Replaces the module's forward."""
         vars(self.module)["forward"] = functools.partial(_forward, self.module, self.names)
 
-    def remark(self) -> str | None:
-        """Returns what keeps the experts from outblas's kernels, or None."""
+    def remark(self) -> str:
+        """Returns what keeps the experts from outblas's kernels; "" for nothing."""
         held: Any = self.module._parameters[self.names.down]
         if held.is_cuda:
-            return None
+            return ""
         return f"on {held.device}: torch takes it until it moves to an NVIDIA GPU"
 
 

@@ -21,9 +21,9 @@ class Report:
         gains: For a swapped layer on a GPU the time of cuBLAS over that of the best kernel, by the
             number of rows, where a sweep measured exactly these sizes on this model of GPU, or a
             shipped table has it.
-        experts: Modules of experts that `outblas.moe_mlp` computes now, each with what it is.
         fused: What `fuse` did, by the name of the layer or module: the layers that compute the
             activation after them, and the gated MLPs whose first two layers are one product.
+        experts: Modules of experts that `outblas.moe_mlp` computes now, each with what it is.
         dry_run: Whether nothing was changed: the layers in `swapped` would be.
 
     Example:

@@ -165,8 +165,8 @@ def _first_product(
     """Returns f(x) and x, the product before the activation; without `keep` x has no elements."""
     given = rows, gate_up, offs, bias, None, None, None, None, activation
     if keep:
-        return cast(tuple[Tensor, Tensor], ops.grouped_mm_aux(*given))
-    return _product(*given), rows.new_empty(0)
+        return cast(tuple[Tensor, Tensor], ops.grouped_gemm_aux(*given))
+    return ops.grouped_gemm(*given), rows.new_empty(0)
 
 
 def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:

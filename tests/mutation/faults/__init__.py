@@ -8,6 +8,7 @@ from . import (
     grouped,
     hopper_epilogue,
     host,
+    moe,
     operators,
     oracles,
     protocol,
@@ -27,4 +28,5 @@ FAULTS: tuple[Fault, ...] = (
     *oracles.FAULTS,
     *operators.FAULTS,
     *grouped.FAULTS,
+    *moe.FAULTS,
 )
