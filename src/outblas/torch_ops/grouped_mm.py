@@ -2,6 +2,7 @@
 backward. The sizes of groups stay on the device.
 """
 
+import contextlib
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..core.epilogue import Activation, composed
 from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
-from . import grouped_gradients, ops
+from . import grouped_gradients, grouped_plans, ops
 from .flop_formulas import register_if_counted
 from .schema import library
 
@@ -147,20 +148,16 @@ def grouped_mm(
             aux, mat_a, mat_b, *named.values(), function, out_dtype, name
         )
         return result
-    result = ops.grouped_mm(
-        mat_a,
-        mat_b,
-        offs,
-        bias,
-        residual,
-        a_index,
-        scatter_index,
-        scatter_weights,
-        function,
-        out_dtype,
-        name,
-    )
-    return result
+    del named["aux"]
+    operands, options = (mat_a, mat_b, *named.values()), (function, out_dtype, name)
+    if torch.compiler.is_dynamo_compiling():
+        result = ops.grouped_mm(*operands, *options)
+        return result
+    found = grouped_plans.run(operands, options)
+    if found is None:
+        found = ops.grouped_mm(*operands, *options)
+        grouped_plans.remember_call(operands, options)
+    return found
 
 
 # ---- the operators
@@ -207,6 +204,12 @@ def _compute_as_given(
     kernel_name: str = "",
     zero_tail: bool = False,
 ) -> tuple[Tensor, Any]:
+    operands = mat_a, mat_b, offs, bias, residual, a_index, scatter_index, scatter_weights
+    options = activation, out_dtype, kernel_name, zero_tail
+    plan = grouped_plans.known(operands, options) if aux is None else None
+    if plan is not None:
+        with contextlib.suppress(CompileForbidden):  # with other settings of torch, told below
+            return plan(*operands), None
     is_new = aux is _NEW
     written = None if is_new else aux
     tensors = _tensors(bias, residual, written, a_index, scatter_index, scatter_weights)
@@ -231,7 +234,8 @@ def _compute_as_given(
     )
     a, b, c, moved = grouped.in_planned_form(*given, tensors)
     try:
-        kernels_for(planned, kernel_name).run(planned, a, b, c, offs.contiguous(), moved)
+        kernels = kernels_for(planned, kernel_name)
+        kernels.run(planned, a, b, c, offs.contiguous(), moved)
     except CompileForbidden as error:
         if kernel_name:
             raise
@@ -239,6 +243,10 @@ def _compute_as_given(
             raise not_ready() from None
         fallback.warn_fallback(str(error))
         by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
+        return out, aux
+    if aux is None:
+        plan = grouped_plans.plan_of(planned, checked, kernels)
+        grouped_plans.remember(operands, options, plan)
     return out, aux
 
 

@@ -28,6 +28,8 @@ ENABLE = (Check("test_enable.py"),)
 ENABLED_FP8 = (Check("test_enable_scaled.py"),)
 ENABLED_GROUPED = (Check("test_enable_grouped.py"),)
 _ATEN_GROUPED = "src/outblas/torch_ops/aten_grouped.py"
+GROUPED_PLANS = (Check("test_grouped_plans.py"),)
+_GROUPED_PLANS = "src/outblas/torch_ops/grouped_plans.py"
 _ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
@@ -407,5 +409,45 @@ FAULTS = (
         "            pass\n",
         ENABLED_GROUPED,
         "Batch invariance is promised, and torch computes a grouped product.",
+    ),
+    Fault(
+        "grouped_plan_of_another_address",
+        _GROUPED_PLANS,
+        "a.shape, b.shape, *addresses, options)",
+        "a.shape, b.shape, *[t is None for t in operands], options)",
+        GROUPED_PLANS,
+        "A grouped product takes the plan of operands at other addresses.",
+    ),
+    Fault(
+        "grouped_plan_of_other_options",
+        _GROUPED_PLANS,
+        "a.shape, b.shape, *addresses, options)",
+        "a.shape, b.shape, *addresses)",
+        GROUPED_PLANS,
+        "A grouped product takes the plan of one with another activation.",
+    ),
+    Fault(
+        "grouped_plan_records_nothing",
+        _GROUPED_PLANS,
+        "    if requires_grad and _gradients_enabled():\n",
+        "    if False:\n",
+        GROUPED_PLANS,
+        "A grouped product that ran without gradients never has any.",
+    ),
+    Fault(
+        "grouped_plan_unseen",
+        _GROUPED_PLANS,
+        "        _dispatch_modes()\n",
+        "        False\n",
+        GROUPED_PLANS,
+        "A mode that observes operators does not see a grouped product that has a plan.",
+    ),
+    Fault(
+        "grouped_plan_unused",
+        _GROUPED_PLANS,
+        "    found = None if key is None else _matching(key, _tensors(operands))\n    return found and",
+        "    found: Any = None\n    return found and",
+        GROUPED_PLANS,
+        "Every call of the operator is checked and described again.",
     ),
 )
