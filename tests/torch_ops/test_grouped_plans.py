@@ -8,7 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -123,7 +125,9 @@ ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["as listed", "in turn"])
 @pytest.mark.parametrize("name", ALIKE)
-def test_calls_that_are_alike_take_plans_of_their_own(name: str, order: tuple[int, int]) -> None:
+def test_calls_that_are_alike_take_plans_of_their_own(
+    name: str, order: tuple[int, int], described: Mock
+) -> None:
     calls = [ALIKE[name][i] for i in order]
     expected = []
     for each in calls:
@@ -131,10 +135,12 @@ def test_calls_that_are_alike_take_plans_of_their_own(name: str, order: tuple[in
         expected.append(multiply(**each))
 
     dispatch.clear_cache()
+    described.reset_mock()
     got = [multiply(**each) for each in calls * 2]
 
     assert [each.dtype for each in got] == [each.dtype for each in expected * 2]
     assert all(map(torch.equal, got, expected * 2))
+    assert described.call_count == 2
 
 
 def test_a_tensor_that_is_given_twice_is_computed_as_ever() -> None:
@@ -185,6 +191,23 @@ def test_a_mode_sees_the_operator_of_a_call_that_has_a_plan() -> None:
 
     assert torch.equal(got, expected[0])
     assert seen.names[0] == "outblas.grouped_mm.default"
+
+
+def test_a_mode_of_fake_tensors_computes_nothing_of_a_call_that_has_a_plan() -> None:
+    for _ in range(2):
+        multiply()
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(multiply(), FakeTensor)
+
+
+def test_a_tracer_records_the_operator_of_a_call_that_has_a_plan() -> None:
+    for _ in range(2):
+        multiply()
+
+    graph = make_fx(lambda: multiply())()
+
+    assert "outblas.grouped_mm.default" in {str(node.target) for node in graph.graph.nodes}
 
 
 def test_a_call_that_has_a_plan_is_counted() -> None:

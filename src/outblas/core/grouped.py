@@ -6,7 +6,7 @@ groups in that dimension lie on the device, in `offs`. No size of a group is rea
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -118,16 +118,20 @@ class Checked(NamedTuple):
 
 
 def check_types(
-    mat_a: object, mat_b: object, out_dtype: object, others: Mapping[str, object]
+    mat_a: object,
+    mat_b: object,
+    out_dtype: object,
+    names: Sequence[str],
+    others: Sequence[object],
 ) -> None:
     """Raises TypeError for an argument that the operator's schema would not take. `others`: the
-    other tensors by name, None for those that a call does not have.
+    other tensors, whose names are `names`; None for those that a call does not have.
     """
     problem.check_tensor("mat_a", mat_a)
     problem.check_tensor("mat_b", mat_b)
-    for name, t in others.items():
+    for i, t in enumerate(others):
         if t is not None:
-            problem.check_tensor(name, t)
+            problem.check_tensor(names[i], t)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
 

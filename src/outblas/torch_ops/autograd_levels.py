@@ -99,17 +99,19 @@ def autograd_kernel(
     defaults: Mapping[str, Any],
     function: type[torch.autograd.Function],
     shown: Mapping[str, str],
-    *lead: Any,
+    arrange: Callable[..., tuple[Any, ...]] | None = None,
 ) -> Callable[..., Any]:
     """Returns the Autograd kernel of an operator of outblas that has no forward-mode gradients.
 
     The kernel records `function` where a tensor needs a gradient, and refuses a tensor that carries
     a forward-mode gradient with an OperandError. `defaults`: the operator's arguments in order,
     with their defaults. `shown`: how messages name an argument, where its name there differs.
-    `lead`: what `function` takes before them.
+    `arrange`: returns the arguments of `function` from those of the operator, where they differ.
+    Of a tuple that `function` returns to an operator with one result, this is the first element.
     """
     operator = getattr(torch.ops.outblas, name).default
     record, rest = recorder(function), tuple(defaults.values())
+    is_single = len(operator._schema.returns) == 1
 
     def kernel(*given: Any) -> Any:
         tensors = {n: t for n, t in zip(defaults, given, strict=False) if isinstance(t, Tensor)}
@@ -120,7 +122,9 @@ def autograd_kernel(
                     f"which {name} does not support"
                 )
         if requires_grad(*tensors.values()):
-            return record(*lead, *given, *rest[len(given) :])
+            given += rest[len(given) :]
+            found = record(*(given if arrange is None else arrange(*given)))
+            return found[0] if is_single and isinstance(found, tuple) else found
         with below_autograd():
             found = operator(*given)
         return from_below(found)

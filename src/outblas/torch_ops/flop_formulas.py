@@ -57,23 +57,21 @@ def _of_operands(first: int) -> Callable[..., int]:
     return formula
 
 
-def _of_groups(first: int) -> Callable[..., int]:
-    """Returns the formula of a grouped product, whose A is its argument number `first`: of all
-    rows, columns and terms that its operands have, whatever part of them belongs to groups.
+def _of_groups(first: int, place: int = sys.maxsize) -> Callable[..., int]:
+    """Returns the formula of a grouped product, whose A is its argument number `first` and whose
+    `a_index` is number `place`: of all rows, columns and terms that its operands have, whatever
+    part of them belongs to groups.
     """
 
     def formula(*shapes: Any, a_index: Any = None, out_shape: Any = None, **_: Any) -> int:
         a, b = shapes[first : first + 2]
-        if len(shapes) > first + _A_INDEX:
-            a_index = shapes[first + _A_INDEX]
-        rows = a[-2] if a_index is None else a_index[0]
+        index = shapes[place] if len(shapes) > place else a_index
+        rows = a[-2] if index is None else index[0]
         groups = a[0] if len(a) == len(b) == 3 else 1
-        return int(groups * product_flops((rows, a[-1]), b[-2:]))
+        return groups * product_flops((rows, a[-1]), b[-2:])
 
     return formula
 
-
-_A_INDEX = 5  # its place behind A
 
 _FORMULAS = {
     "matmul": _of_operands(0),
@@ -85,6 +83,7 @@ _FORMULAS = {
     "gemm_out": _of_operands(2),
     "scaled_mm": _of_operands(0),
     "grouped_mm": _of_groups(0),
-    "grouped_mm_aux": _of_groups(0),
-    "grouped_mm_to_aux": _of_groups(1),
+    "grouped_gemm": _of_groups(0, 5),
+    "grouped_gemm_aux": _of_groups(0, 5),
+    "grouped_gemm_to_aux": _of_groups(1, 6),
 }

@@ -26,8 +26,7 @@ from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["grouped_mm"]}
-_NAMES = tuple(_ARGUMENTS)
+_NAMES = tuple(each.name for each in ARGUMENTS["grouped_gemm"])
 _SUMMED = "mat_a", "mat_b", "bias"  # of which x is made
 
 
@@ -45,42 +44,30 @@ class _Saved(NamedTuple):
 
 class _Gradients(torch.autograd.Function):
     """The autograd function of grouped products. `apply` takes whether x is asked for, and all
-    arguments of the operator. It returns the result, and x where it is asked for or needed.
+    arguments of `grouped_gemm`. It returns the result, and x where it is asked for or needed.
     """
 
     @staticmethod
     def forward(ctx: Any, aux: bool, *given: Any) -> Any:
-        (
-            mat_a,
-            mat_b,
-            offs,
-            _,
-            _,
-            a_index,
-            scatter_index,
-            weights,
-            activation,
-            _,
-            kernel_name,
-            _,
-        ) = given
+        mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, kernel_name, tail = given
         needs = dict(zip(_NAMES, ctx.needs_input_grad[1:], strict=True))
         x_needs = any(needs[name] for name in _SUMMED)
         x = None
         with within_forward():
             if aux or needs["scatter_weights"] or (activation and x_needs):
-                result, x = from_below(ops.grouped_mm_aux(*given))
+                result, x = from_below(ops.grouped_gemm_aux(*given))
+            elif activation or residual is not None or rows != [None] * 3:
+                result = from_below(ops.grouped_gemm(*given))
             else:
-                result = from_below(ops.grouped_mm(*given))
+                plain = mat_a, mat_b, offs, bias, out_dtype, kernel_name, tail
+                result = from_below(ops.grouped_mm(*plain))
         if x is not None and not x_needs:
             ctx.mark_non_differentiable(x)
         ctx.save_for_backward(
             mat_a if needs["mat_b"] else None,
             mat_b if needs["mat_a"] else None,
             offs,
-            a_index,
-            scatter_index,
-            weights,
+            *rows,
             x if activation or needs["scatter_weights"] else None,
         )
         ctx.set_materialize_grads(False)
@@ -155,10 +142,12 @@ def _products(offs: Tensor | None, kernel_name: str) -> Callable[..., Tensor]:
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """`rows`: a_index, scatter_index and scatter_weights."""
-        rows = rows or (None, None, None)
-        result: Tensor = ops.grouped_mm(
-            a, b, offs, None, None, *rows, "", out_dtype, kernel_name, True
-        )
+        choice = out_dtype, kernel_name, True
+        result: Tensor
+        if rows:
+            result = ops.grouped_gemm(a, b, offs, None, None, *rows, "", *choice)
+        else:
+            result = ops.grouped_mm(a, b, offs, None, *choice)
         return result
 
     return product
@@ -245,19 +234,19 @@ def _covered(form: Form, offs: Tensor | None, x: Tensor) -> Tensor:
 
 
 # ---- registration
-def _autograd(name: str, *, aux: bool) -> Callable[..., Any]:
-    """Returns the Autograd kernel of an operator, which drops an x that nobody asked for."""
-    kernel = autograd_kernel(name, _ARGUMENTS, _Gradients, {}, aux)
-    if aux:
-        return kernel
-
-    def run(*given: Any) -> Any:
-        found = kernel(*given)
-        return found[0] if type(found) is tuple else found
-
-    return run
+def _of_plain(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, bias: Tensor | None, *choice: Any
+) -> tuple[Any, ...]:
+    return False, mat_a, mat_b, offs, bias, None, None, None, None, "", *choice
 
 
-library.impl("grouped_mm", _autograd("grouped_mm", aux=False), "Autograd")
-library.impl("grouped_mm_aux", _autograd("grouped_mm_aux", aux=True), "Autograd")
-library.impl("grouped_mm_to_aux", without_gradients("grouped_mm_to_aux", "aux"), "Autograd")
+_ARRANGED: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "grouped_mm": _of_plain,
+    "grouped_gemm": lambda *given: (False, *given),
+    "grouped_gemm_aux": lambda *given: (True, *given),
+}
+for _name, _arranged in _ARRANGED.items():
+    _defaults = {each.name: each.default for each in ARGUMENTS[_name]}
+    _kernel = autograd_kernel(_name, _defaults, _Gradients, {}, _arranged)
+    library.impl(_name, _kernel, "Autograd")
+library.impl("grouped_gemm_to_aux", without_gradients("grouped_gemm_to_aux", "aux"), "Autograd")

@@ -21,12 +21,13 @@ from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
 from . import grouped_gradients, grouped_plans, ops
 from .flop_formulas import register_if_counted
-from .schema import library
+from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 
 HOPPER, PORTABLE = "hopper.grouped", "portable"
 KERNELS = (HOPPER, PORTABLE)
+_TENSORS = "offs", "bias", "residual", "aux", "a_index", "scatter_index", "scatter_weights"
 _REGISTERED = grouped_gradients  # it registers itself with the operators on import
 _autocast_off = autocast_off("cpu", "cuda")
 
@@ -117,115 +118,134 @@ def grouped_mm(
         >>> outblas.grouped_mm(tokens, weights, offs=offs).shape
         torch.Size([6, 4])
     """
-    named = {
-        "offs": offs,
-        "bias": bias,
-        "residual": residual,
-        "aux": aux,
-        "a_index": a_index,
-        "scatter_index": scatter_index,
-        "scatter_weights": scatter_weights,
-    }
+    tensors = offs, bias, residual, aux, a_index, scatter_index, scatter_weights
     result: Tensor
     if not torch.compiler.is_dynamo_compiling():
-        if has_override(mat_a, mat_b, *named.values()):
-            options: dict[str, Any] = {
-                "activation": activation,
-                "out_dtype": out_dtype,
-                "kernel": kernel,
-            }
-            overriding = mat_a, mat_b, *named.values()
-            options |= named
-            result = handle_torch_function(grouped_mm, overriding, mat_a, mat_b, **options)
+        if has_override(mat_a, mat_b, *tensors):
+            named: dict[str, Any] = dict(zip(_TENSORS, tensors, strict=True))
+            named |= {"activation": activation, "out_dtype": out_dtype, "kernel": kernel}
+            overriding = mat_a, mat_b, *tensors
+            result = handle_torch_function(grouped_mm, overriding, mat_a, mat_b, **named)
             return result
         register_if_counted()
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
     function = problem.check_activation(activation) if activation is not None else ""
-    grouped.check_types(mat_a, mat_b, out_dtype, named)
+    grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
     if aux is not None:
-        del named["aux"]
-        result = ops.grouped_mm_to_aux(
-            aux, mat_a, mat_b, *named.values(), function, out_dtype, name
-        )
+        read = (*tensors[:3], *tensors[4:])
+        result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read, function, out_dtype, name)
         return result
-    del named["aux"]
-    operands, options = (mat_a, mat_b, *named.values()), (function, out_dtype, name)
-    if torch.compiler.is_dynamo_compiling():
-        result = ops.grouped_mm(*operands, *options)
-        return result
-    found = grouped_plans.run(operands, options)
-    if found is None:
-        found = ops.grouped_mm(*operands, *options)
-        grouped_plans.remember_call(operands, options)
-    return found
+    beside = NO_TENSORS
+    if not (bias is residual is a_index is scatter_index is scatter_weights is None):
+        beside = GroupedTensors(*tensors[1:])
+    options = function, out_dtype, name, False
+    is_traced = torch.compiler.is_dynamo_compiling()
+    if not is_traced:
+        found = grouped_plans.run(mat_a, mat_b, offs, beside, options)
+        if found is not None:
+            return found
+    if function or not (residual is a_index is scatter_index is scatter_weights is None):
+        read = (*tensors[:3], *tensors[4:])
+        result = ops.grouped_gemm(mat_a, mat_b, *read, function, out_dtype, name)
+    else:
+        result = ops.grouped_mm(mat_a, mat_b, offs, bias, out_dtype, name)
+    if not is_traced:
+        grouped_plans.remember_call(mat_a, mat_b, offs, beside, options)
+    return result
 
 
 # ---- the operators
-def _grouped_mm(*given: Any) -> Tensor:
-    out, _ = _compute(None, *given)
-    return out
+# The arguments of `_compute_as_given`.
+_Call = tuple[
+    Tensor, Tensor, Tensor | None, GroupedTensors, str, torch.dtype | None, str, bool, bool
+]
 
 
-def _grouped_mm_aux(*given: Any) -> tuple[Tensor, Tensor]:
-    return _compute(_NEW, *given)
-
-
-def _grouped_mm_to_aux(aux: Tensor, *given: Any) -> Tensor:
-    out, _ = _compute(aux, *given)
-    ops.mark_written(aux)
-    return out
-
-
-_NEW: Any = object()  # stands for an aux that the operator makes
-
-
-def _compute(*given: Any) -> tuple[Tensor, Any]:
-    """Returns the result and aux. Like torch's own operator this is not cast by autocast, and
-    nothing in it may be.
-    """
-    if not any_autocast():
-        return _compute_as_given(*given)
-    with _autocast_off():
-        return _compute_as_given(*given)
-
-
-def _compute_as_given(
-    aux: Tensor | None,
+def _plain(
     mat_a: Tensor,
     mat_b: Tensor,
     offs: Tensor | None = None,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    a_index: Tensor | None = None,
-    scatter_index: Tensor | None = None,
-    scatter_weights: Tensor | None = None,
-    activation: str = "",
     out_dtype: torch.dtype | None = None,
     kernel_name: str = "",
     zero_tail: bool = False,
-) -> tuple[Tensor, Any]:
-    operands = mat_a, mat_b, offs, bias, residual, a_index, scatter_index, scatter_weights
-    options = activation, out_dtype, kernel_name, zero_tail
-    plan = grouped_plans.known(operands, options) if aux is None else None
+) -> _Call:
+    tensors = NO_TENSORS if bias is None else GroupedTensors(bias)
+    return mat_a, mat_b, offs, tensors, "", out_dtype, kernel_name, zero_tail, False
+
+
+def _whole(aux: Tensor | None, given: tuple[Any, ...], *, new_aux: bool = False) -> _Call:
+    """Returns the call that the arguments of `grouped_gemm` describe."""
+    given += _DEFAULTS[len(given) :]
+    mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, kernel_name, zero_tail = given
+    ops.check_activation(activation)
+    tensors = GroupedTensors(bias, residual, aux, *rows)
+    return mat_a, mat_b, offs, tensors, activation, out_dtype, kernel_name, zero_tail, new_aux
+
+
+_DEFAULTS = tuple(each.default for each in ARGUMENTS["grouped_gemm"])
+
+
+def _grouped_mm(*given: Any) -> Tensor:
+    return _compute(_plain(*given))[0]
+
+
+def _grouped_gemm(*given: Any) -> Tensor:
+    return _compute(_whole(None, given))[0]
+
+
+def _grouped_gemm_aux(*given: Any) -> tuple[Tensor, Tensor]:
+    out, aux = _compute(_whole(None, given, new_aux=True))
+    assert aux is not None, "`new_aux` asks for it"
+    return out, aux
+
+
+def _grouped_gemm_to_aux(aux: Tensor, *given: Any) -> Tensor:
+    out, _ = _compute(_whole(aux, given))
+    ops.mark_written(aux)
+    return out
+
+
+def _compute(call: _Call) -> tuple[Tensor, Tensor | None]:
+    """Returns the result and aux. Like torch's own operator this is not cast by autocast, and
+    nothing in it may be.
+    """
+    if not any_autocast():
+        return _compute_as_given(*call)
+    with _autocast_off():
+        return _compute_as_given(*call)
+
+
+def _compute_as_given(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None,
+    tensors: GroupedTensors,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    kernel_name: str,
+    zero_tail: bool,
+    new_aux: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`new_aux`: an aux is made."""
+    own, options = tensors, (activation, out_dtype, kernel_name, zero_tail)
+    plan = None if new_aux else grouped_plans.known(mat_a, mat_b, offs, own, options)
     if plan is not None:
-        with contextlib.suppress(CompileForbidden):  # with other settings of torch, told below
-            return plan(*operands), None
-    is_new = aux is _NEW
-    written = None if is_new else aux
-    tensors = _tensors(bias, residual, written, a_index, scatter_index, scatter_weights)
+        with contextlib.suppress(CompileForbidden):  # torch's settings are others; it is met below
+            return plan(mat_a, mat_b, offs, own), None
     checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype)
-    if is_new:
+    if new_aux:
         aux = torch.empty(checked.product, dtype=checked.dtype, device=mat_a.device)
         tensors = tensors._replace(aux=aux)
     if checked.form == "batch":
-        return _batch(mat_a, mat_b, tensors, activation, out_dtype, kernel_name), aux
+        return _batch(mat_a, mat_b, tensors, activation, out_dtype, kernel_name), tensors.aux
     assert offs is not None, "`check` demands it"
     out = torch.empty(checked.result, dtype=checked.dtype, device=mat_a.device)
     reason = _no_kernel_reason(mat_a) if not kernel_name else None
     if reason is not None:
         fallback.warn_fallback(reason)
         by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
-        return out, aux
+        return out, tensors.aux
     if tensors is not NO_TENSORS:
         tensors = grouped.in_kernel_form(tensors, mat_a.shape[0])
     given = checked.form, mat_a, mat_b, out
@@ -243,19 +263,11 @@ def _compute_as_given(
             raise not_ready() from None
         fallback.warn_fallback(str(error))
         by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
-        return out, aux
-    if aux is None:
+        return out, tensors.aux
+    if not new_aux:
         plan = grouped_plans.plan_of(planned, checked, kernels)
-        grouped_plans.remember(operands, options, plan)
-    return out, aux
-
-
-def _tensors(*given: Tensor | None) -> GroupedTensors:
-    """Returns NO_TENSORS for a call that has none of them, which is then known by identity."""
-    for t in given:
-        if t is not None:
-            return GroupedTensors(*given)
-    return NO_TENSORS
+        grouped_plans.remember(mat_a, mat_b, offs, own, options, plan)
+    return out, tensors.aux
 
 
 def _check(
@@ -266,9 +278,7 @@ def _check(
     activation: str,
     out_dtype: torch.dtype | None,
 ) -> Checked:
-    """Checks the arguments of an operator. Raises OperandError or ValueError."""
-    if activation:
-        ops.check_activation(activation)
+    """Checks the arguments of an operator. Raises OperandError."""
     checked = grouped.check(mat_a, mat_b, offs, tensors, activation, out_dtype)
     if tensors.aux is not None:
         others = tensors._replace(aux=None)._asdict()
@@ -427,29 +437,15 @@ def _store_group(
 
 # ---- registration
 for _key in ("CPU", "CUDA"):
-    for _function in (_grouped_mm, _grouped_mm_aux, _grouped_mm_to_aux):
+    for _function in (_grouped_mm, _grouped_gemm, _grouped_gemm_aux, _grouped_gemm_to_aux):
         library.impl(_function.__name__[1:], _function, _key)
 for _key in ("Negative", "Conjugate"):
-    library.impl("grouped_mm_to_aux", ops.resolving("grouped_mm_to_aux"), _key)
+    library.impl("grouped_gemm_to_aux", ops.resolving("grouped_gemm_to_aux"), _key)
 
 
-def _fake_results(
-    aux: Tensor | None,
-    mat_a: Tensor,
-    mat_b: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    a_index: Tensor | None = None,
-    scatter_index: Tensor | None = None,
-    scatter_weights: Tensor | None = None,
-    activation: str = "",
-    out_dtype: torch.dtype | None = None,
-    *_: Any,
-) -> tuple[Tensor, Tensor]:
+def _fake_results(call: _Call) -> tuple[Tensor, Tensor]:
     """Returns new tensors like the result and like x."""
-    tensors = GroupedTensors(bias, residual, aux, a_index, scatter_index, scatter_weights)
-    checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype)
+    checked, mat_a = _check(*call[:6]), call[0]
     return (
         mat_a.new_empty(checked.result, dtype=checked.dtype),
         mat_a.new_empty(checked.product, dtype=checked.dtype),
@@ -458,15 +454,21 @@ def _fake_results(
 
 @ops.fake("grouped_mm")
 def _(*given: Any) -> Tensor:
-    return _fake_results(None, *given)[0]
+    return _fake_results(_plain(*given))[0]
 
 
-@ops.fake("grouped_mm_aux")
+@ops.fake("grouped_gemm")
+def _(*given: Any) -> Tensor:
+    return _fake_results(_whole(None, given))[0]
+
+
+@ops.fake("grouped_gemm_aux")
 def _(*given: Any) -> tuple[Tensor, Tensor]:
-    return _fake_results(None, *given)
+    return _fake_results(_whole(None, given))
 
 
-@ops.fake("grouped_mm_to_aux")
+@ops.fake("grouped_gemm_to_aux")
 def _(aux: Tensor, *given: Any) -> Tensor:
+    result, _ = _fake_results(_whole(aux, given))
     ops.mark_written(aux)
-    return _fake_results(aux, *given)[0]
+    return result

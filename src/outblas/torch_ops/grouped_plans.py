@@ -29,10 +29,8 @@ from .eager import is_unobserved
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
-# mat_a, mat_b, offs, bias, residual, a_index, scatter_index, scatter_weights
-Operands = tuple[Tensor | None, ...]
-Options = tuple[Any, ...]  # activation, out_dtype, kernel name, and zero_tail of the operator alone
-GroupedPlan = Callable[..., Tensor]  # plan(*operands) -> result
+Options = tuple[Any, ...]  # activation, out_dtype, the kernel's name, zero_tail
+GroupedPlan = Callable[..., Tensor]  # plan(mat_a, mat_b, offs, tensors) -> result
 # (matches, plan, whether a tensor requires a gradient, layouts): `matches` compares tensors with
 # those of the plan in type, sizes, strides, dtype, device, requires_grad and dispatch keys.
 _Known = tuple[Callable[..., bool], GroupedPlan, bool, list[Any]]
@@ -47,13 +45,9 @@ def plan_of(problem: GroupedProblem, checked: Checked, kernels: GroupedKernels) 
     """Returns the plan of calls that pose this problem, without an aux."""
     form, shape, dtype = checked.form, checked.result, checked.dtype
 
-    def execute(
-        mat_a: Tensor, mat_b: Tensor, offs: Tensor, bias: Tensor | None, *rest: Tensor | None
-    ) -> Tensor:
+    def execute(mat_a: Tensor, mat_b: Tensor, offs: Tensor, tensors: GroupedTensors) -> Tensor:
         out = mat_a.new_empty(shape, dtype=dtype)
-        tensors = NO_TENSORS
-        if bias is not None or rest != _NOTHING:
-            tensors = GroupedTensors(bias, rest[0], None, *rest[1:])
+        if tensors is not NO_TENSORS:
             tensors = grouped.in_kernel_form(tensors, mat_a.shape[0])
         a, b, c, moved = grouped.in_planned_form(form, mat_a, mat_b, out, tensors)
         kernels.run(problem, a, b, c, offs.contiguous(), moved)
@@ -62,104 +56,123 @@ def plan_of(problem: GroupedProblem, checked: Checked, kernels: GroupedKernels) 
     return execute
 
 
-_NOTHING = (None, None, None, None)
-
-
-def known(operands: Operands, options: Options) -> GroupedPlan | None:
+def known(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, tensors: GroupedTensors, options: Options
+) -> GroupedPlan | None:
     """Returns the plan of a call of the operator, if it has one."""
-    key = _key("operator", operands, options)
-    found = None if key is None else _matching(key, _tensors(operands))
+    given = _given(mat_a, mat_b, offs, tensors)
+    key = _key("operator", given, tensors, options)
+    found = None if key is None else _matching(key, given)
     return found and found[1]
 
 
-def remember(operands: Operands, options: Options, plan: GroupedPlan) -> None:
+def remember(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor,
+    tensors: GroupedTensors,
+    options: Options,
+    plan: GroupedPlan,
+) -> None:
     """Keeps the plan of a call of the operator."""
-    _remember("operator", operands, options, plan)
+    given = _given(mat_a, mat_b, offs, tensors)
+    _remember(_key("operator", given, tensors, options), given, plan)
 
 
 # ---- calls that need no operator
-def run(operands: Operands, options: Options) -> Tensor | None:
+def run(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, tensors: GroupedTensors, options: Options
+) -> Tensor | None:
     """Runs a call whose plan is known. Returns None where it must go through the operator.
 
-    Operands may have any type. Dynamo must not trace this function, because it must see the
-    operator.
+    Dynamo must not trace this function, because it must see the operator.
     """
     if _is_observed():
         return None
-    key = _key("call", operands, options)
-    found = None if key is None else _matching(key, _tensors(operands))
+    given = _given(mat_a, mat_b, offs, tensors)
+    key = _key("call", given, tensors, options)
+    found = None if key is None else _matching(key, given)
     if found is None:
         return None
     _, plan, requires_grad, _ = found
     if requires_grad and _gradients_enabled():
         return None
     try:
-        return plan(*operands)
+        return plan(mat_a, mat_b, offs, tensors)
     except CompileForbidden:  # with other settings of torch; the operator knows what to do
         return None
 
 
-def remember_call(operands: Operands, options: Options) -> None:
+def remember_call(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, tensors: GroupedTensors, options: Options
+) -> None:
     """Keeps the plan with which the operator has just run a call, if it has one and did nothing
     beyond running it.
     """
-    tensors = _tensors(operands)
-    if _gradients_enabled() and any(t.requires_grad for t in tensors):
+    given = _given(mat_a, mat_b, offs, tensors)
+    if _gradients_enabled() and any(t.requires_grad for t in given):
         return
-    if any(type(t) is not Tensor and type(t) is not Parameter for t in tensors):
+    if any(type(t) is not Tensor and type(t) is not Parameter for t in given):
         return
-    if _is_observed() or not is_unobserved(tensors):
+    if _is_observed() or not is_unobserved(given):
         return
-    key, layouts = _key("operator", operands, (*options, False)), _layouts(tensors)
+    key, layouts = _key("operator", given, tensors, options), _layouts(given)
     for _, plan, _, there in _cache.get(key, ()) if key is not None else ():
         if there == layouts:
-            _remember("call", operands, options, plan)
+            _remember(_key("call", given, tensors, options), given, plan)
             return
 
 
 def _is_observed() -> bool:
     """Returns whether something besides the operator's own kernels would see the operator."""
-    return bool(
-        _dispatch_modes() or _function_modes() or _forward_levels._current_level >= 0 or _profiled()
-    )
+    has_modes = _dispatch_modes() > 0 or _function_modes() > 0
+    return has_modes or _forward_levels._current_level >= 0 or _profiled()
 
 
 # ---- the cache
-def _tensors(operands: Operands) -> tuple[Tensor, ...]:
-    return tuple([t for t in operands if t is not None])
+def _given(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, tensors: GroupedTensors
+) -> tuple[Tensor, ...]:
+    """Returns the tensors that a call has; none for a product of batches."""
+    if offs is None:
+        return ()
+    if tensors is NO_TENSORS:
+        return mat_a, mat_b, offs
+    return (mat_a, mat_b, offs, *[t for t in tensors if t is not None])
 
 
-def _key(level: str, operands: Operands, options: Options) -> tuple[Any, ...] | None:
-    """Returns what a plan depends on and a guard does not compare. Returns None for operands that
-    have no address.
+def _key(
+    level: str, given: tuple[Tensor, ...], tensors: GroupedTensors, options: Options
+) -> tuple[Any, ...] | None:
+    """Returns what a plan depends on and a guard does not compare. Returns None for a call that has
+    no plan: a product of batches, one with an aux, one of operands without an address.
     """
-    a, b, *_ = operands
-    assert a is not None
-    assert b is not None
+    if not given or tensors.aux is not None:
+        return None
     try:
-        addresses = [None if t is None else read_address(t) & 15 for t in operands]
+        addresses = [read_address(t) & 15 for t in given]
     except RuntimeError:  # sparse or wrapped tensors
         return None
-    return ("grouped_mm", level, a.shape, b.shape, *addresses, options)
+    there = None if tensors is NO_TENSORS else tuple([t is None for t in tensors])
+    return ("grouped_mm", level, given[0].shape, given[1].shape, *addresses, there, options)
 
 
-def _layouts(tensors: tuple[Tensor, ...]) -> list[Any]:
-    return [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+def _layouts(given: tuple[Tensor, ...]) -> list[Any]:
+    return [(t.shape, t.stride(), t.dtype, t.device) for t in given]
 
 
-def _matching(key: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> _Known | None:
+def _matching(key: tuple[Any, ...], given: tuple[Tensor, ...]) -> _Known | None:
     for found in _cache.get(key, ()):
-        if found[0](*tensors):
+        if found[0](*given):
             return found
     return None
 
 
-def _remember(level: str, operands: Operands, options: Options, plan: GroupedPlan) -> None:
-    key, tensors = _key(level, operands, options), _tensors(operands)
-    if key is None or len({id(t) for t in tensors}) < len(tensors):
+def _remember(key: tuple[Any, ...] | None, given: tuple[Tensor, ...], plan: GroupedPlan) -> None:
+    if key is None or len({id(t) for t in given}) < len(given):
         return  # a guard matches different tensors only
-    matches = tensor_guard(tensors)
+    matches = tensor_guard(given)
     if matches is not None:
-        found = matches, plan, any(t.requires_grad for t in tensors), _layouts(tensors)
+        found = matches, plan, any(t.requires_grad for t in given), _layouts(given)
         plans = _cache.get(key, ())[1 - _PLANS_PER_KEY :]
         dispatch.remember(_cache, key, (*plans, found))

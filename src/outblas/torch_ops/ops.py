@@ -40,14 +40,18 @@ _GEMM = (
 define(f"gemm({_GEMM}) -> Tensor")
 define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
 define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
-_GROUPED = (
+define(
+    "grouped_mm(Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, "
+    "ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False) -> Tensor"
+)
+_GROUPED_GEMM = (
     "Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, "
     "Tensor? a_index=None, Tensor? scatter_index=None, Tensor? scatter_weights=None, "
     "str activation='', ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False"
 )
-define(f"grouped_mm({_GROUPED}) -> Tensor")
-define(f"grouped_mm_aux({_GROUPED}) -> (Tensor, Tensor)")
-define(f"grouped_mm_to_aux(Tensor(a!) aux, {_GROUPED}) -> Tensor")
+define(f"grouped_gemm({_GROUPED_GEMM}) -> Tensor")
+define(f"grouped_gemm_aux({_GROUPED_GEMM}) -> (Tensor, Tensor)")
+define(f"grouped_gemm_to_aux(Tensor(a!) aux, {_GROUPED_GEMM}) -> Tensor")
 define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
@@ -337,7 +341,8 @@ gemm = _ops.gemm.default
 gemm_aux = _ops.gemm_aux.default
 gemm_out = _ops.gemm_out.default
 grouped_mm = _ops.grouped_mm.default
-grouped_mm_aux = _ops.grouped_mm_aux.default
-grouped_mm_to_aux = _ops.grouped_mm_to_aux.default
+grouped_gemm = _ops.grouped_gemm.default
+grouped_gemm_aux = _ops.grouped_gemm_aux.default
+grouped_gemm_to_aux = _ops.grouped_gemm_to_aux.default
 activation_backward = _ops.activation_backward.default
 DEFAULTS: tuple[Any, ...] = tuple(each.default for each in ARGUMENTS["gemm"])
