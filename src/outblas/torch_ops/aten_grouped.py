@@ -12,7 +12,7 @@ import torch
 from ..core import grouped
 from ..core.compat.torch_private import current_device as _current_device
 from ..core.errors import OperandError
-from ..core.grouped import Form, GroupedProblem
+from ..core.grouped import NO_TENSORS, Form, GroupedProblem
 from ..core.tensor_memory import read_address
 from ..runtime.dispatch import Plan
 from ..runtime.hooks import GroupedKernels
@@ -120,7 +120,7 @@ class Grouped(NamedTuple):
         if out_dtype not in (None, a.dtype):
             return f"its result is {out_dtype}"
         try:
-            grouped.check(a, b, offs, None, None)
+            grouped.check(a, b, offs, NO_TENSORS, "", None)
         except OperandError as error:  # torch says what is wrong
             return str(error)
         if a.dtype == torch.bfloat16 and offs.shape[0] >= _TOO_MANY_GROUPS:
@@ -147,7 +147,7 @@ class Grouped(NamedTuple):
 
         def launch(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
             out = a.new_empty_strided(shape, strides)
-            planned = grouped.in_planned_form(form, a, b, out, grouped.NO_TENSORS)
+            planned = grouped.in_planned_form(form, a, b, out, NO_TENSORS)
             kernels.run(problem, *planned[:3], offs.contiguous(), planned[3])
             return out
 
@@ -161,8 +161,9 @@ class Grouped(NamedTuple):
 
     def _output(self) -> tuple[Form, tuple[int, ...], tuple[int, ...]]:
         """Returns the form of the product, and the shape and strides of its result."""
-        form, shape, dtype = grouped.check(self.a, self.b, self.offs, None, None)
-        return form, shape, padded_strides(shape, dtype.itemsize)
+        checked = grouped.check(self.a, self.b, self.offs, NO_TENSORS, "", None)
+        shape = checked.result
+        return checked.form, shape, padded_strides(shape, checked.dtype.itemsize)
 
 
 def kernels_for(rules: Rules, given: Grouped, product: Product) -> GroupedKernels | str:

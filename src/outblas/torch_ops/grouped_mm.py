@@ -2,6 +2,7 @@
 backward. The sizes of groups stay on the device.
 """
 
+import contextlib
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..core.epilogue import Activation, composed
 from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
-from . import grouped_gradients, ops
+from . import grouped_gradients, grouped_plans, ops
 from .flop_formulas import register_if_counted
 from .schema import ARGUMENTS, library
 
@@ -121,10 +122,10 @@ def grouped_mm(
     result: Tensor
     if not torch.compiler.is_dynamo_compiling():
         if has_override(mat_a, mat_b, *tensors):
-            options: dict[str, Any] = dict(zip(_TENSORS, tensors, strict=True))
-            options |= {"activation": activation, "out_dtype": out_dtype, "kernel": kernel}
+            named: dict[str, Any] = dict(zip(_TENSORS, tensors, strict=True))
+            named |= {"activation": activation, "out_dtype": out_dtype, "kernel": kernel}
             overriding = mat_a, mat_b, *tensors
-            result = handle_torch_function(grouped_mm, overriding, mat_a, mat_b, **options)
+            result = handle_torch_function(grouped_mm, overriding, mat_a, mat_b, **named)
             return result
         register_if_counted()
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
@@ -134,11 +135,22 @@ def grouped_mm(
         read = (*tensors[:3], *tensors[4:])
         result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read, function, out_dtype, name)
         return result
+    beside = NO_TENSORS
+    if not (bias is residual is a_index is scatter_index is scatter_weights is None):
+        beside = GroupedTensors(*tensors[1:])
+    options = function, out_dtype, name, False
+    is_traced = torch.compiler.is_dynamo_compiling()
+    if not is_traced:
+        found = grouped_plans.run(mat_a, mat_b, offs, beside, options)
+        if found is not None:
+            return found
     if function or not (residual is a_index is scatter_index is scatter_weights is None):
         read = (*tensors[:3], *tensors[4:])
         result = ops.grouped_gemm(mat_a, mat_b, *read, function, out_dtype, name)
-        return result
-    result = ops.grouped_mm(mat_a, mat_b, offs, bias, out_dtype, name)
+    else:
+        result = ops.grouped_mm(mat_a, mat_b, offs, bias, out_dtype, name)
+    if not is_traced:
+        grouped_plans.remember_call(mat_a, mat_b, offs, beside, options)
     return result
 
 
@@ -216,6 +228,11 @@ def _compute_as_given(
     new_aux: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`new_aux`: an aux is made."""
+    own, options = tensors, (activation, out_dtype, kernel_name, zero_tail)
+    plan = None if new_aux else grouped_plans.known(mat_a, mat_b, offs, own, options)
+    if plan is not None:
+        with contextlib.suppress(CompileForbidden):  # torch's settings are others; it is met below
+            return plan(mat_a, mat_b, offs, own), None
     checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype)
     if new_aux:
         aux = torch.empty(checked.product, dtype=checked.dtype, device=mat_a.device)
@@ -237,7 +254,8 @@ def _compute_as_given(
     )
     a, b, c, moved = grouped.in_planned_form(*given, tensors)
     try:
-        kernels_for(planned, kernel_name).run(planned, a, b, c, offs.contiguous(), moved)
+        kernels = kernels_for(planned, kernel_name)
+        kernels.run(planned, a, b, c, offs.contiguous(), moved)
     except CompileForbidden as error:
         if kernel_name:
             raise
@@ -245,6 +263,10 @@ def _compute_as_given(
             raise not_ready() from None
         fallback.warn_fallback(str(error))
         by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
+        return out, tensors.aux
+    if not new_aux:
+        plan = grouped_plans.plan_of(planned, checked, kernels)
+        grouped_plans.remember(mat_a, mat_b, offs, own, options, plan)
     return out, tensors.aux
 
 

@@ -28,6 +28,8 @@ ENABLE = (Check("test_enable.py"),)
 ENABLED_FP8 = (Check("test_enable_scaled.py"),)
 ENABLED_GROUPED = (Check("test_enable_grouped.py"),)
 _ATEN_GROUPED = "src/outblas/torch_ops/aten_grouped.py"
+GROUPED_PLANS = (Check("test_grouped_plans.py"),)
+_GROUPED_PLANS = "src/outblas/torch_ops/grouped_plans.py"
 _ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
@@ -407,5 +409,53 @@ FAULTS = (
         "            pass\n",
         ENABLED_GROUPED,
         "Batch invariance is promised, and torch computes a grouped product.",
+    ),
+    Fault(
+        "grouped_plan_of_another_address",
+        _GROUPED_PLANS,
+        "given[1].shape, *addresses, there, options)",
+        "given[1].shape, there, options)",
+        GROUPED_PLANS,
+        "A grouped product takes the plan of operands at other addresses.",
+    ),
+    Fault(
+        "grouped_plan_of_other_options",
+        _GROUPED_PLANS,
+        "given[1].shape, *addresses, there, options)",
+        "given[1].shape, *addresses, there)",
+        GROUPED_PLANS,
+        "A grouped product takes the plan of one with another activation.",
+    ),
+    Fault(
+        "grouped_plan_records_nothing",
+        _GROUPED_PLANS,
+        "    if requires_grad and _gradients_enabled():\n",
+        "    if False:\n",
+        GROUPED_PLANS,
+        "A grouped product that ran without gradients never has any.",
+    ),
+    Fault(
+        "grouped_plan_of_another_tensor",
+        _GROUPED_PLANS,
+        "    there = None if tensors is NO_TENSORS else tuple([t is None for t in tensors])\n",
+        "    there = None\n",
+        GROUPED_PLANS,
+        "A grouped product with a residual takes the plan of one with a bias.",
+    ),
+    Fault(
+        "grouped_plan_unseen",
+        _GROUPED_PLANS,
+        "    has_modes = _dispatch_modes() > 0 or",
+        "    has_modes =",
+        GROUPED_PLANS,
+        "A mode that observes operators does not see a grouped product that has a plan.",
+    ),
+    Fault(
+        "grouped_plan_unused",
+        _GROUPED_PLANS,
+        "    return found and found[1]\n",
+        "    return None\n",
+        GROUPED_PLANS,
+        "Every call of the operator is checked and described again.",
     ),
 )
