@@ -7,6 +7,7 @@ from . import (
     gluon_kernels,
     grouped,
     hopper_epilogue,
+    hopper_grouped,
     host,
     operators,
     oracles,
@@ -27,4 +28,5 @@ FAULTS: tuple[Fault, ...] = (
     *oracles.FAULTS,
     *operators.FAULTS,
     *grouped.FAULTS,
+    *hopper_grouped.FAULTS,
 )
