@@ -326,9 +326,13 @@ def finish_tile(
 def store_registers(
     cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile, width: cutlass.Constexpr
 ):
-    """Stores `width` columns of the accumulator directly to C."""
+    """Stores `width` columns of the accumulator directly to C, up to the end of C or of the
+    group.
+    """
     epilogue, config = cta.epilogue, cta.epilogue.config
-    shape = (config.tile_m, width)
+    shape, extents = (config.tile_m, width), epilogue.extents
+    if cutlass.const_expr(work.end_row is not None):
+        extents = (work.end_row, extents[1])
     row = work.first_row(config.tile_m)
     gC = epilogue_tile.tile_of(
         epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape
@@ -339,5 +343,5 @@ def store_registers(
     if cutlass.const_expr(vector > 2 and not (vector == 8 and whole_quads)):
         vector = 2
     roles.store_fragment(
-        consumer, mma.fragments, gC, cC, epilogue.extents, vector, StoreCacheMode.WRITE_THROUGH
+        consumer, mma.fragments, gC, cC, extents, vector, StoreCacheMode.WRITE_THROUGH
     )

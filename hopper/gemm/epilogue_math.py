@@ -442,9 +442,11 @@ def store_aux(operations: EpilogueOps):
 
 @cute.jit
 def store_aux_part(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constexpr):
-    """Stores x of a part, in one half of the columns."""
+    """Stores x of a part, in one half of the columns, up to the end of C or of the group."""
     i, start, columns = part
     aux, (M, N) = tile.epilogue.tensors.aux, tile.epilogue.extents
+    if cutlass.const_expr(tile.work.end_row is not None):
+        M = tile.work.end_row
     row, column, matrix = tile.first_coord(i, start)
     which = tile.registers(i, start, columns, half)
     for v in cutlass.range_constexpr(len(which)):

@@ -4,7 +4,9 @@ Idea: the persistent kernel of `hopper.gemm`, whose schedule each CTA derives fr
     groups before its first load.
 Why it pays: the host reads no size, and no descriptor is written for a group. Tiles begin at the
     first row of a group, at any coordinate that TMA takes; a tile that reaches into the next
-    group multiplies its rows as well, and stores only its own.
+    group multiplies its rows as well, and stores only its own. The epilogue is that of
+    `hopper.gemm`, with a bias for each group; rows of the result may be scattered, so that the
+    products of experts need no pass over memory that puts them back in order.
 """
 
 from .host import run, unsupported

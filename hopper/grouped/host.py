@@ -81,6 +81,17 @@ def _unusable_reason(problem: GroupedProblem) -> str | None:
                 "divided among groups, with other strides that are positive multiples of 8, but "
                 f"{name} has strides {given} at an address that is a multiple of {alignment}"
             )
+    return _unusable_result(problem) or _unusable_halves(problem)
+
+
+def _unusable_result(problem: GroupedProblem) -> str | None:
+    """Returns why rows of the result, or of x, cannot be stored; None if they can. Ragged columns
+    are stored element by element, because they begin at any address.
+    """
+    if problem.exchanged:
+        if problem.out[0] == 1:
+            return None
+        return f"it needs contiguous rows of the result, but was given strides {problem.out[::-1]}"
     stored = {"the result": View(problem.out, problem.alignment[2])}
     if problem.epilogue.aux is not None:
         stored["aux"] = problem.epilogue.aux
@@ -91,7 +102,13 @@ def _unusable_reason(problem: GroupedProblem) -> str | None:
                 f"it needs rows of {name} that begin and end at multiples of 16 bytes, but was "
                 f"given {problem.columns} columns with strides {view.strides}"
             )
-    has_contiguous_rows = found[1] is not None and found[1][1] == 1
+    return None
+
+
+def _unusable_halves(problem: GroupedProblem) -> str | None:
+    """Returns why TMA cannot read both halves of gated pairs; None if it can."""
+    _, strides = layouts.matrix_strides(problem)
+    has_contiguous_rows = strides is not None and strides[1] == 1
     if problem.epilogue.gated and has_contiguous_rows and problem.columns % 8:
         return (
             "it needs halves of mat_b that begin at multiples of 16 bytes, but was given "

@@ -41,7 +41,14 @@ class Grouped(Gemm):
     Before the CTA synchronises, the schedule is written to shared memory; no warp reads it earlier,
     and nobody writes it again.
 
-    Ragged rows: C[m, :] = A[m, :] B[g] for the rows m of each group g.
+    Ragged rows: C[m, :] = A[m, :] B[g] for the rows m of each group g. A tile that ends before its
+    group does is stored by TMA. Of the last tile of a group, and of every tile where rows are
+    scattered, the threads of a consumer copy single rows from its buffers (`gemm.row_stores`),
+    between the same waits and barriers; x, which is not scattered, is stored as C is otherwise.
+    Rows of the residual that are the next group's are loaded and not used.
+
+    Ragged columns are the ragged rows of the transposed product, whose columns are contiguous: they
+    begin at any address, and each thread stores its registers up to the end of the group.
 
     Ragged terms: C[g] = A[:, k] B[k, :] over the terms k of each group g. The k tile in which a
     group ends is loaded first, and the consumers clear what is not the group's (`gemm.term_mask`):

@@ -33,6 +33,7 @@ class GroupedVariant(variant.Variant):
             "gated": t.gated,
             f"residual_{t.residual}": t.residual,
             "aux": t.aux,
+            "columns": t.by_columns,
             "scattered": t.scatters,
             "weighted": t.weighted,
         }
@@ -57,9 +58,9 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
     groups = problem.groups + layouts.has_tail(problem)
     epilogue = problem.epilogue
     traits = GroupedTraits(
-        width=layouts.granule(problem),
-        by_columns=False,
-        staged=True,
+        width=1 if problem.exchanged else layouts.granule(problem),
+        by_columns=problem.exchanged,
+        staged=not problem.exchanged,
         transposed=False,
         batched=is_ragged_k,
         ordered=False,
@@ -71,7 +72,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
-        aux="" if epilogue.aux is None else "staged",
+        aux=_aux_access(problem),
         form=problem.form,
         capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
         zero_tail=layouts.has_tail(problem),
@@ -98,11 +99,20 @@ def _residual_access(problem: GroupedProblem, config: HopperConfig) -> str:
         return ""
     if problem.scatters:
         return "scattered"
+    if problem.exchanged:
+        return "matrix"
     stored, dtype = config.epilogue_config(problem.epilogue.gated), problem.out_dtype
     has_room = epilogue_load.subtiles_per_stage(config, stored, compile.NUMERIC[dtype]) > 0
     if has_room and config.stages > 1 and layouts.in_granules(problem, residual):
         return "staged"
     return "batch" if problem.form == "ragged_k" else "matrix"
+
+
+def _aux_access(problem: GroupedProblem) -> str:
+    """Returns how x is written: as the result is."""
+    if problem.epilogue.aux is None:
+        return ""
+    return "matrix" if problem.exchanged else "staged"
 
 
 def compile_variant(made: GroupedVariant, options: str = "") -> Any:
@@ -163,7 +173,7 @@ class _Arguments:
         return [
             self._bias() if traits.bias else None,
             self._residual() if traits.residual else None,
-            self._like_result(self.columns) if traits.aux else None,
+            self._aux() if traits.aux else None,
             self.vector(cutlass.Int32, self.M) if traits.scatters else None,
             self.vector(cutlass.Float32, self.M) if traits.weighted else None,
         ]
@@ -175,6 +185,8 @@ class _Arguments:
 
     def _like_result(self, columns: Any) -> Any:
         made = self.made
+        if made.traits.by_columns:
+            return self._unaligned((self.M, columns), (1, cute.sym_int64()))
         return self._matrix(
             made.out_dtype, (self.M, columns), "n", made.traits.width, made.traits.batched
         )
@@ -189,7 +201,14 @@ class _Arguments:
         if self.made.traits.residual == "staged":
             return self._like_result(self.N)
         lead = (self.groups,) if self.made.traits.batched else ()
-        shape = (*lead, self.M, self.N)
+        return self._of_any_strides((*lead, self.M, self.N))
+
+    def _aux(self) -> Any:
+        if self.made.traits.aux == "staged":
+            return self._like_result(self.columns)
+        return self._of_any_strides((self.M, self.columns))
+
+    def _of_any_strides(self, shape: tuple[Any, ...]) -> Any:
         return self._unaligned(shape, tuple(cute.sym_int64() for _ in shape))
 
     def _unaligned(self, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:

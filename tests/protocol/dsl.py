@@ -424,8 +424,8 @@ def store_fragment(consumer, fragments, gC, cC, shape, width, cache):
     if agent.tidx % 128 == 0:
         for i in range(config.tile_m // (64 * config.warpgroups_per_tile)):
             row = gC.offset[0] + (i * config.warpgroups_per_tile + warpgroup) * 64
-            stored = [("C", fragments.acc[0])]
-            state.machine.stored(agent, ("C", (row, *gC.offset[1:])), stored, gC.box[1])
+            stored, target = [("C", fragments.acc[0])], ("C", (row, *gC.offset[1:]))
+            state.machine.stored(agent, target, stored, gC.box[1], end_row=shape[0])
 
 
 # ---- the kernels' modules

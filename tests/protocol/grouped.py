@@ -22,7 +22,8 @@ from .tensors import Shared
 class GroupedCase:
     """A call: `ends` of groups in the ragged dimension of size `extent`, which are rows or terms.
     `M` and `K` are the sizes of the dimension that is not ragged, and `N` columns are stored.
-    `epilogue` is any of "residual", "aux", "gated" and "scatter".
+    `epilogue` is any of "residual", "aux", "gated" and "scatter", or "unstaged": registers are
+    stored, as for ragged columns.
     """
 
     config: HopperConfig
@@ -73,6 +74,8 @@ class GroupedLaunch(Launch):
         del agent
         case = self.case
         (name, (row, column, *rest)), contents = target, set(found)
+        if end_row is not None and row >= end_row:
+            return
         half, matrix = (rest[:1], rest[1:]) if self._has_halves(name) else ([], rest)
         if len(contents) != 1:
             raise ProtocolFault("wrong result", f"{name} at {(row, column)} gets {found}")
@@ -188,8 +191,8 @@ def simulate_grouped(
         .find("grouped.traits")
         .GroupedTraits(
             width=8,
-            by_columns=False,
-            staged=True,
+            by_columns="unstaged" in case.epilogue,
+            staged="unstaged" not in case.epilogue,
             transposed=False,
             batched=case.form == "ragged_k",
             ordered=False,
@@ -307,7 +310,7 @@ def store_rows(tile, stores, number, buffer):
     number = memory.begin_read(low, high, reader)
     agent.pause()
     memory.end_read(number)
-    if agent.tidx % 128 == 0 and row < work.end_row:
+    if agent.tidx % 128 == 0:
         name = "aux" if stores.aux else "C"
         half = (stores.half,) if stores.aux and _case().halves == 2 else ()
         target = name, (row, work.column + start, *half)

@@ -103,8 +103,8 @@ class Launch(Machine):
         stored = self.config.epilogue_config(self.traits.gated)
         return epilogue_tile.subtile_columns(stored, NUMERIC[self.case.out_dtype])
 
-    def stored(self, agent, target, found, columns=None) -> None:
-        """A part of C, or of x, is written."""
+    def stored(self, agent, target, found, columns=None, end_row=None) -> None:
+        """A part of C, or of x, is written. `end_row`: where its rows end."""
         name, offset = target
         self.previous.check_ended(f"{name} at {offset} is stored")
         row, column, *rest = offset

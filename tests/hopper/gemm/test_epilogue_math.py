@@ -6,7 +6,7 @@ trace is computed. Values are small integers, so that every order of the sums gi
 """
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -321,3 +321,35 @@ def test_what_comes_through_shared_memory_is_added_in_its_turn(epilogue_math, ca
     epilogue_math.add_source(call.epilogue(), held, lambda: landed)
 
     assert held == [call.outputs[at] for at in inside]
+
+
+class Written(dict[Any, float]):
+    """A tensor to which elements are written, each once."""
+
+    def __setitem__(self, at: Any, value: float) -> None:
+        assert at not in self, f"{at} is written twice"
+        super().__setitem__(at, value)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("end_row", [None, 150])
+def test_x_is_written_up_to_the_end_of_the_result_or_of_the_group(
+    epilogue_math, gated: bool, end_row: int | None
+) -> None:
+    call = Call(gated=gated, kinds=(("aux", "matrix"),))
+    written = Written()
+
+    for thread in range(WARPGROUP):
+        held = Registers(map(Number, sums(call, thread)))
+        tile = tile_of(epilogue_math, call, thread, held)
+        tile.epilogue.tensors.aux = written
+        if end_row is not None:  # a work tile of a grouped product
+            work = SimpleNamespace(
+                first_row=tile.work.first_row, column=COLUMN, matrix=0, end_row=end_row
+            )
+            tile = replace(tile, work=work)
+        epilogue_math.store_aux(epilogue_math.EpilogueOps(tile))
+
+    rows, halves = range(TILE_M, end_row or M), range(2 if gated else 1)
+    places = [(r, c + half * N) for r in rows for half in halves for c in range(COLUMN, N)]
+    assert written == {at: call.products[at] for at in places}

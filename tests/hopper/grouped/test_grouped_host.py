@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
-from outblas.core.grouped import Form, GroupedProblem
+from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.core import compile
 from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, gated_reason
 from outblas.hopper.grouped import host
@@ -73,6 +73,19 @@ def problem(
     )
 
 
+def ragged_n(*tensors: str) -> GroupedProblem:
+    """Returns the product of 8 matrices of 1001x2048 with 4095 divided columns, which lie one after
+    the other. `tensors`: any of residual and aux.
+    """
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=BF16, device="meta")
+
+    operands = empty(8, 1001, 2048), empty(4095, 2048).t()
+    given = GroupedTensors(**{name: empty(1001, 4095) for name in tensors})
+    return describe("ragged_n", *operands, empty(1001, 4095), 8, given)
+
+
 def with_view(
     given: GroupedProblem, name: str, strides: tuple[int, ...], alignment: int = 16
 ) -> Any:
@@ -98,6 +111,8 @@ def with_view(
         problem("ragged_k", zero_tail=True, has="bias"),
         problem(N=24, activation="geglu", out_dtype=F32),
         with_view(problem(has="residual"), "residual", (0, 0), 2),
+        ragged_n(),
+        ragged_n("residual", "aux"),
     ],
 )
 def test_supported(given: GroupedProblem) -> None:
@@ -118,6 +133,10 @@ def test_supported(given: GroupedProblem) -> None:
         (with_view(problem(has="aux"), "aux", (1540, 1)), "rows of aux"),
         (with_view(problem(has="aux"), "aux", (0, 1)), "rows of aux"),
         (with_view(problem(has="aux"), "aux", (1536, 1), 8), "rows of aux"),
+        (
+            replace(ragged_n(), out=(8190, 2)),
+            r"contiguous rows of the result, but was given strides \(2, 8190\)",
+        ),
         (problem(N=1544, activation="swiglu"), "rows of the result .* was given 772 columns"),
         (
             problem(N=1544, activation="swiglu", out_dtype=F32, layout="nn"),
@@ -187,6 +206,9 @@ def test_variants_have_names_of_their_own() -> None:
         with_view(problem(has="residual"), "residual", (1, 4096)),
         problem(activation="relu"),
         problem(activation="reglu"),
+        ragged_n(),
+        ragged_n("residual"),
+        ragged_n("aux"),
     ]
     made = [variant_of(p, config) for p in given for config in host._candidates()]
 
@@ -234,6 +256,10 @@ TRAITS: dict[str, tuple[GroupedProblem, dict[str, Any]]] = {
     ),
     "weights alone": (problem(has="scatter weights"), {"weighted": True, "plain": False}),
     "an index alone": (problem(has="scatter"), {"weighted": False, "plain": True}),
+    "ragged columns": (
+        ragged_n("residual", "aux"),
+        {"staged": False, "by_columns": True, "residual": "matrix", "aux": "matrix", "width": 1},
+    ),
     "a fit of gelu where sums round as much": (
         problem(activation="gelu"),
         {"function": "gelu_fit"},
@@ -276,11 +302,12 @@ EPILOGUES = {
     "gated, with all, nn": problem(activation="swiglu", has=ALL, layout="nn"),
     "gated, with all, of terms": problem("ragged_k", activation="swiglu", has=ALL),
     "fp32": problem(activation="geglu", has=ALL, out_dtype=F32),
+    "ragged columns": ragged_n(),
     "scatter": problem(has="scatter"),
     "scatter, fp32": problem(has="scatter", out_dtype=F32),
     "scatter, with all": problem(activation="swiglu", has=f"scatter weights {ALL}"),
 }
-IN_CI = ("gated, with all", "gated, with all, of terms", "scatter, with all")
+IN_CI = ("ragged columns", "gated, with all", "gated, with all, of terms", "scatter, with all")
 
 
 @pytest.mark.compile
@@ -330,6 +357,7 @@ def test_nothing_spills(given: GroupedProblem) -> None:
         problem(activation="swiglu", has=ALL),
         problem("ragged_k", activation="swiglu", has=ALL),
         problem(has=f"scatter weights {ALL}"),
+        ragged_n(),
     ],
     ids=lambda p: f"{p.form} {p.epilogue}",
 )

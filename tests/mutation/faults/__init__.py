@@ -7,6 +7,7 @@ from . import (
     gluon_kernels,
     grouped,
     hopper_epilogue,
+    hopper_grouped,
     host,
     moe,
     operators,
@@ -29,4 +30,5 @@ FAULTS: tuple[Fault, ...] = (
     *operators.FAULTS,
     *grouped.FAULTS,
     *moe.FAULTS,
+    *hopper_grouped.FAULTS,
 )

@@ -1,0 +1,166 @@
+"""Faults in what hopper.grouped does after its products: the epilogue of each group, single rows
+that are stored, rows that are scattered.
+"""
+
+from ..fault import Check, Fault
+
+SCHEDULE = (Check("test_grouped_schedule.py"),)
+ROWS = (Check("test_row_stores.py"),)
+MATH = (Check("test_epilogue_math.py"),)
+PROTOCOL = (Check("test_grouped_protocol.py", "own or registers"),)
+HOST = (Check("test_grouped_host.py"),)
+
+_SCHEDULE = "hopper/grouped/schedule.py"
+_ROWS = "hopper/gemm/row_stores.py"
+_MATH = "hopper/gemm/epilogue_math.py"
+_STORE = "hopper/gemm/epilogue_store.py"
+_HOST = "hopper/grouped/host.py"
+_LAYOUTS = "hopper/grouped/layouts.py"
+_VARIANT = "hopper/grouped/variant.py"
+
+FAULTS = (
+    Fault(
+        "grouped_bias_of_the_first_group",
+        _SCHEDULE,
+        "tensors.bias[work.matrix, None]",
+        "tensors.bias[0, None]",
+        SCHEDULE,
+        "Every group adds the bias of the first one.",
+    ),
+    Fault(
+        "grouped_gated_tiles_leave_columns_out",
+        _SCHEDULE,
+        "config.tile_n // (2 if scheduler.traits.gated else 1)",
+        "config.tile_n",
+        SCHEDULE,
+        "Tiles of gated pairs begin as far apart as tiles of B.",
+    ),
+    Fault(
+        "grouped_row_behind_the_end_is_stored",
+        _ROWS,
+        "if row < tile.work.end_row:",
+        "if row <= tile.work.end_row:",
+        ROWS,
+        "The first row of the next group is written over.",
+    ),
+    Fault(
+        "grouped_x_is_scattered",
+        _ROWS,
+        "is not None and not stores.aux",
+        "is not None",
+        ROWS,
+        "x is stored in the order of the result's rows.",
+    ),
+    Fault(
+        "grouped_negative_index_is_stored",
+        _ROWS,
+        "if to >= 0 and to < M and c < N:",
+        "if to < M and c < N:",
+        ROWS,
+        "A row whose index leaves the result is stored before it.",
+    ),
+    Fault(
+        "grouped_index_behind_the_result_is_stored",
+        _ROWS,
+        "if to >= 0 and to < M and c < N:",
+        "if to >= 0 and c < N:",
+        ROWS,
+        "A row whose index leaves the result is stored behind it.",
+    ),
+    Fault(
+        "grouped_residual_of_the_row_before_the_scatter",
+        _MATH,
+        "own = [index[cutlass.min(row + i * 8, last)] for i in range(2)]",
+        "own = [cutlass.min(row + i * 8, last) for i in range(2)]",
+        MATH,
+        "The residual is read at the row of the product.",
+    ),
+    Fault(
+        "grouped_weights_are_left_out",
+        _MATH,
+        '        multiply_tensor(tile, values, weights, "rows", tile.first_coord(i, start), 0)\n',
+        "        pass\n",
+        MATH,
+        "Scattered rows are not multiplied by their weights.",
+    ),
+    Fault(
+        "grouped_x_is_written_over_the_next_group",
+        _MATH,
+        "        M = tile.work.end_row\n",
+        "        pass\n",
+        MATH,
+        "x is written over the next group's where elements are stored one by one.",
+    ),
+    Fault(
+        "grouped_x_of_whole_tiles",
+        _STORE,
+        "elif cutlass.const_expr(work.end_row is not None):",
+        "elif cutlass.const_expr(work.end_row is not None and not stores.aux):",
+        PROTOCOL,
+        "TMA stores x of a tile that reaches into the next group.",
+    ),
+    Fault(
+        "grouped_registers_of_whole_tiles",
+        "hopper/gemm/consumer.py",
+        "        extents = (work.end_row, extents[1])\n",
+        "        pass\n",
+        PROTOCOL,
+        "Ragged columns are stored over those of the next group.",
+    ),
+    Fault(
+        "grouped_halves_are_the_gate",
+        "hopper/grouped/kernel.py",
+        "*((half,) * (halves - 1))",
+        "*((0,) * (halves - 1))",
+        PROTOCOL,
+        "Both halves of a stage have the columns of the gate.",
+    ),
+    Fault(
+        "grouped_takes_any_aux",
+        _HOST,
+        '        stored["aux"] = problem.epilogue.aux\n',
+        "        pass\n",
+        HOST,
+        "An aux is taken that TMA cannot store.",
+    ),
+    Fault(
+        "grouped_takes_halves_at_any_address",
+        _HOST,
+        "has_contiguous_rows and problem.columns % 8:",
+        "has_contiguous_rows and problem.columns % 4:",
+        HOST,
+        "TMA would have to read a half of B between multiples of 16 bytes.",
+    ),
+    Fault(
+        "grouped_tail_with_an_epilogue",
+        _HOST,
+        "if layouts.has_tail(problem) and _beside_the_product(problem):",
+        "if problem.gathers and _beside_the_product(problem):",
+        HOST,
+        "Rows behind the last group would get an epilogue in place of zeros.",
+    ),
+    Fault(
+        "grouped_rows_may_repeat",
+        _LAYOUTS,
+        "step > 0 and step % granule(problem) == 0",
+        "step % granule(problem) == 0",
+        HOST,
+        "TMA is given a tensor whose rows repeat.",
+    ),
+    Fault(
+        "grouped_scattered_residual_by_tma",
+        _VARIANT,
+        'return "scattered"',
+        'return "staged"',
+        HOST,
+        "The residual is loaded at the rows of the product.",
+    ),
+    Fault(
+        "grouped_weights_share_a_variant",
+        _VARIANT,
+        "weighted=problem.weighted,",
+        "weighted=False,",
+        HOST,
+        "A kernel that was compiled without weights is taken for a call with weights.",
+    ),
+)
