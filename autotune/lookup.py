@@ -20,7 +20,7 @@ from ..runtime import default_kernel
 from ..runtime.default_kernel import MODES, PRODUCTION, Mode
 from .search import cost_model
 from .search.gpu import machine as machine_of
-from .search.target import registered
+from .search.target import HOPPER_GROUPED, registered
 from .store.records import WEIGHTS, Gpu, Workload, base_name
 from .store.store import Store
 from .store.tables import TABLES, read_table
@@ -92,7 +92,8 @@ class Choice:
 
 
 class TuningIndex:
-    """The winners known for one GPU, from the store and from shipped tables.
+    """The winners known for one GPU, from the store and from shipped tables. Those of groups are
+    in `grouped`, which `lookup_grouped` reads, and take no part in what follows.
 
     A call does not tell whether its weights are in L2. Results measured with warm weights take
     precedence, because they represent repeated calls. A result with cold weights is used for a
@@ -108,9 +109,11 @@ class TuningIndex:
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        self.entries = tuple(_from_store(gpu, store)) + tuple(
+        known = tuple(_from_store(gpu, store)) + tuple(
             _from_tables(gpu, TABLES if tables is None else tables)
         )
+        self.entries = tuple(entry for entry in known if not entry.workload.grouping)
+        self.grouped = tuple(entry for entry in known if entry.workload.grouping)
         self._bare = [entry for entry in self.entries if not entry.workload.epilogue]
         self._own: dict[Workload, list[TunedEntry]] = {}  # from this GPU model
         for entry in self.entries:
@@ -459,7 +462,8 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     except Exception as error:  # matmul must not raise for this
         warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
         return
-    kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
+    kernels = {each.kernel for each in found}
+    kernels_here = {k for k in kernels if registered(k) or k == HOPPER_GROUPED.name}
     for each in reversed(found):
         if each.kernel in kernels_here:
             yield TunedEntry(
