@@ -17,6 +17,7 @@ import torch
 from ..core import problem as operands
 from ..core.arguments import renamed, show_signature
 from ..core.errors import OperandError
+from ..core.grouped import GroupedProblem
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.steps import Steps
@@ -77,6 +78,11 @@ def _choices(
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
     return choices_of(index, problem, workload, transposed=transposed)
+
+
+def grouped_config(problem: GroupedProblem) -> str:
+    """Returns the config of `hopper.grouped` (as text) that was tuned for a product, or ""."""
+    return lookup_grouped.config(problem)
 
 
 def choices_of(

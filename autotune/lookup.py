@@ -51,7 +51,8 @@ SHORTLIST = 3  # alternatives that a choice keeps, for calls that the first one 
 
 
 class TuningIndex:
-    """The winners known for one GPU, from the store and from shipped tables.
+    """The winners known for one GPU, from the store and from shipped tables. Those of groups are
+    in `grouped`, which `lookup_grouped` reads, and take no part in what follows.
 
     A call does not tell whether its weights are in L2. Results measured with warm weights take
     precedence, because they represent repeated calls. A result with cold weights is used for a
@@ -67,9 +68,11 @@ class TuningIndex:
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        self.entries = tuple(from_store(gpu, store)) + tuple(
+        known = tuple(from_store(gpu, store)) + tuple(
             from_tables(gpu, TABLES if tables is None else tables)
         )
+        self.entries = tuple(entry for entry in known if not entry.workload.grouping)
+        self.grouped = tuple(entry for entry in known if entry.workload.grouping)
         self._bare = [entry for entry in self.entries if not entry.workload.epilogue]
         self._own: dict[Workload, list[TunedEntry]] = {}  # from this GPU model
         for entry in self.entries:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core.steps import GATED
 from ..runtime.default_kernel import PRODUCTION
-from .search.target import registered
+from .search.target import HOPPER_GROUPED, registered
 from .store.records import Gpu, Workload
 from .store.store import Store
 from .store.tables import read_table
@@ -68,7 +68,8 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     except Exception as error:  # matmul must not raise for this
         warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
         return
-    kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
+    kernels = {each.kernel for each in found}
+    kernels_here = {k for k in kernels if registered(k) or k == HOPPER_GROUPED.name}
     for each in reversed(found):
         if each.kernel in kernels_here:
             yield TunedEntry(

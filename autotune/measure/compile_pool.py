@@ -438,7 +438,7 @@ def _compile(
     try:
         module = target.load()
         for each in _compiled_of(workload):
-            module.precompile(prune.problem(each), from_text(module.Config, config), arch)
+            module.precompile(prune.described(each), from_text(module.Config, config), arch)
     except OSError:
         return 0.0  # the disk keeps nothing, so the measuring process compiles
     except MemoryError:

@@ -32,7 +32,9 @@ from ...verify.oracle import Exact
 from ..search import gpu
 from ..search.target import TuneTarget
 from ..store.records import Gpu, Status, Workload
+from .grouped_product import GroupedProduct
 from .serve import brief
+from .unusable import UnusableConfig
 
 SCREEN_ROUNDS = 3
 SCREEN_IDLE = 0.01  # idle seconds before a screening turn
@@ -70,26 +72,23 @@ class _WorkloadTimer:
     L2.
 
     Where an epilogue follows the product, torch's calls for the same work are the base, and a
-    config must pass the exact oracle without the epilogue, then the error bound with it.
+    config must pass the exact oracle without the epilogue, then the error bound with it. The base
+    of groups is torch's `grouped_mm`.
     """
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
         self.workload = workload
         self.device = "cuda" if on_gpu else "cpu"
         torch.set_float32_matmul_precision("high" if workload.dtype == "tf32" else "highest")
-        dtype, out_dtype = (
-            getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
-        )
-        self.tensors = normal(workload.shape, workload.layout, dtype, out_dtype, self.device)
-        case = Case(
-            *workload.shape, dtype, out_dtype, layout=workload.layout, tf32=workload.dtype == "tf32"
-        )
-        self.exact = Exact(case, self.device)
-        self.fused = _Fused(workload, self.tensors) if workload.epilogue else None
+        self.product: _Plain | GroupedProduct
+        if workload.grouping:
+            self.product = GroupedProduct(workload, self.device)
+        else:
+            self.product = _Plain(workload, self.device)
         self.clock = Clock() if on_gpu else None
         self.calls: dict[Entry, tuple[turn.Call, turn.Batch]] = {}
         self.weights = self._weights()
-        base = self._cublas()
+        base = self.product.by_torch
         us = self._rough(base)
         self.short = us < turn.SHORT_US
         self.base = self._turn(base, us)
@@ -99,21 +98,11 @@ class _WorkloadTimer:
         """Returns B, or with cold weights as many copies of it as do not fit L2 together; the
         interpreter uses two.
         """
-        b = self.tensors[1]
+        b = self.product.b
         if self.workload.weights == "warm":
             return [b]
         on_gpu = self.device == "cuda"
         return cold.copies(b, Device.current(self.workload.dtype).l2_bytes if on_gpu else 0)
-
-    def _cublas(self) -> turn.WeightCall:
-        if self.fused is not None:
-            return self.fused.by_torch
-        a, _, out = self.tensors
-        if out.dtype == a.dtype:
-            return lambda b: torch.mm(a, b, out=out)
-        if self.device == "cpu":
-            return lambda b: out.copy_(a.float() @ b.float())
-        return lambda b: torch.mm(a, b, out.dtype, out=out)
 
     def _rough(self, call: turn.WeightCall) -> float:
         """Measures roughly how many µs a call takes when its weights are in L2."""
@@ -145,22 +134,11 @@ class _WorkloadTimer:
 
     def prepare(self, entry: Entry) -> turn.WeightCall:
         """Compiles or loads the kernel, and checks it against the oracle. Raises
-        _UnusableConfig.
+        UnusableConfig.
         """
         target, text = entry
         module = target.load()
-        config = from_text(module.Config, text)
-        asked = problem.problem(*self.tensors, tf32=self.workload.dtype == "tf32")
-        if reason := module.unsupported(asked, config):
-            raise _UnusableConfig("refused", reason)
-        launch: Callable[..., None] = module.plan(asked, config)
-        result = self.exact(launch)
-        if not result.ok:
-            raise _UnusableConfig("wrong", result.message)
-        if self.fused is not None:
-            return self.fused.prepare(module, config)
-        a, _, out = self.tensors
-        return lambda b: launch(a, b, None, out, 1.0, 0.0)
+        return self.product.prepare(module, from_text(module.Config, text))
 
     def screen(self, entry: Entry, best_us: float | None) -> Screened:
         call = self.prepare(entry)
@@ -203,6 +181,45 @@ class _WorkloadTimer:
         return times, {}
 
 
+class _Plain:
+    """One product: the operands, cuBLAS's call, and the kernel's."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        dtype, out_dtype = (
+            getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
+        )
+        self.is_tf32 = workload.dtype == "tf32"
+        self.tensors = normal(workload.shape, workload.layout, dtype, out_dtype, device)
+        case = Case(*workload.shape, dtype, out_dtype, layout=workload.layout, tf32=self.is_tf32)
+        self.exact = Exact(case, device)
+        self.fused = _Fused(workload, self.tensors) if workload.epilogue else None
+        self.b = self.tensors[1]
+
+    def by_torch(self, b: torch.Tensor) -> torch.Tensor:
+        if self.fused is not None:
+            return self.fused.by_torch(b)
+        a, _, out = self.tensors
+        if out.dtype == a.dtype:
+            return torch.mm(a, b, out=out)
+        if a.device.type == "cpu":
+            return out.copy_(a.float() @ b.float())
+        return torch.mm(a, b, out.dtype, out=out)
+
+    def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
+        """Plans a config, and checks it. Raises UnusableConfig."""
+        asked = problem.problem(*self.tensors, tf32=self.is_tf32)
+        if reason := module.unsupported(asked, config):
+            raise UnusableConfig("refused", reason)
+        launch: Callable[..., None] = module.plan(asked, config)
+        result = self.exact(launch)
+        if not result.ok:
+            raise UnusableConfig("wrong", result.message)
+        if self.fused is not None:
+            return self.fused.prepare(module, config)
+        a, _, out = self.tensors
+        return lambda b: launch(a, b, None, out, 1.0, 0.0)
+
+
 class _Fused:
     """A workload's product with its epilogue: the operands, torch's calls, and the kernel's."""
 
@@ -220,12 +237,12 @@ class _Fused:
         return self.operation.by_torch(self.a, b, self.out, self.extras)
 
     def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
-        """Plans a config with the epilogue, and checks it. Raises _UnusableConfig."""
+        """Plans a config with the epilogue, and checks it. Raises UnusableConfig."""
         extra = EpilogueArgs(self.workload.steps.activation, self.extras.bias, self.extras.residual)
         tf32 = self.workload.dtype == "tf32"
         asked = problem.problem(self.a, self.b, self.out, tf32=tf32, extra=extra)
         if reason := module.unsupported(asked, config):
-            raise _UnusableConfig("refused", reason)
+            raise UnusableConfig("refused", reason)
         launch: Launch = module.plan(asked, config)
         fault = self.operation.fault(
             partial(self._checked_call, launch),
@@ -234,7 +251,7 @@ class _Fused:
             self.workload.layout,
         )
         if fault is not None:
-            raise _UnusableConfig("wrong", f"{self.workload.epilogue}: {fault}")
+            raise UnusableConfig("wrong", f"{self.workload.epilogue}: {fault}")
         bias, residual = self.extras.bias, self.extras.residual
         a, out = self.a, self.out
         return lambda b: launch(a, b, None, out, 1.0, 0.0, bias, residual, None)
@@ -249,14 +266,6 @@ class _Fused:
             return out
 
         return call
-
-
-class _UnusableConfig(Exception):
-    """A config cannot be timed, and why."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(reason)
-        self.status: Status = status
 
 
 def describe() -> Gpu:
@@ -335,7 +344,7 @@ def _guarded(body: Callable[[_WorkloadTimer], Screened]) -> Screened:
     bench = _opened()
     try:
         return body(bench)
-    except _UnusableConfig as error:
+    except UnusableConfig as error:
         return Screened(error.status, str(error)[:1000])
     except (torch.OutOfMemoryError, MemoryError) as error:
         return Screened("out of memory", brief(error))

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.machines import Machine
 from ...core.space import Footprint
 from ..store.records import Workload
-from . import cost_model
+from . import cost_model, grouped_model
 from .target import TuneTarget
 
 # A ranker predicts the time of a footprint at a workload on a machine, in µs. Only the order of its
@@ -25,7 +25,20 @@ PROGRAM_US, ELEMENT_US = 12_700.0, 0.62
 
 def by_model(footprint: Footprint, workload: Workload, machine: Machine) -> float:
     """Ranks by the prediction of the analytic model."""
-    return cost_model.predict(footprint, workload, machine).us
+    return prediction(footprint, workload, machine).us
+
+
+def prediction(footprint: Footprint, workload: Workload, machine: Machine) -> cost_model.Prediction:
+    """Returns what the analytic model predicts for one product, or for those of groups."""
+    predict = grouped_model.predict if workload.grouping else cost_model.predict
+    return predict(footprint, workload, machine)
+
+
+def efficiency(footprint: Footprint, workload: Workload, machine: Machine) -> float:
+    """Returns the fraction of the SMs' work that is useful."""
+    if workload.grouping:
+        return grouped_model.efficiency(footprint, workload, machine)
+    return cost_model.wave_efficiency(footprint, workload, machine)
 
 
 def by_interpreter(footprint: Footprint, workload: Workload) -> float:

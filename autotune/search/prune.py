@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
+from ...bench.grouped import GroupedTask, operands, result_shape
 from ...core import registry
 from ...core.artifact import example
 from ...core.configs import to_text
+from ...core.grouped import GroupedProblem, describe
 from ...core.machines import Machine
 from ...core.problem import Problem
 from ...core.space import Space
 from ..store.records import Gpu, Workload
-from . import cost_model
-from .candidates import Candidate, Ranker, by_interpreter, by_model
+from .candidates import Candidate, Ranker, by_interpreter, by_model, efficiency
 from .gpu import machine as machine_of
-from .target import TuneTarget, registered
+from .target import HOPPER_GROUPED, TuneTarget, registered
 from .target import of as target_of
 
 # A config whose fraction of useful work is below this fraction of the best config's is tried only
@@ -72,6 +73,25 @@ def problem(workload: Workload) -> Problem:
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def grouped_problem(workload: Workload) -> GroupedProblem:
+    """Returns a workload of groups as a problem for kernels, without data."""
+    groups = workload.grouped
+    assert groups is not None, "`described` asks for workloads of groups only"
+    dtype, out_dtype = (
+        getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
+    )
+    task = GroupedTask(groups, workload.layout)
+    a, b, _ = operands(task, dtype, lambda t: t, lambda t: t, "meta")
+    out = torch.empty(result_shape(task), dtype=out_dtype, device="meta")
+    return describe("ragged_m" if groups.form == "rows" else "ragged_k", a, b, out, groups.experts)
+
+
+def described(workload: Workload) -> Problem | GroupedProblem:
+    """Returns a workload as the problem that kernels for it take, without data."""
+    return grouped_problem(workload) if workload.grouping else problem(workload)
+
+
 def prune(
     targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu, ranker: Ranker = by_model
 ) -> PrunedSpace:
@@ -80,12 +100,12 @@ def prune(
     Raises ValueError where a kernel does not support the dtype or the GPU, ImportError where its
     DSL is missing.
     """
-    machine, shape = machine_of(gpu), problem(workload)
+    machine, asked = machine_of(gpu), described(workload)
     reasons = _Reasons()
     measurable: list[_Rated] = []
     for target in targets:
         check(target, workload, gpu)
-        space = target.load().space(shape, machine)
+        space = target.load().space(asked, machine)
         measurable += _runnable(target, space, workload, machine, ranker, reasons)
     candidates = tuple(_without_wasteful(measurable, reasons))
     return PrunedSpace(reasons.generated, reasons.summary(), candidates)
@@ -133,10 +153,10 @@ def _runnable(
             reasons.add(pruned_reason)
             continue
         footprint = space.footprint(config)
-        predicted_us, efficiency = by_interpreter(footprint, workload), 1.0
+        predicted_us, useful = by_interpreter(footprint, workload), 1.0
         if machine is not None:
             predicted_us = ranker(footprint, workload, machine)
-            efficiency = cost_model.wave_efficiency(footprint, workload, machine)
+            useful = efficiency(footprint, workload, machine)
         candidate = Candidate(
             target,
             config,
@@ -146,7 +166,7 @@ def _runnable(
             predicted_us=predicted_us,
             own=config == space.own,
         )
-        yield _Rated(candidate, efficiency)
+        yield _Rated(candidate, useful)
 
 
 def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Candidate]:
@@ -177,6 +197,15 @@ def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
     epilogue; ImportError where its DSL is missing.
     """
     check_epilogue(target, workload.epilogue)
+    check_grouping(target, workload.grouping)
+    if target == HOPPER_GROUPED and gpu.arch != 90:
+        where = f"{gpu.name} is sm_{gpu.arch}" if gpu.arch else "was given the CPU"
+        raise ValueError(f"kernel {target.name!r} needs sm_90, but {where}")
+    if target == HOPPER_GROUPED and workload.dtype not in ("bfloat16", "float16"):
+        raise ValueError(
+            f"kernel {target.name!r} needs operands of dtype bfloat16 or float16, but was given "
+            f"{workload.dtype}"
+        )
     if registered(target.name) != target:
         return
     record = registry.find(target.name)
@@ -205,18 +234,32 @@ def check_epilogue(target: TuneTarget, epilogue: str) -> None:
     """Raises ValueError for a kernel without epilogues where one is requested, ImportError where
     its DSL is missing.
     """
-    if epilogue and not _has_epilogues(target):
+    if epilogue and not _has(target, "EPILOGUES"):
         raise ValueError(
             f"kernel {target.name!r} has no epilogue besides alpha and C, but was given {epilogue}"
         )
+
+
+def check_grouping(target: TuneTarget, grouping: str) -> None:
+    """Raises ValueError for a kernel of groups where there are none, or one of single products
+    where there are; ImportError where its DSL is missing.
+    """
+    is_own = target == HOPPER_GROUPED or registered(target.name) == target
+    takes_groups = target == HOPPER_GROUPED if is_own else _has(target, "GROUPED")
+    if grouping and not takes_groups:
+        raise ValueError(
+            f"kernel {target.name!r} multiplies no groups, but was given groups {grouping}"
+        )
+    if takes_groups and not grouping:
+        raise ValueError(f"kernel {target.name!r} multiplies groups, but was given one product")
 
 
 def with_epilogues(kernels: Sequence[str]) -> list[str]:
     """Returns those of these kernels that compute an epilogue. Raises ImportError where a DSL is
     missing.
     """
-    return [kernel for kernel in kernels if _has_epilogues(target_of(kernel))]
+    return [kernel for kernel in kernels if _has(target_of(kernel), "EPILOGUES")]
 
 
-def _has_epilogues(target: TuneTarget) -> bool:
-    return bool(getattr(target.load(), "EPILOGUES", False))
+def _has(target: TuneTarget, ability: str) -> bool:
+    return bool(getattr(target.load(), ability, False))

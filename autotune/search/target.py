@@ -11,6 +11,7 @@ from types import ModuleType
 
 from ... import device
 from ...core import registry
+from ...runtime import hooks
 
 _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
@@ -21,7 +22,9 @@ class TuneTarget:
 
     The module must define what the modules of the ladders define: `Config`,
     `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)`
-    and `space(problem, machine)`. Workers import it by its name.
+    and `space(problem, machine)`. Workers import it by its name. One with `GROUPED = True` computes
+    products of groups: its problems are `outblas.core.grouped.GroupedProblem`s, and what `plan`
+    returns is called with A, B, the result and `offs`.
 
     Attributes:
         name: The name of the kernel, of a-z, 0-9, _ and dots.
@@ -51,12 +54,19 @@ class TuneTarget:
         """
         if self == registered(self.name):
             return registry.load(self.name)
+        if self == HOPPER_GROUPED:
+            hooks.hopper_grouped.get()  # which says what to install
+            return importlib.import_module(f"{__package__}.grouped_kernel")
         return importlib.import_module(self.module)
 
     @property
     def fingerprint(self) -> str:
         """The digest of the kernel's source, which trials carry."""
         return fingerprint(self.module)
+
+
+# The kernel of grouped products, which is in no ladder. Its module stands for its sources.
+HOPPER_GROUPED = TuneTarget("hopper.grouped", "outblas.hopper.grouped.host")
 
 
 def registered(name: str) -> TuneTarget | None:
@@ -73,6 +83,8 @@ def of(kernel: str | TuneTarget) -> TuneTarget:
         if not _NAME.fullmatch(kernel.name):
             raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
         return kernel
+    if kernel == HOPPER_GROUPED.name:
+        return HOPPER_GROUPED
     registry.find(kernel)
     return TuneTarget(kernel, registry.module_name(kernel))
 

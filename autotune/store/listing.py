@@ -13,7 +13,7 @@ from . import queries, validation
 from .config_aliases import current_text
 from .records import BestConfig, Gpu, Trial, TunedConfig, Workload, age, latest_date
 
-_WORKLOAD = "M, N, K, dtype, out_dtype, layout, weights, epilogue"
+_WORKLOAD = "M, N, K, dtype, out_dtype, layout, weights, epilogue, grouping"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ The texts of configs are not migrated when a field is renamed: see `config_alias
 import sqlite3
 from collections.abc import Callable, Mapping
 
-VERSION = 3  # the version of the tables that this code reads and writes
+VERSION = 4  # the version of the tables that this code reads and writes
 # The oldest version that can be migrated, and read without migration: trials and winners have had
 # the same columns since, except for their checksum and for the columns that `show_as_newest` adds.
 OLDEST = 1
@@ -33,15 +33,17 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 def show_as_newest(connection: sqlite3.Connection) -> None:
     """Adds the missing columns of an older version to a read-only connection: weights were warm,
-    and there were no epilogues.
+    and there were neither epilogues nor groups.
     """
     for table in ("trials", "winners", "leases"):
         there = _columns(connection, table)
-        if there and "weights" not in there:
+        new = {"weights": "warm", "epilogue": "", "grouping": ""}
+        missing = [f"'{value}' AS {name}" for name, value in new.items() if name not in there]
+        if there and missing:
             # A temporary view takes precedence over the table of the same name.
             connection.execute(
                 f"""CREATE TEMP VIEW {table} AS
-                SELECT rowid AS rowid, *, 'warm' AS weights, '' AS epilogue FROM main.{table}"""
+                SELECT rowid AS rowid, *, {", ".join(missing)} FROM main.{table}"""
             )
 
 
@@ -124,8 +126,44 @@ def _from_2(connection: sqlite3.Connection) -> None:
     )
 
 
+def _from_3(connection: sqlite3.Connection) -> None:
+    """Adds how groups divide a product to rows; it is a part of their identity. The tables are
+    created again, as from version 2.
+    """
+    for table, columns in _TABLES_OF_3.items():  # which did not change
+        there = _columns(connection, table)
+        if "grouping" in there:  # only the version number is wrong
+            continue
+        made = f"{table}_of_version_4"
+        key = "kernel, M, N, K, dtype, out_dtype, layout, weights, epilogue, grouping, gpu, source"
+        connection.execute(f"DROP TABLE IF EXISTS {made}")
+        connection.execute(
+            f"""CREATE TABLE {made} (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
+            M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
+            dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
+            weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
+            grouping TEXT NOT NULL DEFAULT '',
+            kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL,
+            "when" TEXT NOT NULL, {columns},
+            UNIQUE ({key}{"" if table == "winners" else ", config"}))"""
+        )
+        known = _columns(connection, made)
+        for name in there.keys() - known.keys():
+            connection.execute(f"ALTER TABLE {made} ADD COLUMN {_quoted(name)} {there[name]}")
+        names = ", ".join(map(_quoted, there))
+        connection.execute(f"INSERT INTO {made} ({names}) SELECT {names} FROM {table}")
+        connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"ALTER TABLE {made} RENAME TO {table}")
+    connection.execute("DROP INDEX IF EXISTS trials_by_workload")
+    connection.execute(
+        """CREATE INDEX trials_by_workload
+        ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, grouping, kernel, gpu,
+        status, us, "when")"""
+    )
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-STEPS: Mapping[int, Step] = {1: _from_1, 2: _from_2}
+STEPS: Mapping[int, Step] = {1: _from_1, 2: _from_2, 3: _from_3}

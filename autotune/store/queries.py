@@ -37,6 +37,7 @@ _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
     dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
     weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
+    grouping TEXT NOT NULL DEFAULT '',
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
 # The schema of `migrations.VERSION`. power_limit_w has no type, because the key of a GPU
 # distinguishes 700 from 700.0.
@@ -66,8 +67,8 @@ _NEW: Mapping[str, str] = validation.NEW_IN_WORKLOAD
 # trials needs, in order.
 INDEXES = {
     "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
-    ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, kernel, gpu, status, us,
-    "when")"""
+    ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, grouping, kernel, gpu,
+    status, us, "when")"""
 }
 
 

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ...core.grouped_shapes import ROWS_LAYOUTS, TERMS_LAYOUT, GroupedWorkload, Grouping
 from ...core.shapes import LAYOUTS, Shape, to_text
 from ...core.steps import GATED, Steps
 
@@ -58,6 +59,9 @@ class Workload:
             layout of a linear layer: B is a transposed weight.
         weights: "warm" where B may be in the L2 cache when a call begins, "cold" where it is not.
         epilogue: What follows the product, such as "bias+gelu+residual"; "" for nothing.
+        grouping: How groups divide the product: "8:zipf" for the rows of 8 experts, skewed,
+            "8:terms" for the gradients of their weights; "" for one product. M, N and K are those
+            of the products of all groups, as in `outblas.grouped_mm`.
 
     Raises:
         ValueError: A field has a value that is none of its choices.
@@ -79,6 +83,7 @@ class Workload:
     layout: str = "nt"
     weights: Weights = "warm"
     epilogue: str = ""
+    grouping: str = ""
 
     def __post_init__(self) -> None:
         for name, size in (("M", self.M), ("N", self.N), ("K", self.K)):
@@ -98,6 +103,10 @@ class Workload:
             raise ValueError(f"epilogue is {self.epilogue!r}, expected a text")
         if self.epilogue:
             self._check_epilogue(own)
+        if type(self.grouping) is not str:
+            raise ValueError(f"grouping is {self.grouping!r}, expected a text")
+        if self.grouping:
+            self._check_grouping()
 
     def _check_epilogue(self, own: str) -> None:
         """Normalises the text of the epilogue; `own` is the dtype of the operands."""
@@ -109,6 +118,29 @@ class Workload:
             )
         if steps.activation in GATED and self.N % 2:
             raise ValueError(f"N is {self.N}, expected an even number with {steps.activation}")
+
+    def _check_grouping(self) -> None:
+        """Normalises the text of the grouping."""
+        found = Grouping.parse(self.grouping)
+        object.__setattr__(self, "grouping", str(found))
+        layouts = ROWS_LAYOUTS if found.form == "rows" else (TERMS_LAYOUT,)
+        if self.layout not in layouts:
+            raise ValueError(
+                f"layout is {self.layout!r}, expected {' or '.join(layouts)} with grouping "
+                f"{self.grouping}"
+            )
+        if self.dtype == "tf32":
+            raise ValueError(f"dtype is 'tf32', expected another with grouping {self.grouping}")
+        if self.epilogue:
+            raise ValueError(f"epilogue is {self.epilogue!r}, expected none with grouping")
+
+    @property
+    def grouped(self) -> GroupedWorkload | None:
+        """The workload as one of `outblas.grouped_mm`; None for one product."""
+        if not self.grouping:
+            return None
+        found = Grouping.parse(self.grouping)
+        return GroupedWorkload.of(found.experts, self.shape, found.distribution, found.form)
 
     @property
     def shape(self) -> Shape:
@@ -127,26 +159,29 @@ class Workload:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing follows the product, and its weights may be in L2."""
-        return self.weights == "warm" and not self.epilogue
+        """Whether it is one product that nothing follows, and its weights may be in L2."""
+        return self.weights == "warm" and not self.epilogue and not self.grouping
 
     @property
     def plain(self) -> Workload:
-        """The product of these operands with warm weights and nothing after it."""
+        """The product of these operands with warm weights and nothing after it; that of groups
+        stays one of groups.
+        """
         return self if self.is_plain else dataclasses.replace(self, weights="warm", epilogue="")
 
     @property
     def conditions(self) -> str:
         """What sets it apart from a plain product, such as "cold bias+gelu"; "" for nothing."""
         cold = "" if self.weights == "warm" else self.weights
-        return f"{cold} {self.epilogue}".strip()
+        groups = self.grouping and f"groups {self.grouping}"
+        return " ".join(part for part in (cold, self.epilogue, groups) if part)
 
     @property
     def kind(self) -> tuple[str, ...]:
         """The facts that two workloads must share for one to be a guess for the other: all but
         the shape.
         """
-        return self.dtype, self.out_dtype, self.layout, self.weights, self.epilogue
+        return self.dtype, self.out_dtype, self.layout, self.weights, self.epilogue, self.grouping
 
     def __str__(self) -> str:
         """`4096 bfloat16 nt`, `16x4096x4096 bfloat16 nt cold bias+gelu`."""
@@ -207,15 +242,15 @@ def _key(gpu: Gpu, type_of_power_limit: str) -> str:
 
 
 def base_name(workload: Workload, *, on_gpu: bool) -> str:
-    """Returns what the ratios of a workload compare with: "cuBLAS", or for an epilogue "torch",
-    whose calls do the same work.
+    """Returns what the ratios of a workload compare with: "cuBLAS", or "torch" for an epilogue
+    or groups, whose calls do the same work.
 
     Returns "" on a CPU. There torch multiplies natively while outblas's kernel runs in Triton's
     interpreter, so the ratio of their times means nothing, and no output shows it.
     """
     if not on_gpu:
         return ""
-    return "torch" if workload.epilogue else "cuBLAS"
+    return "torch" if workload.epilogue or workload.grouping else "cuBLAS"
 
 
 # of a trial: its GPU, workload, kernel, source and config

@@ -105,10 +105,11 @@ WORKLOAD = {
         f"one of {', '.join(WEIGHTS)}", lambda value: type(value) is str and value in WEIGHTS
     ),
     "epilogue": _text,
+    "grouping": _text,
 }
 # The fields that a workload of an older version lacks, with their values there. Files omit them
 # where they have these values, so that an older version can still read those files.
-NEW_IN_WORKLOAD = {"weights": "warm", "epilogue": ""}
+NEW_IN_WORKLOAD = {"weights": "warm", "epilogue": "", "grouping": ""}
 _GPU = {
     "name": _name,
     "arch": _count,

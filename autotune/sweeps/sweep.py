@@ -9,14 +9,16 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
+from ...core import grouped_shapes
+from ...core.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
 from ...core.shapes import Shape
 from ...core.shapes import parse as parse_shapes
 from ..measure.progress import Report, silent
-from ..search.prune import check_epilogue
+from ..search.prune import check_epilogue, check_grouping
 from ..search.strategy import strategy_of
-from ..search.target import TuneTarget
+from ..search.target import HOPPER_GROUPED, TuneTarget
 from ..search.target import of as target_of
 from ..store.records import Workload
 from ..store.store import Store, StoreError
@@ -25,10 +27,15 @@ from .options import SweepKeywords, SweepOptions, options_with, ranker_of
 from .outcome import Sweep
 from .tuner import Job
 
+# What is tuned: sizes of products, or workloads of groups, or either as text.
+Shapes: TypeAlias = (
+    str | int | Shape | Sequence[Shape] | GroupedWorkload | Sequence[GroupedWorkload]
+)
+
 
 def sweep(
     kernels: str | TuneTarget | Sequence[str | TuneTarget],
-    shapes: str | int | Shape | Sequence[Shape] = 4096,
+    shapes: Shapes = 4096,
     *,
     dtype: str = "bfloat16",
     out_dtype: str = "",
@@ -51,13 +58,14 @@ def sweep(
         kernels: The names of kernels, as in `outblas.ladder`, or a `TuneTarget` for a kernel of
             your own. Several kernels compete.
         shapes: (M, N, K), a list of these, an int N for N x N x N, or text as on the command line,
-            such as "4096,16x4096x4096".
+            such as "4096,16x4096x4096". For a kernel of groups, "hopper.grouped": workloads of
+            groups, or text such as "moe:mixtral-8x7b" or "8x4096x28672x4096:zipf".
         dtype: The precision of the operands: "bfloat16", "float16", "float32" (IEEE products) or
             "tf32".
         out_dtype: "float32" for 16-bit operands with a float32 product; "" for the dtype of the
             operands.
         layout: "nt", "nn", "tn" or "tt", or several: how A and B are stored, "n" by rows, "t"
-            transposed.
+            transposed. Gradients of the weights of groups are always "tn".
         store: Where trials are kept and looked up: a `Store`, or the path of its file; None for
             the user's store in the cache directory.
         progress: A function that receives a `Progress` at every step, from the threads that drive
@@ -92,6 +100,9 @@ def sweep(
     workloads = _workloads(shapes, dtype, out_dtype, layout, chosen)
     for target in targets:
         check_epilogue(target, chosen.epilogue)
+        for grouping in dict.fromkeys(workload.grouping for workload in workloads):
+            if grouping or target == HOPPER_GROUPED:
+                check_grouping(target, grouping)
     jobs = _jobs(targets, workloads, chosen)
     gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
     with ExitStack() as stack:
@@ -226,6 +237,9 @@ def _targets(kernels: str | TuneTarget | Sequence[str | TuneTarget]) -> tuple[Tu
 def _workloads(
     shapes: Any, dtype: str, out_dtype: str, layout: str | Sequence[str], options: SweepOptions
 ) -> list[Workload]:
+    groups = _groups(shapes)
+    if groups:
+        return _grouped_workloads(groups, dtype, out_dtype, layout, options)
     if isinstance(shapes, str):
         listed: list[Any] = list(parse_shapes(shapes, "shapes", least=1))
     elif isinstance(shapes, int):
@@ -248,4 +262,46 @@ def _workloads(
         for letters in layouts
         for M, N, K in listed
     )
+    return list(dict.fromkeys(made))
+
+
+def _groups(shapes: Any) -> list[GroupedWorkload]:
+    """Returns the workloads of groups that shapes are; none where they are sizes of products."""
+    if isinstance(shapes, str) and grouped_shapes.names_groups(shapes):
+        return grouped_shapes.parse(shapes, "shapes")
+    listed = [shapes] if isinstance(shapes, GroupedWorkload) else shapes
+    if not isinstance(listed, list | tuple):
+        return []
+    return list(listed) if all(isinstance(each, GroupedWorkload) for each in listed) else []
+
+
+def _grouped_workloads(
+    groups: Sequence[GroupedWorkload],
+    dtype: str,
+    out_dtype: str,
+    layout: str | Sequence[str],
+    options: SweepOptions,
+) -> list[Workload]:
+    if options.ranker != "model":
+        raise ValueError(f"ranker is {options.ranker!r}, expected 'model' with groups")
+    layouts = layout.split(",") if isinstance(layout, str) else list(layout)
+    made = []
+    for letters in layouts:
+        for each in groups:
+            if each.form == "terms" and options.weights == "cold":
+                raise ValueError(
+                    f"weights is 'cold', expected 'warm' for {each}, which reads no weights"
+                )
+            stored = letters.strip() if each.form == "rows" else TERMS_LAYOUT
+            made.append(
+                Workload(
+                    *each.shape,
+                    dtype,
+                    out_dtype,
+                    stored,
+                    options.weights,
+                    options.epilogue,
+                    str(each.grouping),
+                )
+            )
     return list(dict.fromkeys(made))

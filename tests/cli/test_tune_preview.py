@@ -55,6 +55,16 @@ def test_a_plan_has_the_trials_of_each_kernel_and_its_own_config(on_two_shapes: 
         assert 40 <= len(plan["ranked"]) <= 42
 
 
+def test_a_dry_run_of_groups_plans_hopper_grouped() -> None:
+    line = "--dry-run --gpu h100 --op grouped --shapes 8x4096x4096x14336:zipf --trials 4"
+
+    (plan,) = parsed(line)["plans"]
+
+    assert plan["workload"] == "4096x4096x14336 bfloat16 nt groups 8:zipf"
+    assert {c["kernel"] for c in plan["ranked"]} == {"hopper.grouped"}
+    assert len(plan["ranked"]) in (4, 5)  # with the rule's own
+
+
 def test_a_plan_is_in_the_order_of_the_predictions(on_two_shapes: Any) -> None:
     for plan in on_two_shapes["plans"]:
         times = [c["predicted_us"] for c in plan["ranked"]]

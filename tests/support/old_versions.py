@@ -45,7 +45,15 @@ VERSION_2 = [
     "PRAGMA user_version = 2",
     "PRAGMA journal_mode = WAL",
 ]
-VERSIONS = {1: VERSION_1, 2: VERSION_2}
+_NEW = "weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',"
+VERSION_3 = [
+    statement.replace("kernel TEXT", f"{_NEW} kernel TEXT")
+    .replace("layout, gpu", "layout, weights, epilogue, gpu")
+    .replace("layout, kernel", "layout, weights, epilogue, kernel")
+    .replace("user_version = 2", "user_version = 3")
+    for statement in VERSION_2
+]
+VERSIONS = {1: VERSION_1, 2: VERSION_2, 3: VERSION_3}
 
 
 def write_version(

@@ -133,6 +133,7 @@ class GroupedCase:
     task: GroupedTask
     dtype: torch.dtype
     device: str = "cuda"
+    out_dtype: torch.dtype | None = None  # that of the operands
 
     def fault(self, prepare: Callable[[Tensor, Tensor, Tensor], Call]) -> str | None:
         """Returns what is wrong with the result of a prepared call, or None.
@@ -141,13 +142,14 @@ class GroupedCase:
         so that every element must equal the float64 product bit for bit.
         """
         made = self._integers()
+        dtype = self.out_dtype or self.dtype
         call = prepare(*made)
-        shape = _result_shape(self.task)
+        shape = result_shape(self.task)
         # Freed at once: the allocator most likely gives this memory to the result.
-        torch.full(shape, math.nan, dtype=self.dtype, device=self.device)
+        torch.full(shape, math.nan, dtype=dtype, device=self.device)
         found = call()
-        if not isinstance(found, Tensor) or found.shape != shape or found.dtype != self.dtype:
-            return f"wrong: expected a tensor of shape {shape} and {self.dtype}"
+        if not isinstance(found, Tensor) or found.shape != shape or found.dtype != dtype:
+            return f"wrong: expected a tensor of shape {shape} and {dtype}"
         count = 0
         first: tuple[int, ...] = ()
         for begin, got, want in _compared(found, *made, self.task):
@@ -164,7 +166,9 @@ class GroupedCase:
         deepest = self.task.shape[2]
         if self.task.workload.form == "terms":
             deepest = max(self.task.workload.sizes)
-        of_a, of_b, _ = integer_ranges(Case(*self.task.shape[:2], deepest, self.dtype))
+        of_a, of_b, _ = integer_ranges(
+            Case(*self.task.shape[:2], deepest, self.dtype, self.out_dtype)
+        )
         generator = torch.Generator(self.device).manual_seed(0)
 
         def within(largest: int) -> Fill:
@@ -173,7 +177,8 @@ class GroupedCase:
         return operands(self.task, self.dtype, within(of_a), within(of_b), self.device)
 
 
-def _result_shape(task: GroupedTask) -> tuple[int, ...]:
+def result_shape(task: GroupedTask) -> tuple[int, ...]:
+    """Returns the shape of the result of `grouped_mm`."""
     M, N, _ = task.shape
     return (M, N) if task.workload.form == "rows" else (task.workload.experts, M, N)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -16,6 +16,7 @@ from ..bench.plotting import check_chart
 from ..core import progress, registry
 from ..core.shapes import LAYOUTS
 from . import progress_line
+from .bench_asked import Asked, Start
 from .common import (
     NO_GPU,
     NONE,
@@ -226,31 +227,6 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
         if value not in allowed:
             raise ValueError(f"{option} is {value!r}, expected some of {', '.join(allowed)}")
     return found
-
-
-class Asked(NamedTuple):
-    """The options that both kinds of campaigns have: the names of providers, and the rest as
-    given.
-    """
-
-    names: list[str]
-    shapes: str
-    dtype: str
-    layouts: list[str]
-    modes: list[str]
-    backward: bool
-    rounds: int | None
-
-    @property
-    def by_mode(self) -> Mapping[str, int]:
-        """The minimum number of rounds in each mode."""
-        from ..bench.campaign import ROUNDS
-
-        return dict.fromkeys(ROUNDS, self.rounds) if self.rounds else ROUNDS
-
-
-# Makes a campaign on the current GPU, and its records, which are measured as they are read.
-Start: TypeAlias = "Callable[[], tuple[Campaign, Iterator[Record]]]"
 
 
 def _gemm(asked: Asked, ladder: str | None, epilogue: str, batch_invariant: bool) -> Start:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ..bench.campaign import Campaign
     from ..bench.record import Record
-    from .bench import Asked, Start
+    from .bench_asked import Asked, Start
 
 
 def prepared(asked: Asked, others: Mapping[str, Any]) -> Start:

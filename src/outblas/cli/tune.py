@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ..core.shapes import LAYOUTS
-from . import interrupts, tune_preview, tune_result
+from . import interrupts, tune_grouped, tune_preview, tune_result
 from .common import (
     NO_GPU,
     JsonOption,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..autotune.search.strategy import Strategy
     from ..autotune.store.records import Weights, Workload
 
+OPS = ("gemm", "grouped")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -46,6 +47,13 @@ def tune(
             )
         ),
     ] = None,
+    op: Annotated[
+        str,
+        typer.Option(
+            help="What is tuned: gemm (one product), or grouped (hopper.grouped, for the products "
+            "of experts; --shapes as in outblas bench --op grouped)."
+        ),
+    ] = "gemm",
     shapes: ShapesOption = "4096",
     dtype: PrecisionOption = "bfloat16",
     out_dtype: Annotated[
@@ -203,8 +211,14 @@ def tune(
         search_strategy = _strategy(strategy)
         _check_store(store)
         conditions = (cast("Weights", weights), epilogue or "")
-        workloads = _workloads(explain, shapes, dtype, out_dtype, layout, conditions)
-        _check_kernels(kernels)
+        check_one_of("--op", op, OPS)
+        if op == "grouped":
+            kernels = kernels or tune_grouped.KERNEL
+            tune_grouped.check(explain, epilogue, ranker)
+            workloads = tune_grouped.workloads(shapes, dtype, out_dtype, layout, conditions[0])
+        else:
+            workloads = _workloads(explain, shapes, dtype, out_dtype, layout, conditions)
+        _check_kernels(kernels, workloads[0])
         if explain is not None:
             value = tune_preview.explain(
                 workloads, tune_preview.gpu_of(gpu, gpus), store, quiet=json
@@ -318,11 +332,12 @@ def _check_store(store: Path | None) -> None:
         raise ValueError(f"--store is {str(store)!r}, which is a folder, expected a file")
 
 
-def _check_kernels(kernels: str | None) -> None:
+def _check_kernels(kernels: str | None, workload: Workload) -> None:
+    from ..autotune.search.prune import check_grouping
     from ..autotune.search.target import of
 
     for name in split(kernels or ""):
-        of(name)
+        check_grouping(of(name), workload.grouping)
 
 
 def _workloads(
@@ -408,14 +423,17 @@ def _sweep(
             err=True,
         )
         raise typer.Exit(NO_GPU)
+    # Gradients of weights have the one layout that they can have, whatever is asked.
+    of_rows = [w.layout for w in workloads if w.grouped is None or w.grouped.form == "rows"]
+    layouts = list(dict.fromkeys(of_rows)) or ["nt"]
     names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0])
     with LiveView(quiet=quiet) as view:
         found = sweep(
             names,
-            list(dict.fromkeys(w.shape for w in workloads)),
+            list(dict.fromkeys(w.grouped or w.shape for w in workloads)),  # type: ignore[arg-type]
             dtype=workloads[0].dtype,
             out_dtype=workloads[0].out_dtype,
-            layout=list(dict.fromkeys(w.layout for w in workloads)),
+            layout=layouts,
             weights=workloads[0].weights,
             epilogue=workloads[0].epilogue,
             gpus=gpus,

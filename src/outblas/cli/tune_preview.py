@@ -75,7 +75,7 @@ def dry_run(
 
 
 def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
-    from ..autotune.search import cost_model
+    from ..autotune.search.candidates import prediction
     from ..autotune.search.gpu import machine
 
     on = machine(gpu)
@@ -92,9 +92,7 @@ def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
                 "kernel": candidate.target.name,
                 "config": candidate.text,
                 "predicted_us": candidate.predicted_us,
-                "limits": (
-                    cost_model.predict(candidate.footprint, workload, on).limits if on else ""
-                ),
+                "limits": (prediction(candidate.footprint, workload, on).limits if on else ""),
             }
             for candidate in plan.ranked
         ],

@@ -42,6 +42,34 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True, order=True)
+class Grouping:
+    """How groups divide products: their number, how large they are, and which dimension."""
+
+    experts: int
+    distribution: Distribution = "balanced"
+    form: Form = "rows"
+
+    @staticmethod
+    def parse(text: str) -> "Grouping":
+        """Parses `8`, `8:zipf`, `8:terms` and `8:zipf:terms`. Raises ValueError."""
+        number, *words = text.split(":")
+        for distribution, form in product(DISTRIBUTIONS, FORMS):
+            if number.isdecimal() and int(number) > 0:
+                found = Grouping(int(number), distribution, form)
+                if str(found) == ":".join([str(int(number)), *words]):
+                    return found
+        raise ValueError(
+            f"grouping is {text!r}, expected a number of groups, with :zipf and :terms where they "
+            "apply"
+        )
+
+    def __str__(self) -> str:
+        zipf = ":zipf" if self.distribution == "zipf" else ""
+        terms = ":terms" if self.form == "terms" else ""
+        return f"{self.experts}{zipf}{terms}"
+
+
+@dataclass(frozen=True, order=True)
 class GroupedWorkload:
     """The products of `rows` rows that `experts` groups share.
 
@@ -85,6 +113,11 @@ class GroupedWorkload:
         return cls(experts, rows, N, depth, distribution, form)
 
     @property
+    def grouping(self) -> Grouping:
+        """How its groups divide the products of `shape`."""
+        return Grouping(self.experts, self.distribution, self.form)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The number of rows of each group."""
         if self.distribution == "balanced":
@@ -110,9 +143,7 @@ class GroupedWorkload:
     def __str__(self) -> str:
         """`8x4096x28672x4096`, `8x4096x28672x4096:zipf:terms`."""
         sizes = "x".join(map(str, (self.experts, self.rows, self.N, self.K)))
-        zipf = ":zipf" if self.distribution == "zipf" else ""
-        terms = ":terms" if self.form == "terms" else ""
-        return f"{sizes}{zipf}{terms}"
+        return sizes + str(self.grouping).removeprefix(str(self.experts))
 
 
 def model_of(workload: GroupedWorkload) -> str:
@@ -151,6 +182,12 @@ def parse(text: str, option: str = "--shapes") -> list[GroupedWorkload]:
         raise ValueError(f"{option} is {text!r}, expected {_EXPECTED}, comma-separated")
     found = [workload for part in parts for workload in _parsed(part, option)]
     return list(dict.fromkeys(found))
+
+
+def names_groups(text: str) -> bool:
+    """Returns whether a text has the form of workloads of groups, and not that of shapes."""
+    first = text.partition(",")[0].strip().lower().partition(":")[0]
+    return first == _FAMILY or first.count("x") == 3
 
 
 def _parsed(part: str, option: str) -> Iterator[GroupedWorkload]:

@@ -42,6 +42,11 @@ class Tuner(Protocol):
         rows, for those that were measured.
         """
 
+    def grouped_config(self, problem: GroupedProblem) -> str:
+        """Returns the config (as text) of the production kernel that was tuned for a grouped
+        product like this one; "" for none. It never raises.
+        """
+
 
 class OperandCopies(Protocol):
     """Tells which operands the production kernel copies before it multiplies."""

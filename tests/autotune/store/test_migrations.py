@@ -119,7 +119,7 @@ def test_an_older_version_that_is_still_running_goes_on_storing(old: Path) -> No
     """It names the columns that it knows, and its rows are of plain workloads."""
     Store(old).close()
     new = trial(100)
-    unknown = ("id", "weights", "epilogue")
+    unknown = ("id", "weights", "epilogue", "grouping")
     names = [f'"{name}"' for name in queries.columns("trials") if name not in unknown]
     values = [{'"config"': f"'{new.config}'", '"digest"': "NULL"}.get(name, name) for name in names]
 

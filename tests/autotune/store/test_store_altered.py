@@ -46,12 +46,12 @@ LOST_INDEX = ["DROP INDEX trials_by_workload"]  # which version 1 has not
     params=[
         *(
             pytest.param((version, change), id=f"version {version}: {name}")
-            for version in (VERSION, 2, 1)
+            for version in (VERSION, 3, 2, 1)
             for name, change in HARMLESS.items()
         ),
         *(
             pytest.param((version, LOST_INDEX), id=f"version {version}: a lost index")
-            for version in (VERSION, 2)
+            for version in (VERSION, 3, 2)
         ),
     ]
 )

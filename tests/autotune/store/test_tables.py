@@ -105,16 +105,18 @@ def test_the_workload_of_a_plain_product_is_written_as_in_older_tables(tmp_path:
     assert list(entry["workload"]) == ["M", "N", "K", "dtype", "out_dtype", "layout"]
 
 
-def test_a_table_has_results_with_cold_weights_and_epilogues_beside_plain_ones(
+def test_a_table_has_results_of_other_conditions_beside_plain_ones(
     tmp_path: Path,
 ) -> None:
     plain = Workload(16, 4096, 4096)
     cold = dataclasses.replace(plain, weights="cold")
     fused = dataclasses.replace(plain, epilogue="bias+gelu")
 
-    (path,) = ship([winner(workload=each) for each in (fused, plain, cold)], tmp_path)
+    groups = dataclasses.replace(plain, grouping="8:zipf")
 
-    assert {entry.workload for entry in read_table(path).entries} == {plain, cold, fused}
+    (path,) = ship([winner(workload=each) for each in (fused, plain, cold, groups)], tmp_path)
+
+    assert {entry.workload for entry in read_table(path).entries} == {plain, cold, fused, groups}
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["shipped once", "shipped again"])

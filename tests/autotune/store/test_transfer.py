@@ -126,10 +126,13 @@ def test_an_export_that_fails_leaves_what_was_there(
 
 COLD = dataclasses.replace(TRIAL.workload, weights="cold")
 FUSED = dataclasses.replace(TRIAL.workload, out_dtype="float16", epilogue="bias+gelu")
+GROUPED = dataclasses.replace(TRIAL.workload, grouping="8:zipf")
 
 
-@pytest.mark.parametrize("workload", [COLD, FUSED], ids=str)
-def test_weights_and_epilogues_are_exported_and_read_again(file: Path, workload: Workload) -> None:
+@pytest.mark.parametrize("workload", [COLD, FUSED, GROUPED], ids=str)
+def test_weights_epilogues_and_groups_are_exported_and_read_again(
+    file: Path, workload: Workload
+) -> None:
     trials = [TRIAL, dataclasses.replace(TRIAL, workload=workload)]
     winners_of_both = [winner(), winner(workload=workload)]
 
@@ -148,8 +151,8 @@ def test_the_workload_of_a_plain_product_is_exported_as_in_older_versions(file: 
 # Stores.
 
 
-@pytest.mark.parametrize("workload", [COLD, FUSED], ids=str)
-def test_weights_and_epilogues_are_imported_beside_plain_results(
+@pytest.mark.parametrize("workload", [COLD, FUSED, GROUPED], ids=str)
+def test_weights_epilogues_and_groups_are_imported_beside_plain_results(
     file: Path, store: Store, workload: Workload
 ) -> None:
     other = dataclasses.replace(TRIAL, workload=workload)

@@ -17,6 +17,11 @@ DECODE: dict[str, Any] = {"M": 16, "N": 4096, "K": 4096}
         ({"weights": "cold"}, "16x4096x4096 bfloat16 nt cold"),
         ({"epilogue": "bias+gelu"}, "16x4096x4096 bfloat16 nt bias+gelu"),
         ({"weights": "cold", "epilogue": "relu"}, "16x4096x4096 bfloat16 nt cold relu"),
+        ({"grouping": "8"}, "16x4096x4096 bfloat16 nt groups 8"),
+        (
+            {"grouping": "8:zipf", "weights": "cold"},
+            "16x4096x4096 bfloat16 nt cold groups 8:zipf",
+        ),
     ],
     ids=str,
 )
@@ -24,12 +29,31 @@ def test_a_workload_is_written_with_what_sets_it_apart(fields: dict[str, Any], t
     assert str(Workload(**DECODE, **fields)) == text
 
 
-@pytest.mark.parametrize("fields", [{"weights": "cold"}, {"epilogue": "bias"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"weights": "cold"}, {"epilogue": "bias"}, {"grouping": "8"}], ids=str
+)
 def test_shapes_learn_nothing_from_other_weights_and_epilogues(fields: dict[str, Any]) -> None:
     plain, other = Workload(**DECODE), Workload(**DECODE, **fields)
 
     assert plain.kind != other.kind
     assert (plain.is_plain, other.is_plain) == (True, False)
+
+
+@pytest.mark.parametrize(("text", "layout"), [("8", "nn"), ("8:zipf", "nt"), ("8:terms", "tn")])
+def test_a_workload_of_groups_is_one_of_grouped_mm(text: str, layout: str) -> None:
+    workload = Workload(**DECODE, layout=layout, grouping=text)
+
+    assert workload.grouped is not None
+    assert workload.grouped.shape == workload.shape
+    assert str(workload.grouped.grouping) == text
+
+
+def test_one_product_has_no_groups() -> None:
+    assert Workload(**DECODE).grouped is None
+
+
+def test_a_grouping_has_one_spelling() -> None:
+    assert Workload(**DECODE, grouping="08:zipf") == Workload(**DECODE, grouping="8:zipf")
 
 
 def test_an_epilogue_has_one_spelling() -> None:
@@ -47,6 +71,13 @@ def test_an_epilogue_has_one_spelling() -> None:
             {"epilogue": "bias", "out_dtype": "float32"},
             "out_dtype is 'float32', expected bfloat16 with epilogue bias",
         ),
+        ({"grouping": None}, "grouping is None, expected a text"),
+        ({"grouping": "8:skewed"}, "grouping is '8:skewed', expected a number of groups, with"),
+        ({"grouping": "0"}, "grouping is '0', expected a number of groups"),
+        ({"grouping": "8", "layout": "tn"}, "layout is 'tn', expected nt or nn with grouping 8"),
+        ({"grouping": "8:terms"}, "layout is 'nt', expected tn with grouping 8:terms"),
+        ({"grouping": "8", "epilogue": "bias"}, "epilogue is 'bias', expected none with grouping"),
+        ({"grouping": "8", "dtype": "tf32"}, "dtype is 'tf32', expected another with grouping 8"),
     ],
     ids=str,
 )

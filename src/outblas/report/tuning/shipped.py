@@ -95,24 +95,27 @@ def _of_others(best: Sequence[Entry]) -> list[str]:
 
 
 def _kind_heads(kinds: Iterable[_Kind]) -> list[str]:
-    """The headings of what a workload is beside its shape: weights and epilogue where they vary."""
+    """The headings of what a workload is beside its shape: weights, epilogue and groups where they
+    vary.
+    """
     varied = _varied(kinds)
     return ["dtype", "layout", *(name for name, shown in varied.items() if shown)]
 
 
 def _kind_cells(kind: _Kind, kinds: Iterable[_Kind]) -> list[str]:
     """The cells under those headings."""
-    dtype, _, layout, weights, epilogue = kind
-    beside = {"weights": weights, "epilogue": epilogue or "none"}
+    dtype, _, layout, weights, epilogue, groups = kind
+    beside = {"weights": weights, "epilogue": epilogue or "none", "groups": groups or "none"}
     return [dtype, layout, *(beside[name] for name, shown in _varied(kinds).items() if shown)]
 
 
 def _varied(kinds: Iterable[_Kind]) -> dict[str, bool]:
-    """Whether any workload has cold weights, and whether any has an epilogue."""
+    """Whether any workload has cold weights, an epilogue, or groups."""
     found = list(kinds)
     return {
         "weights": any(kind[3] != "warm" for kind in found),
         "epilogue": any(kind[4] for kind in found),
+        "groups": any(kind[5] for kind in found),
     }
 
 

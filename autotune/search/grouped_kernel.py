@@ -1,0 +1,110 @@
+"""`hopper.grouped` as the tuner sees a kernel: its configs, and how one is compiled and launched.
+
+Problems are those of `core.grouped`. A launch takes A, B, the result and `offs`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...core.grouped import GroupedProblem
+from ...core.machines import Machine
+from ...core.space import Footprint, Space
+from ...hopper.core.config import SHARED_MEMORY, HopperConfig, compile_key
+from ...hopper.core.search_space import footprint_of
+from ...hopper.gemm import heuristic
+from ...hopper.gemm.kernel import Config as Config
+from ...hopper.grouped import host
+from ...hopper.grouped.kernel import Grouped
+from ...hopper.grouped.traits import CAPACITIES
+
+GROUPED = True  # that it takes problems of groups
+# tile_m, consumers
+_TILES = ((64, 1), (128, 2), (192, 3), (256, 2))
+_WIDTHS = (64, 96, 128, 160, 192, 224, 256)
+_CLUSTERS = ((1, 1), (2, 1), (1, 2))
+_SCHEDULE_BYTES = 4 * CAPACITIES[-1]  # of the schedule that lies beside the stages
+
+
+def space(problem: GroupedProblem, machine: Machine) -> Space[HopperConfig]:
+    """Returns the configs for a problem; the default is the rule's. As many stages as fit are used,
+    or one less, which leaves L2 some room.
+    """
+    own = host.config_for(problem, machine.sms)
+    return Space(
+        own=own,
+        axes={},
+        also=_configs(own),
+        invalid_reason=partial(_invalid_reason, problem, own),
+        footprint=_footprint,
+        compile_key=compile_key,
+    )
+
+
+def unsupported(problem: GroupedProblem, config: HopperConfig) -> str | None:
+    """Returns why the kernel cannot compute a product with a config; None if it can."""
+    return host.unsupported(problem) or _unbuildable_reason(config)
+
+
+def plan(problem: GroupedProblem, config: HopperConfig) -> Callable[..., None]:
+    """Returns the function that launches the kernel. It takes A, B, the result and `offs`."""
+    launch: Callable[..., None] = host.launch(problem, config)
+    return launch
+
+
+def precompile(problem: GroupedProblem, config: HopperConfig, arch: int) -> None:
+    """Compiles a config into the cache, with or without a GPU. Raises ValueError for a GPU that the
+    kernel does not run on.
+    """
+    if arch != 90:
+        raise ValueError(f"arch is {arch}, expected 90")
+    host.load(host.variant_of(problem, config))
+
+
+def _configs(own: HopperConfig) -> Iterator[HopperConfig]:
+    """Yields configs that differ from the rule's in the tile, the clusters and the stages."""
+    for tile_m, consumers in _TILES:
+        for cluster_m, cluster_n in _CLUSTERS:
+            shaped = heuristic.shaped(own, tile_m, consumers, cluster_m, cluster_n)
+            for tile_n in _WIDTHS:
+                most = _beside_schedule(heuristic.filled(replace(shaped, tile_n=tile_n)))
+                yield most
+                if most.stages > 3:
+                    yield replace(most, stages=most.stages - 1)
+
+
+def _beside_schedule(config: HopperConfig) -> HopperConfig:
+    """Returns the config with a stage less where the schedule needs its room."""
+    fits = config.shared_memory_bytes + _SCHEDULE_BYTES <= SHARED_MEMORY
+    return config if fits or config.stages < 2 else replace(config, stages=config.stages - 1)
+
+
+def _unbuildable_reason(config: HopperConfig) -> str | None:
+    if config.shared_memory_bytes + _SCHEDULE_BYTES > SHARED_MEMORY:
+        return (
+            f"the tiles and the schedule need {config.shared_memory_bytes + _SCHEDULE_BYTES} bytes "
+            f"of shared memory, expected at most {SHARED_MEMORY}"
+        )
+    kernel: Any = Grouped
+    reason: str | None = kernel.invalid_reason(config)
+    return reason
+
+
+def _invalid_reason(problem: GroupedProblem, own: HopperConfig, config: HopperConfig) -> str | None:
+    if reason := unsupported(problem, config):
+        return reason
+    if config == own:
+        return None
+    if config.tile_n > max(_WIDTHS[0], problem.N):
+        return f"tile_n is {config.tile_n}, expected at most {problem.N}, the columns of a group"
+    if config.cluster_n > 1 and config.tile_n * config.cluster_n > problem.N:
+        return (
+            f"a cluster has {config.tile_n * config.cluster_n} columns, expected at most "
+            f"{problem.N}"
+        )
+    return None
+
+
+def _footprint(config: Any) -> Footprint:
+    return footprint_of(config, config.consumers + 1, persistent=True)

@@ -1,0 +1,160 @@
+"""The configs of hopper.grouped that a sweep would try, and what the model predicts of them. No GPU
+needed.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from outblas.autotune.search import candidates, gpu, prune
+from outblas.autotune.search.candidates import Candidate
+from outblas.autotune.search.plan import Plan, plan
+from outblas.autotune.search.target import HOPPER_GROUPED, of
+from outblas.autotune.store.records import Workload
+from outblas.core.configs import from_text
+from outblas.core.grouped_shapes import GroupedWorkload, parse
+from outblas.hopper.core.config import SHARED_MEMORY
+from outblas.hopper.grouped import host
+
+H100 = gpu.imagined("h100")
+
+
+def workload(groups: GroupedWorkload) -> Workload:
+    layout = "nt" if groups.form == "rows" else "tn"
+    return Workload(*groups.shape, layout=layout, grouping=str(groups.grouping))
+
+
+@cache
+def planned(groups: GroupedWorkload) -> Plan:
+    return plan([HOPPER_GROUPED], workload(groups), H100)
+
+
+WORKLOADS = parse("moe:4096:zipf,moe:65536:terms,8x1x64x64")
+MIXTRAL = GroupedWorkload(8, 65536, 28672, 4096)
+
+
+def of_tile(found: Plan, tile_m: int, tile_n: int) -> Candidate:
+    return next(
+        each
+        for each in found.ranked
+        if (each.footprint.tile_m, each.footprint.tile_n) == (tile_m, tile_n)
+    )
+
+
+def test_it_is_known_by_its_name() -> None:
+    assert of("hopper.grouped") == HOPPER_GROUPED
+
+
+def test_its_sources_are_those_of_its_ladder() -> None:
+    assert HOPPER_GROUPED.fingerprint == of("hopper.gemm").fingerprint
+
+
+@pytest.mark.parametrize("groups", WORKLOADS, ids=str)
+def test_the_rules_config_is_tried(groups: GroupedWorkload) -> None:
+    (own,) = [each for each in planned(groups).ranked if each.own]
+
+    problem = prune.grouped_problem(workload(groups))
+    assert own.config == host.config_for(problem, H100.sms)
+
+
+@pytest.mark.parametrize("groups", WORKLOADS, ids=str)
+def test_every_config_fits_beside_the_largest_schedule(groups: GroupedWorkload) -> None:
+    room = SHARED_MEMORY - 4 * host.MOST_GROUPS
+
+    assert all(each.config.shared_memory_bytes <= room for each in planned(groups).ranked)
+
+
+@pytest.mark.parametrize("groups", WORKLOADS, ids=str)
+def test_every_config_can_be_read_from_its_text(groups: GroupedWorkload) -> None:
+    module = HOPPER_GROUPED.load()
+    problem = prune.grouped_problem(workload(groups))
+
+    for each in planned(groups).ranked:
+        read = from_text(module.Config, each.text)
+        assert read == each.config
+        assert module.unsupported(problem, read) is None
+        assert host.variant_of(problem, read).config == module.compile_key(read)
+
+
+def test_tiles_clusters_and_stages_are_axes() -> None:
+    found = planned(MIXTRAL).ranked
+
+    assert {each.footprint.tile_m for each in found} == {64, 128, 192, 256}
+    assert {(each.footprint.cluster_m, each.footprint.cluster_n) for each in found} == {
+        (1, 1),
+        (2, 1),
+        (1, 2),
+    }
+    stages = {each.footprint.stages for each in found if each.footprint.tile_m == 128}
+    assert len(stages) > 2
+
+
+def test_tiles_are_not_wider_than_a_group() -> None:
+    found = planned(GroupedWorkload(8, 512, 96, 512)).ranked
+
+    assert {each.footprint.tile_n for each in found if not each.own} <= {64, 96}
+
+
+def test_it_needs_its_gpu() -> None:
+    with pytest.raises(ValueError, match=r"'hopper\.grouped' needs sm_90, but NVIDIA T4 is sm_75"):
+        plan([HOPPER_GROUPED], workload(MIXTRAL), gpu.imagined("t4"))
+
+
+def test_it_needs_16_bit_operands() -> None:
+    narrow = workload(MIXTRAL)
+
+    with pytest.raises(ValueError, match="of dtype bfloat16 or float16, but was given float32"):
+        plan([HOPPER_GROUPED], replace(narrow, dtype="float32", out_dtype=""), H100)
+
+
+def test_a_product_is_none_of_its_workloads() -> None:
+    with pytest.raises(ValueError, match=r"'hopper\.grouped' multiplies groups, but was given one"):
+        plan([HOPPER_GROUPED], Workload(64, 64, 64), H100)
+
+
+def test_a_kernel_of_products_takes_no_groups() -> None:
+    with pytest.raises(ValueError, match=r"'hopper\.gemm' multiplies no groups, but was given"):
+        plan([of("hopper.gemm")], workload(MIXTRAL), H100)
+
+
+# ---- the model
+def predicted(groups: GroupedWorkload, tile_m: int = 128, tile_n: int = 256) -> float:
+    footprint = of_tile(planned(MIXTRAL), tile_m, tile_n).footprint
+    return candidates.prediction(footprint, workload(groups), prune.machine_of(H100)).us
+
+
+def test_twice_the_rows_take_nearly_twice_as_long_where_products_bound() -> None:
+    half = predicted(replace(MIXTRAL, rows=32768))
+
+    assert predicted(MIXTRAL) == pytest.approx(2 * half, rel=0.05)
+
+
+def test_many_groups_of_few_rows_wait_for_their_weights() -> None:
+    """15 GB at 3.35 TB/s."""
+    few = GroupedWorkload(256, 4096, 4096, 7168)
+
+    assert 4500 < predicted(few) < 6500
+
+
+def test_skew_costs_time_where_a_tile_ends_with_a_group() -> None:
+    even = GroupedWorkload(128, 128 * 128, 1536, 2048)
+
+    assert predicted(replace(even, distribution="zipf")) > predicted(even)
+
+
+def test_groups_without_rows_are_not_loaded() -> None:
+    all_of_them = GroupedWorkload(256, 256, 4096, 7168)
+
+    assert predicted(replace(all_of_them, distribution="zipf")) < 0.9 * predicted(all_of_them)
+
+
+def test_small_tiles_waste_less_of_small_groups() -> None:
+    few, on = workload(GroupedWorkload(8, 512, 4096, 4096)), prune.machine_of(H100)
+    assert on is not None
+    useful = {
+        tile_m: candidates.efficiency(of_tile(planned(MIXTRAL), tile_m, 128).footprint, few, on)
+        for tile_m in (64, 128)
+    }
+
+    assert useful[64] > useful[128]

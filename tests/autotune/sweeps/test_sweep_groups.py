@@ -1,0 +1,88 @@
+"""Sweeps over groups, measured in this process and without a GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_process import measure_here
+
+from outblas.autotune import sweep
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.core.grouped_shapes import parse
+
+TARGET = TuneTarget("grouped", "support.grouped_kernel")
+TEXT = "4x24x16x8:zipf,4x24x16x8:terms"
+OPTIONS: dict[str, Any] = {"dtype": "float32", "gpus": "cpu", "top_k": 2}
+WORKLOADS = [
+    Workload(24, 16, 8, "float32", grouping="4:zipf"),
+    Workload(8, 16, 24, "float32", layout="tn", grouping="4:terms"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_here(monkeypatch)
+
+
+@pytest.mark.parametrize("shapes", [TEXT, parse(TEXT)], ids=["text", "workloads"])
+def test_a_sweep_finds_a_winner_for_each_workload(shapes: Any, path: Path) -> None:
+    found = sweep(TARGET, shapes, store=path, **OPTIONS)
+
+    assert found.failures == []
+    assert [winner.workload for winner in found.winners] == WORKLOADS
+
+
+def test_configs_with_faults_do_not_win(path: Path) -> None:
+    (outcome,) = sweep(TARGET, "4x24x16x8", store=path, **OPTIONS).outcomes
+
+    statuses = {trial.config: trial.status for trial in outcome.trials}
+    assert statuses["number=0,fault=wrong"] == "wrong"
+    assert statuses["number=0,fault=leave-out"] == "wrong"
+    assert statuses["number=0,fault=refuse"] == "refused"
+    assert outcome.winner is not None
+    assert outcome.winner.config.endswith("fault=")
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(path: Path) -> None:
+    sweep(TARGET, TEXT, store=path, **OPTIONS)
+
+    again = sweep(TARGET, TEXT, store=path, **OPTIONS)
+
+    assert [outcome.new for outcome in again.outcomes] == [0, 0]
+
+
+def test_results_are_exported_and_read_again(path: Path, tmp_path: Path) -> None:
+    sweep(TARGET, TEXT, store=path, **OPTIONS)
+    file = tmp_path / "sweep.jsonl"
+
+    with Store(path, read_only=True) as store:
+        transfer.export_store(store, file)
+
+    trials, winners = transfer.read(file)
+    assert {trial.workload for trial in trials} == set(WORKLOADS)
+    assert {winner.workload for winner in winners} == set(WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "options", "message"),
+    [
+        ("portable", "moe", {}, "kernel 'portable' multiplies no groups, but was given groups 8"),
+        ("hopper.grouped", 64, {}, "kernel 'hopper.grouped' multiplies groups, but was given one"),
+        (TARGET, "4x24", {}, "shapes is '4x24', expected N, MxNxK"),
+        (TARGET, "moe:gpt", {}, "shapes is 'moe:gpt', expected EXPERTSxROWSxNxK"),
+        (TARGET, TEXT, {"weights": "cold"}, "weights is 'cold', expected 'warm' for 4x24x16x8:"),
+        (TARGET, TEXT, {"layout": "tt"}, "layout is 'tt', expected nt or nn with grouping 4:zipf"),
+        (TARGET, TEXT, {"ranker": "heuristics"}, "ranker is 'heuristics', expected 'model' with"),
+    ],
+    ids=["kernel of products", "one product", "two sizes", "name", "cold", "layout", "ranker"],
+)
+def test_what_cannot_be_tuned_is_refused_before_it_begins(
+    kernel: Any, shapes: Any, options: dict[str, Any], message: str, path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sweep(kernel, shapes, store=path, **OPTIONS, **options)
+
+    assert not path.exists()

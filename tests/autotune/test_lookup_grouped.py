@@ -1,0 +1,172 @@
+"""What a grouped product takes from what was tuned: the nearest numbers of rows, in the order of
+the places. No GPU needed.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from support.known import H100, H200, SQUARE, Know, knowing, winner
+
+from outblas.autotune import automatic, lookup, lookup_grouped
+from outblas.autotune.search import prune
+from outblas.autotune.store.records import BestConfig, Workload
+from outblas.core.configs import to_text
+from outblas.core.epilogue import Epilogue
+from outblas.core.grouped import GroupedProblem
+from outblas.hopper.grouped import host
+
+ROWS = Workload(4096, 1536, 2048, grouping="128")
+TERMS = Workload(2048, 1536, 4096, layout="tn", grouping="128:terms")
+PROBLEM = prune.grouped_problem(ROWS)
+TEXTS = [to_text(config) for config in host._candidates()]
+
+
+@pytest.fixture
+def know(tmp_path: Path) -> Know:
+    """Makes the knowledge of a GPU from winners in its store, and from those that were shipped."""
+    return knowing(tmp_path)
+
+
+def won(i: int, workload: Workload = ROWS, **changes: Any) -> BestConfig:
+    """A winner of hopper.grouped with the config of that number."""
+    return winner(kernel="hopper.grouped", config=TEXTS[i], workload=workload, **changes)
+
+
+def asked(workload: Workload = ROWS, **changes: Any) -> GroupedProblem:
+    return dataclasses.replace(prune.grouped_problem(workload), **changes)
+
+
+def config(know: Know, *here: BestConfig, of: GroupedProblem = PROBLEM, **more: Any) -> int | None:
+    """The number of the config that a problem takes; None for none."""
+    text = lookup_grouped.chosen(know(*here, **more).grouped, of)
+    return TEXTS.index(text) if text else None
+
+
+def test_nothing_is_taken_where_nothing_is_known(know: Know) -> None:
+    assert config(know) is None
+
+
+@pytest.mark.parametrize("workload", [ROWS, TERMS], ids=str)
+def test_what_won_at_the_workload_is_taken(workload: Workload, know: Know) -> None:
+    assert config(know, won(3, workload), of=asked(workload)) == 3
+
+
+def test_the_nearest_number_of_rows_is_taken(know: Know) -> None:
+    near, far = (dataclasses.replace(ROWS, M=M) for M in (8192, 1500))
+
+    assert config(know, won(1, far), won(2, near)) == 2
+
+
+def test_rows_of_another_order_of_magnitude_say_nothing(know: Know) -> None:
+    assert config(know, won(1, dataclasses.replace(ROWS, M=65536))) is None
+
+
+def test_balanced_groups_come_before_skewed_ones(know: Know) -> None:
+    skewed = dataclasses.replace(ROWS, grouping="128:zipf")
+
+    assert config(know, won(1, skewed), won(2)) == 2
+    assert config(know, won(1, skewed)) == 1
+
+
+def test_another_model_of_gpu_comes_last(know: Know) -> None:
+    far = dataclasses.replace(ROWS, M=8192)
+
+    assert config(know, won(1, far), shipped=(won(2, gpu=H200),)) == 1
+    assert config(know, shipped=(won(2, gpu=H200),)) == 2
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        dataclasses.replace(ROWS, grouping="64"),
+        dataclasses.replace(ROWS, N=2048),
+        dataclasses.replace(ROWS, K=768),
+        dataclasses.replace(ROWS, out_dtype="float32"),
+        TERMS,
+    ],
+    ids=["groups", "N", "K", "result", "form"],
+)
+def test_other_products_say_nothing(workload: Workload, know: Know) -> None:
+    assert config(know, won(1, workload)) is None
+
+
+def test_16_bit_dtypes_and_layouts_are_alike(know: Know) -> None:
+    other = dataclasses.replace(ROWS, dtype="float16", out_dtype="", layout="nn")
+
+    assert config(know, won(1, other)) == 1
+
+
+def test_a_config_that_the_kernel_does_not_take_is_passed_over(know: Know) -> None:
+    broken = dataclasses.replace(won(1), config="tile_m=64,no_such_field=1")
+    near = dataclasses.replace(ROWS, M=4097)
+
+    assert config(know, broken, won(2, near)) == 2
+
+
+def test_products_take_nothing_from_groups(know: Know) -> None:
+    known = know(won(1), won(2, dataclasses.replace(ROWS, M=4096, N=4096, K=4096)))
+
+    assert known.entries == ()
+    assert known.choices(SQUARE) == ()
+    assert known.measured_gains(SQUARE) == {}
+
+
+# ---- the hook
+@pytest.fixture
+def tuned(know: Know, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Knowledge of one winner, on every device."""
+    known = know(won(3))
+    monkeypatch.setattr(lookup, "tuning_index", lambda device: known)
+    monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.usefixtures("tuned")
+def test_a_call_on_a_gpu_takes_what_was_tuned() -> None:
+    assert automatic.grouped_config(asked(device=CUDA)) == TEXTS[3]
+
+
+@pytest.mark.usefixtures("tuned")
+def test_zeroed_rows_behind_the_groups_change_nothing() -> None:
+    assert automatic.grouped_config(asked(device=CUDA, zero_tail=True)) == TEXTS[3]
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epilogue": Epilogue("relu")},
+        {"gathers": True},
+        {"scatters": True},
+        {"device": torch.device("cpu")},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_sweeps_do_not_measure_takes_nothing(changes: dict[str, Any]) -> None:
+    assert automatic.grouped_config(asked(**{"device": CUDA} | changes)) == ""
+
+
+@pytest.mark.usefixtures("tuned")
+def test_nothing_is_taken_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", "off")
+
+    assert automatic.grouped_config(asked(device=CUDA)) == ""
+
+
+def test_a_lookup_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
+
+    with pytest.warns(Warning, match="no tuning result of groups is used: no disk"):
+        assert automatic.grouped_config(asked(device=CUDA)) == ""
+
+
+def test_an_index_of_this_gpu_reads_groups_from_its_store(know: Know) -> None:
+    (entry,) = know(won(1)).grouped
+
+    assert (entry.kernel, entry.origin, entry.gpu) == ("hopper.grouped", lookup.HERE, H100.name)
