@@ -13,8 +13,8 @@ from ..core.grouped_shapes import Grouping
 from ..runtime import fallback
 from . import lookup
 from .lookup import REACH
-from .tuned_entries import COUSIN, TunedEntry
 from .search.target import HOPPER_GROUPED
+from .tuned_entries import COUSIN, TunedEntry
 
 _NARROW = ("bfloat16", "float16")
 

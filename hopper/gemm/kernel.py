@@ -543,13 +543,18 @@ class Gemm(tma_store.TmaStore):
         context = cta.context
         if context.warpgroup == 0:
             self.decrease_registers()
-            if context.warp == WarpRole.LOAD_A:
-                self.producer(cta, pipeline, WarpRole.LOAD_A)
-            if context.warp == WarpRole.LOAD_B:
-                self.producer(cta, pipeline, WarpRole.LOAD_B)
+            self.load(cta, pipeline)
         else:
             self.increase_registers()
             consumer_loop(cta, pipeline, context.warpgroup - 1)
+
+    @cute.jit
+    def load(self, cta: Cta, pipeline: GroupPipeline):
+        """Warpgroup 0: the warps that load."""
+        if cta.context.warp == WarpRole.LOAD_A:
+            self.producer(cta, pipeline, WarpRole.LOAD_A)
+        if cta.context.warp == WarpRole.LOAD_B:
+            self.producer(cta, pipeline, WarpRole.LOAD_B)
 
     @cute.jit
     def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):

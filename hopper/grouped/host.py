@@ -44,8 +44,6 @@ def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
-    if problem.gathers:
-        return "it supports no a_index, but was given one"
     if layouts.has_tail(problem) and _beside_the_product(problem):
         return (
             "it sets rows behind the last group to zero only without an epilogue and a scatter, "
@@ -54,10 +52,17 @@ def unsupported(problem: GroupedProblem) -> str | None:
     most = MOST_GROUPS - layouts.has_tail(problem)
     if problem.groups > most:
         return f"it supports {most} groups, but was given {problem.groups}"
-    if problem.K < 1 or max(problem.M, problem.N, problem.K) > bounds.LARGEST:
+    rows = layouts.rows_of_a(problem)
+    extents = problem.M, problem.N, problem.K, rows
+    if problem.K < 1 or max(extents) > bounds.LARGEST:
         return (
             f"it supports extents of 1 to {bounds.LARGEST}, but was given "
             f"{problem.M}x{problem.N}x{problem.K}"
+        )
+    if problem.gathers and (rows < 1 or rows * problem.a[0] // 8 >= 2**31):
+        return (
+            "it gathers from 1 or more rows, which span less than 2**34 elements, but was given "
+            f"{rows} rows with strides {problem.a}"
         )
     return _unusable_reason(problem)
 
@@ -124,9 +129,10 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     the weights, sums of few terms for the results to be written. Measured on an H100 (WORKLOG.md).
     """
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
-    small = [config for config in _candidates() if config.tile_m == 64]
+    candidates = _gathering() if problem.gathers else _candidates()
+    small = [config for config in candidates if config.tile_m == 64]
     best = min(
-        small if few_rows else _candidates(),
+        small if few_rows else candidates,
         key=lambda config: _predicted_cycles(config, problem, sms),
     )
     cycles, dram = _cycles(best, problem, sms)
@@ -149,6 +155,20 @@ def _candidates() -> tuple[HopperConfig, ...]:
         shaped = heuristic.shaped(base, tile_m, consumers, cluster_m, cluster_n)
         found.append(heuristic.filled(replace(shaped, tile_n=tile_n)))
     return tuple(found)
+
+
+@functools.cache
+def _gathering() -> tuple[HopperConfig, ...]:
+    """Returns the candidates for gathered rows. Those of a CTA are its own, so no cluster shares
+    them; the warps that gather need more registers than those that start TMA loads.
+    """
+    return tuple(
+        replace(config, producer_registers=56, consumer_registers=224)
+        if config.producer_registers
+        else config
+        for config in _candidates()
+        if config.cluster_n == 1
+    )
 
 
 def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[float, float]:
@@ -218,7 +238,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
         a: Tensor, b: Tensor, out: Tensor, offs: Tensor, tensors: GroupedTensors = NO_TENSORS
     ) -> None:
         compiled(
-            a.as_strided((problem.M, problem.K), strides_a),
+            a.as_strided((layouts.rows_of_a(problem), problem.K), strides_a),
             b.as_strided(whole_b, (*lead, *strides_b)),
             out,
             offs,
@@ -227,6 +247,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
             tensors.aux,
             tensors.scatter_index,
             tensors.scatter_weights,
+            tensors.a_index,
             clusters,
         )
 

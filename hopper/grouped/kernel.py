@@ -1,5 +1,6 @@
 """The kernel class of `hopper.grouped`."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,19 @@ from ..core.config import WARPGROUP
 from ..core.records import WarpContext, WarpRole
 from ..gemm import epilogue_store
 from ..gemm.kernel import Gemm, smem_tensor
+from ..gemm.pipeline import GroupPipeline
 from ..gemm.records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, TmaTensor
 from ..gemm.tma_load import WorkTileLoad
 from ..gemm.traits import batch_last, split_gated
-from . import schedule
+from . import gather, schedule
 from .schedule import GroupedParams, GroupedScheduler, GroupedWorkTile
 
 
 @dataclass(frozen=True)
 class GroupedLoads:
     """The loads of A and B by the CTA. Tiles of both begin at any row or column, so both are
-    partitioned for each work tile. The names are those of `gemm.records.OperandLoads`.
+    partitioned for each work tile. The names are those of `gemm.records.OperandLoads`. `stages`
+    points to the memory of all stages.
     """
 
     operand_a: TmaTensor
@@ -32,6 +35,7 @@ class GroupedLoads:
     sB: Any
     multicast_a: int
     multicast_b: int
+    stages: Any
 
 
 class Grouped(Gemm):
@@ -54,6 +58,8 @@ class Grouped(Gemm):
     group ends is loaded first, and the consumers clear what is not the group's (`gemm.term_mask`):
     all of them wait for its stage, write zeros, fence, and synchronise at ALL_CONSUMERS before they
     multiply.
+
+    Rows that an index chooses are copied by two more warps, as `gather` describes.
     """
 
     @cute.jit
@@ -68,6 +74,7 @@ class Grouped(Gemm):
         aux,
         scatter_index,
         scatter_weights,
+        a_index,
         clusters: Int32,
         stream,
     ):
@@ -75,7 +82,8 @@ class Grouped(Gemm):
 
         Ragged rows: a (M, K), b (groups, K, N), c (M, N). Ragged terms: a (M, K), b (K, N), c
         (groups, M, N). The others are None, or bias (groups, N), residual as c, aux as c,
-        scatter_index int32 (M), scatter_weights fp32 (M). For gated pairs b, bias and aux have
+        scatter_index int32 (M), scatter_weights fp32 (M), a_index int32 (M), with which a may have
+        any number of rows. For gated pairs b, bias and aux have
         twice as many columns as c.
         """
         config, traits = self.config, self.traits
@@ -96,9 +104,12 @@ class Grouped(Gemm):
             cute.fast_divmod_create_divisor_v2(divisor)
             for divisor in (columns, rows * columns, columns * schedule.band(config))
         )
+        extent = a.shape[1 if traits.masks_terms else 0]
+        if cutlass.const_expr(traits.gathers):
+            extent = a_index.shape[0]
         params = GroupedParams(
             offs,
-            a.shape[1 if traits.masks_terms else 0],
+            extent,
             rows,
             columns,
             by_columns,
@@ -106,6 +117,8 @@ class Grouped(Gemm):
             by_band,
             cute.ceil_div(a.shape[1], config.tile_k),
             clusters,
+            a if traits.gathers else None,
+            a_index,
             None,
         )
         tensors = EpilogueTensors(
@@ -164,9 +177,27 @@ class Grouped(Gemm):
             smem_tensor(stages + bytes_a, dtype, operand_b.layout),
             multicast_a,
             multicast_b,
+            stages,
         )
 
+    def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
+        pipeline = super().make_pipeline(barriers, coord)
+        if not self.traits.gathers:
+            return pipeline
+        config = self.config
+        bytes_b = config.stage_n * config.tile_k * 2
+        fields = {each.name: getattr(pipeline, each.name) for each in dataclasses.fields(pipeline)}
+        return gather.GatherPipeline(**fields | {"tx_bytes": bytes_b})
+
+    @cute.jit
+    def load(self, cta: Cta, pipeline: GroupPipeline):
+        Gemm.load(self, cta, pipeline)
+        if cutlass.const_expr(self.traits.gathers):
+            gather.run(cta, pipeline)
+
     def work_tile_load_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+        if self.traits.gathers:
+            return WorkTileLoad(None, (), None)  # others copy A
         loads, config, coord = cta.loads, cta.config, cta.coord
         parts = partition(
             loads.operand_a,

@@ -10,6 +10,11 @@ def has_tail(problem: GroupedProblem) -> bool:
     return problem.zero_tail and problem.form == "ragged_m"
 
 
+def rows_of_a(problem: GroupedProblem) -> int:
+    """Returns how many rows A has."""
+    return problem.rows_of_a if problem.gathers else problem.M
+
+
 def row_major(rows: int, columns: int, strides: Strides) -> tuple[int, int] | None:
     """Returns the strides with which TMA reads contiguous rows; None where it cannot. The stride of
     an extent of 1 can be chosen freely.
@@ -34,7 +39,7 @@ def matrix_strides(problem: GroupedProblem) -> list[tuple[int, int] | None]:
     multiples of 16 bytes of that one it would end the launch with an illegal instruction. So the
     ragged dimension must not be contiguous.
     """
-    shape_a, shape_b = (problem.M, problem.K), (problem.K, problem.N)
+    shape_a, shape_b = (rows_of_a(problem), problem.K), (problem.K, problem.N)
     if problem.form == "ragged_k":
         return [column_major(*shape_a, problem.a), row_major(*shape_b, problem.b)]
     along_n = row_major(*shape_b, problem.b)

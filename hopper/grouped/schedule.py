@@ -37,9 +37,9 @@ class GroupedParams(NamedTuple):
     offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension. rows,
     columns: of cluster tiles; with ragged rows, `rows` is not used. by_columns, by_matrix, by_band:
     divisors by the columns, by the tiles of a group with ragged terms, and by the tiles of `band`
-    rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. table: in
-    shared memory, int32 (capacity), what `make_tile_rows` or `make_order` writes; None before it
-    exists.
+    rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. a,
+    a_index: A and the index of its rows, where rows are gathered; else None. table: in shared
+    memory, int32 (capacity), what `make_tile_rows` or `make_order` writes; None before it exists.
     """
 
     offs: Any
@@ -51,6 +51,8 @@ class GroupedParams(NamedTuple):
     by_band: Any
     k_tiles: Any
     clusters: Any
+    a: Any
+    a_index: Any
     table: Any
 
 

@@ -34,6 +34,7 @@ class GroupedVariant(variant.Variant):
             f"residual_{t.residual}": t.residual,
             "aux": t.aux,
             "columns": t.by_columns,
+            "gathered": t.gathers,
             "scattered": t.scatters,
             "weighted": t.weighted,
         }
@@ -76,6 +77,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         form=problem.form,
         capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
         zero_tail=layouts.has_tail(problem),
+        gathers=problem.gathers,
         scatters=problem.scatters,
         weighted=problem.weighted,
     )
@@ -99,7 +101,7 @@ def _residual_access(problem: GroupedProblem, config: HopperConfig) -> str:
         return ""
     if problem.scatters:
         return "scattered"
-    if problem.exchanged:
+    if problem.exchanged or problem.gathers:  # whose stages have other arrivals
         return "matrix"
     stored, dtype = config.epilogue_config(problem.epilogue.gated), problem.out_dtype
     has_room = epilogue_load.subtiles_per_stage(config, stored, compile.NUMERIC[dtype]) > 0
@@ -159,15 +161,16 @@ class _Arguments:
     def matrices(self) -> list[Any]:
         """Returns A, B and the result."""
         made, is_ragged_k = self.made, self.made.traits.form == "ragged_k"
+        rows = cute.sym_int() if made.traits.gathers else self.M
         return [
-            self._matrix(made.dtype, (self.M, self.K), made.layout[0], 8, False),
+            self._matrix(made.dtype, (rows, self.K), made.layout[0], 8, False),
             self._matrix(made.dtype, (self.K, self.columns), made.layout[1], 8, not is_ragged_k),
             self._like_result(self.N),
         ]
 
     def epilogue_tensors(self) -> list[Any]:
-        """Returns the bias, the residual, aux, the index and the weights of a scatter; None for
-        those that the variant does not have.
+        """Returns the bias, the residual, aux, the index and the weights of a scatter, the index of
+        a gather; None for those that the variant does not have.
         """
         traits = self.made.traits
         return [
@@ -176,6 +179,7 @@ class _Arguments:
             self._aux() if traits.aux else None,
             self.vector(cutlass.Int32, self.M) if traits.scatters else None,
             self.vector(cutlass.Float32, self.M) if traits.weighted else None,
+            self.vector(cutlass.Int32, self.M) if traits.gathers else None,
         ]
 
     @staticmethod

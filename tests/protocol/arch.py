@@ -42,6 +42,7 @@ class Arch(Opaque):
                 lambda: barrier.passes(parity),
                 lambda: f"{barrier.name}, parity {parity} in phase {barrier.phase}",
             )
+        agent.seen[barrier] = barrier.phase
 
     def mbarrier_arrive(self, pointer, rank=None):
         agent = state.machine.agent
@@ -122,6 +123,43 @@ class Arch(Opaque):
         for write in agent.unfenced:
             write.fenced = True
         agent.unfenced = []
+        copied, agent.cta.copied = agent.cta.copied, []
+        for copy in copied:
+            copy.fenced = agent.seen.get(copy.barrier, 0) > copy.phase
+            if not copy.fenced:
+                agent.cta.copied.append(copy)
+
+    def cp_async_mbarrier_arrive_noinc(self, pointer):
+        """Arrives when what the agent has copied so far has landed."""
+        agent = state.machine.agent
+        agent.pause()
+        barrier = agent.cta.barrier(pointer.address)
+        for copy in agent.copies:
+            if copy.barrier is None:
+                copy.barrier, copy.phase = barrier, barrier.phase
+        on_their_way = [copy for copy in agent.copies if not copy.landed]
+        agent.copies = on_their_way.copy()
+        left = len(on_their_way)
+
+        def landed():
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                barrier.arrive(32)
+
+        for copy in on_their_way:
+            copy.then.append(landed)
+        if not on_their_way:
+            landed()
+
+    def cp_async_commit_group(self):
+        """All copies are of one group here."""
+
+    def cp_async_wait_group(self, count):
+        agent = state.machine.agent
+        agent.copies_landed.wait(
+            agent, lambda: all(copy.landed for copy in agent.copies), lambda: "its copies"
+        )
 
     def fence_acq_rel_gpu(self):
         """What this agent has written, and what it learned of by barriers, is visible to all."""

@@ -507,6 +507,9 @@ def adapt(name, module):
             module.store_rows = _of_grouped("store_rows")
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
+        case "grouped.gather":
+            for name in ("row_offsets", "copy_k_tile"):
+                setattr(module, name, _of_grouped(name))
         case "grouped.schedule":
             for name in ("make_tile_rows", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))

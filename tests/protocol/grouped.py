@@ -15,6 +15,7 @@ from . import dsl, state
 from .fault import ProtocolFault
 from .launch import Launch, modules
 from .machine import Timing
+from .memory import Copy, InFlight
 from .tensors import Shared
 
 
@@ -204,6 +205,7 @@ def simulate_grouped(
             gated=case.halves == 2,
             residual="staged" if "residual" in case.epilogue else "",
             aux="staged" if "aux" in case.epilogue else "",
+            gathers="gather" in case.epilogue,
             scatters="scatter" in case.epilogue,
         )
     )
@@ -232,6 +234,7 @@ def simulate_grouped(
         like_result("aux", wide),
         range(case.extent) if "scatter" in case.epilogue else None,
         None,
+        dsl.Matrix("index", (case.extent,)) if "gather" in case.epilogue else None,
         case.clusters,
         None,
     )
@@ -293,6 +296,42 @@ def clear_terms(operand, stage, terms, thread, threads):
         tag = ("cleared", region.tag, terms)
         memory.write(max(region.low, begin), min(region.high, end), tag, write)
         agent.unfenced.append(write)
+
+
+def row_offsets(cta, work):
+    """The model's index names every row itself."""
+    state.machine.agent.pause("global read")
+    return work.row
+
+
+def copy_k_tile(cta, row, k_tile, stage):
+    """A warp copies its part of a k tile, which lands some time."""
+    agent, machine = state.machine.agent, state.machine
+    agent.pause("issue")
+    low, high = cta.loads.sA[None, None, stage].range()
+    half = (high - low) // 2
+    low, high = (low, low + half) if agent.warp == 2 else (low + half, high)
+    tag, copy, memory = (
+        ("A@0", (row, k_tile * cta.config.tile_k)),
+        Copy(agent.name),
+        agent.cta.memory,
+    )
+    in_flight = InFlight(tag)
+    memory.write(low, high, in_flight, copy)
+
+    def land():
+        agent.cta.check_present(f"a copy of {agent.name}")
+        if memory.in_range(low, high) != [in_flight]:
+            raise ProtocolFault("overwritten", f"{tag} lands where something else is")
+        memory.write(low, high, tag, copy)
+        copy.landed = True
+        agent.cta.copied.append(copy)
+        for then in copy.then:
+            then()
+        agent.copies_landed.changed()
+
+    agent.copies.append(copy)
+    machine.after(machine.timing.delay("copy", agent.name), land)
 
 
 def store_rows(tile, stores, number, buffer):

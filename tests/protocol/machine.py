@@ -13,7 +13,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from .fault import ProtocolFault
-from .memory import SharedMemory, Write
+from .memory import Copy, SharedMemory, Write
 
 Operands = tuple[tuple[tuple[int, int], ...], ...]  # the ranges of bytes of each
 WARPGROUP = 128
@@ -169,6 +169,7 @@ class Cta:
         self.named: defaultdict[int, NamedBarrier] = defaultdict(NamedBarrier)
         self.warpgroups: dict[int, Warpgroup] = {}
         self.agents: list[Agent] = []
+        self.copied: list[Copy] = []  # which has landed, and nobody has fenced
         self.threads = 0
         self.left = 0
         self.ended = False
@@ -291,6 +292,11 @@ class Agent:
         self.sent = 0  # arrivals at other CTAs' barriers that are on their way
         self.sent_performed = Waiting()
         self.unfenced: list[Write] = []
+        self.copies: list[Copy] = []  # of cp.async
+        self.copies_landed = Waiting()
+        self.seen: dict[
+            Barrier, int
+        ] = {}  # of the mbarriers it has waited at, how many phases ended
         self.observed: set = set()  # writes to global memory that a fence of this agent publishes
 
     @property

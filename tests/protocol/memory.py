@@ -1,6 +1,7 @@
 """Shared and global memory of the model: what lies where, who reads it, and whether it may."""
 
 import itertools
+from collections.abc import Callable
 
 from .fault import ProtocolFault
 
@@ -12,6 +13,21 @@ class Write:
 
     def __init__(self, agent: str):
         self.agent, self.fenced = agent, False
+
+
+class Copy(Write):
+    """What a thread's cp.async writes. wgmma may read it once a thread has fenced that knows, by
+    the phase of a barrier at which the copy arrives, that it has landed.
+    """
+
+    __slots__ = ("barrier", "landed", "phase", "then")
+
+    def __init__(self, agent: str):
+        super().__init__(agent)
+        self.landed = False
+        self.barrier: object = None
+        self.phase = 0
+        self.then: list[Callable[[], None]] = []
 
 
 class Region:

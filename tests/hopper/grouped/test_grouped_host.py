@@ -34,7 +34,7 @@ def problem(
 ) -> GroupedProblem:
     """Returns a product of packed tensors, of which B has N columns. `layout`: of A and B, n
     row-major, t transposed; by default that which the kernel takes. `has`: any of bias, residual,
-    aux, scatter and weights.
+    aux, scatter, weights and gather.
     """
     layout = layout or {"ragged_m": "nt", "ragged_k": "tn"}[form]
     a = (K, 1) if layout[0] == "n" else (1, M)
@@ -68,6 +68,8 @@ def problem(
         (16, 16, 16),
         zero_tail,
         epilogue=epilogue,
+        rows_of_a=1000 if "gather" in has else M,
+        gathers="gather" in has,
         scatters="scatter" in has,
         weighted="weights" in has,
     )
@@ -109,6 +111,9 @@ def with_view(
         problem("ragged_k", activation="swiglu", has="bias residual aux"),
         problem(activation="swiglu", has="scatter weights residual aux"),
         problem("ragged_k", zero_tail=True, has="bias"),
+        problem(activation="swiglu", has="gather scatter weights residual aux bias"),
+        problem(has="gather", zero_tail=True),
+        replace(problem(has="gather"), rows_of_a=1, a=(3, 1)),
         problem(N=24, activation="geglu", out_dtype=F32),
         with_view(problem(has="residual"), "residual", (0, 0), 2),
         ragged_n(),
@@ -123,7 +128,12 @@ def test_supported(given: GroupedProblem) -> None:
     ("given", "reason"),
     [
         (problem(dtype=F32, out_dtype=F32), "it supports bfloat16 and float16, but was given"),
-        (replace(problem(), gathers=True), "it supports no a_index"),
+        (replace(problem(has="gather"), rows_of_a=0), "1 or more rows.*was given 0 rows"),
+        (
+            replace(problem(has="gather"), rows_of_a=2**24, a=(2**10, 1)),
+            r"span less than 2\*\*34 elements, but was given 16777216 rows",
+        ),
+        (replace(problem(has="gather"), a=(1, 1000)), "mat_a has strides"),
         (problem(zero_tail=True, has="bias"), "only without an epilogue .* was given bias"),
         (problem(zero_tail=True, has="scatter"), "only without .* was given scatter_index"),
         (
@@ -306,8 +316,17 @@ EPILOGUES = {
     "scatter": problem(has="scatter"),
     "scatter, fp32": problem(has="scatter", out_dtype=F32),
     "scatter, with all": problem(activation="swiglu", has=f"scatter weights {ALL}"),
+    "gather": problem(has="gather"),
+    "gather, gated": problem(activation="swiglu", has="gather bias aux"),
+    "gather, with all": problem(activation="swiglu", has=f"gather scatter weights {ALL}"),
 }
-IN_CI = ("ragged columns", "gated, with all", "gated, with all, of terms", "scatter, with all")
+IN_CI = (
+    "ragged columns",
+    "gated, with all",
+    "gated, with all, of terms",
+    "scatter, with all",
+    "gather, gated",
+)
 
 
 @pytest.mark.compile
@@ -315,12 +334,30 @@ IN_CI = ("ragged columns", "gated, with all", "gated, with all, of terms", "scat
     "name", [n if n in IN_CI else pytest.param(n, marks=pytest.mark.slow) for n in EPILOGUES]
 )
 def test_no_epilogue_spills(name: str) -> None:
-    made = variant_of(EPILOGUES[name], host._candidates()[0])
+    candidates = host._gathering() if EPILOGUES[name].gathers else host._candidates()
+    made = variant_of(EPILOGUES[name], candidates[0])
 
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
     assert "serialized" not in code.log
+
+
+@pytest.mark.compile
+def test_gathered_rows_are_copied_16_bytes_at_a_time() -> None:
+    """B still comes by TMA, to both CTAs of the cluster."""
+    made = variant_of(problem(has="gather"), host._gathering()[0])
+
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
+
+    assert code.ptx.count("cp.async.cg.shared.global") == 128 * 8 // 64
+    assert "cp.async.mbarrier.arrive.noinc.shared" in code.ptx
+    assert "multicast::cluster" in code.ptx
+
+
+def test_gathering_clusters_share_no_rows() -> None:
+    assert {config.cluster_n for config in host._gathering()} == {1}
+    assert host.config_for(problem(has="gather", M=65536, groups=128), SMS) in host._gathering()
 
 
 @pytest.mark.compile

@@ -95,6 +95,41 @@ def test_scattered_rows_are_those_of_their_group(tile: str, epilogue: str) -> No
         runs_clean(case_of(TILES[tile], "ragged_m", ends, epilogue=epilogue), seed)
 
 
+GATHERING = {name: config for name, config in TILES.items() if config.cluster_n == 1}
+
+
+@pytest.mark.parametrize("ends", [pytest.param(v, id=k) for k, v in ENDS.items()])
+@pytest.mark.parametrize("tile", GATHERING)
+def test_gathered_rows_are_those_of_their_group(tile: str, ends: tuple[int, ...]) -> None:
+    for seed in range(3):
+        runs_clean(case_of(GATHERING[tile], "ragged_m", ends, epilogue="gather"), seed)
+
+
+@pytest.mark.parametrize("tile", GATHERING)
+def test_gathered_rows_with_all_else(tile: str) -> None:
+    for seed in range(3):
+        case = case_of(GATHERING[tile], "ragged_m", (100, 100, 333), True, "gather")
+        runs_clean(case, seed)
+        for other in ("gated aux", "scatter aux"):
+            case = case_of(GATHERING[tile], "ragged_m", (1, 200), epilogue=f"gather {other}")
+            runs_clean(case, seed)
+
+
+def test_gathered_rows_walk_k_as_their_weights_do() -> None:
+    """In both directions, which change after eight columns of tiles."""
+    case = case_of(OWN, "ragged_m", (70, 400), epilogue="gather")
+
+    runs_clean(replace(case, N=10 * OWN.tile_n), seed=1)
+
+
+@pytest.mark.parametrize("slow", ["copy", "load B", "wgmma", "store", "wake", "global read"])
+@pytest.mark.parametrize("tile", ["B multicast", "few stages"])
+def test_gathered_rows_with_one_kind_of_long_delay(tile: str, slow: str) -> None:
+    case = case_of(GATHERING[tile], "ragged_m", (70, 130, 400), epilogue="gather")
+    for seed in range(1, 4):
+        runs_clean(case, seed, slow={slow: 100_000.0})
+
+
 @pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
 @pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
 def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(form: str, slow: str) -> None:
@@ -183,6 +218,39 @@ FAULTS = {
 
 
 EPILOGUE_FAULTS = {
+    "consumers multiply rows that they have not fenced": (
+        "gather",
+        Change(
+            "grouped.gather", '        cute.arch.fence_proxy("async.shared", space="cta")\n', ""
+        ),
+        {"early read"},
+    ),
+    "consumers fence before they wait": (
+        "gather",
+        Change(
+            "grouped.gather",
+            "        GroupPipeline.consumer_wait(self, state)\n"
+            '        cute.arch.fence_proxy("async.shared", space="cta")\n',
+            '        cute.arch.fence_proxy("async.shared", space="cta")\n'
+            "        GroupPipeline.consumer_wait(self, state)\n",
+        ),
+        {"early read"},
+    ),
+    "a stage is full without its gathered rows": (
+        "gather",
+        Change("grouped.gather", '{"full": counts["full"] + THREADS}', '{"full": counts["full"]}'),
+        {"arrivals", "early read", "wrong result", "overwritten"},
+    ),
+    "rows are gathered over a stage that is still read": (
+        "gather",
+        Change("grouped.gather", "            pipeline.producer_acquire(state)\n", ""),
+        {"overwritten", "arrivals", "early read", "wrong result", "deadlock"},
+    ),
+    "a stage waits for the bytes of rows that are gathered": (
+        "gather",
+        Change("grouped.kernel", 'fields | {"tx_bytes": bytes_b}', "fields"),
+        {"deadlock"},
+    ),
     "x of a tile in which a group ends is stored by TMA": (
         "aux",
         Change(

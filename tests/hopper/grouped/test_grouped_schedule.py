@@ -179,6 +179,8 @@ def params_of(launch: Launch, functions: SimpleNamespace) -> Any:
         by_band=Word(columns * functions.band(config)),
         k_tiles=Word(-(-launch.K // config.tile_k)),
         clusters=Word(launch.clusters),
+        a=None,
+        a_index=None,
         table=[Word(-1)] * launch.traits.capacity,
     )
 
