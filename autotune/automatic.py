@@ -23,7 +23,7 @@ from ..core.problem import Problem
 from ..core.steps import Steps
 from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
-from . import lookup, named_configs
+from . import lookup, lookup_grouped, named_configs
 from .lookup import TuningIndex
 from .named_configs import Choice
 from .search.target import TuneTarget

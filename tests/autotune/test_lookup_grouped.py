@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.known import H100, H200, SQUARE, Know, knowing, winner
 
-from outblas.autotune import automatic, lookup, lookup_grouped
+from outblas.autotune import automatic, lookup, lookup_grouped, tuned_entries
 from outblas.autotune.search import prune
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.core.configs import to_text
@@ -169,4 +169,8 @@ def test_a_lookup_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_index_of_this_gpu_reads_groups_from_its_store(know: Know) -> None:
     (entry,) = know(won(1)).grouped
 
-    assert (entry.kernel, entry.origin, entry.gpu) == ("hopper.grouped", lookup.HERE, H100.name)
+    assert (entry.kernel, entry.origin, entry.gpu) == (
+        "hopper.grouped",
+        tuned_entries.HERE,
+        H100.name,
+    )
