@@ -15,7 +15,7 @@ from ...hopper.core.config import SHARED_MEMORY, HopperConfig, compile_key
 from ...hopper.core.search_space import footprint_of
 from ...hopper.gemm import heuristic
 from ...hopper.gemm.kernel import Config as Config
-from ...hopper.grouped import host
+from ...hopper.grouped import host, variant
 from ...hopper.grouped.kernel import Grouped
 from ...hopper.grouped.traits import CAPACITIES
 
@@ -59,7 +59,7 @@ def precompile(problem: GroupedProblem, config: HopperConfig, arch: int) -> None
     """
     if arch != 90:
         raise ValueError(f"arch is {arch}, expected 90")
-    host.load(host.variant_of(problem, config))
+    variant.load(variant.variant_of(problem, config))
 
 
 def _configs(own: HopperConfig) -> Iterator[HopperConfig]:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ...core import configs
 from ...core.epilogue import View
 from ...core.grouped import NO_TENSORS, GroupedProblem, GroupedTensors
+from ...runtime import hooks
 from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import HopperConfig
@@ -215,14 +217,22 @@ def run(
     launch(problem)(a, b, out, offs, tensors)
 
 
+def _tuned(problem: GroupedProblem) -> HopperConfig | None:
+    """Returns the config that a sweep found for a product, on this machine or in a table that ships
+    with outblas; None where there is none.
+    """
+    text = hooks.tuner.get().grouped_config(problem)
+    return configs.from_text(Config, text) if text else None
+
+
 # As many shapes as a model with experts has, many times over.
 @functools.lru_cache(maxsize=4096)
 def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     """Returns the function that launches the kernel for a supported product with a config, by
-    default that of `config_for`.
+    default one that was tuned for it, else that of `config_for`.
     """
-    sms = tile_order.clusters(problem.device, 0, 1)
-    config = config or config_for(problem, sms)
+    if config is None:
+        config = _tuned(problem) or config_for(problem, tile_order.clusters(problem.device, 0, 1))
     made = variant_of(problem, config)
     if torch.cuda.is_current_stream_capturing() and not compile.is_loaded(made):
         raise not_ready()

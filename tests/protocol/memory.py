@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 from .fault import ProtocolFault
 
@@ -25,7 +26,7 @@ class Copy(Write):
     def __init__(self, agent: str):
         super().__init__(agent)
         self.landed = False
-        self.barrier: object = None
+        self.barrier: Any = None
         self.phase = 0
         self.then: list[Callable[[], None]] = []
 

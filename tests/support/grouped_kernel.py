@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outblas.core.grouped import GroupedProblem
+from outblas.core import grouped
+from outblas.core.grouped import NO_TENSORS, GroupedProblem
 from outblas.core.space import Space
 from outblas.torch_ops.grouped_mm import by_torch
 from support.faulty_kernel import space_of
@@ -32,7 +33,9 @@ def plan(problem: GroupedProblem, config: Config) -> Callable[..., None]:
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offs: torch.Tensor) -> None:
         if (a.stride(), b.stride(), out.stride()) != (problem.a, problem.b, problem.out):
             raise ValueError("the tensors lie otherwise than was planned for")
-        found = by_torch(a.float(), b.float(), offs, None, torch.float32)
+        found = out.float()
+        checked = grouped.check(a.float(), b.float(), offs, NO_TENSORS, "", torch.float32)
+        by_torch(checked, a.float(), b.float(), offs, found, NO_TENSORS, "")
         if config.fault == "wrong":
             found[-1, ..., -1] += 1
         if config.fault == "leave-out":
