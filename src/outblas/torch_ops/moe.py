@@ -170,7 +170,7 @@ def _first_product(
 
 
 def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
-    """Returns what `moe_mlp_forward` does; without `keep` the result is its only valid element."""
+    """Returns what `moe_mlp_forward` does; without `keep`, rows have no elements."""
     x, gate_up, down, expert_index, weights, activation, gate_up_bias, down_bias = completed(given)
     layer = moe.check(*completed(given))
     index = expert_index.contiguous()
@@ -178,6 +178,8 @@ def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
     tokens = x.contiguous()
     rows = _run(layer, x.device, lambda p: p.dispatch(tokens, row_of_slot))
     inner, before = _first_product(rows, gate_up, offs, gate_up_bias, activation, keep)
+    if not keep:
+        rows = before  # frees as much memory as the second product takes
     results = _product(inner, down, offs, down_bias)
     shares = weights.contiguous()
     out = _run(layer, x.device, lambda p: p.combine(results, row_of_slot, shares))
