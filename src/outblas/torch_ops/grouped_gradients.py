@@ -18,8 +18,8 @@ import torch
 
 from ..core.compat.torch_private import from_below
 from ..core.epilogue import composed
-from ..core.grouped import Form
-from . import ops
+from ..core.grouped import NO_TENSORS, Form
+from . import grouped_plans, ops
 from .autograd import gradient_of_x, without_gradients
 from .autograd_levels import autograd_kernel, within_forward
 from .schema import ARGUMENTS, library
@@ -146,9 +146,16 @@ def _products(offs: Tensor | None, kernel_name: str) -> Callable[..., Tensor]:
         result: Tensor
         if rows:
             result = ops.grouped_gemm(a, b, offs, None, None, *rows, "", *choice)
-        else:
+            return result
+        if torch.compiler.is_dynamo_compiling():
             result = ops.grouped_mm(a, b, offs, None, *choice)
-        return result
+            return result
+        call = a, b, offs, NO_TENSORS, ("", *choice)
+        found = grouped_plans.run(*call)
+        if found is None:
+            found = ops.grouped_mm(a, b, offs, None, *choice)
+            grouped_plans.remember_call(*call)
+        return found
 
     return product
 

@@ -27,6 +27,7 @@ _ATEN_CHOICE = "src/outblas/torch_ops/aten_choice.py"
 ENABLE = (Check("test_enable.py"),)
 ENABLED_FP8 = (Check("test_enable_scaled.py"),)
 ENABLED_GROUPED = (Check("test_enable_grouped.py"),)
+GROUPED_CHOICE = (Check("test_enable_grouped_choice.py"),)
 _ATEN_GROUPED = "src/outblas/torch_ops/aten_grouped.py"
 GROUPED_PLANS = (Check("test_grouped_plans.py"),)
 _GROUPED_PLANS = "src/outblas/torch_ops/grouped_plans.py"
@@ -399,7 +400,7 @@ FAULTS = (
         _ATEN_GROUPED,
         "        if reason := slower_reason(product, rules.min_gain):\n",
         "        if reason := slower_reason(product, 0):\n",
-        ENABLED_GROUPED,
+        GROUPED_CHOICE,
         "A grouped product that was measured to be slower than torch's is taken.",
     ),
     Fault(
@@ -407,7 +408,7 @@ FAULTS = (
         _ATEN_CALLS,
         "            raise invariance.unsupported(GROUPED_NOT_INVARIANT)\n",
         "            pass\n",
-        ENABLED_GROUPED,
+        GROUPED_CHOICE,
         "Batch invariance is promised, and torch computes a grouped product.",
     ),
     Fault(
