@@ -49,8 +49,12 @@ def store_rows(
     thread = copy.get_slice(consumer.context.thread % WARPGROUP)
     source = thread.partition_S(writer.buffers[None, None, buffer])
     coord = thread.partition_S(cute.make_identity_tensor((64, columns)))
-    for m in cutlass.range_constexpr(cute.size(source, mode=[1])):
-        to = row_to_store(tile, stores, row + coord[0, m, 0][0])
+    rows = [
+        row_to_store(tile, stores, row + coord[0, m, 0][0])
+        for m in range(cute.size(source, mode=[1]))
+    ]  # all of them first, because an index comes from memory
+    for m in cutlass.range_constexpr(len(rows)):
+        to = rows[m]
         for n in cutlass.range_constexpr(cute.size(source, mode=[2])):
             c = column + coord[0, m, n][1]
             if to >= 0 and to < M and c < N:
@@ -72,10 +76,10 @@ def row_to_store(tile: EpilogueTile, stores: cutlass.Constexpr, row):
     """Returns the row in which row `row` of the product is stored. It is negative for one that is
     not the group's, and outside of C where its index is.
     """
-    to = Int32(-1)
-    if row < tile.work.end_row:
-        if cutlass.const_expr(scatters(tile, stores)):
-            to = tile.epilogue.tensors.scatter_index[row]
-        else:
-            to = row
+    to = row
+    if cutlass.const_expr(scatters(tile, stores)):
+        last = tile.epilogue.extents[0] - 1
+        to = tile.epilogue.tensors.scatter_index[cutlass.min(row, last)]
+    if row >= tile.work.end_row:
+        to = Int32(-1)
     return to

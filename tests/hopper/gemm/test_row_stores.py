@@ -112,7 +112,7 @@ def copies(
         make_tensor=lambda at, layout: at.at,
         rank=lambda target: 1 + target.halves,
     )
-    cutlass = SimpleNamespace(const_expr=bool, range_constexpr=range, Constexpr=object)
+    cutlass = SimpleNamespace(const_expr=bool, range_constexpr=range, min=min, Constexpr=object)
     tree = ast.parse(Path(row_stores.__file__).read_text(encoding="utf-8"))
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     made: dict[str, Any] = {"cute": cute, "cutlass": cutlass, "Int32": int, "EpilogueTile": object}

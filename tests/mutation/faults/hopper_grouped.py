@@ -38,8 +38,8 @@ FAULTS = (
     Fault(
         "grouped_row_behind_the_end_is_stored",
         _ROWS,
-        "if row < tile.work.end_row:",
-        "if row <= tile.work.end_row:",
+        "if row >= tile.work.end_row:",
+        "if row > tile.work.end_row:",
         ROWS,
         "The first row of the next group is written over.",
     ),
