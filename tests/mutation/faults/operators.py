@@ -64,7 +64,7 @@ FAULTS = (
     Fault(
         "fused_past_a_hook",
         _FUSION,
-        'not any(_has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))',
+        'not any(has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))',
         "True",
         FUSED,
         "A hook on a layer of a fused MLP is not called.",
