@@ -30,12 +30,19 @@ class Call:
     activation: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
+    def offs(self) -> Tensor | None:
+        """Returns the ends of the groups, on the device of the operands."""
+        if self.form == "batch":
+            return None
+        return torch.tensor(ENDS, dtype=torch.int32, device=self.tensors["mat_a"].device)
+
     def run(self, **more: Any) -> Tensor:
         """Calls `grouped_mm`."""
-        ends = torch.tensor(ENDS, dtype=torch.int32)
-        offs = None if self.form == "batch" else ends
-        given: dict[str, Any] = {"activation": self.activation or None, "offs": offs}
-        return outblas.grouped_mm(**self.tensors, **self.options, **given, **more)
+        given: dict[str, Any] = {**self.tensors, **self.options, **more}
+        given.setdefault("activation", self.activation or None)
+        if "offs" not in given:
+            given["offs"] = self.offs()
+        return outblas.grouped_mm(**given)
 
     def with_tensors(self, **tensors: Tensor) -> "Call":
         return replace(self, tensors=self.tensors | tensors)

@@ -70,7 +70,8 @@ class GroupedProblem:
     rows_of_a: the rows of A: M, or where `gathers` how many rows `a_index` chooses from.
     gathers, scatters, weighted: whether there are `a_index`, `scatter_index`, `scatter_weights`.
     alignment: of a, b, out, the largest power of two up to 16 that divides the address in bytes.
-    zero_tail: rows of out beyond the last group are set to zero; otherwise they stay as they are.
+    zero_tail: rows beyond the last group are stored as zeros, where they would be stored; otherwise
+        nothing is. They have no epilogue, and aux stays as it is.
     exchanged: a is the caller's mat_b, transposed, and b the mat_a.
     """
 

@@ -6,6 +6,7 @@ from . import (
     caches,
     gluon_kernels,
     grouped,
+    grouped_operator,
     hopper_epilogue,
     hopper_grouped,
     host,
@@ -31,4 +32,5 @@ FAULTS: tuple[Fault, ...] = (
     *grouped.FAULTS,
     *moe.FAULTS,
     *hopper_grouped.FAULTS,
+    *grouped_operator.FAULTS,
 )
