@@ -1,89 +1,170 @@
-"""Calls of `torch.nn.functional.grouped_mm` in all its forms, and the rules by which `enable` lets
-them run on a CPU.
+"""Calls of `grouped_mm` with epilogue, gather and scatter, and what they are to return: products of
+single groups and torch functions on them, one after the other.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from outblas.torch_ops.aten import Enabled, Rules
+import outblas
+from outblas.core.epilogue import composed, glu_split
+from outblas.core.grouped import Form
 
 Tensor = torch.Tensor
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-DTYPES = (BF16, FP16, FP32)
+
+FORMS: tuple[Form, ...] = ("ragged_m", "ragged_n", "ragged_k")
+ENDS = (0, 5, 5, 17, 21)  # of five groups, two of them empty
+EXTENT = 24  # of the dimension that is divided: three more than belong to groups
+ROWS_OF_A = 10  # that `a_index` chooses from
+FLOATING = "mat_a", "mat_b", "bias", "residual", "scatter_weights"
 
 
-def rules(**changes: Any) -> Rules:
-    """Products on the CPU run on `portable`, with these changes."""
-    plain = Rules(DTYPES, min_flops=0, min_gain=0, filter=None)
-    return plain._replace(**{"key": "CPU", "kernel": "portable"} | changes)
+@dataclass(frozen=True)
+class Call:
+    """The tensors of a call by name, and its other arguments."""
+
+    form: Form
+    tensors: dict[str, Tensor]
+    activation: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, **more: Any) -> Tensor:
+        """Calls `grouped_mm`."""
+        ends = torch.tensor(ENDS, dtype=torch.int32)
+        offs = None if self.form == "batch" else ends
+        given: dict[str, Any] = {"activation": self.activation or None, "offs": offs}
+        return outblas.grouped_mm(**self.tensors, **self.options, **given, **more)
+
+    def with_tensors(self, **tensors: Tensor) -> "Call":
+        return replace(self, tensors=self.tensors | tensors)
+
+    def wide(self) -> "Call":
+        """Returns the call in float64."""
+        wide = {n: t.double() if n in FLOATING else t for n, t in self.tensors.items()}
+        return replace(self, tensors=wide)
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """Returns the product with its bias, and the result. What the call leaves undefined, or
+        does not write, is NaN.
+        """
+        x = self._product()
+        y = composed(x, self.activation, None)
+        weights, place = self.tensors.get("scatter_weights"), self.tensors.get("scatter_index")
+        if weights is not None:
+            y = y * weights[: ENDS[-1]].unsqueeze(1)
+        residual = self.tensors.get("residual")
+        if place is None:
+            y = self._padded(y)
+            return self._padded(x), y if residual is None else y + residual
+        place = place[: ENDS[-1]]
+        is_inside = (place >= 0) & (place < EXTENT)
+        place, y = place[is_inside].long(), y[is_inside]
+        out = torch.full((EXTENT, y.shape[1]), torch.nan, dtype=y.dtype)
+        out = out.index_put((place,), y if residual is None else y + residual[place])
+        return self._padded(x), out
+
+    def _padded(self, t: Tensor) -> Tensor:
+        """Adds what belongs to no group."""
+        if self.form in ("ragged_k", "batch"):
+            return t
+        dim = 0 if self.form == "ragged_m" else 1
+        shape = list(t.shape)
+        shape[dim] = EXTENT - ENDS[-1]
+        return torch.cat([t, torch.full(shape, torch.nan, dtype=t.dtype)], dim)
+
+    def _product(self) -> Tensor:
+        """Returns the product with its bias, of what belongs to groups."""
+        a, b = self.tensors["mat_a"], self.tensors["mat_b"]
+        if "a_index" in self.tensors:
+            a = a[self.tensors["a_index"].clamp(0, a.shape[0] - 1).long()]
+        parts = []
+        for group, (i, j) in enumerate(zip((0, *ENDS[:-1]), ENDS, strict=True)):
+            match self.form:
+                case "ragged_m":
+                    part = a[i:j] @ b[group]
+                case "ragged_n":
+                    part = a[group] @ b[:, i:j]
+                case "ragged_k":
+                    part = a[:, i:j] @ b[i:j]
+                case "batch":
+                    part = a[group] @ b[group]
+            if "bias" in self.tensors:
+                part = part + self.tensors["bias"][group]
+            parts.append(part)
+        if self.form in ("ragged_k", "batch"):
+            return torch.stack(parts)
+        return torch.cat(parts, 0 if self.form == "ragged_m" else 1)
 
 
-def small(*shape: int) -> Tensor:
-    """Small integers, whose products have one right result in each dtype."""
-    return torch.randint(-3, 4, shape).to(BF16)
-
-
-class Operands(NamedTuple):
-    """Tokens, experts and their groups. The last rows belong to no group, and one group is
-    empty.
+def draw(
+    form: Form,
+    *names: str,
+    activation: str = "",
+    dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
+    index: torch.dtype = torch.int64,
+    real: bool = False,
+    M: int = 19,
+    N: int = 34,
+    K: int = 20,
+) -> Call:
+    """Draws a call with the tensors `names` besides its operands: small integers, so that sums are
+    exact, or real numbers. Some indices lie outside.
     """
 
-    tokens: Tensor  # (tokens, K)
-    experts: Tensor  # (groups, K, N)
-    others: Tensor  # (tokens, N)
-    offs: Tensor
+    def values(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return (torch.randn(shape) if real else torch.randint(-2, 3, shape)).to(dtype)
 
-    def to(self, device: str, dtype: torch.dtype) -> "Operands":
-        tokens, experts, others = (t.to(device, dtype) for t in self[:3])
-        return Operands(tokens, experts, others, self.offs.to(device))
-
-
-ENDS = torch.tensor([5, 5, 14], dtype=torch.int32)
-ON_CPU = Operands(small(16, 8), small(3, 8, 24), small(16, 24), ENDS)
-
-
-def columns(t: Tensor) -> Tensor:
-    """The same matrices by columns."""
-    return t.mT.contiguous().mT
-
-
-PRODUCTS: dict[str, Callable[[Operands], Tensor]] = {
-    "rows": lambda t: F.grouped_mm(t.tokens, t.experts, offs=t.offs),
-    "rows, experts by columns": lambda t: F.grouped_mm(t.tokens, columns(t.experts), offs=t.offs),
-    "rows, tokens by columns": lambda t: F.grouped_mm(columns(t.tokens), t.experts, offs=t.offs),
-    "rows, a dtype of the result": lambda t: F.grouped_mm(
-        t.tokens, t.experts, offs=t.offs, out_dtype=t.tokens.dtype
-    ),
-    "columns": lambda t: F.grouped_mm(t.experts.mT, t.tokens.mT, offs=t.offs),
-    "terms": lambda t: F.grouped_mm(t.tokens.mT, t.others, offs=t.offs),
-    "batches": lambda t: F.grouped_mm(t.experts.mT, t.experts),
-    "the private name": lambda t: torch._grouped_mm(t.tokens, t.experts, t.offs),
-    "ends with a stride": lambda t: F.grouped_mm(
-        t.tokens, t.experts, offs=t.offs.repeat_interleave(2)[::2]
-    ),
-    # Of 20 columns, so that rows of the result are padded.
-    "rows that are padded": lambda t: F.grouped_mm(
-        t.tokens, columns(t.experts)[:, :, :20], offs=t.offs
-    ),
-    "batches that are padded": lambda t: F.grouped_mm(t.experts.mT, columns(t.experts)[:, :, :20]),
-    "terms that are padded": lambda t: F.grouped_mm(t.tokens.mT, t.others[:, :20], offs=t.offs),
-}
+    narrow = N // glu_split(activation)
+    rows = ROWS_OF_A if "a_index" in names else EXTENT
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = {
+        "ragged_m": ((rows, K), (len(ENDS), K, N), (EXTENT, narrow)),
+        "ragged_n": ((len(ENDS), M, K), (K, EXTENT), (M, EXTENT)),
+        "ragged_k": ((M, EXTENT), (EXTENT, N), (len(ENDS), M, narrow)),
+        "batch": ((len(ENDS), M, K), (len(ENDS), K, N), (len(ENDS), M, narrow)),
+    }
+    shape_a, shape_b, result = shapes[form]
+    wide = out_dtype or dtype
+    scatter = torch.randperm(EXTENT)
+    scatter[3], scatter[7] = EXTENT + 5, -3
+    possible = {
+        "bias": values(len(ENDS), N, dtype=wide),
+        "residual": values(*result, dtype=wide),
+        "a_index": torch.randint(-2, ROWS_OF_A + 2, (EXTENT,)).to(index),
+        "scatter_index": scatter.to(index),
+        "scatter_weights": values(EXTENT, dtype=torch.float32),
+    }
+    tensors = {"mat_a": values(*shape_a), "mat_b": values(*shape_b)}
+    tensors |= {name: possible[name] for name in names}
+    options = {} if out_dtype is None else {"out_dtype": out_dtype}
+    return Call(form, tensors, activation, options)
 
 
-def found(enabled: Enabled) -> list[str]:
-    """What became of the grouped products; torch computes one by products of its groups, which are
-    not among them.
-    """
-    return [by for name, by in enabled.decisions.items() if name.startswith("_grouped_mm")]
+def empty_aux(call: Call, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Returns an aux for a call that is NaN everywhere."""
+    x, _ = call.expected()
+    return torch.full(x.shape, torch.nan, dtype=dtype)
 
 
-def same(got: Tensor, expected: Tensor) -> bool:
-    """Whether two results are the same, what was not written included."""
-    return (
-        got.dtype == expected.dtype
-        and got.stride() == expected.stride()
-        and torch.allclose(got, expected, rtol=0, atol=0, equal_nan=True)
+def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yields every subset of names with which a call is valid."""
+    for number in range(2 ** len(names)):
+        found = tuple(name for i, name in enumerate(names) if number >> i & 1)
+        if "scatter_weights" not in found or "scatter_index" in found:
+            yield found
+
+
+def check_equal(got: Tensor, want: Tensor) -> None:
+    """Compares what is defined, exactly after rounding."""
+    is_defined = ~want.isnan()
+    assert torch.equal(got[is_defined], want[is_defined].to(got.dtype))
+
+
+def check_close(got: Tensor, want: Tensor, tolerance: float) -> None:
+    """Compares what is defined."""
+    is_defined = ~want.isnan()
+    torch.testing.assert_close(
+        got[is_defined].double(), want[is_defined].double(), rtol=tolerance, atol=tolerance
     )
