@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from support.aten_grouped_calls import (
+from support.torch_grouped_calls import (
     BF16,
     DTYPES,
     FP16,

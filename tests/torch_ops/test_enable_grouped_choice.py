@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
-from support.aten_grouped_calls import (
+from support.torch_grouped_calls import (
     BF16,
     ENDS,
     FP16,
