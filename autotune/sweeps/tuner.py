@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...core.configs import brief
+from ...core.grouped_shapes import DISTRIBUTIONS, Grouping
 from ..measure import compile_pool as compiling
 from ..measure.compile_pool import Compilers
 from ..measure.finals import Finals
@@ -313,13 +314,21 @@ class _Tuning:
 
     def _related_winners(self) -> list[BestConfig]:
         """Returns winners for the same product with the other state of its weights, and without its
-        epilogue. A config that is fast with warm weights is worth trying with cold ones, and the
-        other way round, wherever the strategy ranks it.
+        epilogue; and for the same groups, balanced and skewed. A config that is fast with warm
+        weights is worth trying with cold ones, and the other way round, wherever the strategy ranks
+        it.
         """
         workload = self.job.workload
         others = [replace(workload, weights=w) for w in WEIGHTS if w != workload.weights]
         if workload.epilogue:
             others.append(replace(workload, epilogue=""))
+        if workload.grouping:
+            own = Grouping.parse(workload.grouping)
+            others += [
+                replace(workload, grouping=str(replace(own, distribution=other)))
+                for other in DISTRIBUTIONS
+                if other != own.distribution
+            ]
         return [winner for other in others for winner in self._winners_at(other)]
 
     def _winners_at(self, workload: Workload) -> list[BestConfig]:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outblas.bench import campaign, cold, providers, sustained
+from outblas.bench import campaign, cold, grouped, providers, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
 from outblas.cli import app
+from outblas.core import grouped_shapes
 from outblas.core.shapes import LAYOUTS
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
@@ -194,6 +195,55 @@ def test_cold_weights_have_a_share_of_the_bandwidth_of_a_copy() -> None:
 
     assert record.gbs is not None
     assert record.bandwidth_share == pytest.approx(record.gbs / cold.copy_gbs(), rel=0.2)
+
+
+# ---- groups
+GROUPS = "8x4096x512x1024:zipf,8x4096x512x1024:terms"
+
+
+def grouped_records(text: str, *names: str, mode: str = "burst") -> dict[tuple[str, str], Record]:
+    """The records of providers beside torch's grouped_mm, by provider and form."""
+    chosen = [grouped.parse(name) for name in ("torch", *names)]
+    campaign = Campaign(chosen, Operation("bfloat16"), SHORT_ROUNDS)
+    tasks = grouped.tasks(grouped_shapes.parse(text), ["nt"], False)
+    return {(r.provider, str(r.form)): r for r in campaign.run_tasks(tasks, [mode])}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("outblas", "portable"), pytest.param(("hopper.grouped",), marks=pytest.mark.sm90)],
+    ids=", ".join,
+)
+def test_groups_are_checked_and_timed_beside_torchs(names: tuple[str, ...]) -> None:
+    found = grouped_records(GROUPS, *names)
+
+    assert {key: record.check for key, record in found.items()} == {
+        (name, form): "–" if name == "torch" else "exact"
+        for name in ("torch", *names)
+        for form in ("rows", "terms")
+    }
+    assert all(record.us and record.ratio for record in found.values())
+
+
+def test_groups_are_timed_with_cold_weights() -> None:
+    record = grouped_records("8x256x4096x4096", "outblas", mode="cold")["outblas", "rows"]
+
+    assert record.bandwidth_share is not None
+    assert 0.05 < record.bandwidth_share < 1.3
+
+
+def test_groups_that_end_elsewhere_are_found_on_a_gpu() -> None:
+    (task,) = grouped.tasks(grouped_shapes.parse("8x4096x512x1024"), ["nt"], False)
+
+    def prepare(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Callable[[], object]:
+        shifted = offs.clone()
+        shifted[0] += 1
+        return lambda: torch.nn.functional.grouped_mm(a, b, offs=shifted)
+
+    said = task.case(Operation("bfloat16")).fault(prepare)
+
+    assert said is not None
+    assert "first at [512, " in said
 
 
 def test_the_products_of_a_backward_pass_are_timed() -> None:

@@ -4,7 +4,7 @@ matmul takes.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 import outblas
 from outblas.autotune import automatic, lookup
+from outblas.autotune.search import prune
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
@@ -53,6 +54,32 @@ def operands(
         torch.randn(M, K, device="cuda").to(dtype),
         torch.randn(N, K, device="cuda").to(dtype).t(),
     ]
+
+
+# ---- groups
+@pytest.mark.sm90
+@pytest.mark.parametrize("text", ["8x2048x512x1024:zipf", "8x2048x512x1024:terms"])
+def test_groups_are_tuned_and_found_again(text: str, fresh: Path) -> None:
+    found = sweep("hopper.grouped", text, trials=6, top_k=3, store=fresh)
+
+    (winner,) = found.winners
+    assert found.failures == []
+    assert all(trial.status == "ok" for trial in found.outcomes[0].trials)
+    problem = prune.grouped_problem(winner.workload)
+    lookup.clear_cache()
+    on_gpu = replace(problem, device=torch.device("cuda", torch.cuda.current_device()))
+    assert automatic.grouped_config(on_gpu) == winner.config
+
+
+@pytest.mark.sm90
+@pytest.mark.slow
+def test_every_tile_of_the_space_is_right(fresh: Path) -> None:
+    """The oracle of the sweep multiplies skewed groups, of which some are smaller than a tile."""
+    options: dict[str, Any] = {"strategy": "grid", "top_k": 2, "store": fresh}
+    found = sweep("hopper.grouped", "16x3000x768x640:zipf,16x3000x768x640:zipf:terms", **options)
+
+    failed = [trial for outcome in found.outcomes for trial in outcome.trials if not trial.ok]
+    assert failed == []
 
 
 # ---- faults

@@ -1,5 +1,6 @@
 """Sweeps over groups, measured in this process and without a GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_results_are_exported_and_read_again(path: Path, tmp_path: Path) -> None
     trials, winners = transfer.read(file)
     assert {trial.workload for trial in trials} == set(WORKLOADS)
     assert {winner.workload for winner in winners} == set(WORKLOADS)
+
+
+def test_what_won_with_balanced_groups_is_tried_with_skewed_ones(path: Path) -> None:
+    """First, wherever the strategy has it."""
+    options = OPTIONS | {"trials": 1}
+    with Store(path) as store:
+        (outcome,) = sweep(TARGET, "4x24x16x8", store=store, **OPTIONS).outcomes
+        assert outcome.winner is not None
+        store.record_best(replace(outcome.winner, config="number=2,fault="))
+
+        (skewed,) = sweep(TARGET, "4x24x16x8:zipf", store=store, **options).outcomes
+
+    assert "number=2,fault=" in [trial.config for trial in skewed.trials]
 
 
 @pytest.mark.parametrize(

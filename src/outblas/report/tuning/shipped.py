@@ -24,9 +24,13 @@ def part(path: Path, argument: str) -> str:
         raise ValueError(f"the argument is {argument!r}, expected none")
     found = read_table(path)
     best = sorted(_best(found.entries), key=lambda entry: _order(entry.workload.shape))
-    suite = [entry for entry in best if entry.workload.shape in SUITE]
-    others = [entry for entry in best if entry.workload.shape not in SUITE]
+    suite = [entry for entry in best if _is_of_suite(entry)]
+    others = [entry for entry in best if not _is_of_suite(entry)]
     return "\n".join([*_of_suite(suite), *_of_others(others), "", _note(found), ""])
+
+
+def _is_of_suite(entry: Entry) -> bool:
+    return entry.workload.shape in SUITE and not entry.workload.grouping
 
 
 def _best(entries: Iterable[Entry]) -> list[Entry]:
