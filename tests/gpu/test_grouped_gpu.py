@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
 
 FORMS: tuple[Form, ...] = ("ragged_m", "ragged_n", "ragged_k")
-PARTS, DRAWS = 8, 25  # 600 samples, in parts that processes share
+DRAWS = 25  # of each part: 675 samples, in parts that processes share
 SIZES = (1, 7, 64, 129, 500, 2048, 5000)  # of the ragged dimension
 # Whether A and B are transposed in memory, as the kernel takes them.
 LAYOUTS: dict[Form, tuple[tuple[bool, bool], tuple[bool, bool]]] = {
@@ -42,6 +42,7 @@ class Extras(NamedTuple):
     bias: Tensor | None = None
     residual: Tensor | None = None
     aux: Tensor | None = None
+    a_index: Tensor | None = None
     scatter_index: Tensor | None = None
     scatter_weights: Tensor | None = None
 
@@ -83,14 +84,16 @@ class Call(NamedTuple):
     def offs(self) -> Tensor:
         return torch.tensor(self.ends, dtype=torch.int32, device="cuda")
 
-    def groups(self) -> list[tuple[slice, Tensor, Tensor]]:
+    def groups(self, a_index: Tensor | None = None) -> list[tuple[slice, Tensor, Tensor]]:
         """Returns the part of the ragged dimension and the operands of each group, in float64."""
-        found = []
+        found, rows = [], self.a
+        if a_index is not None:
+            rows = self.a[a_index.long().clamp(0, self.a.shape[0] - 1)]
         for g, (i, j) in enumerate(zip((0, *self.ends[:-1]), self.ends, strict=True)):
             part = slice(i, j)
             match self.form:
                 case "ragged_m":
-                    operands = self.a[part], self.b[g]
+                    operands = rows[part], self.b[g]
                 case "ragged_n":
                     operands = self.a[g], self.b[:, part]
                 case _:
@@ -98,10 +101,12 @@ class Call(NamedTuple):
             found.append((part, operands[0].double(), operands[1].double()))
         return found
 
-    def shape(self, columns: int) -> tuple[int, ...]:
-        """Returns the shape of a result with so many columns."""
+    def shape(self, columns: int, rows: int = 0) -> tuple[int, ...]:
+        """Returns the shape of a result with so many columns, and rows where others than A's are
+        gathered.
+        """
         lead = (len(self.ends),) if self.form == "ragged_k" else ()
-        return (*lead, self.a.shape[-2], columns)
+        return (*lead, rows or self.a.shape[-2], columns)
 
     def part_of(self, t: Tensor, group: int, part: slice) -> Tensor:
         """Returns the part of a result, or of a tensor like it, that is a group's."""
@@ -113,7 +118,7 @@ class Call(NamedTuple):
         return t[group]
 
     def check(self, result: Tensor, extras: Extras = NO_EXTRAS) -> None:
-        for g, (part, a, b) in enumerate(self.groups()):
+        for g, (part, a, b) in enumerate(self.groups(extras.a_index)):
             x, own = a @ b, functools.partial(self.part_of, group=g, part=part)
             if extras.bias is not None:
                 x = x + extras.bias[g].double()
@@ -200,18 +205,23 @@ class Wants(NamedTuple):
         return glu_split(self.activation)
 
     def extras(self, call: Call, dtype: torch.dtype) -> Extras:
-        """Draws the tensors. Rows are scattered to a permutation, of which a few leave the result.
-        aux starts as NaN.
+        """Draws the tensors. Rows are scattered to a permutation, of which a few leave the result,
+        and gathered from any rows of A, a few of which do not exist. aux starts as NaN.
         """
         wide = call.b.shape[-1]
-        shape, rows = call.shape(wide // self.halves), call.a.shape[-2]
+        rows = call.ends[-1] + 11 if "a_index" in self.names else call.a.shape[-2]
+        shape = call.shape(wide // self.halves, rows)
+        span = call.a.shape[-2] + 4
         index = torch.randperm(rows, device="cuda", dtype=torch.int32)
         index = torch.where(index % 17 == 3, index - rows, index)
         index = torch.where(index % 17 == 5, index + rows, index)
         found = {
             "bias": lambda: integers(len(call.ends), wide, dtype=dtype),
             "residual": lambda: integers(*shape, dtype=dtype),
-            "aux": lambda: torch.full(call.shape(wide), torch.nan, dtype=dtype, device="cuda"),
+            "aux": lambda: torch.full(
+                call.shape(wide, rows), torch.nan, dtype=dtype, device="cuda"
+            ),
+            "a_index": lambda: torch.randint(-2, span, (rows,), device="cuda", dtype=torch.int32),
             "scatter_index": lambda: index,
             "scatter_weights": lambda: integers(rows, dtype=torch.float32),
         }
@@ -229,6 +239,9 @@ WANTS: dict[Form, tuple[Wants, ...]] = {
         Wants("reglu", ("residual", "aux", "scatter_index")),
         Wants("", ("bias",)),
         Wants("reglu", ("bias", "residual", "scatter_index", "scatter_weights")),
+        Wants("", ("a_index",)),
+        Wants("reglu", ("bias", "aux", "a_index")),
+        Wants("relu", ("residual", "a_index", "scatter_index", "scatter_weights")),
     ),
     "ragged_n": (Wants(), Wants("relu", ("residual", "aux")), Wants(), Wants("", ("residual",)))
     * 2,
@@ -242,9 +255,10 @@ WANTS: dict[Form, tuple[Wants, ...]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_sampled_groups(part: int, form: Form) -> None:
+@pytest.mark.parametrize(
+    ("form", "part"), [(form, part) for form in FORMS for part in range(len(WANTS[form]))]
+)
+def test_sampled_groups(form: Form, part: int) -> None:
     """By the kernel for this GPU; in two parts operands lie in any way, for the best kernel."""
     rng = random.Random(f"{form} {part}")
     torch.manual_seed(part)
@@ -285,6 +299,7 @@ EVERY_TILE: dict[str, tuple[Form, Wants]] = {
     "rows with an epilogue": ("ragged_m", Wants("reglu", ("bias", "residual", "aux"))),
     "terms with an epilogue": ("ragged_k", Wants("reglu", ("bias", "residual", "aux"))),
     "scattered rows": ("ragged_m", Wants("relu", ("residual", "scatter_index", "scatter_weights"))),
+    "gathered rows": ("ragged_m", Wants("reglu", ("bias", "aux", "a_index"))),
 }
 
 
@@ -295,6 +310,8 @@ def test_every_tile(number: int, name: str) -> None:
     scattered to, it stays.
     """
     config, (form, wants) = host._candidates()[number], EVERY_TILE[name]
+    if "a_index" in wants.names:
+        config = host._gathering()[number % len(host._gathering())]
     rng = random.Random(number)
     torch.manual_seed(number)
 
@@ -305,7 +322,8 @@ def test_every_tile(number: int, name: str) -> None:
         ends = draw_ends(rng, count, extent - extent // 5)
         call = Call(form, *operands_of(form, extent, count, wants.halves), ends)
         extras = wants.extras(call, torch.bfloat16)
-        shape = call.shape(call.b.shape[-1] // wants.halves)
+        rows = 0 if extras.a_index is None else len(extras.a_index)
+        shape = call.shape(call.b.shape[-1] // wants.halves, rows)
         guarded = torch.full((3, *shape), torch.nan, dtype=torch.bfloat16, device="cuda")
         out, given = guarded[1], (form, call.a, call.b)
         problem = grouped.describe(*given, out, count, extras.tensors, activation=extras.activation)
