@@ -34,7 +34,7 @@ class Call:
         """Returns the ends of the groups, on the device of the operands."""
         if self.form == "batch":
             return None
-        return torch.tensor(ENDS, dtype=torch.int32, device=self.tensors["mat_a"].device)
+        return torch.tensor(ENDS, dtype=torch.int32, device=self.tensors["mat_b"].device)
 
     def run(self, **more: Any) -> Tensor:
         """Calls `grouped_mm`."""

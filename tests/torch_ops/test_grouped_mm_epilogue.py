@@ -11,6 +11,7 @@ from support.grouped_calls import (
     ENDS,
     EXTENT,
     FORMS,
+    ROWS_OF_A,
     Call,
     check_close,
     check_equal,
@@ -80,8 +81,8 @@ def check(call: Call, kernel: str | None, *, aux: bool) -> None:
 def test_epilogues(form: Form, activation: str, kernel: str | None) -> None:
     names = ("residual",) if form == "ragged_n" else ("bias", "residual")
     for given in subsets(names):
-        for aux in (False, True):
-            check(draw(form, *given, activation=activation), kernel, aux=aux)
+        check(draw(form, *given, activation=activation), kernel, aux="residual" in given)
+    check(draw(form, activation=activation), kernel, aux=True)
 
 
 @pytest.mark.parametrize("kernel", BOTH)
@@ -147,13 +148,36 @@ def test_a_result_is_rounded_once(kernel: str | None) -> None:
 
 
 @pytest.mark.parametrize("kernel", BOTH)
-def test_indices_beyond_32_bits_do_not_wrap(kernel: str | None) -> None:
-    call = draw("ragged_m", "a_index", "scatter_index")
-    gather, scatter = call.tensors["a_index"], call.tensors["scatter_index"]
-    gather[:2] = torch.tensor([2**32 + 3, -(2**32) + 3])
-    scatter[:2] = torch.tensor([2**32 + 3, -(2**32) + 3])
+def test_a_gathered_index_beyond_32_bits_does_not_wrap(kernel: str | None) -> None:
+    call = draw("ragged_m", "a_index")
+    call.tensors["a_index"][:2] = torch.tensor([2**32 + 3, -(2**32) + 3])
 
     check(call, kernel, aux=False)
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+def test_a_scattered_index_beyond_32_bits_does_not_wrap(kernel: str | None) -> None:
+    """It would name the row that has been stored before."""
+    call = draw("ragged_m", "scatter_index")
+    place = call.tensors["scatter_index"]
+    place[ENDS[-1] - 2] = place[0] + 2**32
+    place[ENDS[-1] - 1] = place[1] - 2**32
+
+    check(call, kernel, aux=False)
+
+
+@pytest.mark.parametrize("kernel", BOTH)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_an_index_beyond_mat_a_stands_for_its_first_or_last_row(
+    index: torch.dtype, kernel: str | None
+) -> None:
+    call = draw("ragged_m", "a_index", index=index)
+    call.tensors["a_index"][0], call.tensors["a_index"][20] = -1, ROWS_OF_A
+    rows = call.tensors["mat_a"]
+    guarded = torch.full((3, *rows.shape), torch.nan, dtype=BF16)
+    guarded[1] = rows
+
+    check(call.with_tensors(mat_a=guarded[1]), kernel, aux=False)
 
 
 @pytest.mark.interpreter

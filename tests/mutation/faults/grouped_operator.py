@@ -3,7 +3,10 @@
 from ..fault import Check, Fault
 
 PORTABLE = (Check("test_grouped_mm.py"),)
-EPILOGUE = (Check("test_grouped_mm_epilogue.py", "not dtypes"),)
+EPILOGUE = (Check("test_grouped_mm_epilogue.py", "epilogues"),)
+GATHERED = (Check("test_grouped_mm_epilogue.py", "gathered"),)
+STORED = (Check("test_grouped_mm_epilogue.py", "outside or behind"),)
+ARGUMENTS = (Check("test_grouped_mm_epilogue.py", "beyond or memory or once"),)
 GRADIENTS = (Check("test_grouped_mm_gradients.py"),)
 
 _PORTABLE = "kernels/grouped.py"
@@ -66,7 +69,7 @@ FAULTS = (
         _DEVICE,
         "row = tl.minimum(tl.maximum(index, 0), size.rows_of_a - 1)",
         "row = tl.maximum(index, 0)",
-        EPILOGUE,
+        ARGUMENTS,
         "An index beyond the rows of A is followed.",
     ),
     Fault(
@@ -74,7 +77,7 @@ FAULTS = (
         _DEVICE,
         "mask_m &= (target >= 0) & (target < size.M)",
         "mask_m &= target >= 0",
-        EPILOGUE,
+        STORED,
         "A row is stored behind the result.",
     ),
     Fault(
@@ -82,31 +85,31 @@ FAULTS = (
         _DEVICE,
         "at += target * strides.residual_m",
         "at += m * strides.residual_m",
-        EPILOGUE,
+        GATHERED,
         "Scattered rows get the residual of other rows.",
     ),
     Fault(
-        "portable_aux_where_rows_are_stored",
+        "portable_aux_in_every_other_row",
         _DEVICE,
         "at = pointers.aux + group * strides.aux_g + m * strides.aux_m",
-        "at = pointers.aux + group * strides.aux_g",
+        "at = pointers.aux + group * strides.aux_g + m // 2 * 2 * strides.aux_m",
         EPILOGUE,
-        "All rows of x are written to the first one.",
+        "Every other row of x is written over the one before.",
     ),
     Fault(
         "portable_epilogue_behind_the_last_group",
         _DEVICE,
         "has_x = in_group & mask_n",
         "has_x = mask_m & mask_n",
-        EPILOGUE,
+        STORED,
         "Rows that belong to no group get a residual and an aux.",
     ),
     Fault(
-        "portable_weights_after_the_residual",
+        "portable_weights_are_forgotten",
         _DEVICE,
         "        if pointers.scatter_weights is not None:\n            y *= weight\n",
         "",
-        EPILOGUE,
+        GATHERED,
         "The weights of rows are forgotten.",
     ),
     Fault(
@@ -122,7 +125,7 @@ FAULTS = (
         _CORE,
         "index = index.clamp(low, high).to(torch.int32)",
         "index = index.to(torch.int32)",
-        EPILOGUE,
+        ARGUMENTS,
         "An int64 index beyond 32 bits names another row.",
     ),
     Fault(
@@ -130,7 +133,7 @@ FAULTS = (
         _OPERATOR,
         "problem.check_overlap(tensors.aux",
         "(lambda *_, **__: None)(tensors.aux",
-        EPILOGUE,
+        ARGUMENTS,
         "x is written over an operand that is still read.",
     ),
     Fault(
@@ -138,7 +141,7 @@ FAULTS = (
         _OPERATOR,
         "wide = dtype if is_bare else torch.float32",
         "wide = dtype",
-        EPILOGUE,
+        ARGUMENTS,
         "torch rounds a product before its bias is added.",
     ),
     Fault(
