@@ -22,7 +22,9 @@ from ...hopper.grouped.traits import CAPACITIES
 GROUPED = True  # that it takes problems of groups
 # tile_m, consumers
 _TILES = ((64, 1), (128, 2), (192, 3), (256, 2))
-_WIDTHS = (64, 96, 128, 160, 192, 224, 256)
+# Whole epilogue subtiles of 64 columns. With other widths the last one overlaps its neighbour, and
+# the model of grouped products in tests/protocol does not allow that, so they are not proved.
+_WIDTHS = (64, 128, 192, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 _SCHEDULE_BYTES = 4 * CAPACITIES[-1]  # of the schedule that lies beside the stages
 
