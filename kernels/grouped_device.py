@@ -158,6 +158,7 @@ def _sum_products(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr = TRAITS.block_n
     BLOCK_K: tl.constexpr = TRAITS.block_k
     INTERPRETED_K: tl.constexpr = TRAITS.interpreted_k
+    PRECISION: tl.constexpr = TRAITS.precision  # as a field of its own it is no constant to triton 3.6
     a_ptr = a + row[:, None] * strides.a_m + k.to(tl.int64)[None, :] * strides.a_k
     b_ptr = b + k.to(tl.int64)[:, None] * strides.b_k + n.to(tl.int64)[None, :] * strides.b_n
     step = tl.full((), BLOCK_K, tl.int64)
@@ -167,7 +168,7 @@ def _sum_products(  # type: ignore[no-untyped-def]
         mask_k = offset < terms - start
         a_tile = tl.load(a_ptr, mask=mask_m & mask_k[None, :], other=0.0)
         b_tile = tl.load(b_ptr, mask=mask_k[:, None] & mask_n, other=0.0)
-        acc = add_product(acc, a_tile, b_tile, TRAITS.precision, INTERPRETED_K != 0)
+        acc = add_product(acc, a_tile, b_tile, PRECISION, INTERPRETED_K != 0)
         a_ptr += step * strides.a_k
         b_ptr += step * strides.b_k
     return acc
@@ -206,6 +207,7 @@ def _store_tile(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr = TRAITS.block_n
     GATED: tl.constexpr = TRAITS.gated
     COUNT: tl.constexpr = TRAITS.parts
+    FUNCTION: tl.constexpr = TRAITS.function
     OUT_COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     PART: tl.constexpr = BLOCK_N // COUNT
     INTERPRETED: tl.constexpr = TRAITS.interpreted_k != 0
@@ -225,7 +227,7 @@ def _store_tile(  # type: ignore[no-untyped-def]
         n = n.to(tl.int64)[None, :]
         has_x = in_group & mask_n
         y = _add_bias(parts[part], pointers, strides, group, m, n, has_x, INTERPRETED)
-        y = activate(y, TRAITS.function)
+        y = activate(y, FUNCTION)
         if GATED:
             y *= _add_bias(
                 parts[part + COUNT // 2],

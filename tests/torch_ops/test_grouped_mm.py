@@ -190,6 +190,7 @@ def test_wrong_ends_never_leave_the_operands(form: Form, ends: tuple[int, ...]) 
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize(
     ("arch", "dtype", "instruction"),
     [

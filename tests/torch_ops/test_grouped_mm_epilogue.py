@@ -223,6 +223,7 @@ def test_rows_behind_the_last_group_are_zeros_with_any_epilogue(scatters: bool) 
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize(
     ("form", "activation", "arch", "dtype", "instruction"),
     [
