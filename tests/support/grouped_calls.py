@@ -34,8 +34,8 @@ class Call:
         """Calls `grouped_mm`."""
         ends = torch.tensor(ENDS, dtype=torch.int32)
         offs = None if self.form == "batch" else ends
-        given: dict[str, Any] = {"activation": self.activation or None, "offs": offs}
-        return outblas.grouped_mm(**self.tensors, **self.options, **given, **more)
+        given: dict[str, Any] = {**self.tensors, **self.options, **more}
+        return outblas.grouped_mm(**given, offs=offs, activation=self.activation or None)  # type: ignore[arg-type]
 
     def with_tensors(self, **tensors: Tensor) -> "Call":
         return replace(self, tensors=self.tensors | tensors)

@@ -56,7 +56,7 @@ class _Gradients(torch.autograd.Function):
         with within_forward():
             if aux or needs["scatter_weights"] or (activation and x_needs):
                 result, x = from_below(ops.grouped_gemm_aux(*given))
-            elif activation or residual is not None or rows != [None] * 3:
+            elif activation or any(t is not None for t in (residual, *rows)):
                 result = from_below(ops.grouped_gemm(*given))
             else:
                 plain = mat_a, mat_b, offs, bias, out_dtype, kernel_name, tail
@@ -100,12 +100,6 @@ class _Gradients(torch.autograd.Function):
             if needs["residual"]:
                 found["residual"] = g_out
             if scatter_index is not None:
-                only_a = not (needs["mat_b"] or needs["bias"] or needs["scatter_weights"])
-                if only_a and g is None and not saved.activation and needs["mat_a"]:
-                    found["mat_a"] = _of_scattered(
-                        product, g_out, mat_b, a_index, scatter_index, weights, saved
-                    )
-                    return _in_order(found)
                 rows, factors = _in_order_of_groups(g_out, scatter_index, weights)
                 if needs["scatter_weights"]:
                     found["scatter_weights"] = _of_weights(rows, x, scatter_index, offs, saved).to(
@@ -135,18 +129,9 @@ def _in_order(found: dict[str, Tensor | None]) -> tuple[Tensor | None, ...]:
 def _products(offs: Tensor | None, kernel_name: str) -> Callable[..., Tensor]:
     """Returns a function that multiplies groups. What belongs to no group gets zeros."""
 
-    def product(
-        a: Tensor,
-        b: Tensor,
-        *rows: Tensor | None,
-        out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """`rows`: a_index, scatter_index and scatter_weights."""
+    def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         choice = out_dtype, kernel_name, True
         result: Tensor
-        if rows:
-            result = ops.grouped_gemm(a, b, offs, None, None, *rows, "", *choice)
-            return result
         if torch.compiler.is_dynamo_compiling():
             result = ops.grouped_mm(a, b, offs, None, *choice)
             return result
@@ -166,34 +151,15 @@ def _of_a(
     mat_b: Tensor,
     a_index: Tensor | None,
     saved: _Saved,
-    *rows: Tensor,
 ) -> Tensor:
-    """Returns the gradient of mat_a. `rows`: as `product` takes them."""
     if a_index is None:
-        return product(g, mat_b.mT, *rows)
-    wide = product(g, mat_b.mT, *rows, out_dtype=torch.float32)
+        return product(g, mat_b.mT)
+    wide = product(g, mat_b.mT, torch.float32)
     # It sorts the indices: equal ones are added in one order, and not by atomics.
     summed: Tensor = torch.ops.aten.embedding_dense_backward(
         wide, _clamped(a_index, saved.rows_of_a), saved.rows_of_a, -1, False
     )
     return summed.to(saved.dtype)
-
-
-def _of_scattered(
-    product: Callable[..., Tensor],
-    g_out: Tensor,
-    mat_b: Tensor,
-    a_index: Tensor | None,
-    scatter_index: Tensor,
-    weights: Tensor | None,
-    saved: _Saved,
-) -> Tensor:
-    """Returns the gradient of mat_a, which the product reads from the rows of `g_out` itself."""
-    count = g_out.shape[0]
-    factors = _factors(scatter_index, weights, count).to(torch.float32)
-    own = torch.arange(count, device=g_out.device, dtype=torch.int32)
-    rows = scatter_index, own, factors
-    return _of_a(product, g_out.to(saved.dtype), mat_b, a_index, saved, *rows)
 
 
 def _of_bias(product: Callable[..., Tensor], g: Tensor) -> Tensor:

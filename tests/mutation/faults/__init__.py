@@ -6,6 +6,7 @@ from . import (
     caches,
     gluon_kernels,
     grouped,
+    grouped_operator,
     hopper_epilogue,
     host,
     operators,
@@ -27,4 +28,5 @@ FAULTS: tuple[Fault, ...] = (
     *oracles.FAULTS,
     *operators.FAULTS,
     *grouped.FAULTS,
+    *grouped_operator.FAULTS,
 )

@@ -3,13 +3,10 @@
 from ..fault import Check, Fault
 
 SCHEDULE = (Check("test_grouped_schedule.py"),)
-PORTABLE = (Check("test_grouped_mm.py"),)
 HOST = (Check("test_grouped_host.py"),)
 
 _SCHEDULE = "hopper/grouped/schedule.py"
 _HOST = "hopper/grouped/host.py"
-_PORTABLE = "kernels/grouped.py"
-_OPERATOR = "src/outblas/torch_ops/grouped_mm.py"
 
 FAULTS = (
     Fault(
@@ -75,37 +72,5 @@ FAULTS = (
         "return [_row_major(*shape_a, problem.a) or _column_major(*shape_a, problem.a), along_n",
         HOST,
         "The Hopper kernel takes operands for which TMA would end the launch.",
-    ),
-    Fault(
-        "portable_group_begins_early",
-        _PORTABLE,
-        "_group_begin(offs, middle, extent) // ROWS + middle <= slot",
-        "_group_begin(offs, middle, extent) // ROWS + middle < slot",
-        PORTABLE,
-        "The first slot of a group is given to the group before.",
-    ),
-    Fault(
-        "portable_too_few_slots",
-        _PORTABLE,
-        "(problem.M // tile.m + problem.groups + 1) * columns",
-        "(problem.M // tile.m + 1) * columns",
-        PORTABLE,
-        "Fewer programs are launched than groups of single rows need.",
-    ),
-    Fault(
-        "portable_stores_rows_of_the_next_group",
-        _PORTABLE,
-        "mask_m, mask_n = (m < end)[:, None], (n < N)[None, :]\n        is_group",
-        "mask_m, mask_n = (m < M)[:, None], (n < N)[None, :]\n        is_group",
-        PORTABLE,
-        "A tile writes over the rows of the next group.",
-    ),
-    Fault(
-        "grouped_gradients_keep_what_no_group_covers",
-        _OPERATOR,
-        "_operator(a, b, offs, None, None, ctx.kernel_name, True)",
-        "_operator(a, b, offs, None, None, ctx.kernel_name, False)",
-        PORTABLE,
-        "The gradient of rows that belong to no group is whatever lay there.",
     ),
 )

@@ -1,0 +1,192 @@
+"""Faults in the operator of grouped products, in its gradients and in the portable kernel."""
+
+from ..fault import Check, Fault
+
+PORTABLE = (Check("test_grouped_mm.py"),)
+EPILOGUE = (Check("test_grouped_mm_epilogue.py", "not dtypes"),)
+GRADIENTS = (Check("test_grouped_mm_gradients.py"),)
+
+_PORTABLE = "kernels/grouped.py"
+_DEVICE = "kernels/grouped_device.py"
+_CORE = "src/outblas/core/grouped.py"
+_OPERATOR = "src/outblas/torch_ops/grouped_mm.py"
+_GRADIENTS = "src/outblas/torch_ops/grouped_gradients.py"
+
+FAULTS = (
+    Fault(
+        "portable_group_begins_early",
+        _DEVICE,
+        "_group_begin(offs, middle, extent) // ROWS + middle <= slot",
+        "_group_begin(offs, middle, extent) // ROWS + middle < slot",
+        PORTABLE,
+        "The first slot of a group is given to the group before.",
+    ),
+    Fault(
+        "portable_too_few_slots",
+        _PORTABLE,
+        "(problem.M // tile.m + problem.groups + 1) * columns",
+        "(problem.M // tile.m + 1) * columns",
+        PORTABLE,
+        "Fewer programs are launched than groups of single rows need.",
+    ),
+    Fault(
+        "portable_stores_rows_of_the_next_group",
+        _DEVICE,
+        "mask_m = (m < end)[:, None]\n        _store_tile",
+        "mask_m = (m < M)[:, None]\n        _store_tile",
+        PORTABLE,
+        "A tile writes over the rows of the next group.",
+    ),
+    Fault(
+        "grouped_gradients_keep_what_no_group_covers",
+        _GRADIENTS,
+        "offs, None, out_dtype, kernel_name, True)",
+        "offs, None, out_dtype, kernel_name, False)",
+        PORTABLE,
+        "The gradient of rows that belong to no group is whatever lay there.",
+    ),
+    Fault(
+        "portable_gate_takes_its_own_columns",
+        _DEVICE,
+        "columns = size.N // 2\n        n, b_column = gated_columns(",
+        "columns = size.N\n        n, b_column = gated_columns(",
+        EPILOGUE,
+        "The columns that a gate multiplies are looked for beyond those of B.",
+    ),
+    Fault(
+        "portable_aux_of_the_value_overwrites_the_gate",
+        _DEVICE,
+        "n + columns,\n                has_x,",
+        "n,\n                has_x,",
+        EPILOGUE,
+        "Bias and aux of the second half are those of the first.",
+    ),
+    Fault(
+        "portable_reads_beyond_the_rows_of_a",
+        _DEVICE,
+        "row = tl.minimum(tl.maximum(index, 0), size.rows_of_a - 1)",
+        "row = tl.maximum(index, 0)",
+        EPILOGUE,
+        "An index beyond the rows of A is followed.",
+    ),
+    Fault(
+        "portable_scatters_outside",
+        _DEVICE,
+        "mask_m &= (target >= 0) & (target < size.M)",
+        "mask_m &= target >= 0",
+        EPILOGUE,
+        "A row is stored behind the result.",
+    ),
+    Fault(
+        "portable_residual_in_the_order_of_groups",
+        _DEVICE,
+        "at += target * strides.residual_m",
+        "at += m * strides.residual_m",
+        EPILOGUE,
+        "Scattered rows get the residual of other rows.",
+    ),
+    Fault(
+        "portable_aux_where_rows_are_stored",
+        _DEVICE,
+        "at = pointers.aux + group * strides.aux_g + m * strides.aux_m",
+        "at = pointers.aux + group * strides.aux_g",
+        EPILOGUE,
+        "All rows of x are written to the first one.",
+    ),
+    Fault(
+        "portable_epilogue_behind_the_last_group",
+        _DEVICE,
+        "has_x = in_group & mask_n",
+        "has_x = mask_m & mask_n",
+        EPILOGUE,
+        "Rows that belong to no group get a residual and an aux.",
+    ),
+    Fault(
+        "portable_weights_after_the_residual",
+        _DEVICE,
+        "        if pointers.scatter_weights is not None:\n            y *= weight\n",
+        "",
+        EPILOGUE,
+        "The weights of rows are forgotten.",
+    ),
+    Fault(
+        "portable_too_few_columns_of_a_gated_tile",
+        _PORTABLE,
+        "width = tile.n // 2 if problem.epilogue.gated else tile.n",
+        "width = tile.n",
+        EPILOGUE,
+        "Half of the result of a gated activation is not computed.",
+    ),
+    Fault(
+        "grouped_index_wraps",
+        _CORE,
+        "index = index.clamp(low, high).to(torch.int32)",
+        "index = index.to(torch.int32)",
+        EPILOGUE,
+        "An int64 index beyond 32 bits names another row.",
+    ),
+    Fault(
+        "grouped_aux_overlaps",
+        _OPERATOR,
+        "problem.check_overlap(tensors.aux",
+        "(lambda *_, **__: None)(tensors.aux",
+        EPILOGUE,
+        "x is written over an operand that is still read.",
+    ),
+    Fault(
+        "grouped_fallback_rounds_twice",
+        _OPERATOR,
+        "wide = dtype if is_bare else torch.float32",
+        "wide = dtype",
+        EPILOGUE,
+        "torch rounds a product before its bias is added.",
+    ),
+    Fault(
+        "grouped_gradients_of_rows_that_are_not_stored",
+        _GRADIENTS,
+        "is_stored = (scatter_index >= 0) & (scatter_index < count)",
+        "is_stored = scatter_index == scatter_index",
+        GRADIENTS,
+        "A row that is not stored gets the gradient of another one.",
+    ),
+    Fault(
+        "grouped_gradients_without_weights",
+        _GRADIENTS,
+        "return is_stored if weights is None else torch.where(is_stored, weights, 0)",
+        "return is_stored",
+        GRADIENTS,
+        "The gradient of a row is not multiplied by its weight.",
+    ),
+    Fault(
+        "grouped_gradients_of_weights_behind_the_last_group",
+        _GRADIENTS,
+        '    is_stored = is_stored & _covered("ragged_m", offs, x).squeeze(1)\n',
+        "",
+        GRADIENTS,
+        "The gradient of a weight that no group has is whatever x holds there.",
+    ),
+    Fault(
+        "grouped_second_gradients_read_what_no_group_covers",
+        _GRADIENTS,
+        "x = torch.where(_covered(saved.form, offs, x), x, 0)",
+        "x = x + 0",
+        GRADIENTS,
+        "A NaN behind the last group passes through products with zero.",
+    ),
+    Fault(
+        "grouped_gathered_gradients_in_16_bits",
+        _GRADIENTS,
+        "wide = product(g, mat_b.mT, torch.float32)",
+        "wide = product(g, mat_b.mT)",
+        GRADIENTS,
+        "The gradients of a row that is gathered often are added in 16 bits.",
+    ),
+    Fault(
+        "grouped_weights_of_experts_see_ungathered_rows",
+        _GRADIENTS,
+        "mat_a = mat_a.index_select(0, _clamped(a_index, saved.rows_of_a))",
+        "mat_a = mat_a.index_select(0, (_clamped(a_index, saved.rows_of_a) + 1) % len(mat_a))",
+        GRADIENTS,
+        "The gradient of mat_b is made of other rows of mat_a.",
+    ),
+)
