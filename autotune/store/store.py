@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from . import leases, listing, queries, sqlite
+from . import leases, listing, pruning, queries, sqlite
 from .durable_file import DurableFile, Record
 from .leases import Claim
 from .listing import Selection, Summary
@@ -170,8 +170,8 @@ class Store(DurableFile):
             StoreError: The store is closed, or was opened for reading only.
         """
         if dry_run:
-            return self._read(queries.prunable(older_than_days, kernel, sources))
-        remove = queries.removing(older_than_days, kernel, sources)
+            return self._read(pruning.prunable(older_than_days, kernel, sources))
+        remove = pruning.removing(older_than_days, kernel, sources)
         with self._mutex:
             removed = self._write(remove)
             if self._file is not None and not self._waiting:
