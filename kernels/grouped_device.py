@@ -158,7 +158,9 @@ def _sum_products(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr = TRAITS.block_n
     BLOCK_K: tl.constexpr = TRAITS.block_k
     INTERPRETED_K: tl.constexpr = TRAITS.interpreted_k
-    PRECISION: tl.constexpr = TRAITS.precision  # as a field of its own it is no constant to triton 3.6
+    PRECISION: tl.constexpr = (
+        TRAITS.precision
+    )  # as a field of its own it is no constant to triton 3.6
     a_ptr = a + row[:, None] * strides.a_m + k.to(tl.int64)[None, :] * strides.a_k
     b_ptr = b + k.to(tl.int64)[:, None] * strides.b_k + n.to(tl.int64)[None, :] * strides.b_n
     step = tl.full((), BLOCK_K, tl.int64)

@@ -9,7 +9,7 @@ import torch
 
 from ...core import configs
 from ...core.epilogue import View
-from ...core.grouped import NO_TENSORS, GroupedProblem, GroupedTensors
+from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, GroupedTensors
 from ...runtime import hooks
 from ...runtime.cuda_graphs import not_ready
 from ..core import bounds, compile, tile_order
@@ -162,14 +162,15 @@ def _candidates() -> tuple[HopperConfig, ...]:
 @functools.cache
 def _gathering() -> tuple[HopperConfig, ...]:
     """Returns the candidates for gathered rows. Those of a CTA are its own, so no cluster shares
-    them; the warps that gather need more registers than those that start TMA loads.
+    them, and one that shares B gains nothing (WORKLOG.md). The warps that gather need more
+    registers than those that start TMA loads.
     """
     return tuple(
         replace(config, producer_registers=56, consumer_registers=224)
         if config.producer_registers
         else config
         for config in _candidates()
-        if config.cluster_n == 1
+        if config.cluster == 1
     )
 
 
@@ -214,7 +215,22 @@ def run(
     """
     if 0 in (problem.M, problem.N):
         return
+    if problem.gathers and problem.N > GATHERING_COLUMNS:
+        problem, a, tensors = _gathered(problem, a, tensors)
     launch(problem)(a, b, out, offs, tensors)
+
+
+def _gathered(
+    problem: GroupedProblem, a: Tensor, tensors: GroupedTensors
+) -> tuple[GroupedProblem, Tensor, GroupedTensors]:
+    """Returns a product without an index, whose rows were gathered into memory."""
+    assert tensors.a_index is not None
+    chosen = tensors.a_index.clamp(0, problem.rows_of_a - 1)
+    rows = a.new_empty(problem.M, -(-problem.K // 8) * 8)[:, : problem.K]
+    torch.index_select(a, 0, chosen, out=rows)
+    strides = rows.stride(0), 1
+    plain = replace(problem, a=strides, gathers=False, rows_of_a=problem.M)
+    return plain, rows, tensors._replace(a_index=None)
 
 
 def _tuned(problem: GroupedProblem) -> HopperConfig | None:

@@ -24,6 +24,9 @@ Tensor = torch.Tensor
 # the result, or the terms of the sums. Where none is, a product of batches is meant.
 Form = Literal["ragged_m", "ragged_n", "ragged_k", "batch"]
 MAX_GROUPS = 1024
+# Columns of B up to which `hopper.grouped` gathers rows of A as it loads them. That makes every
+# tile slower, so with more columns a pass that stores the rows takes less (H100, WORKLOG.md).
+GATHERING_COLUMNS = 2048
 
 
 class GroupedTensors(NamedTuple):

@@ -21,6 +21,7 @@ from ..core import moe
 from ..core.compat.torch_private import any_autocast, autocast_off, has_override
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import ACTIVATIONS, Activation
+from ..core.grouped import GATHERING_COLUMNS
 from ..core.moe import Layer
 from ..core.problem import check_name
 from ..runtime import fallback, hooks
@@ -170,14 +171,23 @@ def _first_product(
 
 
 def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
-    """Returns what `moe_mlp_forward` does; without `keep`, rows have no elements."""
+    """Returns what `moe_mlp_forward` does; without `keep`, rows have no elements, and where the
+    product gathers them itself they are not stored.
+    """
     x, gate_up, down, expert_index, weights, activation, gate_up_bias, down_bias = completed(given)
     layer = moe.check(*completed(given))
     index = expert_index.contiguous()
     offs, row_of_slot, slot_of_row = _run(layer, x.device, lambda p: p.route(index, layer.experts))
     tokens = x.contiguous()
-    rows = _run(layer, x.device, lambda p: p.dispatch(tokens, row_of_slot))
-    inner, before = _first_product(rows, gate_up, offs, gate_up_bias, activation, keep)
+    if keep or gate_up.shape[-1] > GATHERING_COLUMNS:
+        rows = _run(layer, x.device, lambda p: p.dispatch(tokens, row_of_slot))
+        inner, before = _first_product(rows, gate_up, offs, gate_up_bias, activation, keep)
+    else:
+        token_of_row = slot_of_row.div(max(index.shape[1], 1), rounding_mode="floor")
+        inner = ops.grouped_gemm(
+            tokens, gate_up, offs, gate_up_bias, None, token_of_row, None, None, activation
+        )
+        before = x.new_empty(0)
     if not keep:
         rows = before  # frees as much memory as the second product takes
     results = _product(inner, down, offs, down_bias)

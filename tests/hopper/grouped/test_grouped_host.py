@@ -349,18 +349,18 @@ def test_an_epilogue_fits_into_the_registers(name: str) -> None:
 
 @pytest.mark.compile
 def test_gathered_rows_are_copied_16_bytes_at_a_time() -> None:
-    """B still comes by TMA, to both CTAs of the cluster."""
+    """B still comes by TMA."""
     made = variant_of(problem(has="gather"), host._gathering()[0])
 
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert code.ptx.count("cp.async.cg.shared.global") == 128 * 8 // 64
     assert "cp.async.mbarrier.arrive.noinc.shared" in code.ptx
-    assert "multicast::cluster" in code.ptx
+    assert "cp.async.bulk.tensor.3d.shared" in code.ptx
 
 
-def test_gathering_clusters_share_no_rows() -> None:
-    assert {config.cluster_n for config in host._gathering()} == {1}
+def test_ctas_that_gather_share_nothing() -> None:
+    assert {config.cluster for config in host._gathering()} == {1}
     assert host.config_for(problem(has="gather", M=65536, groups=128), SMS) in host._gathering()
 
 
@@ -410,3 +410,29 @@ def test_every_tile_compiles(number: int, given: GroupedProblem) -> None:
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert ", 0 bytes spill stores" in code.log
+
+
+@pytest.mark.parametrize(("columns", "is_stored"), [(2048, False), (4096, True)])
+def test_rows_are_gathered_into_memory_for_many_columns(
+    columns: int, is_stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index may lie outside of A; K may be no multiple of 8."""
+    a, b = torch.randn(6, 24, dtype=BF16)[:, :21], torch.randn(2, 21, columns, dtype=BF16)
+    index = torch.tensor([5, -3, 9, 0, 2], dtype=torch.int32)
+    out, offs = torch.empty(5, columns, dtype=BF16), torch.tensor([2, 5], dtype=torch.int32)
+    tensors = GroupedTensors(a_index=index)
+    launched: list[Any] = []
+
+    def launch(given: GroupedProblem) -> Any:
+        return lambda *operands: launched.append((given, *operands))
+
+    monkeypatch.setattr(host, "launch", launch)
+    host.run(describe("ragged_m", a, b, out, 2, tensors), a, b, out, offs, tensors)
+
+    ((given, rows, *_, used),) = launched
+    assert given.gathers == (used.a_index is not None) == (not is_stored)
+    assert given.M == 5
+    if is_stored:
+        assert torch.equal(rows, a[[5, 0, 5, 0, 2]])
+        assert given.a == rows.stride() == (24, 1)
+        assert host.unsupported(replace(given, device=torch.device("cuda"))) is None
