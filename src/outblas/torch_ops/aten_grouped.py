@@ -40,9 +40,9 @@ class Slower(NamedTuple):
     gain: float
 
 
-# NVIDIA H100, bfloat16, torch 2.11: of products with groups of columns, one was measured. Those with
-# 8 to 256 groups of 32 to 8,192 rows in the mean were not slower; nor were those of terms, but for
-# 2% with 256 groups whose sizes were skewed.
+# NVIDIA H100, bfloat16, torch 2.11: of products with 64 groups of columns, one was measured. Those
+# with 8 to 256 groups of 32 to 8,192 rows in the mean were not slower; nor were those of terms, but
+# for 2% with 256 groups whose sizes were skewed.
 SLOWER = (Slower("N", 0, 0.97),)
 
 
