@@ -46,6 +46,7 @@ class Block(NamedTuple):
 _KERNELS = {"ragged_m": ragged_m_kernel, "ragged_k": ragged_k_kernel}
 _INTERPRETED = {form: language.interpreted(kernel) for form, kernel in _KERNELS.items()}
 _INTERPRETED_BLOCK = Block(16, 32, 32, 4, 1)
+MOST_PLACES = 2**31 - 128  # rows, whose numbers fit 32 bits also behind the end of the last tile
 _NAME = "the portable kernel of grouped products"
 _loaded: set[tuple[Any, ...]] = set()  # what has been compiled and put onto a GPU
 
@@ -56,6 +57,10 @@ def unsupported(problem: GroupedProblem) -> str | None:
         return f"needs CUDA or CPU tensors, but was given tensors on {problem.device}"
     if problem.device.type == "cuda" and not isinstance(ragged_m_kernel, triton.JITFunction):
         return "needs CPU tensors while TRITON_INTERPRET=1 is set, but was given CUDA tensors"
+    if problem.capacity and problem.zero_tail:
+        return "it sets no rows to zero where groups have places of their own"
+    if problem.capacity and problem.M > MOST_PLACES:
+        return f"needs at most {MOST_PLACES} rows of all groups, but was given {problem.M}"
     if programs(problem, block(problem)) >= 2**31:
         return f"needs fewer than 2**31 tiles, but was given {programs(problem, block(problem))}"
     return None
@@ -86,7 +91,9 @@ def programs(problem: GroupedProblem, tile: Block) -> int:
 def sizes(problem: GroupedProblem) -> GroupedSizes:
     """Returns the sizes of a product in the form that the kernels take."""
     rows_of_a = problem.rows_of_a if problem.gathers else problem.M
-    return GroupedSizes(problem.groups, problem.M, problem.N, problem.K, rows_of_a)
+    return GroupedSizes(
+        problem.groups, problem.M, problem.N, problem.K, rows_of_a, problem.capacity
+    )
 
 
 def strides(problem: GroupedProblem) -> GroupedStrides:
@@ -125,6 +132,7 @@ def traits(
         parts=1 if is_bare else 2 if tile.n < 128 else 4,
         steps=problem.groups.bit_length(),
         zero_tail=problem.zero_tail,
+        masked=problem.capacity > 0,
         function=epilogue.function,
         gated=epilogue.gated,
         precision=precision,
@@ -152,7 +160,7 @@ def run(
     precision = "tf32" if problem.dtype == torch.float32 and _wants_tf32(problem) else "ieee"
     is_cpu = problem.device.type == "cpu"
     known = traits(problem, tile, precision, interpreted=is_cpu)
-    pointers = GroupedPointers(a, b, out, offs, *tensors)
+    pointers = GroupedPointers(a, b, out, offs, *tensors[:-1])
     arguments = pointers, sizes(problem), strides(problem)
     if is_cpu:
         with language.lock, np.errstate(all="ignore"):

@@ -32,13 +32,14 @@ class GroupedPointers(NamedTuple):
 
 
 class GroupedSizes(NamedTuple):
-    """The sizes of a grouped product. `N` counts columns of B."""
+    """The sizes of a grouped product, as in GroupedProblem."""
 
     groups: Any
     M: Any
     N: Any
     K: Any
     rows_of_a: Any
+    capacity: Any
 
 
 class GroupedStrides(NamedTuple):
@@ -73,6 +74,7 @@ class GroupedTraits:
         columns at once would take too many registers.
     steps: those of a binary search among the groups.
     zero_tail: as in GroupedProblem.
+    masked: each group has a place of its own, as GroupedProblem says of a `capacity`.
     function, gated: those of the epilogue.
     precision: of products of fp32 operands, "ieee" or "tf32".
     interpreted_k: K as a Python number, which the interpreter needs to iterate over a range; 0 when
@@ -85,6 +87,7 @@ class GroupedTraits:
     parts: int
     steps: int
     zero_tail: bool
+    masked: bool
     function: str
     gated: bool
     precision: str
@@ -99,16 +102,38 @@ def _group_begin(offs, group, extent):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _group_of(  # type: ignore[no-untyped-def]
-    offs, slot, groups, extent, ROWS: tl.constexpr, STEPS: tl.constexpr
-):
+def _first_row(offs, group, size, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the first row of a group."""
+    return group * size.capacity if MASKED else _group_begin(offs, group, size.M)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _end_row(offs, group, begin, size, TRAITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the row behind the last one of a group that begins at `begin`."""
+    MASKED: tl.constexpr = TRAITS.masked
+    ZERO_TAIL: tl.constexpr = TRAITS.zero_tail
+    is_group = group < size.groups
+    if MASKED:
+        count = tl.load(offs + group, mask=is_group, other=0)
+        end = begin + tl.minimum(tl.maximum(count, 0), size.capacity)
+    else:
+        end = tl.load(offs + group, mask=is_group, other=size.M if ZERO_TAIL else 0)
+        end = tl.minimum(end, size.M)
+    return end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _group_of(offs, slot, size, TRAITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the group that owns a slot: the last one whose slots begin at it or before. The group
     after all others owns what is left over.
     """
-    low, high = slot * 0, slot * 0 + groups
+    ROWS: tl.constexpr = TRAITS.block_m
+    STEPS: tl.constexpr = TRAITS.steps
+    MASKED: tl.constexpr = TRAITS.masked
+    low, high = slot * 0, slot * 0 + size.groups
     for _ in tl.static_range(STEPS):
         middle = (low + high + 1) // 2
-        is_before = _group_begin(offs, middle, extent) // ROWS + middle <= slot
+        is_before = _first_row(offs, middle, size, MASKED) // ROWS + middle <= slot
         low, high = tl.where(is_before, middle, low), tl.where(is_before, high, middle - 1)
     return low
 
@@ -263,16 +288,15 @@ def ragged_m_kernel(  # type: ignore[no-untyped-def]
     columns = size.N // 2 if TRAITS.gated else size.N
     columns = (columns + OUT_COLUMNS - 1) // OUT_COLUMNS
     slot, column = tl.program_id(0) // columns, tl.program_id(0) % columns
-    offs, groups, M = pointers.offs, size.groups, size.M
-    group = _group_of(offs, slot, groups, M, BLOCK_M, TRAITS.steps)
-    begin = _group_begin(offs, group, M)
-    end = tl.load(offs + group, mask=group < groups, other=M if TRAITS.zero_tail else 0)
-    end = tl.minimum(end, M)
+    MASKED: tl.constexpr = TRAITS.masked
+    group = _group_of(pointers.offs, slot, size, TRAITS)
+    begin = _first_row(pointers.offs, group, size, MASKED)
+    end = _end_row(pointers.offs, group, begin, size, TRAITS)
     first = begin + (slot - begin // BLOCK_M - group) * BLOCK_M
     if first < end:
         m = first + tl.arange(0, BLOCK_M)
         n, mask_n = _columns(size, column, TRAITS)
-        is_group = group < groups  # what is left over has no terms, and gets zeros
+        is_group = group < size.groups  # what is left over has no terms, and gets zeros
         matrix = group.to(tl.int64)
         acc = _sum_products(
             pointers.a,

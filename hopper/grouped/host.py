@@ -23,6 +23,9 @@ from .variant import load, variant_of
 Tensor = torch.Tensor
 
 FEW_ROWS = 64  # of a group, for which a tile of 64 rows is enough
+# The largest capacity of a masked group of which no more than `FEW_ROWS` are expected to be there:
+# in decoding few are, and DRAM bounds the call.
+FEW_PLACES = 512
 MOST_GROUPS = CAPACITIES[-1]  # whose schedule fits beside the stages
 _DTYPES = (torch.bfloat16, torch.float16)
 # tile_m, consumers, cluster_m, cluster_n, tile_n
@@ -46,6 +49,8 @@ def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
+    if problem.capacity and problem.zero_tail:
+        return "it sets no rows to zero where groups have places of their own"
     if layouts.has_tail(problem) and _beside_the_product(problem):
         return (
             "it sets rows behind the last group to zero only without an epilogue and a scatter, "
@@ -130,6 +135,8 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     Where DRAM bounds the call, small tiles share the work more evenly: groups of few rows wait for
     the weights, sums of few terms for the results to be written. Measured on an H100 (WORKLOG.md).
     """
+    if 0 < problem.capacity <= FEW_PLACES:
+        problem = replace(problem, M=problem.groups * min(problem.capacity, FEW_ROWS))
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
     small = [config for config in candidates if config.tile_m == 64]

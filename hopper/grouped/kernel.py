@@ -78,7 +78,8 @@ class Grouped(Gemm):
         clusters: Int32,
         stream,
     ):
-        """Launches the kernel. offs: int32 (groups).
+        """Launches the kernel. offs: int32 (groups), their ends, or the numbers of their rows where
+        M / groups rows have room in each.
 
         Ragged rows: a (M, K), b (groups, K, N), c (M, N). Ragged terms: a (M, K), b (K, N), c
         (groups, M, N). The others are None, or bias (groups, N), residual as c, aux as c,
@@ -119,6 +120,7 @@ class Grouped(Gemm):
             clusters,
             a if traits.gathers else None,
             a_index,
+            extent // offs.shape[0] if traits.masked else None,
             None,
         )
         tensors = EpilogueTensors(

@@ -38,8 +38,10 @@ class GroupedParams(NamedTuple):
     columns: of cluster tiles; with ragged rows, `rows` is not used. by_columns, by_matrix, by_band:
     divisors by the columns, by the tiles of a group with ragged terms, and by the tiles of `band`
     rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. a,
-    a_index: A and the index of its rows, where rows are gathered; else None. table: in shared
-    memory, int32 (capacity), what `make_tile_rows` or `make_order` writes; None before it exists.
+    a_index: A and the index of its rows, where rows are gathered; else None. group_rows: the rows
+    for which each group has room, where groups have places of their own, and `offs` holds the
+    numbers of their rows; else None. table: in shared memory, int32 (capacity), what
+    `make_tile_rows` or `make_order` writes; None before it exists.
     """
 
     offs: Any
@@ -53,6 +55,7 @@ class GroupedParams(NamedTuple):
     clusters: Any
     a: Any
     a_index: Any
+    group_rows: Any
     table: Any
 
 
@@ -115,8 +118,11 @@ class GroupedScheduler:
 @cute.jit
 def bounds(params: GroupedParams, group):
     """Returns the first row of a group and the row behind its last one. The group behind all others
-    has the rows that are left over. Ends that decrease or leave C are clamped.
+    has the rows that are left over. Ends that decrease or leave C are clamped, and so are numbers
+    of rows for which there is no room.
     """
+    if cutlass.const_expr(params.group_rows is not None):
+        return own_place(params, group)
     groups = params.offs.shape[0]
     begin, end = Int32(0), params.extent
     if group > 0 and group <= groups:
@@ -125,6 +131,18 @@ def bounds(params: GroupedParams, group):
         end = params.offs[group]
     begin = cutlass.min(cutlass.max(begin, 0), params.extent)
     return begin, cutlass.min(cutlass.max(end, begin), params.extent)
+
+
+@cute.jit
+def own_place(params: GroupedParams, group):
+    """Returns `bounds` where groups have places of their own. Those behind all others, for which
+    lanes ask, have no rows.
+    """
+    begin, end = Int32(0), Int32(0)
+    if group < params.offs.shape[0]:
+        begin = group * params.group_rows
+        end = begin + cutlass.min(cutlass.max(params.offs[group], 0), params.group_rows)
+    return begin, end
 
 
 @cute.jit

@@ -15,6 +15,7 @@ class GroupedTraits(traits.KernelTraits):
     form: "ragged_m" or "ragged_k", as in `core.grouped`.
     capacity: the number of groups that the schedule has room for, one of `CAPACITIES`.
     zero_tail: the rows behind the last group are one group more, whose sums are zero.
+    masked: groups have places of their own, and their numbers of rows are told.
     gathers: each row of A is the one that an index names.
     scatters: each row of C is stored in the row that an index names.
     weighted: the outputs of each row are multiplied by a weight before the residual is added.
@@ -26,6 +27,7 @@ class GroupedTraits(traits.KernelTraits):
     form: str = "ragged_m"
     capacity: int = BY_BALLOT
     zero_tail: bool = False
+    masked: bool = False
     gathers: bool = False
     scatters: bool = False
     weighted: bool = False

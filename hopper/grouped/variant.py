@@ -28,6 +28,7 @@ class GroupedVariant(variant.Variant):
         c, t = self.config, self.traits
         flags = {
             "tail": t.zero_tail,
+            "masked": t.masked,
             f"bias_{t.bias}": t.bias,
             t.function: t.function,
             "gated": t.gated,
@@ -77,6 +78,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         form=problem.form,
         capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
         zero_tail=layouts.has_tail(problem),
+        masked=problem.capacity > 0,
         gathers=problem.gathers,
         scatters=problem.scatters,
         weighted=problem.weighted,

@@ -144,6 +144,7 @@ def test_zeroed_rows_behind_the_groups_change_nothing() -> None:
         {"epilogue": Epilogue("relu")},
         {"gathers": True},
         {"scatters": True},
+        {"capacity": 32},
         {"device": torch.device("cpu")},
     ],
     ids=lambda changes: next(iter(changes)),

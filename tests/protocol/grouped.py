@@ -23,6 +23,7 @@ from .tensors import Shared
 class GroupedCase:
     """A call: `ends` of groups in the ragged dimension of size `extent`, which are rows or terms.
     `M` and `K` are the sizes of the dimension that is not ragged, and `N` columns are stored.
+    With a `capacity`, `ends` are the numbers of rows of groups that have room for so many each.
     `epilogue` is any of "residual", "aux", "gated" and "scatter", or "unstaged": registers are
     stored, as for ragged columns.
     """
@@ -39,6 +40,7 @@ class GroupedCase:
     out_dtype: torch.dtype = torch.bfloat16
     in_place: bool = False
     epilogue: frozenset[str] = frozenset()
+    capacity: int = 0
 
     @property
     def halves(self) -> int:
@@ -48,6 +50,9 @@ class GroupedCase:
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where groups begin and end; what is left over last, where it counts as a group."""
+        if self.capacity:
+            begins = range(0, self.extent, self.capacity)
+            return [(row, row + count) for row, count in zip(begins, self.ends, strict=True)]
         found = list(zip((0, *self.ends[:-1]), self.ends, strict=True))
         return [*found, (self.ends[-1], self.extent)] if self.zero_tail else found
 
@@ -202,6 +207,7 @@ def simulate_grouped(
             form=case.form,
             capacity=-(-groups // 32) * 32,
             zero_tail=case.zero_tail,
+            masked=case.capacity > 0,
             gated=case.halves == 2,
             residual="staged" if "residual" in case.epilogue else "",
             aux="staged" if "aux" in case.epilogue else "",

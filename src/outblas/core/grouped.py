@@ -21,8 +21,9 @@ from .tensor_memory import read_address
 Tensor = torch.Tensor
 
 # Which dimension is divided among groups: the rows of A and of the result, the columns of B and of
-# the result, or the terms of the sums. Where none is, a product of batches is meant.
-Form = Literal["ragged_m", "ragged_n", "ragged_k", "batch"]
+# the result, or the terms of the sums. Where none is, a product of batches is meant, of which
+# "masked" computes the first rows of each matrix, as many as `counts` says.
+Form = Literal["ragged_m", "ragged_n", "ragged_k", "batch", "masked"]
 MAX_GROUPS = 1024
 # Columns of B up to which `hopper.grouped` gathers rows of A as it loads them. That makes every
 # tile slower, so with more columns a pass that stores the rows takes less (H100, WORKLOG.md).
@@ -36,7 +37,9 @@ class GroupedTensors(NamedTuple):
     bias: (groups, N). residual: as the result. aux: as the product before the activation; it is
     written. a_index: int32 (M,), the row of A that each row of a group is. scatter_index: int32
     (M,), the row of the result in which each row of a group is stored. scatter_weights: fp32 (M,),
-    by which the rows of groups are multiplied before the residual is added.
+    by which the rows of groups are multiplied before the residual is added. counts: int32
+    (groups,), the rows of each group where all have the same room; kernels take it as `offs`, and
+    nothing here.
     """
 
     bias: Tensor | None = None
@@ -45,6 +48,7 @@ class GroupedTensors(NamedTuple):
     a_index: Tensor | None = None
     scatter_index: Tensor | None = None
     scatter_weights: Tensor | None = None
+    counts: Tensor | None = None
 
 
 NO_TENSORS = GroupedTensors()
@@ -76,6 +80,9 @@ class GroupedProblem:
     zero_tail: rows beyond the last group are stored as zeros, where they would be stored; otherwise
         nothing is. They have no epilogue, and aux stays as it is.
     exchanged: a is the caller's mat_b, transposed, and b the mat_a.
+    capacity: the rows for which each group has room, where group g begins at row g * capacity, and
+        `offs` holds how many rows of each group there are. All others are neither computed nor
+        stored. 0 where groups follow one another, and `offs` holds their ends.
     """
 
     form: Form
@@ -97,6 +104,7 @@ class GroupedProblem:
     gathers: bool = False
     scatters: bool = False
     weighted: bool = False
+    capacity: int = 0
 
     @property
     def columns(self) -> int:
@@ -147,6 +155,8 @@ def check(
     tensors: GroupedTensors,
     activation: str,
     out_dtype: torch.dtype | None,
+    *,
+    zero_tail: bool = False,
 ) -> Checked:
     """Checks the arguments of a call. The tensors are the caller's: indices may be int64, weights
     of the dtype of the result.
@@ -155,7 +165,11 @@ def check(
     """
     _check_operands(mat_a, mat_b)
     form = _form(mat_a, mat_b)
-    groups = _check_offs(form, mat_a, mat_b, offs)
+    if tensors.counts is None:
+        groups = _check_offs(form, mat_a, mat_b, offs)
+    else:
+        groups = _check_counts(form, mat_a, mat_b, offs, tensors, zero_tail)
+        form = "masked"
     dtype = out_dtype or mat_a.dtype
     if dtype not in (mat_a.dtype, torch.float32):
         raise OperandError(
@@ -228,12 +242,50 @@ def _check_offs(form: Form, mat_a: Tensor, mat_b: Tensor, offs: Tensor | None) -
             f"offs is {offs.dtype} of shape {tuple(offs.shape)} on {offs.device}, expected "
             f"torch.int32 of 1 dimension on {mat_a.device}"
         )
-    groups = offs.shape[0]
-    for name, t in (("mat_a", mat_a), ("mat_b", mat_b)):
-        if t.dim() == 3 and t.shape[0] != groups:
-            raise OperandError(f"{name}.shape[0] is {t.shape[0]} but offs has {groups} elements")
+    return _check_groups("offs", offs, mat_a, mat_b)
+
+
+def _check_counts(
+    form: Form,
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None,
+    tensors: GroupedTensors,
+    zero_tail: bool,
+) -> int:
+    """Returns the number of groups."""
+    counts = tensors.counts
+    assert counts is not None, "the caller has looked"
+    if form != "batch":
+        raise OperandError(
+            f"counts is given, expected None where mat_a has {mat_a.dim()} and mat_b {mat_b.dim()} "
+            "dimensions: it needs 3 of both"
+        )
+    for name, t in (("offs", offs), *list(tensors._asdict().items())[3:6]):
+        if t is not None:
+            raise OperandError(f"{name} is given, expected None beside counts")
+    if zero_tail:
+        raise OperandError("zero_tail is True, expected False beside counts")
+    if counts.dim() != 1 or counts.dtype != torch.int32 or counts.device != mat_a.device:
+        raise OperandError(
+            f"counts is {counts.dtype} of shape {tuple(counts.shape)} on {counts.device}, expected "
+            f"torch.int32 of 1 dimension on {mat_a.device}"
+        )
+    return _check_groups("counts", counts, mat_a, mat_b)
+
+
+def _check_groups(given: str, t: Tensor, mat_a: Tensor, mat_b: Tensor) -> int:
+    """Checks that both operands have as many matrices, where they have several, as the tensor
+    `given` has elements. Returns their number.
+    """
+    groups = t.shape[0]
+    for name, operand in (("mat_a", mat_a), ("mat_b", mat_b)):
+        if operand.dim() == 3 and operand.shape[0] != groups:
+            raise OperandError(
+                f"{name}.shape[0] is {operand.shape[0]} but {given} has {groups} elements"
+            )
     if not 1 <= groups <= MAX_GROUPS:
-        raise OperandError(f"offs has {groups} elements, expected 1 to {MAX_GROUPS}")
+        raise OperandError(f"{given} has {groups} elements, expected 1 to {MAX_GROUPS}")
     return groups
 
 
@@ -324,11 +376,11 @@ def _check_index(name: str, index: Tensor, M: int | None, device: torch.device) 
 
 
 def in_kernel_form(tensors: GroupedTensors, rows_of_a: int) -> GroupedTensors:
-    """Returns the tensors with indices and weights as the kernels take them. An int64 index is
-    clamped before it loses bits: to rows of A, and to the rows of the result and one beyond them at
-    each end, where nothing is stored.
+    """Returns the tensors with indices and weights as the kernels take them, without counts
+    (`ends`). An int64 index is clamped before it loses bits: to rows of A, and to the rows of the
+    result and one beyond them at each end, where nothing is stored.
     """
-    a_index, scatter_index, weights = tensors[3:]
+    a_index, scatter_index, weights = tensors[3:6]
     if a_index is not None:
         a_index = _narrow_index(a_index, 0, rows_of_a - 1)
     if scatter_index is not None:
@@ -336,6 +388,13 @@ def in_kernel_form(tensors: GroupedTensors, rows_of_a: int) -> GroupedTensors:
     if weights is not None:
         weights = weights.to(torch.float32).contiguous()
     return GroupedTensors(*tensors[:3], a_index, scatter_index, weights)
+
+
+def ends(offs: Tensor | None, tensors: GroupedTensors) -> Tensor:
+    """Returns what the kernels take as `offs`."""
+    found = offs if tensors.counts is None else tensors.counts
+    assert found is not None, "`check` demands it"
+    return found.contiguous()
 
 
 def _narrow_index(index: Tensor, low: int, high: int) -> Tensor:
@@ -355,14 +414,15 @@ def describe(
     activation: str = "",
     zero_tail: bool = False,
 ) -> GroupedProblem:
-    """Describes a checked product with an `offs`. Ragged columns are the ragged rows of the
-    transposed product, out^T = B^T A^T, whose operands are exchanged (`in_planned_form`).
+    """Describes a checked product with an `offs` or with counts. Ragged columns are the ragged rows
+    of the transposed product, out^T = B^T A^T, whose operands are exchanged (`in_planned_form`).
     """
     exchanged = form == "ragged_n"
+    capacity = mat_a.shape[1] if form == "masked" else 0
     mat_a, mat_b, out, tensors = in_planned_form(form, mat_a, mat_b, out, tensors)
     rows = mat_a.shape[-2] if tensors.a_index is None else tensors.a_index.shape[0]
     return GroupedProblem(
-        form="ragged_m" if exchanged else form,
+        form=form if form == "ragged_k" else "ragged_m",
         groups=groups,
         M=rows,
         N=mat_b.shape[-1],
@@ -381,6 +441,7 @@ def describe(
         gathers=tensors.a_index is not None,
         scatters=tensors.scatter_index is not None,
         weighted=tensors.scatter_weights is not None,
+        capacity=capacity,
     )
 
 
@@ -388,12 +449,24 @@ def in_planned_form(
     form: Form, mat_a: Tensor, mat_b: Tensor, out: Tensor, tensors: GroupedTensors
 ) -> tuple[Tensor, Tensor, Tensor, GroupedTensors]:
     """Returns the tensors of a call as the kernels take them: for ragged columns those of the
-    transposed product.
+    transposed product; with counts, matrices of the rows of all groups. These are copies of
+    operands that cannot be viewed so; aux and out can (`is_one_matrix`).
     """
+    if form == "masked":
+        residual, aux = (
+            t if t is None else t.flatten(0, 1) for t in (tensors.residual, tensors.aux)
+        )
+        moved = tensors._replace(residual=residual, aux=aux)
+        return mat_a.flatten(0, 1), mat_b, out.flatten(0, 1), moved
     if form != "ragged_n":
         return mat_a, mat_b, out, tensors
     residual, aux = (t if t is None else t.mT for t in (tensors.residual, tensors.aux))
     return mat_b.mT, mat_a.mT, out.mT, tensors._replace(residual=residual, aux=aux)
+
+
+def is_one_matrix(t: Tensor) -> bool:
+    """Returns whether the matrices of a batch can be viewed as one that has the rows of all."""
+    return read_address(t.flatten(0, 1)) == read_address(t)
 
 
 def _epilogue(activation: str, tensors: GroupedTensors) -> Epilogue:

@@ -18,6 +18,7 @@ import torch
 
 from ..core.compat.torch_private import from_below
 from ..core.epilogue import composed
+from ..core.errors import OperandError
 from ..core.grouped import NO_TENSORS, Form
 from . import grouped_plans, ops
 from .autograd import gradient_of_x, without_gradients
@@ -49,7 +50,9 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, aux: bool, *given: Any) -> Any:
-        mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, kernel_name, tail = given
+        mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, kernel_name, tail, _ = (
+            given
+        )
         needs = dict(zip(_NAMES, ctx.needs_input_grad[1:], strict=True))
         x_needs = any(needs[name] for name in _SUMMED)
         x = None
@@ -210,13 +213,28 @@ def _covered(form: Form, offs: Tensor | None, x: Tensor) -> Tensor:
 def _of_plain(
     mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, bias: Tensor | None, *choice: Any
 ) -> tuple[Any, ...]:
-    return False, mat_a, mat_b, offs, bias, None, None, None, None, "", *choice
+    return False, mat_a, mat_b, offs, bias, None, None, None, None, "", *choice, None
+
+
+def _of_whole(aux: bool, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    *others, counts = given
+    if counts is None:
+        return aux, *given
+    needing = [
+        name
+        for name, t in zip(_NAMES, others, strict=False)
+        if isinstance(t, Tensor) and t.requires_grad
+    ]
+    raise OperandError(
+        f"counts is given with inputs that need gradients ({', '.join(needing)}), expected no "
+        "counts (or torch.no_grad())"
+    )
 
 
 _ARRANGED: dict[str, Callable[..., tuple[Any, ...]]] = {
     "grouped_mm": _of_plain,
-    "grouped_gemm": lambda *given: (False, *given),
-    "grouped_gemm_aux": lambda *given: (True, *given),
+    "grouped_gemm": lambda *given: _of_whole(False, given),
+    "grouped_gemm_aux": lambda *given: _of_whole(True, given),
 }
 for _name, _arranged in _ARRANGED.items():
     _defaults = {each.name: each.default for each in ARGUMENTS[_name]}

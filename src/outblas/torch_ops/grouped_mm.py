@@ -15,19 +15,29 @@ from ..core.compat.torch_private import (
     has_override,
 )
 from ..core.compiling import CompileForbidden
-from ..core.epilogue import Activation, composed
-from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors
+from ..core.epilogue import Activation
+from ..core.grouped import NO_TENSORS, Checked, GroupedTensors
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
 from . import grouped_gradients, grouped_plans, ops
 from .flop_formulas import register_if_counted
+from .grouped_by_torch import by_torch
 from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 
 HOPPER, PORTABLE = "hopper.grouped", "portable"
 KERNELS = (HOPPER, PORTABLE)
-_TENSORS = "offs", "bias", "residual", "aux", "a_index", "scatter_index", "scatter_weights"
+_TENSORS = (
+    "offs",
+    "bias",
+    "residual",
+    "aux",
+    "a_index",
+    "scatter_index",
+    "scatter_weights",
+    "counts",
+)
 _REGISTERED = grouped_gradients  # it registers itself with the operators on import
 _autocast_off = autocast_off("cpu", "cuda")
 
@@ -45,6 +55,7 @@ def grouped_mm(
     a_index: Tensor | None = None,
     scatter_index: Tensor | None = None,
     scatter_weights: Tensor | None = None,
+    counts: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """Multiply the matrices of each group, such as the tokens of each expert with its weights.
@@ -56,11 +67,12 @@ def grouped_mm(
     (G, M, K)     (K, N)        (M, N)                    N: columns of mat_b and of the result
     (M, K)        (K, N)        (G, M, N)                 K: a sum for each group
     (G, M, K)     (G, K, N)     (G, M, N)                 nothing; `offs` is None
+    (G, C, K)     (G, K, N)     (G, C, N)                 C: the first `counts` rows of each group
     ============  ============  ========================  ===================================
 
-    `offs` is read on the device alone: a call waits for nothing, and a CUDA graph that captured it
-    may be replayed with other groups. Groups may be empty, and need no alignment. Without a CUDA
-    device torch multiplies group by group, with a `FallbackWarning`.
+    `offs` and `counts` are read on the device alone: a call waits for nothing, and a CUDA graph
+    that captured it may be replayed with other groups. Groups may be empty, and need no alignment.
+    Without a CUDA device torch multiplies group by group, with a `FallbackWarning`.
 
     With an activation and a residual the result is activation(product + bias) + residual, computed
     in float32 and rounded once. With ragged rows (the first line of the table) the rows of groups
@@ -96,6 +108,10 @@ def grouped_mm(
             does not name are undefined, and for an index outside of the result nothing is stored.
         scatter_weights: (M,), float32 or of the dtype of the result, beside `scatter_index`: the
             factors of the rows of the groups, before the residual is added.
+        counts: int32, (G,), where both operands have three dimensions: how many rows each group
+            has, of the C for which it has room. Those below 0 count as 0, those above C as C. What
+            lies in all other rows does not matter; the result is undefined there, and `aux` stays
+            as it is. G is at most 1024. No `offs`, gather or scatter then, and no gradients.
         kernel: None for the best one; "hopper.grouped", for 16-bit operands on sm_90; or
             "portable", which also runs on CPU tensors, through Triton's interpreter.
 
@@ -118,7 +134,7 @@ def grouped_mm(
         >>> outblas.grouped_mm(tokens, weights, offs=offs).shape
         torch.Size([6, 4])
     """
-    tensors = offs, bias, residual, aux, a_index, scatter_index, scatter_weights
+    tensors = offs, bias, residual, aux, a_index, scatter_index, scatter_weights, counts
     result: Tensor
     if not torch.compiler.is_dynamo_compiling():
         if has_override(mat_a, mat_b, *tensors):
@@ -131,12 +147,13 @@ def grouped_mm(
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
     function = problem.check_activation(activation) if activation is not None else ""
     grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
+    read = (*tensors[:3], *tensors[4:7], function, out_dtype, name, False, counts)
     if aux is not None:
-        read = (*tensors[:3], *tensors[4:])
-        result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read, function, out_dtype, name)
+        result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read)
         return result
+    has_rows = not (a_index is scatter_index is scatter_weights is counts is None)
     beside = NO_TENSORS
-    if not (bias is residual is a_index is scatter_index is scatter_weights is None):
+    if has_rows or not (bias is residual is None):
         beside = GroupedTensors(*tensors[1:])
     options = function, out_dtype, name, False
     is_traced = torch.compiler.is_dynamo_compiling()
@@ -144,9 +161,8 @@ def grouped_mm(
         found = grouped_plans.run(mat_a, mat_b, offs, beside, options)
         if found is not None:
             return found
-    if function or not (residual is a_index is scatter_index is scatter_weights is None):
-        read = (*tensors[:3], *tensors[4:])
-        result = ops.grouped_gemm(mat_a, mat_b, *read, function, out_dtype, name)
+    if function or has_rows or residual is not None:
+        result = ops.grouped_gemm(mat_a, mat_b, *read)
     else:
         result = ops.grouped_mm(mat_a, mat_b, offs, bias, out_dtype, name)
     if not is_traced:
@@ -177,10 +193,13 @@ def _plain(
 def _whole(aux: Tensor | None, given: tuple[Any, ...], *, new_aux: bool = False) -> _Call:
     """Returns the call that the arguments of `grouped_gemm` describe."""
     given += _DEFAULTS[len(given) :]
-    mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, kernel_name, zero_tail = given
+    mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, name, zero_tail, counts = (
+        given
+    )
     ops.check_activation(activation)
-    tensors = GroupedTensors(bias, residual, aux, *rows)
-    return mat_a, mat_b, offs, tensors, activation, out_dtype, kernel_name, zero_tail, new_aux
+    a_index, scatter_index, weights = rows
+    tensors = GroupedTensors(bias, residual, aux, a_index, scatter_index, weights, counts)
+    return mat_a, mat_b, offs, tensors, activation, out_dtype, name, zero_tail, new_aux
 
 
 _DEFAULTS = tuple(each.default for each in ARGUMENTS["grouped_gemm"])
@@ -233,18 +252,24 @@ def _compute_as_given(
     if plan is not None:
         with contextlib.suppress(CompileForbidden):  # torch's settings are others; it is met below
             return plan(mat_a, mat_b, offs, own), None
-    checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype)
+    checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype, zero_tail)
+    aux = tensors.aux
+    if checked.form == "masked" and aux is not None and not grouped.is_one_matrix(aux):
+        copied = aux.contiguous()
+        whole = tensors._replace(aux=copied)
+        out, _ = _compute_as_given(mat_a, mat_b, offs, whole, *options, new_aux)
+        return out, aux.copy_(copied)
     if new_aux:
         aux = torch.empty(checked.product, dtype=checked.dtype, device=mat_a.device)
         tensors = tensors._replace(aux=aux)
     if checked.form == "batch":
         return _batch(mat_a, mat_b, tensors, activation, out_dtype, kernel_name), tensors.aux
-    assert offs is not None, "`check` demands it"
+    ends = grouped.ends(offs, tensors)
     out = torch.empty(checked.result, dtype=checked.dtype, device=mat_a.device)
     reason = _no_kernel_reason(mat_a) if not kernel_name else None
     if reason is not None:
         fallback.warn_fallback(reason)
-        by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
+        by_torch(checked, mat_a, mat_b, ends, out, tensors, activation)
         return out, tensors.aux
     if tensors is not NO_TENSORS:
         tensors = grouped.in_kernel_form(tensors, mat_a.shape[0])
@@ -255,14 +280,14 @@ def _compute_as_given(
     a, b, c, moved = grouped.in_planned_form(*given, tensors)
     try:
         kernels = kernels_for(planned, kernel_name)
-        kernels.run(planned, a, b, c, offs.contiguous(), moved)
+        kernels.run(planned, a, b, c, ends, moved)
     except CompileForbidden as error:
         if kernel_name:
             raise
         if capturing(mat_a.device):  # torch would ask the device for the ends of groups
             raise not_ready() from None
         fallback.warn_fallback(str(error))
-        by_torch(checked, mat_a, mat_b, offs, out, tensors, activation)
+        by_torch(checked, mat_a, mat_b, ends, out, tensors, activation)
         return out, tensors.aux
     if not new_aux:
         plan = grouped_plans.plan_of(planned, checked, kernels)
@@ -277,9 +302,10 @@ def _check(
     tensors: GroupedTensors,
     activation: str,
     out_dtype: torch.dtype | None,
+    zero_tail: bool,
 ) -> Checked:
     """Checks the arguments of an operator. Raises OperandError."""
-    checked = grouped.check(mat_a, mat_b, offs, tensors, activation, out_dtype)
+    checked = grouped.check(mat_a, mat_b, offs, tensors, activation, out_dtype, zero_tail=zero_tail)
     if tensors.aux is not None:
         others = tensors._replace(aux=None)._asdict()
         problem.check_overlap(tensors.aux, "aux", mat_a=mat_a, mat_b=mat_b, offs=offs, **others)
@@ -359,82 +385,6 @@ def _no_kernel_reason(mat_a: Tensor) -> str | None:
     return None
 
 
-def by_torch(
-    checked: Checked,
-    mat_a: Tensor,
-    mat_b: Tensor,
-    offs: Tensor,
-    out: Tensor,
-    tensors: GroupedTensors,
-    activation: str,
-) -> None:
-    """Computes the products group by group. The ends of groups are read by the host. What no group
-    covers is zero.
-    """
-    form, dtype = checked.form, checked.dtype
-    is_bare = tensors is NO_TENSORS and not activation
-    wide = dtype if is_bare else torch.float32  # an epilogue rounds once
-    if tensors.a_index is not None:
-        mat_a = mat_a.index_select(0, tensors.a_index.clamp(0, mat_a.shape[0] - 1))
-    out.zero_()
-    extent = mat_b.shape[-1] if form == "ragged_n" else mat_a.shape[0 if form == "ragged_m" else 1]
-    begin = 0
-    for group, end in enumerate(offs.tolist()):
-        end = min(max(end, begin), extent)
-        part = slice(begin, end)
-        begin = end
-        match form:
-            case "ragged_m":
-                a, b = mat_a[part], mat_b[group]
-            case "ragged_n":
-                a, b = mat_a[group], mat_b[:, part]
-            case _:
-                a, b = mat_a[:, part], mat_b[part]
-        product = a.to(wide) @ b.to(wide)
-        if is_bare:
-            _of_group(form, out, group, part).copy_(product)
-        else:
-            _store_group(form, product, group, part, out, tensors, activation)
-
-
-def _of_group(form: Form, t: Tensor, group: int, part: slice) -> Tensor:
-    """Returns the part of a tensor like the result that a group has."""
-    match form:
-        case "ragged_m":
-            return t[part]
-        case "ragged_n":
-            return t[:, part]
-    return t[group]
-
-
-def _store_group(
-    form: Form,
-    x: Tensor,
-    group: int,
-    part: slice,
-    out: Tensor,
-    tensors: GroupedTensors,
-    activation: str,
-) -> None:
-    """Stores the result of a group from its product in fp32."""
-    bias, residual, aux, _, scatter_index, weights = tensors
-    if bias is not None:
-        x = x + bias[group]
-    if aux is not None:
-        _of_group(form, aux, group, part).copy_(x)
-    y = composed(x, activation, None)
-    if weights is not None:
-        y = y * weights[part].unsqueeze(1)
-    if scatter_index is None:
-        more = 0 if residual is None else _of_group(form, residual, group, part)
-        _of_group(form, out, group, part).copy_(y + more)
-        return
-    place = scatter_index[part].long()
-    is_inside = (place >= 0) & (place < out.shape[0])
-    place, y = place[is_inside], y[is_inside]
-    out[place] = (y if residual is None else y + residual[place]).to(out.dtype)
-
-
 # ---- registration
 for _key in ("CPU", "CUDA"):
     for _function in (_grouped_mm, _grouped_gemm, _grouped_gemm_aux, _grouped_gemm_to_aux):
@@ -445,7 +395,8 @@ for _key in ("Negative", "Conjugate"):
 
 def _fake_results(call: _Call) -> tuple[Tensor, Tensor]:
     """Returns new tensors like the result and like x."""
-    checked, mat_a = _check(*call[:6]), call[0]
+    mat_a, *_, zero_tail, _ = call
+    checked = _check(*call[:6], zero_tail)
     return (
         mat_a.new_empty(checked.result, dtype=checked.dtype),
         mat_a.new_empty(checked.product, dtype=checked.dtype),

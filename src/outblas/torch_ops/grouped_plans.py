@@ -45,12 +45,15 @@ def plan_of(problem: GroupedProblem, checked: Checked, kernels: GroupedKernels) 
     """Returns the plan of calls that pose this problem, without an aux."""
     form, shape, dtype = checked.form, checked.result, checked.dtype
 
-    def execute(mat_a: Tensor, mat_b: Tensor, offs: Tensor, tensors: GroupedTensors) -> Tensor:
+    def execute(
+        mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, tensors: GroupedTensors
+    ) -> Tensor:
         out = mat_a.new_empty(shape, dtype=dtype)
+        ends = grouped.ends(offs, tensors)
         if tensors is not NO_TENSORS:
             tensors = grouped.in_kernel_form(tensors, mat_a.shape[0])
         a, b, c, moved = grouped.in_planned_form(form, mat_a, mat_b, out, tensors)
-        kernels.run(problem, a, b, c, offs.contiguous(), moved)
+        kernels.run(problem, a, b, c, ends, moved)
         return out
 
     return execute
@@ -69,7 +72,7 @@ def known(
 def remember(
     mat_a: Tensor,
     mat_b: Tensor,
-    offs: Tensor,
+    offs: Tensor | None,
     tensors: GroupedTensors,
     options: Options,
     plan: GroupedPlan,
@@ -133,12 +136,14 @@ def _is_observed() -> bool:
 def _given(
     mat_a: Tensor, mat_b: Tensor, offs: Tensor | None, tensors: GroupedTensors
 ) -> tuple[Tensor, ...]:
-    """Returns the tensors that a call has; none for a product of batches."""
-    if offs is None:
-        return ()
+    """Returns the tensors that a call has; none for a product of batches, nor for a call with both
+    ends of groups and counts, which is refused.
+    """
     if tensors is NO_TENSORS:
-        return mat_a, mat_b, offs
-    return (mat_a, mat_b, offs, *[t for t in tensors if t is not None])
+        return () if offs is None else (mat_a, mat_b, offs)
+    if (offs is None) == (tensors.counts is None):
+        return ()
+    return (mat_a, mat_b, *[t for t in (offs, *tensors) if t is not None])
 
 
 def _key(

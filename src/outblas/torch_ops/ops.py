@@ -47,7 +47,8 @@ define(
 _GROUPED_GEMM = (
     "Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, "
     "Tensor? a_index=None, Tensor? scatter_index=None, Tensor? scatter_weights=None, "
-    "str activation='', ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False"
+    "str activation='', ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False, "
+    "Tensor? counts=None"
 )
 define(f"grouped_gemm({_GROUPED_GEMM}) -> Tensor")
 define(f"grouped_gemm_aux({_GROUPED_GEMM}) -> (Tensor, Tensor)")

@@ -75,6 +75,11 @@ def problem(
     )
 
 
+def masked(capacity: int, groups: int = 8, **given: Any) -> GroupedProblem:
+    """Returns the product of groups that have room for `capacity` rows each."""
+    return replace(problem(groups=groups, M=groups * capacity, **given), capacity=capacity)
+
+
 def ragged_n(*tensors: str) -> GroupedProblem:
     """Returns the product of 8 matrices of 1001x2048 with 4095 divided columns, which lie one after
     the other. `tensors`: any of residual and aux.
@@ -118,6 +123,9 @@ def with_view(
         with_view(problem(has="residual"), "residual", (0, 0), 2),
         ragged_n(),
         ragged_n("residual", "aux"),
+        masked(1),
+        masked(64, groups=512, activation="swiglu", has="bias residual aux"),
+        masked(300, layout="nn", out_dtype=F32),
     ],
 )
 def test_supported(given: GroupedProblem) -> None:
@@ -153,6 +161,10 @@ def test_supported(given: GroupedProblem) -> None:
             "halves of mat_b .* was given 1544 contiguous columns",
         ),
         (problem(groups=513), "it supports 512 groups, but was given 513"),
+        (masked(16, groups=513), "it supports 512 groups, but was given 513"),
+        (masked(2**22, groups=512), "it supports extents of 1 to .* but was given 2147483648x"),
+        (masked(16, zero_tail=True), "no rows to zero where groups have places of their own"),
+        (masked(16, N=1532), "rows of the result .* but was given 1532 columns"),
         (problem(groups=512, zero_tail=True), "it supports 511 groups, but was given 512"),
         (problem(K=0), "it supports extents of 1 to .* but was given 4096x1536x0"),
         (problem(layout="tt"), r"not divided among groups.* but mat_a has strides \(1, 4096\)"),
@@ -186,6 +198,9 @@ def test_what_is_refused_is_named(given: GroupedProblem, reason: str) -> None:
         pytest.param(problem(groups=256, M=65536, N=4096, K=7168), (128, 256, 2), id="256 rows"),
         pytest.param(problem(groups=128), (64, 128, 1), id="32 rows"),
         pytest.param(problem(groups=256, M=256), (64, 128, 1), id="one row"),
+        pytest.param(masked(512, groups=128), (64, 128, 1), id="room for 512 rows"),
+        pytest.param(masked(1, groups=256), (64, 128, 1), id="room for a row"),
+        pytest.param(masked(4096, N=14336, K=4096), (128, 256, 2), id="room for 4096 rows"),
         pytest.param(problem("ragged_k", 128, 2048, 1536, 65536), (128, 256, 2), id="512 terms"),
         pytest.param(problem("ragged_k", 128, 2048, 1536, 4096), (64, 128, 1), id="32 terms"),
     ],
@@ -209,6 +224,7 @@ def test_variants_have_names_of_their_own() -> None:
         problem(out_dtype=F32),
         problem(groups=100),
         problem(zero_tail=True),
+        masked(512),
         problem("ragged_k"),
         *(problem(has=name) for name in ("bias", "residual", "aux", "scatter", "scatter weights")),
         problem(has="scatter residual"),
@@ -231,6 +247,16 @@ def test_few_numbers_of_groups_are_compiled_apart() -> None:
     made = {variant_of(problem(groups=groups), config) for groups in range(1, 513)}
 
     assert len(made) == 3
+
+
+def test_all_capacities_are_compiled_once() -> None:
+    config = host._candidates()[-1]
+
+    made = {variant_of(masked(capacity), config) for capacity in (1, 64, 100, 512, 3000)}
+
+    (one,) = made
+    assert one.traits.masked
+    assert one != variant_of(problem(), config)
 
 
 TRAITS: dict[str, tuple[GroupedProblem, dict[str, Any]]] = {
@@ -319,6 +345,8 @@ EPILOGUES = {
     "gather": problem(has="gather"),
     "gather, gated": problem(activation="swiglu", has="gather bias aux"),
     "gather, with all": problem(activation="swiglu", has=f"gather scatter weights {ALL}"),
+    "masked": masked(512),
+    "masked, with all": masked(512, activation="swiglu", has=ALL),
 }
 # Bytes that a thread spills, of 128 accumulators and the residual, the weights and the indices of
 # its rows. All other epilogues spill nothing.
@@ -329,6 +357,7 @@ IN_CI = (
     "gated, with all, of terms",
     "scatter, with all",
     "gather, gated",
+    "masked, with all",
 )
 
 
@@ -410,6 +439,19 @@ def test_every_tile_compiles(number: int, given: GroupedProblem) -> None:
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert ", 0 bytes spill stores" in code.log
+
+
+@pytest.mark.compile
+def test_groups_of_a_fixed_capacity_take_the_tiles_of_few_rows() -> None:
+    """What `config_for` chooses for them compiles, and full tiles are stored by TMA."""
+    given = masked(128, activation="swiglu", has="bias")
+    made = variant_of(given, host.config_for(given, SMS))
+
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
+
+    assert made.config.tile_m == 64
+    assert ", 0 bytes spill stores" in code.log
+    assert "cp.async.bulk.tensor.2d.global" in code.ptx
 
 
 @pytest.mark.parametrize(("columns", "is_stored"), [(2048, False), (4096, True)])

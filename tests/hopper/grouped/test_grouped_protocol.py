@@ -95,6 +95,42 @@ def test_scattered_rows_are_those_of_their_group(tile: str, epilogue: str) -> No
         runs_clean(case_of(TILES[tile], "ragged_m", ends, epilogue=epilogue), seed)
 
 
+COUNTS = {
+    "decoding": (3, 0, 1, 64),
+    "whole tiles": (128, 192, 0),
+    "everything": (130, 130),
+    "nothing": (0, 0),
+}
+
+
+def masked_case(config: HopperConfig, counts: tuple[int, ...], epilogue: str = "") -> GroupedCase:
+    """Returns a call of groups with room for 192 rows each."""
+    given = case_of(config, "ragged_m", counts, epilogue=epilogue)
+    return replace(given, extent=192 * len(counts), capacity=192)
+
+
+@pytest.mark.parametrize("counts", [pytest.param(v, id=k) for k, v in COUNTS.items()])
+@pytest.mark.parametrize("tile", TILES)
+def test_groups_of_a_fixed_capacity(tile: str, counts: tuple[int, ...]) -> None:
+    """Only rows that are there are stored, by TMA where a tile is full."""
+    for seed in range(3):
+        runs_clean(masked_case(TILES[tile], counts), seed)
+
+
+@pytest.mark.parametrize("epilogue", [*EPILOGUES, "unstaged"])
+@pytest.mark.parametrize("tile", TILES)
+def test_groups_of_a_fixed_capacity_with_an_epilogue(tile: str, epilogue: str) -> None:
+    for seed, counts in enumerate(COUNTS.values()):
+        runs_clean(masked_case(TILES[tile], counts, epilogue), seed)
+
+
+@pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
+def test_groups_of_a_fixed_capacity_with_one_kind_of_long_delay(slow: str) -> None:
+    case = masked_case(TILES["few stages"], (70, 0, 130, 192), "residual")
+    for seed in range(1, 4):
+        runs_clean(case, seed, slow={slow: 100_000.0})
+
+
 GATHERING = {name: config for name, config in TILES.items() if config.cluster_n == 1}
 
 
@@ -315,6 +351,20 @@ EPILOGUE_FAULTS = {
 }
 
 
+MASKED_FAULTS = {
+    "a masked group begins where the one before ends": Change(
+        "grouped.schedule",
+        "        begin = group * params.group_rows\n",
+        "        if group > 0:\n            begin = params.offs[group - 1]\n",
+    ),
+    "all rows of a place are computed": Change(
+        "grouped.schedule",
+        "cutlass.min(cutlass.max(params.offs[group], 0), params.group_rows)",
+        "params.group_rows",
+    ),
+}
+
+
 def is_found(case: GroupedCase, change: Change) -> str:
     """Returns the kind of fault that the model finds in some timing."""
 
@@ -341,3 +391,10 @@ def test_the_model_finds_in_an_epilogue(name: str) -> None:
     case = case_of(TILES["few stages"], "ragged_m", ENDS["empty groups"], epilogue=epilogue)
 
     assert is_found(case, change) in kinds
+
+
+@pytest.mark.parametrize("name", MASKED_FAULTS)
+def test_the_model_finds_in_groups_of_a_fixed_capacity(name: str) -> None:
+    case = masked_case(OWN, COUNTS["decoding"])
+
+    assert is_found(case, MASKED_FAULTS[name]) == "wrong result"

@@ -123,7 +123,9 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     return SimpleNamespace(**made, globals=made)
 
 
-def traits(form: str, groups: int, zero_tail: bool = False, gated: bool = False) -> GroupedTraits:
+def traits(
+    form: str, groups: int, zero_tail: bool = False, gated: bool = False, masked: bool = False
+) -> GroupedTraits:
     capacity = -(-(groups + zero_tail) // BY_BALLOT) * BY_BALLOT
     return GroupedTraits(
         width=8,
@@ -138,6 +140,7 @@ def traits(form: str, groups: int, zero_tail: bool = False, gated: bool = False)
         capacity=capacity,
         zero_tail=zero_tail,
         gated=gated,
+        masked=masked,
     )
 
 
@@ -148,7 +151,9 @@ def tile_config(
 
 
 class Launch(NamedTuple):
-    """A call on a GPU where `clusters` clusters fit."""
+    """A call on a GPU where `clusters` clusters fit. `ends` are numbers of rows where groups have
+    places of their own.
+    """
 
     ends: tuple[int, ...]
     extent: int
@@ -158,6 +163,11 @@ class Launch(NamedTuple):
     config: HopperConfig
     clusters: int
     traits: GroupedTraits
+
+    @property
+    def group_rows(self) -> int | None:
+        """The rows of such a place."""
+        return self.extent // len(self.ends) if self.traits.masked else None
 
 
 def columns_of_tiles(launch: Launch) -> int:
@@ -181,12 +191,17 @@ def params_of(launch: Launch, functions: SimpleNamespace) -> Any:
         clusters=Word(launch.clusters),
         a=None,
         a_index=None,
+        group_rows=None if launch.group_rows is None else Word(launch.group_rows),
         table=[Word(-1)] * launch.traits.capacity,
     )
 
 
 def clamped(launch: Launch) -> list[tuple[int, int]]:
     """Where groups begin and end, the rows that are left over last where they count as a group."""
+    if launch.group_rows is not None:
+        begins = range(0, launch.extent, launch.group_rows)
+        rooms = zip(begins, launch.ends, strict=True)
+        return [(row, row + min(max(count, 0), launch.group_rows)) for row, count in rooms]
     found, before = [], 0
     for end in launch.ends:
         begin = min(max(before, 0), launch.extent)
@@ -310,6 +325,68 @@ def test_ragged_rows_are_covered_once(
         if work.row < end and work.column < N:
             key = len(ends) if is_tail else int(work.matrix)
             covered.setdefault(key, []).append((int(work.row), int(work.column)))
+
+    for group, (begin, end) in enumerate(clamped(launch)):
+        columns = range(0, N, columns_of_tiles(launch))
+        tiles = itertools.product(range(begin, end, config.tile_m), columns)
+        assert sorted(covered.get(group, [])) == sorted(tiles), group
+
+
+COUNTS = st.lists(
+    st.sampled_from([-(2**31), -1, 2**31 - 1]) | st.integers(0, 700), min_size=1, max_size=40
+).map(tuple)
+CAPACITY = st.sampled_from([1, 16, 129, 512])
+
+
+def masked_launch(
+    counts: tuple[int, ...], capacity: int, N: int, config: HopperConfig, clusters: int
+) -> Launch:
+    extent = capacity * len(counts)
+    of_groups = traits("ragged_m", len(counts), masked=True)
+    return Launch(counts, extent, extent, N, 192, config, clusters, of_groups)
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=COUNTS, capacity=CAPACITY)
+@example(counts=tuple(range(-20, 80)), capacity=50)  # three times as many as lanes
+@example(counts=(2**31 - 1,) * 40, capacity=2**31 // 40)  # as many rows as there may be
+def test_a_group_of_a_fixed_capacity_has_its_own_place(
+    counts: tuple[int, ...], capacity: int
+) -> None:
+    launch = masked_launch(counts, capacity, 512, tile_config(), 1)
+    warp = Warp()
+    functions = on_integers(warp)
+    params = params_of(launch, functions)
+
+    warp.run(lambda: functions.make_tile_rows(params, 128, launch.traits))
+
+    assert params.table == tile_rows(launch)
+    found = [functions.bounds(params, Word(group)) for group in range(len(counts))]
+    assert found == clamped(launch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=COUNTS,
+    capacity=CAPACITY,
+    config=CONFIGS,
+    N=st.sampled_from([8, 250, 1536]),
+    clusters=st.sampled_from([1, 3, 66, 132]),
+)
+def test_rows_that_are_there_are_covered_once(
+    counts: tuple[int, ...], capacity: int, config: HopperConfig, N: int, clusters: int
+) -> None:
+    """And no tile is made of rows that are not, but for the clusters in which a group ends."""
+    launch = masked_launch(counts, capacity, N, config, clusters)
+
+    covered: dict[int, list[tuple[int, int]]] = {}
+    for work in works(launch):
+        begin, end = clamped(launch)[work.matrix]
+        assert work.end_row == end
+        assert work.partition == (0, 192 // config.tile_k, 0, 1, 0, 0)
+        assert begin <= work.row < end + config.tile_m * config.cluster_m
+        if work.row < end and work.column < N:
+            covered.setdefault(int(work.matrix), []).append((int(work.row), int(work.column)))
 
     for group, (begin, end) in enumerate(clamped(launch)):
         columns = range(0, N, columns_of_tiles(launch))
