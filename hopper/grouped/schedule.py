@@ -3,7 +3,8 @@
 Ragged rows: the tile rows of all groups are numbered one after the other. One warp writes to shared
 memory, for each group, how many tile rows it and all groups before it have. A warp that needs a
 tile divides the tile's number by the columns of tiles, and finds the group by comparing the number
-of the row with 32 groups at a time.
+of the row with 32 groups at a time. Of groups that have places of their own, the numbers of rows
+are given in place of their ends; `bounds` alone tells them apart.
 
 Ragged terms: every group has as many tiles as every other, and its own number of k tiles. Groups
 with the most terms come first, so that the clusters, which take tiles in turns, end at about the

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.grouped_calls import check_close, check_equal, subsets
+from support.grouped_calls import check_close, check_equal
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
@@ -118,7 +118,7 @@ def check(given: dict[str, Any], kernel: str | None) -> None:
 @pytest.mark.parametrize("kernel", BOTH)
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 def test_the_rows_that_are_there_have_their_products(activation: str, kernel: str | None) -> None:
-    for names in subsets(("bias", "residual", "aux")):
+    for names in ((), ("bias", "aux"), ("bias", "residual")):
         check(draw(*names, activation=activation), kernel)
 
 

@@ -83,7 +83,7 @@ class GroupedKernels(Protocol):
         tensors: GroupedTensors,
     ) -> None:
         """Computes a product that `unsupported` does not refuse. All tensors are in the form of
-        the problem.
+        the problem. `offs` holds the ends of groups, or their counts where it has a `capacity`.
         """
 
 

@@ -147,8 +147,8 @@ def grouped_mm(
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
     function = problem.check_activation(activation) if activation is not None else ""
     grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
-    read = (*tensors[:3], *tensors[4:7], function, out_dtype, name, False, counts)
     if aux is not None:
+        read = _after_operands(tensors, function, out_dtype, name)
         result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read)
         return result
     has_rows = not (a_index is scatter_index is scatter_weights is counts is None)
@@ -162,12 +162,22 @@ def grouped_mm(
         if found is not None:
             return found
     if function or has_rows or residual is not None:
+        read = _after_operands(tensors, function, out_dtype, name)
         result = ops.grouped_gemm(mat_a, mat_b, *read)
     else:
         result = ops.grouped_mm(mat_a, mat_b, offs, bias, out_dtype, name)
     if not is_traced:
         grouped_plans.remember_call(mat_a, mat_b, offs, beside, options)
     return result
+
+
+def _after_operands(
+    tensors: tuple[Tensor | None, ...], function: str, out_dtype: torch.dtype | None, name: str
+) -> tuple[Any, ...]:
+    """Returns the arguments of `grouped_gemm` after its operands. `tensors` are those that
+    `_TENSORS` names.
+    """
+    return (*tensors[:3], *tensors[4:7], function, out_dtype, name, False, tensors[7])
 
 
 # ---- the operators
