@@ -8,19 +8,25 @@ GATHERED = (Check("test_grouped_mm_epilogue.py", "gathered"),)
 STORED = (Check("test_grouped_mm_epilogue.py", "outside or behind"),)
 ARGUMENTS = (Check("test_grouped_mm_epilogue.py", "beyond or memory or once"),)
 GRADIENTS = (Check("test_grouped_mm_gradients.py"),)
+MASKED = (Check("test_grouped_mm_masked.py", "there"),)
+UNTOUCHED = (Check("test_grouped_mm_masked.py", "is_stored"),)
+STRIDES = (Check("test_grouped_mm_masked.py", "strides"),)
+REFUSED = (Check("test_grouped_mm_masked.py", "does_not_fit or need_gradients"),)
+LOOKUP = (Check("test_lookup_grouped.py"),)
 
 _PORTABLE = "kernels/grouped.py"
 _DEVICE = "kernels/grouped_device.py"
 _CORE = "src/outblas/core/grouped.py"
 _OPERATOR = "src/outblas/torch_ops/grouped_mm.py"
+_BY_TORCH = "src/outblas/torch_ops/grouped_by_torch.py"
 _GRADIENTS = "src/outblas/torch_ops/grouped_gradients.py"
 
 FAULTS = (
     Fault(
         "portable_group_begins_early",
         _DEVICE,
-        "_group_begin(offs, middle, extent) // ROWS + middle <= slot",
-        "_group_begin(offs, middle, extent) // ROWS + middle < slot",
+        "_first_row(offs, middle, size, MASKED) // ROWS + middle <= slot",
+        "_first_row(offs, middle, size, MASKED) // ROWS + middle < slot",
         PORTABLE,
         "The first slot of a group is given to the group before.",
     ),
@@ -36,7 +42,7 @@ FAULTS = (
         "portable_stores_rows_of_the_next_group",
         _DEVICE,
         "mask_m = (m < end)[:, None]\n        _store_tile",
-        "mask_m = (m < M)[:, None]\n        _store_tile",
+        "mask_m = (m < size.M)[:, None]\n        _store_tile",
         PORTABLE,
         "A tile writes over the rows of the next group.",
     ),
@@ -138,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         "grouped_fallback_rounds_twice",
-        _OPERATOR,
+        _BY_TORCH,
         "wide = dtype if is_bare else torch.float32",
         "wide = dtype",
         ARGUMENTS,
@@ -191,5 +197,61 @@ FAULTS = (
         "mat_a = mat_a.index_select(0, (_clamped(a_index, saved.rows_of_a) + 1) % len(mat_a))",
         GRADIENTS,
         "The gradient of mat_b is made of other rows of mat_a.",
+    ),
+    Fault(
+        "portable_masked_group_begins_at_the_one_before",
+        _DEVICE,
+        "group * size.capacity if MASKED else",
+        "tl.maximum(group - 1, 0) * size.capacity if MASKED else",
+        MASKED,
+        "A group of a fixed capacity has the place of the one before.",
+    ),
+    Fault(
+        "portable_masked_group_has_any_number_of_rows",
+        _DEVICE,
+        "tl.minimum(tl.maximum(count, 0), size.capacity)",
+        "tl.minimum(tl.maximum(count, 0), size.M)",
+        UNTOUCHED,
+        "A count for which there is no room reaches into the next group's place.",
+    ),
+    Fault(
+        "grouped_fallback_of_counts_follows_the_group_before",
+        _BY_TORCH,
+        'begin = 0 if form == "masked" else end',
+        "begin = end",
+        MASKED,
+        "torch begins a group of a fixed capacity where the one before it ends.",
+    ),
+    Fault(
+        "grouped_counts_beside_ends",
+        _CORE,
+        'for name, t in (("offs", offs), *list(tensors._asdict().items())[3:6]):',
+        "for name, t in list(tensors._asdict().items())[3:6]:",
+        REFUSED,
+        "A call with counts ignores its ends of groups.",
+    ),
+    Fault(
+        "grouped_counts_lose_gradients",
+        _GRADIENTS,
+        "    if counts is None:\n        return aux, *given\n",
+        "    if aux in (True, False):\n        return aux, *given\n",
+        REFUSED,
+        "A call with counts has gradients of rows that are not there.",
+    ),
+    Fault(
+        "grouped_aux_of_counts_is_a_copy",
+        _OPERATOR,
+        "return out, aux.copy_(copied)",
+        "return out, copied",
+        STRIDES,
+        "x is written to a copy of an aux whose groups lie between each other.",
+    ),
+    Fault(
+        "grouped_counts_take_what_was_tuned",
+        "autotune/lookup_grouped.py",
+        "problem.scatters or problem.capacity:",
+        "problem.scatters:",
+        LOOKUP,
+        "A call with counts takes a config that was tuned for full groups.",
     ),
 )

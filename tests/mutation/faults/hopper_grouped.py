@@ -156,6 +156,22 @@ FAULTS = (
         "The residual is loaded at the rows of the product.",
     ),
     Fault(
+        "grouped_masked_shares_a_variant",
+        _VARIANT,
+        "masked=problem.capacity > 0,",
+        "masked=False,",
+        HOST,
+        "A kernel that was compiled for groups that follow one another is taken for counts.",
+    ),
+    Fault(
+        "grouped_masked_takes_tiles_of_full_groups",
+        _HOST,
+        "M=problem.groups * min(problem.capacity, FEW_ROWS)",
+        "M=problem.groups * problem.capacity",
+        HOST,
+        "Groups with few rows of many take tiles of many rows.",
+    ),
+    Fault(
         "grouped_weights_share_a_variant",
         _VARIANT,
         "weighted=problem.weighted,",
