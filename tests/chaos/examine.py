@@ -241,7 +241,7 @@ class Examination:
 
     def _key_of(self, table: str, row: sqlite3.Row) -> str:
         """The key of a row that is as it was stored; "" of any other."""
-        sizes = ("M", "N", "K", "dtype", "out_dtype", "layout", "weights", "epilogue")
+        sizes = ("M", "N", "K", "dtype", "out_dtype", "layout", "weights", "epilogue", "grouping")
         names = (*sizes, "kernel", "source", "config", "gpu")
         kept = (
             ("us", "ratio", "status", "reason", "when")

@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         "grouped_gradients_keep_what_no_group_covers",
         _GRADIENTS,
-        "offs, None, out_dtype, kernel_name, True)",
-        "offs, None, out_dtype, kernel_name, False)",
+        "choice = out_dtype, kernel_name, True",
+        "choice = out_dtype, kernel_name, False",
         PORTABLE,
         "The gradient of rows that belong to no group is whatever lay there.",
     ),

@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "hopper_lower_rows_read_early",
         _MATH,
-        "rows = [cutlass.min(row + i * 8, M - 1) for i in range(2)]",
-        "rows = [cutlass.min(row + i * 4, M - 1) for i in range(2)]",
+        "rows = scattered or [cutlass.min(row + i * 8, M - 1) for i in range(2)]",
+        "rows = scattered or [cutlass.min(row + i * 4, M - 1) for i in range(2)]",
         MATH,
         "What is added to the lower of a thread's rows is that of another row.",
     ),
