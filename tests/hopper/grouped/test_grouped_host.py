@@ -249,6 +249,22 @@ def test_few_numbers_of_groups_are_compiled_apart() -> None:
     assert len(made) == 3
 
 
+def test_groups_of_a_fixed_capacity_are_rows_of_one_matrix() -> None:
+    """Also where they lie in wider rows, as a part of each does."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=BF16, device="meta")
+
+    rows, counts = empty(8, 512, 4096)[..., :2048], torch.empty(8, dtype=torch.int32, device="meta")
+    tensors = GroupedTensors(residual=empty(8, 512, 1536), counts=counts)
+    given = describe("masked", rows, empty(8, 1536, 2048).mT, empty(8, 512, 1536), 8, tensors)
+
+    assert (given.form, given.capacity, given.M) == ("ragged_m", 512, 4096)
+    assert (given.a, given.out) == ((4096, 1), (1536, 1))
+    assert given.epilogue.residual == View((1536, 1), 16)
+    assert host.unsupported(given) is None
+
+
 def test_all_capacities_are_compiled_once() -> None:
     config = host._candidates()[-1]
 
