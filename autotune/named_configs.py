@@ -52,7 +52,7 @@ def _space(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
 
     found = target.of(kernel)
     prune.check(found, workload, gpu)
-    space: Space[Any] = found.load().space(prune.problem(workload), machine_of(gpu))
+    space: Space[Any] = found.load().space(prune.described(workload), machine_of(gpu))
     return space
 
 

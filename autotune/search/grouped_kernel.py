@@ -11,9 +11,9 @@ from typing import Any
 from ...core.grouped import GroupedProblem
 from ...core.machines import Machine
 from ...core.space import Footprint, Space
-from ...hopper.core.config import SHARED_MEMORY, HopperConfig, compile_key
+from ...hopper.core.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
 from ...hopper.core.search_space import footprint_of
-from ...hopper.gemm import heuristic
+from ...hopper.gemm import heuristic, term_mask
 from ...hopper.gemm.kernel import Config as Config
 from ...hopper.grouped import host, variant
 from ...hopper.grouped.kernel import Grouped
@@ -46,7 +46,10 @@ def space(problem: GroupedProblem, machine: Machine) -> Space[HopperConfig]:
 
 def unsupported(problem: GroupedProblem, config: HopperConfig) -> str | None:
     """Returns why the kernel cannot compute a product with a config; None if it can."""
-    return host.unsupported(problem) or _unbuildable_reason(config)
+    reason = host.unsupported(problem) or _unbuildable_reason(config)
+    if reason is None and problem.form == "ragged_k":
+        return _undivided_reason(config)
+    return reason
 
 
 def plan(problem: GroupedProblem, config: HopperConfig) -> Callable[..., None]:
@@ -91,6 +94,17 @@ def _unbuildable_reason(config: HopperConfig) -> str | None:
     kernel: Any = Grouped
     reason: str | None = kernel.invalid_reason(config)
     return reason
+
+
+def _undivided_reason(config: HopperConfig) -> str | None:
+    """Returns why the consumers cannot clear terms of another group from a stage; None if they
+    can.
+    """
+    threads = config.consumers * WARPGROUP
+    for name, columns in (("tile_m", config.tile_m), ("tile_n", config.tile_n)):
+        if not term_mask.divides(columns, config.tile_k, threads):
+            return f"{name} is {columns}, expected one that {threads} threads divide evenly"
+    return None
 
 
 def _invalid_reason(problem: GroupedProblem, own: HopperConfig, config: HopperConfig) -> str | None:

@@ -53,6 +53,14 @@ def multiply(
     )
 
 
+def divides(columns: int, terms: int, threads: int) -> bool:
+    """Returns whether so many threads, each of which writes 8 columns of a term at once, divide
+    a stage of an operand evenly.
+    """
+    across = math.gcd(columns // 8, threads)
+    return columns % (across * 8) == 0 and terms % (threads // across) == 0
+
+
 @cute.jit
 def clear_terms(operand, stage, terms, thread, threads: cutlass.Constexpr):
     """All consumers: write zeros over the terms of a stage from `terms` on. `operand`: (columns,
@@ -62,9 +70,7 @@ def clear_terms(operand, stage, terms, thread, threads: cutlass.Constexpr):
     dtype = operand.element_type
     vector = 128 // dtype.width
     across = math.gcd(columns // vector, threads)
-    covered = across * vector, threads // across
-    assert columns % covered[0] == 0, f"{threads} threads do not divide {columns} columns evenly"
-    assert k % covered[1] == 0, f"{threads} threads do not divide {k} terms evenly"
+    assert divides(columns, k, threads), f"{threads} threads do not divide {columns}x{k} evenly"
     layout = cute.make_layout((across, threads // across))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=128)
     copy = cute.make_tiled_copy_tv(atom, layout, cute.make_layout((vector, 1)))

@@ -117,7 +117,7 @@ def copy_k_tile(cta: Cta, offsets, k_tile, stage):
     first, K = k_tile * TILE_K + piece * VECTOR, a.shape[1]
     # Of the last piece of a row of A some bytes may lie behind its end. Of others all do: then an
     # address that is a multiple of 16 bytes is still needed, and nothing is read there.
-    size = cutlass.min(cutlass.max((K - first) * 2, 0), 16)
+    size = cutlass.min(cutlass.max(K - first, 0), VECTOR) * 2
     source = a.iterator.toint() + Int64(cutlass.min(first, (K - 1) // VECTOR * VECTOR)) * 2
     target = (
         cta.loads.stages.toint() + stage * (config.tile_m * 128) + row * 128 + (piece ^ row) * 16

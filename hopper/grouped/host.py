@@ -252,7 +252,8 @@ def _tuned(problem: GroupedProblem) -> HopperConfig | None:
 @functools.lru_cache(maxsize=4096)
 def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     """Returns the function that launches the kernel for a supported product with a config, by
-    default one that was tuned for it, else that of `config_for`.
+    default one that was tuned for it, else that of `config_for`. A product keeps the config
+    that its first launch took.
     """
     if config is None:
         config = _tuned(problem) or config_for(problem, tile_order.clusters(problem.device, 0, 1))

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
-from ..core.config import WARPGROUP
+from ..core.config import WARPGROUP, HopperConfig
 from ..core.records import WarpContext, WarpRole
 from ..gemm import epilogue_store
 from ..gemm.kernel import Gemm, smem_tensor
@@ -38,6 +38,10 @@ class GroupedLoads:
     stages: Any
 
 
+# Levers of `hopper.gemm` that groups do not have.
+_OF_WHOLE_PRODUCTS = ("variable_tile_n", "pingpong", "split_k", "stream_k", "cluster_k", "pdl")
+
+
 class Grouped(Gemm):
     """One product per group. Roles, barriers and timelines are those of `Gemm`, whose tiles come
     from a `GroupedScheduler`.
@@ -61,6 +65,27 @@ class Grouped(Gemm):
 
     Rows that an index chooses are copied by two more warps, as `gather` describes.
     """
+
+    @classmethod
+    def invalid_reason(cls, config):
+        for name in _OF_WHOLE_PRODUCTS:
+            own = getattr(HopperConfig(), name)
+            if getattr(config, name) != own:
+                return f"{name} is {getattr(config, name)}, expected {own} where groups are divided"
+        if config.epilogue_stages == 0:
+            return (
+                "epilogue_stages is 0, expected at least 1: rows of a group are stored from there"
+            )
+        return super().invalid_reason(config)
+
+    @cute.jit
+    def cluster_sync(self):
+        """The barrier of a cluster does not order what a thread of the CTA wrote to shared memory
+        before it: the schedule, which the other warps read next.
+        """
+        Gemm.cluster_sync(self)
+        if cutlass.const_expr(self.config.cluster > 1):
+            cute.arch.sync_threads()
 
     @cute.jit
     def __call__(

@@ -115,6 +115,16 @@ def test_an_index_outside_of_a_is_its_first_or_last_row() -> None:
     assert rows == {0, 89}
 
 
+def test_the_longest_row_fits_32_bits() -> None:
+    K = 2**31 - 8
+
+    first = copies([0] * 64, 1, K, K, 0, 0, 0, 64)
+    last = copies([0] * 64, 1, K, K, 0, K // 64, 0, 64)
+
+    assert {each.size for each in first} == {16}
+    assert {each.size for each in last} == {0, 16}
+
+
 def test_rows_that_span_as_much_as_is_allowed_fit_32_bits() -> None:
     rows, stride = 2**20, 2**14 - 8  # the last row begins just before 2**34 elements
 

@@ -12,6 +12,7 @@ from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.core import compile
 from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, gated_reason
 from outblas.hopper.grouped import host
+from outblas.hopper.grouped.kernel import Grouped
 from outblas.hopper.grouped.variant import compile_variant, variant_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -494,3 +495,22 @@ def test_rows_are_gathered_into_memory_for_many_columns(
         assert torch.equal(rows, a[[5, 0, 5, 0, 2]])
         assert given.a == rows.stride() == (24, 1)
         assert host.unsupported(replace(given, device=torch.device("cuda"))) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epilogue_stages": 0},
+        {"split_k": 2},
+        {"stream_k": True},
+        {"cluster_k": 2, "cluster_m": 1},
+        {"variable_tile_n": True},
+        {"pdl": True},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_config_with_a_lever_that_groups_do_not_have_is_refused(changes: dict[str, Any]) -> None:
+    config = replace(host._candidates()[0], **changes)
+
+    with pytest.raises(ValueError, match=f"config: {next(iter(changes))} is"):
+        Grouped(config, variant_of(problem(), host._candidates()[0]).traits)

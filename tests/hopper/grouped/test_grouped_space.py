@@ -7,7 +7,7 @@ import pytest
 from protocol.fault import ProtocolFault
 from protocol.grouped import GroupedCase, simulate_grouped
 
-from outblas.autotune.search import gpu
+from outblas.autotune.search import gpu, grouped_kernel, prune
 from outblas.autotune.search.plan import plan
 from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store.records import Workload
@@ -41,3 +41,16 @@ def test_every_group_gets_its_product(name: str, form: str) -> None:
             simulate_grouped(case, seed)
         except ProtocolFault as fault:
             pytest.fail(f"{fault}\nseed {seed}, {case}")
+
+
+def test_tiles_whose_terms_the_consumers_cannot_divide_are_not_tried() -> None:
+    """Three consumers have 384 threads, which divide 64 terms of 192 columns, but not of 64."""
+    config = next(c for c in tried().values() if (c.tile_m, c.tile_n) == (192, 192))
+    terms = prune.grouped_problem(Workload(4096, 4096, 4096, grouping="8:terms", layout="tn"))
+    rows = prune.grouped_problem(Workload(4096, 4096, 4096, grouping="8"))
+
+    for tile_n, is_tried in ((192, True), (128, False), (64, False)):
+        narrow = replace(config, tile_n=tile_n)
+        reason = grouped_kernel.unsupported(terms, narrow)
+        assert (reason is None) == is_tried, reason
+        assert grouped_kernel.unsupported(rows, narrow) is None
