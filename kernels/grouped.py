@@ -17,7 +17,7 @@ from ..core import compiling
 from ..core.compat.torch_private import fp32_precision
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.epilogue import EPILOGUE_ARGS
-from ..core.grouped import Form, GroupedProblem, GroupedTensors
+from ..core.grouped import GroupedProblem, GroupedTensors
 from ..core.problem import Strides
 from ..device import language, launch
 from ..runtime.cuda_graphs import not_ready
@@ -166,12 +166,12 @@ def run(
         with language.lock, np.errstate(all="ignore"):
             _INTERPRETED[problem.form][(count,)](*arguments, known)
         return
-    key = _specialization(problem.form, tile, known, arguments)
-    if key not in _loaded:
-        compiling.check_allowed(_NAME)
-        if torch.cuda.is_current_stream_capturing():
-            raise not_ready()
+    key = _specialization(problem, tile, known, arguments)
     with torch.cuda.device(problem.device), language.lock:
+        if key not in _loaded:
+            compiling.check_allowed(_NAME)
+            if torch.cuda.is_current_stream_capturing():
+                raise not_ready()
         _KERNELS[problem.form][(count,)](
             *arguments, known, num_warps=tile.num_warps, num_stages=tile.num_stages
         )
@@ -179,7 +179,7 @@ def run(
 
 
 def _specialization(
-    form: Form,
+    problem: GroupedProblem,
     tile: Block,
     known: GroupedTraits,
     arguments: tuple[GroupedPointers, GroupedSizes, GroupedStrides],
@@ -191,7 +191,8 @@ def _specialization(
     numbers = tuple([(n == 1, n % 16 == 0, n < 2**31) for values in given for n in values])
     of_tensors = tuple([None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in pointers])
     launched = tile.num_warps, tile.num_stages
-    return form, known, launched, numbers, of_tensors, torch.cuda.current_device()
+    device = problem.device.index
+    return problem.form, known, launched, numbers, of_tensors, device
 
 
 def compile_for(problem: GroupedProblem, tile: Block, arch: int) -> CompiledKernel:

@@ -56,3 +56,12 @@ def unsupported(cause: str) -> ValueError:
         f"batch_invariant is True, and torch would take this call ({cause}), which does not "
         "promise it: expected 16-bit or fp32 tensors on an NVIDIA GPU"
     )
+
+
+def refuse_promise(what: str) -> None:
+    """Raises ValueError if the context asks for a promise that a call does not make."""
+    if wanted(None):
+        raise ValueError(
+            f"batch_invariant is True, and {what} does not promise it: expected a call outside of "
+            "outblas.batch_invariant(), or inside of outblas.batch_invariant(False)"
+        )

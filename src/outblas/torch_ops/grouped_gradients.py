@@ -158,6 +158,9 @@ def _of_a(
     if a_index is None:
         return product(g, mat_b.mT)
     wide = product(g, mat_b.mT, torch.float32)
+    if not wide.shape[0]:  # of which the operator below has no second gradient
+        empty = wide.new_zeros(saved.rows_of_a, wide.shape[1])
+        return empty.index_add(0, a_index, wide).to(saved.dtype)
     # It sorts the indices: equal ones are added in one order, and not by atomics.
     summed: Tensor = torch.ops.aten.embedding_dense_backward(
         wide, _clamped(a_index, saved.rows_of_a), saved.rows_of_a, -1, False
@@ -184,10 +187,13 @@ def _factors(scatter_index: Tensor, weights: Tensor | None, count: int) -> Tenso
 def _in_order_of_groups(
     g_out: Tensor, scatter_index: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the rows of a gradient in the order of groups, and their factors."""
+    """Returns the rows of a gradient in the order of groups, and their factors. Rows that are not
+    stored get zeros: what the gradient holds elsewhere may not be finite.
+    """
     count = g_out.shape[0]
+    is_stored = _factors(scatter_index, None, count)
     rows = g_out.index_select(0, _clamped(scatter_index, count))
-    return rows, _factors(scatter_index, weights, count)
+    return rows.where(is_stored.unsqueeze(1), 0), _factors(scatter_index, weights, count)
 
 
 def _of_weights(

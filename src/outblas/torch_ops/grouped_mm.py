@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import epilogue, grouped, problem
+from ..core import epilogue, grouped, invariance, problem
 from ..core.compat.torch_private import (
     any_autocast,
     autocast_off,
@@ -258,11 +258,15 @@ def _compute_as_given(
 ) -> tuple[Tensor, Tensor | None]:
     """`new_aux`: an aux is made."""
     own, options = tensors, (activation, out_dtype, kernel_name, zero_tail)
-    plan = None if new_aux else grouped_plans.known(mat_a, mat_b, offs, own, options)
+    plan = None
+    if not new_aux and not invariance.wanted(None):
+        plan = grouped_plans.known(mat_a, mat_b, offs, own, options)
     if plan is not None:
         with contextlib.suppress(CompileForbidden):  # torch's settings are others; it is met below
             return plan(mat_a, mat_b, offs, own), None
     checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype, zero_tail)
+    if checked.form != "batch":
+        invariance.refuse_promise("grouped_mm of groups")
     aux = tensors.aux
     if checked.form == "masked" and aux is not None and not grouped.is_one_matrix(aux):
         copied = aux.contiguous()

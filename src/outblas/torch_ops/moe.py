@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import moe
+from ..core import invariance, moe
 from ..core.compat.torch_private import any_autocast, autocast_off, has_override
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import ACTIVATIONS, Activation
@@ -176,6 +176,7 @@ def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
     """
     x, gate_up, down, expert_index, weights, activation, gate_up_bias, down_bias = completed(given)
     layer = moe.check(*completed(given))
+    invariance.refuse_promise("moe_mlp")
     index = expert_index.contiguous()
     offs, row_of_slot, slot_of_row = _run(layer, x.device, lambda p: p.route(index, layer.experts))
     tokens = x.contiguous()

@@ -325,11 +325,7 @@ def _checked(
 def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
     _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
     activation, bias, residual, _ = extra
-    if invariance.flag.requested():
-        raise ValueError(
-            "batch_invariant is True, and scaled_mm does not promise it: expected a call outside "
-            "of outblas.batch_invariant(), or inside of outblas.batch_invariant(False)"
-        )
+    invariance.refuse_promise("scaled_mm")
     reason = _no_kernel_reason(a)
     if reason is not None:
         return _by_torch(reason, a, b, scale_a, scale_b, dtype, extra)
