@@ -1,5 +1,6 @@
 """`Linear`, and `patch`, which turns every `torch.nn.Linear` of a model into one."""
 
+import functools
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -187,7 +188,8 @@ def patch(
     Experts of models of transformers (Mixtral, Qwen3-MoE, DeepSeek-V3 and others) get a forward
     that calls `outblas.moe_mlp`. They are found by what their modules say of themselves, in the
     attributes that transformers' own grouped products read; those that compute anything else, such
-    as a gate of their own, are kept. Their parameters stay the same.
+    as a gate of their own, are kept. Their parameters stay the same. Autocast casts them where it
+    casts those of transformers: in all implementations but grouped_mm.
 
     A patched model can be copied, saved, compiled, exported, traced and scripted; a torch.fx graph
     has a call of `outblas.linear` in place of the module. torch.onnx.export and the quantizers
@@ -198,7 +200,8 @@ def patch(
         model: Any module, which is changed in place.
         filter: A function that is asked for each layer that would be swapped, with its name and the
             layer, and returns whether to swap it. Modules of experts are layers too, which have no
-            `out_features`. All layers are asked before the first one is changed.
+            `out_features`; with `experts=False` it is not asked for them. All layers are asked
+            before the first one is changed.
         fuse: Whether to fuse swapped layers with what follows them, where a module's forward says
             so: an activation that is a module of its own (relu, gelu, silu), and the two layers of
             a gated MLP with their activation, as in models of Llama's family. A fused product is
@@ -214,11 +217,14 @@ def patch(
     Raises:
         TypeError: `model` is no `torch.nn.Module`, `filter` no function, or `fuse`, `experts` or
             `dry_run` no bool.
+        AttributeError: `filter` reads an attribute that a module of experts does not have.
 
     Example:
         >>> import torch, outblas
         >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 4))
-        >>> outblas.patch(model, filter=lambda name, layer: layer.out_features > 8, dry_run=True)
+        >>> def is_large(name, layer):
+        ...     return isinstance(layer, torch.nn.Linear) and layer.out_features > 8
+        >>> outblas.patch(model, filter=is_large, dry_run=True)
         Report(swapped=('0',), kept={'1': 'the filter does not take it'}, ...)
         >>> outblas.patch(model).swapped
         ('0', '1')
@@ -233,7 +239,7 @@ def patch(
             raise TypeError(f"{argument} is {given!r}, expected True or False")
     kept: dict[str, str] = {}
     chosen = _chosen_layers(model, filter, kept)
-    found = _chosen_experts(model, filter, kept, experts)
+    found = moe.choose(model, functools.partial(_filtered, filter), kept, experts)
     layers = {id(module): name for name, module in chosen.items()}
     fusions = fusion.find(model, layers, Linear) if fuse else []
     if not dry_run:
@@ -273,27 +279,6 @@ def _chosen_layers(
             kept[name] = reason
         else:
             chosen[name] = module
-    return chosen
-
-
-def _chosen_experts(
-    model: torch.nn.Module, filter: Filter | None, kept: dict[str, str], are_wanted: bool
-) -> dict[str, moe.Experts]:
-    """Returns the experts to swap, where these are wanted, and those that were swapped before; adds
-    the others to `kept` with the reasons.
-    """
-    chosen: dict[str, moe.Experts] = {}
-    for name, found in moe.find(model):
-        if isinstance(found, moe.Experts) and found.is_applied:
-            chosen[name] = found
-        elif are_wanted and isinstance(found, str):
-            kept[name] = found
-        elif are_wanted and isinstance(found, moe.Experts):
-            reason = _filtered(filter, name, found.module)
-            if reason:
-                kept[name] = reason
-            else:
-                chosen[name] = found
     return chosen
 
 

@@ -11,17 +11,27 @@ from torch import nn
 
 import outblas
 from outblas import patch, unpatch
-from outblas.torch_ops.moe import moe_mlp
 
 pytest.importorskip("transformers")
 
+from support.transformers_experts import (
+    EXPERTS,
+    SIZES,
+    Calls,
+    Config,
+    Settings,
+    experts_of,
+    made_by_decorator,
+    mixtral,
+    recorded_calls,
+    routed,
+    with_changes,
+)
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -33,20 +43,6 @@ pytestmark = [
 
 Tensor = torch.Tensor
 TOKENS = torch.arange(18).view(2, 9) % 7
-Settings = dict[str, Any]
-SIZES: Settings = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
-EXPERTS = "model.layers.0.mlp.experts", "model.layers.1.mlp.experts"
-
-
-def mixtral(**changes: Any) -> nn.Module:
-    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, **changes))
 
 
 def qwen3_moe() -> nn.Module:
@@ -80,16 +76,8 @@ def _seed() -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The calls of `moe_mlp` that experts make."""
-    made: list[tuple[Any, ...]] = []
-
-    def recorded(*given: Any, **named: Any) -> Tensor:
-        made.append(given)
-        return moe_mlp(*given, **named)
-
-    monkeypatch.setattr("outblas.patching.experts.moe_mlp", recorded)
-    return made
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return recorded_calls(monkeypatch)
 
 
 def outcome(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
@@ -100,15 +88,9 @@ def outcome(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     return logits, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def experts_of(model: nn.Module) -> Any:
-    return model.get_submodule(EXPERTS[0])
-
-
 # ---- what they compute
 @models
-def test_a_patched_model_computes_what_it_did(
-    make: Callable[[], nn.Module], calls: list[tuple[Any, ...]]
-) -> None:
+def test_a_patched_model_computes_what_it_did(make: Callable[[], nn.Module], calls: Calls) -> None:
     model = make()
     logits, gradients = outcome(model)
     gradients = copy.deepcopy(gradients)
@@ -126,7 +108,7 @@ def test_a_patched_model_computes_what_it_did(
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 def test_every_implementation_of_transformers_is_replaced(
-    implementation: str, calls: list[tuple[Any, ...]]
+    implementation: str, calls: Calls
 ) -> None:
     model = mixtral(experts_implementation=implementation)
     logits = model(TOKENS).logits
@@ -135,53 +117,6 @@ def test_every_implementation_of_transformers_is_replaced(
 
     torch.testing.assert_close(model(TOKENS).logits, logits)
     assert len(calls) == 2
-
-
-class Config:
-    """What transformers' decorator reads."""
-
-    _experts_implementation = "grouped_mm"
-    num_experts, hidden, inner = 4, 16, 8
-
-
-def made_by_decorator(act: nn.Module, **flags: Any) -> nn.Module:
-    """Returns experts of a name of their own, made for transformers by its decorator."""
-    from transformers.integrations.moe import use_experts_implementation
-
-    is_transposed = flags.get("is_transposed", False)
-    first = "gate_up_proj" if flags.get("has_gate", True) else "up_proj"
-
-    def matrix(rows: int, columns: int) -> nn.Parameter:
-        shape = (columns, rows) if is_transposed else (rows, columns)
-        return nn.Parameter(torch.randn(Config.num_experts, *shape))
-
-    @use_experts_implementation(**flags)
-    class Specialists(nn.Module):
-        def __init__(self, config: Config) -> None:
-            super().__init__()
-            self.num_experts = config.num_experts
-            width = config.inner * (2 if first == "gate_up_proj" else 1)
-            self.register_parameter(first, matrix(width, config.hidden))
-            self.down_proj = matrix(config.hidden, config.inner)
-            if flags.get("has_bias"):
-                sizes = {f"{first}_bias": width, "down_proj_bias": config.hidden}
-                for name, size in sizes.items():
-                    self.register_parameter(
-                        name, nn.Parameter(torch.randn(config.num_experts, size))
-                    )
-            self.act_fn = act
-
-        def forward(
-            self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-        ) -> Tensor:
-            raise NotImplementedError
-
-    return Specialists(Config())
-
-
-def routed(tokens: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    weights, index = torch.rand(tokens, Config.num_experts).topk(2)
-    return torch.randn(tokens, Config.hidden), index, weights
 
 
 @pytest.mark.parametrize(
@@ -236,6 +171,45 @@ def test_a_patched_model_compiles_to_one_graph() -> None:
     torch.testing.assert_close(compiled(*given), module(*given))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_calls_moe_mlp(strict: bool) -> None:
+    module, given = made_by_decorator(nn.SiLU()), routed()
+    expected = module(*given)
+    patch(module)
+
+    program = torch.export.export(module, given, strict=strict)
+
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert "outblas.moe_mlp.default" in called
+    torch.testing.assert_close(program.module()(*given), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype"),
+    [
+        ("eager", torch.bfloat16),
+        ("batched_mm", torch.bfloat16),
+        ("grouped_mm", torch.float32),
+    ],
+)
+def test_autocast_casts_what_it_casts_for_transformers(
+    implementation: str, dtype: torch.dtype, calls: Calls
+) -> None:
+    module: Any = experts_of(mixtral(experts_implementation=implementation))
+    x, index, weights = torch.randn(5, 32), *routed()[1:]
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = module(x, index, weights)
+        patch(module)
+        found = module(x, index, weights)
+    found.sum().backward()
+
+    ((tokens, first, down, *_),) = calls
+    assert {tokens.dtype, first.dtype, down.dtype} == {dtype}
+    assert found.dtype == expected.dtype
+    assert module.down_proj.grad.dtype == torch.float32
+    assert (found - expected).norm() / expected.norm() < 4 * torch.finfo(dtype).eps
+
+
 # ---- what is kept
 def test_experts_that_compute_something_else_are_kept() -> None:
     """Those of GPT-OSS clamp, and columns of their gate alternate with others."""
@@ -253,12 +227,6 @@ def test_experts_that_compute_something_else_are_kept() -> None:
 class Cubed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x**3
-
-
-def with_changes(change: Callable[[Any], object]) -> Any:
-    module = made_by_decorator(nn.SiLU())
-    change(module)
-    return module
 
 
 def own_gate(module: Any) -> None:
@@ -331,25 +299,6 @@ def test_modules_that_say_nothing_of_experts_are_none() -> None:
     assert set(report.unreached) == {"gate_up_proj", "down_proj"}
 
 
-@pytest.mark.parametrize("change", ["parametrized", "a hook"])
-def test_experts_that_change_later_are_computed_by_their_class(
-    change: str, calls: list[tuple[Any, ...]]
-) -> None:
-    module, given = with_changes(lambda m: None), routed()
-    patch(module)
-    expected = module(*given)
-    del calls[:]
-    if change == "parametrized":
-        nn.utils.parametrize.register_parametrization(module, "down_proj", nn.Identity())
-    else:
-        module.act_fn.register_forward_hook(lambda *_: None)
-
-    found = module(*given)
-
-    assert not calls
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
 # ---- which are swapped
 def test_the_filter_is_asked_for_experts() -> None:
     model = mixtral()
@@ -360,6 +309,18 @@ def test_the_filter_is_asked_for_experts() -> None:
     assert report.kept == {EXPERTS[0]: "the filter does not take it"}
     assert f"{EXPERTS[0]}.down_proj" in report.unreached
     assert f"{EXPERTS[1]}.down_proj" not in report.unreached
+
+
+def test_a_filter_that_expects_linear_layers_is_told_of_experts() -> None:
+    model = mixtral()
+
+    with pytest.raises(
+        AttributeError,
+        match=r"no torch.nn.Linear.*experts=False",
+    ):
+        patch(model, filter=lambda name, layer: layer.out_features > 8)
+
+    assert not any(isinstance(layer, outblas.Linear) for layer in model.modules())
 
 
 def test_experts_may_be_left_out() -> None:
@@ -414,7 +375,7 @@ def test_experts_must_be_a_bool() -> None:
 
 
 # ---- back
-def test_unpatch_gives_experts_their_forward_back(calls: list[tuple[Any, ...]]) -> None:
+def test_unpatch_gives_experts_their_forward_back(calls: Calls) -> None:
     model = mixtral()
     patch(model)
 
@@ -427,7 +388,7 @@ def test_unpatch_gives_experts_their_forward_back(calls: list[tuple[Any, ...]]) 
     assert not any(isinstance(layer, outblas.Linear) for layer in model.modules())
 
 
-def test_unpatch_reaches_a_forward_that_a_wrapper_keeps(calls: list[tuple[Any, ...]]) -> None:
+def test_unpatch_reaches_a_forward_that_a_wrapper_keeps(calls: Calls) -> None:
     """As accelerate's hooks do."""
     model = mixtral()
     patch(model)
@@ -439,19 +400,6 @@ def test_unpatch_reaches_a_forward_that_a_wrapper_keeps(calls: list[tuple[Any, .
 
     model(TOKENS)
     assert not calls
-
-
-def test_a_copy_of_a_patched_model_has_experts_of_its_own() -> None:
-    model = mixtral()
-    patch(model)
-
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        experts_of(other).down_proj.zero_()
-
-    x, index, weights = torch.randn(5, 32), *routed()[1:]
-    assert (experts_of(other)(x, index, weights) == 0).all()
-    assert (experts_of(model)(x, index, weights) != 0).any()
 
 
 def test_parameters_keep_their_names() -> None:

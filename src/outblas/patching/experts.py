@@ -18,24 +18,29 @@ import torch
 from ..core.compat.torch_private import FakeTensor, FunctionalTensor
 from ..core.epilogue import gated_name
 from ..core.problem import DTYPES
+from ..torch_ops.call import is_autocast
 from ..torch_ops.moe import moe_mlp
-from .fusion import function_of, has_hooks
+from .fusion import function_of
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
 Parameter = torch.nn.Parameter
 
-# Types of parameters that hold their values themselves; the last two stand for such a tensor while
+# Types of tensors that hold their values themselves; the last two stand for such a tensor while
 # a program is traced.
 _PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 _FLAGS = "has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm"
 _ARGUMENTS = ["self", "hidden_states", "top_k_index", "top_k_weights"]
 # What transformers calls the ways in which it computes the same thing itself.
 _IMPLEMENTATIONS = None, "eager", "grouped_mm", "batched_mm"
+# What torch.nn.DataParallel calls for a replica, which gets tensors of its own.
+_REPLICATE = "_replicate_for_data_parallel"
 
 
 class Names(NamedTuple):
-    """The parameters of experts by name; "" for biases that they do not have."""
+    """The parameters of experts by name, "" for biases that they do not have, and what `patch`
+    found: the epilogue, how matrices are stored, the function of act_fn, the number of experts.
+    """
 
     first: str
     down: str
@@ -43,6 +48,8 @@ class Names(NamedTuple):
     down_bias: str
     activation: Any
     is_transposed: bool
+    function: str
+    experts: int
 
 
 class Experts(NamedTuple):
@@ -52,8 +59,7 @@ class Experts(NamedTuple):
     names: Names
 
     def __str__(self) -> str:
-        count = self.module._parameters[self.names.down].shape[0]  # type: ignore[union-attr]
-        return f"{count} experts are one outblas.moe_mlp with {self.names.activation}"
+        return f"{self.names.experts} experts are one outblas.moe_mlp with {self.names.activation}"
 
     @property
     def is_applied(self) -> bool:
@@ -61,12 +67,16 @@ class Experts(NamedTuple):
         return _names_in_use(self.module) is not None
 
     def apply(self) -> None:
-        """Replaces the module's forward."""
-        vars(self.module)["forward"] = functools.partial(_forward, self.module, self.names)
+        """Replaces the module's forward, for its replicas too."""
+        held = vars(self.module)
+        held["forward"] = functools.partial(_forward, self.module, self.names)
+        held[_REPLICATE] = functools.partial(_replicate, self.module)
 
     def remark(self) -> str:
         """Returns what keeps the experts from outblas's kernels; "" for nothing."""
-        held: Any = self.module._parameters[self.names.down]
+        if changed := _changed(self.module, self.names):
+            return f"{changed}: {type(self.module).__name__} computes as without patch"
+        held: Any = _tensor(self.module, self.names.down)
         if held.is_cuda:
             return ""
         return f"on {held.device}: torch takes it until it moves to an NVIDIA GPU"
@@ -83,6 +93,39 @@ def find(model: Module) -> Iterator[tuple[str, Experts | str]]:
         elif all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
             found = _names(module)
             yield name or "(root)", found if isinstance(found, str) else Experts(module, found)
+
+
+def choose(
+    model: Module,
+    filtered: Callable[[str, Any], str | None],
+    kept: dict[str, str],
+    are_wanted: bool,
+) -> dict[str, Experts]:
+    """Returns the experts to swap, where these are wanted, and those that were swapped before; adds
+    the others to `kept` with the reasons. `filtered` returns that a filter does not take a module.
+    """
+    chosen: dict[str, Experts] = {}
+    for name, found in find(model):
+        if isinstance(found, Experts) and found.is_applied:
+            chosen[name] = found
+        elif are_wanted:
+            reason = found if isinstance(found, str) else _filtered(filtered, name, found.module)
+            if reason:
+                kept[name] = reason
+            elif isinstance(found, Experts):
+                chosen[name] = found
+    return chosen
+
+
+def _filtered(filtered: Callable[[str, Any], str | None], name: str, module: Module) -> str | None:
+    """Returns what `filtered` does; an error of a filter for linear layers tells of experts."""
+    try:
+        return filtered(name, module)
+    except AttributeError as error:
+        raise AttributeError(
+            f"filter failed for {name}, which holds experts and is no torch.nn.Linear: {error}. "
+            "Let it ask for the class, or leave experts alone by experts=False"
+        ) from error
 
 
 def _names_in_use(module: Module) -> Names | None:
@@ -107,8 +150,9 @@ def _names(module: Any) -> Names | str:
     if function is None:
         return f"its activation is {type(module.act_fn).__name__}, which no epilogue has"
     activation = gated_name(function) if module.has_gate else function
-    names = Names(first, "down_proj", *biases, activation, module.is_transposed)
-    return _unusual(module, names) or names
+    names = Names(first, "down_proj", *biases, activation, module.is_transposed, function, 0)
+    reason = _unusual(module, names)
+    return reason or names._replace(experts=_tensor(module, names.down).shape[0])
 
 
 def _other_computation(module: Any) -> str | None:
@@ -127,16 +171,36 @@ def _other_computation(module: Any) -> str | None:
     gate: Callable[..., Any] | None = getattr(kind, "_apply_gate", None)
     if module.has_gate and getattr(gate, "__module__", "") != "transformers.integrations.moe":
         return f"{kind.__name__} has a gate of its own"
-    chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    chosen = _implementation(module)
     if chosen not in _IMPLEMENTATIONS:
         return f"its experts_implementation is {chosen!r}"
     return None
 
 
+def _implementation(module: Any) -> Any:
+    """Returns how transformers computes experts."""
+    return getattr(getattr(module, "config", None), "_experts_implementation", None)
+
+
+def _tensor(module: Any, name: str) -> Any:
+    """Returns a parameter, or the tensor that replicas, pruned and sharded modules have in its
+    place; None for computed ones.
+    """
+    held = module.__dict__.get(name)
+    return module._parameters.get(name) if held is None else held
+
+
+def _changed(module: Any, names: Names) -> str | None:
+    """Returns which change since `patch` keeps `moe_mlp` from computing experts, or None."""
+    if function_of(module.act_fn) != names.function:
+        return f"its activation is not the {names.function} that patch found"
+    return _unusual(module, names)
+
+
 def _unusual(module: Any, names: Names) -> str | None:
     """Returns which property of the parameters keeps `moe_mlp` from computing experts, or None."""
     for name in filter(None, names[:4]):
-        t = module._parameters.get(name)
+        t = _tensor(module, name)
         if t is None:
             return f"it has no parameter {name}"
         if type(t) not in _PLAIN:
@@ -155,18 +219,19 @@ def _forward(
     module: Any, names: Names, hidden_states: Any, top_k_index: Any, top_k_weights: Any
 ) -> Tensor:
     """Computes experts by `moe_mlp` while they are as `patch` found them, else as their class does.
-    Like transformers' own, it rounds to the dtype of the matrices what comes in another one.
+    Like transformers' own, it rounds what comes in another dtype than that of the products.
     """
-    is_plain = type(hidden_states) is Tensor and hidden_states.dim() == 2
-    if not is_plain or _unusual(module, names) or has_hooks(module.act_fn):
+    is_plain = type(hidden_states) in _PLAIN and hidden_states.dim() == 2
+    if not is_plain or _changed(module, names):
         result: Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
         return result
-    first, down = (getattr(module, name) for name in names[:2])
-    biases = [getattr(module, name) if name else None for name in names[2:4]]
+    dtype = _dtype(module, names, hidden_states)
+    first, down = (_tensor(module, name).to(dtype) for name in names[:2])
+    biases = [_tensor(module, name).to(dtype) if name else None for name in names[2:4]]
     if not names.is_transposed:
         first, down = first.mT, down.mT
     out = moe_mlp(
-        hidden_states.to(first.dtype),
+        hidden_states.to(dtype),
         first,
         down,
         top_k_index,
@@ -178,6 +243,29 @@ def _forward(
     return out.to(hidden_states.dtype)
 
 
+def _dtype(module: Any, names: Names, hidden_states: Tensor) -> torch.dtype:
+    """Returns the dtype in which transformers would multiply: that of the matrices, or autocast's,
+    which casts no grouped products.
+    """
+    if is_autocast(hidden_states) and _implementation(module) != "grouped_mm":
+        dtype = torch.get_autocast_dtype(hidden_states.device.type)
+        if dtype in DTYPES:
+            return dtype
+    found: torch.dtype = _tensor(module, names.first).dtype
+    return found
+
+
+def _replicate(module: Any) -> Any:
+    """Returns a replica whose forward computes with the tensors of the replica."""
+    replica = getattr(type(module), _REPLICATE)(module)
+    held = vars(replica)
+    for attribute, value in list(held.items()):
+        if names := _names_of(value):
+            held[attribute] = functools.partial(_forward, replica, names)
+    held[_REPLICATE] = functools.partial(_replicate, replica)
+    return replica
+
+
 # ---- back
 def undo(model: Module) -> dict[str, str]:
     """Gives experts their own forward back, also where a wrapper keeps the replaced one in an
@@ -187,6 +275,7 @@ def undo(model: Module) -> dict[str, str]:
     for name, module in model.named_modules():
         held = vars(module)
         for attribute in [key for key, value in held.items() if _names_of(value)]:
+            held.pop(_REPLICATE, None)
             found[name or "(root)"] = "computes as its class does"
             if attribute == "forward":
                 del held[attribute]

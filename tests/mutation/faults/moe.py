@@ -5,6 +5,7 @@ from ..fault import Check, Fault
 KERNELS = (Check("test_moe_kernels.py"),)
 OPERATOR = (Check("test_moe.py"),)
 PATCH = (Check("test_nn_experts.py"),)
+LATER = (Check("test_nn_experts_later.py"),)
 
 _KERNELS = "kernels/moe.py"
 _OPERATOR = "src/outblas/torch_ops/moe.py"
@@ -98,5 +99,29 @@ FAULTS = (
         "    if names.is_transposed:\n",
         PATCH,
         "Matrices are multiplied in the order in which checkpoints hold them.",
+    ),
+    Fault(
+        "moe_keeps_the_activation_that_it_found",
+        _PATCH,
+        "function_of(module.act_fn) != names.function",
+        "function_of(module.act_fn) is None",
+        LATER,
+        "Experts whose activation was replaced compute the old one.",
+    ),
+    Fault(
+        "moe_replicas_take_the_tensors_of_the_original",
+        _PATCH,
+        "functools.partial(_forward, replica, names)",
+        "functools.partial(_forward, module, names)",
+        LATER,
+        "Each GPU of nn.DataParallel multiplies by the matrices of the first one.",
+    ),
+    Fault(
+        "moe_ignores_autocast",
+        _PATCH,
+        'is_autocast(hidden_states) and _implementation(module) != "grouped_mm"',
+        "False",
+        PATCH,
+        "Experts in float32 are computed in it under autocast, which took bfloat16 before patch.",
     ),
 )
