@@ -20,7 +20,7 @@ from ..core.epilogue import EPILOGUE_ARGS
 from ..core.grouped import GroupedProblem, GroupedTensors
 from ..core.problem import Strides
 from ..device import language, launch
-from ..runtime.cuda_graphs import not_ready
+from ..runtime.cuda_graphs import capturing, not_ready
 from .grouped_device import (
     GroupedPointers,
     GroupedSizes,
@@ -167,11 +167,11 @@ def run(
             _INTERPRETED[problem.form][(count,)](*arguments, known)
         return
     key = _specialization(problem, tile, known, arguments)
+    if key not in _loaded:
+        compiling.check_allowed(_NAME)
+        if capturing(problem.device):
+            raise not_ready()
     with torch.cuda.device(problem.device), language.lock:
-        if key not in _loaded:
-            compiling.check_allowed(_NAME)
-            if torch.cuda.is_current_stream_capturing():
-                raise not_ready()
         _KERNELS[problem.form][(count,)](
             *arguments, known, num_warps=tile.num_warps, num_stages=tile.num_stages
         )

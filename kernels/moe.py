@@ -19,7 +19,7 @@ from ..core import compiling
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.epilogue import GATED
 from ..device import language
-from ..runtime.cuda_graphs import not_ready
+from ..runtime.cuda_graphs import capturing, not_ready
 from .activation import _value_and_slope
 
 Tensor = torch.Tensor
@@ -291,11 +291,11 @@ def _launch(
             _INTERPRETED[kernel][grid](*given, **constants)
         return
     key = _specialization(kernel, given, constants)
+    if key not in _loaded:
+        compiling.check_allowed(_NAME)
+        if capturing(device):
+            raise not_ready()
     with torch.cuda.device(device), language.lock:
-        if key not in _loaded:
-            compiling.check_allowed(_NAME)
-            if torch.cuda.is_current_stream_capturing():
-                raise not_ready()
         kernel[grid](*given, **constants, **_OPTIONS)
     _loaded.add(key)
 

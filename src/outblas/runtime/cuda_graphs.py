@@ -8,7 +8,12 @@ import torch
 
 def capturing(device: torch.device) -> bool:
     """Whether the current stream of a GPU is being captured into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    if torch.cuda.device_count() > 1:  # torch asks for the stream of the current GPU
+        with torch.cuda.device(device):
+            return torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_current_stream_capturing()
 
 
 def not_ready() -> RuntimeError:
