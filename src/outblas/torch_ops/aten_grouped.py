@@ -62,9 +62,9 @@ class Slower(NamedTuple):
         return f"{count} groups of {span} along {self.divided}"
 
 
-# NVIDIA H100, bfloat16, torch 2.11: results/h100_grouped.json and h100_grouped_terms.json have 8, 128
-# and 256 groups, even and skewed, which a call does not tell apart. Of groups of columns one product
-# was measured.
+# NVIDIA H100, bfloat16, torch 2.11: results/h100_grouped.json and h100_grouped_terms.json have 8,
+# 128 and 256 groups, even and skewed, which a call does not tell apart. Of products with groups of
+# columns one was measured.
 SLOWER = (
     Slower("M", 0.97, groups=256, above=128),
     Slower("N", 0.97),
