@@ -100,16 +100,20 @@ class Arch(Opaque):
         agent.sent_performed.wait(
             agent, lambda: agent.sent == 0, lambda: "its arrivals to be performed"
         )
-        self.cluster_arrive_relaxed()
+        self._cluster_arrive(orders=True)
 
     def cluster_arrive_relaxed(self):
+        """Orders nothing that was written before, not even within the CTA."""
+        self._cluster_arrive(orders=False)
+
+    def _cluster_arrive(self, orders):
         agent = state.machine.agent
         agent.pause()
         first = agent.cta.index - agent.cta.rank
         barrier = state.machine.cluster_barriers.setdefault(first, NamedBarrier())
         ctas = state.machine.ctas[first : first + state.machine.cluster]
         threads = sum(cta.threads for cta in ctas)
-        agent.cluster_turn = barrier.arrive(agent, threads)
+        agent.cluster_turn = barrier.arrive(agent, threads, orders=orders)
 
     def cluster_wait(self):
         agent = state.machine.agent

@@ -141,8 +141,10 @@ class NamedBarrier(Waiting):
         self.found: set[int] = set()
         self.members: list[Agent] = []
 
-    def arrive(self, agent: "Agent", threads: int) -> int:
-        """Returns the turn that must have ended for those who wait."""
+    def arrive(self, agent: "Agent", threads: int, *, orders: bool = True) -> int:
+        """Returns the turn that must have ended for those who wait. `orders`: what those who meet
+        wrote to shared memory before is visible to all of them after.
+        """
         turn = self.turn
         self.arrived += agent.threads
         self.members.append(agent)
@@ -154,6 +156,9 @@ class NamedBarrier(Waiting):
             if seen := set().union(*[member.observed for member in self.members]):
                 for member in self.members:
                     member.observed = set(seen)
+            if orders:
+                for member in self.members:
+                    member.show_words()
             self.arrived, self.members = 0, []
             self.turn += 1
             self.changed()
@@ -292,6 +297,7 @@ class Agent:
         self.sent = 0  # arrivals at other CTAs' barriers that are on their way
         self.sent_performed = Waiting()
         self.unfenced: list[Write] = []
+        self.wrote: list[int] = []  # words of shared memory since the last barrier
         self.copies: list[Copy] = []  # of cp.async
         self.copies_landed = Waiting()
         self.seen: dict[
@@ -314,6 +320,12 @@ class Agent:
             mates = [agent for agent in self.cta.agents if agent.tidx // WARPGROUP == number]
             self._ordinal = mates.index(self), len(mates)
         return self._ordinal
+
+    def show_words(self) -> None:
+        """What it wrote to shared memory, a word at a time, is visible to its CTA."""
+        for address in self.wrote:
+            self.cta.memory.unordered.pop(address, None)
+        self.wrote = []
 
     def pause(self, kind: str = "step") -> None:
         """Some time passes."""

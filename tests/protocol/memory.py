@@ -48,6 +48,7 @@ class SharedMemory:
         self.regions: dict[int, Region] = {}  # by their first byte; none meets another
         self.readers: dict[int, tuple[int, int, str]] = {}
         self.words: dict[int, object] = {}
+        self.unordered: dict[int, str] = {}  # of words, who wrote what others may not see yet
         self.numbers = itertools.count()
 
     def write(self, low: int, high: int, tag: object, write: Write | None = None) -> None:

@@ -135,19 +135,28 @@ class Rows:
 
 
 class SharedWords:
+    """32-bit words. What an agent writes is its own until a barrier that orders memory."""
+
     def __init__(self, address, count):
         self.address, self.count = address, count
 
     def __getitem__(self, i):
-        words = state.machine.agent.cta.memory.words
-        if self.address + 4 * i not in words:
+        agent, address = state.machine.agent, self.address + 4 * i
+        memory = agent.cta.memory
+        if address not in memory.words:
+            raise ProtocolFault("early read", f"{agent.name} reads a word that nobody has written")
+        writer = memory.unordered.get(address, agent.name)
+        if writer != agent.name:
             raise ProtocolFault(
-                "early read", f"{state.machine.agent.name} reads a word that nobody has written"
+                "early read", f"{agent.name} reads a word of {writer} that no barrier has ordered"
             )
-        return words[self.address + 4 * i]
+        return memory.words[address]
 
     def __setitem__(self, i, value):
-        state.machine.agent.cta.memory.words[self.address + 4 * i] = value
+        agent, address = state.machine.agent, self.address + 4 * i
+        agent.cta.memory.words[address] = value
+        agent.cta.memory.unordered[address] = agent.name
+        agent.wrote.append(address)
 
 
 class GlobalWords:

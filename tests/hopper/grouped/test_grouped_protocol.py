@@ -377,6 +377,21 @@ def is_found(case: GroupedCase, change: Change) -> str:
     return found.value.kind
 
 
+@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+def test_the_model_finds_a_schedule_that_a_cluster_does_not_order(form: str) -> None:
+    """The cluster's barrier is arrived at without releasing what was written."""
+    change = Change(
+        "grouped.kernel",
+        "        if cutlass.const_expr(self.config.cluster > 1):\n"
+        "            cute.arch.sync_threads()\n",
+        "",
+    )
+
+    case = case_of(TILES["B multicast"], form, ENDS["empty groups"])
+
+    assert is_found(case, change) == "early read"
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_model_finds(name: str) -> None:
     form, change, kinds = FAULTS[name]
