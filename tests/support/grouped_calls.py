@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 
 import outblas
-from outblas.core.epilogue import composed, glu_split
+from outblas.core.epilogue import ACTIVATIONS, composed, glu_split
 from outblas.core.grouped import Form
 
 Tensor = torch.Tensor
@@ -18,6 +19,11 @@ FORMS: tuple[Form, ...] = ("ragged_m", "ragged_n", "ragged_k")
 ENDS = (0, 5, 5, 17, 21)  # of five groups, two of them empty
 EXTENT = 24  # of the dimension that is divided: three more than belong to groups
 ROWS_OF_A = 10  # that `a_index` chooses from
+# Activations: CI takes a function and a gated pair; what all of them compute has tests of its own.
+SOME_IN_CI = [
+    name if name in ("", "gelu", "swiglu") else pytest.param(name, marks=pytest.mark.slow)
+    for name in ("", *ACTIVATIONS)
+]
 FLOATING = "mat_a", "mat_b", "bias", "residual", "scatter_weights"
 
 

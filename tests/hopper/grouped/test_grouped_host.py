@@ -370,7 +370,6 @@ EPILOGUES = {
 SPILLED = {"scatter, with all": 4}
 IN_CI = (
     "ragged columns",
-    "gated, with all",
     "gated, with all, of terms",
     "scatter, with all",
     "gather, gated",
