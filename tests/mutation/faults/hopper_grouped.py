@@ -9,6 +9,7 @@ ROWS = (Check("test_row_stores.py"),)
 MATH = (Check("test_epilogue_math.py"),)
 PROTOCOL = (Check("test_grouped_protocol.py", "own or registers"),)
 HOST = (Check("test_grouped_host.py"),)
+GATHER = (Check("test_gather.py"),)
 
 _SCHEDULE = "hopper/grouped/schedule.py"
 _ROWS = "hopper/gemm/row_stores.py"
@@ -17,6 +18,7 @@ _STORE = "hopper/gemm/epilogue_store.py"
 _HOST = "hopper/grouped/host.py"
 _LAYOUTS = "hopper/grouped/layouts.py"
 _VARIANT = "hopper/grouped/variant.py"
+_GATHER = "hopper/grouped/gather.py"
 
 FAULTS = (
     Fault(
@@ -178,5 +180,37 @@ FAULTS = (
         "weighted=False,",
         HOST,
         "A kernel that was compiled without weights is taken for a call with weights.",
+    ),
+    Fault(
+        "grouped_gather_does_not_swizzle",
+        _GATHER,
+        "(piece ^ row) * 16",
+        "piece * 16",
+        GATHER,
+        "Gathered rows lie otherwise than wgmma reads them.",
+    ),
+    Fault(
+        "grouped_gather_leaves_a",
+        _GATHER,
+        "cutlass.min(cutlass.max(chosen, 0), extent - 1) * stride",
+        "chosen * stride",
+        GATHER,
+        "An index outside of A reads what lies beside it.",
+    ),
+    Fault(
+        "grouped_gather_reads_the_next_row",
+        _GATHER,
+        "cutlass.min(cutlass.max(K - first, 0), VECTOR) * 2",
+        "VECTOR * 2",
+        GATHER,
+        "Terms behind the end of K are those of the next row, not zero.",
+    ),
+    Fault(
+        "grouped_gathered_pass_is_not_clamped",
+        _HOST,
+        "chosen = tensors.a_index.clamp(0, problem.rows_of_a - 1)",
+        "chosen = tensors.a_index",
+        HOST,
+        "An index outside of A ends the pass that gathers before the product.",
     ),
 )
