@@ -76,9 +76,9 @@ def _from_1(connection: sqlite3.Connection) -> None:
     )
 
 
-# The columns of the tables of version 3, without those of the workload and those that all three
+# The columns of the tables since version 3, without those of the workload and those that all three
 # tables share.
-_TABLES_OF_3 = {
+_TABLES_SINCE_3 = {
     "trials": """status TEXT NOT NULL, reason TEXT NOT NULL,
         us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
         clock_mhz REAL, predicted_us REAL, compile_s REAL, digest INTEGER""",
@@ -92,57 +92,36 @@ _TABLES_OF_3 = {
 
 def _from_2(connection: sqlite3.Connection) -> None:
     """Adds whether weights were warm or cold, and the epilogue, to rows; both are part of their
-    identity. SQLite cannot change a key, so the tables are created again; columns that somebody
-    added are kept.
+    identity.
     """
-    for table, columns in _TABLES_OF_3.items():
-        there = _columns(connection, table)
-        if "weights" in there:  # only the version number is wrong
-            continue
-        made = f"{table}_of_version_3"
-        key = "kernel, M, N, K, dtype, out_dtype, layout, weights, epilogue, gpu, source"
-        connection.execute(f"DROP TABLE IF EXISTS {made}")
-        connection.execute(
-            f"""CREATE TABLE {made} (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
-            M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
-            dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
-            weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
-            kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL,
-            "when" TEXT NOT NULL, {columns},
-            UNIQUE ({key}{"" if table == "winners" else ", config"}))"""
-        )
-        known = _columns(connection, made)
-        for name in there.keys() - known.keys():
-            connection.execute(f"ALTER TABLE {made} ADD COLUMN {_quoted(name)} {there[name]}")
-        names = ", ".join(map(_quoted, there))
-        connection.execute(f"INSERT INTO {made} ({names}) SELECT {names} FROM {table}")
-        connection.execute(f"DROP TABLE {table}")
-        connection.execute(f"ALTER TABLE {made} RENAME TO {table}")
-    connection.execute("DROP INDEX IF EXISTS trials_by_workload")
-    connection.execute(
-        """CREATE INDEX trials_by_workload
-        ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, kernel, gpu, status, us,
-        "when")"""
-    )
+    _create_again(connection, 3, {"weights": "warm", "epilogue": ""})
 
 
 def _from_3(connection: sqlite3.Connection) -> None:
-    """Adds how groups divide a product to rows; it is a part of their identity. The tables are
-    created again, as from version 2.
+    """Adds how groups divide a product to rows; it is a part of their identity."""
+    _create_again(connection, 4, {"weights": "warm", "epilogue": "", "grouping": ""})
+
+
+def _create_again(connection: sqlite3.Connection, version: int, added: dict[str, str]) -> None:
+    """Creates the tables of a version, whose workloads have these columns besides those of version
+    2, with their defaults, and copies all rows. SQLite cannot change a key, which they are part of.
+    Columns that somebody added are kept.
     """
-    for table, columns in _TABLES_OF_3.items():  # which did not change
+    newest = list(added)[-1]
+    workload = f"M, N, K, dtype, out_dtype, layout, {', '.join(added)}"
+    defined = "".join(f"{name} TEXT NOT NULL DEFAULT '{value}', " for name, value in added.items())
+    for table, columns in _TABLES_SINCE_3.items():
         there = _columns(connection, table)
-        if "grouping" in there:  # only the version number is wrong
+        if newest in there:  # only the version number is wrong
             continue
-        made = f"{table}_of_version_4"
-        key = "kernel, M, N, K, dtype, out_dtype, layout, weights, epilogue, grouping, gpu, source"
+        made = f"{table}_of_version_{version}"
+        key = f"kernel, {workload}, gpu, source"
         connection.execute(f"DROP TABLE IF EXISTS {made}")
         connection.execute(
             f"""CREATE TABLE {made} (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
             M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
             dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
-            weights TEXT NOT NULL DEFAULT 'warm', epilogue TEXT NOT NULL DEFAULT '',
-            grouping TEXT NOT NULL DEFAULT '',
+            {defined}
             kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL,
             "when" TEXT NOT NULL, {columns},
             UNIQUE ({key}{"" if table == "winners" else ", config"}))"""
@@ -156,9 +135,8 @@ def _from_3(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {made} RENAME TO {table}")
     connection.execute("DROP INDEX IF EXISTS trials_by_workload")
     connection.execute(
-        """CREATE INDEX trials_by_workload
-        ON trials (M, N, K, dtype, out_dtype, layout, weights, epilogue, grouping, kernel, gpu,
-        status, us, "when")"""
+        f"""CREATE INDEX trials_by_workload
+        ON trials ({workload}, kernel, gpu, status, us, "when")"""
     )
 
 

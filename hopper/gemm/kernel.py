@@ -420,6 +420,11 @@ class Gemm(tma_store.TmaStore):
             word_dtype=dtype,
         )
 
+    @property
+    def announced_bytes(self) -> int:
+        """The bytes that TMA loads for a stage."""
+        return self.config.stage_bytes
+
     def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
         """Returns the pipeline over barriers in shared memory: `full` of each stage, then
         `empty`.
@@ -429,7 +434,7 @@ class Gemm(tma_store.TmaStore):
             barriers,
             barriers + config.stages,
             config.stages,
-            config.stage_bytes,
+            self.announced_bytes,
             config.warpgroups_per_tile,
             config.multicast_size,
             config.jitter,

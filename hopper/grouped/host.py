@@ -11,7 +11,7 @@ from ...core import configs
 from ...core.epilogue import View
 from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, GroupedTensors
 from ...runtime import hooks
-from ...runtime.cuda_graphs import not_ready
+from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import HopperConfig
 from ..gemm import heuristic
@@ -258,7 +258,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     if config is None:
         config = _tuned(problem) or config_for(problem, tile_order.clusters(problem.device, 0, 1))
     made = variant_of(problem, config)
-    if torch.cuda.is_current_stream_capturing() and not compile.is_loaded(made):
+    if capturing(problem.device) and not compile.is_loaded(made):
         raise not_ready()
     compiled = load(made)
     clusters = tile_order.clusters(problem.device, config.sms, config.cluster)

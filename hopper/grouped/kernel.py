@@ -1,6 +1,5 @@
 """The kernel class of `hopper.grouped`."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ class GroupedLoads:
     stages: Any
 
 
-# Levers of `hopper.gemm` that groups do not have.
+# Fields of a config of `hopper.gemm` that have no meaning where groups divide a product.
 _OF_WHOLE_PRODUCTS = ("variable_tile_n", "pingpong", "split_k", "stream_k", "cluster_k", "pdl")
 
 
@@ -207,14 +206,15 @@ class Grouped(Gemm):
             stages,
         )
 
-    def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
-        pipeline = super().make_pipeline(barriers, coord)
-        if not self.traits.gathers:
-            return pipeline
-        config = self.config
-        bytes_b = config.stage_n * config.tile_k * 2
-        fields = {each.name: getattr(pipeline, each.name) for each in dataclasses.fields(pipeline)}
-        return gather.GatherPipeline(**fields | {"tx_bytes": bytes_b})
+    @property
+    def pipeline_type(self):
+        return gather.GatherPipeline if self.traits.gathers else GroupPipeline
+
+    @property
+    def announced_bytes(self) -> int:
+        if self.traits.gathers:  # TMA loads B alone
+            return self.config.stage_n * self.config.tile_k * 2
+        return super().announced_bytes
 
     @cute.jit
     def load(self, cta: Cta, pipeline: GroupPipeline):

@@ -297,8 +297,6 @@ def test_a_torch_without_grouped_products_is_named(monkeypatch: pytest.MonkeyPat
     refuses("which torch", "bench", "--op", "grouped", "--shapes", "moe")
 
 
+@pytest.mark.no_gpu
 def test_without_a_gpu_nothing_is_timed() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-
     invoke("bench", "--op", "grouped", "--shapes", "moe", code=3)
