@@ -188,9 +188,9 @@ MEANT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] 
 
 @pytest.mark.parametrize("name", MEANT)
 def test_the_shapes_of_scales_mean_recipes(name: str) -> None:
-    sizes, shape_a, shape_b, meant = MEANT[name]
+    (M, N, K), shape_a, shape_b, meant = MEANT[name]
 
-    found = block_scales.recipes(*sizes, torch.ones(shape_a), torch.ones(shape_b))  # type: ignore[call-arg]
+    found = block_scales.recipes(M, N, K, torch.ones(shape_a), torch.ones(shape_b))
 
     assert found == meant
 
