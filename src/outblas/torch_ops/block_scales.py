@@ -49,8 +49,8 @@ def recipes(M: int, N: int, K: int, scale_a: Tensor, scale_b: Tensor) -> Recipes
     only.
     """
     shape_a, shape_b = tuple(scale_a.shape), tuple(scale_b.shape)
-    whole_a = shape_a == (M, 1) or scale_a.numel() == 1
-    whole_b = shape_b == (1, N) or scale_b.numel() == 1
+    whole_a = shape_a == (M, 1) or _is_single(shape_a)
+    whole_b = shape_b == (1, N) or _is_single(shape_b)
     if whole_a and whole_b:
         return None
     by_row_a, square_a = (M, count(K)), (count(M), count(K))
@@ -76,6 +76,13 @@ def recipes(M: int, N: int, K: int, scale_a: Tensor, scale_b: Tensor) -> Recipes
     raise OperandError(
         f"{name}.shape is {shape}, expected {blocks}, because {other} has blocks of {BLOCK}"
     )
+
+
+def _is_single(shape: tuple[int, ...]) -> bool:
+    """Returns whether a tensor of this shape has one element. A program that is compiled may not
+    know its number of rows, so it is compared last.
+    """
+    return all(size == 1 for size in reversed(shape))
 
 
 def has_blocks(formats: str) -> bool:
