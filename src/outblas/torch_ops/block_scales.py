@@ -101,12 +101,12 @@ def expanded(scale: Tensor, recipe: str, shape: tuple[int, int], terms: int) -> 
 
 
 def from_torch(scale: Tensor, recipe: str, rows: int, K: int) -> Tensor | None:
-    """Returns a scale as `torch.nn.functional.scaled_mm` takes it with one row for each row (or 128
-    rows) of the stored operand and one column for each block along K, or None where its shape does
-    not fit.
+    """Returns a view of a scale that `torch.nn.functional.scaled_mm` takes. The view has one row
+    for each row (or 128 rows) of the stored operand, and one column for each block along K. Returns
+    None where the shape does not fit.
 
-    torch has scales of "128x128" the other way round, padded to `padded_count` rows. Those without
-    the padding are taken, too.
+    That function has scales of "128x128" the other way round, padded to `padded_count` rows. Those
+    without the padding are taken, too.
     """
     shape = tuple(scale.shape)
     if recipe == BY_ROW:
