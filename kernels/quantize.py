@@ -1,5 +1,5 @@
-"""Quantization to fp8: the largest magnitude of each block, its scale and the rounded values, in one
-pass over memory where a block fits a program.
+"""Quantization to fp8: the largest magnitude of each block, its scale, and the rounded values, in
+one pass over memory where a block fits a program.
 
 `core/quantization.py` says which scales there are. NaN and infinities take no part in a scale.
 GPUs before sm_89 have no instruction that rounds to fp8, so the kernels can round by integer
@@ -58,8 +58,8 @@ def _rounded(x, MANTISSA: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the codes of finite values that the format can hold, rounded to nearest even."""
     SHIFT: tl.constexpr = 23 - MANTISSA
     BIAS: tl.constexpr = 7 if MANTISSA == 3 else 15
-    # Added to a value below the least normal one, 2^(1 - BIAS), it leaves the code in the last bits:
-    # a unit of its last place is the step of subnormal values.
+    # Added to a value below the least normal one, 2^(1 - BIAS), it leaves the code in the last
+    # bits: a unit of its last place is the step of subnormal values.
     MAGIC: tl.constexpr = 16384.0 if MANTISSA == 3 else 128.0
     MAGIC_BITS: tl.constexpr = (141 if MANTISSA == 3 else 134) << 23
     LEAST_NORMAL: tl.constexpr = (128 - BIAS) << 23

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from . import nn as nn
     from .autotune.automatic import tune
     from .inductor import inductor_choice
-    from .nn import Linear, patch, unpatch
+    from .nn import FP8Linear, Linear, patch, unpatch
     from .packing.ahead import precompile
     from .runtime.packs import load_pack
 
 __all__ = [
+    "FP8Linear",
     "FallbackWarning",
     "Kernel",
     "Linear",
@@ -79,6 +80,7 @@ _MODULE_OF = {
     "load_pack": "runtime.packs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
+    "FP8Linear": "nn",
     "Linear": "nn",
     "patch": "nn",
     "unpatch": "nn",

@@ -4,11 +4,15 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ..fp8_linear import FP8Linear
+from . import fp8_linears
+
 Module = torch.nn.Module
 
 # Layers whose weights `patch` reports otherwise, or whose weights enter no product of matrices.
 _OTHERS = (
     torch.nn.Linear,
+    FP8Linear,
     torch.nn.Embedding,
     torch.nn.EmbeddingBag,
     torch.nn.Conv1d,
@@ -43,7 +47,9 @@ def unreached(model: Module, reached: Iterable[Module] = ()) -> dict[str, str]:
 def _weights(module: Module) -> Iterator[tuple[str, str]]:
     """Yields the names of a module's own weights that enter products, with what computes them."""
     kind = type(module).__name__
-    if isinstance(module, torch.nn.MultiheadAttention):
+    if fp8_linears.is_layer(module):
+        yield "weight", f"{kind} of transformers multiplies by it, and by its scales"
+    elif isinstance(module, torch.nn.MultiheadAttention):
         reason = f"nn.MultiheadAttention multiplies by it: {_REACHED}"
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
             yield name, reason

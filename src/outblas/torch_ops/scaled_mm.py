@@ -406,9 +406,14 @@ def _call(
 
 def _no_kernel_reason(a: Tensor) -> str | None:
     """Returns why torch computes a call, or None if a kernel does."""
-    if a.device.type != "cuda":
+    return unsupported_reason(a.device)
+
+
+def unsupported_reason(device: torch.device) -> str | None:
+    """Returns why no kernel multiplies fp8 operands on a device, or None if one does."""
+    if device.type != "cuda":
         return "fp8 CPU tensors"
-    if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), a.device):
+    if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), device):
         return f"fp8 operands, for which {PRODUCTION} {reason}"
     try:
         registry.load(PRODUCTION)
