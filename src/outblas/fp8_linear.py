@@ -35,7 +35,7 @@ class FP8Linear(torch.nn.Module):
     rounded.
 
     A new layer has zeros for a weight: load a state dict, or make it by `from_fp8` or
-    `from_linear`.
+    `from_linear`. Move it by `to(device)`: a dtype would be that of the weight and the scales too.
 
     Args:
         in_features: The size K of an input row.

@@ -46,35 +46,30 @@ SHAPES = {
     "a row": (200,),
     "one row": (1, 129),
     "a tile and a bit": (33, 130),
-    "blocks and a bit": (129, 257),
-    "whole blocks": (256, 128),
-    "matrices of whole blocks": (2, 128, 200),
-    "matrices of other rows": (2, 3, 20, 200),
+    "a block and a bit": (129, 130),
+    "matrices of whole blocks": (2, 128, 40),
+    "matrices of other rows": (2, 2, 5, 130),
 }
 
 
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
 @recipes
-@formats
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_kernels_round_as_torch_does(
-    shape: tuple[int, ...], dtype: torch.dtype, recipe: str
-) -> None:
+def test_kernels_round_as_torch_does(shape: tuple[int, ...], recipe: str) -> None:
     if recipe == "128x128" and len(shape) < 2:
         pytest.skip("there are no blocks of rows")
     x = (torch.randn(shape) * 10).bfloat16()
 
-    assert_same(x, recipe, dtype)
+    assert_same(x, recipe, E4M3)
 
 
 @pytest.mark.interpreter
-@recipes
 @formats
-def test_every_16_bit_number_is_rounded_as_torch_does(dtype: torch.dtype, recipe: str) -> None:
-    x = torch.arange(2**16).int().to(torch.int16).view(torch.float16).view(256, 256)
+def test_every_16_bit_number_is_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    x = torch.arange(2**16).int().to(torch.int16).view(torch.float16).view(512, 128)
 
-    assert_same(x, recipe, dtype)
+    assert_same(x, "1x128", dtype)
 
 
 @pytest.mark.interpreter
@@ -82,18 +77,24 @@ def test_every_16_bit_number_is_rounded_as_torch_does(dtype: torch.dtype, recipe
 @formats
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_magnitudes_of_all_of_float32(dtype: torch.dtype, recipe: str, power_of_two: bool) -> None:
-    x = torch.randn(130, 260) * torch.logspace(-45, 38, 260)
+    x = torch.randn(9, 260) * torch.logspace(-45, 38, 260)
 
     assert_same(x, recipe, dtype, power_of_two)
 
 
 @pytest.mark.interpreter
 @recipes
-def test_strides_are_free(recipe: str) -> None:
-    wide = torch.randn(270, 3, 140)
+@pytest.mark.parametrize("order", ["transposed", "every second", "inner dimension", "expanded"])
+def test_strides_are_free(recipe: str, order: str) -> None:
+    wide = torch.randn(40, 2, 136)
+    x = {
+        "transposed": wide[:, 0].t(),
+        "every second": wide[::2, 1, ::2],
+        "inner dimension": wide[:12].transpose(0, 1),
+        "expanded": wide[:1, 1].expand(9, -1),
+    }[order]
 
-    for x in (wide[:, 0].t(), wide[::2, 1, ::2], wide.transpose(0, 1), wide[:1, 1].expand(9, -1)):
-        assert_same(x, recipe, E4M3)
+    assert_same(x, recipe, E4M3)
 
 
 @pytest.mark.interpreter

@@ -51,10 +51,6 @@ def check(x: Tensor, recipe: str, dtype: torch.dtype) -> None:
     """Raises OperandError for a tensor or a dtype that a recipe cannot take."""
     if x.dtype not in DTYPES:
         raise OperandError(f"x.dtype is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-    if x.layout is not torch.strided or x.is_nested:
-        raise OperandError(
-            f"x is {'nested' if x.is_nested else x.layout}, expected a strided tensor"
-        )
     if dtype not in FORMATS:
         raise OperandError(f"dtype is {dtype}, expected one of {', '.join(map(str, FORMATS))}")
     least = {"tensorwise": 0, "128x128": 2}.get(recipe, 1)
@@ -74,12 +70,14 @@ def empty(x: Tensor, recipe: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     quantized = torch.empty(x.shape, dtype=dtype, device=x.device)
     if recipe == "1x128":
         *leading, columns = x.shape
-        rows = 1
-        for size in leading:
+        rows, strides = 1, []
+        for size in reversed(leading):
+            strides.insert(0, rows)
             rows = rows * size
         padded = (rows + ROWS_MULTIPLE - 1) // ROWS_MULTIPLE * ROWS_MULTIPLE
-        scale = torch.empty(blocks(columns), padded, dtype=torch.float32, device=x.device)
-        return quantized, scale.t()[:rows].view(*leading, blocks(columns))
+        memory = torch.empty(blocks(columns), padded, dtype=torch.float32, device=x.device)
+        scale = memory.as_strided((*leading, blocks(columns)), (*strides, padded))
+        return quantized, scale
     shape: tuple[int, ...] = ()
     if recipe == "rowwise":
         shape = (*x.shape[:-1], 1)

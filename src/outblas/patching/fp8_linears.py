@@ -47,9 +47,10 @@ class FP8Layer(NamedTuple):
         if changed := _other_computation(self.module):
             return f"{changed}: {type(self.module).__name__} computes as without patch"
         device = _tensor(self.module, "weight").device
+        if reason := _no_kernel_reason(device):
+            return f"{reason}: {type(self.module).__name__} computes as without patch"
         if device.type == "cuda":
-            reason = _no_kernel_reason(device)
-            return f"{reason}: {type(self.module).__name__} computes it" if reason else ""
+            return ""
         return f"on {device}: torch takes it until it moves to a GPU of sm_90"
 
 
@@ -137,24 +138,22 @@ def _tensor(module: Any, name: str) -> Any:
 
 @functools.cache
 def _no_kernel_reason(device: torch.device) -> str | None:
-    """Returns why no kernel multiplies fp8 operands on a GPU, or None."""
-    return unsupported_reason(device)
+    """Returns why no kernel multiplies fp8 operands on a GPU; None if one does, and elsewhere,
+    where the class cannot compute either.
+    """
+    return unsupported_reason(device) if device.type == "cuda" else None
 
 
 # ---- computing
 def _forward(module: Any, input: Any) -> Tensor:
-    """Computes a layer by `scaled_mm` while it is as `patch` found it and on the CPU or a GPU with
-    the kernel, else as its class does.
+    """Computes a layer by `scaled_mm` while it is as `patch` found it, but not on a GPU without the
+    kernel; else as its class does. Compiled programs do not look for the kernel.
     """
     is_usual = (
         type(input) in _PLAIN
         and input.dtype in DTYPES
         and not _other_computation(module)
-        and (
-            not input.is_cuda
-            or torch.compiler.is_compiling()
-            or not _no_kernel_reason(input.device)
-        )
+        and (torch.compiler.is_compiling() or not _no_kernel_reason(input.device))
     )
     if not is_usual:
         result: Tensor = type(module).forward(module, input)

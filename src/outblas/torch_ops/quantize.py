@@ -69,7 +69,8 @@ def quantize(
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: The recipe is not covered.
-        OperandError: The dtype, the layout or the number of dimensions of x does not fit.
+        OperandError: The dtype or the number of dimensions of x does not fit, or `dtype` is none
+            of fp8.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
 
     Example:
