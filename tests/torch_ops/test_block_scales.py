@@ -188,9 +188,9 @@ MEANT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] 
 
 @pytest.mark.parametrize("name", MEANT)
 def test_the_shapes_of_scales_mean_recipes(name: str) -> None:
-    sizes, shape_a, shape_b, meant = MEANT[name]
+    (M, N, K), shape_a, shape_b, meant = MEANT[name]
 
-    found = block_scales.recipes(*sizes, torch.ones(shape_a), torch.ones(shape_b))  # type: ignore[call-arg]
+    found = block_scales.recipes(M, N, K, torch.ones(shape_a), torch.ones(shape_b))
 
     assert found == meant
 
@@ -302,3 +302,17 @@ def test_a_compiled_product_has_any_number_of_rows() -> None:
     assert all(
         torch.equal(each.double(), case.exact) for each, case in zip(got, cases, strict=True)
     )
+
+
+def test_a_compiled_product_may_know_no_number_of_rows() -> None:
+    case = Case((7, 300, 272), (BY_ROW, SQUARE))
+    torch._dynamo.decorators.mark_unbacked(case.a, 0)
+    torch._dynamo.decorators.mark_unbacked(case.scale_a, 0)
+
+    def product(a: Tensor, scale_a: Tensor) -> Tensor:
+        torch._check(a.shape[0] == scale_a.shape[0])
+        return scaled_mm(a, case.b, scale_a, case.scale_b, out_dtype=torch.float32)
+
+    got = torch.compile(product, fullgraph=True, backend="aot_eager")(case.a, case.scale_a)
+
+    assert torch.equal(got.double(), case.exact)

@@ -130,6 +130,24 @@ def test_a_warm_call_reads_the_values_of_its_own_operands(operators: list[str]) 
     assert torch.equal(call(scale_a=torch.tensor(2.0)), 2 * call(scale_a=torch.tensor(1.0)))
 
 
+def test_the_problem_has_the_strides_of_scales_of_blocks(
+    operators: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[Any] = []
+
+    def launcher_of(problem: Any, *given: object, no_product: bool) -> Callable[..., None]:
+        problems.append(problem)
+        return stand_in_launcher(problem, *given, no_product=no_product)
+
+    monkeypatch.setattr(launcher, "best_launcher", launcher_of)
+
+    call(**CALLS["scales of blocks"])
+
+    assert [problem.formats for problem in problems] == ["e4m3 e4m3 promoted 1x128 128x128"]
+    assert problems[0].epilogue.scale_a.strides == BY_ROW_A.stride()
+    assert problems[0].epilogue.scale_b.strides == SQUARE_B.stride()
+
+
 def test_a_warm_call_with_scales_of_blocks_gives_what_torch_computes(operators: list[str]) -> None:
     given = CALLS["scales of blocks"]
     of_a = scaled(A_LARGE, BY_ROW_A, "1x128")

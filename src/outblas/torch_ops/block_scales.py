@@ -49,8 +49,8 @@ def recipes(M: int, N: int, K: int, scale_a: Tensor, scale_b: Tensor) -> Recipes
     only.
     """
     shape_a, shape_b = tuple(scale_a.shape), tuple(scale_b.shape)
-    whole_a = shape_a == (M, 1) or scale_a.numel() == 1
-    whole_b = shape_b == (1, N) or scale_b.numel() == 1
+    whole_a = shape_a == (M, 1) or _is_single(shape_a)
+    whole_b = shape_b == (1, N) or _is_single(shape_b)
     if whole_a and whole_b:
         return None
     by_row_a, square_a = (M, count(K)), (count(M), count(K))
@@ -78,6 +78,13 @@ def recipes(M: int, N: int, K: int, scale_a: Tensor, scale_b: Tensor) -> Recipes
     )
 
 
+def _is_single(shape: tuple[int, ...]) -> bool:
+    """Returns whether a tensor of this shape has one element. A program that is compiled may not
+    know its number of rows, so it is compared last.
+    """
+    return all(size == 1 for size in reversed(shape))
+
+
 def has_blocks(formats: str) -> bool:
     """Returns whether the `formats` of a call name recipes of blocks."""
     return formats.endswith((BY_ROW, SQUARE))
@@ -94,12 +101,12 @@ def expanded(scale: Tensor, recipe: str, shape: tuple[int, int], terms: int) -> 
 
 
 def from_torch(scale: Tensor, recipe: str, rows: int, K: int) -> Tensor | None:
-    """Returns a scale as `torch.nn.functional.scaled_mm` takes it with one row for each row (or 128
-    rows) of the stored operand and one column for each block along K, or None where its shape does
-    not fit.
+    """Returns a view of a scale that `torch.nn.functional.scaled_mm` takes. The view has one row
+    for each row (or 128 rows) of the stored operand, and one column for each block along K. Returns
+    None where the shape does not fit.
 
-    torch has scales of "128x128" the other way round, padded to `padded_count` rows. Those without
-    the padding are taken, too.
+    That function has scales of "128x128" the other way round, padded to `padded_count` rows. Those
+    without the padding are taken, too.
     """
     shape = tuple(scale.shape)
     if recipe == BY_ROW:

@@ -76,7 +76,7 @@ def check_scales(
     scale_a, scale_b = _only("scale_a", scale_a), _only("scale_b", scale_b)
     if not (_is_matrix(a) and _is_matrix(b)):
         return scale_a, scale_b
-    M, K, N = *a.shape, b.shape[1]
+    (M, K), N = a.shape, b.shape[1]
     if not in_blocks:
         _check_whole("scale_a", scale_a, kind_a, (M, 1))
         _check_whole("scale_b", scale_b, kind_b, (1, N))
