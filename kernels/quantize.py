@@ -42,7 +42,7 @@ def _magnitude(x):  # type: ignore[no-untyped-def]
     return tl.where(size < float("inf"), size, 0.0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _scale_of(largest, MANTISSA: tl.constexpr, POWER_OF_TWO: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the scale of blocks whose largest magnitudes are given."""
     most = tl.full(largest.shape, 448.0 if MANTISSA == 3 else 57344.0, tl.float32)
@@ -53,7 +53,7 @@ def _scale_of(largest, MANTISSA: tl.constexpr, POWER_OF_TWO: tl.constexpr):  # t
     return tl.where(largest > 0, scale, 1.0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _rounded(x, MANTISSA: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the codes of finite values that the format can hold, rounded to nearest even."""
     SHIFT: tl.constexpr = 23 - MANTISSA
@@ -72,7 +72,7 @@ def _rounded(x, MANTISSA: tl.constexpr):  # type: ignore[no-untyped-def]
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _code(x, scale, MANTISSA: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns the bits of x / scale in fp8. Values beyond the largest one become that; e4m3 has no
     infinities, so they become NaN.
@@ -95,7 +95,7 @@ def _code(x, scale, MANTISSA: tl.constexpr, NATIVE: tl.constexpr):  # type: igno
 
 
 # ---- kernels
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _tile(rows, columns, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns this program's place among tiles, its rows and columns, and which of them exist."""
     across = (columns + COLUMNS - 1) // COLUMNS

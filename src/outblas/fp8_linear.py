@@ -2,6 +2,7 @@
 as checkpoints of DeepSeek and Qwen store it. Its input is quantized as it comes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -208,7 +209,7 @@ def product(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
     if torch.is_grad_enabled() and (
         input.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        out: Tensor = _WithGradients.apply(*given)
+        out = _with_gradients(*given)
     else:
         out = _computed(*given)
     return out.view(*input.shape[:-1], weight.shape[0])
@@ -242,3 +243,6 @@ class _WithGradients(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             of_bias = grad.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
         return of_rows, None, None, of_bias
+
+
+_with_gradients: Callable[..., Tensor] = _WithGradients.apply

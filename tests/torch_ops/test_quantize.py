@@ -37,7 +37,7 @@ def parts(x: Tensor, recipe: str) -> dict[tuple[int, ...], Tensor]:
         "1x128": (1, 128),
         "128x128": (128, 128),
     }[recipe]
-    found = {}
+    found: dict[tuple[int, ...], Tensor] = {}
     for i, group in enumerate(x.split(rows)):
         for j, part in enumerate(group.split(columns, 1)):
             found[() if recipe == "tensorwise" else (i, j)] = part

@@ -70,7 +70,8 @@ def empty(x: Tensor, recipe: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     quantized = torch.empty(x.shape, dtype=dtype, device=x.device)
     if recipe == "1x128":
         *leading, columns = x.shape
-        rows, strides = 1, []
+        rows = 1
+        strides: list[int] = []
         for size in reversed(leading):
             strides.insert(0, rows)
             rows = rows * size

@@ -149,11 +149,12 @@ def _largest(sizes: Tensor, recipe: str, shape: torch.Size) -> Tensor:
     if recipe == "rowwise":
         return sizes.amax(-1, keepdim=True)
     padding = [0, -sizes.shape[-1] % BLOCK]
-    if recipe == "1x128":
-        return functional.pad(sizes, padding).unflatten(-1, (-1, BLOCK)).amax(-1)
-    padding += [0, -sizes.shape[-2] % BLOCK]
-    tiles = functional.pad(sizes, padding).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
-    return tiles.amax((-3, -1))
+    padding += [0, -sizes.shape[-2] % BLOCK] if recipe == "128x128" else []
+    padded: Tensor = functional.pad(sizes, padding)
+    found: Tensor = padded.unflatten(-1, (-1, BLOCK)).amax(-1)
+    if recipe == "128x128":
+        found = found.unflatten(-2, (-1, BLOCK)).amax(-2)
+    return found
 
 
 # ---- the operator
