@@ -74,6 +74,16 @@ def test_every_16_bit_number_is_rounded_as_torch_does(dtype: torch.dtype) -> Non
 
 @pytest.mark.interpreter
 @recipes
+@pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_takes_no_part_in_a_scale(recipe: str, special: float) -> None:
+    x = torch.randn(9, 130)
+    x[2, 3] = special
+
+    assert_same(x, recipe, E4M3)
+
+
+@pytest.mark.interpreter
+@recipes
 @formats
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_magnitudes_of_all_of_float32(dtype: torch.dtype, recipe: str, power_of_two: bool) -> None:
