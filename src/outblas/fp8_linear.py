@@ -11,6 +11,7 @@ from .core.errors import OperandError
 from .core.problem import DTYPES, check_tensor
 from .core.quantization import FORMATS, blocks, spread
 from .torch_ops import ops
+from .torch_ops.call import is_autocast
 from .torch_ops.quantize import quantize
 from .torch_ops.scaled_mm import scaled_mm
 
@@ -144,11 +145,14 @@ class FP8Linear(torch.nn.Module):
             input: (..., in_features), bfloat16, float16 or float32, on the device of the weight.
 
         Returns:
-            (..., out_features), of the dtype of the input.
+            (..., out_features), of the dtype of the input; under autocast of autocast's, to which
+            the input is rounded first.
 
         Raises:
             OperandError: The input does not fit the weight.
         """
+        if is_autocast(input):
+            input = input.to(torch.get_autocast_dtype(input.device.type))
         return product(input, self.weight, self.weight_scale_inv, self.bias)
 
     def extra_repr(self) -> str:
@@ -218,7 +222,7 @@ def product(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
 def _computed(rows: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     values, scales = quantize(rows, "1x128")
     if bias is not None:
-        bias = bias.to(rows.dtype)
+        bias = bias.detach().to(rows.dtype)  # the warm calls of `scaled_mm` need no gradients
     return scaled_mm(values, weight.t(), scales, scale.t(), bias, out_dtype=rows.dtype)
 
 

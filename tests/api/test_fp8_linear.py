@@ -74,6 +74,17 @@ def test_a_weight_may_be_e5m2() -> None:
     torch.testing.assert_close(y.double(), expected(layer, x), atol=1e-5, rtol=1e-5)
 
 
+def test_autocast_decides_the_dtype() -> None:
+    layer, _ = layer_and_linear()
+    x = torch.randn(7, 300)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, layer(x.bfloat16()))
+
+
 # ---- gradients
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradients_are_those_of_the_dequantized_weight(bias: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.fp8 import E4M3, E5M2
+from support.recording_modes import RecordingDispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import ScalingType
 
@@ -338,6 +339,38 @@ def test_compiled_programs_have_it_as_one_operator(recipe: str) -> None:
     for one, other in zip(found, program(x), strict=True):
         assert torch.equal(one.float(), other.float())
         assert one.stride() == other.stride()
+
+
+def test_modes_see_the_operator() -> None:
+    mode = RecordingDispatch()
+
+    with mode:
+        quantize(torch.ones(4, 128), "rowwise")
+
+    assert torch.ops.outblas.quantize.default in mode.seen
+
+
+def test_a_transform_quantizes_each_matrix() -> None:
+    x = torch.randn(3, 5, 130)
+
+    values, scale = torch.func.vmap(lambda x: quantize(x, "1x128"))(x)
+
+    expected, same_scale = quantize(x, "1x128")
+    assert torch.equal(values.float(), expected.float())
+    assert torch.equal(scale, same_scale)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.conj, torch._neg_view, torch.nn.Parameter])
+def test_views_and_parameters_are_what_they_stand_for(change: Any) -> None:
+    x = torch.randn(5, 130)
+    expected, same_scale = quantize(change(x).detach().clone(), "1x128")
+
+    with torch.no_grad():
+        values, scale = quantize(change(x), "1x128")
+
+    assert not values.requires_grad
+    assert torch.equal(values.float(), expected.float())
+    assert torch.equal(scale, same_scale)
 
 
 def test_the_operator_is_what_torch_expects_of_one() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .errors import OperandError
+from .fp8 import BLOCK
 from .problem import DTYPES
 
 Tensor = torch.Tensor
@@ -21,7 +22,6 @@ RECIPES = {
 _BY_MEMBER = {member: recipe for recipe, member in RECIPES.items()}
 _ENUMERATIONS = "ScalingType", "_ScalingType"
 
-BLOCK = 128  # rows and columns of a block
 FORMATS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # the largest finite values
 # The least scale of values that are not all zero: the smallest one whose reciprocal is a normal
 # float32, as it is itself.

@@ -9,13 +9,19 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function
 
 from ..core import problem, quantization
-from ..core.compat.torch_private import has_override
+from ..core.compat.torch_private import (
+    dispatch_mode_count,
+    forward_levels,
+    has_override,
+    profiled,
+)
 from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.quantization import BLOCK, FORMATS, LEAST_SCALE
 from ..runtime import fallback, hooks
 from . import ops
-from .autograd_levels import autograd_kernel, within_forward
+from .autograd_levels import autograd_kernel, requires_grad, within_forward
+from .eager import is_unobserved
 from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
@@ -94,9 +100,25 @@ def quantize(
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {type(dtype).__name__}, expected a torch.dtype")
     check_bool(power_of_two, "power_of_two")
+    if not torch.compiler.is_dynamo_compiling() and _is_unobserved(x):
+        return _quantize(x, name, dtype, power_of_two)
     return cast(
         tuple[Tensor, Tensor],
         torch.ops.outblas.quantize.default(x, name, dtype, power_of_two),
+    )
+
+
+def _is_unobserved(x: Tensor) -> bool:
+    """Returns whether the operator would only compute the result, and nobody would see it. It
+    passes torch's dispatcher twice, which takes as long as all else on the host.
+    """
+    return (
+        (type(x) is Tensor or type(x) is torch.nn.Parameter)
+        and not (dispatch_mode_count() or profiled() or requires_grad(x))
+        and forward_levels._current_level < 0
+        and x.layout is torch.strided
+        and x.numel() > 0
+        and is_unobserved((x,))
     )
 
 
