@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from outblas import patch, unpatch
+from outblas import FP8Linear, patch, unpatch
 from outblas.patching import fp8_linears
 
 pytest.importorskip("transformers")
@@ -20,6 +20,7 @@ from support.transformers_fp8 import (
     fp8_layer,
     fp8_layers,
     qwen3,
+    qwen3_moe,
     reference,
     with_references,
 )
@@ -180,6 +181,29 @@ def test_other_layers_are_kept_and_named(name: str) -> None:
     }
     assert not report.swapped
     assert vars(model[0]).get("forward") is forward
+
+
+def test_experts_in_fp8_are_named_without_their_scales() -> None:
+    model = qwen3_moe()
+
+    report = patch(model)
+
+    experts = "model.layers.0.mlp.experts"
+    assert experts in report.kept
+    of_experts = {name: why for name, why in report.unreached.items() if experts in name}
+    assert of_experts == {
+        f"{experts}.{name}": "FP8Experts multiplies by 4 matrices in fp8"
+        for name in ("gate_up_proj", "down_proj")
+    }
+
+
+def test_an_fp8_linear_of_outblas_is_no_unreached_weight() -> None:
+    model = nn.Sequential(FP8Linear(256, 128))
+
+    report = patch(model)
+
+    assert not report.unreached
+    assert not report.kept
 
 
 def test_a_filter_is_asked_for_layers() -> None:

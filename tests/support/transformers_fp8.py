@@ -39,6 +39,14 @@ def deepseek_v3() -> Any:
     return in_fp8(DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES, **heads)))
 
 
+def qwen3_moe() -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    routed: Settings = {"moe_intermediate_size": 128, "num_experts": 4, "head_dim": 80}
+    config = Qwen3MoeConfig(**SIZES | {"num_hidden_layers": 1}, **routed, num_experts_per_tok=2)
+    return in_fp8(Qwen3MoeForCausalLM(config))
+
+
 def in_fp8(model: Any) -> Any:
     """Returns a model whose linear layers, but for the head, have become fp8 layers."""
     from transformers import FineGrainedFP8Config

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ..core.quantization import FORMATS
 from ..fp8_linear import FP8Linear
 from . import fp8_linears
 
@@ -73,13 +74,15 @@ def _is_conv1d(module: Module) -> bool:
 
 def _weights_of_own_code(module: Module, kind: str) -> Iterator[tuple[str, str]]:
     """Yields what looks like weights of products in a module of a user or another library: a matrix
-    called weight, and matrices of several experts.
+    called weight, and matrices of several experts. Scales of fp8 matrices are none.
     """
     for name, t in module._parameters.items():
-        if t is None or not t.is_floating_point():
+        if t is None or not t.is_floating_point() or name.endswith("_scale_inv"):
             continue
         if t.dim() == 2 and name == "weight":
             yield name, f"{kind} multiplies by it: {_OWN_CODE}"
         # Embeddings of positions have three dimensions too, of which the first has one element.
         elif t.dim() == 3 and min(t.shape) > 1:
-            yield name, f"{kind} multiplies by {t.shape[0]} matrices: {_OWN_CODE}"
+            in_fp8 = t.dtype in FORMATS
+            reached = " in fp8" if in_fp8 else f": {_OWN_CODE}"
+            yield name, f"{kind} multiplies by {t.shape[0]} matrices{reached}"
