@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..core import quantization
-from ..core.quantization import BLOCK
+from ..core.fp8 import BLOCK
 from ..device.launch import arch_of
 from .passes import Passes
 

@@ -13,8 +13,8 @@ import torch
 
 from ..core.compat.torch_private import FakeTensor, FunctionalTensor
 from ..core.errors import OperandError
+from ..core.fp8 import BLOCK
 from ..core.problem import DTYPES
-from ..core.quantization import BLOCK
 from ..fp8_linear import check, product
 from ..torch_ops.scaled_mm import unsupported_reason
 from . import replaced

@@ -17,7 +17,8 @@ from ..core.compat.torch_private import (
 )
 from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
-from ..core.quantization import BLOCK, FORMATS, LEAST_SCALE
+from ..core.fp8 import BLOCK
+from ..core.quantization import FORMATS, LEAST_SCALE
 from ..runtime import fallback, hooks
 from . import ops
 from .autograd_levels import autograd_kernel, requires_grad, within_forward
