@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import outblas
 from outblas import FP8Linear, patch, unpatch
 from outblas.patching import fp8_linears
 
@@ -112,6 +113,14 @@ def test_a_compiled_layer_is_one_graph() -> None:
         y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
 
     torch.testing.assert_close(y, layer(x))
+
+
+def test_a_promise_that_scaled_mm_does_not_make_is_refused() -> None:
+    layer = fp8_layer()
+    patch(layer)
+
+    with outblas.batch_invariant(), pytest.raises(ValueError, match="scaled_mm"):
+        layer(torch.randn(5, 300))
 
 
 # ---- what is kept
