@@ -14,6 +14,7 @@ from . import (
     operators,
     oracles,
     protocol,
+    quantize,
     schedulers,
     triton_kernels,
 )
@@ -31,6 +32,7 @@ FAULTS: tuple[Fault, ...] = (
     *operators.FAULTS,
     *grouped.FAULTS,
     *moe.FAULTS,
+    *quantize.FAULTS,
     *hopper_grouped.FAULTS,
     *grouped_operator.FAULTS,
 )
