@@ -123,7 +123,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     for iteration in cutlass.range(iterations, unroll=1):
         step = first + iteration * stride
         work = cta.scheduler.current_work(config, step)
-        backwards = Int32(0)
+        backwards = None
         if cutlass.const_expr(cta.traits.block_scaled):
             backwards = cta.scheduler.backwards(config, work, step)
         if cutlass.const_expr(config.pingpong):
