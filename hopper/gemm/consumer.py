@@ -16,6 +16,7 @@ from ..core.config import WARPGROUP
 from ..core.pipeline import PipelineState
 from ..core.records import MmaFragments, NamedBarrier, TiledMmas
 from . import (
+    block_scales,
     cluster_reduce,
     epilogue_load,
     epilogue_math,
@@ -237,6 +238,9 @@ def multiply(
     in_flight, count = config.in_flight, work.partition.count
     if cutlass.const_expr(traits.masks_terms):
         state, previous = term_mask.multiply(cta, consumer, mma, pipeline, state, count, work.terms)
+    elif cutlass.const_expr(traits.scales_blocks):
+        state = block_scales.multiply(cta, consumer, mma, pipeline, state, work)
+        previous = Int32(0)
     elif cutlass.const_expr(traits.promoted):
         state = roles.mma_k_loop_promoted(fragments, mma.partial, pipeline, state, count)
         previous = Int32(0)

@@ -63,6 +63,11 @@ class KernelTraits:
         return "promoted" in self.formats
 
     @property
+    def scales_blocks(self) -> bool:
+        """Whether scales vary along K, so that the sums of each k tile have their own."""
+        return self.scale_a == "blocks"
+
+    @property
     def source(self) -> str:
         """The tensor that TMA loads for the epilogue: "addend", "residual", or "" for none."""
         return next(
@@ -79,7 +84,7 @@ class KernelTraits:
             self.bias,
             self.residual,
             self.aux,
-            self.formats,
+            self.formats and not self.scales_blocks,
         )
         return not any(operations)
 

@@ -10,10 +10,11 @@ import torch
 from ...core import configs
 from ...core.epilogue import View
 from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, GroupedTensors
+from ...core.grouped_scales import BLOCK
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig
+from ..core.config import HopperConfig, promoted_reason
 from ..gemm import heuristic
 from ..gemm.kernel import Config
 from . import layouts
@@ -47,6 +48,10 @@ _TILE_CYCLES = 1500.0
 @functools.lru_cache(maxsize=4096)  # as `launch`
 def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
+    if problem.scales is not None:
+        if reason := layouts.words_reason(problem) or _unusable_scales(problem):
+            return reason
+        problem = layouts.in_words(problem)
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
     if problem.capacity and problem.zero_tail:
@@ -72,6 +77,20 @@ def unsupported(problem: GroupedProblem) -> str | None:
             f"{rows} rows with strides {problem.a}"
         )
     return _unusable_reason(problem)
+
+
+def _unusable_scales(problem: GroupedProblem) -> str | None:
+    """Returns why the scales of the columns cannot be read; None if they can: a tile of half as
+    many columns as a block has must not reach into the next one.
+    """
+    scales = problem.scales
+    assert scales is not None, "the caller has looked"
+    if problem.epilogue.gated and scales.columns == BLOCK and problem.columns % BLOCK:
+        return (
+            f"it needs halves of mat_b that begin at blocks of {BLOCK} columns, but was given "
+            f"{problem.N} columns for an activation that pairs them"
+        )
+    return None
 
 
 def _beside_the_product(problem: GroupedProblem) -> str:
@@ -130,7 +149,8 @@ def _unusable_halves(problem: GroupedProblem) -> str | None:
 
 
 def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
-    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size.
+    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size. fp8
+    operands are in words, of which tensor cores multiply as many in a cycle as of 16-bit values.
 
     Where DRAM bounds the call, small tiles share the work more evenly: groups of few rows wait for
     the weights, sums of few terms for the results to be written. Measured on an H100 (WORKLOG.md).
@@ -139,6 +159,8 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
         problem = replace(problem, M=problem.groups * min(problem.capacity, FEW_ROWS))
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
+    if problem.scales is not None:
+        candidates = _scaling()
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
@@ -164,6 +186,18 @@ def _candidates() -> tuple[HopperConfig, ...]:
         shaped = heuristic.shaped(base, tile_m, consumers, cluster_m, cluster_n)
         found.append(heuristic.filled(replace(shaped, tile_n=tile_n)))
     return tuple(found)
+
+
+@functools.cache
+def _scaling() -> tuple[HopperConfig, ...]:
+    """Returns the candidates for scaled blocks: each stage has sums of its own beside those of the
+    tile, and no tile has columns of two blocks.
+    """
+    return tuple(
+        config
+        for config in _candidates()
+        if promoted_reason(config) is None and config.tile_n <= BLOCK
+    )
 
 
 @functools.cache
@@ -222,7 +256,7 @@ def run(
     """
     if 0 in (problem.M, problem.N):
         return
-    if problem.gathers and problem.N > GATHERING_COLUMNS:
+    if problem.gathers and (problem.N > GATHERING_COLUMNS or problem.scales is not None):
         problem, a, tensors = _gathered(problem, a, tensors)
     launch(problem)(a, b, out, offs, tensors)
 
@@ -233,11 +267,17 @@ def _gathered(
     """Returns a product without an index, whose rows were gathered into memory."""
     assert tensors.a_index is not None
     chosen = tensors.a_index.clamp(0, problem.rows_of_a - 1)
-    rows = a.new_empty(problem.M, -(-problem.K // 8) * 8)[:, : problem.K]
-    torch.index_select(a, 0, chosen, out=rows)
-    strides = rows.stride(0), 1
-    plain = replace(problem, a=strides, gathers=False, rows_of_a=problem.M)
-    return plain, rows, tensors._replace(a_index=None)
+    vector, values = (8, a) if problem.scales is None else (16, a.view(torch.uint8))
+    rows = values.new_empty(problem.M, -(-problem.K // vector) * vector)[:, : problem.K]
+    torch.index_select(values, 0, chosen, out=rows)
+    plain = replace(problem, a=(rows.stride(0), 1), gathers=False, rows_of_a=problem.M)
+    tensors = tensors._replace(a_index=None)
+    if problem.scales is not None and tensors.scale_a is not None:
+        # Row by row, which makes lines that follow each other in K.
+        scale_a = tensors.scale_a.index_select(0, chosen)
+        plain = replace(plain, scales=replace(problem.scales, a=(0, *scale_a.stride())))
+        tensors = tensors._replace(scale_a=scale_a)
+    return plain, rows.view(a.dtype), tensors
 
 
 def _tuned(problem: GroupedProblem) -> HopperConfig | None:
@@ -255,6 +295,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     default one that was tuned for it, else that of `config_for`. A product keeps the config
     that its first launch took.
     """
+    problem = layouts.in_words(problem)
     if config is None:
         config = _tuned(problem) or config_for(problem, tile_order.clusters(problem.device, 0, 1))
     made = variant_of(problem, config)
@@ -267,10 +308,13 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     assert strides_b is not None, "`unsupported` refuses other strides"
     shape_b, lead = (problem.K, problem.N), problem.b[:-2]
     whole_b = (problem.groups, *shape_b) if lead else shape_b
+    of_words = problem.scales is not None
 
     def launch_kernel(
         a: Tensor, b: Tensor, out: Tensor, offs: Tensor, tensors: GroupedTensors = NO_TENSORS
     ) -> None:
+        if of_words:
+            a, b = a.view(torch.bfloat16), b.mT.view(torch.bfloat16).mT
         compiled(
             a.as_strided((layouts.rows_of_a(problem), problem.K), strides_a),
             b.as_strided(whole_b, (*lead, *strides_b)),
@@ -282,6 +326,8 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
             tensors.scatter_index,
             tensors.scatter_weights,
             tensors.a_index,
+            tensors.scale_a,
+            tensors.scale_b,
             clusters,
         )
 

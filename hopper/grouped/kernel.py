@@ -99,6 +99,8 @@ class Grouped(Gemm):
         scatter_index,
         scatter_weights,
         a_index,
+        scale_a,
+        scale_b,
         clusters: Int32,
         stream,
     ):
@@ -110,6 +112,11 @@ class Grouped(Gemm):
         scatter_index int32 (M), scatter_weights fp32 (M), a_index int32 (M), with which a may have
         any number of rows. For gated pairs b, bias and aux have
         twice as many columns as c.
+
+        Elements of a and b are words of two fp8 values where the traits have formats; then there
+        are scale_a, fp32 (M, blocks of K), or (groups, rows, blocks of K) where groups have places
+        of their own, and scale_b, fp32 (groups, blocks of K, blocks of columns) or with ragged
+        terms (blocks of K, columns).
         """
         config, traits = self.config, self.traits
         b, c = batch_last(b, True), batch_last(c, False)  # (N, K[, groups]), (M, N[, groups])
@@ -129,7 +136,9 @@ class Grouped(Gemm):
             cute.fast_divmod_create_divisor_v2(divisor)
             for divisor in (columns, rows * columns, columns * schedule.band(config))
         )
-        extent = a.shape[1 if traits.masks_terms else 0]
+        extent = a.shape[0]
+        if cutlass.const_expr(traits.divides_terms):
+            extent = a.shape[1] * (2 if traits.formats else 1)
         if cutlass.const_expr(traits.gathers):
             extent = a_index.shape[0]
         params = GroupedParams(
@@ -152,8 +161,8 @@ class Grouped(Gemm):
             bias=bias,
             residual=residual,
             aux=aux,
-            scale_a=None,
-            scale_b=None,
+            scale_a=scale_a,
+            scale_b=scale_b,
             alpha=Float32(1.0),
             beta=Float32(0.0),
             scatter_index=scatter_index,
@@ -183,7 +192,7 @@ class Grouped(Gemm):
         config, traits = self.config, self.traits
         table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
         params = params._replace(table=table)
-        if cutlass.const_expr(traits.masks_terms):
+        if cutlass.const_expr(traits.divides_terms):
             threads = WARPGROUP * self.warpgroups
             schedule.make_order(params, context.thread, threads, traits.capacity)
         elif context.warp == WarpRole.MMA:

@@ -18,6 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...core.grouped_scales import BLOCK
 from ..gemm.tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
 
@@ -35,7 +36,8 @@ def band(config):
 class GroupedParams(NamedTuple):
     """The schedule of a launch.
 
-    offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension. rows,
+    offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension in their
+    unit, which is one fp8 value where a k tile has words of two. rows,
     columns: of cluster tiles; with ragged rows, `rows` is not used. by_columns, by_matrix, by_band:
     divisors by the columns, by the tiles of a group with ragged terms, and by the tiles of `band`
     rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. a,
@@ -65,8 +67,8 @@ class GroupedWorkTile(NamedTuple):
     group's (None: all rows of C); the columns from `column` on; the `matrix` of B or of C, which is
     the group. The names are those of `tile_scheduler.WorkTile`.
 
-    first_term: the term of K at which k tile 0 begins. terms: those of the last k tile. backwards:
-    1 where the last k tile comes first.
+    first_term: the term of K, or the word of fp8 terms, at which k tile 0 begins. terms: those of
+    the last k tile. backwards: 1 where the last k tile comes first.
     """
 
     row: Int32
@@ -98,7 +100,7 @@ class GroupedScheduler:
 
     def current_work(self, config, step):
         """Returns this CTA's work at the cluster's step `step`."""
-        if self.traits.masks_terms:
+        if self.traits.divides_terms:
             return work_of_terms(self, config, step)
         return work_of_rows(self, config, step)
 
@@ -195,7 +197,7 @@ def make_order(
 def work_tile_count(scheduler: GroupedScheduler):
     """Returns the number of work tiles of the cluster."""
     params = scheduler.params
-    if cutlass.const_expr(scheduler.traits.masks_terms):
+    if cutlass.const_expr(scheduler.traits.divides_terms):
         tiles = params.offs.shape[0] * params.rows * params.columns
     else:
         tiles = params.table[scheduler.traits.capacity - 1] * params.columns
@@ -252,11 +254,17 @@ def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     group = params.table[place]
     m, n = in_bands(params, config, rest, params.rows)
     begin, end = bounds(params, group)
-    count = cutlass.max((end - begin + config.tile_k - 1) // config.tile_k, 1)
-    terms = end - begin - (count - 1) * config.tile_k
-    if begin == end:
-        # A k tile behind the end of K, for which TMA writes zeros.
-        begin, terms = params.extent, Int32(config.tile_k)
+    if cutlass.const_expr(scheduler.traits.masks_terms):
+        count = cutlass.max((end - begin + config.tile_k - 1) // config.tile_k, 1)
+        terms = end - begin - (count - 1) * config.tile_k
+        if begin == end:
+            # A k tile behind the end of K, for which TMA writes zeros.
+            begin, terms = params.extent, Int32(config.tile_k)
+    else:
+        # A k tile is a block. Without any the sums, which are added in fp32, stay zero.
+        count = (end + BLOCK - 1) // BLOCK - begin // BLOCK
+        count = Int32(0) if begin == end else count
+        begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)
     partition = KPartition(Int32(0), count, Int32(0), Int32(1), Int32(0), Int32(0))
     row, column = own_tile(scheduler, config, m, n)
     return GroupedWorkTile(row, None, column, group, partition, begin, terms, Int32(1))

@@ -20,6 +20,10 @@ class GroupedTraits(traits.KernelTraits):
     scatters: each row of C is stored in the row that an index names.
     weighted: the outputs of each row are multiplied by a weight before the residual is added.
 
+    Of fp8 operands with scales of blocks, which `formats` says, scale_a is "blocks": one of each
+    row and 128 terms. scale_b is "blocks", too, one of each 128 columns and 128 terms, or a vector
+    of "columns" or of "pairs" for each 128 terms.
+
     A bias has a vector of "columns" or of "pairs" for each group. A residual is also "scattered":
     a matrix that is read in the rows in which C is stored.
     """
@@ -37,5 +41,10 @@ class GroupedTraits(traits.KernelTraits):
         return super().plain and not self.weighted
 
     @property
-    def masks_terms(self) -> bool:
+    def divides_terms(self) -> bool:
+        """Whether the terms of sums are divided among groups."""
         return self.form == "ragged_k"
+
+    @property
+    def masks_terms(self) -> bool:
+        return self.divides_terms and not self.formats

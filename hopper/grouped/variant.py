@@ -11,6 +11,7 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ...core.grouped import GroupedProblem
+from ...core.grouped_scales import BLOCK
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
 from ..gemm import epilogue_load, epilogue_math, variant
@@ -38,6 +39,8 @@ class GroupedVariant(variant.Variant):
             "gathered": t.gathers,
             "scattered": t.scatters,
             "weighted": t.weighted,
+            t.formats.replace(" ", "_"): t.formats,
+            f"scales_{t.scale_b}": t.formats,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -52,7 +55,7 @@ class GroupedVariant(variant.Variant):
 
 
 def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
-    """Returns the variant for a supported product."""
+    """Returns the variant for a supported product, whose fp8 operands are in words."""
     usable = [strides for strides in layouts.matrix_strides(problem) if strides is not None]
     assert len(usable) == 2, "`unsupported` refuses other strides"
     layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
@@ -71,6 +74,9 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         function=epilogue_math.resolve_activation(
             epilogue.function, problem.out_dtype.itemsize, 0 if is_ragged_k else problem.K
         ),
+        formats=_formats(problem),
+        scale_a="blocks" if problem.scales else "",
+        scale_b=_scale_b_access(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
@@ -84,6 +90,27 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         weighted=problem.weighted,
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
+
+
+def _formats(problem: GroupedProblem) -> str:
+    """Returns the formats of fp8 operands, as in `KernelTraits`; "" for others."""
+    scales = problem.scales
+    if scales is None:
+        return ""
+    recipe_b = "128x128" if scales.columns == BLOCK else "1x128"
+    return f"{' '.join(scales.formats)} promoted 1x128 {recipe_b}"
+
+
+def _scale_b_access(problem: GroupedProblem) -> str:
+    """Returns how the scales of B are read."""
+    scales = problem.scales
+    if scales is None:
+        return ""
+    if scales.columns == BLOCK:
+        return "blocks"
+    _, along_k, along_n = scales.b
+    whole_pairs = along_n == 1 and along_k % 2 == 0 and scales.alignment[1] >= 8
+    return "pairs" if whole_pairs and problem.N % 2 == 0 else "columns"
 
 
 def _bias_access(problem: GroupedProblem) -> str:
@@ -182,6 +209,26 @@ class _Arguments:
             self.vector(cutlass.Int32, self.M) if traits.scatters else None,
             self.vector(cutlass.Float32, self.M) if traits.weighted else None,
             self.vector(cutlass.Int32, self.M) if traits.gathers else None,
+            *self._scales(),
+        ]
+
+    def _scales(self) -> list[Any]:
+        """Returns the scales of A and B; None for those that the variant does not have."""
+        traits = self.made.traits
+        if not traits.formats:
+            return [None, None]
+        rows, blocks, columns = (cute.sym_int() for _ in range(3))
+        shape_a = (self.groups, rows, blocks) if traits.masked else (self.M, blocks)
+        lead = () if traits.divides_terms else (self.groups,)
+        strides_b = tuple(cute.sym_int64() for _ in (*lead, blocks, columns))
+        if traits.scale_b == "pairs":
+            strides_b = cute.sym_int64(divisibility=2), 1
+        return [
+            make_fake_tensor(cutlass.Float32, shape, strides, assumed_align=4)
+            for shape, strides in (
+                (shape_a, tuple(cute.sym_int64() for _ in shape_a)),
+                ((*lead, blocks, columns), strides_b),
+            )
         ]
 
     @staticmethod

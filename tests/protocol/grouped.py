@@ -241,6 +241,8 @@ def simulate_grouped(
         range(case.extent) if "scatter" in case.epilogue else None,
         None,
         dsl.Matrix("index", (case.extent,)) if "gather" in case.epilogue else None,
+        None,
+        None,
         case.clusters,
         None,
     )

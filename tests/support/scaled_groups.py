@@ -65,6 +65,9 @@ class ScaledGroups:
     def replaced(self, **tensors: Tensor) -> "ScaledGroups":
         return replace(self, tensors=self.tensors | tensors)
 
+    def on(self, device: str) -> "ScaledGroups":
+        return self.replaced(**{name: t.to(device) for name, t in self.tensors.items()})
+
     def operands(self) -> tuple[Tensor, Tensor]:
         """Returns the operands times their scales."""
         t = self.tensors
@@ -88,7 +91,7 @@ class ScaledGroups:
         function = self.options.get("activation") or ""
         groups, columns = len(self.parts()), b.shape[-1] // glu_split(function)
         shape = (groups, a.shape[0]) if self.form == "ragged_k" else a.shape[:-1]
-        out = torch.full((*shape, columns), torch.nan, dtype=torch.float64)
+        out = torch.full((*shape, columns), torch.nan, dtype=torch.float64, device=a.device)
         for group, part in enumerate(self.parts()):
             x = a[:, part] @ b[part] if self.form == "ragged_k" else a[part] @ b[group]
             if "bias" in t:
@@ -116,16 +119,19 @@ def draw(
     N: int = 136,
     K: int = 200,
     ends: tuple[int, ...] | None = None,
+    extent: int = 0,
 ) -> ScaledGroups:
     """Draws a call with the tensors `names` besides its operands, scales and groups.
 
     M: the rows, where they are not divided. K: the terms, where they are not divided. ends: those
-    of groups, or their counts.
+    of groups, or their counts. extent: the size of the dimension that is divided, or the rows for
+    which a group has room; 0 for that of the other tests.
     """
     own = {"ragged_m": ENDS, "masked": COUNTS, "ragged_k": TERM_ENDS}
     given = torch.tensor(own[form] if ends is None else ends, dtype=torch.int32)
-    groups, terms = len(given), TERMS if form == "ragged_k" else K
-    lead = {"ragged_m": (EXTENT,), "masked": (groups, CAPACITY), "ragged_k": (M,)}[form]
+    extent = extent or {"ragged_m": EXTENT, "masked": CAPACITY, "ragged_k": TERMS}[form]
+    groups, terms = len(given), extent if form == "ragged_k" else K
+    lead = {"ragged_m": (extent,), "masked": (groups, extent), "ragged_k": (M,)}[form]
     whole = () if form == "ragged_k" else (groups,)
     columns = N if form == "ragged_k" else blocks(N)
     tensors = {
@@ -139,9 +145,9 @@ def draw(
     possible = {
         "bias": values(groups, N, dtype=out_dtype, real=real),
         "residual": values(*result, N // glu_split(activation), dtype=out_dtype, real=real),
-        "a_index": torch.randint(-2, EXTENT + 2, (EXTENT,)),
-        "scatter_index": torch.randperm(EXTENT),
-        "scatter_weights": scales(EXTENT),
+        "a_index": torch.randint(-2, extent + 2, (extent,)),
+        "scatter_index": torch.randperm(extent),
+        "scatter_weights": scales(extent),
     }
     tensors |= {name: possible[name] for name in names}
     return ScaledGroups(form, tensors, {"activation": activation or None, "out_dtype": out_dtype})
