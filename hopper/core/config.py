@@ -18,6 +18,7 @@ MAX_SPLIT_K = 64
 STAGGERS = ("never", "rule", "always")
 SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
 SUBTILE_BYTES = 64 * 128
+MOST_SCALE_BLOCKS = 4  # blocks of 128 columns that a tile may meet
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,29 @@ def promoted_reason(c: HopperConfig) -> str | None:
         return (
             f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for "
             f"its sums and those of a stage, expected at most {limit}"
+        )
+    return None
+
+
+def stage_scales(c: HopperConfig, block_b: int, gated: bool) -> int:
+    """Returns the number of fp32 scales that a stage of this config has, where scales vary along K:
+    one for each row of A and column of B or, where 128 columns share one, those of the blocks that
+    a tile, or each half of gated pairs, may meet.
+    """
+    if block_b == 1:
+        return c.tile_m + c.stage_n
+    return c.tile_m + MOST_SCALE_BLOCKS * (2 if gated else 1)
+
+
+def block_scaled_reason(c: HopperConfig, block_b: int, gated: bool) -> str | None:
+    """Returns why this config cannot take scales that vary along K, or None."""
+    if c.tile_k != 64:
+        return f"tile_k is {c.tile_k}, expected 64: a stage has the 128 terms that share a scale"
+    needed = c.shared_memory_bytes + 4 * c.stages * stage_scales(c, block_b, gated)
+    if needed > SHARED_MEMORY:
+        return (
+            f"the tiles and their scales need {needed} bytes of shared memory, expected at most "
+            f"{SHARED_MEMORY}"
         )
     return None
 

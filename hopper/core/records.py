@@ -17,14 +17,15 @@ class WarpRole(IntEnum):
     """The warps of a CTA by role. Warpgroup 0 loads; the others multiply and store.
 
     A rung has one warp that loads both operands (LOAD); `hopper.gemm` has one per operand (LOAD_A,
-    LOAD_B). The other warps of warpgroup 0 only release their registers, but for those of
-    `hopper.grouped` that gather rows of A (GATHER is the first). MMA is the first warp of the first
-    consumer warpgroup.
+    LOAD_B), and one for scales that vary along K (LOAD_SCALES). The other warps of warpgroup 0
+    only release their registers, but for those of `hopper.grouped` that gather rows of A (GATHER is
+    the first). MMA is the first warp of the first consumer warpgroup.
     """
 
     LOAD = 0
     LOAD_A = 0
     LOAD_B = 1
+    LOAD_SCALES = 2
     GATHER = 2
     MMA = WARPGROUP // 32
 

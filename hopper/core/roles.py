@@ -78,16 +78,16 @@ def mma_stage(
     fragments: MmaFragments,
     index: Int32,
     overwrite: cutlass.Constexpr = False,
-    last_apart: cutlass.Constexpr = False,
+    apart: cutlass.Constexpr = 0,
 ):
     """Consumers: issue acc += A·B of one stage, or acc = A·B, as one wgmma group, and leave it in
-    flight. `last_apart`: the last wgmma is a separate group.
+    flight. `apart`: the last so many wgmmas are a separate group, if there are more.
     """
     tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
     count = cute.size(tCrA, mode=[2])
     warpgroup.fence()
     for kb in cutlass.range_constexpr(count):
-        if cutlass.const_expr(last_apart and 0 < kb == count - 1):
+        if cutlass.const_expr(0 < kb == count - apart):
             warpgroup.commit_group()
         mma = fragments.mma.accumulating
         if cutlass.const_expr(overwrite and kb == 0):
@@ -160,35 +160,10 @@ def mma_last_k_tile(
     consumer to wake up and multiply. Return the state after the stage, and its index.
     """
     pipeline.consumer_wait(state)
-    mma_stage(fragments, state.index, last_apart=True)
+    mma_stage(fragments, state.index, apart=1)
     warpgroup.wait_group(1)
     pipeline.consumer_release(previous)
     return pipeline.advance(state), state.index
-
-
-@cute.jit
-def mma_k_loop_promoted(
-    fragments: MmaFragments,
-    partial: MmaFragments,
-    pipeline: Pipeline,
-    state: PipelineState,
-    count: Int32,
-):
-    """Consumers: do what `mma_k_loop` does, for fp8. Tensor cores keep only 14 bits of a sum, so
-    each stage is summed in a separate accumulator, `partial`, and added to the tile's accumulator
-    in fp32 while the other consumer multiplies. Return the state after the last stage.
-    """
-    acc, stage_acc = fragments.acc, partial.acc
-    acc.fill(0.0)
-    for _ in cutlass.range(count, unroll=1):
-        pipeline.consumer_wait(state)
-        mma_stage(partial, state.index, True)
-        warpgroup.wait_group(0)
-        pipeline.consumer_release(state.index)
-        for v in cutlass.range_constexpr(cute.size(acc)):
-            acc[v] += stage_acc[v]
-        state = pipeline.advance(state)
-    return state
 
 
 @cute.jit

@@ -9,7 +9,7 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ..core import compile
-from ..core.config import SUBTILE_BYTES
+from ..core.config import SUBTILE_BYTES, stage_scales
 from . import epilogue_store, epilogue_tile
 from .canonical import view_of_caller
 from .variant import EPILOGUE_TENSORS, Variant
@@ -95,6 +95,8 @@ class _Arguments:
                 return None
             case "one":
                 return self._unaligned(dtype, (1,), (1,))
+            case "blocks":
+                return self._any_matrix(dtype)
             case "staged":
                 return self.output(columns)
             case "columns" | "pairs" | "rows":
@@ -122,6 +124,11 @@ class _Arguments:
             assumed_align=divisor * dtype.itemsize,
         )
 
+    def _any_matrix(self, dtype: torch.dtype) -> Any:
+        """Returns a matrix of any size and strides."""
+        shape = tuple(cute.sym_int() for _ in range(2))
+        return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in range(2)))
+
     @staticmethod
     def _unaligned(dtype: torch.dtype, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
         """Returns a tensor that is read element by element."""
@@ -141,4 +148,8 @@ def shared_memory(gemm: Any, variant: Variant) -> int:
     subtile = 64 * columns * variant.out_dtype.itemsize
     apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
     unused = SUBTILE_BYTES - (subtile if apart else 0)
-    return config.shared_memory_bytes - config.consumers * config.epilogue_stages * unused
+    scales = 0
+    if traits.block_scaled:
+        scales = 4 * config.stages * stage_scales(config, traits.block_b, traits.gated)
+    subtiles = config.consumers * config.epilogue_stages
+    return config.shared_memory_bytes + scales - subtiles * unused

@@ -14,14 +14,15 @@ from cutlass.utils import hopper_helpers
 from ..core import roles
 from ..core.config import WARPGROUP
 from ..core.pipeline import PipelineState
-from ..core.records import MmaFragments, NamedBarrier, TiledMmas
+from ..core.records import MmaFragments, TiledMmas
 from . import (
-    block_scales,
     cluster_reduce,
     epilogue_load,
     epilogue_math,
     epilogue_store,
     epilogue_tile,
+    mma_order,
+    promotion,
     splitk_reduce,
     term_mask,
 )
@@ -96,36 +97,6 @@ def with_accumulator(cta: Cta, consumer: Consumer, registers, width: int) -> Til
     return replace(mma, fragments=replace(mma.fragments, acc=acc))
 
 
-# ---- the ordered sequence of consumers
-@cute.jit
-def mma_order_wait(consumer: Consumer):
-    """Waits until the previous consumer lets this one multiply."""
-    cute.arch.barrier(
-        barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP
-    )
-
-
-@cute.jit
-def mma_order_arrive(cta: Cta, consumer: Consumer):
-    """Lets the next consumer multiply; the last consumer lets the first one multiply."""
-    following = 1 - consumer.index
-    if cutlass.const_expr(cta.config.consumers > 2):
-        last = cta.config.consumers - 1
-        following = Int32(0) if consumer.index == last else consumer.index + 1
-    cute.arch.barrier_arrive(
-        barrier_id=NamedBarrier.MMA_ORDER + following, number_of_threads=2 * WARPGROUP
-    )
-
-
-@cute.jit
-def mma_order_begin(cta: Cta, consumer: Consumer):
-    """Lets the first consumer start. The last consumer arrives on its behalf."""
-    if consumer.index == cta.config.consumers - 1:
-        cute.arch.barrier_arrive(
-            barrier_id=int(NamedBarrier.MMA_ORDER), number_of_threads=2 * WARPGROUP
-        )
-
-
 # ---- tiles
 @cute.jit
 def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
@@ -139,15 +110,16 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     if cutlass.const_expr(config.pingpong):
         first, stride = consumer.index, 2
         state = pipeline.advance_by(state, consumer.index * stages_per_tile)
-    if cutlass.const_expr(config.pingpong or cta.traits.staggered_tail):
-        mma_order_begin(cta, consumer)
+    traits = cta.traits
+    if cutlass.const_expr(config.pingpong or traits.staggered_tail or traits.alternates):
+        mma_order.begin(cta, consumer)
 
     count = cta.scheduler.work_tile_count(config)
     iterations = (count - first + stride - 1) // stride
     for iteration in cutlass.range(iterations, unroll=1):
         work = cta.scheduler.current_work(config, first + iteration * stride)
         if cutlass.const_expr(config.pingpong):
-            mma_order_wait(consumer)
+            mma_order.wait(consumer)
         if cutlass.const_expr(config.variable_tile_n):
             if work.narrow == 0:
                 state = compute_tile(
@@ -188,7 +160,7 @@ def compute_tile(
     if cutlass.const_expr(config.pingpong and traits.source != ""):
         epilogue_load.await_all(cta.source, pipeline, state)
     if cutlass.const_expr(config.pingpong or traits.staggered_tail):
-        mma_order_arrive(cta, consumer)
+        mma_order.arrive(cta, consumer)
     operations = None
     if cutlass.const_expr(not config.split and config.cluster_k == 1):
         operations = EpilogueOps(epilogue_tile_of(cta, consumer, mma, work))
@@ -238,11 +210,8 @@ def multiply(
     in_flight, count = config.in_flight, work.partition.count
     if cutlass.const_expr(traits.masks_terms):
         state, previous = term_mask.multiply(cta, consumer, mma, pipeline, state, count, work.terms)
-    elif cutlass.const_expr(traits.scales_blocks):
-        state = block_scales.multiply(cta, consumer, mma, pipeline, state, work)
-        previous = Int32(0)
     elif cutlass.const_expr(traits.promoted):
-        state = roles.mma_k_loop_promoted(fragments, mma.partial, pipeline, state, count)
+        state = promotion.multiply(cta, consumer, mma, pipeline, state, work)
         previous = Int32(0)
     elif cutlass.const_expr(not traits.staggered_tail):
         state, previous = roles.mma_k_loop(fragments, pipeline, state, count, in_flight, True, None)
@@ -255,7 +224,7 @@ def multiply(
         )
         roles.mma_tail(pipeline, previous, in_flight, None)
         epilogue_store.await_stores(consumer)
-        mma_order_wait(consumer)
+        mma_order.wait(consumer)
         # Not the constant itself: with it, compilers would take the loop for divergent.
         rest = cutlass.min(count, last)
         state, previous = roles.mma_k_loop(fragments, pipeline, state, rest, 1, False, None)
@@ -282,7 +251,7 @@ def multiply_once(
         roles.mma_stage(fragments, state.index)
         previous = state.index
         state = pipeline.advance(state)
-    mma_order_wait(consumer)
+    mma_order.wait(consumer)
     # Not the constant itself: with it, compilers would take the loop for divergent.
     rest = cutlass.min(count, last) - 1
     if cutlass.const_expr(last > 1):

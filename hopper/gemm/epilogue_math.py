@@ -366,7 +366,7 @@ def sums_to_x(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constex
     tensors = tile.epilogue.tensors
     coord, which = tile.first_coord(i, start), tile.registers(i, start, columns, half)
     values = tile.values(which)
-    if cutlass.const_expr(traits.formats != "" and not traits.scales_blocks):
+    if cutlass.const_expr(traits.formats != "" and traits.scale_a != "blocks"):
         multiply_tensor(tile, values, tensors.scale_a, traits.scale_a, coord, half)
         multiply_tensor(tile, values, tensors.scale_b, traits.scale_b, coord, half)
     if cutlass.const_expr(traits.scaled):

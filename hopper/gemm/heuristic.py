@@ -9,11 +9,19 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from ...core import fp8
 from ...core.machines import Machine
 from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
 from ..core import tile_order
-from ..core.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig, gated_reason, promoted_reason
+from ..core.config import (
+    SHARED_MEMORY,
+    SUBTILE_BYTES,
+    HopperConfig,
+    block_scaled_reason,
+    gated_reason,
+    promoted_reason,
+)
 from . import operand_copies
 
 # The model's constants. Those for the start of a call and for GPC-local loads come from time stamps
@@ -156,7 +164,23 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
         candidates = (c for c in candidates if gated_reason(c) is None)
     if "promoted" in problem.formats:
         candidates = (c for c in candidates if promoted_reason(c) is None)
+    if problem.formats and fp8.formats(problem.formats).block_a:
+        candidates = _with_scales(call, candidates)
     return min(candidates, key=lambda c: _cycles(c, call))
+
+
+def _with_scales(call: _Call, candidates: Iterator[HopperConfig]) -> Iterator[HopperConfig]:
+    """Yields the candidates whose stages can hold scales beside the operands, with fewer stages
+    where they need the memory.
+    """
+    _, swapped = with_row_major_output(call.problem)
+    formats, gated = fp8.formats(call.problem.formats), call.problem.epilogue.gated
+    for c in candidates:
+        block_b = formats.block_a if c.swap_ab != swapped else formats.block_b
+        while c.stages > 2 and block_scaled_reason(c, block_b, gated) is not None:
+            c = replace(c, stages=c.stages - 1)
+        if block_scaled_reason(c, block_b, gated) is None:
+            yield c
 
 
 def _dram_bound(problem: Problem, gpu: Rates) -> tuple[bool, float]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ...core import machines
+from ...core import fp8, machines
 from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig, gated_reason, promoted_reason
+from ..core.config import HopperConfig, block_scaled_reason, gated_reason, promoted_reason
 from . import gpc_placement, heuristic, operand_copies, packed, search_space
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
@@ -67,7 +67,7 @@ def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | N
     """
     if problem.epilogue.gated and (reason := gated_reason(config)):
         return f"config: {reason}"
-    if "promoted" in problem.formats and (reason := promoted_reason(config)):
+    if reason := fp8_reason(problem, config):
         return f"config: {reason}"
     if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
@@ -79,6 +79,18 @@ def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | N
             f"{config.tile_k}"
         )
     return bounds.tiles(orient(problem, config)[0], config)
+
+
+def fp8_reason(problem: Problem, config: HopperConfig) -> str | None:
+    """Returns why this config cannot compute a product of fp8 operands, or None."""
+    if not problem.formats:
+        return None
+    formats = fp8.formats(orient(problem, config)[0].formats)
+    if formats.promoted and (reason := promoted_reason(config)):
+        return reason
+    if formats.block_a:
+        return block_scaled_reason(config, formats.block_b, problem.epilogue.gated)
+    return None
 
 
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:

@@ -18,7 +18,15 @@ from ..core import epilogue_store as core_epilogue_store
 from ..core.base import check_stage_bytes
 from ..core.config import MAX_STAGES, WARPGROUP, HopperConfig, invalid_reason
 from ..core.records import TmaOperand, WarpContext, WarpRole
-from . import cluster_reduce, epilogue_load, epilogue_math, epilogue_store, tma_load
+from . import (
+    block_scales,
+    cluster_reduce,
+    epilogue_load,
+    epilogue_math,
+    epilogue_store,
+    tma_load,
+)
+from .block_scales import BlockScales, ScaledPipeline
 from .consumer import consumer_loop
 from .pipeline import GroupPipeline
 from .records import (
@@ -148,7 +156,6 @@ class Gemm(tma_store.TmaStore):
     `tile_scheduler` decides which tile, or part of a tile, a CTA computes.
     """
 
-    pipeline_type = GroupPipeline
     introduces = frozenset(
         {
             "swap_ab",
@@ -185,6 +192,10 @@ class Gemm(tma_store.TmaStore):
     @property
     def staged(self):
         return self.traits.staged and self.config.epilogue_stages > 0
+
+    @property
+    def pipeline_type(self):
+        return ScaledPipeline if self.traits.block_scaled else GroupPipeline
 
     @property
     def epilogue_config(self):
@@ -269,10 +280,12 @@ class Gemm(tma_store.TmaStore):
         config, traits = self.config, self.traits
         a, c = batch_last(a, traits.transposed), batch_last(c, traits.transposed)
         b = batch_last(b, not traits.transposed)  # (N, K): the shape of B for wgmma and TMA
-        addend, bias, residual, aux, scale_a, scale_b = (
+        addend, bias, residual, aux = (
             t if t is None or cute.rank(t) == 1 else batch_last(t, traits.transposed)
-            for t in (addend, bias, residual, aux, scale_a, scale_b)
+            for t in (addend, bias, residual, aux)
         )
+        if cutlass.const_expr(traits.block_scaled):
+            scale_a, scale_b = block_scales.orient(scale_a, scale_b, traits.transposed)
         if cutlass.const_expr(traits.gated):
             b = split_gated(b, 0, c.shape[1])
             if cutlass.const_expr(traits.aux == "staged"):
@@ -374,6 +387,7 @@ class Gemm(tma_store.TmaStore):
             if warp == WarpRole.LOAD_A:
                 with cute.arch.elect_one():
                     cluster_reduce.init_barriers(cluster_reduction, config)
+        scales = self.make_scales(smem, epilogue_tensors)
         pipeline.init_barriers()
         schedule = self.begin_schedule(smem, schedule, context)
         self.cluster_sync()
@@ -395,6 +409,7 @@ class Gemm(tma_store.TmaStore):
             workspace,
             cute.make_tensor(arrived, 4),
             cluster_reduction,
+            scales,
         )
         self.body(cta, pipeline)
         self.cluster_exit()
@@ -480,6 +495,15 @@ class Gemm(tma_store.TmaStore):
             )
         return epilogue, source
 
+    def make_scales(self, smem, tensors: EpilogueTensors) -> BlockScales | None:
+        """Returns the scales that vary along K, and allocates their memory; None without them."""
+        traits = self.traits
+        if not traits.block_scaled:
+            return None
+        count = self.config.stages * block_scales.stage_scales(self.config, traits)
+        shared = cute.make_tensor(smem.allocate_array(Float32, count), count)
+        return BlockScales(tensors.scale_a, tensors.scale_b, traits.block_a, traits.block_b, shared)
+
     def begin_schedule(self, smem, schedule, context: WarpContext):
         """Prepares the schedule in shared memory, before the CTA synchronises; here it is complete
         as the host made it.
@@ -560,6 +584,14 @@ class Gemm(tma_store.TmaStore):
             self.producer(cta, pipeline, WarpRole.LOAD_A)
         if cta.context.warp == WarpRole.LOAD_B:
             self.producer(cta, pipeline, WarpRole.LOAD_B)
+        if cutlass.const_expr(self.traits.block_scaled):
+            self.load_scales(cta, pipeline)
+
+    @cute.jit
+    def load_scales(self, cta: Cta, pipeline: GroupPipeline):
+        """The warp LOAD_SCALES: loads the scales of all k tiles."""
+        if cta.context.warp == WarpRole.LOAD_SCALES:
+            block_scales.load(cta, pipeline)
 
     @cute.jit
     def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):

@@ -202,7 +202,8 @@ class Cta:
     OperandLoads, or what takes their place in a grouped product.
 
     `source`: an EpilogueSource, or None; it takes `source_stages` stages of each tile.
-    `cluster_reduction`: a ClusterReduction, None without cluster_k.
+    `cluster_reduction`: a ClusterReduction, None without cluster_k. `scales`: the BlockScales of
+    fp8 operands, None where scales do not vary along K.
     """
 
     config: HopperConfig
@@ -218,3 +219,4 @@ class Cta:
     splitk: SplitKWorkspace
     arrived: Any
     cluster_reduction: Any
+    scales: Any = None

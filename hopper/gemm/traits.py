@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
+from ...core import fp8
+
 
 @dataclass(frozen=True)
 class KernelTraits:
@@ -34,8 +36,12 @@ class KernelTraits:
 
     A tensor of the epilogue is accessed as "one" value, as a vector of "columns", of "pairs" of
     columns or of "rows", as a "matrix", as a "batch" of matrices, or "staged": it has C's layout
-    and is moved by TMA. `formats` names the fp8 formats of A and B, and "promoted" sums; a 16-bit
-    word of A or B holds two values then.
+    and is moved by TMA. Scales that vary along K are accessed by "blocks" (`block_scales`).
+
+    fp8
+        formats: the text of `core.fp8.Formats`. A 16-bit word of A or B holds two values.
+        alternates: consumers that share a tile take turns at each stage, so that one multiplies
+            while another adds up sums (`promotion`).
     """
 
     width: int
@@ -56,16 +62,27 @@ class KernelTraits:
     scale_b: str = ""
     formats: str = ""
     staggered_tail: bool = False
+    alternates: bool = False
 
     @property
     def promoted(self) -> bool:
         """Whether the sum of each stage is added up outside the tensor cores."""
-        return "promoted" in self.formats
+        return bool(self.formats) and fp8.formats(self.formats).promoted
 
     @property
-    def scales_blocks(self) -> bool:
-        """Whether scales vary along K, so that the sums of each k tile have their own."""
-        return self.scale_a == "blocks"
+    def block_scaled(self) -> bool:
+        """Whether scales vary along K."""
+        return self.block_b > 0
+
+    @property
+    def block_a(self) -> int:
+        """How many rows of A share a scale, where scales vary along K, else 0."""
+        return fp8.formats(self.formats).block_a if self.formats else 0
+
+    @property
+    def block_b(self) -> int:
+        """How many columns of B share a scale, where scales vary along K, else 0."""
+        return fp8.formats(self.formats).block_b if self.formats else 0
 
     @property
     def source(self) -> str:
@@ -84,7 +101,7 @@ class KernelTraits:
             self.bias,
             self.residual,
             self.aux,
-            self.formats and not self.scales_blocks,
+            self.formats,
         )
         return not any(operations)
 

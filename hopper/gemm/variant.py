@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ...core import fp8
 from ...core.epilogue import TENSORS, View
 from ...core.problem import Problem
 from ...device import clusters
@@ -65,7 +66,7 @@ class Variant:
             t.function: t.function,
             t.formats.replace(" ", "_"): t.formats,
             "gated": t.gated,
-            "in_turn": t.staggered_tail,
+            "in_turn": t.staggered_tail or t.alternates,
             f"scales_{t.scale_a}_{t.scale_b}": t.formats,
             f"residual_{t.residual}": t.residual,
             f"aux_{t.aux}": t.aux,
@@ -133,6 +134,8 @@ def variant_of(
     )
     if _staggers_tail(problem, config, traits):
         traits = replace(traits, staggered_tail=True)
+    if traits.promoted and config.warpgroups_per_tile > 1 and config.stagger != "never":
+        traits = replace(traits, alternates=True)
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 
@@ -251,6 +254,8 @@ def _access(problem: Problem, name: str, may_be_staged: bool, by_columns: bool) 
     view, is_scale = tensor_view(problem, name), "scale" in name
     if view is None:
         return ""
+    if is_scale and fp8.formats(problem.formats).block_a:
+        return "blocks"
     matrix = "batch" if problem.batch else "matrix"
     *batch, row, column = view.strides
     if not any(view.strides):
@@ -302,6 +307,8 @@ def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) ->
             return None
         case "one":
             return TensorView((1,), (1,))
+        case "blocks":
+            return _block_scale_view(canonical.given, name)
         case "columns" | "pairs" | "rows":
             return TensorView((problem.M if access == "rows" else columns,), (1,))
     assert view, f"the traits have {name}, but the problem does not"
@@ -312,3 +319,12 @@ def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) ->
         else:
             row, column = row if problem.M > 1 else 8, 1
     return canonical.view((problem.M, columns), (*batch, row, column))
+
+
+def _block_scale_view(given: Problem, name: str) -> TensorView:
+    """Returns the shape and strides of a scale that varies along K, as the caller has it."""
+    formats, view = fp8.formats(given.formats), getattr(given.epilogue, name)
+    blocks = -(-2 * given.K // fp8.BLOCK)  # two terms are one element
+    if name == "scale_a":
+        return TensorView((-(-given.M // formats.block_a), blocks), view.strides)
+    return TensorView((blocks, -(-given.columns // formats.block_b)), view.strides)

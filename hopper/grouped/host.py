@@ -9,12 +9,12 @@ import torch
 
 from ...core import configs
 from ...core.epilogue import View
+from ...core.fp8 import BLOCK
 from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, GroupedTensors
-from ...core.grouped_scales import BLOCK
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig, promoted_reason
+from ..core.config import SHARED_MEMORY, HopperConfig, promoted_reason, stage_scales
 from ..gemm import heuristic
 from ..gemm.kernel import Config
 from . import layouts
@@ -49,7 +49,7 @@ _TILE_CYCLES = 1500.0
 def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
     if problem.scales is not None:
-        if reason := layouts.words_reason(problem) or _unusable_scales(problem):
+        if reason := layouts.words_reason(problem):
             return reason
         problem = layouts.in_words(problem)
     if problem.dtype not in _DTYPES:
@@ -77,20 +77,6 @@ def unsupported(problem: GroupedProblem) -> str | None:
             f"{rows} rows with strides {problem.a}"
         )
     return _unusable_reason(problem)
-
-
-def _unusable_scales(problem: GroupedProblem) -> str | None:
-    """Returns why the scales of the columns cannot be read; None if they can: a tile of half as
-    many columns as a block has must not reach into the next one.
-    """
-    scales = problem.scales
-    assert scales is not None, "the caller has looked"
-    if problem.epilogue.gated and scales.columns == BLOCK and problem.columns % BLOCK:
-        return (
-            f"it needs halves of mat_b that begin at blocks of {BLOCK} columns, but was given "
-            f"{problem.N} columns for an activation that pairs them"
-        )
-    return None
 
 
 def _beside_the_product(problem: GroupedProblem) -> str:
@@ -160,7 +146,7 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
     if problem.scales is not None:
-        candidates = _scaling()
+        candidates = _scaling(problem.scales.columns)
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
@@ -189,15 +175,25 @@ def _candidates() -> tuple[HopperConfig, ...]:
 
 
 @functools.cache
-def _scaling() -> tuple[HopperConfig, ...]:
-    """Returns the candidates for scaled blocks: each stage has sums of its own beside those of the
-    tile, and no tile has columns of two blocks.
+def _scaling(block_b: int) -> tuple[HopperConfig, ...]:
+    """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
+    one. They leave room for the sums of a stage, and for its scales.
     """
     return tuple(
-        config
+        _with_room_for_scales(config, block_b)
         for config in _candidates()
         if promoted_reason(config) is None and config.tile_n <= BLOCK
     )
+
+
+def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
+    """Returns the config with as many stages as fit beside their scales and the schedule."""
+    most = SHARED_MEMORY - 4 * MOST_GROUPS
+    while True:
+        scales = 4 * config.stages * stage_scales(config, block_b, gated=True)
+        if config.shared_memory_bytes + scales <= most:
+            return config
+        config = replace(config, stages=config.stages - 1)
 
 
 @functools.cache

@@ -127,6 +127,8 @@ class Grouped(Gemm):
                 aux = split_gated(aux, 1, c.shape[1])
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.load_operands(a, b, *majors)
+        if cutlass.const_expr(traits.block_scaled):
+            scale_a, scale_b = (by_blocks(scale, i) for i, scale in enumerate((scale_a, scale_b)))
         epilogue_tma = None
         if cutlass.const_expr(self.staged):
             epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, aux, residual, traits)
@@ -217,7 +219,7 @@ class Grouped(Gemm):
 
     @property
     def pipeline_type(self):
-        return gather.GatherPipeline if self.traits.gathers else GroupPipeline
+        return gather.GatherPipeline if self.traits.gathers else super().pipeline_type
 
     @property
     def announced_bytes(self) -> int:
@@ -262,6 +264,16 @@ class Grouped(Gemm):
             for half in range(halves)
         )
         return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
+
+
+def by_blocks(scale, of_columns: bool):
+    """Views scales of the host, (rows, blocks of K) or those of columns transposed, with a mode of
+    groups first where they have one, as (rows or columns, blocks of K[, groups]).
+    """
+    lead = list(range(cute.rank(scale) - 2))
+    pair = [len(lead), len(lead) + 1]
+    order = (pair[::-1] if of_columns else pair) + lead
+    return cute.make_tensor(scale.iterator, cute.select(scale.layout, mode=order))
 
 
 def partition(

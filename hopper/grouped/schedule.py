@@ -18,11 +18,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...core.grouped_scales import BLOCK
+from ...core.fp8 import BLOCK
 from ..gemm.tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
 
 TURN = 8  # columns of tiles after which K is walked in the other direction
+BLOCK_WORDS = BLOCK // 2  # of two fp8 terms
 BAND_ROWS = 2048  # of a group that are walked together, column by column
 
 
@@ -116,6 +117,29 @@ class GroupedScheduler:
         if tensors.bias is None:
             return epilogue
         return replace(epilogue, tensors=tensors._replace(bias=tensors.bias[work.matrix, None]))
+
+    def tile_scales(self, scales, work: GroupedWorkTile):
+        """Returns the BlockScales of a work tile, whose rows and k tiles are numbered as those of
+        the tile: with ragged rows the group's of B, with ragged terms those from its first on.
+        """
+        a, b = scales.scale_a, scales.scale_b
+        if self.traits.divides_terms:
+            first = work.first_term // BLOCK_WORDS
+            a, b = (cute.domain_offset((0, first), scale) for scale in (a, b))
+        else:
+            b = b[None, None, work.matrix]
+            if self.traits.masked:
+                a = numbered_through(a, work.matrix, self.params.group_rows)
+        return replace(scales, scale_a=a, scale_b=b)
+
+
+def numbered_through(scale, group, rows):
+    """Returns the scales of a group from (rows, blocks of K, groups), as those of a matrix that
+    has the `rows` rows of each group up to this one.
+    """
+    own = cute.domain_offset((-group * rows, 0), scale[None, None, group])
+    layout = cute.make_layout(((group + 1) * rows, own.shape[1]), stride=own.stride)
+    return cute.make_tensor(own.iterator, layout)
 
 
 @cute.jit

@@ -20,9 +20,7 @@ class GroupedTraits(traits.KernelTraits):
     scatters: each row of C is stored in the row that an index names.
     weighted: the outputs of each row are multiplied by a weight before the residual is added.
 
-    Of fp8 operands with scales of blocks, which `formats` says, scale_a is "blocks": one of each
-    row and 128 terms. scale_b is "blocks", too, one of each 128 columns and 128 terms, or a vector
-    of "columns" or of "pairs" for each 128 terms.
+    The scales of fp8 operands vary along K.
 
     A bias has a vector of "columns" or of "pairs" for each group. A residual is also "scattered":
     a matrix that is read in the rows in which C is stored.

@@ -10,8 +10,8 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from ...core import fp8
 from ...core.grouped import GroupedProblem
-from ...core.grouped_scales import BLOCK
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
 from ..gemm import epilogue_load, epilogue_math, variant
@@ -40,7 +40,7 @@ class GroupedVariant(variant.Variant):
             "scattered": t.scatters,
             "weighted": t.weighted,
             t.formats.replace(" ", "_"): t.formats,
-            f"scales_{t.scale_b}": t.formats,
+            "in_turn": t.alternates,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -76,7 +76,8 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         ),
         formats=_formats(problem),
         scale_a="blocks" if problem.scales else "",
-        scale_b=_scale_b_access(problem),
+        scale_b="blocks" if problem.scales else "",
+        alternates=problem.scales is not None and config.warpgroups_per_tile > 1,
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
@@ -97,20 +98,7 @@ def _formats(problem: GroupedProblem) -> str:
     scales = problem.scales
     if scales is None:
         return ""
-    recipe_b = "128x128" if scales.columns == BLOCK else "1x128"
-    return f"{' '.join(scales.formats)} promoted 1x128 {recipe_b}"
-
-
-def _scale_b_access(problem: GroupedProblem) -> str:
-    """Returns how the scales of B are read."""
-    scales = problem.scales
-    if scales is None:
-        return ""
-    if scales.columns == BLOCK:
-        return "blocks"
-    _, along_k, along_n = scales.b
-    whole_pairs = along_n == 1 and along_k % 2 == 0 and scales.alignment[1] >= 8
-    return "pairs" if whole_pairs and problem.N % 2 == 0 else "columns"
+    return str(fp8.Formats(*scales.formats, promoted=True, block_a=1, block_b=scales.columns))
 
 
 def _bias_access(problem: GroupedProblem) -> str:
@@ -218,17 +206,13 @@ class _Arguments:
         if not traits.formats:
             return [None, None]
         rows, blocks, columns = (cute.sym_int() for _ in range(3))
-        shape_a = (self.groups, rows, blocks) if traits.masked else (self.M, blocks)
+        of_a = (self.groups, rows, blocks) if traits.masked else (self.M, blocks)
         lead = () if traits.divides_terms else (self.groups,)
-        strides_b = tuple(cute.sym_int64() for _ in (*lead, blocks, columns))
-        if traits.scale_b == "pairs":
-            strides_b = cute.sym_int64(divisibility=2), 1
         return [
-            make_fake_tensor(cutlass.Float32, shape, strides, assumed_align=4)
-            for shape, strides in (
-                (shape_a, tuple(cute.sym_int64() for _ in shape_a)),
-                ((*lead, blocks, columns), strides_b),
+            make_fake_tensor(
+                cutlass.Float32, shape, tuple(cute.sym_int64() for _ in shape), assumed_align=4
             )
+            for shape in (of_a, (*lead, blocks, columns))
         ]
 
     @staticmethod

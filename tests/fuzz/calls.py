@@ -285,6 +285,23 @@ class NoGradient(torch.autograd.Function):
         raise NotImplementedError("derivative for aten::_scaled_mm is not implemented")
 
 
+BLOCK = 128  # values that have one scale
+
+
+def scales_of_values(t: dict) -> list[Tensor]:
+    """The scales of fp8 operands, those of blocks with one element for each value along a dimension
+    that they divide.
+    """
+    found = []
+    for scale, operand in ((t["scale_a"], t["a"]), (t["scale_b"], t["b"])):
+        for dim in range(scale.dim() if scale.numel() > 1 else 0):
+            size = operand.shape[dim]
+            if scale.shape[dim] not in (1, size):
+                scale = scale.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
+        found.append(scale)
+    return found
+
+
 def before_activation(spec: dict, t: dict) -> Tensor:
     name, bias, wide = spec["call"].removeprefix("op."), t.get("bias"), dtype_of(spec)
     if name == "scaled_mm":
@@ -295,13 +312,21 @@ def before_activation(spec: dict, t: dict) -> Tensor:
             raise RuntimeError("expected float32 scales")
         if t["a"].dim() != 2 or t["b"].dim() != 2:
             raise RuntimeError("expected matrices")
-        for scale, per in (
-            (t["scale_a"], (t["a"].shape[0], 1)),
-            (t["scale_b"], (1, t["b"].shape[1])),
+        (M, K), N = t["a"].shape, t["b"].shape[1]
+        in_blocks = not (
+            (t["scale_a"].numel() == 1 or tuple(t["scale_a"].shape) == (M, 1))
+            and (t["scale_b"].numel() == 1 or tuple(t["scale_b"].shape) == (1, N))
+        )
+        of_rows, of_columns, terms = (-(-n // BLOCK) for n in (M, N, K))
+        if in_blocks and (
+            tuple(t["scale_a"].shape) not in ((M, terms), (of_rows, terms))
+            or tuple(t["scale_b"].shape) not in ((terms, N), (terms, of_columns))
         ):
-            if scale.numel() != 1 and tuple(scale.shape) != per:
-                raise RuntimeError("expected one scale, or one a row or a column")
-        x = NoGradient.apply((t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"]))
+            raise RuntimeError("expected one scale, or one a row or a column, or blocks of both")
+        if in_blocks and spec.get("use_fast_accum"):
+            raise RuntimeError("expected sums in float32 with scales of blocks")
+        scale_a, scale_b = scales_of_values(t)
+        x = NoGradient.apply((t["a"].float() * scale_a) @ (t["b"].float() * scale_b))
         return x.to(dtype) if bias is None else x.to(dtype) + bias
     if name == "linear":
         inside = bias is not None and ndim(spec, t, "bias") == 1
@@ -688,7 +713,8 @@ def exact(spec: dict, t: dict, magnitude: bool) -> list:
         return [backward_of(t["grad"], t["a"], activation)]
     a, b = t["a"], t["b"]
     if "scale_a" in t:
-        a, b = a * t["scale_a"], b * t["scale_b"]
+        scale_a, scale_b = scales_of_values(t)
+        a, b = a * scale_a, b * scale_b
     x = F.linear(a, b) if name in ("linear", "Linear", "patch") else torch.matmul(a, b)
     x = torch.zeros_like(x) if alpha == 0 else x * alpha
     if "c" in t and beta != 0:

@@ -465,7 +465,8 @@ KNOWN = [
         "torch._scaled_mm requires sizes in multiples of 16, contiguous scales and one layout of "
         "each operand; torch 2.11 on a CPU also requires a single scale for each operand. "
         "outblas.scaled_mm copies operands of other layouts, and accepts any size and any bias "
-        "that broadcasts.",
+        "that broadcasts. It accepts scales of 128x128 for both operands, which torch does not, "
+        "and computes scales of blocks on every device; use_fast_accum=True is an error with them.",
         lambda spec, ours, theirs, found: (
             _scaled(spec, "only torch raises", _REFUSED_BY_SCALED_MM, found)
             and not (

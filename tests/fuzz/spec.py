@@ -444,6 +444,9 @@ class Maker:
         rows, columns, inner = (rng.choice([0, 1, 3, 16, 16, 32, 48, 64]) for _ in range(3))
         if self.chance(0.5):
             rows, columns, inner = (16 * rng.choice([1, 2, 3]) for _ in range(3))
+        in_blocks = self.chance(0.2)
+        if in_blocks:
+            rows, columns, inner = (rng.choice([1, 16, 128, 144, 272]) for _ in range(3))
         if self.chance(0.25):
             spec["activation"] = rng.choice(ACTIVATIONS)
             columns *= halves(spec["activation"])
@@ -459,6 +462,12 @@ class Maker:
                 tensors[name]["dtype"] = rng.choice(["float32", "bfloat16"])
         per_row = self.chance(0.5)
         scales = ([rows, 1], [1, columns]) if per_row else rng.choice([([], []), ([1], [1, 1])])
+        if in_blocks:
+            of_rows, of_columns, terms = (-(-n // 128) for n in (rows, columns, inner))
+            scales = (
+                [rng.choice([rows, of_rows]), terms],
+                [terms, rng.choice([columns, of_columns])],
+            )
         for name, shape in zip(("scale_a", "scale_b"), scales, strict=True):
             dtype = "float32" if self.chance(0.97) else rng.choice(["float64", "bfloat16"])
             tensors[name] = self.tensor(self.damaged(shape), dtype) | {"fill": "positive"}
@@ -470,7 +479,7 @@ class Maker:
         else:
             dtype = "bfloat16"
         self.epilogue(spec, [rows, columns], dtype, self.chance(0.4))
-        if self.chance(0.3):
+        if self.chance(0.1 if in_blocks else 0.3):
             spec["use_fast_accum"] = True
 
     def of_activation_backward(self, spec: dict) -> None:

@@ -65,22 +65,22 @@ FAULTS = (
                 "gemm.consumer",
                 "    state, previous = multiply(cta,",
                 "    if config.pingpong:\n"
-                "        mma_order_arrive(cta, consumer)\n"
+                "        mma_order.arrive(cta, consumer)\n"
                 "    state, previous = multiply(cta,",
             ),
             Change(
                 "gemm.consumer",
                 "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
-                "        mma_order_arrive(cta, consumer)\n",
+                "        mma_order.arrive(cta, consumer)\n",
                 "    if cutlass.const_expr(traits.staggered_tail):\n"
-                "        mma_order_arrive(cta, consumer)\n",
+                "        mma_order.arrive(cta, consumer)\n",
             ),
         ),
     ),
     Fault(
         "nobody gives the first turn",
         "pingpong",
-        (Change("gemm.consumer", "        mma_order_begin(cta, consumer)\n", "        pass\n"),),
+        (Change("gemm.consumer", "        mma_order.begin(cta, consumer)\n", "        pass\n"),),
     ),
     Fault(
         "consumers skip one stage too few",
@@ -322,7 +322,7 @@ FAULTS = (
         "one wave, three consumers",
         (
             Change(
-                "gemm.consumer",
+                "gemm.mma_order",
                 "        last = cta.config.consumers - 1\n",
                 "        last = cta.config.consumers - 2\n",
             ),
@@ -391,9 +391,9 @@ FAULTS = (
             Change(
                 "gemm.consumer",
                 "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
-                "        mma_order_arrive(cta, consumer)\n",
+                "        mma_order.arrive(cta, consumer)\n",
                 "    if cutlass.const_expr(config.pingpong):\n"
-                "        mma_order_arrive(cta, consumer)\n",
+                "        mma_order.arrive(cta, consumer)\n",
             ),
         ),
     ),

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.scaled_plans import Planned, outcome, small
 from torch.nn import functional as F
 
 import outblas
 from outblas.runtime import dispatch
-from outblas.runtime.dispatch import Call, Plan
 from outblas.torch_ops import aten, scaled_mm
 from outblas.torch_ops.aten import Enabled, Rules
 from outblas.torch_ops.aten_scaled import scales_of
@@ -35,54 +35,11 @@ def _nothing_stays_enabled() -> Iterator[None]:
     outblas.disable()
 
 
-def small(rows: int, columns: int, dtype: torch.dtype = E4M3) -> Tensor:
-    """Small integers, whose products have one right result."""
-    return torch.randint(-4, 5, (rows, columns)).to(dtype)
-
-
 A, B = small(6, 32), small(16, 32).t()
 A_E5M2, B_E5M2 = A.to(E5M2), B.to(E5M2)
 HALF, TWO = torch.tensor(0.5), torch.tensor(2.0)
 ROWS, COLUMNS = torch.full((6, 1), 0.25), torch.full((1, 16), 2.0)
 BIAS = torch.arange(16).to(BF16)
-
-
-class Planned:
-    """Stands for planning: `calls` were planned, and their plans ran `runs` times."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.runs = 0
-
-    def __call__(self, call: Call, *, by_torch: bool) -> Plan:
-        assert not by_torch, "torch would be asked through the operator that is overridden"
-        self.calls.append(call)
-        a_format, b_format, *_ = (torch.__dict__[_NAMES[name]] for name in call.formats.split()[:2])
-        dtype = call.out_dtype
-
-        def plan(
-            a: Tensor,
-            b: Tensor,
-            c: None,
-            out: Tensor | None,
-            alpha: float,
-            beta: float,
-            bias: Tensor | None,
-            residual: None,
-            aux: None,
-            scale_a: Tensor,
-            scale_b: Tensor,
-        ) -> Tensor:
-            self.runs += 1
-            assert (c, residual, aux, alpha, beta) == (None, None, None, 1, 0)
-            x = a.view(a_format).float() @ b.t().view(b_format).t().float() * scale_a * scale_b
-            result = (x if bias is None else x + bias.float()).to(dtype)
-            return result if out is None else out.copy_(result)
-
-        return plan
-
-
-_NAMES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 
 @pytest.fixture
@@ -242,6 +199,10 @@ def test_scales_of_recipes_are_told_by_their_shapes() -> None:
         {"scale_a": []},
         {"scale_b": [ROWS]},
         {"recipe_b": [0]},
+        {"recipe_b": [3]},
+        {"recipe_a": [4]},
+        {"recipe_a": [4], "scale_a": [ROWS]},
+        {"recipe_a": [4], "recipe_b": [5]},
         {"swizzle_b": [1]},
         {"contraction": [0, 1]},
     ],
@@ -264,14 +225,6 @@ REFUSED = {
         A, B, HALF, TWO, scale_result=HALF, out_dtype=BF16
     ),
 }
-
-
-def outcome(call: Callable[[], Tensor]) -> Any:
-    """The result of a call, or the class of its error."""
-    try:
-        return call().float().tolist()
-    except Exception as error:
-        return type(error)
 
 
 @pytest.mark.parametrize("name", REFUSED)

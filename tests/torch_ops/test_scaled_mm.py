@@ -293,7 +293,9 @@ def test_activations_of_fakes_are_checked(without_memory: tuple[Tensor, Tensor, 
 BAD_VALUES: dict[str, dict[str, Any]] = {
     "input.dtype is torch.float32, expected one of torch.float8_e4m3fn": {"a": torch.ones(4, 8)},
     r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16": {"b": fp8_operands(4, 6, 16)[1]},
-    r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)": {"scale_a": torch.ones(6, 1)},
+    r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\), or": {
+        "scale_a": torch.ones(6, 1)
+    },
     "scale_b is torch.float16": {"scale_b": torch.ones((), dtype=torch.float16)},
     "out_dtype is torch.float64, expected one of torch.bfloat16": {"out_dtype": torch.float64},
     "bias.dtype is torch.float32, expected torch.bfloat16": {"bias": torch.ones(6)},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8 import fp8_operands
+from support.fp8 import block_scale, fp8_operands, scaled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outblas
@@ -21,6 +21,7 @@ M, N, K = 16, 24, 32
 
 def stand_in_launcher(problem: Any, *_: object, no_product: bool) -> Callable[..., None]:
     """A launcher of what computes as the kernel does, from pairs of fp8 values."""
+    recipes = problem.formats.split()[3:]
 
     def wide(pairs: Tensor) -> Tensor:
         return pairs.contiguous().view(torch.float8_e4m3fn).float()
@@ -29,7 +30,14 @@ def stand_in_launcher(problem: Any, *_: object, no_product: bool) -> Callable[..
         a: Tensor, b: Tensor, c: None, out: Tensor, alpha: int, beta: int, *rest: Any
     ) -> None:
         bias, residual, _, scale_a, scale_b = rest
-        x = scale_a * wide(a) @ wide(b.t()).t() * scale_b
+        if recipes:
+            of_a, of_b = (
+                scaled(wide(a), scale_a, recipes[0]),
+                scaled(wide(b.t()), scale_b.t(), recipes[1]),
+            )
+            x = (of_a @ of_b.t()).float()
+        else:
+            x = scale_a * wide(a) @ wide(b.t()).t() * scale_b
         x = x if bias is None else x + bias
         out.copy_(apply(x, problem.epilogue.activation, residual))
 
@@ -59,6 +67,13 @@ A8, B8 = fp8_operands(M, N, K)  # kept: a plan depends on where in a line of mem
 ONE, HALF = torch.tensor(1.0), torch.tensor(0.5)
 ROWS, COLUMNS = torch.rand(M, 1), torch.rand(1, N)
 BIAS, RESIDUAL = torch.randn(N).bfloat16(), torch.randn(M, N).bfloat16()
+A_LARGE, B_LARGE = fp8_operands(130, 264, 400)
+LARGE = {"input": A_LARGE, "mat2": B_LARGE}
+BY_ROW_A = block_scale(130, 400, "1x128")
+SQUARE_B = block_scale(264, 400, "128x128").t()
+BY_ROW_B = block_scale(264, 400, "1x128").t()
+WIDE = fp8_operands(M, 264, K)[1]
+EACH_OF_WIDE = torch.tensor([[1.0, 2.0, 4.0]])
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "one scale for both": {"scale_b": ONE},
@@ -67,6 +82,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "all of an epilogue": {"bias": BIAS, "activation": "gelu", "residual": RESIDUAL},
     "fast sums": {"use_fast_accum": True},
     "fp32 out": {"out_dtype": torch.float32},
+    "scales of blocks": LARGE | {"scale_a": BY_ROW_A, "scale_b": SQUARE_B},
+    "scales of blocks by columns": LARGE | {"scale_a": BY_ROW_A, "scale_b": BY_ROW_B},
+    "scales of blocks in another order": LARGE
+    | {"scale_a": BY_ROW_A.t().contiguous().t(), "scale_b": SQUARE_B},
+    "one block of A": {"scale_a": HALF.view(1, 1), "mat2": WIDE, "scale_b": EACH_OF_WIDE},
 }
 
 
@@ -110,6 +130,34 @@ def test_a_warm_call_reads_the_values_of_its_own_operands(operators: list[str]) 
     assert torch.equal(call(scale_a=torch.tensor(2.0)), 2 * call(scale_a=torch.tensor(1.0)))
 
 
+def test_the_problem_has_the_strides_of_scales_of_blocks(
+    operators: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[Any] = []
+
+    def launcher_of(problem: Any, *given: object, no_product: bool) -> Callable[..., None]:
+        problems.append(problem)
+        return stand_in_launcher(problem, *given, no_product=no_product)
+
+    monkeypatch.setattr(launcher, "best_launcher", launcher_of)
+
+    call(**CALLS["scales of blocks"])
+
+    assert [problem.formats for problem in problems] == ["e4m3 e4m3 promoted 1x128 128x128"]
+    assert problems[0].epilogue.scale_a.strides == BY_ROW_A.stride()
+    assert problems[0].epilogue.scale_b.strides == SQUARE_B.stride()
+
+
+def test_a_warm_call_with_scales_of_blocks_gives_what_torch_computes(operators: list[str]) -> None:
+    given = CALLS["scales of blocks"]
+    of_a = scaled(A_LARGE, BY_ROW_A, "1x128")
+    of_b = scaled(B_LARGE.t(), SQUARE_B.t(), "128x128")
+
+    found = [call(**given, out_dtype=torch.float32) for _ in range(2)]
+
+    assert all(torch.equal(each, (of_a @ of_b.t()).float()) for each in found)
+
+
 def transposed(b: Tensor) -> Tensor:
     """The same values, stored by rows."""
     return b.view(torch.uint8).contiguous().view(b.dtype)
@@ -120,6 +168,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "fast sums": lambda: {"use_fast_accum": True},
     "an activation": lambda: {"activation": "relu"},
     "a bias that needs a gradient": lambda: {"bias": BIAS.detach().clone().requires_grad_()},
+    "scales of blocks": lambda: LARGE | {"scale_a": BY_ROW_A, "scale_b": SQUARE_B},
     "another layout": lambda: {"mat2": transposed(B8)},
     "another format": lambda: {"input": fp8_operands(M, N, K, torch.float8_e5m2)[0]},
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import fp8
 from torch.nn import functional
 
 import outblas
@@ -17,6 +18,7 @@ if ScalingType is None:
     pytest.skip("this torch has no recipes of scales", allow_module_level=True)
 SwizzleType: Any = functional.SwizzleType  # type: ignore[attr-defined]
 ONE, ROWS = ScalingType.TensorWise, ScalingType.RowWise
+BY_ROW, SQUARE = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -96,6 +98,55 @@ def test_the_product_is_that_of_torch() -> None:
     assert torch.equal(got, by_torch(A, B, SCALE, ONE, SCALE, ONE))
 
 
+def as_torch_wants(stored: Tensor, recipe: Any, padded: bool = True) -> Tensor:
+    """The scales of an operand that is stored with one row for each row of A or column of B, in the
+    order that torch requires: scales of square blocks lie along K, in fours.
+    """
+    if recipe == BY_ROW:
+        return stored.t().contiguous().t()
+    blocks = stored.shape[1]
+    wide = torch.full((stored.shape[0], -(-blocks // 4) * 4), float("nan"))
+    wide[:, :blocks] = stored
+    return (wide if padded else stored).t()
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "bare"])
+@pytest.mark.parametrize("K", [100, 400, 640])
+@pytest.mark.parametrize(
+    ("recipe_a", "recipe_b"),
+    [(BY_ROW, SQUARE), (BY_ROW, BY_ROW), (SQUARE, BY_ROW), (SQUARE, SQUARE)],
+    ids=str,
+)
+def test_scales_of_blocks_come_as_torch_wants_them(
+    recipe_a: Any, recipe_b: Any, K: int, padded: bool
+) -> None:
+    kinds = [fp8.BY_ROW if recipe == BY_ROW else fp8.SQUARE for recipe in (recipe_a, recipe_b)]
+    a, b = fp8.fp8_operands(200, 300, K, most=2)
+    stored_a, stored_b = fp8.block_scale(200, K, kinds[0]), fp8.block_scale(300, K, kinds[1])
+    scale_a = as_torch_wants(stored_a, recipe_a, padded)
+    scale_b = as_torch_wants(stored_b, recipe_b, padded)
+
+    got = outblas.scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, output_dtype=torch.float32)
+
+    want = fp8.scaled(a, stored_a, kinds[0]) @ fp8.scaled(b.t(), stored_b, kinds[1]).t()
+    assert torch.equal(got.double(), want)
+
+
+def test_a_compiled_call_with_scales_of_blocks_is_one_graph() -> None:
+    a, b = fp8.fp8_operands(200, 300, 400, most=2)
+    stored_a, stored_b = fp8.block_scale(200, 400, "1x128"), fp8.block_scale(300, 400, "128x128")
+    scale_a, scale_b = as_torch_wants(stored_a, BY_ROW), as_torch_wants(stored_b, SQUARE)
+    compiled = torch.compile(
+        lambda a: outblas.scaled_mm(a, b, scale_a, BY_ROW, scale_b, SQUARE),
+        fullgraph=True,
+        backend="eager",
+    )
+
+    got = compiled(a)
+
+    assert torch.equal(got, outblas.scaled_mm(a, b, stored_a, stored_b.t()))
+
+
 def test_a_compiled_call_is_one_graph() -> None:
     compiled = torch.compile(
         lambda a: outblas.scaled_mm(a, B, SCALE, ONE, SCALE, ONE), fullgraph=True, backend="eager"
@@ -106,12 +157,44 @@ def test_a_compiled_call_is_one_graph() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a recipe": (
-        {"scale_recipe_a": ScalingType.BlockWise1x128},
-        "scale_recipe_a is BlockWise1x128, expected TensorWise or RowWise",
+        {"scale_recipe_a": ScalingType.BlockWise1x32},
+        "scale_recipe_a is BlockWise1x32, expected one of TensorWise, RowWise, BlockWise1x128, "
+        "BlockWise128x128",
     ),
     "the other recipe": (
-        {"scale_recipe_b": ScalingType.BlockWise128x128},
-        "scale_recipe_b is BlockWise128x128, expected TensorWise or RowWise",
+        {"scale_recipe_b": ScalingType.BlockWise1x16},
+        "scale_recipe_b is BlockWise1x16, expected one of TensorWise, RowWise",
+    ),
+    "blocks of A only": (
+        {"scale_recipe_a": BY_ROW},
+        "scale_recipe_b is TensorWise, expected BlockWise1x128 or BlockWise128x128 with "
+        "BlockWise1x128 as scale_recipe_a",
+    ),
+    "blocks of B only": (
+        {"scale_recipe_b": SQUARE},
+        "scale_recipe_b is BlockWise128x128, expected TensorWise or RowWise with TensorWise as "
+        "scale_recipe_a",
+    ),
+    "fast sums with blocks": (
+        {"scale_recipe_a": BY_ROW, "scale_recipe_b": SQUARE, "use_fast_accum": True},
+        "use_fast_accum is True, expected False with scales of blocks",
+    ),
+    "one scale for blocks": (
+        {"scale_recipe_a": BY_ROW, "scale_recipe_b": SQUARE},
+        r"scale_a.shape is \(\), expected \(6, 1\) with BlockWise1x128",
+    ),
+    "one scale for square blocks": (
+        {"scale_recipe_a": BY_ROW, "scale_a": SCALE_A, "scale_recipe_b": SQUARE},
+        r"scale_b.shape is \(\), expected \(4, 1\) or \(1, 1\) with BlockWise128x128",
+    ),
+    "scales of B as B lies": (
+        {
+            "scale_recipe_a": BY_ROW,
+            "scale_a": SCALE_A,
+            "scale_recipe_b": BY_ROW,
+            "scale_b": SCALE_B,
+        },
+        r"scale_b.shape is \(1, 16\), expected \(16, 1\) with BlockWise1x128",
     ),
     "two levels": (
         {"scale_recipe_a": [ONE, ROWS]},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from . import fp8
 from .errors import OperandError
 from .grouped_rows import Form
 from .problem import Strides
@@ -17,7 +18,7 @@ from .tensor_memory import read_address
 
 Tensor = torch.Tensor
 
-BLOCK = 128  # terms, and columns, that share a scale
+BLOCK = fp8.BLOCK  # terms, and columns, that share a scale
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
 _FORMS = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from . import epilogue
+from . import epilogue, fp8
 from .compat.torch_private import FakeTensor
 from .epilogue import Epilogue, EpilogueArgs, View, glu_split
 from .errors import A, B, C, OperandError
@@ -62,7 +62,9 @@ class Problem:
         have 2 N.
     formats: of fp8 operands A and B, "e4m3 e5m2". Two fp8 values count as one element of `dtype`,
         so K is half of the operands' own K. "e4m3 e5m2 promoted" if the accumulators are added
-        to fp32 sums after every 128 products.
+        to fp32 sums after every 128 products. Where scales vary along K, two more words say how
+        (`core.fp8`); the views of both scales have the strides of the caller's tensors then, in a
+        transposed problem with rows and columns exchanged.
     weights_ready: no kernel that may still run writes B, so B may be loaded before they have ended.
     """
 
@@ -307,7 +309,7 @@ def problem(
     ]
     if c is not None:
         views.append(list(c.expand(M, N * split).stride()))
-    of_epilogue = _epilogue_tensors(extra, scales, out.shape)
+    of_epilogue = _epilogue_tensors(extra, scales, out.shape, formats)
     views += [_output_strides(t, shape, len(batch), vectors) for t, shape in of_epilogue.values()]
     M, batch, strides = _fold_batch(M, *_merge(batch, views))
     operands = [t for t in (a, b, out, c) if t is not None]
@@ -367,19 +369,23 @@ def _epilogue_tensors(
     extra: EpilogueArgs,
     scales: tuple[torch.Tensor, torch.Tensor] | None,
     out_shape: Sequence[int],
+    formats: str,
 ) -> dict[str, tuple[torch.Tensor, Sequence[int]]]:
-    """Returns the tensors of a call's epilogue by name, each with the shape that it broadcasts
-    to.
+    """Returns the tensors of a call's epilogue by name, each with the shape that it broadcasts to:
+    its own, for scales that vary along K.
     """
     split = glu_split(extra.activation)
     x_shape = (*out_shape[:-1], out_shape[-1] * split) if split > 1 else out_shape
     scale_a, scale_b = scales or (None, None)
+    of_a, of_b = x_shape, x_shape
+    if scales is not None and fp8.formats(formats).block_a:
+        of_a, of_b = (scale.shape for scale in scales)
     known: dict[str, tuple[torch.Tensor | None, Sequence[int]]] = {
         "bias": (extra.bias, x_shape),
         "residual": (extra.residual, out_shape),
         "aux": (extra.aux, x_shape),
-        "scale_a": (scale_a, x_shape),
-        "scale_b": (scale_b, x_shape),
+        "scale_a": (scale_a, of_a),
+        "scale_b": (scale_b, of_b),
     }
     return {name: (t, shape) for name, (t, shape) in known.items() if t is not None}
 
@@ -412,7 +418,7 @@ def transposed(problem: Problem) -> Problem:
     """
     assert not problem.epilogue.gated, "a gated product has no transpose"
     a, b, *others = problem.alignment
-    formats = problem.formats.split()
+    formats = str(fp8.formats(problem.formats).transposed()) if problem.formats else ""
     return replace(
         problem,
         M=problem.N,
@@ -423,7 +429,7 @@ def transposed(problem: Problem) -> Problem:
         out=transposed_strides(problem.out),
         alignment=(b, a, *others),
         epilogue=problem.epilogue.transposed(),
-        formats=" ".join([*formats[1::-1], *formats[2:]]),
+        formats=formats,
     )
 
 

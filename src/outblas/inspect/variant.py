@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core import registry
+from ..core import fp8, registry
 from ..core.configs import from_text
 from ..core.shapes import LAYOUTS
 from .inspection import compilable
@@ -42,7 +42,8 @@ class KernelVariant:
 
     `formats` are those of fp8 operands, "e4m3 e5m2" or "e4m3 e5m2 promoted". Their scales `scale_a`
     and `scale_b` are "one" for the whole tensor, or a "column" of A's rows and a "row" of B's
-    columns. `dtype` is bfloat16 then.
+    columns; with formats such as "e4m3 e4m3 promoted 1x128 128x128" they vary along K. `dtype` is
+    bfloat16 then.
     """
 
     kernel: str
@@ -181,9 +182,7 @@ def problem(variant: KernelVariant) -> Problem:
                 return torch.empty(M, 1, dtype=out_dtype, device="meta")
         return matrix(M, columns, how, out_dtype)
 
-    one = torch.empty((), device="meta")
-    scale_a = one if variant.scale_a == "one" else torch.empty(M, 1, device="meta")
-    scale_b = one if variant.scale_b == "one" else torch.empty(1, columns, device="meta")
+    scales = _scales(variant, M, columns) if variant.formats else None
     added = extra(variant.addend, columns)
     made = operands.problem(
         matrix(M, terms, "columns" if variant.layout[0] == "t" else "rows", dtype),
@@ -198,13 +197,32 @@ def problem(variant: KernelVariant) -> Problem:
             residual=extra(variant.residual, N),
             aux=extra(variant.aux, columns),
         ),
-        scales=(scale_a, scale_b) if variant.formats else None,
+        scales=scales,
         formats=variant.formats,
     )
     return (
         replace(made, alignment=(*variant.alignment, *made.alignment[3:]))
         if variant.alignment
         else made
+    )
+
+
+def _scales(variant: KernelVariant, M: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the scales of fp8 operands on the meta device; those that vary along K lie by rows of
+    A and by columns of B.
+    """
+    import torch
+
+    formats = fp8.formats(variant.formats)
+    if formats.block_a:
+        blocks = -(-variant.shape[2] // fp8.BLOCK)
+        scale_a = torch.empty(-(-M // formats.block_a), blocks, device="meta")
+        scale_b = torch.empty(-(-columns // formats.block_b), blocks, device="meta").t()
+        return scale_a, scale_b
+    one = torch.empty((), device="meta")
+    return (
+        one if variant.scale_a == "one" else torch.empty(M, 1, device="meta"),
+        one if variant.scale_b == "one" else torch.empty(1, columns, device="meta"),
     )
 
 

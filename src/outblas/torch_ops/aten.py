@@ -94,7 +94,8 @@ def enable(
             float8_e4m3fn or float8_e5m2 among them, aten's `_scaled_mm` and `_scaled_mm_v2` are
             overridden too, behind which `torch.nn.functional.scaled_mm` is: products with a scale
             for each operand, or one for each row of A and column of B, whose results are bfloat16,
-            float16 or float32.
+            float16 or float32, and products with scales of blocks of 128, whose results are
+            bfloat16 or float32.
         min_flops: The least 2 · batch · M · N · K of a product that is taken. Small products cost
             the host more than torch's own.
         min_gain: The least time of cuBLAS over ours, where a sweep measured exactly this product; a

@@ -11,7 +11,7 @@ from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.tensor_memory import LINE, read_address
 from ..runtime.dispatch import Call, Plan
-from . import eager_scaled, scaled_mm
+from . import block_scales, eager_scaled, scaled_mm
 
 Tensor = torch.Tensor
 
@@ -76,7 +76,7 @@ class Scaled(NamedTuple):
         if out_dtype not in scaled_mm.OUT_DTYPES:
             return f"its result is {out_dtype or a.dtype}"
         try:
-            scaled_mm._checked(a, b, scale_a, scale_b, self.bias, out_dtype)
+            scaled_mm._checked(a, b, scale_a, scale_b, self.bias, out_dtype, self.use_fast_accum)
         except OperandError as error:  # torch says what is wrong, or has other recipes
             return str(error)
         return self._refusal() or scaled_mm._no_kernel_reason(a) or ""
@@ -86,17 +86,41 @@ class Scaled(NamedTuple):
         under `enable`, too.
         """
         a, b, scale_a, scale_b = self[:4]
+        recipes = self._recipes()
         if a.stride(1) != 1 or b.stride(0) != 1:
             return "A is not row-major, or B is not column-major"
         if a.shape[1] % 16 or b.shape[1] % 16:
             return f"{a.shape[1]} and {b.shape[1]}, its K and N, are no multiples of 16"
         if a.dtype == b.dtype == torch.float8_e5m2:
             return "both operands are float8_e5m2"
+        if recipes:
+            return self._refusal_of_blocks(*recipes)
         if (scale_a.numel() == 1) != (scale_b.numel() == 1):
             return "one operand has one scale, and the other has several"
         if scale_a.numel() > 1 and self.out_dtype != torch.bfloat16:
             return f"its result is {self.out_dtype} with a scale for each row"
         return ""
+
+    def _refusal_of_blocks(self, recipe_a: str, recipe_b: str) -> str:
+        """Returns what torch does not accept, or was not seen to compute, of a call with scales of
+        blocks.
+        """
+        K = self.a.shape[1]
+        if recipe_a == recipe_b == block_scales.SQUARE:
+            return "both operands have scales of 128x128"
+        for scale, recipe in ((self.scale_a, recipe_a), (self.scale_b.t(), recipe_b)):
+            if not block_scales.torch_accepts(scale, recipe, K):
+                return f"its scales of {recipe} have the strides {scale.stride()}"
+        if self.out_dtype == torch.float16:
+            return f"its result is {self.out_dtype} with scales of blocks"
+        return ""
+
+    def _recipes(self) -> block_scales.Recipes | None:
+        """Returns the recipes of scales of blocks. Raises OperandError for scales that do not
+        fit.
+        """
+        (M, K), N = self.a.shape, self.b.shape[1]
+        return block_scales.recipes(M, N, K, self.scale_a, self.scale_b)
 
     def call(self) -> Call:
         """Returns the call in the form that is planned."""
@@ -115,15 +139,13 @@ class Scaled(NamedTuple):
 
     def run(self, plan: Plan) -> Tensor:
         """Runs the plan of a call."""
-        pairs = (
-            eager_scaled.as_16_bit_pairs(self.a),
-            eager_scaled.as_16_bit_pairs(self.b.t()).t(),
-        )
-        scales = eager_scaled.as_scale(self.scale_a), eager_scaled.as_scale(self.scale_b)
-        return plan(*pairs, None, self.out, 1, 0, self.bias, None, None, *scales)
+        in_blocks = self._recipes() is not None
+        return eager_scaled.launch(plan, in_blocks, *self[:5], residual=None, out=self.out)
 
 
-_TENSOR_WISE, _ROW_WISE = 0, 1  # the values of torch's enumeration of recipes
+# The values of torch's enumeration of recipes.
+_TENSOR_WISE, _ROW_WISE = 0, 1
+_BLOCK_WISE = {4: block_scales.BY_ROW, 5: block_scales.SQUARE}
 
 
 def scales_of(
@@ -137,21 +159,37 @@ def scales_of(
     swizzle_b: Sequence[int],
     contraction: Sequence[int],
 ) -> tuple[Tensor, Tensor] | None:
-    """Returns both scales of a call of aten's `_scaled_mm_v2`, or None where its recipes are not
-    covered, or its scales do not have their shapes.
+    """Returns both scales of a call of aten's `_scaled_mm_v2` in the form of `_scaled_mm`, or None
+    where its recipes are not covered, or its scales do not have their shapes.
     """
     swizzled = any(swizzle_a) or any(swizzle_b)
     if swizzled or tuple(contraction) not in ((), (1, 0)) or not a.dim() == b.dim() == 2:
         return None
-    found = []
-    for scale, recipe, by_row in (
-        (scale_a, recipe_a, (a.shape[0], 1)),
-        (scale_b, recipe_b, (1, b.shape[1])),
-    ):
-        if len(scale) != 1 or len(recipe) != 1:
-            return None
-        is_one = recipe[0] == _TENSOR_WISE and scale[0].numel() == 1
-        if not is_one and not (recipe[0] == _ROW_WISE and tuple(scale[0].shape) == by_row):
-            return None
-        found.append(scale[0])
-    return found[0], found[1]
+    if not len(scale_a) == len(recipe_a) == len(scale_b) == len(recipe_b) == 1:
+        return None
+    (M, K), N = a.shape, b.shape[1]
+    of_a, of_b, kind_a, kind_b = scale_a[0], scale_b[0], recipe_a[0], recipe_b[0]
+    if kind_a in _BLOCK_WISE and kind_b in _BLOCK_WISE:
+        blocks_a = _of_blocks(of_a, _BLOCK_WISE[kind_a], M, K)
+        blocks_b = _of_blocks(of_b, _BLOCK_WISE[kind_b], N, K)
+        return None if blocks_a is None or blocks_b is None else (blocks_a, blocks_b.t())
+    fits = _fits(of_a, kind_a, (M, 1)) and _fits(of_b, kind_b, (1, N))
+    return (of_a, of_b) if fits else None
+
+
+def _fits(scale: Tensor, recipe: int, by_row: tuple[int, int]) -> bool:
+    """Returns whether a scale has the shape of a recipe without blocks. `by_row` is the shape with
+    one element for each row of A, or column of B.
+    """
+    if recipe == _TENSOR_WISE:
+        return scale.numel() == 1
+    return recipe == _ROW_WISE and tuple(scale.shape) == by_row
+
+
+def _of_blocks(scale: Tensor, recipe: str, rows: int, K: int) -> Tensor | None:
+    """Returns a scale of blocks as `block_scales.from_torch` does, but None where torch requires
+    padding.
+    """
+    if recipe == block_scales.SQUARE and scale.shape[:1] != (block_scales.padded_count(K),):
+        return None
+    return block_scales.from_torch(scale, recipe, rows, K)

@@ -19,6 +19,7 @@ from ..core.invariance import flag as _invariance
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
+from . import block_scales
 from .eager import is_unobserved
 from .flop_formulas import register_if_counted
 
@@ -28,9 +29,9 @@ Parameter = torch.nn.Parameter
 _LINE_MASK = LINE - 1
 _PLANS_PER_KEY = 16
 
-# (matches, plan): `matches` tells whether a call's tensors equal the remembered ones in type,
-# sizes, strides, dtype, device, requires_grad and dispatch keys.
-ScaledPlan = tuple[Callable[..., bool], Plan]
+# (matches, plan, in_blocks): `matches` tells whether a call's tensors equal the remembered ones in
+# type, sizes, strides, dtype, device, requires_grad and dispatch keys.
+ScaledPlan = tuple[Callable[..., bool], Plan, bool]
 Operands = tuple[Tensor | None, ...]  # a, b, scale_a, scale_b, bias, residual
 Options = tuple[torch.dtype, bool, str | None]  # dtype of the product, use_fast_accum, activation
 
@@ -52,17 +53,28 @@ def run(operands: Operands, options: Options) -> Tensor | None:
     if _profiled() or (_invariance.ever and _invariance.requested()):
         return None
     key = _key(operands, options)
-    for matches, plan in _cache.get(key, ()) if key is not None else ():
+    for matches, plan, in_blocks in _cache.get(key, ()) if key is not None else ():
         if matches(*_guarded(operands)):
-            return _launch(plan, *operands)
+            return launch(plan, in_blocks, *operands)
     return None
 
 
-def _launch(plan: Plan, a: Any, b: Any, scale_a: Any, scale_b: Any, *rest: Tensor | None) -> Tensor:
-    bias, residual = rest
+def launch(
+    plan: Plan,
+    in_blocks: bool,
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Runs the plan of a call. Scales of blocks reach it as they are."""
     pairs = as_16_bit_pairs(a), as_16_bit_pairs(b.t()).t()
-    scales = as_scale(scale_a), as_scale(scale_b)
-    return plan(*pairs, None, None, 1, 0, bias, residual, None, *scales)
+    if not in_blocks:
+        scale_a, scale_b = as_scale(scale_a), as_scale(scale_b)
+    return plan(*pairs, None, out, 1, 0, bias, residual, None, scale_a, scale_b)
 
 
 def as_16_bit_pairs(t: Tensor) -> Tensor:
@@ -82,7 +94,9 @@ def as_16_bit_pairs(t: Tensor) -> Tensor:
 
 
 def as_scale(t: Tensor) -> Tensor:
-    """Returns a scale in the form that a launch takes: a single scale has no dimensions."""
+    """Returns a scale of no blocks in the form that a launch takes: a single scale has no
+    dimensions.
+    """
     return t.reshape(()) if t.dim() and t.numel() == 1 else t
 
 
@@ -105,7 +119,8 @@ def remember(operands: Operands, options: Options, call: Call) -> None:
         return
     matches = tensor_guard(tensors)
     if matches is not None:
-        dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], (matches, plan)))
+        found = matches, plan, block_scales.has_blocks(call.formats)
+        dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], found))
 
 
 def _guarded(operands: Operands) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
-from . import eager_scaled, ops, scaling_recipes
+from . import block_scales, eager_scaled, ops, scaling_recipes
 from .autograd import summed
 from .autograd_levels import autograd_kernel, within_forward
 from .schema import ARGUMENTS, define, library
@@ -107,7 +107,8 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor:
 
     A call may also be written as that of `torch.nn.functional.scaled_mm`, which has a recipe after
     each scale: `scaled_mm(mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, ...)`,
-    with its keywords. The recipes TensorWise and RowWise are covered; others are refused by name.
+    with its keywords, and scales in the shapes that torch expects there. The recipes TensorWise,
+    RowWise, BlockWise1x128 and BlockWise128x128 are covered; others are refused by name.
 
     Args:
         input: The left operand A: (M, K), float8_e4m3fn or float8_e5m2. It is copied first unless
@@ -116,13 +117,17 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor:
         mat2: The right operand B: (K, N), of either dtype and on the device of `input`. It is
             copied first unless its columns are contiguous, like those of a transposed weight. The
             keyword `b` is accepted too.
-        scale_a: float32, with one element for all of `input`, or (M, 1), one per row.
-        scale_b: float32, with one element for all of `mat2`, or (1, N), one per column.
+        scale_a: float32, with any strides: one element for all of `input`; (M, 1), one per row;
+            (M, ceil(K/128)), one per 128 values of a row; or (ceil(M/128), ceil(K/128)), one per
+            block of 128 by 128 values.
+        scale_b: float32, with any strides: one element for all of `mat2`; (1, N), one per column;
+            (ceil(K/128), N), one per 128 values of a column; or (ceil(K/128), ceil(N/128)), one per
+            block. Either both scales are of blocks, in any pairing, or none is.
         bias: Added to the product, of `out_dtype`, as in `matmul`.
         scale_result: None. In `torch._scaled_mm` it scales results in fp8, which are not supported.
         out_dtype: The dtype of the result: bfloat16, float16 or float32.
         use_fast_accum: True leaves the sums in the tensor cores of sm_90, which keep about 14 bits
-            of them. False adds sums of 128 products in float32.
+            of them. False adds sums of 128 products in float32, as scales of blocks require.
         activation: Applied to product + bias, as in `matmul`.
         residual: Added after the activation, of `out_dtype`, as in `matmul`.
 
@@ -131,8 +136,8 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor:
 
     Raises:
         TypeError: An argument has the wrong type.
-        OperandError: The operands do not fit together (shapes, dtypes, devices, scales), or a
-            recipe or a swizzle is not covered.
+        OperandError: The operands do not fit together (shapes, dtypes, devices, scales), a recipe
+            or a swizzle is not covered, or scales of blocks have `use_fast_accum=True`.
         ValueError: The activation is unknown, or `outblas.batch_invariant` asks for a promise that
             this function does not make.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
@@ -144,6 +149,13 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor:
         >>> one_per_row = torch.full((32, 1), 0.5)
         >>> outblas.scaled_mm(a, b, one_per_row, torch.ones(())).dtype
         torch.bfloat16
+
+        Blocks of 128 terms of a row of `input`, and of 128 by 128 values of `mat2`:
+
+        >>> a = torch.ones(32, 256).to(torch.float8_e4m3fn)
+        >>> b = torch.ones(384, 256).to(torch.float8_e4m3fn).t()
+        >>> outblas.scaled_mm(a, b, torch.ones(32, 2), torch.full((2, 3), 0.5))[0, :2]
+        tensor([128., 128.], dtype=torch.bfloat16)
     """
     if scaling_recipes.is_given(positional, named):
         return _by_recipes(*positional, **named)
@@ -206,10 +218,9 @@ def _by_recipes(
     residual: Tensor | None = None,
 ) -> Tensor:
     """Computes a call with the arguments of `torch.nn.functional.scaled_mm`."""
-    rows = (mat_a.shape[0], 1) if isinstance(mat_a, Tensor) and mat_a.dim() == 2 else None
-    columns = (1, mat_b.shape[1]) if isinstance(mat_b, Tensor) and mat_b.dim() == 2 else None
-    scale_a = scaling_recipes.check_scale("scale_a", scale_a, scale_recipe_a, rows)
-    scale_b = scaling_recipes.check_scale("scale_b", scale_b, scale_recipe_b, columns)
+    scale_a, scale_b = scaling_recipes.check_scales(
+        mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, use_fast_accum
+    )
     scaling_recipes.check_swizzle("swizzle_a", swizzle_a)
     scaling_recipes.check_swizzle("swizzle_b", swizzle_b)
     scaling_recipes.check_contraction(contraction_dim)
@@ -306,13 +317,13 @@ def _checked(
     if a.shape[1] != b.shape[0]:
         raise OperandError(f"{A}.shape[1] is {a.shape[1]} but {B}.shape[0] is {b.shape[0]}")
     shape = a.shape[0], b.shape[1]
-    for name, t, per in (("scale_a", scale_a, (shape[0], 1)), ("scale_b", scale_b, (1, shape[1]))):
+    for name, t in (("scale_a", scale_a), ("scale_b", scale_b)):
         if t.dtype != torch.float32 or t.device != a.device:
             raise OperandError(
                 f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}"
             )
-        if t.numel() != 1 and tuple(t.shape) != per:
-            raise OperandError(f"{name}.shape is {tuple(t.shape)}, expected one element or {per}")
+    if block_scales.recipes(*shape, a.shape[1], scale_a, scale_b) and use_fast_accum:
+        raise OperandError(block_scales.NO_FAST_SUMS)
     dtype = out_dtype or torch.bfloat16
     if dtype not in OUT_DTYPES:
         raise OperandError(
@@ -352,6 +363,10 @@ def _by_torch(
     fallback.warn_fallback(reason)
     activation, bias, residual, _ = extra
     wide = EpilogueArgs(activation, *(t if t is None else t.float() for t in (bias, residual)))
+    (M, K), N = a.shape, b.shape[1]
+    if found := block_scales.recipes(M, N, K, scale_a, scale_b):
+        scale_a = block_scales.expanded(scale_a, found[0], (M, K), terms=1)
+        scale_b = block_scales.expanded(scale_b, found[1], (K, N), terms=0)
     return fallback.fused(
         scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
     ).to(dtype)
@@ -367,8 +382,12 @@ def _call(
     extra: EpilogueArgs,
 ) -> Call:
     """Returns a checked call in the form that is planned."""
-    scales = eager_scaled.as_scale(scale_a), eager_scaled.as_scale(scale_b)
+    scales = scale_a, scale_b
+    found = block_scales.recipes(a.shape[0], b.shape[1], a.shape[1], *scales)
+    if found is None:
+        scales = eager_scaled.as_scale(scale_a), eager_scaled.as_scale(scale_b)
     promotion = "" if use_fast_accum else " promoted"
+    blocks = " ".join(("", *found)) if found else ""
     return Call(
         a=eager_scaled.as_16_bit_pairs(a),
         b=eager_scaled.as_16_bit_pairs(b.t()).t(),
@@ -381,7 +400,7 @@ def _call(
         config="",
         extra=extra,
         scales=scales,
-        formats=f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}{promotion}",
+        formats=f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}{promotion}{blocks}",
     )
 
 

@@ -11,11 +11,15 @@ from typing import Any
 import torch
 
 from ..core.errors import OperandError
+from . import block_scales
 
 Tensor = torch.Tensor
 
 TENSOR_WISE, ROW_WISE = "TensorWise", "RowWise"
-_COVERED = f"expected {TENSOR_WISE} or {ROW_WISE}"
+BLOCK_WISE = {
+    "BlockWise1x128": block_scales.BY_ROW,
+    "BlockWise128x128": block_scales.SQUARE,
+}
 _ENUMERATIONS = ("_ScalingType", "ScalingType", "_SwizzleType", "SwizzleType")
 # The keywords that only this form has.
 KEYWORDS = frozenset(
@@ -44,26 +48,73 @@ def is_given(positional: Sequence[Any], named: Any) -> bool:
     return _is_member(first)
 
 
-def check_scale(name: str, scale: Any, recipe: Any, by_row: tuple[int, int] | None) -> Any:
-    """Returns `scale_a` or `scale_b`, if its recipe is covered and fits its shape.
-
-    `by_row`: the shape of a scale that has one element for each row of A, or column of B; None
-    where the operand is no matrix.
+def check_scales(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    recipe_a: Any,
+    scale_b: Any,
+    recipe_b: Any,
+    use_fast_accum: Any,
+) -> tuple[Any, Any]:
+    """Returns both scales in the form of `torch._scaled_mm`, if their recipes are covered and fit
+    their shapes. The shapes of scales of operands that are no matrices are not checked.
 
     Raises OperandError for a recipe that is not covered or does not fit, and TypeError for what is
     no recipe.
     """
-    of_recipe = name.replace("scale", "scale_recipe")
-    kind = _name(of_recipe, _only(of_recipe, recipe))
-    if kind not in (TENSOR_WISE, ROW_WISE):
-        raise OperandError(f"{of_recipe} is {kind}, {_COVERED}")
-    found = _only(name, scale)
-    if isinstance(found, Tensor) and by_row is not None:
-        shape = tuple(found.shape)
-        if kind == TENSOR_WISE and found.numel() != 1:
-            raise OperandError(f"{name}.shape is {shape}, expected one element with {kind}")
-        if kind == ROW_WISE and shape != by_row:
-            raise OperandError(f"{name}.shape is {shape}, expected {by_row} with {kind}")
+    kind_a, kind_b = _recipe("scale_recipe_a", recipe_a), _recipe("scale_recipe_b", recipe_b)
+    in_blocks = kind_a in BLOCK_WISE
+    if in_blocks != (kind_b in BLOCK_WISE):
+        fitting = BLOCK_WISE if in_blocks else (TENSOR_WISE, ROW_WISE)
+        raise OperandError(
+            f"scale_recipe_b is {kind_b}, expected {' or '.join(fitting)} with {kind_a} as "
+            "scale_recipe_a"
+        )
+    if in_blocks and use_fast_accum is True:
+        raise OperandError(block_scales.NO_FAST_SUMS)
+    scale_a, scale_b = _only("scale_a", scale_a), _only("scale_b", scale_b)
+    if not (_is_matrix(a) and _is_matrix(b)):
+        return scale_a, scale_b
+    (M, K), N = a.shape, b.shape[1]
+    if not in_blocks:
+        _check_whole("scale_a", scale_a, kind_a, (M, 1))
+        _check_whole("scale_b", scale_b, kind_b, (1, N))
+        return scale_a, scale_b
+    scale_a = _in_blocks("scale_a", scale_a, kind_a, M, K)
+    scale_b = _in_blocks("scale_b", scale_b, kind_b, N, K)
+    return scale_a, scale_b.t() if isinstance(scale_b, Tensor) else scale_b
+
+
+def _check_whole(name: str, scale: Any, kind: str, by_row: tuple[int, int]) -> None:
+    """Raises OperandError for a scale that does not have the shape of its recipe. `by_row` is the
+    shape with one element for each row of A, or column of B.
+    """
+    if not isinstance(scale, Tensor):  # the types of arguments are checked later
+        return
+    shape = tuple(scale.shape)
+    if kind == TENSOR_WISE and scale.numel() != 1:
+        raise OperandError(f"{name}.shape is {shape}, expected one element with {kind}")
+    if kind == ROW_WISE and shape != by_row:
+        raise OperandError(f"{name}.shape is {shape}, expected {by_row} with {kind}")
+
+
+def _in_blocks(name: str, scale: Any, kind: str, rows: int, K: int) -> Any:
+    """Returns a scale of blocks of an operand that is stored with this number of rows, as
+    `block_scales.from_torch` does. Raises OperandError where it does not fit.
+    """
+    if not isinstance(scale, Tensor):
+        return scale
+    recipe = BLOCK_WISE[kind]
+    found = block_scales.from_torch(scale, recipe, rows, K)
+    if found is None:
+        expected = [(rows, block_scales.count(K))]
+        if recipe == block_scales.SQUARE:
+            expected = block_scales.square_shapes(rows, K)
+        raise OperandError(
+            f"{name}.shape is {tuple(scale.shape)}, expected {' or '.join(map(str, expected))} "
+            f"with {kind}"
+        )
     return found
 
 
@@ -81,6 +132,19 @@ def check_contraction(dimensions: Sequence[int]) -> None:
             f"contraction_dim is {tuple(dimensions)}, expected () or (1, 0): the columns of mat_a "
             "and the rows of mat_b"
         )
+
+
+def _recipe(name: str, recipe: Any) -> str:
+    """Returns the name of a recipe that is covered. Raises as `check_scales`."""
+    kind = _name(name, _only(name, recipe))
+    covered = TENSOR_WISE, ROW_WISE, *BLOCK_WISE
+    if kind not in covered:
+        raise OperandError(f"{name} is {kind}, expected one of {', '.join(covered)}")
+    return kind
+
+
+def _is_matrix(operand: Any) -> bool:
+    return isinstance(operand, Tensor) and operand.dim() == 2
 
 
 def _only(name: str, given: Any) -> Any:

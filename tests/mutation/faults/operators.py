@@ -13,6 +13,8 @@ TRANSFORMS = (Check("test_autocast_vmap.py"),)
 FP8 = (Check("test_fp8_calls.py"),)
 WARM_FP8 = (Check("test_scaled_mm_eager.py"),)
 SCALED = (Check("test_scaled_mm.py"),)
+BLOCKS = (Check("test_block_scales.py"),)
+RECIPES = (Check("test_scaled_mm_recipes.py"),)
 
 _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
 _OPS = "src/outblas/torch_ops/ops.py"
@@ -34,6 +36,7 @@ _GROUPED_PLANS = "src/outblas/torch_ops/grouped_plans.py"
 _ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
+_BLOCKS = "src/outblas/torch_ops/block_scales.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
 
 FAULTS = (
@@ -248,6 +251,62 @@ FAULTS = (
         "The scale of A is ignored.",
     ),
     Fault(
+        "fp8_square_blocks_read_as_rows",
+        _BLOCKS,
+        "if dim == terms or recipe == SQUARE:",
+        "if dim == terms:",
+        BLOCKS,
+        "A scale of 128 by 128 values is taken for that of one row.",
+    ),
+    Fault(
+        "fp8_blocks_before_rows",
+        _BLOCKS,
+        "    if whole_a and whole_b:\n        return None\n",
+        "    if whole_a and whole_b and K > BLOCK:\n        return None\n",
+        BLOCKS,
+        "Scales of rows and columns are taken for scales of blocks where K has one block.",
+    ),
+    Fault(
+        "fp8_one_row_in_square_blocks",
+        _BLOCKS,
+        "BY_ROW if shape_a == by_row_a else SQUARE if shape_a == square_a",
+        "SQUARE if shape_a == square_a else BY_ROW if shape_a == by_row_a",
+        BLOCKS,
+        "A single row has another kernel than several rows.",
+    ),
+    Fault(
+        "fp8_blocks_with_fast_sums",
+        _SCALED,
+        "scale_a, scale_b) and use_fast_accum:",
+        "scale_a, scale_b) and False:",
+        BLOCKS,
+        "Scales of blocks are taken with sums that no kernel has.",
+    ),
+    Fault(
+        "fp8_padding_of_scales_kept",
+        _BLOCKS,
+        "return scale.narrow(0, 0, count(K)).t()",
+        "return scale.t()",
+        RECIPES,
+        "Rows that pad torch's scales are taken for blocks.",
+    ),
+    Fault(
+        "fp8_recipes_not_asked_for",
+        _SCALED,
+        '" ".join(("", *found)) if found else ""',
+        '""',
+        FP8,
+        "The kernel is not told of scales of blocks.",
+    ),
+    Fault(
+        "warm_scaled_mm_flattens_one_block",
+        "src/outblas/torch_ops/eager_scaled.py",
+        "    if not in_blocks:\n",
+        "    if True:\n",
+        WARM_FP8,
+        "A warm call hands the only block of an operand to the kernel as a number.",
+    ),
+    Fault(
         "fp8_sums_not_promoted",
         _SCALED,
         'promotion = "" if use_fast_accum else " promoted"',
@@ -350,10 +409,18 @@ FAULTS = (
     Fault(
         "enabled_fp8_recipes_ignored",
         _ATEN_SCALED,
-        "        if not is_one and not (recipe[0] == _ROW_WISE",
-        "        if False and not (recipe[0] == _ROW_WISE",
+        "    return recipe == _ROW_WISE and tuple(scale.shape) == by_row\n",
+        "    return tuple(scale.shape) == by_row\n",
         ENABLED_FP8,
         "Scales of blocks are taken for scales of rows.",
+    ),
+    Fault(
+        "enabled_fp8_blocks_that_torch_refuses",
+        _ATEN_SCALED,
+        "            return self._refusal_of_blocks(*recipes)\n",
+        '            return ""\n',
+        (Check("test_enable_blocks.py"),),
+        "An fp8 product whose scales of blocks torch refuses has a result under enable.",
     ),
     Fault(
         "enabled_for_good",

@@ -23,6 +23,7 @@ BATCH = (Check("test_protocol.py", "batch_runs_clean"),)
 RUNGS = (Check("test_protocol.py", "rung_of_the_ladder"),)
 
 _CONSUMER = "hopper/gemm/consumer.py"
+_MMA_ORDER = "hopper/gemm/mma_order.py"
 _SOURCE = "hopper/gemm/epilogue_load.py"
 _GROUP = "hopper/gemm/pipeline.py"
 _PIPELINE = "hopper/core/pipeline.py"
@@ -175,7 +176,7 @@ FAULTS = (
     ),
     Fault(
         "turn_given_to_oneself",
-        _CONSUMER,
+        _MMA_ORDER,
         "    following = 1 - consumer.index\n",
         "    following = consumer.index\n",
         TURNS,
@@ -183,7 +184,7 @@ FAULTS = (
     ),
     Fault(
         "named_barrier_too_small",
-        _CONSUMER,
+        _MMA_ORDER,
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=WARPGROUP",
         TURNS,
