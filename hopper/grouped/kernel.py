@@ -128,7 +128,7 @@ class Grouped(Gemm):
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.load_operands(a, b, *majors)
         if cutlass.const_expr(traits.block_scaled):
-            scale_a, scale_b = (by_blocks(scale, i) for i, scale in enumerate((scale_a, scale_b)))
+            scale_a, scale_b = by_blocks(scale_a, False), by_blocks(scale_b, True)
         epilogue_tma = None
         if cutlass.const_expr(self.staged):
             epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, aux, residual, traits)

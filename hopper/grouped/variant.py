@@ -40,7 +40,6 @@ class GroupedVariant(variant.Variant):
             "scattered": t.scatters,
             "weighted": t.weighted,
             t.formats.replace(" ", "_"): t.formats,
-            "in_turn": t.alternates,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -77,7 +76,6 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         formats=_formats(problem),
         scale_a="blocks" if problem.scales else "",
         scale_b="blocks" if problem.scales else "",
-        alternates=problem.scales is not None and config.warpgroups_per_tile > 1,
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),

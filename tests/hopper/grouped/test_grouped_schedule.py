@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tile_arithmetic import Word, coord
 
+from outblas.core.fp8 import BLOCK
 from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm.heuristic import shaped
 from outblas.hopper.gemm.kernel import Config
@@ -118,6 +119,7 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
         "__name__": schedule.__name__,
     }
     made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "GroupedTraits": GroupedTraits}
+    made |= {"BLOCK": BLOCK}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, schedule.__file__, "exec"), made)
     return SimpleNamespace(**made, globals=made)
@@ -224,7 +226,7 @@ def works(launch: Launch) -> Iterator[Any]:
     """What every CTA computes at every step. The table is the one that the kernel would make."""
     functions = on_integers()
     params = params_of(launch, functions)
-    if launch.traits.masks_terms:
+    if launch.traits.divides_terms:
         for thread in range(384):
             functions.make_order(params, Word(thread), 384, launch.traits.capacity)
     else:
@@ -433,6 +435,27 @@ def test_ragged_terms_are_covered_once(
         columns = range(0, N, columns_of_tiles(launch))
         tiles = itertools.product(range(0, M, config.tile_m), columns)
         assert sorted(covered[group]) == sorted(tiles), group
+
+
+@settings(max_examples=40, deadline=None)
+@given(ends=ENDS | WRONG_ENDS, clusters=st.sampled_from([1, 5, 132]))
+@example(ends=(0, 128, 128, 1536, 1600), clusters=3)
+def test_groups_of_fp8_terms_have_whole_blocks(ends: tuple[int, ...], clusters: int) -> None:
+    """A k tile is a block of two terms a word; a group without terms has none. Where groups end
+    between blocks, none but blocks of A and B are read.
+    """
+    of_groups = replace(traits("ragged_k", len(ends)), formats="e4m3 e4m3 promoted 1x128 1x128")
+    launch = Launch(ends, 1600, 128, 256, 800, tile_config(), clusters, of_groups)
+
+    groups = set()
+    for work in works(launch):
+        begin, end = clamped(launch)[work.matrix]
+        groups.add(int(work.matrix))
+        assert work.first_term == begin // BLOCK * (BLOCK // 2)
+        blocks = range(begin // BLOCK, -(-end // BLOCK)) if begin < end else ()
+        assert work.partition == (0, len(blocks), 0, 1, 0, 0)
+        assert all(block * BLOCK < launch.extent for block in blocks)
+    assert groups == set(range(len(ends)))
 
 
 def order_of(ends: Sequence[int], extent: int, threads: int) -> list[int]:
