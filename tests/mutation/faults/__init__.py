@@ -14,6 +14,7 @@ from . import (
     operators,
     oracles,
     protocol,
+    scaled_grouped,
     schedulers,
     triton_kernels,
 )
@@ -33,4 +34,5 @@ FAULTS: tuple[Fault, ...] = (
     *moe.FAULTS,
     *hopper_grouped.FAULTS,
     *grouped_operator.FAULTS,
+    *scaled_grouped.FAULTS,
 )
