@@ -115,7 +115,12 @@ def test_supported(given: GroupedProblem) -> None:
     [
         (problem(K=7169), "but mat_a has strides (7169, 1) and 7169 terms"),
         (problem(K=7176), "but mat_a has strides (7176, 1) and 7176 terms"),
+        (
+            problem(K=71, mat_a=empty(4096, 80)[:, :71], mat_b=empty(G, 2048, 80)[..., :71].mT),
+            "but mat_a has strides (80, 1) and 71 terms",
+        ),
         (problem(mat_a=empty(7168, 4096).t()), "but mat_a has strides (1, 4096)"),
+        (problem(mat_a=empty(4096, 14336)[:, ::2]), "but mat_a has strides (14336, 2)"),
         (problem(mat_b=empty(G, 7168, 2048)), "but mat_b has strides (14680064, 2048, 1)"),
         (
             replace(problem(), alignment=(8, 16, 16)),
