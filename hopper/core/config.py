@@ -284,16 +284,18 @@ def gated_reason(c: HopperConfig) -> str | None:
 
 
 def promoted_reason(c: HopperConfig) -> str | None:
-    """Returns why this config cannot promote fp8 sums, or None. Each stage's sum of 128 products
-    needs accumulators of its own besides those of the tile.
+    """Returns why this config cannot promote fp8 sums, or None. The sums of 128 products of 64 rows
+    need accumulators of their own besides those of the tile.
     """
     if c.tile_k > 64:
         return f"tile_k is {c.tile_k}, expected at most 64 (128 of fp8) for promoted sums"
-    limit = ACCUMULATOR_LIMIT if c.consumers == 2 else 128
-    if 2 * c.accumulator_registers > limit:
+    groups = c.tile_m // (64 * c.warpgroups_per_tile)
+    needed = c.accumulator_registers + c.accumulator_registers // groups
+    limit = 128 if c.consumers == 3 else ACCUMULATOR_LIMIT
+    if needed > limit:
         return (
-            f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for "
-            f"its sums and those of a stage, expected at most {limit}"
+            f"tile {c.tile_m}x{c.tile_n} needs {needed} registers for its sums and those of a "
+            f"stage, expected at most {limit}"
         )
     return None
 

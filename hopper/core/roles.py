@@ -78,16 +78,16 @@ def mma_stage(
     fragments: MmaFragments,
     index: Int32,
     overwrite: cutlass.Constexpr = False,
-    apart: cutlass.Constexpr = 0,
+    last_apart: cutlass.Constexpr = False,
 ):
     """Consumers: issue acc += A·B of one stage, or acc = A·B, as one wgmma group, and leave it in
-    flight. `apart`: the last so many wgmmas are a separate group, if there are more.
+    flight. `last_apart`: the last wgmma is a separate group.
     """
     tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
     count = cute.size(tCrA, mode=[2])
     warpgroup.fence()
     for kb in cutlass.range_constexpr(count):
-        if cutlass.const_expr(0 < kb == count - apart):
+        if cutlass.const_expr(last_apart and 0 < kb == count - 1):
             warpgroup.commit_group()
         mma = fragments.mma.accumulating
         if cutlass.const_expr(overwrite and kb == 0):
@@ -160,7 +160,7 @@ def mma_last_k_tile(
     consumer to wake up and multiply. Return the state after the stage, and its index.
     """
     pipeline.consumer_wait(state)
-    mma_stage(fragments, state.index, apart=1)
+    mma_stage(fragments, state.index, last_apart=True)
     warpgroup.wait_group(1)
     pipeline.consumer_release(previous)
     return pipeline.advance(state), state.index

@@ -9,6 +9,7 @@ Of A a stage has one scale for each row of the tile. Of B it has one for each co
 columns share one, those of the blocks that the tile meets.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +22,11 @@ from ..core import config as config_module
 from ..core.config import MOST_SCALE_BLOCKS, WARPGROUP
 from ..core.pipeline import PipelineState, jitter
 from .pipeline import GroupPipeline
-from .records import Consumer, Cta, TileMma
+from .records import Consumer, Cta
+from .row_group import RowGroup, in_order
 
 LANES = 32
+FEWEST_COLUMNS = 32  # steps of a tile's first column for which there is code for each place
 
 
 @dataclass(frozen=True)
@@ -201,18 +204,14 @@ def copy_scale(target, source):
 
 # ---- a consumer
 @cute.jit
-def row_scales(cta: Cta, consumer: Consumer, stage):
-    """Returns the scales of this thread's rows in a stage, two of each row group."""
+def row_scales(cta: Cta, consumer: Consumer, group: cutlass.Constexpr, stage):
+    """Returns the scales of this thread's two rows of a row group in a stage."""
     config, scales = cta.config, cta.scales
     thread = cta.context.thread % WARPGROUP
-    groups = config.tile_m // (64 * config.warpgroups_per_tile)
-    row = consumer.warpgroup_in_tile * 64 + thread // 32 * 16 + thread % 32 // 4
+    row = (group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64
+    row += thread // 32 * 16 + thread % 32 // 4
     first = stage * stage_scales(config, cta.traits) + row
-    found = cute.make_rmem_tensor((2 * groups,), Float32)
-    for i in cutlass.range_constexpr(groups):
-        for j in cutlass.range_constexpr(2):
-            found[2 * i + j] = scales.shared[first + i * config.warpgroups_per_tile * 64 + j * 8]
-    return found
+    return [scales.shared[first + j * 8] for j in range(2)]
 
 
 def is_aligned(config, traits) -> bool:
@@ -232,21 +231,21 @@ def blocks_of(config, traits, width: int) -> int:
 
 
 @cute.jit
-def block_factors(cta: Cta, consumer: Consumer, stage, width: cutlass.Constexpr):
-    """Returns what the sums of a stage are multiplied by, where 128 columns of B share a scale:
+def block_factors(cta: Cta, consumer: Consumer, sums: RowGroup, stage):
+    """Returns what the sums of a row group are multiplied by, where 128 columns of B share a scale:
     for each half of gated pairs, block of columns and row of this thread.
     """
     config, traits = cta.config, cta.traits
-    rows = row_scales(cta, consumer, stage)
-    halves, per_half = (2, width // 2) if cutlass.const_expr(traits.gated) else (1, width)
-    blocks, count = blocks_of(config, traits, per_half), cute.size(rows)
-    factors = cute.make_rmem_tensor((halves * blocks * count,), Float32)
+    rows = row_scales(cta, consumer, sums.group, stage)
+    halves = 2 if cutlass.const_expr(traits.gated) else 1
+    blocks = blocks_of(config, traits, sums.mma.width // halves)
+    factors = cute.make_rmem_tensor((halves * blocks * 2,), Float32)
     first = stage * stage_scales(config, traits) + config.tile_m
     for half in cutlass.range_constexpr(halves):
         for block in cutlass.range_constexpr(blocks):
             of_b = cta.scales.shared[first + half * MOST_SCALE_BLOCKS + block]
-            for r in cutlass.range_constexpr(count):
-                factors[(half * blocks + block) * count + r] = rows[r] * of_b
+            for r in cutlass.range_constexpr(2):
+                factors[(half * blocks + block) * 2 + r] = rows[r] * of_b
     return factors
 
 
@@ -261,48 +260,103 @@ def first_boundaries(cta: Cta, work) -> list:
 
 
 @cute.jit
-def add_by_blocks(cta: Cta, mma: TileMma, factors, boundaries, registers_of: cutlass.Constexpr):
-    """Adds the sums of a stage, multiplied by `factors`, to those of the tile. `registers_of(i,
-    column)`: the four accumulators of row group i in the eight columns from `column` on.
+def add_by_blocks(cta: Cta, sums: RowGroup, factors, boundaries):
+    """Adds the sums of a row group of a stage, multiplied by `factors`, to those of the tile.
+
+    Tensor cores that multiply for another consumer use half of the bandwidth of the register file,
+    so what counts is how many registers the additions read. Those with the same factor follow each
+    other, so that it is read less often; and where a tile can begin at few columns within a block,
+    there is code for each, which selects no factors.
     """
-    acc, partial = mma.fragments.acc, mma.partial.acc
     config, traits = cta.config, cta.traits
-    halves = 2 if cutlass.const_expr(traits.gated) else 1
-    per_half = mma.width // halves
-    blocks, aligned = blocks_of(config, traits, per_half), is_aligned(config, traits)
-    rows = 2 * (config.tile_m // (64 * config.warpgroups_per_tile))
-    for half in cutlass.range_constexpr(halves):
-        for column in cutlass.range_constexpr(0, per_half, 8):
-            low = half * blocks + column // BLOCK
-            for i in cutlass.range_constexpr(rows // 2):
-                which = registers_of(i, half * per_half + column)
-                for j in cutlass.range_constexpr(2):
-                    factor = factors[low * rows + 2 * i + j]
-                    if cutlass.const_expr(not aligned and column // BLOCK + 1 < blocks):
-                        above = factors[(low + 1) * rows + 2 * i + j]
-                        factor = factor if column % BLOCK < boundaries[half] else above
-                    for v in cutlass.range_constexpr(2):
-                        r = which[2 * j + v]
-                        acc[r] = cute.math.fma(partial[r], factor, acc[r])
+    step = math.gcd(config.tile_n, BLOCK)
+    if cutlass.const_expr(traits.gated):
+        half = sums.mma.width // 2
+        if boundaries[0] >= half and boundaries[1] >= half:
+            add_halves(cta, sums, factors)
+        else:
+            add_selected(cta, sums, factors, boundaries)
+    elif cutlass.const_expr(is_aligned(config, traits)):
+        add_beyond(sums, factors, BLOCK)
+    elif cutlass.const_expr(config.variable_tile_n or step < FEWEST_COLUMNS):
+        add_selected(cta, sums, factors, boundaries)
+    else:
+        for boundary in cutlass.range_constexpr(step, BLOCK + 1, step):
+            if boundaries[0] == boundary:
+                add_beyond(sums, factors, boundary)
 
 
 @cute.jit
-def add_by_columns(
-    cta: Cta, consumer: Consumer, mma: TileMma, stage, registers_of: cutlass.Constexpr
-):
-    """Adds the sums of a stage to those of the tile, each multiplied by the scales of its row and
-    its column.
+def add_halves(cta: Cta, sums: RowGroup, factors):
+    """Adds the sums of a row group of gated pairs where each half lies in one block of columns."""
+    half = sums.mma.width // 2
+    blocks = blocks_of(cta.config, cta.traits, half)
+    for row in cutlass.range_constexpr(2):
+        for column in cutlass.range_constexpr(0, sums.mma.width, 8):
+            add_pair(sums, row, column, [factors[column // half * blocks * 2 + row]] * 2)
+
+
+@cute.jit
+def add_beyond(sums: RowGroup, factors, boundary: cutlass.Constexpr):
+    """Adds the sums of a row group where it is known that the tile's second block of columns begins
+    at column `boundary`.
     """
-    acc, partial = mma.fragments.acc, mma.partial.acc
+    for row in cutlass.range_constexpr(2):
+        for column in cutlass.range_constexpr(0, sums.mma.width, 8):
+            block = (column + BLOCK - boundary) // BLOCK
+            add_pair(sums, row, column, [factors[block * 2 + row]] * 2)
+
+
+@cute.jit
+def add_selected(cta: Cta, sums: RowGroup, factors, boundaries):
+    """Adds the sums of a row group where a tile may begin at any multiple of 8 columns. The second
+    half of gated pairs may begin at any column, so there each column has its own factor.
+    """
+    gated = cta.traits.gated
+    halves = 2 if cutlass.const_expr(gated) else 1
+    per_half = sums.mma.width // halves
+    blocks = blocks_of(cta.config, cta.traits, per_half)
+    own = cta.context.thread % 4 * 2
+    for row in cutlass.range_constexpr(2):
+        for half in cutlass.range_constexpr(halves):
+            for column in cutlass.range_constexpr(0, per_half, 8):
+                low = half * blocks + column // BLOCK
+                pair = [factors[low * 2 + row]] * 2
+                if cutlass.const_expr(column // BLOCK + 1 < blocks):
+                    first, above = column % BLOCK, factors[(low + 1) * 2 + row]
+                    if cutlass.const_expr(gated):
+                        pair = [
+                            pair[v] if first + own + v < boundaries[half] else above
+                            for v in range(2)
+                        ]
+                    else:
+                        pair = [pair[0] if first < boundaries[half] else above] * 2
+                add_pair(sums, row, half * per_half + column, pair)
+
+
+@cute.jit
+def add_pair(sums: RowGroup, row: cutlass.Constexpr, column: cutlass.Constexpr, pair):
+    """Adds the two sums of a row in eight columns, each multiplied by its factor."""
+    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
+    own, added = sums.registers(column), sums.partial_registers(column)
+    for v in cutlass.range_constexpr(2):
+        r = own[2 * row + v]
+        acc[r] = in_order(acc[r], partial[added[2 * row + v]], pair[v])
+
+
+@cute.jit
+def add_by_columns(cta: Cta, consumer: Consumer, sums: RowGroup, stage):
+    """Adds the sums of a row group of a stage to those of the tile, each multiplied by the scales
+    of its row and its column.
+    """
+    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
     config, scales = cta.config, cta.scales
-    rows = row_scales(cta, consumer, stage)
+    rows = row_scales(cta, consumer, sums.group, stage)
     first = stage * stage_scales(config, cta.traits) + config.tile_m
     first += cta.context.thread % 4 * 2
-    for column in cutlass.range_constexpr(0, mma.width, 8):
+    for column in cutlass.range_constexpr(0, sums.mma.width, 8):
         of_b = [scales.shared[first + column + v] for v in range(2)]
-        for i in cutlass.range_constexpr(cute.size(rows) // 2):
-            which = registers_of(i, column)
-            for j in cutlass.range_constexpr(2):
-                for v in cutlass.range_constexpr(2):
-                    r, factor = which[2 * j + v], rows[2 * i + j] * of_b[v]
-                    acc[r] = cute.math.fma(partial[r], factor, acc[r])
+        own, added = sums.registers(column), sums.partial_registers(column)
+        for v in cutlass.range_constexpr(4):
+            factor = rows[v // 2] * of_b[v % 2]
+            acc[own[v]] = in_order(acc[own[v]], partial[added[v]], factor)

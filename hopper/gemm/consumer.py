@@ -78,7 +78,9 @@ def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
     fragments = MmaFragments(TiledMmas(mma, overwriting), tCrA, tCrB, acc)
     partial = None
     if cta.traits.promoted:
-        partial = replace(fragments, acc=cute.make_rmem_tensor(shape, Float32))
+        rows = 64 * config.warpgroups_per_tile
+        one = mma.partition_shape_C((rows, width))
+        partial = replace(fragments, acc=cute.make_rmem_tensor(one, Float32))
     return TileMma(width, fragments, partial)
 
 
@@ -110,8 +112,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     if cutlass.const_expr(config.pingpong):
         first, stride = consumer.index, 2
         state = pipeline.advance_by(state, consumer.index * stages_per_tile)
-    traits = cta.traits
-    if cutlass.const_expr(config.pingpong or traits.staggered_tail or traits.alternates):
+    if cutlass.const_expr(config.pingpong or cta.traits.staggered_tail):
         mma_order.begin(cta, consumer)
 
     count = cta.scheduler.work_tile_count(config)

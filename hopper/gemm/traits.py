@@ -40,8 +40,6 @@ class KernelTraits:
 
     fp8
         formats: the text of `core.fp8.Formats`. A 16-bit word of A or B holds two values.
-        alternates: consumers that share a tile take turns at each stage, so that one multiplies
-            while another adds up sums (`promotion`).
     """
 
     width: int
@@ -62,7 +60,6 @@ class KernelTraits:
     scale_b: str = ""
     formats: str = ""
     staggered_tail: bool = False
-    alternates: bool = False
 
     @property
     def promoted(self) -> bool:

@@ -66,7 +66,7 @@ class Variant:
             t.function: t.function,
             t.formats.replace(" ", "_"): t.formats,
             "gated": t.gated,
-            "in_turn": t.staggered_tail or t.alternates,
+            "in_turn": t.staggered_tail,
             f"scales_{t.scale_a}_{t.scale_b}": t.formats,
             f"residual_{t.residual}": t.residual,
             f"aux_{t.aux}": t.aux,
@@ -134,8 +134,6 @@ def variant_of(
     )
     if _staggers_tail(problem, config, traits):
         traits = replace(traits, staggered_tail=True)
-    if traits.promoted and config.warpgroups_per_tile > 1 and config.stagger != "never":
-        traits = replace(traits, alternates=True)
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 

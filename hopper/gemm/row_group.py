@@ -1,0 +1,52 @@
+"""The accumulators of 64 rows of a consumer where sums are promoted: of the tile, and of a stage."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from . import epilogue_math
+from .records import TileMma
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Row group `group` of a consumer: 64 of its rows. The accumulators of a stage in `mma.partial`
+    hold one row group; those of the tile all.
+    """
+
+    mma: TileMma
+    config: Any
+    group: int
+
+    def registers(self, column: int) -> list[int]:
+        """Returns the four accumulators of the tile in the eight columns from `column` on: two
+        neighbours in a row, and two in the row eight below.
+        """
+        return epilogue_math.registers(self.config, self.mma.width, self.group, column, 8)
+
+    def partial_registers(self, column: int) -> list[int]:
+        """Returns the same of the accumulators of a stage."""
+        mma_n = self.config.mma_n or self.mma.width
+        first = column % mma_n // 2 + mma_n // 2 * (column // mma_n)
+        return [first + v for v in range(4)]
+
+
+def in_order(total, product, factor=None):
+    """Returns total + product · factor, without a factor total + product, rounded once.
+
+    The instruction is explicit because compilers keep its place among those that wait for tensor
+    cores. An addition that they moved behind the next products would need its sums twice.
+    """
+    if factor is None:
+        return cute.arch.inline_ptx(
+            "add.rn.f32 {$w0}, {$r0}, {$r1};",
+            write_only_types=[Float32],
+            read_only_args=[total, product],
+        )
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Float32],
+        read_only_args=[product, factor, total],
+    )
