@@ -9,12 +9,11 @@ import torch
 
 from ...core import configs
 from ...core.epilogue import View
-from ...core.fp8 import BLOCK
 from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, GroupedTensors
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
-from ..core.config import SHARED_MEMORY, HopperConfig, promoted_reason, stage_scales
+from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
 from ..gemm import heuristic
 from ..gemm.kernel import Config
 from . import layouts
@@ -35,6 +34,14 @@ _TILES = (
     (128, 2, 1, 2, 256),
     (128, 2, 1, 1, 256),
     (128, 2, 2, 1, 192),
+    (128, 2, 2, 1, 128),
+    (128, 2, 1, 1, 128),
+    (64, 1, 1, 1, 128),
+    (64, 1, 1, 1, 64),
+)
+# The same for scales that vary along K. Each consumer adds up 64 rows of a tile at a time.
+_SCALED_TILES = (
+    (256, 2, 1, 1, 128),
     (128, 2, 2, 1, 128),
     (128, 2, 1, 1, 128),
     (64, 1, 1, 1, 128),
@@ -164,11 +171,15 @@ def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -
     return float((cycles**4 + dram**4) ** 0.25)
 
 
-@functools.cache
 def _candidates() -> tuple[HopperConfig, ...]:
+    return _shaped(_TILES)
+
+
+@functools.cache
+def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperConfig, ...]:
     base = replace(Config(), k_serpentine=False, gpc_local=False, stagger="never")
     found = []
-    for tile_m, consumers, cluster_m, cluster_n, tile_n in _TILES:
+    for tile_m, consumers, cluster_m, cluster_n, tile_n in tiles:
         shaped = heuristic.shaped(base, tile_m, consumers, cluster_m, cluster_n)
         found.append(heuristic.filled(replace(shaped, tile_n=tile_n)))
     return tuple(found)
@@ -177,23 +188,35 @@ def _candidates() -> tuple[HopperConfig, ...]:
 @functools.cache
 def _scaling(block_b: int) -> tuple[HopperConfig, ...]:
     """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
-    one. They leave room for the sums of a stage, and for its scales.
+    one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
+    needs more registers than those that start TMA loads.
     """
     return tuple(
-        _with_room_for_scales(config, block_b)
-        for config in _candidates()
-        if promoted_reason(config) is None and config.tile_n <= BLOCK
+        _with_room_for_scales(_with_registers_to_load(config), block_b)
+        for config in _shaped(_SCALED_TILES)
     )
 
 
+def _with_registers_to_load(config: HopperConfig) -> HopperConfig:
+    """Returns the config with registers for warps that copy more than they start TMA loads."""
+    if not config.producer_registers:
+        return config
+    return replace(config, producer_registers=56, consumer_registers=224)
+
+
 def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
-    """Returns the config with as many stages as fit beside their scales and the schedule."""
+    """Returns the config with as many stages as fit beside their scales and the schedule. Where few
+    fit, another stage is worth more than an epilogue stage, as in `heuristic.filled`.
+    """
     most = SHARED_MEMORY - 4 * MOST_GROUPS
     while True:
         scales = 4 * config.stages * stage_scales(config, block_b, gated=True)
         if config.shared_memory_bytes + scales <= most:
             return config
-        config = replace(config, stages=config.stages - 1)
+        if config.stages < 5 and config.epilogue_stages > 1:
+            config = replace(config, epilogue_stages=1)
+        else:
+            config = replace(config, stages=config.stages - 1)
 
 
 @functools.cache
@@ -202,13 +225,7 @@ def _gathering() -> tuple[HopperConfig, ...]:
     them, and one that shares B gains nothing (WORKLOG.md). The warps that gather need more
     registers than those that start TMA loads.
     """
-    return tuple(
-        replace(config, producer_registers=56, consumer_registers=224)
-        if config.producer_registers
-        else config
-        for config in _candidates()
-        if config.cluster == 1
-    )
+    return tuple(_with_registers_to_load(config) for config in _candidates() if config.cluster == 1)
 
 
 def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[float, float]:
