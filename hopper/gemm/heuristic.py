@@ -170,17 +170,19 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
 
 
 def _with_scales(call: _Call, candidates: Iterator[HopperConfig]) -> Iterator[HopperConfig]:
-    """Yields the candidates whose stages can hold scales beside the operands, with fewer stages
-    where they need the memory.
+    """Yields the candidates whose stages can hold scales beside the operands: with one epilogue
+    stage, or fewer stages, where scales need the memory.
     """
     _, swapped = with_row_major_output(call.problem)
     formats, gated = fp8.formats(call.problem.formats), call.problem.epilogue.gated
     for c in candidates:
         block_b = formats.block_a if c.swap_ab != swapped else formats.block_b
-        while c.stages > 2 and block_scaled_reason(c, block_b, gated) is not None:
-            c = replace(c, stages=c.stages - 1)
-        if block_scaled_reason(c, block_b, gated) is None:
-            yield c
+        fewer_subtiles = replace(c, epilogue_stages=1) if c.epilogue_stages > 1 else c
+        smaller = (replace(c, stages=stages) for stages in range(c.stages, 1, -1))
+        for config in (c, fewer_subtiles, *smaller):
+            if block_scaled_reason(config, block_b, gated) is None:
+                yield config
+                break
 
 
 def _dram_bound(problem: Problem, gpu: Rates) -> tuple[bool, float]:

@@ -286,6 +286,11 @@ class Gemm(tma_store.TmaStore):
         )
         if cutlass.const_expr(traits.block_scaled):
             scale_a, scale_b = block_scales.orient(scale_a, scale_b, traits.transposed)
+        else:
+            scale_a, scale_b = (
+                t if t is None or cute.rank(t) == 1 else batch_last(t, traits.transposed)
+                for t in (scale_a, scale_b)
+            )
         if cutlass.const_expr(traits.gated):
             b = split_gated(b, 0, c.shape[1])
             if cutlass.const_expr(traits.aux == "staged"):

@@ -6,7 +6,7 @@ multiply for another one.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ...core import fp8
@@ -28,16 +28,16 @@ def multiply(
     accumulators. A consumer with 128 rows so waits half as often for a stage as one with 64, for
     the same number of products and of accumulators besides its own.
     """
-    boundaries = first_boundaries(cta, work)
-    groups = row_groups(cta.config)
+    boundaries, groups = first_boundaries(cta, work), row_groups(cta.config)
     mma.fragments.acc.fill(0.0)
+    is_full = Boolean(False)
     for _ in cutlass.range(work.partition.count, unroll=1):
-        pipeline.consumer_wait(state)
-        for group in cutlass.range_constexpr(groups):
+        pipeline.consumer_wait_unless(state, is_full)
+        for group in cutlass.range_constexpr(groups - 1):
             mma_row_group(mma.partial, group, state.index)
-            is_last = group == groups - 1
-            add_stage(cta, consumer, mma, pipeline, state, group, is_last, boundaries)
-        state = pipeline.advance(state)
+            add_row_group(cta, consumer, mma, state, group, boundaries)
+        mma_row_group(mma.partial, groups - 1, state.index)
+        state, is_full = add_last_row_group(cta, consumer, mma, pipeline, state, boundaries)
     return state
 
 
@@ -68,41 +68,60 @@ def first_boundaries(cta: Cta, work):
 
 
 @cute.jit
-def add_stage(
-    cta: Cta,
-    consumer: Consumer,
-    mma: TileMma,
-    pipeline: GroupPipeline,
-    state: PipelineState,
-    group: cutlass.Constexpr,
-    is_last: cutlass.Constexpr,
-    boundaries,
+def add_row_group(
+    cta: Cta, consumer: Consumer, mma: TileMma, state, group: cutlass.Constexpr, boundaries
 ):
-    """Waits for the products of 64 rows of a stage, and adds their sums to those of the tile.
-    `is_last`: the stage is not read any more then, and is released.
-    """
+    """Waits for the products of 64 rows of a stage, and adds their sums to those of the tile."""
     sums = RowGroup(mma, cta.config, group)
+    factors = factors_of(cta, consumer, sums, state)
+    warpgroup.wait_group(0)
+    add(cta, consumer, sums, state, factors, boundaries)
+
+
+@cute.jit
+def add_last_row_group(
+    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state, boundaries
+):
+    """Does what `add_row_group` does for the last rows of a stage, and releases it. Returns the
+    state of the next stage, and whether that one is full already: it is asked for before the
+    additions, which hide how long the answer takes.
+    """
+    traits, following = cta.traits, pipeline.advance(state)
+    sums = RowGroup(mma, cta.config, row_groups(cta.config) - 1)
+    factors = factors_of(cta, consumer, sums, state)
+    warpgroup.wait_group(0)
+    if cutlass.const_expr(traits.block_b != 1):
+        pipeline.consumer_release(state.index)
+    is_full = pipeline.consumer_test_wait(following)
+    add(cta, consumer, sums, state, factors, boundaries)
+    if cutlass.const_expr(traits.block_b == 1):  # these scales are read while sums are added
+        pipeline.consumer_release(state.index)
+    return following, is_full
+
+
+def factors_of(cta: Cta, consumer: Consumer, sums: RowGroup, state):
+    """Returns `block_scales.block_factors` where 128 columns share a scale, else None."""
+    if cta.traits.block_b != fp8.BLOCK:
+        return None
+    return block_scales.block_factors(cta, consumer, sums, state.index)
+
+
+@cute.jit
+def add(cta: Cta, consumer: Consumer, sums: RowGroup, state, factors, boundaries):
+    """Adds the sums of 64 rows of a stage to those of the tile."""
     if cutlass.const_expr(cta.traits.block_b == 0):
-        warpgroup.wait_group(0)
-        if cutlass.const_expr(is_last):
-            pipeline.consumer_release(state.index)
-        add(sums)
+        add_unscaled(sums)
     elif cutlass.const_expr(cta.traits.block_b == 1):
-        warpgroup.wait_group(0)
         block_scales.add_by_columns(cta, consumer, sums, state.index)
-        if cutlass.const_expr(is_last):
-            pipeline.consumer_release(state.index)
     else:
-        factors = block_scales.block_factors(cta, consumer, sums, state.index)
-        warpgroup.wait_group(0)
-        if cutlass.const_expr(is_last):
-            pipeline.consumer_release(state.index)
         block_scales.add_by_blocks(cta, sums, factors, boundaries)
 
 
 @cute.jit
-def add(sums: RowGroup):
-    """Adds the sums of 64 rows of a stage to those of the tile."""
+def add_unscaled(sums: RowGroup):
+    """Adds the sums of 64 rows of a stage to those of the tile, where one scale holds for all
+    terms.
+    """
     acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
     for column in cutlass.range_constexpr(0, sums.mma.width, 8):
         own, added = sums.registers(column), sums.partial_registers(column)

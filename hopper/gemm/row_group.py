@@ -1,4 +1,6 @@
-"""The accumulators of 64 rows of a consumer where sums are promoted: of the tile, and of a stage."""
+"""The accumulators of 64 rows of a consumer where sums are promoted: those of the tile, and of a
+stage.
+"""
 
 from dataclasses import dataclass
 from typing import Any
