@@ -99,6 +99,29 @@ class Offsets(list[Word]):
         return super().__getitem__(index)
 
 
+class Scale(NamedTuple):
+    """Scales in memory: where the first one lies, and how the others do."""
+
+    iterator: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def moved(self, at: Sequence[int]) -> "Scale":
+        steps = zip(at, self.stride, strict=True)
+        return self._replace(iterator=self.iterator + sum(i * step for i, step in steps))
+
+    def __getitem__(self, at: Any) -> Any:
+        """Returns those of a group, the last mode."""
+        assert at[:2] == (None, None)
+        return Scale(self.moved((0, 0, at[2])).iterator, self.shape[:2], self.stride[:2])
+
+
+@dataclass(frozen=True)
+class Scales:
+    scale_a: Scale
+    scale_b: Scale
+
+
 def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     """The functions of the schedule's own source."""
     tree = ast.parse(Path(schedule.__file__).read_text(encoding="utf-8"))
@@ -110,7 +133,13 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
         range_constexpr=range,
         range=lambda count, unroll: range(count),
     )
-    cute = SimpleNamespace(jit=lambda function: function, arch=warp or Warp())
+    cute = SimpleNamespace(
+        jit=lambda function: function,
+        arch=warp or Warp(),
+        domain_offset=lambda at, tensor: tensor.moved(at),
+        make_layout=lambda shape, stride: (shape, stride),
+        make_tensor=lambda iterator, layout: Scale(iterator, *layout),
+    )
     made = {"cutlass": dsl, "cute": cute, "Int32": Word, "Any": Any}
     made |= {
         "NamedTuple": NamedTuple,
@@ -456,6 +485,48 @@ def test_groups_of_fp8_terms_have_whole_blocks(ends: tuple[int, ...], clusters: 
         assert work.partition == (0, len(blocks), 0, 1, 0, 0)
         assert all(block * BLOCK < launch.extent for block in blocks)
     assert groups == set(range(len(ends)))
+
+
+OF_ROWS, OF_COLUMNS = Scale(50, (60, 9), (11, 700)), Scale(7, (4, 9, 3), (1, 10, 200))
+
+
+def tile_scales(form: str, work: Any, scale_a: Scale = OF_ROWS, **more: Any) -> Scales:
+    """Returns the scales of a tile of three groups, of which each may have a place of 20 rows."""
+    of_groups = replace(traits(form, 3, **more), formats="e4m3 e4m3 promoted 1x128 128x128")
+    launch = Launch((5, 9, 12), 60, 60, 512, 576, tile_config(), 1, of_groups)
+    functions = on_integers()
+    scheduler = functions.GroupedScheduler(params_of(launch, functions), 0, coord(), of_groups)
+    scale_b = OF_COLUMNS if form == "ragged_m" else OF_COLUMNS[None, None, 0]
+    found: Scales = scheduler.tile_scales(Scales(scale_a, scale_b), work)
+    return found
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_a_tile_of_rows_has_the_scales_of_its_groups_columns(group: int) -> None:
+    found = tile_scales("ragged_m", SimpleNamespace(matrix=group))
+
+    assert found.scale_a == OF_ROWS
+    assert found.scale_b == Scale(7 + 200 * group, (4, 9), (1, 10))
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_rows_of_a_place_are_numbered_through_all_groups(group: int) -> None:
+    """The last one that is read is that of the place."""
+    in_places = Scale(50, (20, 9, 3), (11, 700, 9000))
+
+    scale = tile_scales("ragged_m", SimpleNamespace(matrix=group), in_places, masked=True).scale_a
+
+    assert scale.shape == (20 * (group + 1), 9)
+    for row in (0, 19):
+        at = scale.moved((20 * group + row, 4))
+        assert at.iterator == 50 + 11 * row + 700 * 4 + 9000 * group
+
+
+def test_a_group_of_terms_has_the_scales_from_its_first_block_on() -> None:
+    found = tile_scales("ragged_k", SimpleNamespace(first_term=3 * BLOCK // 2))
+
+    assert found.scale_a.iterator == 50 + 3 * 700
+    assert found.scale_b.iterator == 7 + 3 * 10
 
 
 def order_of(ends: Sequence[int], extent: int, threads: int) -> list[int]:

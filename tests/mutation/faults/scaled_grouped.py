@@ -10,6 +10,7 @@ REFUSED = (Check("test_scaled_grouped_mm.py", "fit or divided"),)
 PROMISE = (Check("test_scaled_grouped_mm.py", "promise"),)
 GRADIENTS = (Check("test_scaled_grouped_mm.py", "gradient"),)
 SCHEDULE = (Check("test_grouped_schedule.py", "fp8"),)
+TILES = (Check("test_grouped_schedule.py", "scales or place"),)
 HOST = (Check("test_grouped_scales.py", "words or supported or refused or gathered or room"),)
 LOOKUP = (Check("test_lookup_grouped.py", "do_not_measure"),)
 
@@ -159,6 +160,38 @@ FAULTS = (
         "count = cutlass.max(count, 1)",
         SCHEDULE,
         "A group without terms has those of the next one.",
+    ),
+    Fault(
+        "scales_of_the_first_matrix",
+        _SCHEDULE,
+        "b = b[None, None, work.matrix]",
+        "b = b[None, None, 0]",
+        TILES,
+        "Every group has the scales of the first one's columns.",
+    ),
+    Fault(
+        "scales_of_a_place_are_numbered_twice",
+        _SCHEDULE,
+        "own = cute.domain_offset((-group * rows, 0), scale[None, None, group])",
+        "own = scale[None, None, group]",
+        TILES,
+        "Rows of a group's place have the scales of rows behind it.",
+    ),
+    Fault(
+        "scales_of_a_place_reach_into_the_next",
+        _SCHEDULE,
+        "cute.make_layout(((group + 1) * rows, own.shape[1])",
+        "cute.make_layout(((group + 2) * rows, own.shape[1])",
+        TILES,
+        "Rows behind a place are read, and those behind the last one lie outside.",
+    ),
+    Fault(
+        "scales_of_terms_from_the_beginning",
+        _SCHEDULE,
+        "first = work.first_term // BLOCK_WORDS",
+        "first = 0",
+        TILES,
+        "A group of terms has the scales of the first one.",
     ),
     Fault(
         "words_of_strided_terms",
