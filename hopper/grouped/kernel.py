@@ -63,6 +63,10 @@ class Grouped(Gemm):
     multiply.
 
     Rows that an index chooses are copied by two more warps, as `gather` describes.
+
+    fp8 operands have scales that vary along K (`gemm.block_scales`), of which each work tile reads
+    its group's. Their groups of terms have whole k tiles, whose 128 terms share scales, so that
+    nothing is cleared; a group without terms has no k tile, and its sums stay zero.
     """
 
     @classmethod

@@ -306,6 +306,7 @@ def tuple_of(x):
 
 
 CUTE = SimpleNamespace(
+    append_ones=lambda tensor, up_to_rank: tensor,
     arch=ARCH,
     jit=lambda function: function,
     kernel=kernel,
@@ -505,6 +506,18 @@ def adapt(name, module):
             module.buffer_count = lru_cache(maxsize=256)(module.buffer_count)
         case "gemm.row_stores":
             module.store_rows = _of_grouped("store_rows")
+        case "gemm.block_scales":
+            for name in (
+                "row_addresses",
+                "column_addresses",
+                "copy_stage",
+                "block_factors",
+                "add_by_blocks",
+                "add_by_columns",
+            ):
+                setattr(module, name, _of("scales", name))
+            module.first_boundaries = lambda cta, work: None
+            module.ScaledPipeline.consumer_release = _of("scales", "consumer_release")
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
         case "grouped.gather":
@@ -513,14 +526,18 @@ def adapt(name, module):
         case "grouped.schedule":
             for name in ("make_tile_rows", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))
+            # What stands for scales says itself of which tile they are.
+            module.GroupedScheduler.tile_scales = lambda self, scales, work: scales
 
 
-def _of_grouped(name):
-    """A function of `grouped`, which imports this module."""
+def _of(module, name):
+    """A function of a module here that imports this one."""
 
     def call(*given):
-        from . import grouped
-
-        return getattr(grouped, name)(*given)
+        found = importlib.import_module(f".{module}", __package__)
+        return getattr(found, name)(*given)
 
     return call
+
+
+_of_grouped = partial(_of, "grouped")

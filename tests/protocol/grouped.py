@@ -25,7 +25,8 @@ class GroupedCase:
     `M` and `K` are the sizes of the dimension that is not ragged, and `N` columns are stored.
     With a `capacity`, `ends` are the numbers of rows of groups that have room for so many each.
     `epilogue` is any of "residual", "aux", "gated" and "scatter", or "unstaged": registers are
-    stored, as for ragged columns.
+    stored, as for ragged columns. With "scaled" operands are fp8 with scales of blocks; `K`, and
+    `extent` where terms are divided, are then in values, of which a word has two.
     """
 
     config: HopperConfig
@@ -41,6 +42,11 @@ class GroupedCase:
     in_place: bool = False
     epilogue: frozenset[str] = frozenset()
     capacity: int = 0
+
+    @property
+    def values(self) -> int:
+        """The terms in a word of K."""
+        return 2 if "scaled" in self.epilogue else 1
 
     @property
     def halves(self) -> int:
@@ -139,11 +145,12 @@ class GroupedLaunch(Launch):
         """The k tiles of a group: where they begin, and how many terms were left where some were
         cleared.
         """
-        tile_k = self.config.tile_k
+        tile_k, values = self.config.tile_k, self.case.values
         begin, end = self.case.bounds[group] if self.case.form == "ragged_k" else (0, self.case.K)
+        begin, end = begin // values, -(-end // values)
         found = [(k, None) for k in range(begin, end, tile_k)]
         rest = (end - begin) % tile_k
-        if self.case.form == "ragged_k" and rest:
+        if self.case.form == "ragged_k" and rest and values == 1:
             found[-1] = (found[-1][0], rest)
         return found
 
@@ -213,6 +220,7 @@ def simulate_grouped(
             aux="staged" if "aux" in case.epilogue else "",
             gathers="gather" in case.epilogue,
             scatters="scatter" in case.epilogue,
+            **_formats(case),
         )
     )
     given: Any = case
@@ -221,9 +229,11 @@ def simulate_grouped(
     wide = case.N * case.halves
     shapes: tuple[tuple[int, ...], ...]
     if case.form == "ragged_m":
-        shapes = (case.extent, case.K), (len(case.ends), case.K, wide), (case.extent,)
+        K = case.K // case.values
+        shapes = (case.extent, K), (len(case.ends), K, wide), (case.extent,)
     else:
-        shapes = (case.M, case.extent), (case.extent, wide), (len(case.ends), case.M)
+        K = case.extent // case.values
+        shapes = (case.M, K), (K, wide), (len(case.ends), case.M)
     a, b = (dsl.Matrix(f"{x}@0", shape) for x, shape in zip("AB", shapes[:2], strict=True))
 
     def like_result(name: str, columns: int) -> Any:
@@ -241,14 +251,31 @@ def simulate_grouped(
         range(case.extent) if "scatter" in case.epilogue else None,
         None,
         dsl.Matrix("index", (case.extent,)) if "gather" in case.epilogue else None,
-        None,
-        None,
+        *_scales(case),
         case.clusters,
         None,
     )
     launch.check_stages()
     launch.check_all()
     return launch
+
+
+def _formats(case: GroupedCase) -> dict[str, str]:
+    """The traits of fp8 operands."""
+    if "scaled" not in case.epilogue:
+        return {}
+    recipe = "128x128" if case.form == "ragged_m" else "1x128"
+    formats = f"e4m3 e4m3 promoted 1x128 {recipe}"
+    return {"formats": formats, "scale_a": "blocks", "scale_b": "blocks"}
+
+
+def _scales(case: GroupedCase) -> list[Any]:
+    """The scales of A and B, which the model does not look into."""
+    if "scaled" not in case.epilogue:
+        return [None, None]
+    shape_a: tuple[int, ...] = (1, 1, 1) if case.capacity else (1, 1)
+    shape_b: tuple[int, ...] = (1, 1, 1) if case.form == "ragged_m" else (1, 1)
+    return [dsl.Matrix("scale_a", shape_a), dsl.Matrix("scale_b", shape_b)]
 
 
 def _case() -> GroupedCase:

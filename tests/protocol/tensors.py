@@ -127,7 +127,8 @@ class Rows:
 
     def __getitem__(self, index):
         chosen = object.__new__(Rows)
-        chosen.groups = [group[index] for group in self.groups]
+        groups = self.groups if index[1] is None else [self.groups[index[1]]]
+        chosen.groups = [group[index] for group in groups]
         return chosen
 
     def ranges(self):

@@ -110,10 +110,13 @@ class Scale(NamedTuple):
         steps = zip(at, self.stride, strict=True)
         return self._replace(iterator=self.iterator + sum(i * step for i, step in steps))
 
-    def __getitem__(self, at: Any) -> Any:
+    def of(self, group: int) -> "Scale":
         """Returns those of a group, the last mode."""
+        return Scale(self.moved((0, 0, group)).iterator, self.shape[:2], self.stride[:2])
+
+    def __getitem__(self, at: Any) -> Any:
         assert at[:2] == (None, None)
-        return Scale(self.moved((0, 0, at[2])).iterator, self.shape[:2], self.stride[:2])
+        return self.of(at[2])
 
 
 @dataclass(frozen=True)
@@ -496,7 +499,7 @@ def tile_scales(form: str, work: Any, scale_a: Scale = OF_ROWS, **more: Any) -> 
     launch = Launch((5, 9, 12), 60, 60, 512, 576, tile_config(), 1, of_groups)
     functions = on_integers()
     scheduler = functions.GroupedScheduler(params_of(launch, functions), 0, coord(), of_groups)
-    scale_b = OF_COLUMNS if form == "ragged_m" else OF_COLUMNS[None, None, 0]
+    scale_b = OF_COLUMNS if form == "ragged_m" else OF_COLUMNS.of(0)
     found: Scales = scheduler.tile_scales(Scales(scale_a, scale_b), work)
     return found
 
