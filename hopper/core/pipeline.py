@@ -131,20 +131,6 @@ class Pipeline:
         jitter(self.jitter)
 
     @cute.jit
-    def consumer_test_wait(self, state: PipelineState):
-        """Consumer: returns whether the stage is full, without waiting. What is asked before other
-        work need not be waited for after it.
-        """
-        return cute.arch.mbarrier_test_wait(self.full + state.index, state.phase)
-
-    @cute.jit
-    def consumer_wait_unless(self, state: PipelineState, is_full):
-        """Consumer: waits until the stage is full, unless `consumer_test_wait` has shown it."""
-        if not is_full:
-            cute.arch.mbarrier_wait(self.full + state.index, state.phase)
-        jitter(self.jitter)
-
-    @cute.jit
     def consumer_release(self, index: Int32):
         """Consumer: signals that it has read stage `index`."""
         jitter(self.jitter)

@@ -15,7 +15,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from ...core.fp8 import BLOCK
 from ..core import config as config_module
@@ -116,7 +116,7 @@ def load(cta: Cta, pipeline: ScaledPipeline):
         for i in cutlass.range(count, unroll=1):
             pipeline.producer_acquire(state)
             k_tile = begin + i + backwards * (count - 1 - 2 * i)
-            copy_stage(own, rows, columns, k_tile, state.index)
+            copy_stage(own, work, rows, columns, k_tile, state.index)
             pipeline.arrive_when_copied(state)
             state = pipeline.advance(state)
         for _ in cutlass.range_constexpr(cta.source_stages):
@@ -130,15 +130,27 @@ def load(cta: Cta, pipeline: ScaledPipeline):
 
 @cute.jit
 def row_addresses(cta: Cta, work):
-    """Returns where the scales of this lane's rows of A begin. Rows behind the last one have its
-    scales.
+    """Returns where the scales of this lane's rows of A begin; with `wide_scales` those of the
+    first of four rows each. Rows behind the last one have its scales.
     """
-    scales, config = cta.scales, cta.config
-    first = work.first_row(config.tile_m) + cta.context.thread % LANES
-    addresses = cute.make_rmem_tensor((config.tile_m // LANES,), Int64)
-    for i in cutlass.range_constexpr(config.tile_m // LANES):
-        addresses[i] = address(scales.scale_a, (first + i * LANES) // scales.block_a)
+    scales, config, per_copy = cta.scales, cta.config, rows_per_copy(cta.traits)
+    first, lane = work.first_row(config.tile_m), cta.context.thread % LANES
+    last = (scales.scale_a.shape[0] - 1) // per_copy * per_copy
+    addresses = cute.make_rmem_tensor((copies_per_lane(config.tile_m, per_copy),), Int64)
+    for i in cutlass.range_constexpr(cute.size(addresses)):
+        row = (first + (lane + i * LANES) * per_copy) // scales.block_a
+        addresses[i] = address(scales.scale_a, cutlass.min(row, last))
     return addresses
+
+
+def rows_per_copy(traits) -> int:
+    """Returns for how many rows of A a lane copies scales at once."""
+    return 4 if traits.wide_scales else 1
+
+
+def copies_per_lane(scales: int, per_copy: int = 1) -> int:
+    """Returns how many copies a lane makes of this many scales."""
+    return -(-scales // (per_copy * LANES))
 
 
 @cute.jit
@@ -148,7 +160,8 @@ def column_addresses(cta: Cta, work):
     """
     scales, gated = cta.scales, cta.traits.gated
     lane, N = cta.context.thread % LANES, cta.epilogue.extents[1]
-    count = columns_per_lane(cta.config, cta.traits)
+    of_b = stage_scales(cta.config, cta.traits) - cta.config.tile_m
+    count = copies_per_lane(of_b)
     addresses = cute.make_rmem_tensor((count,), Int64)
     per_half = cta.config.stage_n // 2 if gated else cta.config.stage_n
     for i in cutlass.range_constexpr(count):
@@ -163,11 +176,6 @@ def column_addresses(cta: Cta, work):
     return addresses
 
 
-def columns_per_lane(config, traits) -> int:
-    """Returns how many scales of B a lane copies for each stage."""
-    return -(-(stage_scales(config, traits) - config.tile_m) // LANES)
-
-
 @cute.jit
 def address(scale, index):
     """Returns where the scales of a row, or of a column, begin; of the last one where there is no
@@ -178,19 +186,28 @@ def address(scale, index):
 
 
 @cute.jit
-def copy_stage(cta: Cta, rows, columns, k_tile, stage):
+def copy_stage(cta: Cta, work, rows, columns, k_tile, stage):
     """Starts this lane's copies of the scales of a k tile into a stage."""
     config, scales = cta.config, cta.scales
     lane, per_stage = cta.context.thread % LANES, stage_scales(config, cta.traits)
-    target = scales.shared.iterator.toint() + (stage * per_stage + lane) * 4
+    target = scales.shared.iterator.toint() + stage * per_stage * 4
     along_a = Int64(k_tile) * Int64(scales.scale_a.stride[1]) * 4
     along_b = Int64(k_tile) * Int64(scales.scale_b.stride[1]) * 4
+    per_copy = rows_per_copy(cta.traits)
     for i in cutlass.range_constexpr(cute.size(rows)):
-        copy_scale(target + i * LANES * 4, rows[i] + along_a)
+        place = lane + i * LANES
+        if place * per_copy < config.tile_m:
+            if cutlass.const_expr(cta.traits.wide_scales):
+                left = scales.scale_a.shape[0] - work.first_row(config.tile_m) - place * 4
+                size = cutlass.min(cutlass.max(left, 0), 4) * 4
+                copy_four(target + place * 16, rows[i] + along_a, size)
+            else:
+                copy_scale(target + place * 4, rows[i] + along_a)
     of_b = per_stage - config.tile_m
     for i in cutlass.range_constexpr(cute.size(columns)):
-        if lane + i * LANES < of_b:
-            copy_scale(target + (config.tile_m + i * LANES) * 4, columns[i] + along_b)
+        place = lane + i * LANES
+        if place < of_b:
+            copy_scale(target + (config.tile_m + place) * 4, columns[i] + along_b)
 
 
 @cute.jit
@@ -199,6 +216,17 @@ def copy_scale(target, source):
     cute.arch.inline_ptx(
         "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;",
         read_only_args=[Int32(target), source],
+    )
+
+
+@cute.jit
+def copy_four(target, source, size):
+    """Starts the copy of up to four neighbouring scales, `size` bytes; what is left over gets
+    zeros.
+    """
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[Int32(target), source, size],
     )
 
 
@@ -230,23 +258,39 @@ def blocks_of(config, traits, width: int) -> int:
     return (width - 8) // BLOCK + 2
 
 
-@cute.jit
-def block_factors(cta: Cta, consumer: Consumer, sums: RowGroup, stage):
-    """Returns what the sums of a row group are multiplied by, where 128 columns of B share a scale:
-    for each half of gated pairs, block of columns and row of this thread.
+def row_groups_of(config) -> int:
+    """Returns how many times 64 rows of a tile a consumer computes."""
+    return int(config.tile_m // (64 * config.warpgroups_per_tile))
+
+
+def factor_count(cta: Cta, width: int) -> int:
+    """Returns how many numbers the sums of a stage are multiplied by in one thread, where 128
+    columns of B share a scale: one for each of its rows, half of gated pairs and block of columns.
     """
     config, traits = cta.config, cta.traits
-    rows = row_scales(cta, consumer, sums.group, stage)
+    halves = 2 if traits.gated else 1
+    return int(2 * row_groups_of(config) * halves * blocks_of(config, traits, width // halves))
+
+
+@cute.jit
+def read_factors(cta: Cta, consumer: Consumer, width: cutlass.Constexpr, stage, factors):
+    """Reads the scales of a stage, and sets the numbers of `factor_count`: for each row group,
+    those of a half, of a block of columns and of two rows.
+    """
+    config, traits = cta.config, cta.traits
     halves = 2 if cutlass.const_expr(traits.gated) else 1
-    blocks = blocks_of(config, traits, sums.mma.width // halves)
-    factors = cute.make_rmem_tensor((halves * blocks * 2,), Float32)
+    blocks = blocks_of(config, traits, width // halves)
     first = stage * stage_scales(config, traits) + config.tile_m
-    for half in cutlass.range_constexpr(halves):
-        for block in cutlass.range_constexpr(blocks):
-            of_b = cta.scales.shared[first + half * MOST_SCALE_BLOCKS + block]
+    of_b = [
+        cta.scales.shared[first + half * MOST_SCALE_BLOCKS + block]
+        for half in range(halves)
+        for block in range(blocks)
+    ]
+    for group in cutlass.range_constexpr(cute.size(factors) // (2 * len(of_b))):
+        rows = row_scales(cta, consumer, group, stage)
+        for block in cutlass.range_constexpr(len(of_b)):
             for r in cutlass.range_constexpr(2):
-                factors[(half * blocks + block) * 2 + r] = rows[r] * of_b
-    return factors
+                factors[(group * len(of_b) + block) * 2 + r] = rows[r] * of_b[block]
 
 
 def first_boundaries(cta: Cta, work) -> list:
@@ -261,7 +305,8 @@ def first_boundaries(cta: Cta, work) -> list:
 
 @cute.jit
 def add_by_blocks(cta: Cta, sums: RowGroup, factors, boundaries):
-    """Adds the sums of a row group of a stage, multiplied by `factors`, to those of the tile.
+    """Adds the sums of a row group of a stage, multiplied by its part of `factors`, to those of the
+    tile.
 
     Tensor cores that multiply for another consumer use half of the bandwidth of the register file,
     so what counts is how many registers the additions read. Those with the same factor follow each
@@ -270,6 +315,8 @@ def add_by_blocks(cta: Cta, sums: RowGroup, factors, boundaries):
     """
     config, traits = cta.config, cta.traits
     step = math.gcd(config.tile_n, BLOCK)
+    per_group = factor_count(cta, sums.mma.width) // row_groups_of(config)
+    factors = [factors[sums.group * per_group + i] for i in range(per_group)]
     if cutlass.const_expr(traits.gated):
         half = sums.mma.width // 2
         if boundaries[0] >= half and boundaries[1] >= half:

@@ -506,7 +506,7 @@ class Gemm(tma_store.TmaStore):
         if not traits.block_scaled:
             return None
         count = self.config.stages * block_scales.stage_scales(self.config, traits)
-        shared = cute.make_tensor(smem.allocate_array(Float32, count), count)
+        shared = cute.make_tensor(smem.allocate_array(Float32, count, byte_alignment=16), count)
         return BlockScales(tensors.scale_a, tensors.scale_b, traits.block_a, traits.block_b, shared)
 
     def begin_schedule(self, smem, schedule, context: WarpContext):

@@ -6,7 +6,7 @@ multiply for another one.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ...core import fp8
@@ -27,23 +27,48 @@ def multiply(
     The products of a stage are summed for 64 rows of a consumer after the other, in the same
     accumulators. A consumer with 128 rows so waits half as often for a stage as one with 64, for
     the same number of products and of accumulators besides its own.
+
+    While its last products of a stage run, a consumer waits for the next stage and reads its
+    scales. Were they read between the wgmmas of a stage, those behind them would wait for them.
     """
-    boundaries, groups = first_boundaries(cta, work), row_groups(cta.config)
+    groups, count = block_scales.row_groups_of(cta.config), work.partition.count
+    boundaries, factors, following = None, None, None
+    if cutlass.const_expr(cta.traits.block_b == fp8.BLOCK):
+        boundaries = block_scales.first_boundaries(cta, work)
+        number = block_scales.factor_count(cta, mma.width)
+        factors, following = (cute.make_rmem_tensor((number,), Float32) for _ in range(2))
+        following.fill(0.0)
     mma.fragments.acc.fill(0.0)
-    is_full = Boolean(False)
-    for _ in cutlass.range(work.partition.count, unroll=1):
-        pipeline.consumer_wait_unless(state, is_full)
+    if count > 0:
+        pipeline.consumer_wait(state)
+        read_factors(cta, consumer, mma, state, factors)
+    for i in cutlass.range(count, unroll=1):
         for group in cutlass.range_constexpr(groups - 1):
             mma_row_group(mma.partial, group, state.index)
-            add_row_group(cta, consumer, mma, state, group, boundaries)
+            warpgroup.wait_group(0)
+            add(cta, consumer, RowGroup(mma, cta.config, group), state, factors, boundaries)
         mma_row_group(mma.partial, groups - 1, state.index)
-        state, is_full = add_last_row_group(cta, consumer, mma, pipeline, state, boundaries)
+        after = pipeline.advance(state)
+        if i + 1 < count:
+            pipeline.consumer_wait(after)
+            read_factors(cta, consumer, mma, after, following)
+        warpgroup.wait_group(0)
+        if cutlass.const_expr(cta.traits.block_b != 1):
+            pipeline.consumer_release(state.index)
+        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)
+        if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for the additions
+            pipeline.consumer_release(state.index)
+        if cutlass.const_expr(factors is not None):
+            factors.store(following.load())
+        state = after
     return state
 
 
-def row_groups(config) -> int:
-    """Returns how many times 64 rows of a tile a consumer computes."""
-    return int(config.tile_m // (64 * config.warpgroups_per_tile))
+@cute.jit
+def read_factors(cta: Cta, consumer: Consumer, mma: TileMma, state: PipelineState, factors):
+    """Reads what the sums of a stage are multiplied by, where 128 columns of B share a scale."""
+    if cutlass.const_expr(factors is not None):
+        block_scales.read_factors(cta, consumer, mma.width, state.index, factors)
 
 
 @cute.jit
@@ -58,52 +83,6 @@ def mma_row_group(fragments: MmaFragments, group: cutlass.Constexpr, index: Int3
         rows = cute.append_ones(tCrA[None, group, kb, index], up_to_rank=2)
         cute.gemm(mma, acc, rows, tCrB[None, None, kb, index], acc)
     warpgroup.commit_group()
-
-
-def first_boundaries(cta: Cta, work):
-    """Returns `block_scales.first_boundaries` where 128 columns share a scale, else None."""
-    if cta.traits.block_b != fp8.BLOCK:
-        return None
-    return block_scales.first_boundaries(cta, work)
-
-
-@cute.jit
-def add_row_group(
-    cta: Cta, consumer: Consumer, mma: TileMma, state, group: cutlass.Constexpr, boundaries
-):
-    """Waits for the products of 64 rows of a stage, and adds their sums to those of the tile."""
-    sums = RowGroup(mma, cta.config, group)
-    factors = factors_of(cta, consumer, sums, state)
-    warpgroup.wait_group(0)
-    add(cta, consumer, sums, state, factors, boundaries)
-
-
-@cute.jit
-def add_last_row_group(
-    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state, boundaries
-):
-    """Does what `add_row_group` does for the last rows of a stage, and releases it. Returns the
-    state of the next stage, and whether that one is full already: it is asked for before the
-    additions, which hide how long the answer takes.
-    """
-    traits, following = cta.traits, pipeline.advance(state)
-    sums = RowGroup(mma, cta.config, row_groups(cta.config) - 1)
-    factors = factors_of(cta, consumer, sums, state)
-    warpgroup.wait_group(0)
-    if cutlass.const_expr(traits.block_b != 1):
-        pipeline.consumer_release(state.index)
-    is_full = pipeline.consumer_test_wait(following)
-    add(cta, consumer, sums, state, factors, boundaries)
-    if cutlass.const_expr(traits.block_b == 1):  # these scales are read while sums are added
-        pipeline.consumer_release(state.index)
-    return following, is_full
-
-
-def factors_of(cta: Cta, consumer: Consumer, sums: RowGroup, state):
-    """Returns `block_scales.block_factors` where 128 columns share a scale, else None."""
-    if cta.traits.block_b != fp8.BLOCK:
-        return None
-    return block_scales.block_factors(cta, consumer, sums, state.index)
 
 
 @cute.jit

@@ -40,6 +40,8 @@ class KernelTraits:
 
     fp8
         formats: the text of `core.fp8.Formats`. A 16-bit word of A or B holds two values.
+        wide_scales: the scales of four neighbouring rows of A are neighbours in memory, and begin
+            at 16 bytes, so that they are copied at once.
     """
 
     width: int
@@ -60,6 +62,7 @@ class KernelTraits:
     scale_b: str = ""
     formats: str = ""
     staggered_tail: bool = False
+    wide_scales: bool = False
 
     @property
     def promoted(self) -> bool:

@@ -153,7 +153,7 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
     if problem.scales is not None:
-        candidates = _scaling(problem.scales.columns)
+        candidates = _scaling(problem.scales.columns, problem.epilogue.gated)
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
@@ -186,14 +186,16 @@ def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperCo
 
 
 @functools.cache
-def _scaling(block_b: int) -> tuple[HopperConfig, ...]:
+def _scaling(block_b: int, gated: bool) -> tuple[HopperConfig, ...]:
     """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
     one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
-    needs more registers than those that start TMA loads.
+    needs more registers than those that start TMA loads. Consumers with 128 rows have none left for
+    the scales of both halves of gated pairs.
     """
     return tuple(
         _with_room_for_scales(_with_registers_to_load(config), block_b)
         for config in _shaped(_SCALED_TILES)
+        if config.tile_m <= (128 if gated and block_b > 1 else 256)
     )
 
 

@@ -511,7 +511,8 @@ def adapt(name, module):
                 "row_addresses",
                 "column_addresses",
                 "copy_stage",
-                "block_factors",
+                "factor_count",
+                "read_factors",
                 "add_by_blocks",
                 "add_by_columns",
             ):

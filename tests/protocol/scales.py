@@ -25,7 +25,7 @@ def column_addresses(cta, work):
     return work.column, work.matrix
 
 
-def copy_stage(cta, rows, columns, k_tile, stage):
+def copy_stage(cta, work, rows, columns, k_tile, stage):
     """The warp copies the scales of a k tile, which land some time."""
     agent, machine = state.machine.agent, state.machine
     agent.pause("issue")
@@ -68,12 +68,16 @@ def read_stage(cta, stage):
     return found
 
 
-def block_factors(cta, consumer, sums, stage):
-    return read_stage(cta, stage)
+def factor_count(cta, width):
+    return 1  # all scales of a stage
+
+
+def read_factors(cta, consumer, width, stage, factors):
+    factors[0] = read_stage(cta, stage)
 
 
 def add_by_blocks(cta, sums, factors, boundaries):
-    add(cta, sums, factors)
+    add(cta, sums, factors[0])
 
 
 def add_by_columns(cta, consumer, sums, stage):

@@ -237,8 +237,9 @@ class Allocator:
         address, agent.allocated = agent.allocated, agent.allocated + size
         return Pointer(address, 1)
 
-    def allocate_array(self, dtype, count):
-        return Pointer(self.allocate(count * dtype.width // 8).address, dtype.width // 8)
+    def allocate_array(self, dtype, count, byte_alignment=16):
+        size = dtype.width // 8
+        return Pointer(self.allocate(count * size, byte_alignment).address, size)
 
     def allocate_tensor(self, dtype, layout, alignment, swizzle=None):
         return make_tensor(self.allocate(layout.unit * layout.count, alignment), layout)

@@ -208,15 +208,15 @@ def problem(variant: KernelVariant) -> Problem:
 
 
 def _scales(variant: KernelVariant, M: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the scales of fp8 operands on the meta device; those that vary along K lie by rows of
-    A and by columns of B.
+    """Returns the scales of fp8 operands on the meta device; in those that vary along K
+    the blocks of A's rows are neighbours, and the blocks of K of B's columns.
     """
     import torch
 
     formats = fp8.formats(variant.formats)
     if formats.block_a:
         blocks = -(-variant.shape[2] // fp8.BLOCK)
-        scale_a = torch.empty(-(-M // formats.block_a), blocks, device="meta")
+        scale_a = torch.empty(blocks, -(-M // formats.block_a), device="meta").t()
         scale_b = torch.empty(-(-columns // formats.block_b), blocks, device="meta").t()
         return scale_a, scale_b
     one = torch.empty((), device="meta")

@@ -446,12 +446,14 @@ SCALED_FAULTS = {
         "ragged_k",
         Change(
             "gemm.promotion",
-            "    add(cta, consumer, sums, state, factors, boundaries)\n"
-            "    if cutlass.const_expr(traits.block_b == 1):  # these",
-            "    if cutlass.const_expr(traits.block_b == 1):\n"
-            "        pipeline.consumer_release(state.index)\n"
-            "    add(cta, consumer, sums, state, factors, boundaries)\n"
-            "    if cutlass.const_expr(False):  # these",
+            "        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, "
+            "boundaries)\n"
+            "        if cutlass.const_expr(cta.traits.block_b == 1):  # its",
+            "        if cutlass.const_expr(cta.traits.block_b == 1):\n"
+            "            pipeline.consumer_release(state.index)\n"
+            "        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, "
+            "boundaries)\n"
+            "        if cutlass.const_expr(False):  # its",
         ),
         {"overwritten", "wrong result", "early read"},
     ),

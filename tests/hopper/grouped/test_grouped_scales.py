@@ -158,11 +158,13 @@ def test_products_without_scales_have_none_of_it() -> None:
     assert (made.traits.formats, made.traits.scale_a) == ("", "")
 
 
-@pytest.mark.parametrize("block_b", [1, 128])
-def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(block_b: int) -> None:
-    found = host._scaling(block_b)
+@pytest.mark.parametrize(("block_b", "gated"), [(1, False), (1, True), (128, False), (128, True)])
+def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
+    block_b: int, gated: bool
+) -> None:
+    found = host._scaling(block_b, gated)
 
-    assert len(found) == len(host._SCALED_TILES)
+    assert len(found) >= 4
     for config in found:
         assert promoted_reason(config) is None
         assert block_scaled_reason(config, block_b, gated=True) is None
@@ -191,6 +193,7 @@ def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int])
 ALL = "bias residual"
 COMPILED = {
     "rows": problem(),
+    "many rows": problem(M=32768, has=ALL),
     "rows, with all": problem(activation="swiglu", has=ALL),
     "rows, e5m2": problem(b=E5M2, out_dtype=F32),
     "masked": problem("masked", M=128),
@@ -198,7 +201,7 @@ COMPILED = {
     "terms": problem("ragged_k", out_dtype=F32),
     "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),
 }
-IN_CI = "rows, with all", "masked", "terms"
+IN_CI = "rows, with all", "many rows", "masked", "terms"
 
 
 @pytest.mark.compile
@@ -220,12 +223,14 @@ def test_nothing_spills(name: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.slow
+@pytest.mark.parametrize("activation", ["", "swiglu"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("number", range(len(host._SCALED_TILES)))
-def test_every_tile_compiles(number: int, form: Form) -> None:
-    given = problem(form, M=1024, activation="swiglu", has=ALL)
+def test_every_tile_compiles(number: int, form: Form, activation: str) -> None:
+    given = problem(form, M=1024, activation=activation, has=ALL)
     assert given.scales is not None
-    made = variant(given, host._scaling(given.scales.columns)[number])
+    candidates = host._scaling(given.scales.columns, given.epilogue.gated)
+    made = variant(given, candidates[min(number, len(candidates) - 1)])
 
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
