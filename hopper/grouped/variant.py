@@ -40,6 +40,7 @@ class GroupedVariant(variant.Variant):
             "scattered": t.scatters,
             "weighted": t.weighted,
             t.formats.replace(" ", "_"): t.formats,
+            "by_four": t.wide_scales,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -76,6 +77,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         formats=_formats(problem),
         scale_a="blocks" if problem.scales else "",
         scale_b="blocks" if problem.scales else "",
+        wide_scales=_are_scales_wide(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
@@ -97,6 +99,18 @@ def _formats(problem: GroupedProblem) -> str:
     if scales is None:
         return ""
     return str(fp8.Formats(*scales.formats, promoted=True, block_a=1, block_b=scales.columns))
+
+
+def _are_scales_wide(problem: GroupedProblem) -> bool:
+    """Returns `KernelTraits.wide_scales`. Groups of rows that follow one another begin at any row,
+    so that scales of four rows of a tile do not begin at 16 bytes.
+    """
+    scales = problem.scales
+    if scales is None or (problem.form == "ragged_m" and not problem.capacity):
+        return False
+    group, row, block = scales.a
+    whole = all(step % 4 == 0 for step in (group, block, problem.capacity))
+    return row == 1 and whole and scales.alignment[0] >= 16
 
 
 def _bias_access(problem: GroupedProblem) -> str:

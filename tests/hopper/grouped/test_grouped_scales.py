@@ -146,6 +146,31 @@ def test_a_variant_has_the_formats_and_the_recipes(form: Form, recipe: int) -> N
     assert traits.divides_terms == (form == "ragged_k")
 
 
+@pytest.mark.parametrize(
+    ("form", "M", "strides", "wide"),
+    [
+        ("masked", 128, (7168, 1, 128), True),
+        ("masked", 126, (7168, 1, 128), False),
+        ("masked", 128, (7170, 1, 128), False),
+        ("masked", 128, (7168, 56, 1), False),
+        ("ragged_k", 128, (0, 1, 128), True),
+        ("ragged_k", 128, (0, 1, 130), False),
+        ("ragged_m", 128, (0, 1, 128), False),
+    ],
+)
+def test_scales_of_four_rows_are_copied_at_once_where_they_begin_at_16_bytes(
+    form: Form, M: int, strides: tuple[int, int, int], wide: bool
+) -> None:
+    given = problem(form, M=M)
+    assert given.scales is not None
+
+    lying = replace(given, scales=replace(given.scales, a=strides, alignment=(16, 4)))
+
+    assert variant(lying).traits.wide_scales == wide
+    at_any_address = replace(lying, scales=replace(given.scales, a=strides, alignment=(8, 4)))
+    assert not variant(at_any_address).traits.wide_scales
+
+
 def test_products_without_scales_have_none_of_it() -> None:
     out, operands = (
         empty(64, 128, dtype=BF16),
@@ -191,12 +216,15 @@ def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int])
 
 
 ALL = "bias residual"
+MASKED = problem("masked", M=128)
+assert MASKED.scales is not None
 COMPILED = {
     "rows": problem(),
     "many rows": problem(M=32768, has=ALL),
     "rows, with all": problem(activation="swiglu", has=ALL),
     "rows, e5m2": problem(b=E5M2, out_dtype=F32),
-    "masked": problem("masked", M=128),
+    "masked": MASKED,
+    "masked, by four": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
     "masked, many rows": problem("masked", M=4096, activation="swiglu"),
     "terms": problem("ragged_k", out_dtype=F32),
     "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),

@@ -11,6 +11,7 @@ PROMISE = (Check("test_scaled_grouped_mm.py", "promise"),)
 GRADIENTS = (Check("test_scaled_grouped_mm.py", "gradient"),)
 SCHEDULE = (Check("test_grouped_schedule.py", "fp8"),)
 TILES = (Check("test_grouped_schedule.py", "scales or place"),)
+WIDE = (Check("test_grouped_scales.py", "four_rows"),)
 HOST = (Check("test_grouped_scales.py", "words or supported or refused or gathered or room"),)
 LOOKUP = (Check("test_lookup_grouped.py", "do_not_measure"),)
 
@@ -192,6 +193,22 @@ FAULTS = (
         "first = 0",
         TILES,
         "A group of terms has the scales of the first one.",
+    ),
+    Fault(
+        "scales_of_rows_at_any_address_by_four",
+        "hopper/grouped/variant.py",
+        'if scales is None or (problem.form == "ragged_m" and not problem.capacity):',
+        "if scales is None:",
+        WIDE,
+        "Scales of rows of a group that begins anywhere are copied 16 bytes at a time.",
+    ),
+    Fault(
+        "scales_of_odd_places_by_four",
+        "hopper/grouped/variant.py",
+        "for step in (group, block, problem.capacity))",
+        "for step in (group, block))",
+        WIDE,
+        "Places of groups that are no multiple of four rows are read between 16 bytes.",
     ),
     Fault(
         "words_of_strided_terms",
