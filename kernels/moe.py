@@ -7,20 +7,15 @@ row a slot is, or -1 where its expert does not exist; `slot_of_row` is the inver
 slots come last. Nothing is read by the host.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from ..core import compiling
-from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..core.epilogue import GATED
-from ..device import language
-from ..runtime.cuda_graphs import capturing, not_ready
 from .activation import _value_and_slope
+from .passes import Passes
 
 Tensor = torch.Tensor
 
@@ -189,13 +184,15 @@ def activation_kernel(  # type: ignore[no-untyped-def]
 
 
 # ---- launches
-_INTERPRETED = {
-    kernel: language.interpreted(kernel)
-    for kernel in (count_kernel, rank_kernel, dispatch_kernel, combine_kernel, activation_kernel)
-}
-_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
-_NAME = "the kernels between the products of experts"
-_loaded: set[tuple[Any, ...]] = set()  # what has been compiled and put onto a GPU
+_PASSES = Passes(
+    "the kernels between the products of experts",
+    count_kernel,
+    rank_kernel,
+    dispatch_kernel,
+    combine_kernel,
+    activation_kernel,
+)
+_launch = _PASSES.launch
 
 
 def route(expert_index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,54 +276,3 @@ def activation_backward(
 
 def _tile(device: torch.device) -> Tile:
     return _INTERPRETED_TILE if device.type == "cpu" else _COMPILED
-
-
-def _launch(
-    kernel: Any, grid: tuple[int, ...], given: tuple[Any, ...], constants: Mapping[str, Any]
-) -> None:
-    """Starts a kernel where its tensors are: on a GPU, or on the CPU in the interpreter."""
-    device = given[0].device
-    if device.type == "cpu":
-        with language.lock, np.errstate(all="ignore"):
-            _INTERPRETED[kernel][grid](*given, **constants)
-        return
-    key = _specialization(kernel, given, constants)
-    if key not in _loaded:
-        compiling.check_allowed(_NAME)
-        if capturing(device):
-            raise not_ready()
-    with torch.cuda.device(device), language.lock:
-        kernel[grid](*given, **constants, **_OPTIONS)
-    _loaded.add(key)
-
-
-def _specialization(
-    kernel: Any, given: tuple[Any, ...], constants: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Returns what a compiled kernel depends on, as Triton tells: of numbers, whether they are 1,
-    divide by 16, and fit 32 bits; of tensors, their dtypes and whether addresses divide by 16.
-    """
-    kinds = tuple(
-        (t.dtype, t.data_ptr() % 16 == 0)
-        if isinstance(t, Tensor)
-        else None
-        if t is None
-        else (t == 1, t % 16 == 0, t < 2**31)
-        for t in given
-    )
-    return kernel, kinds, tuple(constants.values()), given[0].device.index
-
-
-def compile_for(
-    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], arch: int
-) -> CompiledKernel:
-    """Compiles a kernel for an architecture (90 is sm_90), with addresses and numbers that divide
-    by 16. `types` are those of its arguments by name. Needs no GPU.
-    """
-    signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict(types)
-    at = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    values = {at[name]: value for name, value in constants.items()}
-    divisors = {at[name]: [["tt.divisibility", 16]] for name in types}
-    with language.lock:
-        source = ASTSource(kernel, signature, values, divisors)
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=_OPTIONS)

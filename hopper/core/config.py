@@ -18,7 +18,6 @@ MAX_SPLIT_K = 64
 STAGGERS = ("never", "rule", "always")
 SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
 SUBTILE_BYTES = 64 * 128
-MOST_SCALE_BLOCKS = 4  # blocks of 128 columns that a tile may meet
 
 
 @dataclass(frozen=True)
@@ -300,21 +299,18 @@ def promoted_reason(c: HopperConfig) -> str | None:
     return None
 
 
-def stage_scales(c: HopperConfig, block_b: int, gated: bool) -> int:
-    """Returns the number of fp32 scales that a stage of this config has, where scales vary along K:
-    one for each row of A and column of B or, where 128 columns share one, those of the blocks that
-    a tile, or each half of gated pairs, may meet.
+def stage_scales(c: HopperConfig, block_b: int) -> int:
+    """Returns the number of fp32 scales that a stage of this config has in shared memory, where
+    scales vary along K: one for each row of A and, unless 128 share one, each column of B.
     """
-    if block_b == 1:
-        return c.tile_m + c.stage_n
-    return c.tile_m + MOST_SCALE_BLOCKS * (2 if gated else 1)
+    return c.tile_m + (c.stage_n if block_b == 1 else 0)
 
 
-def block_scaled_reason(c: HopperConfig, block_b: int, gated: bool) -> str | None:
+def block_scaled_reason(c: HopperConfig, block_b: int) -> str | None:
     """Returns why this config cannot take scales that vary along K, or None."""
     if c.tile_k != 64:
         return f"tile_k is {c.tile_k}, expected 64: a stage has the 128 terms that share a scale"
-    needed = c.shared_memory_bytes + 4 * c.stages * stage_scales(c, block_b, gated)
+    needed = c.shared_memory_bytes + 4 * c.stages * stage_scales(c, block_b)
     if needed > SHARED_MEMORY:
         return (
             f"the tiles and their scales need {needed} bytes of shared memory, expected at most "

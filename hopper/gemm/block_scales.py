@@ -1,12 +1,13 @@
 """Scales of fp8 operands that vary along K: one for each row of A, or for 128 rows, and each block
 of 128 terms, and likewise for columns of B.
 
-A stage of the pipeline holds one block of 128 terms. Its scales travel with it: a warp copies them
-into shared memory of their own, 4 bytes at a time with cp.async, which takes scales of any strides.
-Consumers multiply the sum of each stage by them when they add it up (`promotion`).
+A stage of the pipeline holds one block of 128 terms. The scales of its rows of A travel with it, in
+shared memory of their own: TMA loads them where those of neighbouring rows are neighbours
+(`wide_scales`), else a warp copies them, 4 bytes at a time with cp.async, which takes scales of any
+strides. Those of B travel likewise where each column has its own. Where 128 columns share one, a
+tile meets few of them, and consumers read them from memory.
 
-Of A a stage has one scale for each row of the tile. Of B it has one for each column or, where 128
-columns share one, those of the blocks that the tile meets.
+Consumers multiply the sum of each stage by its scales when they add it up (`promotion`).
 """
 
 import math
@@ -15,11 +16,11 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 
 from ...core.fp8 import BLOCK
 from ..core import config as config_module
-from ..core.config import MOST_SCALE_BLOCKS, WARPGROUP
+from ..core.config import WARPGROUP
 from ..core.pipeline import PipelineState, jitter
 from .pipeline import GroupPipeline
 from .records import Consumer, Cta
@@ -35,7 +36,8 @@ class BlockScales:
 
     scale_a: fp32, (rows of A, blocks of K), or (blocks of rows, blocks of K). scale_b: the same for
     columns of B. `block_a`, `block_b`: 1, or 128 where so many rows or columns share a scale.
-    `shared`: the scales in shared memory, of each stage `tile_m` of A, then those of B.
+    `shared`: the scales in shared memory, of each stage `tile_m` of A, then those of B if each
+    column has its own.
     """
 
     scale_a: Any
@@ -46,8 +48,13 @@ class BlockScales:
 
 
 def stage_scales(config, traits) -> int:
-    """Returns the number of scales of a stage."""
-    return int(config_module.stage_scales(config, traits.block_b, traits.gated))
+    """Returns the number of scales that a stage has in shared memory."""
+    return int(config_module.stage_scales(config, traits.block_b))
+
+
+def column_scales(config, traits) -> int:
+    """Returns how many of them are those of columns of B."""
+    return stage_scales(config, traits) - int(config.tile_m)
 
 
 def orient(scale_a, scale_b, transposed: bool):
@@ -58,31 +65,37 @@ def orient(scale_a, scale_b, transposed: bool):
     return (scale_b, scale_a) if transposed else (scale_a, scale_b)
 
 
+def of_work(cta: Cta, work) -> Cta:
+    """Returns the state of the CTA with the scales of a work tile, which may be those of a group."""
+    return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))
+
+
 # ---- the pipeline
 @dataclass(frozen=True)
 class ScaledPipeline(GroupPipeline):
     """Besides those of the parent class:
 
-    full[s], 1 + 32 arrivals per phase:
-        LOAD_A arrives and announces the bytes of A and B;
-        each thread of the warp LOAD_SCALES arrives when its copies into the stage have landed.
     empty[s], 4 · consumers that share a tile · cluster arrivals per phase:
         each warp of a consumer arrives when it has read the stage: its threads read scales
-        themselves, where products are read by the whole warpgroup;
-        LOAD_SCALES waits for the previous phase as well. Nobody can overtake it, because the next
-        phase of `full` needs its arrivals.
+        themselves, where products are read by the whole warpgroup.
+
+    The bytes of scales that TMA loads count among those that LOAD_A announces.
     """
+
+    @cute.jit
+    def arrive_and_expect_rows(self, state: PipelineState, rows: Int32):
+        """LOAD_A: one elected thread arrives and announces the bytes of a k tile of both operands
+        and of the scales of so many rows.
+        """
+        self.record_arrivals("full", "producer", 1)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                self.full + state.index, self.tx_bytes + rows * 4
+            )
 
     def arrival_counts(self) -> dict[str, int]:
         counts = super().arrival_counts()
-        warps = WARPGROUP // LANES
-        return {"full": counts["full"] + LANES, "empty": counts["empty"] * warps}
-
-    @cute.jit
-    def arrive_when_copied(self, state: PipelineState):
-        """A thread of LOAD_SCALES: arrives when all its copies so far have landed."""
-        self.record_arrivals("full", "scales", LANES)
-        cute.arch.cp_async_mbarrier_arrive_noinc(self.full + state.index)
+        return counts | {"empty": counts["empty"] * (WARPGROUP // LANES)}
 
     @cute.jit
     def consumer_release(self, index: Int32):
@@ -99,9 +112,75 @@ class ScaledPipeline(GroupPipeline):
                 cute.arch.mbarrier_arrive(self.empty + index, self.first_rank + lane)
 
 
-# ---- the warp that loads
+@dataclass(frozen=True)
+class CopiedScalesPipeline(ScaledPipeline):
+    """Where a warp copies scales, besides:
+
+    full[s], 1 + 32 arrivals per phase:
+        LOAD_A arrives and announces the bytes of A and B;
+        each thread of the warp LOAD_SCALES arrives when its copies into the stage have landed.
+    empty[s]:
+        LOAD_SCALES waits for the previous phase as well. Nobody can overtake it, because the next
+        phase of `full` needs its arrivals.
+    """
+
+    def arrival_counts(self) -> dict[str, int]:
+        counts = super().arrival_counts()
+        return counts | {"full": counts["full"] + LANES}
+
+    @cute.jit
+    def arrive_when_copied(self, state: PipelineState):
+        """A thread of LOAD_SCALES: arrives when all its copies so far have landed."""
+        self.record_arrivals("full", "scales", LANES)
+        cute.arch.cp_async_mbarrier_arrive_noinc(self.full + state.index)
+
+
+# ---- scales of rows that TMA loads
+@dataclass(frozen=True)
+class TileScales:
+    """The scales of a work tile's rows: how many rows, and where their scales begin in memory, in
+    the first block of K.
+    """
+
+    cta: Cta
+    rows: Any
+    source: Any
+
+
 @cute.jit
-def load(cta: Cta, pipeline: ScaledPipeline):
+def tile_scales(cta: Cta, work):
+    """Returns the scales of the rows of a work tile, of which the last one may have few or none."""
+    own, first = of_work(cta, work), work.first_row(cta.config.tile_m)
+    left = own.scales.scale_a.shape[0] - first
+    rows = cutlass.min(cutlass.max(left, 0), cta.config.tile_m)
+    return TileScales(own, rows, address(own.scales.scale_a, first))
+
+
+@cute.jit
+def load_rows(tile: TileScales, pipeline: ScaledPipeline, state: PipelineState, k_tile):
+    """The warp LOAD_A: announces the bytes of a stage, and loads the scales of its rows."""
+    scales, per_stage = tile.cta.scales, stage_scales(tile.cta.config, tile.cta.traits)
+    pipeline.arrive_and_expect_rows(state, tile.rows)
+    along_k = Int64(k_tile) * Int64(scales.scale_a.stride[1]) * 4
+    target = scales.shared.iterator.toint() + state.index * per_stage * 4
+    barrier = pipeline.producer_get_barrier(state).toint()
+    if tile.rows > 0:
+        with cute.arch.elect_one():
+            cute.arch.inline_ptx(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
+                read_only_args=[
+                    Int32(target),
+                    tile.source + along_k,
+                    tile.rows * 4,
+                    Int32(barrier),
+                ],
+            )
+
+
+# ---- the warp that copies
+@cute.jit
+def copy_all(cta: Cta, pipeline: CopiedScalesPipeline):
     """The warp LOAD_SCALES: copies the scales of all k tiles. In stages that hold the epilogue's
     source it only arrives.
     """
@@ -110,13 +189,13 @@ def load(cta: Cta, pipeline: ScaledPipeline):
     for step in cutlass.range(scheduler.work_tile_count(config), unroll=1):
         work = scheduler.current_work(config, step)
         backwards = scheduler.backwards(config, work, step)
-        own = replace(cta, scales=scheduler.tile_scales(cta.scales, work))
+        own = of_work(cta, work)
         rows, columns = row_addresses(own, work), column_addresses(own, work)
         begin, count = work.partition.begin, work.partition.count
         for i in cutlass.range(count, unroll=1):
             pipeline.producer_acquire(state)
             k_tile = begin + i + backwards * (count - 1 - 2 * i)
-            copy_stage(own, work, rows, columns, k_tile, state.index)
+            copy_stage(own, rows, columns, k_tile, state.index)
             pipeline.arrive_when_copied(state)
             state = pipeline.advance(state)
         for _ in cutlass.range_constexpr(cta.source_stages):
@@ -130,48 +209,31 @@ def load(cta: Cta, pipeline: ScaledPipeline):
 
 @cute.jit
 def row_addresses(cta: Cta, work):
-    """Returns where the scales of this lane's rows of A begin; with `wide_scales` those of the
-    first of four rows each. Rows behind the last one have its scales.
+    """Returns where the scales of this lane's rows of A begin. Rows behind the last one have its
+    scales.
     """
-    scales, config, per_copy = cta.scales, cta.config, rows_per_copy(cta.traits)
-    first, lane = work.first_row(config.tile_m), cta.context.thread % LANES
-    last = (scales.scale_a.shape[0] - 1) // per_copy * per_copy
-    addresses = cute.make_rmem_tensor((copies_per_lane(config.tile_m, per_copy),), Int64)
-    for i in cutlass.range_constexpr(cute.size(addresses)):
-        row = (first + (lane + i * LANES) * per_copy) // scales.block_a
-        addresses[i] = address(scales.scale_a, cutlass.min(row, last))
+    scales, config = cta.scales, cta.config
+    first = work.first_row(config.tile_m) + cta.context.thread % LANES
+    addresses = cute.make_rmem_tensor((config.tile_m // LANES,), Int64)
+    for i in cutlass.range_constexpr(config.tile_m // LANES):
+        addresses[i] = address(scales.scale_a, (first + i * LANES) // scales.block_a)
     return addresses
-
-
-def rows_per_copy(traits) -> int:
-    """Returns for how many rows of A a lane copies scales at once."""
-    return 4 if traits.wide_scales else 1
-
-
-def copies_per_lane(scales: int, per_copy: int = 1) -> int:
-    """Returns how many copies a lane makes of this many scales."""
-    return -(-scales // (per_copy * LANES))
 
 
 @cute.jit
 def column_addresses(cta: Cta, work):
-    """Returns where the scales of this lane's columns of B begin, or of its block of columns. For
+    """Returns where the scales of this lane's columns of B begin, each of which has its own. For
     gated pairs the halves of a stage follow each other.
     """
     scales, gated = cta.scales, cta.traits.gated
     lane, N = cta.context.thread % LANES, cta.epilogue.extents[1]
-    of_b = stage_scales(cta.config, cta.traits) - cta.config.tile_m
-    count = copies_per_lane(of_b)
-    addresses = cute.make_rmem_tensor((count,), Int64)
+    count = -(-column_scales(cta.config, cta.traits) // LANES)
+    addresses = cute.make_rmem_tensor((max(count, 1),), Int64)
     per_half = cta.config.stage_n // 2 if gated else cta.config.stage_n
     for i in cutlass.range_constexpr(count):
         position = lane + i * LANES
-        if cutlass.const_expr(scales.block_b == 1):
-            half = position // per_half
-            index = half * N + work.column + position - half * per_half
-        else:
-            half = cutlass.min(position // MOST_SCALE_BLOCKS, 1 if gated else 0)
-            index = (half * N + work.column) // BLOCK + position - half * MOST_SCALE_BLOCKS
+        half = position // per_half
+        index = half * N + work.column + position - half * per_half
         addresses[i] = address(scales.scale_b, index)
     return addresses
 
@@ -186,28 +248,19 @@ def address(scale, index):
 
 
 @cute.jit
-def copy_stage(cta: Cta, work, rows, columns, k_tile, stage):
+def copy_stage(cta: Cta, rows, columns, k_tile, stage):
     """Starts this lane's copies of the scales of a k tile into a stage."""
     config, scales = cta.config, cta.scales
     lane, per_stage = cta.context.thread % LANES, stage_scales(config, cta.traits)
-    target = scales.shared.iterator.toint() + stage * per_stage * 4
+    target = scales.shared.iterator.toint() + (stage * per_stage + lane) * 4
     along_a = Int64(k_tile) * Int64(scales.scale_a.stride[1]) * 4
     along_b = Int64(k_tile) * Int64(scales.scale_b.stride[1]) * 4
-    per_copy = rows_per_copy(cta.traits)
     for i in cutlass.range_constexpr(cute.size(rows)):
-        place = lane + i * LANES
-        if place * per_copy < config.tile_m:
-            if cutlass.const_expr(cta.traits.wide_scales):
-                left = scales.scale_a.shape[0] - work.first_row(config.tile_m) - place * 4
-                size = cutlass.min(cutlass.max(left, 0), 4) * 4
-                copy_four(target + place * 16, rows[i] + along_a, size)
-            else:
-                copy_scale(target + place * 4, rows[i] + along_a)
-    of_b = per_stage - config.tile_m
-    for i in cutlass.range_constexpr(cute.size(columns)):
-        place = lane + i * LANES
-        if place < of_b:
-            copy_scale(target + (config.tile_m + place) * 4, columns[i] + along_b)
+        copy_scale(target + i * LANES * 4, rows[i] + along_a)
+    of_b = column_scales(config, cta.traits)
+    for i in cutlass.range_constexpr(-(-of_b // LANES)):
+        if lane + i * LANES < of_b:
+            copy_scale(target + (config.tile_m + i * LANES) * 4, columns[i] + along_b)
 
 
 @cute.jit
@@ -216,17 +269,6 @@ def copy_scale(target, source):
     cute.arch.inline_ptx(
         "cp.async.ca.shared.global [{$r0}], [{$r1}], 4;",
         read_only_args=[Int32(target), source],
-    )
-
-
-@cute.jit
-def copy_four(target, source, size):
-    """Starts the copy of up to four neighbouring scales, `size` bytes; what is left over gets
-    zeros.
-    """
-    cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
-        read_only_args=[Int32(target), source, size],
     )
 
 
@@ -263,34 +305,76 @@ def row_groups_of(config) -> int:
     return int(config.tile_m // (64 * config.warpgroups_per_tile))
 
 
-def factor_count(cta: Cta, width: int) -> int:
-    """Returns how many numbers the sums of a stage are multiplied by in one thread, where 128
-    columns of B share a scale: one for each of its rows, half of gated pairs and block of columns.
+@dataclass(frozen=True)
+class Factors:
+    """What the sums of a stage are multiplied by in one thread, where 128 columns of B share a
+    scale. All are registers.
+
+    values: fp32, for each row group, half of gated pairs, block of columns and of two rows the
+    product of two scales. `rows`, `of_b`: the scales of the next stage, two of each row group, and
+    one of each half and block of columns. `addresses`: where those of B were read, `step` bytes
+    apart from one stage to the next.
+
+    Scales are read a stage ahead, and multiplied when the sums of this stage have been added: what
+    reads shared memory beside wgmma waits for long.
     """
-    config, traits = cta.config, cta.traits
-    halves = 2 if traits.gated else 1
-    return int(2 * row_groups_of(config) * halves * blocks_of(config, traits, width // halves))
+
+    values: Any
+    rows: Any
+    of_b: Any
+    addresses: Any
+    step: Any
 
 
 @cute.jit
-def read_factors(cta: Cta, consumer: Consumer, width: cutlass.Constexpr, stage, factors):
-    """Reads the scales of a stage, and sets the numbers of `factor_count`: for each row group,
-    those of a half, of a block of columns and of two rows.
-    """
-    config, traits = cta.config, cta.traits
-    halves = 2 if cutlass.const_expr(traits.gated) else 1
-    blocks = blocks_of(config, traits, width // halves)
-    first = stage * stage_scales(config, traits) + config.tile_m
-    of_b = [
-        cta.scales.shared[first + half * MOST_SCALE_BLOCKS + block]
-        for half in range(halves)
-        for block in range(blocks)
-    ]
-    for group in cutlass.range_constexpr(cute.size(factors) // (2 * len(of_b))):
+def make_factors(cta: Cta, work, width: cutlass.Constexpr, backwards):
+    """Returns the factors of a work tile before its first stage."""
+    config, scales, begin = cta.config, of_work(cta, work).scales, work.partition.begin
+    halves = 2 if cutlass.const_expr(cta.traits.gated) else 1
+    blocks, groups = blocks_of(config, cta.traits, width // halves), row_groups_of(config)
+    values = cute.make_rmem_tensor((2 * groups * halves * blocks,), Float32)
+    rows = cute.make_rmem_tensor((2 * groups,), Float32)
+    of_b = cute.make_rmem_tensor((halves * blocks,), Float32)
+    addresses = cute.make_rmem_tensor((halves * blocks,), Int64)
+    along_k = Int64(scales.scale_b.stride[1]) * 4
+    first = Int64(begin + backwards * (work.partition.count - 1)) * along_k
+    for i in cutlass.range_constexpr(halves * blocks):
+        column = i // blocks * cta.epilogue.extents[1] + work.column
+        addresses[i] = address(scales.scale_b, column // BLOCK + i % blocks) + first
+    rows.fill(0.0)
+    return Factors(values, rows, of_b, addresses, along_k * (1 - 2 * Int64(backwards)))
+
+
+@cute.jit
+def read_blocks(factors: Factors, advance):
+    """Reads the scales of B of the next stage, which is `advance` stages after the last: 0 or 1."""
+    for i in cutlass.range_constexpr(cute.size(factors.of_b)):
+        factors.addresses[i] = factors.addresses[i] + factors.step * Int64(advance)
+        factors.of_b[i] = cute.arch.inline_ptx(
+            "ld.global.nc.f32 {$w0}, [{$r0}];",
+            write_only_types=[Float32],
+            read_only_args=[factors.addresses[i]],
+        )
+
+
+@cute.jit
+def read_rows(cta: Cta, consumer: Consumer, factors: Factors, stage):
+    """Reads the scales of this thread's rows of a stage that is full."""
+    for group in cutlass.range_constexpr(cute.size(factors.rows) // 2):
         rows = row_scales(cta, consumer, group, stage)
-        for block in cutlass.range_constexpr(len(of_b)):
+        for r in cutlass.range_constexpr(2):
+            factors.rows[2 * group + r] = rows[r]
+
+
+@cute.jit
+def multiply_scales(factors: Factors):
+    """Makes the factors of the next stage."""
+    count = cute.size(factors.of_b)
+    for group in cutlass.range_constexpr(cute.size(factors.rows) // 2):
+        for block in cutlass.range_constexpr(count):
             for r in cutlass.range_constexpr(2):
-                factors[(group * len(of_b) + block) * 2 + r] = rows[r] * of_b[block]
+                product = factors.rows[2 * group + r] * factors.of_b[block]
+                factors.values[(group * count + block) * 2 + r] = product
 
 
 def first_boundaries(cta: Cta, work) -> list:
@@ -304,9 +388,9 @@ def first_boundaries(cta: Cta, work) -> list:
 
 
 @cute.jit
-def add_by_blocks(cta: Cta, sums: RowGroup, factors, boundaries):
-    """Adds the sums of a row group of a stage, multiplied by its part of `factors`, to those of the
-    tile.
+def add_by_blocks(cta: Cta, sums: RowGroup, all_factors: Factors, boundaries):
+    """Adds the sums of a row group of a stage, multiplied by its part of the factors, to those of
+    the tile.
 
     Tensor cores that multiply for another consumer use half of the bandwidth of the register file,
     so what counts is how many registers the additions read. Those with the same factor follow each
@@ -315,8 +399,8 @@ def add_by_blocks(cta: Cta, sums: RowGroup, factors, boundaries):
     """
     config, traits = cta.config, cta.traits
     step = math.gcd(config.tile_n, BLOCK)
-    per_group = factor_count(cta, sums.mma.width) // row_groups_of(config)
-    factors = [factors[sums.group * per_group + i] for i in range(per_group)]
+    per_group = 2 * cute.size(all_factors.of_b)
+    factors = [all_factors.values[sums.group * per_group + i] for i in range(per_group)]
     if cutlass.const_expr(traits.gated):
         half = sums.mma.width // 2
         if boundaries[0] >= half and boundaries[1] >= half:

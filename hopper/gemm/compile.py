@@ -150,6 +150,6 @@ def shared_memory(gemm: Any, variant: Variant) -> int:
     unused = SUBTILE_BYTES - (subtile if apart else 0)
     scales = 0
     if traits.block_scaled:
-        scales = 4 * config.stages * stage_scales(config, traits.block_b, traits.gated)
+        scales = 4 * config.stages * stage_scales(config, traits.block_b)
     subtiles = config.consumers * config.epilogue_stages
     return config.shared_memory_bytes + scales - subtiles * unused

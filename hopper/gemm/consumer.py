@@ -118,21 +118,52 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     count = cta.scheduler.work_tile_count(config)
     iterations = (count - first + stride - 1) // stride
     for iteration in cutlass.range(iterations, unroll=1):
-        work = cta.scheduler.current_work(config, first + iteration * stride)
+        step = first + iteration * stride
+        work = cta.scheduler.current_work(config, step)
+        backwards = Int32(0)
+        if cutlass.const_expr(cta.traits.block_scaled):
+            backwards = cta.scheduler.backwards(config, work, step)
         if cutlass.const_expr(config.pingpong):
             mma_order.wait(consumer)
         if cutlass.const_expr(config.variable_tile_n):
             if work.narrow == 0:
                 state = compute_tile(
-                    cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
+                    cta,
+                    consumer,
+                    mmas[0],
+                    reduction,
+                    pipeline,
+                    state,
+                    work,
+                    backwards,
+                    iteration,
+                    iterations,
                 )
             else:
                 state = compute_tile(
-                    cta, consumer, mmas[1], reduction, pipeline, state, work, iteration, iterations
+                    cta,
+                    consumer,
+                    mmas[1],
+                    reduction,
+                    pipeline,
+                    state,
+                    work,
+                    backwards,
+                    iteration,
+                    iterations,
                 )
         else:
             state = compute_tile(
-                cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
+                cta,
+                consumer,
+                mmas[0],
+                reduction,
+                pipeline,
+                state,
+                work,
+                backwards,
+                iteration,
+                iterations,
             )
         if cutlass.const_expr(config.pingpong):
             state = pipeline.advance_by(state, stages_per_tile)
@@ -147,6 +178,7 @@ def compute_tile(
     pipeline: GroupPipeline,
     state: PipelineState,
     work: WorkTile,
+    backwards,
     iteration,
     iterations,
 ):
@@ -157,7 +189,7 @@ def compute_tile(
     width, own = mma.width // config.cluster_k, work
     if cutlass.const_expr(config.cluster_k > 1):
         own = work._replace(column=work.column + cta.coord.cta_k_in_cluster * width)
-    state, previous = multiply(cta, consumer, mma, pipeline, state, work)
+    state, previous = multiply(cta, consumer, mma, pipeline, state, work, backwards)
     if cutlass.const_expr(config.pingpong and traits.source != ""):
         epilogue_load.await_all(cta.source, pipeline, state)
     if cutlass.const_expr(config.pingpong or traits.staggered_tail):
@@ -197,10 +229,17 @@ def compute_tile(
 
 @cute.jit
 def multiply(
-    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, work
+    cta: Cta,
+    consumer: Consumer,
+    mma: TileMma,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work,
+    backwards,
 ):
     """Multiplies the k tiles of a work tile; the last groups still run at the end. Returns the
-    state after the last stage, and that stage's index.
+    state after the last stage, and that stage's index. `backwards`: 1 where the k tiles come in
+    reverse order, which only scales that vary along K have to know.
 
     With a staggered tail, consumers multiply the last k tiles one after the other. A consumer then
     stores its part of the tile while the next one multiplies, and the last consumer stores while
@@ -212,7 +251,7 @@ def multiply(
     if cutlass.const_expr(traits.masks_terms):
         state, previous = term_mask.multiply(cta, consumer, mma, pipeline, state, count, work.terms)
     elif cutlass.const_expr(traits.promoted):
-        state = promotion.multiply(cta, consumer, mma, pipeline, state, work)
+        state = promotion.multiply(cta, consumer, mma, pipeline, state, work, backwards)
         previous = Int32(0)
     elif cutlass.const_expr(not traits.staggered_tail):
         state, previous = roles.mma_k_loop(fragments, pipeline, state, count, in_flight, True, None)

@@ -174,13 +174,13 @@ def _with_scales(call: _Call, candidates: Iterator[HopperConfig]) -> Iterator[Ho
     stage, or fewer stages, where scales need the memory.
     """
     _, swapped = with_row_major_output(call.problem)
-    formats, gated = fp8.formats(call.problem.formats), call.problem.epilogue.gated
+    formats = fp8.formats(call.problem.formats)
     for c in candidates:
         block_b = formats.block_a if c.swap_ab != swapped else formats.block_b
         fewer_subtiles = replace(c, epilogue_stages=1) if c.epilogue_stages > 1 else c
         smaller = (replace(c, stages=stages) for stages in range(c.stages, 1, -1))
         for config in (c, fewer_subtiles, *smaller):
-            if block_scaled_reason(config, block_b, gated) is None:
+            if block_scaled_reason(config, block_b) is None:
                 yield config
                 break
 

@@ -89,7 +89,7 @@ def fp8_reason(problem: Problem, config: HopperConfig) -> str | None:
     if formats.promoted and (reason := promoted_reason(config)):
         return reason
     if formats.block_a:
-        return block_scaled_reason(config, formats.block_b, problem.epilogue.gated)
+        return block_scaled_reason(config, formats.block_b)
     return None
 
 

@@ -26,7 +26,7 @@ from . import (
     epilogue_store,
     tma_load,
 )
-from .block_scales import BlockScales, ScaledPipeline
+from .block_scales import BlockScales, CopiedScalesPipeline, ScaledPipeline
 from .consumer import consumer_loop
 from .pipeline import GroupPipeline
 from .records import (
@@ -195,7 +195,9 @@ class Gemm(tma_store.TmaStore):
 
     @property
     def pipeline_type(self):
-        return ScaledPipeline if self.traits.block_scaled else GroupPipeline
+        if not self.traits.block_scaled:
+            return GroupPipeline
+        return ScaledPipeline if self.traits.wide_scales else CopiedScalesPipeline
 
     @property
     def epilogue_config(self):
@@ -589,14 +591,14 @@ class Gemm(tma_store.TmaStore):
             self.producer(cta, pipeline, WarpRole.LOAD_A)
         if cta.context.warp == WarpRole.LOAD_B:
             self.producer(cta, pipeline, WarpRole.LOAD_B)
-        if cutlass.const_expr(self.traits.block_scaled):
-            self.load_scales(cta, pipeline)
+        if cutlass.const_expr(self.traits.block_scaled and not self.traits.wide_scales):
+            self.copy_scales(cta, pipeline)
 
     @cute.jit
-    def load_scales(self, cta: Cta, pipeline: GroupPipeline):
-        """The warp LOAD_SCALES: loads the scales of all k tiles."""
+    def copy_scales(self, cta: Cta, pipeline: GroupPipeline):
+        """The warp LOAD_SCALES: copies the scales of all k tiles."""
         if cta.context.warp == WarpRole.LOAD_SCALES:
-            block_scales.load(cta, pipeline)
+            block_scales.copy_all(cta, pipeline)
 
     @cute.jit
     def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):
@@ -618,7 +620,12 @@ class Gemm(tma_store.TmaStore):
             if cutlass.const_expr(loads_a and traits.bias == "pairs" and not is_early):
                 epilogue_math.prefetch_bias(cta, work)
             begin, k_tiles = work.partition.begin, work.partition.count
-            state = tma_load.load_k_tiles(load, pipeline, state, begin, k_tiles, backwards, loads_a)
+            scales = None
+            if cutlass.const_expr(loads_a and traits.wide_scales):
+                scales = block_scales.tile_scales(cta, work)
+            state = tma_load.load_k_tiles(
+                load, pipeline, state, begin, k_tiles, backwards, loads_a, scales
+            )
             if cutlass.const_expr(traits.source != "" and is_early):
                 cute.arch.griddepcontrol_wait()
             if cutlass.const_expr(traits.source != ""):

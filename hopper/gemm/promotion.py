@@ -6,7 +6,7 @@ multiply for another one.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ...core import fp8
@@ -20,9 +20,16 @@ from .row_group import RowGroup, in_order
 
 @cute.jit
 def multiply(
-    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, work
+    cta: Cta,
+    consumer: Consumer,
+    mma: TileMma,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work,
+    backwards,
 ):
-    """Consumers: multiply the k tiles of a work tile. Return the state after the last stage.
+    """Consumers: multiply the k tiles of a work tile, whose order is reversed where `backwards` is
+    1. Return the state after the last stage.
 
     The products of a stage are summed for 64 rows of a consumer after the other, in the same
     accumulators. A consumer with 128 rows so waits half as often for a stage as one with 64, for
@@ -32,43 +39,42 @@ def multiply(
     scales. Were they read between the wgmmas of a stage, those behind them would wait for them.
     """
     groups, count = block_scales.row_groups_of(cta.config), work.partition.count
-    boundaries, factors, following = None, None, None
-    if cutlass.const_expr(cta.traits.block_b == fp8.BLOCK):
-        boundaries = block_scales.first_boundaries(cta, work)
-        number = block_scales.factor_count(cta, mma.width)
-        factors, following = (cute.make_rmem_tensor((number,), Float32) for _ in range(2))
-        following.fill(0.0)
+    by_blocks = cta.traits.block_b == fp8.BLOCK
+    boundaries, factors = None, None
     mma.fragments.acc.fill(0.0)
+    if cutlass.const_expr(by_blocks):
+        boundaries = block_scales.first_boundaries(cta, work)
+        factors = block_scales.make_factors(cta, work, mma.width, backwards)
+        block_scales.read_blocks(factors, 0)
     if count > 0:
         pipeline.consumer_wait(state)
-        read_factors(cta, consumer, mma, state, factors)
+        if cutlass.const_expr(by_blocks):
+            block_scales.read_rows(cta, consumer, factors, state.index)
+    if cutlass.const_expr(by_blocks):
+        block_scales.multiply_scales(factors)
     for i in cutlass.range(count, unroll=1):
+        after, more = pipeline.advance(state), Int32(i + 1 < count)
+        if cutlass.const_expr(by_blocks):
+            block_scales.read_blocks(factors, more)
         for group in cutlass.range_constexpr(groups - 1):
             mma_row_group(mma.partial, group, state.index)
             warpgroup.wait_group(0)
             add(cta, consumer, RowGroup(mma, cta.config, group), state, factors, boundaries)
         mma_row_group(mma.partial, groups - 1, state.index)
-        after = pipeline.advance(state)
-        if i + 1 < count:
+        if more == 1:
             pipeline.consumer_wait(after)
-            read_factors(cta, consumer, mma, after, following)
+            if cutlass.const_expr(by_blocks):
+                block_scales.read_rows(cta, consumer, factors, after.index)
         warpgroup.wait_group(0)
         if cutlass.const_expr(cta.traits.block_b != 1):
             pipeline.consumer_release(state.index)
         add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)
         if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for the additions
             pipeline.consumer_release(state.index)
-        if cutlass.const_expr(factors is not None):
-            factors.store(following.load())
+        if cutlass.const_expr(by_blocks):
+            block_scales.multiply_scales(factors)
         state = after
     return state
-
-
-@cute.jit
-def read_factors(cta: Cta, consumer: Consumer, mma: TileMma, state: PipelineState, factors):
-    """Reads what the sums of a stage are multiplied by, where 128 columns of B share a scale."""
-    if cutlass.const_expr(factors is not None):
-        block_scales.read_factors(cta, consumer, mma.width, state.index, factors)
 
 
 @cute.jit

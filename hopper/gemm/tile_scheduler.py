@@ -114,7 +114,7 @@ class TileScheduler:
         """Returns what the epilogue of a work tile reads: the same for all tiles."""
         return epilogue
 
-    def tile_scales(self, scales, work: WorkTile):
+    def scales_of(self, scales, work: WorkTile):
         """Returns the BlockScales of a work tile: those of the launch."""
         return scales
 

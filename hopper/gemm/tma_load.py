@@ -10,6 +10,8 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.pipeline import PipelineState
+from . import block_scales
+from .block_scales import TileScales
 from .pipeline import GroupPipeline
 from .records import Cta
 from .tile_scheduler import WorkTile
@@ -79,16 +81,19 @@ def load_k_tiles(
     count: Int32,
     backwards,
     announces: cutlass.Constexpr,
+    scales: TileScales | None = None,
 ):
     """One warp: loads `count` k tiles of an operand from k tile `begin` on, in reverse order where
     `backwards` is 1. Returns the state after the last. `announces`: this warp announces how many
-    bytes of both operands will arrive in a stage.
+    bytes of both operands will arrive in a stage. `scales`: those that it loads as well.
     """
     for i in cutlass.range(count, unroll=1):
         pipeline.producer_acquire(state)
-        if cutlass.const_expr(announces):
+        if cutlass.const_expr(announces and scales is None):
             pipeline.arrive_and_expect_tx(state)
         k_tile = begin + i + backwards * (count - 1 - 2 * i)
+        if cutlass.const_expr(scales is not None):
+            block_scales.load_rows(scales, pipeline, state, k_tile)
         barrier = pipeline.producer_get_barrier(state)
         for part in cutlass.range_constexpr(len(load.parts)):
             target, source = load.parts[part]

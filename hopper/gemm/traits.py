@@ -40,8 +40,8 @@ class KernelTraits:
 
     fp8
         formats: the text of `core.fp8.Formats`. A 16-bit word of A or B holds two values.
-        wide_scales: the scales of four neighbouring rows of A are neighbours in memory, and begin
-            at 16 bytes, so that they are copied at once.
+        wide_scales: the scales of neighbouring rows of A are neighbours in memory, and those of
+            four begin at 16 bytes, so that TMA loads them.
     """
 
     width: int

@@ -68,7 +68,7 @@ class Variant:
             "gated": t.gated,
             "in_turn": t.staggered_tail,
             f"scales_{t.scale_a}_{t.scale_b}": t.formats,
-            "by_four": t.wide_scales,
+            "wide": t.wide_scales,
             f"residual_{t.residual}": t.residual,
             f"aux_{t.aux}": t.aux,
         }
@@ -135,7 +135,7 @@ def variant_of(
     )
     if _staggers_tail(problem, config, traits):
         traits = replace(traits, staggered_tail=True)
-    if traits.block_a == 1 and _are_scales_wide(problem, transposed):
+    if (traits.block_a, traits.block_b) == (1, 128) and _are_scales_wide(problem, transposed):
         traits = replace(traits, wide_scales=True)
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
@@ -221,11 +221,13 @@ def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
 
 
 def _are_scales_wide(problem: Problem, transposed: bool) -> bool:
-    """Returns `KernelTraits.wide_scales` for a launch whose A has a scale for each row."""
+    """Returns `KernelTraits.wide_scales` for a launch whose A has a scale for each row. TMA loads
+    whole granules of 16 bytes, the last rows' too.
+    """
     view = problem.epilogue.scale_b if transposed else problem.epilogue.scale_a
     assert view, "a call of fp8 operands has scales"
     along_rows, along_k = view.strides
-    return along_rows == 1 and along_k % 4 == 0 and view.alignment >= 16
+    return along_rows == 1 and problem.M % 4 == along_k % 4 == 0 and view.alignment >= 16
 
 
 def tensor_view(problem: Problem, name: str) -> View | None:

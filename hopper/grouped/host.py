@@ -212,7 +212,7 @@ def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
     """
     most = SHARED_MEMORY - 4 * MOST_GROUPS
     while True:
-        scales = 4 * config.stages * stage_scales(config, block_b, gated=True)
+        scales = 4 * config.stages * stage_scales(config, block_b)
         if config.shared_memory_bytes + scales <= most:
             return config
         if config.stages < 5 and config.epilogue_stages > 1:

@@ -118,7 +118,7 @@ class GroupedScheduler:
             return epilogue
         return replace(epilogue, tensors=tensors._replace(bias=tensors.bias[work.matrix, None]))
 
-    def tile_scales(self, scales, work: GroupedWorkTile):
+    def scales_of(self, scales, work: GroupedWorkTile):
         """Returns the BlockScales of a work tile, whose rows and k tiles are numbered as those of
         the tile: with ragged rows the group's of B, with ragged terms those from its first on.
         """

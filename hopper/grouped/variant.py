@@ -40,7 +40,7 @@ class GroupedVariant(variant.Variant):
             "scattered": t.scatters,
             "weighted": t.weighted,
             t.formats.replace(" ", "_"): t.formats,
-            "by_four": t.wide_scales,
+            "wide": t.wide_scales,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -102,11 +102,12 @@ def _formats(problem: GroupedProblem) -> str:
 
 
 def _are_scales_wide(problem: GroupedProblem) -> bool:
-    """Returns `KernelTraits.wide_scales`. Groups of rows that follow one another begin at any row,
-    so that scales of four rows of a tile do not begin at 16 bytes.
+    """Returns `KernelTraits.wide_scales`: whether TMA loads the scales of rows. Groups of rows that
+    follow one another begin at any row, where the scales of a tile do not begin at 16 bytes; and
+    where each column of B has its own scale, a warp copies those of rows as well.
     """
     scales = problem.scales
-    if scales is None or (problem.form == "ragged_m" and not problem.capacity):
+    if scales is None or not problem.capacity:
         return False
     group, row, block = scales.a
     whole = all(step % 4 == 0 for step in (group, block, problem.capacity))

@@ -19,6 +19,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .torch_ops.aten import disable, enable
     from .torch_ops.grouped_mm import grouped_mm
     from .torch_ops.moe import moe_mlp
+    from .torch_ops.quantize import quantize
     from .torch_ops.scaled_grouped_mm import scaled_grouped_mm
     from .torch_ops.scaled_mm import scaled_mm
 
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from . import nn as nn
     from .autotune.automatic import tune
     from .inductor import inductor_choice
-    from .nn import Linear, patch, unpatch
+    from .nn import FP8Linear, Linear, patch, unpatch
     from .packing.ahead import precompile
     from .runtime.packs import load_pack
 
 __all__ = [
+    "FP8Linear",
     "FallbackWarning",
     "Kernel",
     "Linear",
@@ -50,6 +52,7 @@ __all__ = [
     "moe_mlp",
     "patch",
     "precompile",
+    "quantize",
     "record_shapes",
     "scaled_grouped_mm",
     "scaled_mm",
@@ -71,6 +74,7 @@ _MODULE_OF = {
     "grouped_mm": "torch_ops.grouped_mm",
     "scaled_grouped_mm": "torch_ops.scaled_grouped_mm",
     "moe_mlp": "torch_ops.moe",
+    "quantize": "torch_ops.quantize",
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",
@@ -79,6 +83,7 @@ _MODULE_OF = {
     "load_pack": "runtime.packs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
+    "FP8Linear": "nn",
     "Linear": "nn",
     "patch": "nn",
     "unpatch": "nn",
@@ -139,9 +144,16 @@ def _moe_kernels() -> hooks.MoeKernels:
     return moe
 
 
+def _quantize_kernels() -> hooks.QuantizeKernels:
+    from .kernels import quantize as kernels
+
+    return kernels
+
+
 hooks.tuner.register(_tuner)
 hooks.operand_copies.register(_operand_copies)
 hooks.activation_kernels.register(_activation_kernels)
 hooks.portable_grouped.register(_portable_grouped)
 hooks.hopper_grouped.register(_hopper_grouped)
 hooks.moe_kernels.register(_moe_kernels)
+hooks.quantize_kernels.register(_quantize_kernels)

@@ -1,4 +1,6 @@
-"""`Linear`, and `patch`, which turns every `torch.nn.Linear` of a model into one."""
+"""`Linear`, and `patch`, which turns every `torch.nn.Linear` of a model into one, and lets outblas
+compute experts and fp8 layers.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -9,26 +11,22 @@ import torch
 from torch.fx.proxy import TracerBase
 from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from .api import linear
 from .core import epilogue, problem
-from .core.compat.torch_private import FakeTensor, FunctionalTensor
 from .core.epilogue import Activation
+from .fp8_linear import FP8Linear
 from .patching import experts as moe
-from .patching import fusion
+from .patching import fp8_linears, fusion
+from .patching.linears import bypassed, kept_reason, torch_takes
 from .patching.report import Report
 from .patching.unreached import unreached
 from .runtime import hooks
 
-__all__ = ["Linear", "Report", "patch", "unpatch"]
+__all__ = ["FP8Linear", "Linear", "Report", "patch", "unpatch"]
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
-
-# Types of tensors that hold their values themselves. The last two stand for such a tensor while a
-# program is traced.
-_PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
 _NOTES = (
     "torch.ao.quantization.quantize_dynamic, convert_pt2e and torch.onnx.export do not recognize "
@@ -180,16 +178,22 @@ def patch(
     Only the class of a layer changes. Its parameters, hooks, tied weights, optimizers and every
     reference to the module stay valid.
 
-    Subclasses of `torch.nn.Linear` are left as they are, and so are layers whose `forward` was
-    replaced and layers whose weight or bias no kernel accepts (another dtype, a tensor subclass,
-    sparse). A patched layer that is parametrized, pruned, quantized by torchao, sharded or hooked
-    by accelerate later computes what `torch.nn.Linear` would.
+    Other subclasses of `torch.nn.Linear` are left as they are, and so are layers whose `forward`
+    was replaced and layers whose weight or bias no kernel accepts (another dtype, a tensor
+    subclass, sparse). A patched layer that is parametrized, pruned, quantized by torchao, sharded
+    or hooked by accelerate later computes what `torch.nn.Linear` would.
 
     Experts of models of transformers (Mixtral, Qwen3-MoE, DeepSeek-V3 and others) get a forward
     that calls `outblas.moe_mlp`. They are found by what their modules say of themselves, in the
     attributes that transformers' own grouped products read; those that compute anything else, such
     as a gate of their own, are kept. Their parameters stay the same. Autocast casts them where it
     casts those of transformers: in all implementations but grouped_mm.
+
+    Layers of fp8 checkpoints (`FP8Linear` of transformers: DeepSeek-V3, Qwen3) get a forward that
+    quantizes the input with a scale for 128 columns of each row, and calls `outblas.scaled_mm`.
+    They keep their class, parameters and scales, and are among the swapped layers. Covered are
+    scales in float32 for blocks of 128 by 128 and inputs that are quantized as they come
+    ("dynamic"). Other layers are kept, and on a GPU without a kernel for fp8 the class computes.
 
     A patched model can be copied, saved, compiled, exported, traced and scripted; a torch.fx graph
     has a call of `outblas.linear` in place of the module. torch.onnx.export and the quantizers
@@ -240,6 +244,7 @@ def patch(
     kept: dict[str, str] = {}
     chosen = _chosen_layers(model, filter, kept)
     found = moe.choose(model, functools.partial(_filtered, filter), kept, experts)
+    quantized = fp8_linears.choose(model, functools.partial(_filtered, filter), kept)
     layers = {id(module): name for name, module in chosen.items()}
     fusions = fusion.find(model, layers, Linear) if fuse else []
     if not dry_run:
@@ -247,16 +252,17 @@ def patch(
             if not _is_ours(type(module)):
                 _rebind(module, "forward", torch.nn.Linear, Linear)
                 _become(module, Linear)
-        for each in (*(fused for _, fused in fusions), *found.values()):
+        for each in (*(fused for _, fused in fusions), *found.values(), *quantized.values()):
             each.apply()
-    bypassed = _bypassed(model)
-    remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypassed))}
+    bypasses = bypassed(model)
+    remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypasses))}
+    others = found | quantized
     return Report(
-        swapped=tuple(chosen),
+        swapped=tuple(name for name, _ in _linears(model) if name in chosen or name in quantized),
         kept=kept,
-        remarks=remarks | {name: why for name, each in found.items() if (why := each.remark())},
+        remarks=remarks | {name: why for name, each in others.items() if (why := each.remark())},
         notes=_NOTES if chosen else (),
-        unreached=unreached(model, [each.module for each in found.values()]),
+        unreached=unreached(model, [each.module for each in others.values()]),
         gains={name: gains for name, module in chosen.items() if (gains := _gains(module))},
         experts={name: str(each) for name, each in found.items()},
         fused={name: str(each) for name, each in fusions},
@@ -268,12 +274,16 @@ def _chosen_layers(
     model: torch.nn.Module, filter: Filter | None, kept: dict[str, str]
 ) -> dict[str, torch.nn.Linear]:
     """Returns the linear layers to swap and those that are ours already; adds the others to `kept`
-    with the reasons.
+    with the reasons, but for fp8 layers.
     """
     chosen: dict[str, torch.nn.Linear] = {}
     for name, module in _linears(model):
+        if fp8_linears.is_layer(module):
+            continue
         reason = (
-            None if _is_ours(type(module)) else _reason(module) or _filtered(filter, name, module)
+            None
+            if _is_ours(type(module))
+            else kept_reason(module) or _filtered(filter, name, module)
         )
         if reason:
             kept[name] = reason
@@ -287,9 +297,9 @@ def _filtered(filter: Filter | None, name: str, module: torch.nn.Module) -> str 
     return None if filter is None or filter(name, module) else "the filter does not take it"
 
 
-def _remark(module: torch.nn.Linear, bypassed: dict[int, str]) -> str:
+def _remark(module: torch.nn.Linear, bypasses: dict[int, str]) -> str:
     """Returns what keeps a swapped layer from outblas's kernels; "" for nothing."""
-    found = _torch_takes(module), bypassed.get(id(module))
+    found = torch_takes(module), bypasses.get(id(module))
     return "; ".join(why for why in found if why)
 
 
@@ -307,10 +317,10 @@ def _gains(module: torch.nn.Linear) -> dict[int, float]:
 def unpatch(model: torch.nn.Module) -> Report:
     """Turn every `outblas.Linear` of a model back into a `torch.nn.Linear`, in place.
 
-    What `patch` fused is taken apart first, and experts get their own forward back. Other layers
-    with an activation stay, because `torch.nn.Linear` has none. Layers that were parametrized,
-    sharded by `fully_shard` or hooked by accelerate after `patch` are restored too: when that is
-    undone, they are a `torch.nn.Linear`.
+    What `patch` fused is taken apart first, and experts and fp8 layers get their own forward back.
+    Other layers with an activation stay, because `torch.nn.Linear` has none. Layers that were
+    parametrized, sharded by `fully_shard` or hooked by accelerate after `patch` are restored too:
+    when that is undone, they are a `torch.nn.Linear`.
 
     Args:
         model: Any module, which is changed in place.
@@ -339,11 +349,14 @@ def unpatch(model: torch.nn.Module) -> Report:
     _check(model)
     fusion.undo(model)
     restored_experts = moe.undo(model)
+    quantized = fp8_linears.undo(model)
     for name, module in _linears(model):
         kind = type(module)
-        if not issubclass(kind, Linear):
+        if name in quantized:
+            swapped.append(name)
+        elif not issubclass(kind, Linear):
             continue
-        if not _is_ours(kind):
+        elif not _is_ours(kind):
             kept[name] = f"is a {kind.__name__}, a subclass of outblas.Linear"
         elif module.activation is not None:
             kept[name] = (
@@ -430,73 +443,3 @@ def _rebind(
                 holder[attribute] = MethodType(new.forward, module)
             return
         holder, attribute = getattr(value, "__dict__", {}), "__wrapped__"
-
-
-def _reason(module: torch.nn.Linear) -> str | None:
-    """Returns why a layer is not swapped, or None."""
-    kind = type(module)
-    if isinstance(module, LazyModuleMixin):
-        return "has no weight before its first call"
-    if kind is not torch.nn.Linear:
-        parametrized = torch.nn.utils.parametrize.is_parametrized(module)
-        return (
-            "its parameters are computed (parametrized)"
-            if parametrized
-            else f"is a {kind.__name__}"
-        )
-    forward = vars(module).get("forward")
-    if forward is not None and getattr(forward, "__func__", None) is not torch.nn.Linear.forward:
-        return "its forward was replaced"
-    if getattr(module, "activation", None) is not None:
-        return "has an attribute activation, which outblas.Linear would apply"
-    if not isinstance(module.weight, Tensor):
-        return "has no weight"
-    return _unusual(module)
-
-
-def _unusual(module: torch.nn.Linear) -> str | None:
-    """Returns which property of a layer's weight or bias makes torch compute the layer on any
-    device, or None.
-    """
-    for name in ("weight", "bias"):
-        t = vars(module).get(name, module._parameters.get(name))
-        if t is None:  # or it is computed: plain, with any dtype
-            continue
-        if type(t) not in _PLAIN:
-            return f"its {name} is a {type(t).__name__}, which torch takes"
-        if t.is_nested or t.layout is not torch.strided:
-            return f"its {name} is {'nested' if t.is_nested else t.layout}, which torch takes"
-        if t.dtype not in problem.DTYPES:
-            return f"has a {name} of {t.dtype}, which no kernel takes"
-    return None
-
-
-def _torch_takes(module: torch.nn.Linear) -> str | None:
-    """Returns what keeps a swapped layer from outblas's kernels, or None. It evaluates no computed
-    parameter, because that may change the layer's state.
-    """
-    if unusual := _unusual(module):
-        return unusual + (" until fully_shard gathers it" if "DTensor" in unusual else "")
-    held = vars(module).get("weight", next(module.parameters(), None))
-    if held is None or held.is_cuda:
-        return None
-    return f"on {held.device}: torch takes it until it moves to an NVIDIA GPU"
-
-
-def _bypassed(model: torch.nn.Module) -> dict[int, str]:
-    """Returns the layers whose parent may read their weight without calling them, by id, each with
-    a remark.
-    """
-    found: dict[int, str] = {}
-    for parent in model.modules():
-        if (
-            isinstance(parent, torch.nn.TransformerEncoderLayer)
-            and getattr(parent, "activation_relu_or_gelu", False)
-            and parent.self_attn.batch_first
-        ):
-            why = (
-                "nn.TransformerEncoderLayer's fast path (eval, no gradients) takes its weight "
-                "past it"
-            )
-            found |= dict.fromkeys((id(parent.linear1), id(parent.linear2)), why)
-    return found

@@ -16,6 +16,7 @@ from outblas.bench.record import Device, Record
 from outblas.bench.statistics import ratio
 from outblas.cli.bench import COLUMNS, row, split_names
 from outblas.core.steps import Steps
+from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
 
 
@@ -134,6 +135,51 @@ def test_torchs_products_of_fp8_are_trusted(name: str) -> None:
 def test_fast_sums_are_for_fp8_alone() -> None:
     with pytest.raises(Refused, match="cublas-fast-accum takes fp8 operands, not bfloat16"):
         providers.parse("cublas-fast-accum").prepare(*[torch.eye(2)] * 3)
+
+
+def test_fast_sums_have_no_blocks() -> None:
+    operation = Operation("fp8-block")
+
+    with pytest.raises(Refused, match="cublas-fast-accum takes no fp8-block"):
+        providers.parse("cublas-fast-accum", operation).prepare(*[torch.eye(2)] * 3)
+
+
+def test_torch_is_given_the_scales_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        "outblas.bench.operation.cublas_scaled_mm", lambda *args, **_: given.append(args)
+    )
+    operation = Operation("fp8-block")
+
+    providers.parse("cublas", operation).prepare(
+        *operation.operands((48, 256, 1024), "nt", "cpu")
+    )()
+
+    ((_, _, scale_a, scale_b, bias),) = given
+    assert (scale_a.shape, scale_b.shape, bias) == ((48, 8), (8, 2), None)
+
+
+def test_products_of_blocks_are_checked_on_integers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[Operation] = []
+    monkeypatch.setattr(Operation, "fault", lambda self, *_: judged.append(self))
+    provider = providers.parse("outblas", Operation("fp8-block"))
+
+    assert provider.fault(Case(48, 256, 1024, torch.bfloat16)) is None
+
+    assert judged == [Operation("fp8-block", integers=True), Operation("fp8-block")]
+    assert provider.is_checked_exactly
+
+
+def test_a_fault_on_integers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operation, "fault", lambda self, *_: "wrong" if self.integers else None)
+
+    said = providers.parse("outblas", Operation("fp8-block")).fault(
+        Case(48, 256, 1024, torch.bfloat16)
+    )
+
+    assert said == "wrong"
 
 
 @pytest.mark.parametrize("name", ["portable", "cublaslt-best"])

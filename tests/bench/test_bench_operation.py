@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from outblas.bench.block_scaled import BlockScaled
 from outblas.bench.operation import Operation
 from outblas.core.epilogue import apply
 from outblas.core.steps import Steps
@@ -35,6 +36,17 @@ def test_an_epilogue_that_is_none_is_refused(text: str) -> None:
 
 
 # ---- operands
+def test_block_scaled_operands_are_those_of_their_scales() -> None:
+    operation = Operation("fp8-block")
+    a, b, out = operation.operands(SHAPE, "nt", "cpu")
+    extras = operation.extras(a, b, out)
+
+    left, right = BlockScaled(a, b, extras.scale_a, extras.scale_b).dequantised()
+
+    assert [left.std(), right.std()] == pytest.approx([1, 1], abs=0.1)
+    assert out.dtype == torch.bfloat16
+
+
 def test_fp8_operands_are_rounded_from_normal_ones() -> None:
     a, b, out = Operation("fp8").operands(SHAPE, "nt", "cpu")
 
@@ -59,9 +71,16 @@ def test_a_call_has_the_same_extras_every_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shapes"), [("fp8", ((), ())), ("fp8-rowwise", ((48, 1), (1, 64)))]
+    ("dtype", "shapes"),
+    [
+        ("fp8", ((), ())),
+        ("fp8-rowwise", ((48, 1), (1, 64))),
+        ("fp8-block", ((48, 1), (1, 1))),
+    ],
 )
-def test_scales_are_of_an_operand_or_of_rows_and_columns(dtype: str, shapes: Any) -> None:
+def test_scales_are_of_an_operand_or_of_rows_and_columns_or_of_blocks(
+    dtype: str, shapes: Any
+) -> None:
     operation = Operation(dtype)
 
     extras = operation.extras(*operation.operands(SHAPE, "nt", "cpu"))
@@ -81,8 +100,13 @@ def test_scales_are_of_an_operand_or_of_rows_and_columns(dtype: str, shapes: Any
             "--backward cannot be combined with --epilogue",
         ),
         (Operation(steps=Steps(activation="geglu")), {"shapes": [(8, 7, 8)]}, "has N = 7"),
+        (
+            Operation("fp8-block"),
+            {"shapes": [(8, 8, 640)]},
+            "has K = 640, but --dtype fp8-block needs multiples of 512",
+        ),
     ],
-    ids=["layout of fp8", "backward of fp8", "backward with steps", "odd gate"],
+    ids=["layout of fp8", "backward of fp8", "backward with steps", "odd gate", "odd blocks"],
 )
 def test_what_an_operation_lacks_is_refused(
     operation: Operation, given: dict[str, Any], message: str
@@ -109,9 +133,13 @@ def in_float64(operation: Operation) -> Callable[..., Callable[[], torch.Tensor]
 
     def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
         extras = operation.extras(a, b, out)
-        x = a.double() @ b.double()
-        for scale in (extras.scale_a, extras.scale_b):
-            x = x if scale is None else x * scale
+        if operation.scaling == "block":
+            left, right = BlockScaled(a, b, extras.scale_a, extras.scale_b).dequantised()
+            x = left @ right
+        else:
+            x = a.double() @ b.double()
+            for scale in (extras.scale_a, extras.scale_b):
+                x = x if scale is None else x * scale
         x = x if extras.bias is None else x + extras.bias
         residual = None if extras.residual is None else extras.residual.double()
         return lambda: apply(x, operation.steps.activation, residual).to(out.dtype)
@@ -119,9 +147,11 @@ def in_float64(operation: Operation) -> Callable[..., Callable[[], torch.Tensor]
     return prepare
 
 
-@pytest.mark.parametrize(
-    "operation", [*OPERATIONS, Operation("fp8"), Operation("fp8-rowwise")], ids=str
-)
+SCALED = [Operation(f"fp8{scaling}") for scaling in ("", "-rowwise", "-block")]
+INTEGERS = Operation("fp8-block", integers=True)
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, *SCALED, INTEGERS], ids=str)
 def test_results_that_are_rounded_once_pass(operation: Operation) -> None:
     assert operation.fault(in_float64(operation), SHAPE, "cpu") is None
 
@@ -147,7 +177,7 @@ def test_torchs_own_functions_compute_the_same(operation: Operation) -> None:
     torch.testing.assert_close(found, in_float64(operation)(a, b, out)(), rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, Operation("fp8")], ids=str)
+@pytest.mark.parametrize("operation", [*OPERATIONS, *SCALED, INTEGERS], ids=str)
 def test_one_wrong_element_is_found(operation: Operation) -> None:
     def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
         right = in_float64(operation)(a, b, out)()
@@ -159,6 +189,47 @@ def test_one_wrong_element_is_found(operation: Operation) -> None:
     assert said is not None
     assert said.startswith("wrong: 1 of ")
     assert said.endswith("first at [5, 7]")
+
+
+def test_products_of_block_scaled_integers_must_be_exact() -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        right = in_float64(INTEGERS)(a, b, out)()
+        right[5, 7] = torch.nextafter(right[5, 7], torch.full_like(right[5, 7], torch.inf))
+        return lambda: right
+
+    said = INTEGERS.fault(prepare, SHAPE, "cpu")
+
+    assert said == "wrong: 1 of 3072 elements, first at [5, 7]"
+
+
+@pytest.mark.parametrize("name", ["scale_a", "scale_b"])
+def test_a_scale_of_another_block_is_found(name: str) -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
+        extras = INTEGERS.extras(a, b, out)
+        scales = {"scale_a": extras.scale_a, "scale_b": extras.scale_b}
+        scales[name] = scales[name].roll(1, int(name == "scale_a"))
+        left, right = BlockScaled(a, b, **scales).dequantised()
+        return lambda: (left @ right).to(out.dtype)
+
+    said = INTEGERS.fault(prepare, (48, 64, 1024), "cpu")
+
+    assert said is not None
+    assert said.startswith("wrong: ")
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        (Operation("fp8-block"), INTEGERS),
+        (Operation("fp8-block", Steps(bias=True)), None),
+        (Operation("fp8-rowwise"), None),
+    ],
+    ids=["blocks", "blocks with a bias", "rows"],
+)
+def test_block_scaled_products_without_an_epilogue_have_exact_ones(
+    operation: Operation, expected: Operation | None
+) -> None:
+    assert operation.on_integers() == expected
 
 
 def test_nan_is_wrong() -> None:

@@ -142,6 +142,23 @@ def test_without_its_name_products_of_fp8_are_torchs_public_ones(
     assert torch.equal(found, torch_private.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16))
 
 
+def test_without_its_name_scales_of_blocks_are_named_to_torch(
+    without: Without, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functional = torch.nn.functional
+    if not hasattr(functional, "scaled_mm"):
+        pytest.skip(f"torch {torch.__version__} has no public scaled_mm, and has the private one")
+    fresh = without(torch_private, "torch:_scaled_mm")
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(functional, "scaled_mm", lambda *args, **_: given.append(args))
+    a, b = fp8_operands(16, 256, 512)
+
+    fresh.scaled_mm(a, b, torch.rand(16, 4), torch.rand(4, 2), out_dtype=torch.bfloat16)
+
+    kinds = functional.ScalingType
+    assert given[0][3::2] == (kinds.BlockWise1x128, kinds.BlockWise128x128)
+
+
 def test_without_inductors_allocator_memory_is_as_asked_for(without: Without) -> None:
     fresh = without(torch_private, "torch:_C._dynamo.guards._empty_strided_cpu")
 

@@ -13,6 +13,17 @@ def test_the_suite_has_eleven_shapes() -> None:
     assert shapes.parse("suite") == list(shapes.SUITE)
 
 
+def test_deepgemms_shapes_have_many_tokens_or_few() -> None:
+    found = shapes.parse("deepgemm")
+
+    assert {M: sum(shape[0] == M for shape in found) for M in (64, 128, 4096)} == {
+        64: 6,
+        128: 6,
+        4096: 5,
+    }
+    assert len(found) == 17
+
+
 def test_the_grid_has_sixty_shapes() -> None:
     grid = shapes.parse("grid")
 

@@ -68,6 +68,11 @@ patched = outblas.patch(model)
 summary: str = str(patched)
 outblas.unpatch(model)
 
+frozen = outblas.FP8Linear(32, 48, bias=False, dtype=torch.bfloat16)
+frozen = outblas.FP8Linear.from_linear(torch.nn.Linear(32, 48), dtype=torch.float8_e5m2)
+values, scales = outblas.quantize(a, "1x128", dtype=torch.float8_e4m3fn, power_of_two=True)
+frozen = outblas.FP8Linear.from_fp8(values, scales, bias=None)
+
 # ---- kernels
 kernels: tuple[Kernel, ...] = outblas.ladder()
 names: list[str] = [kernel.name for kernel in outblas.ladder("hopper")]

@@ -183,6 +183,17 @@ def test_fp8_is_timed_beside_torchs(dtype: str) -> None:
     assert all(record.us for record in found.values())
 
 
+@pytest.mark.sm90
+def test_block_scaled_fp8_is_timed_beside_torchs() -> None:
+    found = timed(Operation("fp8-block"), "outblas")
+
+    assert {name: record.check for name, record in found.items()} == {
+        "cublas": "–",
+        "outblas": "exact",
+    }
+    assert all(record.us for record in found.values())
+
+
 def test_batch_invariant_calls_are_timed() -> None:
     record = timed(Operation(batch_invariant=True), "outblas")["outblas"]
 

@@ -11,6 +11,7 @@ from outblas.core.compat import triton_private
 from outblas.core.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED
 from outblas.kernels import moe as kernels
+from outblas.kernels.passes import compile_for
 from outblas.torch_ops import moe_passes as passes
 
 Tensor = torch.Tensor
@@ -86,7 +87,7 @@ def test_tokens_are_copied_to_the_rows_of_their_experts(shape: tuple[int, ...]) 
 def test_rows_beyond_the_last_expert_are_not_written() -> None:
     out = torch.full((4, 3), torch.nan)
     row_of_slot = torch.tensor([[-1, 1], [0, -1]], dtype=torch.int32)
-    kernel = kernels._INTERPRETED[kernels.dispatch_kernel]
+    kernel = kernels._PASSES.interpreted[kernels.dispatch_kernel]
 
     kernel[(2, 1)](torch.ones(2, 3), out, row_of_slot, 3, K=2, COLUMNS=16)
 
@@ -214,7 +215,7 @@ def test_every_kernel_compiles_without_spills(name: str, arch: int) -> None:
     if arch < 80:
         types = {n: t.replace("bf16", "fp16") for n, t in types.items()}
 
-    compiled = kernels.compile_for(kernel, types, constants, arch)
+    compiled = compile_for(kernel, types, constants, arch)
 
     _, log = triton_private.assemble(compiled.asm["ptx"], compiled.metadata._asdict(), arch)
     assert "0 bytes spill stores, 0 bytes spill loads" in log
@@ -227,7 +228,7 @@ def test_every_kernel_compiles_without_spills(name: str, arch: int) -> None:
 )
 def test_rows_move_16_bytes_at_a_time(name: str, loads: int, stores: int) -> None:
     """Of a token with 8 experts: dispatch reads it once and stores it 8 times."""
-    ptx = kernels.compile_for(*COMPILED[name], 90).asm["ptx"]
+    ptx = compile_for(*COMPILED[name], 90).asm["ptx"]
 
     assert ptx.count("ld.global.v4") == loads
     assert ptx.count("st.global.v4") == stores

@@ -28,7 +28,7 @@ LAYERS = (
     ("outblas.runtime",),
     ("outblas.hopper", "outblas.kernels", "outblas.turing"),
     ("outblas.torch_ops",),
-    ("outblas.api",),
+    ("outblas.api", "outblas.fp8_linear"),
     ("outblas.patching",),
     ("outblas.nn", "outblas.inductor"),
     ("outblas.bench", "outblas.verify", "outblas.inspect"),

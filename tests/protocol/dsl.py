@@ -528,7 +528,7 @@ def adapt(name, module):
             for name in ("make_tile_rows", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))
             # What stands for scales says itself of which tile they are.
-            module.GroupedScheduler.tile_scales = lambda self, scales, work: scales
+            module.GroupedScheduler.scales_of = lambda self, scales, work: scales
 
 
 def _of(module, name):

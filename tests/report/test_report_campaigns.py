@@ -159,6 +159,23 @@ def test_a_provider_of_fp8_is_named_as_a_caller_writes_it(tmp_path: Path) -> Non
         assert f"| 4096 | {call} |" in text
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [
+        ("fp8", "one for each operand"),
+        ("fp8-rowwise", "one scale for each row of A and column of B"),
+        ("fp8-block", "one for each 1×128 block of A and 128×128 block of B"),
+    ],
+)
+def test_a_table_of_fp8_says_what_has_a_scale(tmp_path: Path, dtype: str, scales: str) -> None:
+    (tmp_path / "results").mkdir()
+    write(tmp_path / "results" / "it.json", base(4096, dtype=dtype))
+
+    _, text = rendered(tmp_path, "fp8 from results/it.json")
+
+    assert f"scales: {scales};" in text
+
+
 # ---- cold weights
 COLD: dict[str, Any] = {"mode": "cold", "shape": [16, 4096, 4096]}
 COLD_AND_WARM = (

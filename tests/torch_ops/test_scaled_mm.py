@@ -419,3 +419,13 @@ def test_a_default_device_changes_nothing() -> None:
 
     with torch.device("cpu"):
         assert scaled_mm(a, b, ONE, ONE).shape == (4, 6)
+
+
+def test_autocast_rounds_nothing() -> None:
+    a, b = fp8_operands(40, 60, 80)
+    expected = scaled_mm(a, b, ONE * 0.3, ONE, out_dtype=torch.float32)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = scaled_mm(a, b, ONE * 0.3, ONE, out_dtype=torch.float32)
+
+    assert torch.equal(found, expected)

@@ -19,6 +19,7 @@ from ..core.epilogue import FUNCTIONS, GATED, apply, glu_split
 from ..core.shapes import Shape
 from ..core.steps import NO_STEPS, Steps
 from ..verify.oracle import ulp
+from .block_scaled import BLOCK, K_MULTIPLE, BlockScaled, integers, quantised
 from .operands import normal
 
 Tensor = torch.Tensor
@@ -31,9 +32,10 @@ OPERANDS = {
     "tf32": "float32",
     "fp8": "float8_e4m3fn",
     "fp8-rowwise": "float8_e4m3fn",
+    "fp8-block": "float8_e4m3fn",
 }
-Scaling = Literal["", "tensor", "row"]
-_SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row"}
+Scaling = Literal["", "tensor", "row", "block"]
+_SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row", "fp8-block": "block"}
 
 _UNIT = 2.0**-24  # unit roundoff of fp32
 _TF32_UNIT = 2.0**-11
@@ -61,12 +63,14 @@ class Extras:
 @dataclass(frozen=True)
 class Operation:
     """`dtype` is a precision of `OPERANDS`. `batch_invariant`: whether outblas must guarantee that
-    the bits of a row depend on no other row.
+    the bits of a row depend on no other row. `integers`: whether block-scaled operands are small
+    integers whose results must be exact, for a check.
     """
 
     dtype: str = "bfloat16"
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
+    integers: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
@@ -76,8 +80,8 @@ class Operation:
 
     @property
     def scaling(self) -> Scaling:
-        """Returns how fp8 operands are scaled: one scale each, or one per row of A and per column
-        of B.
+        """Returns how fp8 operands are scaled: one scale each, one per row of A and per column of
+        B, or one per block.
         """
         return _SCALING.get(self.dtype, "")
 
@@ -93,7 +97,12 @@ class Operation:
             raise ValueError(
                 "--backward cannot be combined with --epilogue: backward passes have none"
             )
-        for _, N, _ in shapes:
+        for _, N, K in shapes:
+            if self.scaling == "block" and K % K_MULTIPLE:
+                raise ValueError(
+                    f"--shapes has K = {K}, but --dtype {self.dtype} needs multiples of "
+                    f"{K_MULTIPLE}, for which torch takes the same scales"
+                )
             if N % self._split:
                 raise ValueError(
                     f"--shapes has N = {N}, but {self.steps.activation} needs an even N"
@@ -107,6 +116,13 @@ class Operation:
     def without_steps(self) -> Operation:
         """Returns the operation without its epilogue."""
         return replace(self, steps=NO_STEPS)
+
+    def on_integers(self) -> Operation | None:
+        """Returns the operation whose results are exact, of block-scaled operands without an
+        epilogue; None for any other.
+        """
+        exact = self.scaling == "block" and not self.steps
+        return replace(self, integers=True) if exact else None
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -124,9 +140,15 @@ class Operation:
         output, which is half as wide as the product where the activation is gated.
         """
         M, N, _ = shape
-        a, b, _ = normal(shape, layout, self._source_dtype, device=device)
         out = torch.empty(M, N // self._split, dtype=self.out_dtype, device=device)
+        if self.scaling == "block":
+            scaled = self._block_scaled(shape, device)
+            return scaled.a, scaled.b, out
+        a, b, _ = normal(shape, layout, self._source_dtype, device=device)
         return a.to(operand_dtype(self.dtype)), b.to(operand_dtype(self.dtype)), out
+
+    def _block_scaled(self, shape: Shape, device: torch.device | str) -> BlockScaled:
+        return integers(shape, device) if self.integers else quantised(shape, device)
 
     @property
     def _source_dtype(self) -> torch.dtype:
@@ -138,7 +160,9 @@ class Operation:
         return glu_split(self.steps.activation)
 
     def extras(self, a: Tensor, b: Tensor, out: Tensor) -> Extras:
-        """Returns the same values every time: normal(0, 1), and scales between 1/2 and 1."""
+        """Returns the same values every time: normal(0, 1), and scales between 1/2 and 1, or those
+        of the blocks of `operands`.
+        """
         generator = torch.Generator(a.device).manual_seed(1)
 
         def values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -147,14 +171,19 @@ class Operation:
         def scale(shape: tuple[int, ...]) -> Tensor:
             return torch.empty(shape, device=a.device).uniform_(0.5, 1.0, generator=generator)
 
-        (M, _), N = a.shape, b.shape[1]
-        rows, columns = ((M, 1), (1, N)) if self.scaling == "row" else ((), ())
-        return Extras(
-            values((N,), out.dtype) if self.steps.bias else None,
-            values(tuple(out.shape), out.dtype) if self.steps.residual else None,
-            scale(rows) if self.scaling else None,
-            scale(columns) if self.scaling else None,
-        )
+        (M, K), N = a.shape, b.shape[1]
+        bias = values((N,), out.dtype) if self.steps.bias else None
+        residual = values(tuple(out.shape), out.dtype) if self.steps.residual else None
+        match self.scaling:
+            case "":
+                return Extras(bias, residual)
+            case "tensor":
+                return Extras(bias, residual, scale(()), scale(()))
+            case "row":
+                return Extras(bias, residual, scale((M, 1)), scale((1, N)))
+            case "block":
+                scaled = self._block_scaled((M, N, K), a.device)
+                return Extras(bias, residual, scaled.scale_a, scaled.scale_b)
 
     def by_outblas(
         self, a: Tensor, b: Tensor, out: Tensor, extras: Extras, **choice: Any
@@ -230,7 +259,8 @@ class Operation:
         is full of NaNs before the call.
 
         Every element may have the error that fp32 sums of its terms can have before they are
-        rounded. Tensor cores sum fp8 products with fewer bits; 13 bits are required.
+        rounded. Tensor cores sum fp8 products with fewer bits; 13 bits are required. Products of
+        `integers` may have none.
         """
         a, b, out = self.operands(shape, layout, device)
         found = prepare(a, b, out.fill_(math.nan))()
@@ -244,6 +274,9 @@ class Operation:
 
     def _wrong_elements(self, found: Tensor, a: Tensor, b: Tensor, extras: Extras) -> Tensor:
         x, error = self._sums(a, b, extras)
+        if self.integers:
+            # torch rounds float64 by way of fp32, which represents these sums: one rounding
+            return found != x.to(found.dtype)
         residual = extras.residual.double() if extras.residual is not None else None
         y = apply(x, self.steps.activation, residual)
         error = _through(self.steps.activation, x, error) + 4 * _UNIT * y.abs()
@@ -254,17 +287,28 @@ class Operation:
 
     def _sums(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         """Returns the product with its bias in float64, and the error that a kernel may have."""
-        x, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        for scale in (extras.scale_a, extras.scale_b):
-            if scale is not None:
-                x, terms = x * scale, terms * scale
+        x, terms = self._products(a, b, extras)
         if extras.bias is not None:
             x, terms = x + extras.bias.double(), terms + extras.bias.double().abs()
+        if self.scaling == "block":
+            return x, (_FP8_UNIT + (a.shape[1] // BLOCK + 3) * _UNIT) * terms
         if self.scaling:
             return x, _FP8_UNIT * terms
         if self.dtype == "tf32":
             return x, 4 * _TF32_UNIT * terms
         return x, 2 * (a.shape[1] + 2) * _UNIT * terms
+
+    def _products(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
+        """Returns the scaled sums of products, and of the products' magnitudes, in float64."""
+        scale_a, scale_b = extras.scale_a, extras.scale_b
+        if self.scaling == "block" and scale_a is not None and scale_b is not None:
+            a, b = BlockScaled(a, b, scale_a, scale_b).dequantised()
+            return a @ b, a.abs() @ b.abs()
+        x, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        for scale in (scale_a, scale_b):
+            if scale is not None:
+                x, terms = x * scale, terms * scale
+        return x, terms
 
 
 def _through(activation: str, x: Tensor, error: Tensor) -> Tensor:

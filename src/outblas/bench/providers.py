@@ -39,6 +39,7 @@ class Provider:
     trusted: bool = False
     operation: Operation = PLAIN
     checked: Prepare | None = None
+    on_integers: Prepare | None = None
 
     @property
     def label(self) -> str:
@@ -46,15 +47,23 @@ class Provider:
 
     @property
     def is_checked_exactly(self) -> bool:
-        """Whether the check is the exact oracle for a bare product."""
-        return self.checked is not None or self.operation.is_bare
+        """Whether the check is the exact oracle for a bare product, or includes exact products of
+        block-scaled integers.
+        """
+        exactly = self.checked is not None or self.on_integers is not None
+        return exactly or self.operation.is_bare
 
     def fault(self, case: Case) -> str | None:
         """Returns what is wrong with this provider's results, or None: by the exact oracle for a
-        bare product, on normal data for another operation. Raises Refused.
+        bare product, on normal data for another operation, and on integers first where they have
+        block scales. Raises Refused.
         """
         if self.trusted:
             return None
+        exact = self.operation.on_integers()
+        if self.on_integers is not None and exact is not None:
+            shape = case.M, case.N, case.K
+            return exact.fault(self.on_integers, shape) or self.operation.fault(self.prepare, shape)
         prepare = self.checked or self.prepare
         if not self.is_checked_exactly:
             return self.operation.fault(prepare, (case.M, case.N, case.K))
@@ -69,8 +78,8 @@ class Provider:
 
 
 def parse(text: str, operation: Operation = PLAIN) -> Provider:
-    """Parses `cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, optionally
-    with a config: `NAME[k=v,k=v]`.
+    """Parses a name of `LIBRARIES`, or a kernel's name, optionally with a config:
+    `NAME[k=v,k=v]`.
 
     Raises ValueError for an unknown name or config.
     """
@@ -98,6 +107,11 @@ def library(name: str, operation: Operation = PLAIN) -> Provider:
     def prepare_bare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
         return LIBRARIES[name](operation.without_steps(), a, b, out)
 
+    exact = computed.on_integers()
+
+    def prepare_on_integers(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+        return LIBRARIES[name](exact, a, b, out)
+
     rounds_between = name == BEST and bool(operation.steps)
     return Provider(
         name,
@@ -106,6 +120,7 @@ def library(name: str, operation: Operation = PLAIN) -> Provider:
         trusted=name in (BASE, FAST_ACCUM),
         operation=computed,
         checked=prepare_bare if rounds_between else None,
+        on_integers=prepare_on_integers if exact is not None else None,
     )
 
 
@@ -163,6 +178,8 @@ def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: tor
     """Calls torch._scaled_mm with sums that stay in the tensor cores."""
     if not operation.scaling:
         raise Refused(f"{FAST_ACCUM} takes fp8 operands, not {operation.dtype}")
+    if operation.scaling == "block":
+        raise Refused(f"{FAST_ACCUM} takes no {operation.dtype}: sums of a block are scaled apart")
     extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_torch(a, b, out, extras, fast_accum=True)
 
@@ -191,6 +208,18 @@ def _cublaslt_best(
         return operation.after(x, extras)
 
     return call
+
+
+def _deepgemm(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    """Prepares DeepGEMM's product of block-scaled operands, where it is installed."""
+    from . import deepgemm
+
+    if operation.scaling != "block" or operation.steps:
+        raise Refused(f"{DEEPGEMM} takes --dtype fp8-block without an epilogue")
+    extras = operation.extras(a, b, out)
+    assert extras.scale_a is not None
+    assert extras.scale_b is not None
+    return deepgemm.prepared(a, b, extras.scale_a, extras.scale_b, out)
 
 
 def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
@@ -231,12 +260,14 @@ def _bare(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Ten
 
 
 FAST_ACCUM = "cublas-fast-accum"
+DEEPGEMM = "deepgemm"
 BARE = "outblas-bare"
 # The functions that prepare the calls of providers that are not kernels, by name.
 LIBRARIES: dict[str, Callable[..., Call]] = {
     BASE: _cublas,
     BEST: _cublaslt_best,
     FAST_ACCUM: _fast_accum,
+    DEEPGEMM: _deepgemm,
     "torch.compile": _compiled,
     "outblas": _outblas,
     BARE: _bare,

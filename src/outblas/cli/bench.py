@@ -77,7 +77,8 @@ def bench(
         typer.Option(
             help="Names of kernels, or NAME\\[k=v,...] for a config. Other names: outblas (what "
             "matmul chooses), outblas-bare (without the epilogue), cublas (against itself), "
-            "torch.compile, cublas-fast-accum (for fp8). Default: all kernels that run here. "
+            "torch.compile, cublas-fast-accum (for fp8), deepgemm (for fp8-block, where it is "
+            "installed). Default: all kernels that run here. "
             "cublas and cublaslt-best are always timed; with --op grouped, torch is."
         ),
     ] = "",
@@ -98,7 +99,8 @@ def bench(
         str,
         typer.Option(
             help="Precision: bfloat16, float16, float32 (IEEE products), tf32, fp8 (e4m3 with one "
-            "scale per operand) or fp8-rowwise (one scale per row of A and column of B)."
+            "scale per operand), fp8-rowwise (one scale per row of A and column of B) or fp8-block "
+            "(one scale per 1x128 block of A and 128x128 block of B)."
         ),
     ] = "bfloat16",
     layout: LayoutOption = "nt",

@@ -34,8 +34,8 @@ NO_GPU = 3  # exit code of commands that have nothing to measure on
 parse_shapes = shapes.parse
 
 SHAPES_HELP = (
-    "Shapes, comma-separated: N for N×N×N, MxNxK, suite, grid (60 shapes), or decode and "
-    "prefill (layers of language models; decode:MODEL for one model)."
+    "Shapes, comma-separated: N for N×N×N, MxNxK, suite, grid (60 shapes), decode and prefill "
+    "(layers of language models; decode:MODEL for one model), or deepgemm (those of DeepSeek-V3)."
 )
 ShapesOption = Annotated[str, typer.Option(help=SHAPES_HELP)]
 PrecisionOption = Annotated[

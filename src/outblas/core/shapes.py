@@ -23,6 +23,27 @@ GRID: tuple[Shape, ...] = tuple(
     product((128, 512, 1024, 2048, 4096), (1024, 2048, 4096, 8192), (1024, 4096, 8192))
 )
 
+# The shapes for which DeepGEMM publishes figures: layers of DeepSeek-V3 as its servers divide them
+# among GPUs, with many tokens and with few.
+DEEPGEMM: tuple[Shape, ...] = (
+    *(
+        (4096, N, K)
+        for N, K in ((7168, 16384), (4096, 7168), (2112, 7168), (24576, 1536), (32768, 512))
+    ),
+    *(
+        (M, N, K)
+        for M in (64, 128)
+        for N, K in (
+            (2112, 7168),
+            (24576, 1536),
+            (32768, 512),
+            (7168, 16384),
+            (4096, 7168),
+            (7168, 2048),
+        )
+    ),
+)
+
 # N and K of the products of one layer at full width (tensor parallelism of 1): queries, keys and
 # values in one product; the attention's output; gate and up projection in one product; down
 # projection. Taken from the models' published configurations (hidden and intermediate size, number
@@ -55,6 +76,7 @@ NAMED = MappingProxyType(
     }
     | {f"decode:{model}": of_layers(DECODE_ROWS, (model,)) for model in LAYERS}
     | {f"prefill:{model}": of_layers(PREFILL_ROWS, (model,)) for model in LAYERS}
+    | {"deepgemm": DEEPGEMM}
 )
 
 _EXPECTED = "N, MxNxK or one of " + ", ".join(NAMED)

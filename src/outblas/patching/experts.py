@@ -7,10 +7,8 @@ grouped products rely on them, as the forward here does. A module of any name th
 is left as it is.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
-from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +18,7 @@ from ..core.epilogue import gated_name
 from ..core.problem import DTYPES
 from ..torch_ops.call import is_autocast
 from ..torch_ops.moe import moe_mlp
+from . import replaced
 from .fusion import function_of
 
 Tensor = torch.Tensor
@@ -33,8 +32,6 @@ _FLAGS = "has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_e
 _ARGUMENTS = ["self", "hidden_states", "top_k_index", "top_k_weights"]
 # What transformers calls the ways in which it computes the same thing itself.
 _IMPLEMENTATIONS = None, "eager", "grouped_mm", "batched_mm"
-# What torch.nn.DataParallel calls for a replica, which gets tensors of its own.
-_REPLICATE = "_replicate_for_data_parallel"
 
 
 class Names(NamedTuple):
@@ -68,9 +65,7 @@ class Experts(NamedTuple):
 
     def apply(self) -> None:
         """Replaces the module's forward, for its replicas too."""
-        held = vars(self.module)
-        held["forward"] = functools.partial(_forward, self.module, self.names)
-        held[_REPLICATE] = functools.partial(_replicate, self.module)
+        replaced.replace(self.module, _forward, self.names)
 
     def remark(self) -> str:
         """Returns what keeps the experts from outblas's kernels; "" for nothing."""
@@ -130,14 +125,8 @@ def _filtered(filtered: Callable[[str, Any], str | None], name: str, module: Mod
 
 def _names_in_use(module: Module) -> Names | None:
     """Returns the names of experts that `moe_mlp` computes already; None for other modules."""
-    return _names_of(vars(module).get("forward"))
-
-
-def _names_of(forward: object) -> Names | None:
-    if isinstance(forward, functools.partial) and forward.func is _forward:
-        names: Names = forward.args[1]
-        return names
-    return None
+    given = replaced.arguments(module, _forward)
+    return None if given is None else given[0]
 
 
 def _names(module: Any) -> Names | str:
@@ -255,30 +244,11 @@ def _dtype(module: Any, names: Names, hidden_states: Tensor) -> torch.dtype:
     return found
 
 
-def _replicate(module: Any) -> Any:
-    """Returns a replica whose forward computes with the tensors of the replica."""
-    replica = getattr(type(module), _REPLICATE)(module)
-    held = vars(replica)
-    for attribute, value in list(held.items()):
-        if names := _names_of(value):
-            held[attribute] = functools.partial(_forward, replica, names)
-    held[_REPLICATE] = functools.partial(_replicate, replica)
-    return replica
-
-
 # ---- back
 def undo(model: Module) -> dict[str, str]:
-    """Gives experts their own forward back, also where a wrapper keeps the replaced one in an
-    attribute. Returns what was undone, by name.
-    """
-    found: dict[str, str] = {}
-    for name, module in model.named_modules():
-        held = vars(module)
-        for attribute in [key for key, value in held.items() if _names_of(value)]:
-            held.pop(_REPLICATE, None)
-            found[name or "(root)"] = "computes as its class does"
-            if attribute == "forward":
-                del held[attribute]
-            else:
-                held[attribute] = MethodType(type(module).forward, module)
-    return found
+    """Gives experts their own forward back. Returns what was undone, by name."""
+    return {
+        name or "(root)": "computes as its class does"
+        for name, module in model.named_modules()
+        if replaced.restore(module, _forward)
+    }

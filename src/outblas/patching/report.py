@@ -11,13 +11,15 @@ class Report:
     makes a table of one row per layer, followed by the notes.
 
     Attributes:
-        swapped: The linear layers that have the new class now, including those that had it before.
+        swapped: The linear layers that have the new class now, and fp8 layers that have the new
+            forward, including those that had it before.
         kept: The layers that were left as they are, with the reason for each.
-        remarks: The swapped layers and experts that torch computes for the time being, with the
-            reason for each: because they are on the CPU, for example.
+        remarks: The swapped layers and experts that outblas's kernels do not compute for the time
+            being, with the reason for each: because they are on the CPU, for example.
         notes: Tools of torch that do not accept the model in its present state.
         unreached: Weights of products that outblas does not compute, with what computes them: the
-            input projections of attention, the layers of GPT-2, experts that were kept.
+            input projections of attention, the layers of GPT-2, experts and fp8 layers that were
+            kept.
         gains: For a swapped layer on a GPU the time of cuBLAS over that of the best kernel, by the
             number of rows, where a sweep measured exactly these sizes on this model of GPU, or a
             shipped table has it.

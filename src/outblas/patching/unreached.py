@@ -4,11 +4,16 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ..core.quantization import FORMATS
+from ..fp8_linear import FP8Linear
+from . import fp8_linears
+
 Module = torch.nn.Module
 
 # Layers whose weights `patch` reports otherwise, or whose weights enter no product of matrices.
 _OTHERS = (
     torch.nn.Linear,
+    FP8Linear,
     torch.nn.Embedding,
     torch.nn.EmbeddingBag,
     torch.nn.Conv1d,
@@ -43,7 +48,9 @@ def unreached(model: Module, reached: Iterable[Module] = ()) -> dict[str, str]:
 def _weights(module: Module) -> Iterator[tuple[str, str]]:
     """Yields the names of a module's own weights that enter products, with what computes them."""
     kind = type(module).__name__
-    if isinstance(module, torch.nn.MultiheadAttention):
+    if fp8_linears.is_layer(module):
+        yield "weight", f"{kind} of transformers multiplies by it, and by its scales"
+    elif isinstance(module, torch.nn.MultiheadAttention):
         reason = f"nn.MultiheadAttention multiplies by it: {_REACHED}"
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
             yield name, reason
@@ -67,13 +74,15 @@ def _is_conv1d(module: Module) -> bool:
 
 def _weights_of_own_code(module: Module, kind: str) -> Iterator[tuple[str, str]]:
     """Yields what looks like weights of products in a module of a user or another library: a matrix
-    called weight, and matrices of several experts.
+    called weight, and matrices of several experts. Scales of fp8 matrices are none.
     """
     for name, t in module._parameters.items():
-        if t is None or not t.is_floating_point():
+        if t is None or not t.is_floating_point() or name.endswith("_scale_inv"):
             continue
         if t.dim() == 2 and name == "weight":
             yield name, f"{kind} multiplies by it: {_OWN_CODE}"
         # Embeddings of positions have three dimensions too, of which the first has one element.
         elif t.dim() == 3 and min(t.shape) > 1:
-            yield name, f"{kind} multiplies by {t.shape[0]} matrices: {_OWN_CODE}"
+            in_fp8 = t.dtype in FORMATS
+            reached = " in fp8" if in_fp8 else f": {_OWN_CODE}"
+            yield name, f"{kind} multiplies by {t.shape[0]} matrices{reached}"

@@ -117,6 +117,15 @@ class MoeKernels(Protocol):
         """Returns the gradient of x, the weighted inner rows, and the gradient of the weights."""
 
 
+class QuantizeKernels(Protocol):
+    """Quantizes to fp8 on an NVIDIA GPU."""
+
+    def quantize(
+        self, x: torch.Tensor, recipe: str, dtype: torch.dtype, power_of_two: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the values and the scales of a checked tensor that has elements."""
+
+
 class Hook(Generic[T]):
     """A module that answers the runtime, loaded on first use."""
 
@@ -146,3 +155,4 @@ activation_kernels: Hook[ActivationKernels] = Hook()
 portable_grouped: Hook[GroupedKernels] = Hook()
 hopper_grouped: Hook[GroupedKernels] = Hook()
 moe_kernels: Hook[MoeKernels] = Hook()
+quantize_kernels: Hook[QuantizeKernels] = Hook()

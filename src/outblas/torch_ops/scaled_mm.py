@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function
 
 from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
-from ..core.compat.torch_private import has_override
+from ..core.compat.torch_private import autocast_off, has_override
 from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
@@ -30,6 +30,8 @@ Tensor = torch.Tensor
 
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
+
+_autocast_off = autocast_off("cpu", "cuda")
 
 define(
     "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
@@ -359,7 +361,7 @@ def _by_torch(
     dtype: torch.dtype,
     extra: EpilogueArgs,
 ) -> Tensor:
-    """Computes a call in float32 by torch, and warns of the reason."""
+    """Computes a call in float32 by torch, also under autocast, and warns of the reason."""
     fallback.warn_fallback(reason)
     activation, bias, residual, _ = extra
     wide = EpilogueArgs(activation, *(t if t is None else t.float() for t in (bias, residual)))
@@ -367,9 +369,9 @@ def _by_torch(
     if found := block_scales.recipes(M, N, K, scale_a, scale_b):
         scale_a = block_scales.expanded(scale_a, found[0], (M, K), terms=1)
         scale_b = block_scales.expanded(scale_b, found[1], (K, N), terms=0)
-    return fallback.fused(
-        scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
-    ).to(dtype)
+    with _autocast_off():
+        x = fallback.fused(scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide)
+    return x.to(dtype)
 
 
 def _call(
@@ -406,9 +408,14 @@ def _call(
 
 def _no_kernel_reason(a: Tensor) -> str | None:
     """Returns why torch computes a call, or None if a kernel does."""
-    if a.device.type != "cuda":
+    return unsupported_reason(a.device)
+
+
+def unsupported_reason(device: torch.device) -> str | None:
+    """Returns why no kernel multiplies fp8 operands on a device, or None if one does."""
+    if device.type != "cuda":
         return "fp8 CPU tensors"
-    if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), a.device):
+    if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), device):
         return f"fp8 operands, for which {PRODUCTION} {reason}"
     try:
         registry.load(PRODUCTION)

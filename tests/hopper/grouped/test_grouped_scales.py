@@ -153,12 +153,11 @@ def test_a_variant_has_the_formats_and_the_recipes(form: Form, recipe: int) -> N
         ("masked", 126, (7168, 1, 128), False),
         ("masked", 128, (7170, 1, 128), False),
         ("masked", 128, (7168, 56, 1), False),
-        ("ragged_k", 128, (0, 1, 128), True),
-        ("ragged_k", 128, (0, 1, 130), False),
+        ("ragged_k", 128, (0, 1, 128), False),
         ("ragged_m", 128, (0, 1, 128), False),
     ],
 )
-def test_scales_of_four_rows_are_copied_at_once_where_they_begin_at_16_bytes(
+def test_tma_loads_the_scales_of_rows_where_those_of_each_tile_begin_at_16_bytes(
     form: Form, M: int, strides: tuple[int, int, int], wide: bool
 ) -> None:
     given = problem(form, M=M)
@@ -192,7 +191,7 @@ def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
     assert len(found) >= 4
     for config in found:
         assert promoted_reason(config) is None
-        assert block_scaled_reason(config, block_b, gated=True) is None
+        assert block_scaled_reason(config, block_b) is None
         assert gated_reason(config) is None
         assert config.stages >= 4
         assert config.shared_memory_bytes < SHARED_MEMORY
@@ -224,7 +223,7 @@ COMPILED = {
     "rows, with all": problem(activation="swiglu", has=ALL),
     "rows, e5m2": problem(b=E5M2, out_dtype=F32),
     "masked": MASKED,
-    "masked, by four": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
+    "masked, loaded": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
     "masked, many rows": problem("masked", M=4096, activation="swiglu"),
     "terms": problem("ragged_k", out_dtype=F32),
     "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),
@@ -246,7 +245,8 @@ def test_nothing_spills(name: str) -> None:
     assert "serialized" not in code.log
     other = "e5m2" if "e5m2" in name else "e4m3"
     assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.{other}" in code.ptx
-    assert "cp.async.ca.shared.global" in code.ptx
+    assert ("cp.async.bulk.shared::cluster.global.mbarrier" in code.ptx) == ("loaded" in name)
+    assert ("cp.async.ca.shared.global" in code.ptx) == ("loaded" not in name)
 
 
 @pytest.mark.compile

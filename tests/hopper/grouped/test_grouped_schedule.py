@@ -500,7 +500,7 @@ def tile_scales(form: str, work: Any, scale_a: Scale = OF_ROWS, **more: Any) -> 
     functions = on_integers()
     scheduler = functions.GroupedScheduler(params_of(launch, functions), 0, coord(), of_groups)
     scale_b = OF_COLUMNS if form == "ragged_m" else OF_COLUMNS.of(0)
-    found: Scales = scheduler.tile_scales(Scales(scale_a, scale_b), work)
+    found: Scales = scheduler.scales_of(Scales(scale_a, scale_b), work)
     return found
 
 

@@ -110,9 +110,9 @@ FAULTS = (
     ),
     Fault(
         "moe_replicas_take_the_tensors_of_the_original",
-        _PATCH,
-        "functools.partial(_forward, replica, names)",
-        "functools.partial(_forward, module, names)",
+        "src/outblas/patching/replaced.py",
+        "functools.partial(function, replica, *given)",
+        "functools.partial(function, module, *given)",
         LATER,
         "Each GPU of nn.DataParallel multiplies by the matrices of the first one.",
     ),

@@ -11,7 +11,7 @@ PROMISE = (Check("test_scaled_grouped_mm.py", "promise"),)
 GRADIENTS = (Check("test_scaled_grouped_mm.py", "gradient"),)
 SCHEDULE = (Check("test_grouped_schedule.py", "fp8"),)
 TILES = (Check("test_grouped_schedule.py", "scales or place"),)
-WIDE = (Check("test_grouped_scales.py", "four_rows"),)
+WIDE = (Check("test_grouped_scales.py", "tma_loads"),)
 HOST = (Check("test_grouped_scales.py", "words or supported or refused or gathered or room"),)
 LOOKUP = (Check("test_lookup_grouped.py", "do_not_measure"),)
 
@@ -195,20 +195,20 @@ FAULTS = (
         "A group of terms has the scales of the first one.",
     ),
     Fault(
-        "scales_of_rows_at_any_address_by_four",
+        "scales_of_rows_at_any_address_loaded",
         "hopper/grouped/variant.py",
-        'if scales is None or (problem.form == "ragged_m" and not problem.capacity):',
+        "if scales is None or not problem.capacity:",
         "if scales is None:",
         WIDE,
-        "Scales of rows of a group that begins anywhere are copied 16 bytes at a time.",
+        "TMA loads the scales of rows of a group that begins anywhere.",
     ),
     Fault(
-        "scales_of_odd_places_by_four",
+        "scales_of_odd_places_loaded",
         "hopper/grouped/variant.py",
         "for step in (group, block, problem.capacity))",
         "for step in (group, block))",
         WIDE,
-        "Places of groups that are no multiple of four rows are read between 16 bytes.",
+        "TMA loads scales between 16 bytes where groups have places of any number of rows.",
     ),
     Fault(
         "words_of_strided_terms",

@@ -30,10 +30,12 @@ def _scaled_mm(
 ) -> Tensor:
     from torch.nn.functional import ScalingType, scaled_mm
 
-    recipes = [
-        ScalingType.TensorWise if scale.numel() == 1 else ScalingType.RowWise
-        for scale in (scale_a, scale_b)
-    ]
+    if scale_a.numel() == 1:
+        recipes = [ScalingType.TensorWise] * 2
+    elif scale_a.shape[1] == 1:
+        recipes = [ScalingType.RowWise] * 2
+    else:
+        recipes = [ScalingType.BlockWise1x128, ScalingType.BlockWise128x128]
     return scaled_mm(
         a,
         b,
@@ -47,7 +49,8 @@ def _scaled_mm(
     )
 
 
-# cuBLAS's product of fp8 operands, with one scale per tensor, or one per row of A and column of B.
+# cuBLAS's product of fp8 operands, with one scale per tensor, one per row of A and column of B, or
+# one per 1x128 block of A and 128x128 block of B, where K is a multiple of 512.
 scaled_mm: Callable[..., Tensor] = take(
     "torch:_scaled_mm",
     _scaled_mm,

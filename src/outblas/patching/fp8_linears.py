@@ -1,0 +1,171 @@
+"""Finds the fp8 layers of models of transformers, and lets `scaled_mm` compute them.
+
+`FP8Linear` of transformers holds a weight in fp8 and the inverse scales of its blocks, and
+quantizes its input to fp8 as it comes. The forward here does the same for blocks of 128 by 128.
+Other ways to quantize are computed by the class itself, and so are layers that change later.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.compat.torch_private import FakeTensor, FunctionalTensor
+from ..core.errors import OperandError
+from ..core.fp8 import BLOCK
+from ..core.problem import DTYPES
+from ..fp8_linear import check, product
+from ..torch_ops.scaled_mm import unsupported_reason
+from . import replaced
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+
+# Types of tensors that hold their values themselves; the last two stand for such a tensor while a
+# program is traced.
+_PLAIN = Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
+_PARAMETERS = "weight", "weight_scale_inv", "bias"
+
+
+class FP8Layer(NamedTuple):
+    """A layer that `scaled_mm` can compute, or does."""
+
+    module: Module
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether `scaled_mm` computes it already."""
+        return replaced.arguments(self.module, _forward) is not None
+
+    def apply(self) -> None:
+        """Replaces the module's forward."""
+        replaced.replace(self.module, _forward)
+
+    def remark(self) -> str:
+        """Returns what keeps the layer from the kernel; "" for nothing."""
+        if changed := _other_computation(self.module):
+            return f"{changed}: {type(self.module).__name__} computes as without patch"
+        device = _tensor(self.module, "weight").device
+        if reason := _no_kernel_reason(device):
+            return f"{reason}: {type(self.module).__name__} computes as without patch"
+        if device.type == "cuda":
+            return ""
+        return f"on {device}: torch takes it until it moves to a GPU of sm_90"
+
+
+# ---- finding
+def is_layer(module: Module) -> bool:
+    """Returns whether a module is an fp8 layer of transformers, or of a class derived from it."""
+    return _class(module) is not None
+
+
+def find(model: Module) -> Iterator[tuple[str, FP8Layer | str]]:
+    """Yields the fp8 layers of transformers by name, each as what `scaled_mm` computes, or with the
+    reason why it cannot.
+    """
+    for name, module in model.named_modules():
+        if is_layer(module):
+            layer = FP8Layer(module)
+            reason = None if layer.is_applied else _reason(module)
+            yield name or "(root)", reason or layer
+
+
+def choose(
+    model: Module, filtered: Callable[[str, Any], str | None], kept: dict[str, str]
+) -> dict[str, FP8Layer]:
+    """Returns the layers to swap and those that were swapped before; adds the others to `kept` with
+    the reasons. `filtered` returns that a filter does not take a module.
+    """
+    chosen: dict[str, FP8Layer] = {}
+    for name, found in find(model):
+        if isinstance(found, str):
+            kept[name] = found
+        elif not found.is_applied and (reason := filtered(name, found.module)):
+            kept[name] = reason
+        else:
+            chosen[name] = found
+    return chosen
+
+
+def _class(module: Module) -> type | None:
+    """Returns the class FP8Linear of transformers that a module's class is or has for a base."""
+    for kind in type(module).__mro__:
+        if kind.__name__ == "FP8Linear" and kind.__module__.startswith("transformers."):
+            return kind
+    return None
+
+
+def _reason(module: Module) -> str | None:
+    """Returns why a layer that nothing has changed is not swapped, or None."""
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    return _other_computation(module)
+
+
+def _other_computation(module: Any) -> str | None:
+    """Returns what a layer computes other than the product with blocks of 128 by 128, or None."""
+    kind, known = type(module), _class(module)
+    if known is None or kind.forward is not known.forward:  # type: ignore[attr-defined]
+        return f"{kind.__name__} has a forward of its own"
+    held = {name: _tensor(module, name) for name in _PARAMETERS}
+    if held["weight"] is None or held["weight_scale_inv"] is None:
+        return "its parameters are computed"
+    for name, t in held.items():
+        if t is not None and type(t) not in _PLAIN:
+            return f"its {name} is a {type(t).__name__}"
+    size = getattr(module, "block_size", None)
+    if size is None or tuple(size) != (BLOCK, BLOCK):
+        shown = "none, with one scale for all" if size is None else " by ".join(map(str, size))
+        return f"its block size is {shown}, not {BLOCK} by {BLOCK}"
+    scheme = getattr(module, "activation_scheme", None)
+    if scheme != "dynamic" or getattr(module, "activation_scale", None) is not None:
+        return f"its activation_scheme is {scheme!r}, not 'dynamic'"
+    try:
+        check(*held.values())
+    except OperandError as error:
+        return f"its {error}"
+    return None
+
+
+def _tensor(module: Any, name: str) -> Any:
+    """Returns a parameter, or the tensor that replicas, pruned and sharded modules have in its
+    place; None for computed ones.
+    """
+    held = vars(module).get(name)
+    return module._parameters.get(name) if held is None else held
+
+
+@functools.cache
+def _no_kernel_reason(device: torch.device) -> str | None:
+    """Returns why no kernel multiplies fp8 operands on a GPU; None if one does, and elsewhere,
+    where the class cannot compute either.
+    """
+    return unsupported_reason(device) if device.type == "cuda" else None
+
+
+# ---- computing
+def _forward(module: Any, input: Any) -> Tensor:
+    """Computes a layer by `scaled_mm` while it is as `patch` found it, but not on a GPU without the
+    kernel; else as its class does. Compiled programs do not look for the kernel.
+    """
+    is_usual = (
+        type(input) in _PLAIN
+        and input.dtype in DTYPES
+        and not _other_computation(module)
+        and (torch.compiler.is_compiling() or not _no_kernel_reason(input.device))
+    )
+    if not is_usual:
+        result: Tensor = type(module).forward(module, input)
+        return result
+    return product(input, *(_tensor(module, name) for name in _PARAMETERS))
+
+
+# ---- back
+def undo(model: Module) -> list[str]:
+    """Gives layers their own forward back. Returns the names of those that had another."""
+    return [
+        name or "(root)"
+        for name, module in model.named_modules()
+        if replaced.restore(module, _forward)
+    ]

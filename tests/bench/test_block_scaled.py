@@ -1,0 +1,89 @@
+"""The block-scaled operands of the bench: how they are quantised, and which products are exact."""
+
+import pytest
+import torch
+
+from outblas.bench import block_scaled
+from outblas.bench.block_scaled import BlockScaled
+from outblas.bench.operands import normal
+
+# With tails: 5 rows, 2 blocks of columns, 3 blocks of terms.
+SHAPE = (5, 200, 300)
+
+
+def test_the_scales_have_the_shapes_and_strides_that_torch_takes() -> None:
+    found = block_scaled.quantised((48, 256, 1024), "cpu")
+
+    assert (found.scale_a.shape, found.scale_a.stride()) == ((48, 8), (1, 48))
+    assert (found.scale_b.shape, found.scale_b.stride()) == ((8, 2), (1, 8))
+    assert {found.scale_a.dtype, found.scale_b.dtype} == {torch.float32}
+    assert (found.a.stride(1), found.b.stride(0)) == (1, 1)
+
+
+def test_a_block_reaches_the_largest_value_of_fp8() -> None:
+    found = block_scaled.quantised((4, 256, 256), "cpu")
+
+    of_a = found.a.float().abs().view(4, 2, 128).amax(2)
+    of_b = found.b.float().abs().view(2, 128, 2, 128).amax((1, 3))
+
+    assert of_a.unique().tolist() == [448.0]
+    assert of_b.unique().tolist() == [448.0]
+
+
+def test_normal_values_come_back_within_the_error_of_fp8() -> None:
+    source_a, source_b, _ = normal(SHAPE, "nt", torch.bfloat16, device="cpu")
+
+    a, b = block_scaled.quantised(SHAPE, "cpu").dequantised()
+
+    # half a unit in the last of four places, or of the smallest value, under a scale of 5/448
+    torch.testing.assert_close(a, source_a.double(), rtol=2**-4, atol=2**-10 * 5 / 448)
+    torch.testing.assert_close(b, source_b.double(), rtol=2**-4, atol=2**-10 * 5 / 448)
+
+
+def test_scales_are_those_of_their_blocks() -> None:
+    scaled = BlockScaled(
+        torch.ones(2, 130),
+        torch.ones(130, 129),
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        torch.tensor([[5.0, 6.0], [7.0, 8.0]]),
+    )
+
+    a, b = scaled.dequantised()
+
+    assert a[:, [0, 127, 128, 129]].tolist() == [[1, 1, 2, 2], [3, 3, 4, 4]]
+    assert b[[0, 127, 128]][:, [0, 127, 128]].tolist() == [[5, 5, 6], [5, 5, 6], [7, 7, 8]]
+
+
+@pytest.mark.parametrize("K", [300, 1024, 16384, 1 << 18])
+def test_sums_of_integers_are_exact_in_any_order(K: int) -> None:
+    a, b = block_scaled.integers((3, 5, K), "cpu").dequantised()
+
+    reverse = a.float().flip(1) @ b.float().flip(0)
+
+    assert torch.equal(reverse.double(), a @ b)
+    assert bool(a.any(1).all())
+
+
+def test_sums_of_a_block_of_integers_fit_the_tensor_cores() -> None:
+    found = block_scaled.integers((64, 64, 1024), "cpu")
+
+    assert 128 * found.a.float().abs().max() * found.b.float().abs().max() <= 2**13
+
+
+def test_the_scales_of_integers_differ_and_are_powers_of_two() -> None:
+    found = block_scaled.integers((64, 512, 1024), "cpu")
+
+    assert found.scale_a.unique().tolist() == [0.5, 1.0, 2.0]
+    assert found.scale_b.unique().tolist() == [0.5, 1.0, 2.0]
+
+
+def test_a_sum_that_leaves_no_room_for_integers_is_refused() -> None:
+    with pytest.raises(ValueError, match="K is 2097152, expected at most 1048576 for exact sums"):
+        block_scaled.integers((1, 1, 1 << 21), "cpu")
+
+
+@pytest.mark.parametrize("make", [block_scaled.quantised, block_scaled.integers])
+def test_operands_are_the_same_every_time(make: object) -> None:
+    first, second = make(SHAPE, "cpu"), make(SHAPE, "cpu")  # type: ignore[operator]
+
+    assert all(torch.equal(x.float(), y.float()) for x, y in zip(first, second, strict=True))
