@@ -66,7 +66,9 @@ def orient(scale_a, scale_b, transposed: bool):
 
 
 def of_work(cta: Cta, work) -> Cta:
-    """Returns the state of the CTA with the scales of a work tile, which may be those of a group."""
+    """Returns the state of the CTA with the scales of a work tile, which a group may have of its
+    own.
+    """
     return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))
 
 
@@ -377,7 +379,7 @@ def multiply_scales(factors: Factors):
                 factors.values[(group * count + block) * 2 + r] = product
 
 
-def first_boundaries(cta: Cta, work) -> list:
+def first_boundaries(cta: Cta, work) -> list[Any]:
     """Returns at which of the tile's columns the second block of 128 columns begins; for gated
     pairs in each half.
     """
@@ -468,7 +470,7 @@ def add_selected(cta: Cta, sums: RowGroup, factors, boundaries):
 @cute.jit
 def add_pair(sums: RowGroup, row: cutlass.Constexpr, column: cutlass.Constexpr, pair):
     """Adds the two sums of a row in eight columns, each multiplied by its factor."""
-    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
+    acc, partial = sums.mma.fragments.acc, sums.partial
     own, added = sums.registers(column), sums.partial_registers(column)
     for v in cutlass.range_constexpr(2):
         r = own[2 * row + v]
@@ -480,7 +482,7 @@ def add_by_columns(cta: Cta, consumer: Consumer, sums: RowGroup, stage):
     """Adds the sums of a row group of a stage to those of the tile, each multiplied by the scales
     of its row and its column.
     """
-    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
+    acc, partial = sums.mma.fragments.acc, sums.partial
     config, scales = cta.config, cta.scales
     rows = row_scales(cta, consumer, sums.group, stage)
     first = stage * stage_scales(config, cta.traits) + config.tile_m
