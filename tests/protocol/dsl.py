@@ -20,6 +20,7 @@ from .arch import Arch, WarpgroupOps
 from .fault import ProtocolFault
 from .machine import Store
 from .memory import InFlight, Write
+from .scale_memory import ScaleTensor
 from .tensors import (
     Allocator,
     GlobalTensor,
@@ -66,6 +67,8 @@ def local_tile(tensor, box, at):
 
 
 def domain_offset(coordinates, tensor):
+    if isinstance(tensor, ScaleTensor):
+        return tensor.moved(coordinates)
     offset = [x + y for x, y in zip(tensor.offset, coordinates, strict=True)]
     return Matrix(tensor.name, tensor.shape, offset, tensor.rest)
 
@@ -335,7 +338,9 @@ CUTE = SimpleNamespace(
     rank=lambda tensor: len(tensor.shape),
     recast_ptr=lambda pointer, swizzle=None, dtype=None: Pointer(pointer.address, dtype.width // 8),
     recast_tensor=lambda tensor, dtype: tensor,
-    select=lambda layout, mode: SimpleNamespace(shape=tuple(layout.shape[i] for i in mode)),
+    select=lambda layout, mode: SimpleNamespace(
+        shape=tuple(layout.shape[i] for i in mode), stride=tuple(layout.stride[i] for i in mode)
+    ),
     shape=tuple_of,
     size=size,
     size_in_bytes=lambda dtype, layout: layout.unit * layout.count,
@@ -507,18 +512,24 @@ def adapt(name, module):
         case "gemm.row_stores":
             module.store_rows = _of_grouped("store_rows")
         case "gemm.block_scales":
+            for name in ("in_order", "add_pair"):
+                setattr(module, name, _of("scales", name))
             for name in (
                 "row_addresses",
                 "column_addresses",
                 "copy_stage",
-                "factor_count",
-                "read_factors",
+                "row_scales",
                 "add_by_blocks",
                 "add_by_columns",
             ):
-                setattr(module, name, _of("scales", name))
-            module.first_boundaries = lambda cta, work: None
-            module.ScaledPipeline.consumer_release = _of("scales", "consumer_release")
+                setattr(module, name, partial(_of("scales", name), getattr(module, name)))
+            pipeline = module.ScaledPipeline
+            release, own = _of("scales", "consumer_release"), pipeline.consumer_release
+            pipeline.consumer_release = lambda self, index: release(own, self, index)
+        case "gemm.row_group":
+            module.RowGroup.registers = module.RowGroup.partial_registers = lambda *_: [0] * 4
+        case "gemm.promotion":
+            module.add_unscaled = _of("scales", "add_unscaled")
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
         case "grouped.gather":
@@ -527,8 +538,6 @@ def adapt(name, module):
         case "grouped.schedule":
             for name in ("make_tile_rows", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))
-            # What stands for scales says itself of which tile they are.
-            module.GroupedScheduler.scales_of = lambda self, scales, work: scales
 
 
 def _of(module, name):

@@ -16,6 +16,7 @@ from .fault import ProtocolFault
 from .launch import Launch, modules
 from .machine import Timing
 from .memory import Copy, InFlight
+from .scale_memory import Root, root
 from .tensors import Shared
 
 
@@ -26,7 +27,8 @@ class GroupedCase:
     With a `capacity`, `ends` are the numbers of rows of groups that have room for so many each.
     `epilogue` is any of "residual", "aux", "gated" and "scatter", or "unstaged": registers are
     stored, as for ragged columns. With "scaled" operands are fp8 with scales of blocks; `K`, and
-    `extent` where terms are divided, are then in values, of which a word has two.
+    `extent` where terms are divided, are then in values, of which a word has two; they are "wide"
+    where TMA loads those of rows.
     """
 
     config: HopperConfig
@@ -53,6 +55,25 @@ class GroupedCase:
         """The columns of B that make one of C."""
         return 2 if "gated" in self.epilogue else 1
 
+    def scales(self) -> list[Root]:
+        """The scales of A and of B, where operands are fp8."""
+        if "scaled" not in self.epilogue:
+            return []
+        blocks, groups = (self.extent if self.form == "ragged_k" else self.K) // 128, len(self.ends)
+        rows = {"index": self.M if self.form == "ragged_k" else self.capacity or self.extent}
+        of_a = rows | {"block": blocks}
+        if self.capacity:
+            of_a = {"group": groups} | of_a
+        columns, block = self.N * self.halves, {"block": blocks}
+        of_b = block | {"index": columns}
+        if self.form == "ragged_m":
+            of_b = {"group": groups} | block | {"index": -(-columns // 128)}
+        fastest = ("index", "block") if "wide" in self.epilogue else ("block", "index")
+        return [
+            root(operand, extents, (*fastest, "group") if "group" in extents else fastest)
+            for operand, extents in (("A", of_a), ("B", of_b))
+        ]
+
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where groups begin and end; what is left over last, where it counts as a group."""
@@ -78,6 +99,13 @@ class GroupedLaunch(Launch):
     """One call on the model."""
 
     case: Any
+
+    def scaled_row(self, row: int, group: int) -> int | None:
+        case, begin = self.case, 0
+        if case.capacity:
+            begin = group * case.capacity
+        rows = case.M if case.form == "ragged_k" else case.capacity or case.extent
+        return row - begin if row - begin < rows else None
 
     def stored(self, agent, target, found, columns=None, end_row=None):
         """A part of C, or of x, is written, by TMA or, where `end_row` is given, those of its rows
@@ -220,6 +248,7 @@ def simulate_grouped(
             aux="staged" if "aux" in case.epilogue else "",
             gathers="gather" in case.epilogue,
             scatters="scatter" in case.epilogue,
+            wide_scales="wide" in case.epilogue,
             **_formats(case),
         )
     )
@@ -251,7 +280,7 @@ def simulate_grouped(
         range(case.extent) if "scatter" in case.epilogue else None,
         None,
         dsl.Matrix("index", (case.extent,)) if "gather" in case.epilogue else None,
-        *_scales(case),
+        *([scale.tensor for scale in case.scales()] or [None, None]),
         case.clusters,
         None,
     )
@@ -267,15 +296,6 @@ def _formats(case: GroupedCase) -> dict[str, str]:
     recipe = "128x128" if case.form == "ragged_m" else "1x128"
     formats = f"e4m3 e4m3 promoted 1x128 {recipe}"
     return {"formats": formats, "scale_a": "blocks", "scale_b": "blocks"}
-
-
-def _scales(case: GroupedCase) -> list[Any]:
-    """The scales of A and B, which the model does not look into."""
-    if "scaled" not in case.epilogue:
-        return [None, None]
-    shape_a: tuple[int, ...] = (1, 1, 1) if case.capacity else (1, 1)
-    shape_b: tuple[int, ...] = (1, 1, 1) if case.form == "ragged_m" else (1, 1)
-    return [dsl.Matrix("scale_a", shape_a), dsl.Matrix("scale_b", shape_b)]
 
 
 def _case() -> GroupedCase:

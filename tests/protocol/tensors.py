@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from . import state
 from .fault import ProtocolFault
+from .scale_memory import ScalePointer, ScaleTensor
 from .values import NUMERICS, Opaque, RegisterPointer, Registers
 
 
@@ -24,6 +25,9 @@ class Pointer:
 
     def toint(self):
         return self
+
+    def __int__(self):
+        return self.address
 
 
 class GlobalPointer:
@@ -141,6 +145,10 @@ class SharedWords:
     def __init__(self, address, count):
         self.address, self.count = address, count
 
+    @property
+    def iterator(self):
+        return Pointer(self.address, 1)
+
     def __getitem__(self, i):
         agent, address = state.machine.agent, self.address + 4 * i
         memory = agent.cta.memory
@@ -253,6 +261,8 @@ def make_tensor(iterator, layout):
             return Shared(iterator.address, layout.unit, layout.unit, layout.count, layout.shape)
         case GlobalPointer():
             return GlobalWords(iterator, layout)
+        case ScalePointer(address=address):
+            return ScaleTensor(address, layout.shape, layout.stride)
         case RegisterPointer(registers=registers, offset=offset):
             count = layout if isinstance(layout, int) else registers.count
             return Registers(registers.values, registers.start + offset, count, registers.owner)
