@@ -22,12 +22,15 @@ _NARROW = ("bfloat16", "float16")
 def config(problem: GroupedProblem) -> str:
     """Returns the config of `hopper.grouped`, as text, that was tuned for a product of as many
     groups with the same weights, and with about as many rows; "" where there is none, and for a
-    product with an epilogue, gather, scatter or counts of rows, which sweeps do not measure.
+    product with an epilogue, gather, scatter, counts of rows or scales, which sweeps do not
+    measure.
 
     The sizes of groups are not known here. Of two results that differ in them alone, that of
     balanced groups is taken.
     """
     if problem.epilogue != NONE or problem.gathers or problem.scatters or problem.capacity:
+        return ""
+    if problem.scales is not None:
         return ""
     try:
         if lookup.mode(None, os.environ.get("OUTBLAS_TUNE")) == "off":

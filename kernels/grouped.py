@@ -29,6 +29,7 @@ from .grouped_device import (
     ragged_k_kernel,
     ragged_m_kernel,
 )
+from .grouped_scaled import GroupedScales
 
 Tensor = torch.Tensor
 
@@ -46,7 +47,9 @@ class Block(NamedTuple):
 _KERNELS = {"ragged_m": ragged_m_kernel, "ragged_k": ragged_k_kernel}
 _INTERPRETED = {form: language.interpreted(kernel) for form, kernel in _KERNELS.items()}
 _INTERPRETED_BLOCK = Block(16, 32, 32, 4, 1)
+_INTERPRETED_SCALED_BLOCK = Block(16, 64, 64, 4, 1)
 MOST_PLACES = 2**31 - 128  # rows, whose numbers fit 32 bits also behind the end of the last tile
+_FP8_ARCH = 89  # the first with tensor cores for fp8
 _NAME = "the portable kernel of grouped products"
 _loaded: set[tuple[Any, ...]] = set()  # what has been compiled and put onto a GPU
 
@@ -69,13 +72,16 @@ def unsupported(problem: GroupedProblem) -> str | None:
 def block(problem: GroupedProblem) -> Block:
     """Chooses the tile for a product: as many rows as a group has in the mean, in 16 to 128."""
     if problem.device.type == "cpu":
-        return _INTERPRETED_BLOCK
+        return _INTERPRETED_BLOCK if problem.scales is None else _INTERPRETED_SCALED_BLOCK
     wide = problem.dtype.itemsize == 4
     mean = problem.M if problem.form == "ragged_k" else problem.M // problem.groups
     rows = min(max(16, triton.next_power_of_2(max(mean, 1))), 64 if wide else 128)
-    stages = 2 if launch.arch_of(problem.device) < 80 else 3
+    is_old = launch.arch_of(problem.device) < 80
+    stages = 2 if is_old else 3
     if wide:
         return Block(rows, 64, 32, 4, stages)
+    if problem.scales is not None and not is_old:  # a block of scales at once
+        return Block(rows, 128, 128, 8 if rows == 128 else 4, stages)
     return Block(rows, 128, 64, 8 if rows == 128 else 4, stages)
 
 
@@ -113,6 +119,17 @@ def strides(problem: GroupedProblem) -> GroupedStrides:
     )
 
 
+def scales(problem: GroupedProblem, tensors: GroupedTensors) -> GroupedScales | None:
+    """Returns the scales of a product in the form that the kernels take."""
+    known = problem.scales
+    if known is None:
+        return None
+    a_g, a_m, a_k = known.a
+    return GroupedScales(
+        tensors.scale_a, tensors.scale_b, a_g - problem.capacity * a_m, a_m, a_k, *known.b
+    )
+
+
 def _with_groups(given: Strides) -> tuple[int, int, int]:
     """Returns the strides along groups, rows and columns."""
     *group, row, column = given
@@ -120,10 +137,18 @@ def _with_groups(given: Strides) -> tuple[int, int, int]:
 
 
 def traits(
-    problem: GroupedProblem, tile: Block, precision: str, *, interpreted: bool = False
+    problem: GroupedProblem,
+    tile: Block,
+    precision: str,
+    *,
+    arch: int = 0,
+    interpreted: bool = False,
 ) -> GroupedTraits:
-    """Returns what a kernel is compiled for."""
-    epilogue = problem.epilogue
+    """Returns what a kernel is compiled for. `arch`: of the GPU; only products with scales need
+    it.
+    """
+    epilogue, known = problem.epilogue, problem.scales
+    format_a, format_b = ("", "") if known is None else known.formats
     is_bare = not (epilogue.function or epilogue.residual or epilogue.aux)
     return GroupedTraits(
         block_m=tile.m,
@@ -137,6 +162,10 @@ def traits(
         gated=epilogue.gated,
         precision=precision,
         interpreted_k=problem.K if interpreted else 0,
+        format_a=format_a,
+        format_b=format_b,
+        scale_columns=1 if known is None else known.columns,
+        native=known is not None and arch >= _FP8_ARCH,
     )
 
 
@@ -159,9 +188,12 @@ def run(
         return
     precision = "tf32" if problem.dtype == torch.float32 and _wants_tf32(problem) else "ieee"
     is_cpu = problem.device.type == "cpu"
-    known = traits(problem, tile, precision, interpreted=is_cpu)
-    pointers = GroupedPointers(a, b, out, offs, *tensors[:-1])
-    arguments = pointers, sizes(problem), strides(problem)
+    arch = 0 if is_cpu or problem.scales is None else launch.arch_of(problem.device)
+    known = traits(problem, tile, precision, arch=arch, interpreted=is_cpu)
+    if problem.scales is not None:
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
+    pointers = GroupedPointers(a, b, out, offs, *tensors[:6])
+    arguments = pointers, sizes(problem), strides(problem), scales(problem, tensors)
     if is_cpu:
         with language.lock, np.errstate(all="ignore"):
             _INTERPRETED[problem.form][(count,)](*arguments, known)
@@ -182,14 +214,18 @@ def _specialization(
     problem: GroupedProblem,
     tile: Block,
     known: GroupedTraits,
-    arguments: tuple[GroupedPointers, GroupedSizes, GroupedStrides],
+    arguments: tuple[GroupedPointers, GroupedSizes, GroupedStrides, GroupedScales | None],
 ) -> tuple[Any, ...]:
     """Returns what a compiled kernel depends on, as Triton tells: of numbers, whether they are 1,
     divide by 16, and fit 32 bits; of tensors, their dtypes and whether addresses divide by 16.
     """
-    pointers, *given = arguments
-    numbers = tuple([(n == 1, n % 16 == 0, n < 2**31) for values in given for n in values])
-    of_tensors = tuple([None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in pointers])
+    pointers, *given, scales_given = arguments
+    tensors: list[Tensor | None] = list(pointers)
+    if scales_given is not None:
+        tensors += scales_given[:2]
+        given.append(scales_given[2:])
+    numbers = tuple([(n == 1, n % 16 == 0, abs(n) < 2**31) for values in given for n in values])
+    of_tensors = tuple([None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors])
     launched = tile.num_warps, tile.num_stages
     device = problem.device.index
     return problem.form, known, launched, numbers, of_tensors, device
@@ -200,11 +236,16 @@ def compile_for(problem: GroupedProblem, tile: Block, arch: int) -> CompiledKern
     Needs no GPU, and loads nothing onto one.
     """
     kernel = _KERNELS[problem.form]
-    constants: dict[tuple[int, ...], Any] = {(3,): traits(problem, tile, "ieee")}
+    constants: dict[tuple[int, ...], Any] = {(4,): traits(problem, tile, "ieee", arch=arch)}
     divisors: dict[tuple[int, ...], Any] = {}
     types: list[Any] = []
-    records = _pointer_types(problem), sizes(problem), strides(problem)
+    of_scales = GroupedTensors(scale_a="*fp32", scale_b="*fp32")  # type: ignore[arg-type]
+    records = _pointer_types(problem), sizes(problem), strides(problem), scales(problem, of_scales)
     for i, record in enumerate(records):
+        if record is None:
+            constants[(i,)] = None
+            types.append("constexpr")
+            continue
         kinds: list[str] = []
         for j, value in enumerate(record):
             if value is None or value == 1:
@@ -224,7 +265,8 @@ def compile_for(problem: GroupedProblem, tile: Block, arch: int) -> CompiledKern
 
 def _pointer_types(problem: GroupedProblem) -> GroupedPointers:
     """Returns the types of a product's tensors; None for those that it does not have."""
-    dtype, out_dtype = launch.TYPES[problem.dtype], launch.TYPES[problem.out_dtype]
+    dtype = "*u8" if problem.scales is not None else launch.TYPES[problem.dtype]
+    out_dtype = launch.TYPES[problem.out_dtype]
     views = problem.epilogue.views
     bias, residual, aux = (out_dtype if name in views else None for name in EPILOGUE_ARGS)
     return GroupedPointers(

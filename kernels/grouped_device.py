@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ..device.fused import activate, gated_columns, quarter_columns, round_to, split_columns
+from .grouped_scaled import sum_scaled_products
 from .portable import add_product
 
 
@@ -79,6 +80,9 @@ class GroupedTraits:
     precision: of products of fp32 operands, "ieee" or "tf32".
     interpreted_k: K as a Python number, which the interpreter needs to iterate over a range; 0 when
         compiled.
+    format_a, format_b: of fp8 operands with scales, "e4m3" or "e5m2"; "" for other operands.
+    scale_columns: the columns of B that share a scale.
+    native: the GPU multiplies fp8 operands itself.
     """
 
     block_m: int
@@ -92,6 +96,10 @@ class GroupedTraits:
     gated: bool
     precision: str
     interpreted_k: int
+    format_a: str = ""
+    format_b: str = ""
+    scale_columns: int = 1
+    native: bool = False
 
 
 @triton.jit
@@ -278,7 +286,7 @@ def _store_tile(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ragged_m_kernel(  # type: ignore[no-untyped-def]
-    pointers, size, strides, TRAITS: tl.constexpr
+    pointers, size, strides, scales, TRAITS: tl.constexpr
 ):
     """Computes one tile of x[m, :] = A[m, :] B[g] + bias[g] for the rows m of group g, and of what
     `GroupedProblem` says of x.
@@ -298,26 +306,32 @@ def ragged_m_kernel(  # type: ignore[no-untyped-def]
         n, mask_n = _columns(size, column, TRAITS)
         is_group = group < size.groups  # what is left over has no terms, and gets zeros
         matrix = group.to(tl.int64)
-        acc = _sum_products(
-            pointers.a,
-            pointers.b + matrix * strides.b_g,
-            _rows_of_a(pointers, size, m, m < end),
-            n,
-            tl.arange(0, TRAITS.block_k),
-            (m < end)[:, None],
-            mask_n,
-            tl.where(is_group, size.K, 0),
-            strides,
-            TRAITS,
-        )
-        in_group = (m < tl.where(is_group, end, 0))[:, None]
         mask_m = (m < end)[:, None]
+        row, terms = _rows_of_a(pointers, size, m, m < end), tl.where(is_group, size.K, 0)
+        if scales is not None:
+            acc = sum_scaled_products(
+                pointers, strides, scales, matrix, row, n, terms * 0, terms, mask_m, mask_n, TRAITS
+            )
+        else:
+            acc = _sum_products(
+                pointers.a,
+                pointers.b + matrix * strides.b_g,
+                row,
+                n,
+                tl.arange(0, TRAITS.block_k),
+                mask_m,
+                mask_n,
+                terms,
+                strides,
+                TRAITS,
+            )
+        in_group = (m < tl.where(is_group, end, 0))[:, None]
         _store_tile(acc, pointers, size, strides, matrix, m, column, mask_m, in_group, TRAITS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ragged_k_kernel(  # type: ignore[no-untyped-def]
-    pointers, size, strides, TRAITS: tl.constexpr
+    pointers, size, strides, scales, TRAITS: tl.constexpr
 ):
     """Computes one tile of x[g] = A[:, k] B[k, :] + bias[g] over the terms k of group g, and of
     what `GroupedProblem` says of x.
@@ -333,17 +347,22 @@ def ragged_k_kernel(  # type: ignore[no-untyped-def]
     m = tile % rows * BLOCK_M + tl.arange(0, BLOCK_M)
     n, mask_n = _columns(size, tile // rows, TRAITS)
     mask_m = (m < size.M)[:, None]
-    acc = _sum_products(
-        pointers.a,
-        pointers.b,
-        m.to(tl.int64),
-        n,
-        begin + tl.arange(0, TRAITS.block_k),
-        mask_m,
-        mask_n,
-        end - begin,
-        strides,
-        TRAITS,
-    )
-    group = group.to(tl.int64)
-    _store_tile(acc, pointers, size, strides, group, m, tile // rows, mask_m, mask_m, TRAITS)
+    row, matrix = m.to(tl.int64), group.to(tl.int64)
+    if scales is not None:
+        acc = sum_scaled_products(
+            pointers, strides, scales, matrix, row, n, begin, end, mask_m, mask_n, TRAITS
+        )
+    else:
+        acc = _sum_products(
+            pointers.a,
+            pointers.b,
+            row,
+            n,
+            begin + tl.arange(0, TRAITS.block_k),
+            mask_m,
+            mask_n,
+            end - begin,
+            strides,
+            TRAITS,
+        )
+    _store_tile(acc, pointers, size, strides, matrix, m, tile // rows, mask_m, mask_m, TRAITS)

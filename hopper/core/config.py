@@ -284,8 +284,11 @@ def gated_reason(c: HopperConfig) -> str | None:
 
 def promoted_reason(c: HopperConfig) -> str | None:
     """Returns why this config cannot promote fp8 sums, or None. The sums of 128 products of 64 rows
-    need accumulators of their own besides those of the tile.
+    need accumulators of their own besides those of the tile, and a consumer waits for the next
+    stage before it releases one.
     """
+    if c.stages == 1:
+        return "stages is 1, expected at least 2 for promoted sums"
     if c.tile_k > 64:
         return f"tile_k is {c.tile_k}, expected at most 64 (128 of fp8) for promoted sums"
     groups = c.tile_m // (64 * c.warpgroups_per_tile)

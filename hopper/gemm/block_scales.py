@@ -66,6 +66,13 @@ def orient(scale_a, scale_b, transposed: bool):
     return (scale_b, scale_a) if transposed else (scale_a, scale_b)
 
 
+def of_work(cta: Cta, work) -> Cta:
+    """Returns the state of the CTA with the scales of a work tile, which a group may have of its
+    own.
+    """
+    return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))
+
+
 # ---- the pipeline
 @dataclass(frozen=True)
 class ScaledPipeline(GroupPipeline):
@@ -148,10 +155,10 @@ class TileScales:
 @cute.jit
 def tile_scales(cta: Cta, work):
     """Returns the scales of the rows of a work tile, of which the last one may have few or none."""
-    first = work.first_row(cta.config.tile_m)
-    left = cta.scales.scale_a.shape[0] - first
+    own, first = of_work(cta, work), work.first_row(cta.config.tile_m)
+    left = own.scales.scale_a.shape[0] - first
     rows = cutlass.min(cutlass.max(left, 0), cta.config.tile_m)
-    return TileScales(cta, rows, address(cta.scales.scale_a, first))
+    return TileScales(own, rows, address(own.scales.scale_a, first))
 
 
 @cute.jit
@@ -187,12 +194,13 @@ def copy_all(cta: Cta, pipeline: CopiedScalesPipeline):
     for step in cutlass.range(scheduler.work_tile_count(config), unroll=1):
         work = scheduler.current_work(config, step)
         backwards = scheduler.backwards(config, work, step)
-        rows, columns = row_addresses(cta, work), column_addresses(cta, work)
+        own = of_work(cta, work)
+        rows, columns = row_addresses(own, work), column_addresses(own, work)
         begin, count = work.partition.begin, work.partition.count
         for i in cutlass.range(count, unroll=1):
             pipeline.producer_acquire(state)
             k_tile = begin + i + backwards * (count - 1 - 2 * i)
-            copy_stage(cta, rows, columns, k_tile, state.index)
+            copy_stage(own, rows, columns, k_tile, state.index)
             pipeline.arrive_when_copied(state)
             state = pipeline.advance(state)
         for _ in cutlass.range_constexpr(cta.source_stages):
@@ -340,7 +348,7 @@ class Factors:
 @cute.jit
 def make_factors(cta: Cta, row, work, width: cutlass.Constexpr, backwards):
     """Returns the factors of a work tile before its first stage."""
-    config, scales, begin = cta.config, cta.scales, work.partition.begin
+    config, scales, begin = cta.config, of_work(cta, work).scales, work.partition.begin
     halves = 2 if cutlass.const_expr(cta.traits.gated) else 1
     blocks, groups = blocks_of(config, cta.traits, width // halves), row_groups_of(config)
     values = cute.make_rmem_tensor((2 * groups * halves * blocks,), Float32)
@@ -390,7 +398,7 @@ def multiply_scales(factors: Factors):
                 factors.values[(group * count + block) * 2 + r] = product
 
 
-def first_boundaries(cta: Cta, work) -> list:
+def first_boundaries(cta: Cta, work) -> list[Any]:
     """Returns at which of the tile's columns the second block of 128 columns begins; for gated
     pairs in each half.
     """
@@ -481,7 +489,7 @@ def add_selected(cta: Cta, sums: RowGroup, factors, boundaries):
 @cute.jit
 def add_pair(sums: RowGroup, row: cutlass.Constexpr, column: cutlass.Constexpr, pair):
     """Adds the two sums of a row in eight columns, each multiplied by its factor."""
-    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
+    acc, partial = sums.mma.fragments.acc, sums.partial
     own, added = sums.registers(column), sums.partial_registers(column)
     for v in cutlass.range_constexpr(2):
         r = own[2 * row + v]
@@ -493,7 +501,7 @@ def add_by_columns(cta: Cta, row, sums: RowGroup, stage):
     """Adds the sums of a row group of a stage to those of the tile, each multiplied by the scales
     of its row and its column. `row`: this thread's first row.
     """
-    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
+    acc, partial = sums.mma.fragments.acc, sums.partial
     config, scales = cta.config, cta.scales
     rows = row_scales(cta, row, sums.group, stage)
     first = stage * stage_scales(config, cta.traits) + config.tile_m

@@ -452,7 +452,7 @@ class Gemm(tma_store.TmaStore):
         `empty`.
         """
         config = self.config
-        return self.pipeline_type(
+        pipeline: GroupPipeline = self.pipeline_type(
             barriers,
             barriers + config.stages,
             config.stages,
@@ -462,6 +462,7 @@ class Gemm(tma_store.TmaStore):
             config.jitter,
             first_rank=coord.multicast_base,
         )
+        return pipeline
 
     def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> Any:
         """Returns the loads of the CTA: an OperandLoads, in which A is partitioned. B is

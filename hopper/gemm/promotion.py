@@ -129,7 +129,7 @@ def add_unscaled(sums: RowGroup):
     """Adds the sums of 64 rows of a stage to those of the tile, where one scale holds for all
     terms.
     """
-    acc, partial = sums.mma.fragments.acc, sums.mma.partial.acc
+    acc, partial = sums.mma.fragments.acc, sums.partial
     for column in cutlass.range_constexpr(0, sums.mma.width, 8):
         own, added = sums.registers(column), sums.partial_registers(column)
         for v in cutlass.range_constexpr(4):

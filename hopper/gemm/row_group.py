@@ -28,6 +28,12 @@ class RowGroup:
         """
         return epilogue_math.registers(self.config, self.mma.width, self.group, column, 8)
 
+    @property
+    def partial(self) -> Any:
+        """The accumulators of a stage."""
+        assert self.mma.partial is not None, "row groups are of promoted sums"
+        return self.mma.partial.acc
+
     def partial_registers(self, column: int) -> list[int]:
         """Returns the same of the accumulators of a stage."""
         mma_n = self.config.mma_n or self.mma.width

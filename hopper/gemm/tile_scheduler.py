@@ -114,6 +114,10 @@ class TileScheduler:
         """Returns what the epilogue of a work tile reads: the same for all tiles."""
         return epilogue
 
+    def scales_of(self, scales, work: WorkTile):
+        """Returns the BlockScales of a work tile: those of the launch."""
+        return scales
+
 
 @cute.jit
 def work_tile_count(scheduler: TileScheduler, config: cutlass.Constexpr):

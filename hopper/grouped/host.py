@@ -13,7 +13,7 @@ from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, Group
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig
+from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
 from ..gemm import heuristic
 from ..gemm.kernel import Config
 from . import layouts
@@ -39,6 +39,14 @@ _TILES = (
     (64, 1, 1, 1, 128),
     (64, 1, 1, 1, 64),
 )
+# The same for scales that vary along K. Each consumer adds up 64 rows of a tile at a time.
+_SCALED_TILES = (
+    (256, 2, 1, 1, 128),
+    (128, 2, 2, 1, 128),
+    (128, 2, 1, 1, 128),
+    (64, 1, 1, 1, 128),
+    (64, 1, 1, 1, 64),
+)
 # An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
 # store. The other constants of the model are those of `gemm.heuristic`.
 _TILE_CYCLES = 1500.0
@@ -47,6 +55,10 @@ _TILE_CYCLES = 1500.0
 @functools.lru_cache(maxsize=4096)  # as `launch`
 def unsupported(problem: GroupedProblem) -> str | None:
     """Returns why the kernel cannot take a product on an sm_90 GPU; None if it can."""
+    if problem.scales is not None:
+        if reason := layouts.words_reason(problem):
+            return reason
+        problem = layouts.in_words(problem)
     if problem.dtype not in _DTYPES:
         return f"it supports bfloat16 and float16, but was given {problem.dtype}"
     if problem.capacity and problem.zero_tail:
@@ -130,7 +142,8 @@ def _unusable_halves(problem: GroupedProblem) -> str | None:
 
 
 def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
-    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size.
+    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size. fp8
+    operands are in words, of which tensor cores multiply as many in a cycle as of 16-bit values.
 
     Where DRAM bounds the call, small tiles share the work more evenly: groups of few rows wait for
     the weights, sums of few terms for the results to be written. Measured on an H100 (WORKLOG.md).
@@ -139,6 +152,8 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
         problem = replace(problem, M=problem.groups * min(problem.capacity, FEW_ROWS))
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
+    if problem.scales is not None:
+        candidates = _scaling(problem.scales.columns, problem.epilogue.gated)
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
@@ -156,14 +171,54 @@ def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -
     return float((cycles**4 + dram**4) ** 0.25)
 
 
-@functools.cache
 def _candidates() -> tuple[HopperConfig, ...]:
+    return _shaped(_TILES)
+
+
+@functools.cache
+def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperConfig, ...]:
     base = replace(Config(), k_serpentine=False, gpc_local=False, stagger="never")
     found = []
-    for tile_m, consumers, cluster_m, cluster_n, tile_n in _TILES:
+    for tile_m, consumers, cluster_m, cluster_n, tile_n in tiles:
         shaped = heuristic.shaped(base, tile_m, consumers, cluster_m, cluster_n)
         found.append(heuristic.filled(replace(shaped, tile_n=tile_n)))
     return tuple(found)
+
+
+@functools.cache
+def _scaling(block_b: int, gated: bool) -> tuple[HopperConfig, ...]:
+    """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
+    one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
+    needs more registers than those that start TMA loads. Consumers with 128 rows have none left for
+    the scales of both halves of gated pairs.
+    """
+    return tuple(
+        _with_room_for_scales(_with_registers_to_load(config), block_b)
+        for config in _shaped(_SCALED_TILES)
+        if config.tile_m <= (128 if gated and block_b > 1 else 256)
+    )
+
+
+def _with_registers_to_load(config: HopperConfig) -> HopperConfig:
+    """Returns the config with registers for warps that copy more than they start TMA loads."""
+    if not config.producer_registers:
+        return config
+    return replace(config, producer_registers=56, consumer_registers=224)
+
+
+def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
+    """Returns the config with as many stages as fit beside their scales and the schedule. Where few
+    fit, another stage is worth more than an epilogue stage, as in `heuristic.filled`.
+    """
+    most = SHARED_MEMORY - 4 * MOST_GROUPS
+    while True:
+        scales = 4 * config.stages * stage_scales(config, block_b)
+        if config.shared_memory_bytes + scales <= most:
+            return config
+        if config.stages < 5 and config.epilogue_stages > 1:
+            config = replace(config, epilogue_stages=1)
+        else:
+            config = replace(config, stages=config.stages - 1)
 
 
 @functools.cache
@@ -172,13 +227,7 @@ def _gathering() -> tuple[HopperConfig, ...]:
     them, and one that shares B gains nothing (WORKLOG.md). The warps that gather need more
     registers than those that start TMA loads.
     """
-    return tuple(
-        replace(config, producer_registers=56, consumer_registers=224)
-        if config.producer_registers
-        else config
-        for config in _candidates()
-        if config.cluster == 1
-    )
+    return tuple(_with_registers_to_load(config) for config in _candidates() if config.cluster == 1)
 
 
 def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[float, float]:
@@ -222,7 +271,7 @@ def run(
     """
     if 0 in (problem.M, problem.N):
         return
-    if problem.gathers and problem.N > GATHERING_COLUMNS:
+    if problem.gathers and (problem.N > GATHERING_COLUMNS or problem.scales is not None):
         problem, a, tensors = _gathered(problem, a, tensors)
     launch(problem)(a, b, out, offs, tensors)
 
@@ -233,11 +282,17 @@ def _gathered(
     """Returns a product without an index, whose rows were gathered into memory."""
     assert tensors.a_index is not None
     chosen = tensors.a_index.clamp(0, problem.rows_of_a - 1)
-    rows = a.new_empty(problem.M, -(-problem.K // 8) * 8)[:, : problem.K]
-    torch.index_select(a, 0, chosen, out=rows)
-    strides = rows.stride(0), 1
-    plain = replace(problem, a=strides, gathers=False, rows_of_a=problem.M)
-    return plain, rows, tensors._replace(a_index=None)
+    vector, values = (8, a) if problem.scales is None else (16, a.view(torch.uint8))
+    rows = values.new_empty(problem.M, -(-problem.K // vector) * vector)[:, : problem.K]
+    torch.index_select(values, 0, chosen, out=rows)
+    plain = replace(problem, a=(rows.stride(0), 1), gathers=False, rows_of_a=problem.M)
+    tensors = tensors._replace(a_index=None)
+    if problem.scales is not None and tensors.scale_a is not None:
+        # Row by row, which makes lines that follow each other in K.
+        scale_a = tensors.scale_a.index_select(0, chosen)
+        plain = replace(plain, scales=replace(problem.scales, a=(0, *scale_a.stride())))
+        tensors = tensors._replace(scale_a=scale_a)
+    return plain, rows.view(a.dtype), tensors
 
 
 def _tuned(problem: GroupedProblem) -> HopperConfig | None:
@@ -255,6 +310,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     default one that was tuned for it, else that of `config_for`. A product keeps the config
     that its first launch took.
     """
+    problem = layouts.in_words(problem)
     if config is None:
         config = _tuned(problem) or config_for(problem, tile_order.clusters(problem.device, 0, 1))
     made = variant_of(problem, config)
@@ -267,10 +323,13 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     assert strides_b is not None, "`unsupported` refuses other strides"
     shape_b, lead = (problem.K, problem.N), problem.b[:-2]
     whole_b = (problem.groups, *shape_b) if lead else shape_b
+    of_words = problem.scales is not None
 
     def launch_kernel(
         a: Tensor, b: Tensor, out: Tensor, offs: Tensor, tensors: GroupedTensors = NO_TENSORS
     ) -> None:
+        if of_words:
+            a, b = a.view(torch.bfloat16), b.mT.view(torch.bfloat16).mT
         compiled(
             a.as_strided((layouts.rows_of_a(problem), problem.K), strides_a),
             b.as_strided(whole_b, (*lead, *strides_b)),
@@ -282,6 +341,8 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
             tensors.scatter_index,
             tensors.scatter_weights,
             tensors.a_index,
+            tensors.scale_a,
+            tensors.scale_b,
             clusters,
         )
 

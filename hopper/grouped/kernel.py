@@ -63,6 +63,10 @@ class Grouped(Gemm):
     multiply.
 
     Rows that an index chooses are copied by two more warps, as `gather` describes.
+
+    fp8 operands have scales that vary along K (`gemm.block_scales`), of which each work tile reads
+    its group's. Their groups of terms have whole k tiles, whose 128 terms share scales, so that
+    nothing is cleared; a group without terms has no k tile, and its sums stay zero.
     """
 
     @classmethod
@@ -99,6 +103,8 @@ class Grouped(Gemm):
         scatter_index,
         scatter_weights,
         a_index,
+        scale_a,
+        scale_b,
         clusters: Int32,
         stream,
     ):
@@ -110,6 +116,11 @@ class Grouped(Gemm):
         scatter_index int32 (M), scatter_weights fp32 (M), a_index int32 (M), with which a may have
         any number of rows. For gated pairs b, bias and aux have
         twice as many columns as c.
+
+        Elements of a and b are words of two fp8 values where the traits have formats; then there
+        are scale_a, fp32 (M, blocks of K), or (groups, rows, blocks of K) where groups have places
+        of their own, and scale_b, fp32 (groups, blocks of K, blocks of columns) or with ragged
+        terms (blocks of K, columns).
         """
         config, traits = self.config, self.traits
         b, c = batch_last(b, True), batch_last(c, False)  # (N, K[, groups]), (M, N[, groups])
@@ -120,6 +131,8 @@ class Grouped(Gemm):
                 aux = split_gated(aux, 1, c.shape[1])
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.load_operands(a, b, *majors)
+        if cutlass.const_expr(traits.block_scaled):
+            scale_a, scale_b = by_blocks(scale_a, False), by_blocks(scale_b, True)
         epilogue_tma = None
         if cutlass.const_expr(self.staged):
             epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, aux, residual, traits)
@@ -129,7 +142,9 @@ class Grouped(Gemm):
             cute.fast_divmod_create_divisor_v2(divisor)
             for divisor in (columns, rows * columns, columns * schedule.band(config))
         )
-        extent = a.shape[1 if traits.masks_terms else 0]
+        extent = a.shape[0]
+        if cutlass.const_expr(traits.divides_terms):
+            extent = a.shape[1] * (2 if traits.formats else 1)
         if cutlass.const_expr(traits.gathers):
             extent = a_index.shape[0]
         params = GroupedParams(
@@ -152,8 +167,8 @@ class Grouped(Gemm):
             bias=bias,
             residual=residual,
             aux=aux,
-            scale_a=None,
-            scale_b=None,
+            scale_a=scale_a,
+            scale_b=scale_b,
             alpha=Float32(1.0),
             beta=Float32(0.0),
             scatter_index=scatter_index,
@@ -183,7 +198,7 @@ class Grouped(Gemm):
         config, traits = self.config, self.traits
         table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
         params = params._replace(table=table)
-        if cutlass.const_expr(traits.masks_terms):
+        if cutlass.const_expr(traits.divides_terms):
             threads = WARPGROUP * self.warpgroups
             schedule.make_order(params, context.thread, threads, traits.capacity)
         elif context.warp == WarpRole.MMA:
@@ -208,7 +223,7 @@ class Grouped(Gemm):
 
     @property
     def pipeline_type(self):
-        return gather.GatherPipeline if self.traits.gathers else GroupPipeline
+        return gather.GatherPipeline if self.traits.gathers else super().pipeline_type
 
     @property
     def announced_bytes(self) -> int:
@@ -253,6 +268,16 @@ class Grouped(Gemm):
             for half in range(halves)
         )
         return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
+
+
+def by_blocks(scale, of_columns: bool):
+    """Views scales of the host, (rows, blocks of K) or those of columns transposed, with a mode of
+    groups first where they have one, as (rows or columns, blocks of K[, groups]).
+    """
+    lead = list(range(cute.rank(scale) - 2))
+    pair = [len(lead), len(lead) + 1]
+    order = (pair[::-1] if of_columns else pair) + lead
+    return cute.make_tensor(scale.iterator, cute.select(scale.layout, mode=order))
 
 
 def partition(

@@ -18,10 +18,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...core.fp8 import BLOCK
 from ..gemm.tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
 
 TURN = 8  # columns of tiles after which K is walked in the other direction
+BLOCK_WORDS = BLOCK // 2  # of two fp8 terms
 BAND_ROWS = 2048  # of a group that are walked together, column by column
 
 
@@ -35,7 +37,8 @@ def band(config):
 class GroupedParams(NamedTuple):
     """The schedule of a launch.
 
-    offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension. rows,
+    offs: the ends of groups, int32 (groups). extent: the size of the ragged dimension in their
+    unit, which is one fp8 value where a k tile has words of two. rows,
     columns: of cluster tiles; with ragged rows, `rows` is not used. by_columns, by_matrix, by_band:
     divisors by the columns, by the tiles of a group with ragged terms, and by the tiles of `band`
     rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. a,
@@ -65,8 +68,8 @@ class GroupedWorkTile(NamedTuple):
     group's (None: all rows of C); the columns from `column` on; the `matrix` of B or of C, which is
     the group. The names are those of `tile_scheduler.WorkTile`.
 
-    first_term: the term of K at which k tile 0 begins. terms: those of the last k tile. backwards:
-    1 where the last k tile comes first.
+    first_term: the term of K, or the word of fp8 terms, at which k tile 0 begins. terms: those of
+    the last k tile. backwards: 1 where the last k tile comes first.
     """
 
     row: Int32
@@ -98,7 +101,7 @@ class GroupedScheduler:
 
     def current_work(self, config, step):
         """Returns this CTA's work at the cluster's step `step`."""
-        if self.traits.masks_terms:
+        if self.traits.divides_terms:
             return work_of_terms(self, config, step)
         return work_of_rows(self, config, step)
 
@@ -114,6 +117,29 @@ class GroupedScheduler:
         if tensors.bias is None:
             return epilogue
         return replace(epilogue, tensors=tensors._replace(bias=tensors.bias[work.matrix, None]))
+
+    def scales_of(self, scales, work: GroupedWorkTile):
+        """Returns the BlockScales of a work tile, whose rows and k tiles are numbered as those of
+        the tile: with ragged rows the group's of B, with ragged terms those from its first on.
+        """
+        a, b = scales.scale_a, scales.scale_b
+        if self.traits.divides_terms:
+            first = work.first_term // BLOCK_WORDS
+            a, b = (cute.domain_offset((0, first), scale) for scale in (a, b))
+        else:
+            b = b[None, None, work.matrix]
+            if self.traits.masked:
+                a = numbered_through(a, work.matrix, self.params.group_rows)
+        return replace(scales, scale_a=a, scale_b=b)
+
+
+def numbered_through(scale, group, rows):
+    """Returns the scales of a group from (rows, blocks of K, groups), as those of a matrix that
+    has the `rows` rows of each group up to this one.
+    """
+    own = cute.domain_offset((-group * rows, 0), scale[None, None, group])
+    layout = cute.make_layout(((group + 1) * rows, own.shape[1]), stride=own.stride)
+    return cute.make_tensor(own.iterator, layout)
 
 
 @cute.jit
@@ -195,7 +221,7 @@ def make_order(
 def work_tile_count(scheduler: GroupedScheduler):
     """Returns the number of work tiles of the cluster."""
     params = scheduler.params
-    if cutlass.const_expr(scheduler.traits.masks_terms):
+    if cutlass.const_expr(scheduler.traits.divides_terms):
         tiles = params.offs.shape[0] * params.rows * params.columns
     else:
         tiles = params.table[scheduler.traits.capacity - 1] * params.columns
@@ -252,11 +278,17 @@ def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     group = params.table[place]
     m, n = in_bands(params, config, rest, params.rows)
     begin, end = bounds(params, group)
-    count = cutlass.max((end - begin + config.tile_k - 1) // config.tile_k, 1)
-    terms = end - begin - (count - 1) * config.tile_k
-    if begin == end:
-        # A k tile behind the end of K, for which TMA writes zeros.
-        begin, terms = params.extent, Int32(config.tile_k)
+    if cutlass.const_expr(scheduler.traits.masks_terms):
+        count = cutlass.max((end - begin + config.tile_k - 1) // config.tile_k, 1)
+        terms = end - begin - (count - 1) * config.tile_k
+        if begin == end:
+            # A k tile behind the end of K, for which TMA writes zeros.
+            begin, terms = params.extent, Int32(config.tile_k)
+    else:
+        # A k tile is a block. Without any the sums, which are added in fp32, stay zero.
+        count = (end + BLOCK - 1) // BLOCK - begin // BLOCK
+        count = Int32(0) if begin == end else count
+        begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)
     partition = KPartition(Int32(0), count, Int32(0), Int32(1), Int32(0), Int32(0))
     row, column = own_tile(scheduler, config, m, n)
     return GroupedWorkTile(row, None, column, group, partition, begin, terms, Int32(1))

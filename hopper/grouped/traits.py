@@ -20,6 +20,8 @@ class GroupedTraits(traits.KernelTraits):
     scatters: each row of C is stored in the row that an index names.
     weighted: the outputs of each row are multiplied by a weight before the residual is added.
 
+    The scales of fp8 operands vary along K.
+
     A bias has a vector of "columns" or of "pairs" for each group. A residual is also "scattered":
     a matrix that is read in the rows in which C is stored.
     """
@@ -37,5 +39,10 @@ class GroupedTraits(traits.KernelTraits):
         return super().plain and not self.weighted
 
     @property
-    def masks_terms(self) -> bool:
+    def divides_terms(self) -> bool:
+        """Whether the terms of sums are divided among groups."""
         return self.form == "ragged_k"
+
+    @property
+    def masks_terms(self) -> bool:
+        return self.divides_terms and not self.formats

@@ -10,6 +10,7 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from ...core import fp8
 from ...core.grouped import GroupedProblem
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
@@ -38,6 +39,8 @@ class GroupedVariant(variant.Variant):
             "gathered": t.gathers,
             "scattered": t.scatters,
             "weighted": t.weighted,
+            t.formats.replace(" ", "_"): t.formats,
+            "wide": t.wide_scales,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -52,7 +55,7 @@ class GroupedVariant(variant.Variant):
 
 
 def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
-    """Returns the variant for a supported product."""
+    """Returns the variant for a supported product, whose fp8 operands are in words."""
     usable = [strides for strides in layouts.matrix_strides(problem) if strides is not None]
     assert len(usable) == 2, "`unsupported` refuses other strides"
     layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
@@ -71,6 +74,10 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         function=epilogue_math.resolve_activation(
             epilogue.function, problem.out_dtype.itemsize, 0 if is_ragged_k else problem.K
         ),
+        formats=_formats(problem),
+        scale_a="blocks" if problem.scales else "",
+        scale_b="blocks" if problem.scales else "",
+        wide_scales=_are_scales_wide(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
@@ -84,6 +91,27 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         weighted=problem.weighted,
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
+
+
+def _formats(problem: GroupedProblem) -> str:
+    """Returns the formats of fp8 operands, as in `KernelTraits`; "" for others."""
+    scales = problem.scales
+    if scales is None:
+        return ""
+    return str(fp8.Formats(*scales.formats, promoted=True, block_a=1, block_b=scales.columns))
+
+
+def _are_scales_wide(problem: GroupedProblem) -> bool:
+    """Returns `KernelTraits.wide_scales`: whether TMA loads the scales of rows. Groups of rows that
+    follow one another begin at any row, where the scales of a tile do not begin at 16 bytes; and
+    where each column of B has its own scale, a warp copies those of rows as well.
+    """
+    scales = problem.scales
+    if scales is None or not problem.capacity:
+        return False
+    group, row, block = scales.a
+    whole = all(step % 4 == 0 for step in (group, block, problem.capacity))
+    return row == 1 and whole and scales.alignment[0] >= 16
 
 
 def _bias_access(problem: GroupedProblem) -> str:
@@ -182,6 +210,22 @@ class _Arguments:
             self.vector(cutlass.Int32, self.M) if traits.scatters else None,
             self.vector(cutlass.Float32, self.M) if traits.weighted else None,
             self.vector(cutlass.Int32, self.M) if traits.gathers else None,
+            *self._scales(),
+        ]
+
+    def _scales(self) -> list[Any]:
+        """Returns the scales of A and B; None for those that the variant does not have."""
+        traits = self.made.traits
+        if not traits.formats:
+            return [None, None]
+        rows, blocks, columns = (cute.sym_int() for _ in range(3))
+        of_a = (self.groups, rows, blocks) if traits.masked else (self.M, blocks)
+        lead = () if traits.divides_terms else (self.groups,)
+        return [
+            make_fake_tensor(
+                cutlass.Float32, shape, tuple(cute.sym_int64() for _ in shape), assumed_align=4
+            )
+            for shape in (of_a, (*lead, blocks, columns))
         ]
 
     @staticmethod

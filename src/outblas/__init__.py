@@ -20,6 +20,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .torch_ops.grouped_mm import grouped_mm
     from .torch_ops.moe import moe_mlp
     from .torch_ops.quantize import quantize
+    from .torch_ops.scaled_grouped_mm import scaled_grouped_mm
     from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "precompile",
     "quantize",
     "record_shapes",
+    "scaled_grouped_mm",
     "scaled_mm",
     "tune",
     "unpatch",
@@ -70,6 +72,7 @@ _MODULE_OF = {
     "matmul": "api",
     "scaled_mm": "torch_ops.scaled_mm",
     "grouped_mm": "torch_ops.grouped_mm",
+    "scaled_grouped_mm": "torch_ops.scaled_grouped_mm",
     "moe_mlp": "torch_ops.moe",
     "quantize": "torch_ops.quantize",
     "disable": "torch_ops.aten",

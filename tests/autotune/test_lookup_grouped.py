@@ -17,6 +17,7 @@ from outblas.autotune.store.records import BestConfig, Workload
 from outblas.core.configs import to_text
 from outblas.core.epilogue import Epilogue
 from outblas.core.grouped import GroupedProblem
+from outblas.core.grouped_scales import BlockScales
 from outblas.hopper.grouped import host
 
 ROWS = Workload(4096, 1536, 2048, grouping="128")
@@ -34,6 +35,9 @@ def know(tmp_path: Path) -> Know:
 def won(i: int, workload: Workload = ROWS, **changes: Any) -> BestConfig:
     """A winner of hopper.grouped with the config of that number."""
     return winner(kernel="hopper.grouped", config=TEXTS[i], workload=workload, **changes)
+
+
+SCALES = BlockScales((0, 16, 1), (256, 1, 16), 128, ("e4m3",) * 2, torch.float8_e4m3fn, (16, 16))
 
 
 def asked(workload: Workload = ROWS, **changes: Any) -> GroupedProblem:
@@ -145,6 +149,7 @@ def test_zeroed_rows_behind_the_groups_change_nothing() -> None:
         {"gathers": True},
         {"scatters": True},
         {"capacity": 32},
+        {"scales": SCALES},
         {"device": torch.device("cpu")},
     ],
     ids=lambda changes: next(iter(changes)),

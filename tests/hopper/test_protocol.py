@@ -13,142 +13,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from protocol.fault import ProtocolFault
 from protocol.faults import FAULTS, TURN_EARLY
 from protocol.launch import Case, simulate, simulate_rung, traits_of
 from protocol.machine import Barrier, NamedBarrier
+from protocol.schedules import (
+    COOPERATIVE,
+    EARLY,
+    ELASTIC,
+    PINGPONG,
+    SCHEDULES,
+    STREAM_K,
+    case_of,
+    runs_clean,
+)
 
 from outblas.core.registry import LADDERS
 from outblas.hopper.core.compile import NUMERIC
-from outblas.hopper.core.config import STAGGERS, HopperConfig, gated_reason
+from outblas.hopper.core.config import STAGGERS, gated_reason
 from outblas.hopper.gemm import epilogue_store, heuristic, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 
-OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
-SMALL = heuristic.shaped(OWN, 64, 1, 1, 1)
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "80"))
-
-COOPERATIVE = OWN
-PINGPONG = replace(OWN, tile_n=192, stages=5, pingpong=True, epilogue_stages=1)
-THREE = replace(heuristic.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, stages=4)
-MULTICAST = replace(OWN, cluster_m=2, cluster_n=2)
-ELASTIC = replace(OWN, tile_n=160, variable_tile_n=True)
-CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, epilogue_stages=1)
-SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
-STREAM_K = replace(OWN, stream_k=True)
-# A call that starts before the previous one has ended, and loads weights before.
-EARLY = replace(OWN, pdl=True, weights_ready=True)
-SMALL_TILES = replace(SMALL, tile_n=64, epilogue_stages=1, k_serpentine=False)
-
-ONE_WAVE = replace(OWN, tile_n=256, epilogue_stages=1)  # C of a single tile lies over A
-THREE_ONE_WAVE = replace(THREE, tile_n=192, epilogue_stages=1)
-
-# Schedule: config, and what the epilogue has.
-SCHEDULES: dict[str, tuple[HopperConfig, str]] = {
-    "one consumer": (replace(SMALL, tile_n=64, epilogue_stages=1), ""),
-    "cooperative": (COOPERATIVE, ""),
-    "cooperative, no group in flight": (replace(COOPERATIVE, in_flight=0), ""),
-    "cooperative, one stage": (replace(COOPERATIVE, stages=1, in_flight=0), ""),
-    "cooperative, registers to memory": (replace(COOPERATIVE, epilogue_stages=0), ""),
-    "three consumers": (THREE, ""),
-    "staggered turns": (COOPERATIVE, "bias"),
-    "staggered turns, residual fetched": (COOPERATIVE, "residual"),
-    "staggered turns, x stored": (COOPERATIVE, "aux"),
-    "staggered turns, gated pairs": (COOPERATIVE, "gated aux"),
-    "staggered turns, nothing after the product": (replace(COOPERATIVE, stagger="always"), ""),
-    "staggered turns, no group in flight": (replace(COOPERATIVE, in_flight=0), "bias"),
-    "staggered turns of three": (replace(THREE, stagger="always"), ""),
-    "staggered turns of three, residual fetched": (replace(THREE, stagger="always"), "residual"),
-    "one wave": (ONE_WAVE, ""),
-    "one wave, two k tiles in turn": (replace(ONE_WAVE, stagger_k_tiles=2), ""),
-    "one wave, one k tile in turn": (replace(ONE_WAVE, stagger_k_tiles=1), ""),
-    "one wave, no group in flight, one k tile in turn": (
-        replace(ONE_WAVE, in_flight=0, stagger_k_tiles=1),
-        "",
-    ),
-    "one wave, no group in flight": (replace(ONE_WAVE, in_flight=0), "bias"),
-    "one wave, not staggered": (replace(ONE_WAVE, stagger="never"), ""),
-    "one wave, two rows of wgmma": (
-        replace(ONE_WAVE, tile_m=256, tile_n=128, cluster_n=2, in_flight=1),
-        "",
-    ),
-    "one wave in a cluster": (replace(ONE_WAVE, cluster_m=2), ""),
-    "one wave, elastic columns": (replace(ONE_WAVE, tile_n=216, variable_tile_n=True), ""),
-    "one wave, gated pairs": (ONE_WAVE, "gated"),
-    "one wave, three consumers": (THREE_ONE_WAVE, ""),
-    "one wave, three consumers in a cluster": (
-        replace(THREE_ONE_WAVE, cluster_n=2, in_flight=1),
-        "",
-    ),
-    "addend fetched": (COOPERATIVE, "addend"),
-    "pingpong": (PINGPONG, ""),
-    "pingpong, addend fetched": (PINGPONG, "addend"),
-    "pingpong, residual fetched, fp32": (replace(PINGPONG, tile_n=128, stages=6), "residual fp32"),
-    "pingpong, in a cluster": (replace(PINGPONG, cluster_m=2), "addend"),
-    "multicast": (MULTICAST, ""),
-    "multicast, residual fetched": (replace(OWN, cluster_m=2), "residual"),
-    "elastic columns": (ELASTIC, ""),
-    "elastic columns, addend in place": (ELASTIC, "addend in_place"),
-    "elastic columns, few to a stage": (replace(ELASTIC, tile_n=136), "residual"),
-    "cluster-K": (CLUSTER_K, ""),
-    "cluster-K, two consumers, in a cluster": (
-        replace(OWN, cluster_m=2, cluster_k=2, epilogue_stages=1),
-        "",
-    ),
-    "split-K": (SPLIT_K, ""),
-    "split-K, small tiles": (replace(SMALL_TILES, split_k=3), ""),
-    "stream-K": (STREAM_K, ""),
-    "stream-K, small tiles": (replace(SMALL_TILES, stream_k=True), ""),
-    "stream-K, in a cluster": (replace(STREAM_K, cluster_m=2), ""),
-    "dependent launch": (replace(OWN, pdl=True), "addend"),
-    "weights ready": (EARLY, "residual bias"),
-    "weights ready, transposed": (EARLY, "transposed residual"),
-    "weights ready, multicast": (replace(EARLY, cluster_m=2, cluster_n=2), ""),
-    "weights ready, pingpong": (replace(PINGPONG, pdl=True, weights_ready=True), "addend"),
-    "weights ready, cluster-K": (replace(CLUSTER_K, pdl=True, weights_ready=True), "transposed"),
-    "weights ready, split-K": (replace(SPLIT_K, pdl=True, weights_ready=True), ""),
-    "weights ready, stream-K": (replace(STREAM_K, pdl=True, weights_ready=True), "transposed"),
-}
-
-
-def case_of(
-    config: HopperConfig,
-    text: str = "",
-    *,
-    rows: int = 2,
-    columns: int = 3,
-    k_tiles: int = 5,
-    clusters: int = 2,
-    matrices: int = 0,
-) -> Case:
-    """A launch of so many cluster tiles, with variable tile N of both widths. `text`: words for
-    what the epilogue has, "fp32" for C's dtype, "in_place" for an addend in C's memory,
-    "transposed" for a call that computes C's transpose.
-    """
-    words = frozenset(text.split())
-    epilogue = words - {"fp32", "in_place", "transposed"}
-    N = config.tile_n * config.cluster_n * columns // (2 if "gated" in words else 1)
-    return Case(
-        config,
-        M=config.tile_m * config.cluster_m * rows,
-        N=N - 8 if config.variable_tile_n else N,
-        k_tiles=k_tiles,
-        clusters=clusters,
-        matrices=matrices,
-        epilogue=epilogue,
-        out_dtype=torch.float32 if "fp32" in words else torch.bfloat16,
-        in_place="in_place" in words,
-        transposed="transposed" in words,
-    )
-
-
-def runs_clean(case: Case, seed: int, **options: Any) -> Any:
-    """The run of a case in the timing that the seed draws, which has no fault."""
-    try:
-        return simulate(case, seed, **options)
-    except ProtocolFault as fault:
-        pytest.fail(f"{fault}\nseed {seed}, {case}")
 
 
 # ---- the model itself

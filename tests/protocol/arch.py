@@ -5,9 +5,11 @@ itself.
 import re
 from types import SimpleNamespace
 
-from . import state
+from . import scale_memory, state
 from .machine import NamedBarrier
 from .values import Opaque
+
+SYNC_WARP = 100  # of the first warp of a consumer: a number that no named barrier has
 
 
 class Arch(Opaque):
@@ -44,6 +46,14 @@ class Arch(Opaque):
             )
         agent.seen[barrier] = barrier.phase
 
+    def mbarrier_test_wait(self, pointer, parity):
+        agent = state.machine.agent
+        agent.pause()
+        barrier = agent.cta.barrier(pointer.address)
+        if found := barrier.passes(parity):
+            agent.seen[barrier] = barrier.phase
+        return found
+
     def mbarrier_arrive(self, pointer, rank=None):
         agent = state.machine.agent
         agent.pause()
@@ -67,6 +77,15 @@ class Arch(Opaque):
         agent = state.machine.agent
         agent.pause()
         agent.cta.barrier(pointer.address).arrive(agent.threads, int(count))
+
+    def sync_warp(self):
+        """Lanes that are agents of their own are of the first warp. Other warps are of one agent,
+        whose threads do the same at the same time.
+        """
+        agent = state.machine.agent
+        lanes = [a for a in agent.mates if a.tidx % 128 < 32 and a.threads == 1]
+        if agent.tidx % 128 < 32 and len(lanes) > 1:
+            self.barrier(SYNC_WARP + agent.tidx // 128, len(lanes))
 
     def griddepcontrol_launch_dependents(self):
         """Lets the next call start, which waits for this one."""
@@ -229,6 +248,8 @@ class Arch(Opaque):
     def inline_ptx(self, text, *, write_only_types=(), read_only_args=()):
         if "bar.red.or.pred" in text:
             return int(self.barrier_any(*read_only_args))
+        if moved := scale_memory.INSTRUCTIONS.get(text.split()[0]):
+            return moved(*read_only_args)
         if meeting := re.fullmatch(r"barrier\.sync (\d+), (\d+);", text):
             self.barrier(*map(int, meeting.groups()))
         return read_only_args[0] if write_only_types else None

@@ -20,6 +20,7 @@ from .arch import Arch, WarpgroupOps
 from .fault import ProtocolFault
 from .machine import Store
 from .memory import InFlight, Write
+from .scale_memory import ScaleTensor
 from .tensors import (
     Allocator,
     GlobalTensor,
@@ -66,6 +67,8 @@ def local_tile(tensor, box, at):
 
 
 def domain_offset(coordinates, tensor):
+    if isinstance(tensor, ScaleTensor):
+        return tensor.moved(coordinates)
     offset = [x + y for x, y in zip(tensor.offset, coordinates, strict=True)]
     return Matrix(tensor.name, tensor.shape, offset, tensor.rest)
 
@@ -306,6 +309,7 @@ def tuple_of(x):
 
 
 CUTE = SimpleNamespace(
+    append_ones=lambda tensor, up_to_rank: tensor,
     arch=ARCH,
     jit=lambda function: function,
     kernel=kernel,
@@ -334,7 +338,9 @@ CUTE = SimpleNamespace(
     rank=lambda tensor: len(tensor.shape),
     recast_ptr=lambda pointer, swizzle=None, dtype=None: Pointer(pointer.address, dtype.width // 8),
     recast_tensor=lambda tensor, dtype: tensor,
-    select=lambda layout, mode: SimpleNamespace(shape=tuple(layout.shape[i] for i in mode)),
+    select=lambda layout, mode: SimpleNamespace(
+        shape=tuple(layout.shape[i] for i in mode), stride=tuple(layout.stride[i] for i in mode)
+    ),
     shape=tuple_of,
     size=size,
     size_in_bytes=lambda dtype, layout: layout.unit * layout.count,
@@ -505,6 +511,25 @@ def adapt(name, module):
             module.buffer_count = lru_cache(maxsize=256)(module.buffer_count)
         case "gemm.row_stores":
             module.store_rows = _of_grouped("store_rows")
+        case "gemm.block_scales":
+            for name in ("in_order", "add_pair"):
+                setattr(module, name, _of("scales", name))
+            for name in (
+                "row_addresses",
+                "column_addresses",
+                "copy_stage",
+                "row_scales",
+                "add_by_blocks",
+                "add_by_columns",
+            ):
+                setattr(module, name, partial(_of("scales", name), getattr(module, name)))
+            pipeline = module.ScaledPipeline
+            release, own = _of("scales", "consumer_release"), pipeline.consumer_release
+            pipeline.consumer_release = lambda self, index: release(own, self, index)
+        case "gemm.row_group":
+            module.RowGroup.registers = module.RowGroup.partial_registers = lambda *_: [0] * 4
+        case "gemm.promotion":
+            module.add_unscaled = _of("scales", "add_unscaled")
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
         case "grouped.gather":
@@ -515,12 +540,14 @@ def adapt(name, module):
                 setattr(module, name, _of_grouped(name))
 
 
-def _of_grouped(name):
-    """A function of `grouped`, which imports this module."""
+def _of(module, name):
+    """A function of a module here that imports this one."""
 
     def call(*given):
-        from . import grouped
-
-        return getattr(grouped, name)(*given)
+        found = importlib.import_module(f".{module}", __package__)
+        return getattr(found, name)(*given)
 
     return call
+
+
+_of_grouped = partial(_of, "grouped")

@@ -16,6 +16,7 @@ from .fault import ProtocolFault
 from .launch import Launch, modules
 from .machine import Timing
 from .memory import Copy, InFlight
+from .scale_memory import Root, root
 from .tensors import Shared
 
 
@@ -25,7 +26,9 @@ class GroupedCase:
     `M` and `K` are the sizes of the dimension that is not ragged, and `N` columns are stored.
     With a `capacity`, `ends` are the numbers of rows of groups that have room for so many each.
     `epilogue` is any of "residual", "aux", "gated" and "scatter", or "unstaged": registers are
-    stored, as for ragged columns.
+    stored, as for ragged columns. With "scaled" operands are fp8 with scales of blocks; `K`, and
+    `extent` where terms are divided, are then in values, of which a word has two; they are "wide"
+    where TMA loads those of rows.
     """
 
     config: HopperConfig
@@ -43,9 +46,33 @@ class GroupedCase:
     capacity: int = 0
 
     @property
+    def values(self) -> int:
+        """The terms in a word of K."""
+        return 2 if "scaled" in self.epilogue else 1
+
+    @property
     def halves(self) -> int:
         """The columns of B that make one of C."""
         return 2 if "gated" in self.epilogue else 1
+
+    def scales(self) -> list[Root]:
+        """The scales of A and of B, where operands are fp8."""
+        if "scaled" not in self.epilogue:
+            return []
+        blocks, groups = (self.extent if self.form == "ragged_k" else self.K) // 128, len(self.ends)
+        rows = {"index": self.M if self.form == "ragged_k" else self.capacity or self.extent}
+        of_a = rows | {"block": blocks}
+        if self.capacity:
+            of_a = {"group": groups} | of_a
+        columns, block = self.N * self.halves, {"block": blocks}
+        of_b = block | {"index": columns}
+        if self.form == "ragged_m":
+            of_b = {"group": groups} | block | {"index": -(-columns // 128)}
+        fastest = ("index", "block") if "wide" in self.epilogue else ("block", "index")
+        return [
+            root(operand, extents, (*fastest, "group") if "group" in extents else fastest)
+            for operand, extents in (("A", of_a), ("B", of_b))
+        ]
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -72,6 +99,13 @@ class GroupedLaunch(Launch):
     """One call on the model."""
 
     case: Any
+
+    def scaled_row(self, row: int, group: int) -> int | None:
+        case, begin = self.case, 0
+        if case.capacity:
+            begin = group * case.capacity
+        rows = case.M if case.form == "ragged_k" else case.capacity or case.extent
+        return row - begin if row - begin < rows else None
 
     def stored(self, agent, target, found, columns=None, end_row=None):
         """A part of C, or of x, is written, by TMA or, where `end_row` is given, those of its rows
@@ -139,11 +173,12 @@ class GroupedLaunch(Launch):
         """The k tiles of a group: where they begin, and how many terms were left where some were
         cleared.
         """
-        tile_k = self.config.tile_k
+        tile_k, values = self.config.tile_k, self.case.values
         begin, end = self.case.bounds[group] if self.case.form == "ragged_k" else (0, self.case.K)
+        begin, end = begin // values, -(-end // values)
         found = [(k, None) for k in range(begin, end, tile_k)]
         rest = (end - begin) % tile_k
-        if self.case.form == "ragged_k" and rest:
+        if self.case.form == "ragged_k" and rest and values == 1:
             found[-1] = (found[-1][0], rest)
         return found
 
@@ -213,6 +248,8 @@ def simulate_grouped(
             aux="staged" if "aux" in case.epilogue else "",
             gathers="gather" in case.epilogue,
             scatters="scatter" in case.epilogue,
+            wide_scales="wide" in case.epilogue,
+            **_formats(case),
         )
     )
     given: Any = case
@@ -221,9 +258,11 @@ def simulate_grouped(
     wide = case.N * case.halves
     shapes: tuple[tuple[int, ...], ...]
     if case.form == "ragged_m":
-        shapes = (case.extent, case.K), (len(case.ends), case.K, wide), (case.extent,)
+        K = case.K // case.values
+        shapes = (case.extent, K), (len(case.ends), K, wide), (case.extent,)
     else:
-        shapes = (case.M, case.extent), (case.extent, wide), (len(case.ends), case.M)
+        K = case.extent // case.values
+        shapes = (case.M, K), (K, wide), (len(case.ends), case.M)
     a, b = (dsl.Matrix(f"{x}@0", shape) for x, shape in zip("AB", shapes[:2], strict=True))
 
     def like_result(name: str, columns: int) -> Any:
@@ -241,12 +280,22 @@ def simulate_grouped(
         range(case.extent) if "scatter" in case.epilogue else None,
         None,
         dsl.Matrix("index", (case.extent,)) if "gather" in case.epilogue else None,
+        *([scale.tensor for scale in case.scales()] or [None, None]),
         case.clusters,
         None,
     )
     launch.check_stages()
     launch.check_all()
     return launch
+
+
+def _formats(case: GroupedCase) -> dict[str, str]:
+    """The traits of fp8 operands."""
+    if "scaled" not in case.epilogue:
+        return {}
+    recipe = "128x128" if case.form == "ragged_m" else "1x128"
+    formats = f"e4m3 e4m3 promoted 1x128 {recipe}"
+    return {"formats": formats, "scale_a": "blocks", "scale_b": "blocks"}
 
 
 def _case() -> GroupedCase:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from outblas.core import configs
+from outblas.core import configs, fp8
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
@@ -25,8 +25,9 @@ from . import dsl
 from .fault import ProtocolFault
 from .machine import Machine, Timing
 from .memory import GlobalMemory
+from .scale_memory import Root, root
 
-ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"
+ADDED = "addend", "bias", "residual", "aux"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Case:
     """A call. `M` and `N` are of C; `clusters` fit on the GPU at once; `epilogue` is any of
     "addend", "residual", "aux", "bias", "gated" and "unstaged" (a C whose rows TMA cannot store);
     `in_place`: C lies where the addend does; `transposed`: the call computes the transpose of what
-    the caller asked for, so its A is the caller's B.
+    the caller asked for, so its A is the caller's B. `formats`: of fp8 operands, of which a word
+    has two values; `wide`: scales that vary along K lie so that TMA can load those of rows.
     """
 
     config: HopperConfig
@@ -47,6 +49,8 @@ class Case:
     out_dtype: torch.dtype = torch.bfloat16
     in_place: bool = False
     transposed: bool = False
+    formats: str = ""
+    wide: bool = False
 
     def __str__(self) -> str:
         batch = f"{self.matrices} of " if self.matrices else ""
@@ -54,11 +58,26 @@ class Case:
             ", in place" if self.in_place else ""
         )
         with_ += ", transposed" if self.transposed else ""
+        with_ += f", {self.formats}" + ", wide" * self.wide
         return (
             f"{batch}{self.M}x{self.N}, {self.k_tiles} k tiles, {self.clusters} clusters{with_}, "
             f"{self.out_dtype}: "
             f"{configs.to_text(self.config)}"
         )
+
+    def scales(self) -> list[Root]:
+        """The caller's scales of A and of B, where they vary along K."""
+        given = fp8.formats(self.formats or "e4m3 e4m3")
+        if not given.block_a:
+            return []
+        columns = self.N * (2 if "gated" in self.epilogue else 1)
+        extents = {"A": -(-self.M // given.block_a), "B": -(-columns // given.block_b)}
+        of_a, of_b = "BA" if self.transposed else "AB"
+        fastest = ("index", "block") if self.wide else ("block", "index")
+        return [
+            root(of_a, {"index": extents[of_a], "block": self.k_tiles}, fastest),
+            root(of_b, {"block": self.k_tiles, "index": extents[of_b]}, fastest),
+        ]
 
 
 class Launch(Machine):
@@ -76,9 +95,16 @@ class Launch(Machine):
         self.order: dict[tuple, tuple[int, ...]] = {}
         self.written: set[tuple] = set()
         width = 32 if case.out_dtype is torch.float32 else 16
+        self.scales = {root.number: root for root in case.scales()}
         self.types = {
             name: dsl.Numeric("out", width) for name in ("C", "addend", "residual", "aux")
         }
+
+    def scaled_row(self, row: int, group: int) -> int | None:
+        """Which row of the scales of A, or of those of a group, belongs to a row of A; None where
+        there is none.
+        """
+        return row if row < self.case.M else None
 
     def run_kernel(self, body, grid: int, warpgroups: int, cluster: int) -> None:
         lanes = max(self.config.cluster, 1)
@@ -217,12 +243,30 @@ def traits_of(case: Case):
         empty(case.M, columns) if "aux" in has else None,
     )
     c = empty(case.M, columns) if "addend" in has else None
-    problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
+    problem = operands.problem(
+        a,
+        b,
+        out,
+        c,
+        scaled=c is not None,
+        extra=extra,
+        scales=_scales(case, empty) if case.formats else None,
+        formats=case.formats,
+    )
     rung = Rung(real_gemm.Gemm, modules().find("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
     return variant_of(
         rung, problem, case.transposed, config, tile_grid(problem, config), case.clusters
     ).traits
+
+
+def _scales(case: Case, empty) -> tuple:
+    """The scales of fp8 operands, without data, as the problem of the launch has them."""
+    roots = case.scales()
+    if not roots:
+        return empty(case.M, 1, of=torch.float32), torch.empty((), device="meta")
+    given = (torch.empty(1, device="meta").as_strided(r.shape, r.stride) for r in roots)
+    return tuple(scale.mT if case.transposed else scale for scale in given)
 
 
 def table(case: Case, traits, launched: int):
@@ -283,6 +327,7 @@ def simulate(
             matrix(name, case.M, shapes[name]) if getattr(traits, name) == "staged" else None
             for name in ADDED
         ]
+        added += [scale.tensor for scale in case.scales()] or [None, None]
         gemm(
             matrix("A", case.M, K),
             matrix("B", K, wide),

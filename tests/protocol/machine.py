@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
@@ -14,6 +15,7 @@ from greenlet import getcurrent, greenlet
 
 from .fault import ProtocolFault
 from .memory import Copy, SharedMemory, Write
+from .scale_memory import Root, Scale
 
 Operands = tuple[tuple[tuple[int, int], ...], ...]  # the ranges of bytes of each
 WARPGROUP = 128
@@ -300,6 +302,8 @@ class Agent:
         self.wrote: list[int] = []  # words of shared memory since the last barrier
         self.copies: list[Copy] = []  # of cp.async
         self.copies_landed = Waiting()
+        self.copying: dict[int, Scale] = {}  # scales that it has begun to copy, by their places
+        self.additions: Any = None  # what it adds of a row group (`scales`)
         self.seen: dict[
             Barrier, int
         ] = {}  # of the mbarriers it has waited at, how many phases ended
@@ -316,10 +320,14 @@ class Agent:
     def ordinal(self) -> tuple[int, int]:
         """Which of the warpgroup's agents this is, and of how many."""
         if self._ordinal is None:
-            number = self.tidx // WARPGROUP
-            mates = [agent for agent in self.cta.agents if agent.tidx // WARPGROUP == number]
-            self._ordinal = mates.index(self), len(mates)
+            self._ordinal = self.mates.index(self), len(self.mates)
         return self._ordinal
+
+    @cached_property
+    def mates(self) -> "list[Agent]":
+        """The warpgroup's agents."""
+        number = self.tidx // WARPGROUP
+        return [agent for agent in self.cta.agents if agent.tidx // WARPGROUP == number]
 
     def show_words(self) -> None:
         """What it wrote to shared memory, a word at a time, is visible to its CTA."""
@@ -392,6 +400,7 @@ class Machine:
         self.cluster = 1
         self.cluster_barriers: dict[int, NamedBarrier] = {}
         self.previous = PreviousCall()
+        self.scales: dict[int, Root] = {}  # scales of fp8 operands, by their operand's number
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         heappush(self.heap, (self.now + delay, next(self.numbers), None, action))

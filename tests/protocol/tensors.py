@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from . import state
 from .fault import ProtocolFault
+from .scale_memory import ScalePointer, ScaleTensor
 from .values import NUMERICS, Opaque, RegisterPointer, Registers
 
 
@@ -24,6 +25,9 @@ class Pointer:
 
     def toint(self):
         return self
+
+    def __int__(self):
+        return self.address
 
 
 class GlobalPointer:
@@ -127,7 +131,8 @@ class Rows:
 
     def __getitem__(self, index):
         chosen = object.__new__(Rows)
-        chosen.groups = [group[index] for group in self.groups]
+        groups = self.groups if index[1] is None else [self.groups[index[1]]]
+        chosen.groups = [group[index] for group in groups]
         return chosen
 
     def ranges(self):
@@ -139,6 +144,10 @@ class SharedWords:
 
     def __init__(self, address, count):
         self.address, self.count = address, count
+
+    @property
+    def iterator(self):
+        return Pointer(self.address, 1)
 
     def __getitem__(self, i):
         agent, address = state.machine.agent, self.address + 4 * i
@@ -236,8 +245,9 @@ class Allocator:
         address, agent.allocated = agent.allocated, agent.allocated + size
         return Pointer(address, 1)
 
-    def allocate_array(self, dtype, count):
-        return Pointer(self.allocate(count * dtype.width // 8).address, dtype.width // 8)
+    def allocate_array(self, dtype, count, byte_alignment=16):
+        size = dtype.width // 8
+        return Pointer(self.allocate(count * size, byte_alignment).address, size)
 
     def allocate_tensor(self, dtype, layout, alignment, swizzle=None):
         return make_tensor(self.allocate(layout.unit * layout.count, alignment), layout)
@@ -251,6 +261,8 @@ def make_tensor(iterator, layout):
             return Shared(iterator.address, layout.unit, layout.unit, layout.count, layout.shape)
         case GlobalPointer():
             return GlobalWords(iterator, layout)
+        case ScalePointer(address=address):
+            return ScaleTensor(address, layout.shape, layout.stride)
         case RegisterPointer(registers=registers, offset=offset):
             count = layout if isinstance(layout, int) else registers.count
             return Registers(registers.values, registers.start + offset, count, registers.owner)

@@ -48,6 +48,7 @@ class Numeric:
 
 
 WIDTHS = {
+    "Boolean": 8,
     "Int8": 8,
     "Uint8": 8,
     "Int16": 16,

@@ -265,8 +265,8 @@ def test_what_an_epilogue_needs_compiles_another_kernel() -> None:
         problem = grouped.describe("ragged_m", a, b, out, len(ENDS), given)
         tile = kernels.Block(16, 32, 32, 4, 1)
         known = kernels.traits(problem, tile, "ieee")
-        pointers = kernels.GroupedPointers(a, b, out, torch.empty(5), *given[:-1])
-        records = pointers, kernels.sizes(problem), kernels.strides(problem)
+        pointers = kernels.GroupedPointers(a, b, out, torch.empty(5), *given[:6])
+        records = pointers, kernels.sizes(problem), kernels.strides(problem), None
         keys.add(kernels._specialization(problem, tile, known, records))
 
     assert len(keys) == len(calls)

@@ -8,22 +8,20 @@ groups in that dimension lie on the device, in `offs`. No size of a group is rea
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from . import epilogue, problem
+from . import epilogue, grouped_rows, grouped_scales, problem
 from .epilogue import Epilogue, View
 from .errors import OperandError
+from .grouped_rows import Form as Form
+from .grouped_scales import BlockScales
 from .problem import DTYPES, Strides
 from .tensor_memory import read_address
 
 Tensor = torch.Tensor
 
-# Which dimension is divided among groups: the rows of A and of the result, the columns of B and of
-# the result, or the terms of the sums. Where none is, a product of batches is meant, of which
-# "masked" computes the first rows of each matrix, as many as `counts` says.
-Form = Literal["ragged_m", "ragged_n", "ragged_k", "batch", "masked"]
 MAX_GROUPS = 1024
 # Columns of B up to which `hopper.grouped` gathers rows of A as it loads them. That makes every
 # tile slower, so with more columns a pass that stores the rows takes less (H100, WORKLOG.md).
@@ -39,7 +37,7 @@ class GroupedTensors(NamedTuple):
     (M,), the row of the result in which each row of a group is stored. scatter_weights: fp32 (M,),
     by which the rows of groups are multiplied before the residual is added. counts: int32
     (groups,), the rows of each group where all have the same room; kernels take it as `offs`, and
-    nothing here.
+    nothing here. scale_a, scale_b: fp32, of fp8 operands, as `core.grouped_scales` describes them.
     """
 
     bias: Tensor | None = None
@@ -49,6 +47,8 @@ class GroupedTensors(NamedTuple):
     scatter_index: Tensor | None = None
     scatter_weights: Tensor | None = None
     counts: Tensor | None = None
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
 
 
 NO_TENSORS = GroupedTensors()
@@ -83,6 +83,8 @@ class GroupedProblem:
     capacity: the rows for which each group has room, where group g begins at row g * capacity, and
         `offs` holds how many rows of each group there are. All others are neither computed nor
         stored. 0 where groups follow one another, and `offs` holds their ends.
+    scales: of fp8 operands, those of their blocks; None for operands without scales. `dtype` is
+        that of A then.
     """
 
     form: Form
@@ -105,6 +107,7 @@ class GroupedProblem:
     scatters: bool = False
     weighted: bool = False
     capacity: int = 0
+    scales: BlockScales | None = None
 
     @property
     def columns(self) -> int:
@@ -163,20 +166,23 @@ def check(
 
     Raises OperandError.
     """
-    _check_operands(mat_a, mat_b)
+    is_scaled = tensors.scale_a is not None
+    _check_operands(mat_a, mat_b, is_scaled)
     form = _form(mat_a, mat_b)
+    if is_scaled:
+        grouped_scales.check_form(form, mat_a, mat_b, offs, tensors.counts)
     if tensors.counts is None:
         groups = _check_offs(form, mat_a, mat_b, offs)
     else:
         groups = _check_counts(form, mat_a, mat_b, offs, tensors, zero_tail)
         form = "masked"
-    dtype = out_dtype or mat_a.dtype
-    if dtype not in (mat_a.dtype, torch.float32):
-        raise OperandError(
-            f"out_dtype is {dtype}, expected {mat_a.dtype}, the dtype of mat_a, or torch.float32"
-        )
+    if is_scaled:
+        dtype = grouped_scales.check_out_dtype(out_dtype)
+        grouped_scales.check_scales(form, mat_a, mat_b, tensors.scale_a, tensors.scale_b)
+    else:
+        dtype = _check_out_dtype(out_dtype, mat_a.dtype)
     if tensors.a_index is not None:
-        _check_gather(form, mat_a, tensors.a_index)
+        grouped_rows.check_gather(form, mat_a, tensors.a_index)
     M = mat_a.shape[-2] if tensors.a_index is None else tensors.a_index.shape[0]
     N = mat_b.shape[-1]
     product = (M, N) if form in ("ragged_m", "ragged_n") else (groups, M, N)
@@ -190,19 +196,31 @@ def check(
     if tensors.aux is not None:
         _check_like("aux", tensors.aux, product, dtype, mat_a.device)
         problem.check_out(tensors.aux, product, dtype, mat_a.device, "aux")
-    _check_scatter(form, M, tensors, dtype, mat_a.device)
+    index, weights = tensors.scatter_index, tensors.scatter_weights
+    grouped_rows.check_scatter(form, M, index, weights, dtype, mat_a.device)
     return Checked(form, groups, product, result, dtype)
 
 
-def _check_operands(mat_a: Tensor, mat_b: Tensor) -> None:
+def _check_out_dtype(out_dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
+    """Returns the dtype of the result."""
+    dtype = out_dtype or own
+    if dtype not in (own, torch.float32):
+        raise OperandError(
+            f"out_dtype is {dtype}, expected {own}, the dtype of mat_a, or torch.float32"
+        )
+    return dtype
+
+
+def _check_operands(mat_a: Tensor, mat_b: Tensor, is_scaled: bool) -> None:
+    allowed = grouped_scales.FORMATS if is_scaled else DTYPES
     for name, t in (("mat_a", mat_a), ("mat_b", mat_b)):
         if t.dim() not in (2, 3):
             raise OperandError(f"{name} has {t.dim()} dimensions, expected 2 or 3")
-        if t.dtype not in DTYPES:
+        if t.dtype not in allowed:
             raise OperandError(
-                f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, DTYPES))}"
+                f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, allowed))}"
             )
-    if mat_b.dtype != mat_a.dtype:
+    if mat_b.dtype != mat_a.dtype and not is_scaled:
         raise OperandError(f"mat_b.dtype is {mat_b.dtype} but mat_a.dtype is {mat_a.dtype}")
     if mat_b.device != mat_a.device:
         raise OperandError(f"mat_b is on {mat_b.device} but mat_a is on {mat_a.device}")
@@ -325,56 +343,6 @@ def _check_like(
         )
 
 
-def _check_gather(form: Form, mat_a: Tensor, a_index: Tensor) -> None:
-    if form != "ragged_m":
-        raise OperandError(
-            "a_index is given, expected None where groups are not rows of mat_a: only a mat_a of 2 "
-            "dimensions beside a mat_b of 3 has rows to choose from"
-        )
-    _check_index("a_index", a_index, None, mat_a.device)
-    if not mat_a.shape[0] and a_index.shape[0]:
-        raise OperandError(
-            f"mat_a.shape[0] is 0 but a_index has {a_index.shape[0]} elements, expected a row "
-            "for them to choose"
-        )
-
-
-def _check_scatter(
-    form: Form, M: int, tensors: GroupedTensors, dtype: torch.dtype, device: torch.device
-) -> None:
-    index, weights = tensors.scatter_index, tensors.scatter_weights
-    if index is not None:
-        if form != "ragged_m":
-            raise OperandError(
-                "scatter_index is given, expected None where groups are not rows of the result: "
-                "only a mat_a of 2 dimensions beside a mat_b of 3 makes such rows"
-            )
-        _check_index("scatter_index", index, M, device)
-    if weights is None:
-        return
-    if index is None:
-        raise OperandError("scatter_weights is given without scatter_index, expected both")
-    if tuple(weights.shape) != (M,) or weights.device != device:
-        raise OperandError(
-            f"scatter_weights has shape {tuple(weights.shape)} on {weights.device}, expected "
-            f"{(M,)} on {device}"
-        )
-    if weights.dtype not in (torch.float32, dtype):
-        wanted = " or ".join(dict.fromkeys(("torch.float32", str(dtype))))
-        raise OperandError(f"scatter_weights.dtype is {weights.dtype}, expected {wanted}")
-
-
-def _check_index(name: str, index: Tensor, M: int | None, device: torch.device) -> None:
-    """Checks an index of M rows, or of any number of rows for None."""
-    fits = index.dim() == 1 and (M is None or index.shape[0] == M)
-    if not fits or index.dtype not in (torch.int32, torch.int64) or index.device != device:
-        shape = "1 dimension" if M is None else f"shape {(M,)}"
-        raise OperandError(
-            f"{name} is {index.dtype} of shape {tuple(index.shape)} on {index.device}, expected "
-            f"torch.int32 or torch.int64 of {shape} on {device}"
-        )
-
-
 def in_kernel_form(tensors: GroupedTensors, rows_of_a: int) -> GroupedTensors:
     """Returns the tensors with indices and weights as the kernels take them, without counts
     (`ends`). An int64 index is clamped before it loses bits: to rows of A, and to the rows of the
@@ -382,12 +350,14 @@ def in_kernel_form(tensors: GroupedTensors, rows_of_a: int) -> GroupedTensors:
     """
     a_index, scatter_index, weights = tensors[3:6]
     if a_index is not None:
-        a_index = _narrow_index(a_index, 0, rows_of_a - 1)
+        a_index = grouped_rows.narrow_index(a_index, 0, rows_of_a - 1)
     if scatter_index is not None:
-        scatter_index = _narrow_index(scatter_index, -1, scatter_index.shape[0])
+        scatter_index = grouped_rows.narrow_index(scatter_index, -1, scatter_index.shape[0])
     if weights is not None:
         weights = weights.to(torch.float32).contiguous()
-    return GroupedTensors(*tensors[:3], a_index, scatter_index, weights)
+    return tensors._replace(
+        a_index=a_index, scatter_index=scatter_index, scatter_weights=weights, counts=None
+    )
 
 
 def ends(offs: Tensor | None, tensors: GroupedTensors) -> Tensor:
@@ -395,12 +365,6 @@ def ends(offs: Tensor | None, tensors: GroupedTensors) -> Tensor:
     found = offs if tensors.counts is None else tensors.counts
     assert found is not None, "`check` demands it"
     return found.contiguous()
-
-
-def _narrow_index(index: Tensor, low: int, high: int) -> Tensor:
-    if index.dtype is not torch.int32:
-        index = index.clamp(low, high).to(torch.int32)
-    return index.contiguous()
 
 
 def describe(
@@ -417,6 +381,7 @@ def describe(
     """Describes a checked product with an `offs` or with counts. Ragged columns are the ragged rows
     of the transposed product, out^T = B^T A^T, whose operands are exchanged (`in_planned_form`).
     """
+    scales = grouped_scales.describe(form, mat_a, mat_b, tensors.scale_a, tensors.scale_b)
     exchanged = form == "ragged_n"
     capacity = mat_a.shape[1] if form == "masked" else 0
     mat_a, mat_b, out, tensors = in_planned_form(form, mat_a, mat_b, out, tensors)
@@ -442,6 +407,7 @@ def describe(
         scatters=tensors.scatter_index is not None,
         weighted=tensors.scatter_weights is not None,
         capacity=capacity,
+        scales=scales,
     )
 
 
@@ -450,7 +416,7 @@ def in_planned_form(
 ) -> tuple[Tensor, Tensor, Tensor, GroupedTensors]:
     """Returns the tensors of a call as the kernels take them: for ragged columns those of the
     transposed product; with counts, matrices of the rows of all groups. These are copies of
-    operands that cannot be viewed so; aux and out can (`is_one_matrix`).
+    operands that cannot be viewed so; aux and out can (`is_one_matrix`). Scales stay as they are.
     """
     if form == "masked":
         residual, aux = (

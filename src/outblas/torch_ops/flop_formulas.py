@@ -102,6 +102,7 @@ _FORMULAS = {
     "grouped_gemm": _of_groups(0, 5),
     "grouped_gemm_aux": _of_groups(0, 5),
     "grouped_gemm_to_aux": _of_groups(1, 6),
+    "scaled_grouped_mm": _of_groups(0, 7),
     "moe_mlp": _of_experts,
     "moe_mlp_forward": _of_experts,
     "moe_mlp_backward": _of_experts_gradients,

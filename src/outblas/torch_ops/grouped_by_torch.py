@@ -6,6 +6,7 @@ import torch
 
 from ..core.epilogue import composed
 from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors
+from ..core.grouped_scales import spread
 
 Tensor = torch.Tensor
 
@@ -26,20 +27,17 @@ def by_torch(
     is_bare = tensors is NO_TENSORS and not activation
     wide = dtype if is_bare else torch.float32  # an epilogue rounds once
     if tensors.a_index is not None:
-        mat_a = mat_a.index_select(0, tensors.a_index.clamp(0, mat_a.shape[0] - 1))
+        chosen = tensors.a_index.clamp(0, mat_a.shape[0] - 1).long()
+        mat_a = mat_a[chosen]
+        if tensors.scale_a is not None:
+            tensors = tensors._replace(scale_a=tensors.scale_a[chosen])
     out.zero_()
     extent = mat_b.shape[-1] if form == "ragged_n" else mat_a.shape[0 if form == "ragged_m" else 1]
     for group, part in enumerate(_parts(form, ends.tolist(), extent)):
-        match form:
-            case "ragged_m":
-                a, b = mat_a[part], mat_b[group]
-            case "masked":
-                a, b = mat_a[group, part], mat_b[group]
-            case "ragged_n":
-                a, b = mat_a[group], mat_b[:, part]
-            case _:
-                a, b = mat_a[:, part], mat_b[part]
-        product = a.to(wide) @ b.to(wide)
+        a, b = (t.to(wide) for t in _pair(form, mat_a, mat_b, group, part))
+        if not (tensors.scale_a is tensors.scale_b is None):
+            a, b = _scaled_pair(form, a, b, group, part, tensors)
+        product = a @ b
         if is_bare:
             _of_group(form, out, group, part).copy_(product)
         else:
@@ -53,6 +51,35 @@ def _parts(form: Form, ends: list[int], extent: int) -> Iterator[slice]:
         end = min(max(end, begin), extent)
         yield slice(begin, end)
         begin = 0 if form == "masked" else end
+
+
+def _pair(
+    form: Form, mat_a: Tensor, mat_b: Tensor, group: int, part: slice
+) -> tuple[Tensor, Tensor]:
+    """Returns the operands of a group."""
+    match form:
+        case "ragged_m":
+            return mat_a[part], mat_b[group]
+        case "masked":
+            return mat_a[group, part], mat_b[group]
+        case "ragged_n":
+            return mat_a[group], mat_b[:, part]
+    return mat_a[:, part], mat_b[part]
+
+
+def _scaled_pair(
+    form: Form, a: Tensor, b: Tensor, group: int, part: slice, tensors: GroupedTensors
+) -> tuple[Tensor, Tensor]:
+    """Returns the operands of a group in fp32, multiplied by their scales."""
+    assert tensors.scale_a is not None, "a call has both"
+    assert tensors.scale_b is not None, "a call has both"
+    if form == "ragged_k":
+        terms = part.start, part.stop
+        return a * spread(tensors.scale_a, 1, *terms), b * spread(tensors.scale_b, 0, *terms)
+    scale_a, scale_b = _pair(form, tensors.scale_a, tensors.scale_b, group, part)
+    K, N = b.shape
+    blocks = spread(scale_b, 0, 0, K)
+    return a * spread(scale_a, 1, 0, K), b * spread(blocks, 1, 0, N)
 
 
 def _of_group(form: Form, t: Tensor, group: int, part: slice) -> Tensor:
@@ -77,7 +104,7 @@ def _store_group(
     activation: str,
 ) -> None:
     """Stores the result of a group from its product in fp32."""
-    bias, residual, aux, _, scatter_index, weights, _ = tensors
+    bias, residual, aux, _, scatter_index, weights, *_ = tensors
     if bias is not None:
         x = x + bias[group]
     if aux is not None:

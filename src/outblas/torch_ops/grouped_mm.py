@@ -182,7 +182,7 @@ def _after_operands(
 
 # ---- the operators
 # The arguments of `_compute_as_given`.
-_Call = tuple[
+GroupedCall = tuple[
     Tensor, Tensor, Tensor | None, GroupedTensors, str, torch.dtype | None, str, bool, bool
 ]
 
@@ -195,12 +195,12 @@ def _plain(
     out_dtype: torch.dtype | None = None,
     kernel_name: str = "",
     zero_tail: bool = False,
-) -> _Call:
+) -> GroupedCall:
     tensors = NO_TENSORS if bias is None else GroupedTensors(bias)
     return mat_a, mat_b, offs, tensors, "", out_dtype, kernel_name, zero_tail, False
 
 
-def _whole(aux: Tensor | None, given: tuple[Any, ...], *, new_aux: bool = False) -> _Call:
+def _whole(aux: Tensor | None, given: tuple[Any, ...], *, new_aux: bool = False) -> GroupedCall:
     """Returns the call that the arguments of `grouped_gemm` describe."""
     given += _DEFAULTS[len(given) :]
     mat_a, mat_b, offs, bias, residual, *rows, activation, out_dtype, name, zero_tail, counts = (
@@ -216,26 +216,26 @@ _DEFAULTS = tuple(each.default for each in ARGUMENTS["grouped_gemm"])
 
 
 def _grouped_mm(*given: Any) -> Tensor:
-    return _compute(_plain(*given))[0]
+    return compute(_plain(*given))[0]
 
 
 def _grouped_gemm(*given: Any) -> Tensor:
-    return _compute(_whole(None, given))[0]
+    return compute(_whole(None, given))[0]
 
 
 def _grouped_gemm_aux(*given: Any) -> tuple[Tensor, Tensor]:
-    out, aux = _compute(_whole(None, given, new_aux=True))
+    out, aux = compute(_whole(None, given, new_aux=True))
     assert aux is not None, "`new_aux` asks for it"
     return out, aux
 
 
 def _grouped_gemm_to_aux(aux: Tensor, *given: Any) -> Tensor:
-    out, _ = _compute(_whole(aux, given))
+    out, _ = compute(_whole(aux, given))
     ops.mark_written(aux)
     return out
 
 
-def _compute(call: _Call) -> tuple[Tensor, Tensor | None]:
+def compute(call: GroupedCall) -> tuple[Tensor, Tensor | None]:
     """Returns the result and aux. Like torch's own operator this is not cast by autocast, and
     nothing in it may be.
     """
@@ -266,7 +266,8 @@ def _compute_as_given(
             return plan(mat_a, mat_b, offs, own), None
     checked = _check(mat_a, mat_b, offs, tensors, activation, out_dtype, zero_tail)
     if checked.form != "batch":
-        invariance.refuse_promise("grouped_mm of groups")
+        is_scaled = tensors.scale_a is not None
+        invariance.refuse_promise("scaled_grouped_mm" if is_scaled else "grouped_mm of groups")
     aux = tensors.aux
     if checked.form == "masked" and aux is not None and not grouped.is_one_matrix(aux):
         copied = aux.contiguous()
@@ -407,7 +408,7 @@ for _key in ("Negative", "Conjugate"):
     library.impl("grouped_gemm_to_aux", ops.resolving("grouped_gemm_to_aux"), _key)
 
 
-def _fake_results(call: _Call) -> tuple[Tensor, Tensor]:
+def fake_results(call: GroupedCall) -> tuple[Tensor, Tensor]:
     """Returns new tensors like the result and like x."""
     mat_a, *_, zero_tail, _ = call
     checked = _check(*call[:6], zero_tail)
@@ -419,21 +420,21 @@ def _fake_results(call: _Call) -> tuple[Tensor, Tensor]:
 
 @ops.fake("grouped_mm")
 def _(*given: Any) -> Tensor:
-    return _fake_results(_plain(*given))[0]
+    return fake_results(_plain(*given))[0]
 
 
 @ops.fake("grouped_gemm")
 def _(*given: Any) -> Tensor:
-    return _fake_results(_whole(None, given))[0]
+    return fake_results(_whole(None, given))[0]
 
 
 @ops.fake("grouped_gemm_aux")
 def _(*given: Any) -> tuple[Tensor, Tensor]:
-    return _fake_results(_whole(None, given))
+    return fake_results(_whole(None, given))
 
 
 @ops.fake("grouped_gemm_to_aux")
 def _(aux: Tensor, *given: Any) -> Tensor:
-    result, _ = _fake_results(_whole(aux, given))
+    result, _ = fake_results(_whole(aux, given))
     ops.mark_written(aux)
     return result

@@ -53,6 +53,12 @@ _GROUPED_GEMM = (
 define(f"grouped_gemm({_GROUPED_GEMM}) -> Tensor")
 define(f"grouped_gemm_aux({_GROUPED_GEMM}) -> (Tensor, Tensor)")
 define(f"grouped_gemm_to_aux(Tensor(a!) aux, {_GROUPED_GEMM}) -> Tensor")
+define(
+    "scaled_grouped_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, "
+    "Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, Tensor? a_index=None, "
+    "Tensor? scatter_index=None, Tensor? scatter_weights=None, Tensor? counts=None, "
+    "str activation='', ScalarType? out_dtype=None, str kernel_name='') -> Tensor"
+)
 define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
@@ -345,5 +351,6 @@ grouped_mm = _ops.grouped_mm.default
 grouped_gemm = _ops.grouped_gemm.default
 grouped_gemm_aux = _ops.grouped_gemm_aux.default
 grouped_gemm_to_aux = _ops.grouped_gemm_to_aux.default
+scaled_grouped_mm = _ops.scaled_grouped_mm.default
 activation_backward = _ops.activation_backward.default
 DEFAULTS: tuple[Any, ...] = tuple(each.default for each in ARGUMENTS["gemm"])

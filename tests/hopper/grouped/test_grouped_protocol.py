@@ -131,6 +131,53 @@ def test_groups_of_a_fixed_capacity_with_one_kind_of_long_delay(slow: str) -> No
         runs_clean(case, seed, slow={slow: 100_000.0})
 
 
+def scaled_case(
+    config: HopperConfig, form: str, ends: tuple[int, ...], epilogue: str = ""
+) -> GroupedCase:
+    """Returns a call of fp8 operands. Groups of terms have whole blocks of 128."""
+    given = case_of(config, form, ends, epilogue=f"scaled {epilogue}")
+    if form == "ragged_m":
+        return replace(given, K=2 * given.K)
+    return replace(given, ends=tuple(end // 8 * 128 for end in ends), extent=64 * 128)
+
+
+TALL = replace(OWN, tile_m=256, stages=3, epilogue_stages=1)  # two times 64 rows for a consumer
+
+
+@pytest.mark.parametrize("ends", [pytest.param(v, id=k) for k, v in ENDS.items()])
+@pytest.mark.parametrize("tile", [*TILES, "tall"])
+@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+def test_sums_are_multiplied_by_the_scales_of_their_own_stage(
+    form: str, tile: str, ends: tuple[int, ...]
+) -> None:
+    for seed in range(3):
+        runs_clean(scaled_case((TILES | {"tall": TALL})[tile], form, ends), seed)
+
+
+@pytest.mark.parametrize("epilogue", ["residual", "gated residual"])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+def test_scales_beside_an_epilogue(form: str, tile: str, epilogue: str) -> None:
+    """Stages with a residual have no scales, and a group without terms has a residual alone."""
+    for seed, ends in enumerate((ENDS["empty groups"], ENDS["whole tiles"], (1, 200))):
+        runs_clean(scaled_case(TILES[tile], form, ends, epilogue), seed)
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_scales_of_groups_of_a_fixed_capacity(tile: str) -> None:
+    for seed, counts in enumerate(COUNTS.values()):
+        given = masked_case(TILES[tile], counts, "scaled residual")
+        runs_clean(replace(given, K=2 * given.K), seed)
+
+
+@pytest.mark.parametrize("slow", ["load A", "load B", "copy", "wgmma", "store", "wake"])
+@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+def test_scales_with_one_kind_of_long_delay(form: str, slow: str) -> None:
+    case = scaled_case(TILES["few stages"], form, ENDS["empty groups"], "residual")
+    for seed in range(1, 4):
+        runs_clean(case, seed, slow={slow: 100_000.0})
+
+
 GATHERING = {name: config for name, config in TILES.items() if config.cluster_n == 1}
 
 
@@ -365,6 +412,63 @@ MASKED_FAULTS = {
 }
 
 
+# The form, the change, and the kinds of faults that show it.
+SCALED_FAULTS = {
+    "scales are copied into a stage that is still read": (
+        "ragged_m",
+        Change(
+            "gemm.block_scales",
+            "            pipeline.producer_acquire(state)\n            k_tile",
+            "            k_tile",
+        ),
+        {"overwritten", "wrong result", "arrivals", "early read"},
+    ),
+    "stages with a residual wait for scales in vain": (
+        "ragged_m",
+        Change("gemm.block_scales", "in cutlass.range_constexpr(cta.source_stages):", "in ():"),
+        {"deadlock", "wrong result", "arrivals", "early read", "overwritten"},
+    ),
+    "nobody waits for scales": (
+        "ragged_m",
+        Change("gemm.block_scales", 'counts["full"] + LANES', 'counts["full"]'),
+        {"early read", "arrivals", "wrong result"},
+    ),
+    "scales come in another order than terms": (
+        "ragged_k",
+        Change(
+            "gemm.block_scales",
+            "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
+            "k_tile = begin + i",
+        ),
+        {"wrong result"},
+    ),
+    "a stage is released before its scales of columns are read": (
+        "ragged_k",
+        Change(
+            "gemm.promotion",
+            "        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, "
+            "boundaries)\n"
+            "        if cutlass.const_expr(cta.traits.block_b == 1):  # its",
+            "        if cutlass.const_expr(cta.traits.block_b == 1):\n"
+            "            pipeline.consumer_release(state.index)\n"
+            "        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, "
+            "boundaries)\n"
+            "        if cutlass.const_expr(False):  # its",
+        ),
+        {"overwritten", "wrong result", "early read"},
+    ),
+    "a group of terms has the first scales of K": (
+        "ragged_k",
+        Change(
+            "grouped.schedule",
+            "begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)",
+            "begin, terms = Int32(0), Int32(config.tile_k)",
+        ),
+        {"wrong result"},
+    ),
+}
+
+
 def is_found(case: GroupedCase, change: Change) -> str:
     """Returns the kind of fault that the model finds in some timing."""
 
@@ -413,3 +517,11 @@ def test_the_model_finds_in_groups_of_a_fixed_capacity(name: str) -> None:
     case = masked_case(OWN, COUNTS["decoding"])
 
     assert is_found(case, MASKED_FAULTS[name]) == "wrong result"
+
+
+@pytest.mark.parametrize("name", SCALED_FAULTS)
+def test_the_model_finds_in_scales(name: str) -> None:
+    form, change, kinds = SCALED_FAULTS[name]
+    case = scaled_case(TILES["few stages"], form, ENDS["empty groups"], "residual")
+
+    assert is_found(case, change) in kinds

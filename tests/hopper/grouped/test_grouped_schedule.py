@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.tile_arithmetic import Word, coord
 
+from outblas.core.fp8 import BLOCK
 from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm.heuristic import shaped
 from outblas.hopper.gemm.kernel import Config
@@ -98,6 +99,32 @@ class Offsets(list[Word]):
         return super().__getitem__(index)
 
 
+class Scale(NamedTuple):
+    """Scales in memory: where the first one lies, and how the others do."""
+
+    iterator: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def moved(self, at: Sequence[int]) -> "Scale":
+        steps = zip(at, self.stride, strict=True)
+        return self._replace(iterator=self.iterator + sum(i * step for i, step in steps))
+
+    def of(self, group: int) -> "Scale":
+        """Returns those of a group, the last mode."""
+        return Scale(self.moved((0, 0, group)).iterator, self.shape[:2], self.stride[:2])
+
+    def __getitem__(self, at: Any) -> Any:
+        assert at[:2] == (None, None)
+        return self.of(at[2])
+
+
+@dataclass(frozen=True)
+class Scales:
+    scale_a: Scale
+    scale_b: Scale
+
+
 def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     """The functions of the schedule's own source."""
     tree = ast.parse(Path(schedule.__file__).read_text(encoding="utf-8"))
@@ -109,7 +136,13 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
         range_constexpr=range,
         range=lambda count, unroll: range(count),
     )
-    cute = SimpleNamespace(jit=lambda function: function, arch=warp or Warp())
+    cute = SimpleNamespace(
+        jit=lambda function: function,
+        arch=warp or Warp(),
+        domain_offset=lambda at, tensor: tensor.moved(at),
+        make_layout=lambda shape, stride: (shape, stride),
+        make_tensor=lambda iterator, layout: Scale(iterator, *layout),
+    )
     made = {"cutlass": dsl, "cute": cute, "Int32": Word, "Any": Any}
     made |= {
         "NamedTuple": NamedTuple,
@@ -118,6 +151,7 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
         "__name__": schedule.__name__,
     }
     made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "GroupedTraits": GroupedTraits}
+    made |= {"BLOCK": BLOCK}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, schedule.__file__, "exec"), made)
     return SimpleNamespace(**made, globals=made)
@@ -224,7 +258,7 @@ def works(launch: Launch) -> Iterator[Any]:
     """What every CTA computes at every step. The table is the one that the kernel would make."""
     functions = on_integers()
     params = params_of(launch, functions)
-    if launch.traits.masks_terms:
+    if launch.traits.divides_terms:
         for thread in range(384):
             functions.make_order(params, Word(thread), 384, launch.traits.capacity)
     else:
@@ -433,6 +467,69 @@ def test_ragged_terms_are_covered_once(
         columns = range(0, N, columns_of_tiles(launch))
         tiles = itertools.product(range(0, M, config.tile_m), columns)
         assert sorted(covered[group]) == sorted(tiles), group
+
+
+@settings(max_examples=40, deadline=None)
+@given(ends=ENDS | WRONG_ENDS, clusters=st.sampled_from([1, 5, 132]))
+@example(ends=(0, 128, 128, 1536, 1600), clusters=3)
+def test_groups_of_fp8_terms_have_whole_blocks(ends: tuple[int, ...], clusters: int) -> None:
+    """A k tile is a block of two terms a word; a group without terms has none. Where groups end
+    between blocks, none but blocks of A and B are read.
+    """
+    of_groups = replace(traits("ragged_k", len(ends)), formats="e4m3 e4m3 promoted 1x128 1x128")
+    launch = Launch(ends, 1600, 128, 256, 800, tile_config(), clusters, of_groups)
+
+    groups = set()
+    for work in works(launch):
+        begin, end = clamped(launch)[work.matrix]
+        groups.add(int(work.matrix))
+        assert work.first_term == begin // BLOCK * (BLOCK // 2)
+        blocks = range(begin // BLOCK, -(-end // BLOCK)) if begin < end else ()
+        assert work.partition == (0, len(blocks), 0, 1, 0, 0)
+        assert all(block * BLOCK < launch.extent for block in blocks)
+    assert groups == set(range(len(ends)))
+
+
+OF_ROWS, OF_COLUMNS = Scale(50, (60, 9), (11, 700)), Scale(7, (4, 9, 3), (1, 10, 200))
+
+
+def tile_scales(form: str, work: Any, scale_a: Scale = OF_ROWS, **more: Any) -> Scales:
+    """Returns the scales of a tile of three groups, of which each may have a place of 20 rows."""
+    of_groups = replace(traits(form, 3, **more), formats="e4m3 e4m3 promoted 1x128 128x128")
+    launch = Launch((5, 9, 12), 60, 60, 512, 576, tile_config(), 1, of_groups)
+    functions = on_integers()
+    scheduler = functions.GroupedScheduler(params_of(launch, functions), 0, coord(), of_groups)
+    scale_b = OF_COLUMNS if form == "ragged_m" else OF_COLUMNS.of(0)
+    found: Scales = scheduler.scales_of(Scales(scale_a, scale_b), work)
+    return found
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_a_tile_of_rows_has_the_scales_of_its_groups_columns(group: int) -> None:
+    found = tile_scales("ragged_m", SimpleNamespace(matrix=group))
+
+    assert found.scale_a == OF_ROWS
+    assert found.scale_b == Scale(7 + 200 * group, (4, 9), (1, 10))
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_rows_of_a_place_are_numbered_through_all_groups(group: int) -> None:
+    """The last one that is read is that of the place."""
+    in_places = Scale(50, (20, 9, 3), (11, 700, 9000))
+
+    scale = tile_scales("ragged_m", SimpleNamespace(matrix=group), in_places, masked=True).scale_a
+
+    assert scale.shape == (20 * (group + 1), 9)
+    for row in (0, 19):
+        at = scale.moved((20 * group + row, 4))
+        assert at.iterator == 50 + 11 * row + 700 * 4 + 9000 * group
+
+
+def test_a_group_of_terms_has_the_scales_from_its_first_block_on() -> None:
+    found = tile_scales("ragged_k", SimpleNamespace(first_term=3 * BLOCK // 2))
+
+    assert found.scale_a.iterator == 50 + 3 * 700
+    assert found.scale_b.iterator == 7 + 3 * 10
 
 
 def order_of(ends: Sequence[int], extent: int, threads: int) -> list[int]:

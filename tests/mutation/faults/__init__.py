@@ -15,6 +15,7 @@ from . import (
     oracles,
     protocol,
     quantize,
+    scaled_grouped,
     schedulers,
     triton_kernels,
 )
@@ -35,4 +36,5 @@ FAULTS: tuple[Fault, ...] = (
     *quantize.FAULTS,
     *hopper_grouped.FAULTS,
     *grouped_operator.FAULTS,
+    *scaled_grouped.FAULTS,
 )

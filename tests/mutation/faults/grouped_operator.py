@@ -17,6 +17,7 @@ LOOKUP = (Check("test_lookup_grouped.py"),)
 _PORTABLE = "kernels/grouped.py"
 _DEVICE = "kernels/grouped_device.py"
 _CORE = "src/outblas/core/grouped.py"
+_ROWS = "src/outblas/core/grouped_rows.py"
 _OPERATOR = "src/outblas/torch_ops/grouped_mm.py"
 _BY_TORCH = "src/outblas/torch_ops/grouped_by_torch.py"
 _GRADIENTS = "src/outblas/torch_ops/grouped_gradients.py"
@@ -41,8 +42,8 @@ FAULTS = (
     Fault(
         "portable_stores_rows_of_the_next_group",
         _DEVICE,
-        "mask_m = (m < end)[:, None]\n        _store_tile",
-        "mask_m = (m < size.M)[:, None]\n        _store_tile",
+        "mask_m = (m < end)[:, None]\n        row",
+        "mask_m = (m < size.M)[:, None]\n        row",
         PORTABLE,
         "A tile writes over the rows of the next group.",
     ),
@@ -128,7 +129,7 @@ FAULTS = (
     ),
     Fault(
         "grouped_index_wraps",
-        _CORE,
+        _ROWS,
         "index = index.clamp(low, high).to(torch.int32)",
         "index = index.to(torch.int32)",
         ARGUMENTS,

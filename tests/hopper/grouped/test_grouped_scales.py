@@ -1,0 +1,290 @@
+"""hopper.grouped on fp8 operands with scales of blocks: what it refuses, which variant it takes,
+its machine code, and what the host gathers.
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.fp8 import E4M3, E5M2
+from support.scaled_groups import FORMS, draw
+
+from outblas.core import fp8
+from outblas.core.epilogue import glu_split
+from outblas.core.grouped import (
+    Form,
+    GroupedProblem,
+    GroupedTensors,
+    describe,
+    in_kernel_form,
+    in_planned_form,
+)
+from outblas.hopper.core import compile
+from outblas.hopper.core.config import (
+    SHARED_MEMORY,
+    HopperConfig,
+    block_scaled_reason,
+    gated_reason,
+    promoted_reason,
+)
+from outblas.hopper.grouped import host, layouts
+from outblas.hopper.grouped.variant import compile_variant, variant_of
+
+Tensor = torch.Tensor
+
+BF16, F32 = torch.bfloat16, torch.float32
+SMS = 132
+G = 8
+
+
+def empty(*shape: int, dtype: torch.dtype = E4M3) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def problem(
+    form: Form = "ragged_m",
+    M: int = 4096,
+    N: int = 2048,
+    K: int = 7168,
+    *,
+    out_dtype: torch.dtype = BF16,
+    activation: str = "",
+    has: str = "",
+    b: torch.dtype = E4M3,
+    **changes: Tensor,
+) -> GroupedProblem:
+    """Returns a product of packed tensors. `has`: any of bias and residual. `changes`: other
+    operands.
+    """
+    blocks, across = -(-K // 128), -(-N // 128)
+    rows = {"masked": (G, M), "ragged_m": (M,), "ragged_k": (M,)}[form]
+    lead = (G, M) if form == "ragged_k" else rows
+    whole = () if form == "ragged_k" else (G,)
+    out = empty(*lead, N // glu_split(activation), dtype=out_dtype)
+    tensors = GroupedTensors(
+        bias=empty(G, N, dtype=out_dtype) if "bias" in has else None,
+        residual=torch.empty_like(out) if "residual" in has else None,
+        counts=empty(G, dtype=torch.int32) if form == "masked" else None,
+        scale_a=empty(*rows, blocks, dtype=F32),
+        scale_b=empty(*whole, blocks, N if form == "ragged_k" else across, dtype=F32),
+    )
+    given = {"mat_a": empty(*rows, K), "mat_b": empty(*whole, N, K, dtype=b).mT} | changes
+    operands = given["mat_a"], given["mat_b"], out
+    return describe(form, *operands, G, tensors, activation=activation)
+
+
+def variant(given: GroupedProblem, config: HopperConfig | None = None) -> Any:
+    words = layouts.in_words(given)
+    return variant_of(words, config or host.config_for(words, SMS))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_words_of_two_values_are_moved(form: Form) -> None:
+    given = problem(form, M=256)
+
+    words = layouts.in_words(given)
+
+    assert host.unsupported(given) is None
+    assert (words.K, words.dtype, words.scales) == (3584, BF16, given.scales)
+    assert words.a == (3584, 1)
+    assert words.b == (() if form == "ragged_k" else (2048 * 3584,)) + (1, 3584)
+    assert variant(given).layout == "nt"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        problem(
+            K=7170, mat_a=empty(4096, 7184)[:, :7170], mat_b=empty(G, 2048, 7184)[..., :7170].mT
+        ),
+        problem(M=1, mat_a=empty(1, 7168).as_strided((1, 7168), (2, 1))),
+        problem("masked", M=64, activation="swiglu", N=2064),
+        problem(N=40),
+        problem("ragged_k", K=7200, N=8),
+    ],
+    ids=str,
+)
+def test_supported(given: GroupedProblem) -> None:
+    assert host.unsupported(given) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (problem(K=7169), "but mat_a has strides (7169, 1) and 7169 terms"),
+        (problem(K=7176), "but mat_a has strides (7176, 1) and 7176 terms"),
+        (
+            problem(K=71, mat_a=empty(4096, 80)[:, :71], mat_b=empty(G, 2048, 80)[..., :71].mT),
+            "but mat_a has strides (80, 1) and 71 terms",
+        ),
+        (problem(mat_a=empty(7168, 4096).t()), "but mat_a has strides (1, 4096)"),
+        (problem(mat_a=empty(4096, 14336)[:, ::2]), "but mat_a has strides (14336, 2)"),
+        (problem(mat_b=empty(G, 7168, 2048)), "but mat_b has strides (14680064, 2048, 1)"),
+        (
+            replace(problem(), alignment=(8, 16, 16)),
+            "7168 terms at an address that is a multiple of 8",
+        ),
+        (problem(N=2044), "rows of the result that begin and end at multiples of 16 bytes"),
+    ],
+)
+def test_what_is_refused_is_named(given: GroupedProblem, reason: str) -> None:
+    found = host.unsupported(given)
+
+    assert found is not None
+    assert reason in found
+
+
+@pytest.mark.parametrize(("form", "recipe"), [("ragged_m", 128), ("masked", 128), ("ragged_k", 1)])
+def test_a_variant_has_the_formats_and_the_recipes(form: Form, recipe: int) -> None:
+    traits = variant(problem(form, M=1024, b=E5M2)).traits
+
+    assert fp8.formats(traits.formats) == fp8.Formats("e4m3", "e5m2", True, 1, recipe)
+    assert traits.block_scaled
+    assert not traits.masks_terms
+    assert traits.divides_terms == (form == "ragged_k")
+
+
+@pytest.mark.parametrize(
+    ("form", "M", "strides", "wide"),
+    [
+        ("masked", 128, (7168, 1, 128), True),
+        ("masked", 126, (7168, 1, 128), False),
+        ("masked", 128, (7170, 1, 128), False),
+        ("masked", 128, (7168, 56, 1), False),
+        ("ragged_k", 128, (0, 1, 128), False),
+        ("ragged_m", 128, (0, 1, 128), False),
+    ],
+)
+def test_tma_loads_the_scales_of_rows_where_those_of_each_tile_begin_at_16_bytes(
+    form: Form, M: int, strides: tuple[int, int, int], wide: bool
+) -> None:
+    given = problem(form, M=M)
+    assert given.scales is not None
+
+    lying = replace(given, scales=replace(given.scales, a=strides, alignment=(16, 4)))
+
+    assert variant(lying).traits.wide_scales == wide
+    at_any_address = replace(lying, scales=replace(given.scales, a=strides, alignment=(8, 4)))
+    assert not variant(at_any_address).traits.wide_scales
+
+
+def test_products_without_scales_have_none_of_it() -> None:
+    out, operands = (
+        empty(64, 128, dtype=BF16),
+        (empty(64, 64, dtype=BF16), empty(2, 64, 128, dtype=BF16)),
+    )
+    plain = describe("ragged_m", *operands, out, 2)
+
+    assert layouts.in_words(plain) is plain
+    made = variant(plain)
+    assert (made.traits.formats, made.traits.scale_a) == ("", "")
+
+
+@pytest.mark.parametrize(("block_b", "gated"), [(1, False), (1, True), (128, False), (128, True)])
+def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
+    block_b: int, gated: bool
+) -> None:
+    found = host._scaling(block_b, gated)
+
+    assert len(found) >= 4
+    for config in found:
+        assert promoted_reason(config) is None
+        assert block_scaled_reason(config, block_b) is None
+        assert gated_reason(config) is None
+        assert config.stages >= 4
+        assert config.shared_memory_bytes < SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("given", "tile"),
+    [
+        (problem(M=32768, N=4096), (256, 128)),
+        (problem(M=128), (64, 128)),
+        (problem("masked", M=128), (64, 128)),
+        (problem("masked", M=4096), (256, 128)),
+        (problem("ragged_k", M=4096, K=65536), (256, 128)),
+    ],
+    ids=str,
+)
+def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int]) -> None:
+    config = host.config_for(layouts.in_words(given), SMS)
+
+    assert (config.tile_m, config.tile_n) == tile
+
+
+ALL = "bias residual"
+MASKED = problem("masked", M=128)
+assert MASKED.scales is not None
+COMPILED = {
+    "rows": problem(),
+    "many rows": problem(M=32768, has=ALL),
+    "rows, with all": problem(activation="swiglu", has=ALL),
+    "rows, e5m2": problem(b=E5M2, out_dtype=F32),
+    "masked": MASKED,
+    "masked, loaded": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
+    "masked, many rows": problem("masked", M=4096, activation="swiglu"),
+    "terms": problem("ragged_k", out_dtype=F32),
+    "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),
+}
+IN_CI = "rows, with all", "many rows", "masked", "terms"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "name", [n if n in IN_CI else pytest.param(n, marks=pytest.mark.slow) for n in COMPILED]
+)
+def test_nothing_spills(name: str) -> None:
+    """The sums of a tile and of a stage, the scales and the epilogue fit into the registers."""
+    made = variant(COMPILED[name])
+
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
+
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
+    assert "serialized" not in code.log
+    other = "e5m2" if "e5m2" in name else "e4m3"
+    assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.{other}" in code.ptx
+    assert ("cp.async.bulk.shared::cluster.global.mbarrier" in code.ptx) == ("loaded" in name)
+    assert ("cp.async.ca.shared.global" in code.ptx) == ("loaded" not in name)
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["", "swiglu"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", range(len(host._SCALED_TILES)))
+def test_every_tile_compiles(number: int, form: Form, activation: str) -> None:
+    given = problem(form, M=1024, activation=activation, has=ALL)
+    assert given.scales is not None
+    candidates = host._scaling(given.scales.columns, given.epilogue.gated)
+    made = variant(given, candidates[min(number, len(candidates) - 1)])
+
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
+
+    assert re.search(r"\b0 bytes spill stores", code.log)
+
+
+@pytest.mark.parametrize("columns", [128, 4096])
+def test_rows_are_gathered_into_memory_with_their_scales(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = draw("ragged_m", "a_index", N=columns, K=272)
+    t = call.tensors
+    out = torch.empty(43, columns, dtype=BF16)
+    given = GroupedTensors(a_index=t["a_index"], scale_a=t["scale_a"], scale_b=t["scale_b"])
+    tensors = in_kernel_form(given, 43)
+    operands = t["mat_a"], t["mat_b"], out
+    launched: list[Any] = []
+    monkeypatch.setattr(host, "launch", lambda given: lambda *rest: launched.append((given, *rest)))
+
+    a, b, c, moved = in_planned_form("ragged_m", *operands, tensors)
+    host.run(describe("ragged_m", *operands, 5, tensors), a, b, c, t["offs"], moved)
+
+    ((plain, rows, *_, used),) = launched
+    chosen = t["a_index"].clamp(0, 42)
+    assert torch.equal(rows.float(), t["mat_a"].float()[chosen])
+    assert torch.equal(used.scale_a, t["scale_a"][chosen])
+    assert not plain.gathers
+    assert plain.scales.a == (0, *used.scale_a.stride())
+    assert host.unsupported(replace(plain, device=torch.device("cuda"))) is None

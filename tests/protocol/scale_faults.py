@@ -1,0 +1,298 @@
+"""Faults to plant in what moves and reads the scales of fp8 operands, for the model to find."""
+
+from .faults import Change, Fault
+
+SCALES = "gemm.block_scales"
+PROMOTION = "gemm.promotion"
+
+LAST = "cutlass.const_expr(cta.traits.block_b == 1)"  # its scales are read for the additions
+MAKE = (
+    "        if cutlass.const_expr(by_blocks):\n            block_scales.multiply_scales(factors)\n"
+)
+
+SCALE_FAULTS = (
+    Fault(
+        "a stage is released before its scales of columns are read",
+        "scales of columns, two rows of wgmma",
+        (
+            Change(PROMOTION, "cutlass.const_expr(cta.traits.block_b != 1)", "True"),
+            Change(PROMOTION, f"        if {LAST}:", "        if False:"),
+        ),
+    ),
+    Fault(
+        "a stage is released before its products are done",
+        "scales loaded",
+        (
+            Change(
+                PROMOTION,
+                "        warpgroup.wait_group(0)\n        if cutlass",
+                "        if cutlass",
+            ),
+        ),
+    ),
+    Fault(
+        "sums are added before the products of other rows are done",
+        "scales loaded, two rows of wgmma",
+        (
+            Change(
+                PROMOTION,
+                "            warpgroup.wait_group(0)\n            add(",
+                "            add(",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of the next stage are read before it is full",
+        "scales loaded",
+        (
+            Change(
+                PROMOTION,
+                "        if more == 1:\n            pipeline.consumer_wait(after)\n",
+                "        if more == 1:\n",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of the next stage are read in this one",
+        "scales copied",
+        (
+            Change(
+                PROMOTION,
+                "read_rows(cta, consumer, factors, after.index)",
+                "read_rows(cta, consumer, factors, state.index)",
+            ),
+        ),
+    ),
+    Fault(
+        "the first stage of a tile is not waited for",
+        "scales loaded, residual",
+        (
+            Change(
+                PROMOTION,
+                "    if count > 0:\n        pipeline.consumer_wait(state)\n",
+                "    if count > 0:\n",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of B are one stage ahead",
+        "scales loaded",
+        (
+            Change(
+                PROMOTION,
+                "        block_scales.read_blocks(factors, 0)\n",
+                "        block_scales.read_blocks(factors, 1)\n",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of B are read behind the last k tile",
+        "scales loaded",
+        (Change(PROMOTION, "Int32(i + 1 < count)", "Int32(i < count)"),),
+    ),
+    Fault(
+        "scales of B come in the order of K where k tiles do not",
+        "scales loaded",
+        (Change(SCALES, "along_k * (1 - 2 * Int64(backwards))", "along_k"),),
+    ),
+    Fault(
+        "scales of B begin at the first k tile where the last one comes first",
+        "scales copied",
+        (
+            Change(
+                SCALES,
+                "Int64(begin + backwards * (work.partition.count - 1))",
+                "Int64(begin)",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of B begin at the first k tile of K in every partition",
+        "scales loaded, split",
+        (
+            Change(
+                SCALES,
+                "Int64(begin + backwards * (work.partition.count - 1))",
+                "Int64(backwards * (work.partition.count - 1))",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of B are those of the first columns",
+        "scales loaded",
+        (Change(SCALES, "column // BLOCK + i % blocks", "i % blocks"),),
+    ),
+    Fault(
+        "the gate and the value have the scales of the gate",
+        "scales loaded, gated",
+        (Change(SCALES, "i // blocks * cta.epilogue.extents[1] + work.column", "work.column"),),
+    ),
+    Fault(
+        "factors are made before the sums of the stage are added",
+        "scales loaded",
+        (
+            Change(PROMOTION, MAKE + "        state = after\n", "        state = after\n"),
+            Change(
+                PROMOTION,
+                "            pipeline.consumer_release(state.index)\n        add(",
+                "            pipeline.consumer_release(state.index)\n" + MAKE + "        add(",
+            ),
+        ),
+    ),
+    Fault(
+        "all columns of a tile have the scales of its first block",
+        "scales loaded, 192 columns",
+        (
+            Change(
+                SCALES,
+                "block = (column + BLOCK - boundary) // BLOCK",
+                "block = 0",
+            ),
+        ),
+    ),
+    Fault(
+        "rows of the other consumer have its scales",
+        "scales copied",
+        (
+            Change(
+                SCALES,
+                "(group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64",
+                "group * config.warpgroups_per_tile * 64",
+            ),
+        ),
+    ),
+    Fault(
+        "one arrival of each consumer is expected",
+        "scales loaded",
+        (Change(SCALES, 'counts["empty"] * (WARPGROUP // LANES)', 'counts["empty"]'),),
+    ),
+    Fault(
+        "one warp of each consumer arrives",
+        "scales loaded",
+        (
+            Change(
+                SCALES,
+                "            if lane == 0:\n",
+                "            if cute.arch.thread_idx()[0] % WARPGROUP == 0:\n",
+            ),
+        ),
+    ),
+    Fault(
+        "a warp releases a stage for a peer before all of its lanes have read",
+        "scales of columns, both shared",
+        (Change(SCALES, "        cute.arch.sync_warp()\n", ""),),
+    ),
+    Fault(
+        "a peer is not told of a release",
+        "scales copied, B shared",
+        (Change(SCALES, "            if lane < self.cluster:", "            if lane < 1:"),),
+    ),
+    Fault(
+        "the warp that copies does not wait for a stage",
+        "scales copied",
+        (
+            Change(
+                SCALES,
+                "            pipeline.producer_acquire(state)\n            k_tile",
+                "            k_tile",
+            ),
+        ),
+    ),
+    Fault(
+        "the warp that copies skips the stages of a residual",
+        "scales copied, residual",
+        (
+            Change(
+                SCALES,
+                "        for _ in cutlass.range_constexpr(cta.source_stages):\n",
+                "        for _ in ():\n",
+            ),
+        ),
+    ),
+    Fault(
+        "stages are full without the scales that are copied",
+        "scales copied",
+        (Change(SCALES, 'counts["full"] + LANES', 'counts["full"]'),),
+    ),
+    Fault(
+        "the warp that copies arrives before its copies have landed",
+        "scales copied",
+        (
+            Change(
+                SCALES,
+                "cute.arch.cp_async_mbarrier_arrive_noinc(self.full + state.index)",
+                "cute.arch.mbarrier_arrive(self.full + state.index)",
+            ),
+        ),
+    ),
+    Fault(
+        "scales are copied in the order of K where k tiles are not",
+        "scales copied",
+        (
+            Change(
+                SCALES,
+                "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
+                "k_tile = begin + i",
+            ),
+        ),
+    ),
+    Fault(
+        "copied scales of columns are those of the next tile",
+        "scales of columns, two widths",
+        (
+            Change(
+                SCALES,
+                "half * N + work.column + position - half * per_half",
+                "half * N + work.column + cta.config.tile_n + position - half * per_half",
+            ),
+        ),
+    ),
+    Fault(
+        "bytes of scales are not announced",
+        "scales loaded",
+        (Change(SCALES, "self.tx_bytes + rows * 4", "self.tx_bytes"),),
+    ),
+    Fault(
+        "bytes of scales behind the last row are announced",
+        "scales loaded, rows end inside of a tile",
+        (
+            Change(
+                SCALES,
+                "pipeline.arrive_and_expect_rows(state, tile.rows)",
+                "pipeline.arrive_and_expect_rows(state, Int32(tile.cta.config.tile_m))",
+            ),
+        ),
+    ),
+    Fault(
+        "scales that are loaded land in the first stage",
+        "scales loaded",
+        (Change(SCALES, "state.index * per_stage * 4", "0"),),
+    ),
+    Fault(
+        "scales that are loaded are those of the first k tile",
+        "scales loaded",
+        (Change(SCALES, "tile.source + along_k,", "tile.source,"),),
+    ),
+    Fault(
+        "scales that are loaded are those of the first rows",
+        "scales loaded",
+        (
+            Change(
+                SCALES,
+                "address(own.scales.scale_a, first))",
+                "address(own.scales.scale_a, 0))",
+            ),
+        ),
+    ),
+    Fault(
+        "the operands of a transposed call keep the scales of the caller's",
+        "scales of rows shared, swapped",
+        (
+            Change(
+                SCALES,
+                "(scale_b, scale_a) if transposed else (scale_a, scale_b)",
+                "(scale_a, scale_b)",
+            ),
+        ),
+    ),
+)
