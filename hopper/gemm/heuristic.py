@@ -42,7 +42,7 @@ PROMOTED_STAGE_CYCLES = 200.0  # of a stage besides its products: waiting, and a
 PROMOTED_BYTES = 48.0  # bytes of operands that reach an SM per cycle
 PROMOTED_STEADY_BYTES = 36.0  # the same in several waves of many rows and columns
 PROMOTED_TILE_CYCLES = 300.0  # between two tiles of a CTA, besides those of its sums:
-PROMOTED_SUM_CYCLES = 2.2e-6  # for each pair of them, because large tiles have fewer buffers
+PROMOTED_SUM_CYCLES = 0.036  # for each of them, and twice that with one epilogue stage for several
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
 SHORT_REQUESTS = 1.01  # factor for weights from DRAM whose rows are requested 128 bytes at a time
 HELD = 0.8  # the fraction of L2 that operands may fill and still be held from call to call
@@ -97,6 +97,7 @@ _CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that divide K
 _FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _MOST_STAGES = 16
 _ENOUGH_STAGES = 3  # of k tiles of 128 terms, for weights that come from DRAM
+_ENOUGH_PROMOTED = 5  # stages; more are worth less than another epilogue stage
 FEW = 64  # this few rows or columns may be faster as columns of the tile
 ONE_TILE = 256  # up to this many, all of them fit in one tile, so that each weight is loaded once
 
@@ -187,7 +188,7 @@ def _with_scales(
     call: _Call, formats: fp8.Formats, candidates: Iterator[HopperConfig]
 ) -> Iterator[HopperConfig]:
     """Yields the candidates that can take scales: those whose threads have registers for them, with
-    one epilogue stage, or fewer stages, where scales need the memory.
+    fewer stages, or one epilogue stage, where scales need the memory.
     """
     _, swapped = with_row_major_output(call.problem)
     for c in candidates:
@@ -197,8 +198,9 @@ def _with_scales(
         if block_b == 1 and c.tile_m > 192:
             continue
         fewer_subtiles = replace(c, epilogue_stages=1) if c.epilogue_stages > 1 else c
-        smaller = (replace(c, stages=stages) for stages in range(c.stages, 1, -1))
-        for config in (c, fewer_subtiles, *smaller):
+        smaller = [replace(c, stages=stages) for stages in range(c.stages, 1, -1)]
+        spared = [*smaller[:2], fewer_subtiles] if c.stages > _ENOUGH_PROMOTED else [fewer_subtiles]
+        for config in (c, *spared, *smaller):
             if block_scaled_reason(config, block_b) is None:
                 yield config
                 break
@@ -320,7 +322,7 @@ def _promoted_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
         for width in widths:
             tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
             yield tiles.config(tile)
-            if not call.problem.batch_invariant:
+            if not call.problem.batch_invariant and tile_m * width <= 128 * 128:
                 yield from _partitioned(tile, tiles, call, _CLUSTER_K[:2])
 
 
@@ -484,7 +486,10 @@ def _promoted_cycles(c: HopperConfig, call: _Call) -> float:
     rate = PROMOTED_STEADY_BYTES if steady else PROMOTED_BYTES
     stage = max(products + PROMOTED_STAGE_CYCLES, operands / rate)
     stages = -(-K // c.tile_k) / (c.cluster_k * c.split_k)
-    tile = stages * stage + PROMOTED_TILE_CYCLES + PROMOTED_SUM_CYCLES * (c.tile_m * c.tile_n) ** 2
+    sums = PROMOTED_SUM_CYCLES * c.tile_m * c.tile_n
+    if c.epilogue_stages < min(2, c.epilogue_subtiles):
+        sums *= 2  # each subtile waits until the one before has left
+    tile = stages * stage + PROMOTED_TILE_CYCLES + sums
     if c.cluster_k > 1:
         tile += clusters.exchange(c.exchange_bytes)
     if c.split_k > 1:

@@ -17,8 +17,6 @@ from .pipeline import GroupPipeline
 from .records import Consumer, Cta, TileMma
 from .row_group import RowGroup, in_order
 
-UNROLL = 4  # stages of a pass of the loop over k tiles
-
 
 @cute.jit
 def multiply(
@@ -55,7 +53,7 @@ def multiply(
         if cutlass.const_expr(by_blocks):
             block_scales.read_rows(cta, factors, state.index)
             block_scales.multiply_scales(factors)
-        for _ in cutlass.range(count - 1, unroll=UNROLL):
+        for _ in cutlass.range(count - 1, unroll=1):
             state = multiply_stage(cta, row, mma, pipeline, state, factors, boundaries, True)
         state = multiply_stage(cta, row, mma, pipeline, state, factors, boundaries, False)
     return state
