@@ -84,7 +84,7 @@ FAULTS = (
     Fault(
         "two_warps_announce",
         _LOADS,
-        "        if cutlass.const_expr(announces):\n"
+        "        if cutlass.const_expr(announces and scales is None):\n"
         "            pipeline.arrive_and_expect_tx(state)\n",
         "        pipeline.arrive_and_expect_tx(state)\n",
         ALL,
@@ -93,8 +93,9 @@ FAULTS = (
     Fault(
         "missing_producer_acquire",
         _LOADS,
-        "        pipeline.producer_acquire(state)\n        if cutlass.const_expr(announces):\n",
-        "        if cutlass.const_expr(announces):\n",
+        "        pipeline.producer_acquire(state)\n"
+        "        if cutlass.const_expr(announces and scales is None):\n",
+        "        if cutlass.const_expr(announces and scales is None):\n",
         ALL,
         "Stages are filled before they are empty.",
     ),
