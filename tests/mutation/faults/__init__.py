@@ -3,6 +3,7 @@
 from ..fault import Fault
 from . import (
     autotuner,
+    block_scales,
     caches,
     gluon_kernels,
     grouped,
@@ -37,4 +38,5 @@ FAULTS: tuple[Fault, ...] = (
     *hopper_grouped.FAULTS,
     *grouped_operator.FAULTS,
     *scaled_grouped.FAULTS,
+    *block_scales.FAULTS,
 )

@@ -1,0 +1,283 @@
+"""Scales of fp8 operands that vary along K in hopper.gemm, without a GPU: which variant a problem
+takes, what is refused, and what it compiles to.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support import recorded_code
+from support.gemm_problems import BF16, gemm_config, variant_of
+
+from outblas.core import configs, fp8
+from outblas.core import problem as operands
+from outblas.core.epilogue import EpilogueArgs, glu_split
+from outblas.core.problem import Problem
+from outblas.hopper import gemm
+from outblas.hopper.core import compile
+from outblas.hopper.core.config import (
+    SHARED_MEMORY,
+    block_scaled_reason,
+    promoted_reason,
+    stage_scales,
+)
+from outblas.hopper.gemm import block_scales, heuristic
+from outblas.hopper.gemm.compile import compile_variant, shared_memory
+from outblas.hopper.gemm.variant import Variant
+from outblas.inspect.variant import problem as recorded_problem
+
+H100 = heuristic.Rates()
+PAIRS = ("1x128 128x128", "1x128 1x128", "128x128 1x128", "128x128 128x128")
+ROWS = PAIRS[0]  # each row of A has a scale, and 128 columns of B share one
+TILES = {
+    "256x128": "tile_m=256,tile_n=128,cluster_m=1,stages=4,epilogue_stages=1",
+    "192x128": (
+        "tile_m=192,tile_n=128,consumers=3,cluster_m=1,producer_registers=32,"
+        "consumer_registers=160,stages=4,epilogue_stages=1"
+    ),
+    "128x192": "tile_n=192,cluster_m=1,stages=5,epilogue_stages=1",
+    "128x128": "tile_n=128,cluster_m=1,stages=6,epilogue_stages=1",
+}
+
+
+def lying(rows: int, columns: int, line: int, first: int = 0) -> torch.Tensor:
+    """Scales of so many columns that lie `line` numbers apart, without data; `first`: of which
+    number of the memory they begin.
+    """
+    memory = torch.empty(columns * line + first, device="meta")
+    return memory[first:].as_strided((rows, columns), (1, line))
+
+
+def problem(
+    M: int = 4096,
+    N: int = 4096,
+    K: int = 4096,
+    pair: str = ROWS,
+    *,
+    line: int | None = None,
+    by_columns: bool = False,
+    **epilogue: Any,
+) -> Problem:
+    """A product of K fp8 terms, without data. The scales of A's rows are neighbours, and blocks of
+    K `line` numbers apart, by default as many as there are rows; those of B's columns likewise in
+    K. `by_columns`: of C are contiguous. `epilogue`: an activation, and tensors.
+    """
+    formats = f"e4m3 e4m3 promoted {pair}"
+    given = fp8.formats(formats)
+    columns, blocks = N * glu_split(epilogue.get("activation", "")), -(-K // fp8.BLOCK)
+    of_a, of_b = -(-M // given.block_a), -(-columns // given.block_b)
+    out = torch.empty(N, M, dtype=BF16, device="meta").t()
+    return operands.problem(
+        torch.empty(M, K // 2, dtype=BF16, device="meta"),
+        torch.empty(columns, K // 2, dtype=BF16, device="meta").t(),
+        out if by_columns else torch.empty(M, N, dtype=BF16, device="meta"),
+        extra=EpilogueArgs(**{"activation": "", **epilogue}),
+        scales=(lying(of_a, blocks, line or of_a), lying(of_b, blocks, of_b).t()),
+        formats=formats,
+    )
+
+
+# ---- the variant
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_variant_has_the_recipes_of_its_own_operands(pair: str, swapped: bool) -> None:
+    traits = variant_of(problem(pair=pair), gemm_config(f"tile_n=128,swap_ab={swapped}")).traits
+
+    own = [fp8.RECIPES[word] for word in pair.split()]
+    assert [traits.block_a, traits.block_b] == (own[::-1] if swapped else own)
+    assert traits.transposed == swapped
+    assert (traits.scale_a, traits.scale_b) == ("blocks", "blocks")
+    assert traits.block_scaled
+
+
+def test_scales_of_whole_tensors_are_none_of_blocks() -> None:
+    given = replace(problem(), formats="e4m3 e4m3 promoted")
+
+    traits = variant_of(given, gemm_config("tile_n=128")).traits
+
+    assert not traits.block_scaled
+    assert traits.promoted
+
+
+@pytest.mark.parametrize(
+    ("given", "wide"),
+    [
+        (problem(), True),
+        (problem(M=4), True),
+        (problem(M=4098), False),
+        (problem(M=4096, line=4100), True),
+        (problem(M=4096, line=4098), False),
+        (problem(pair="1x128 1x128"), False),
+        (problem(pair="128x128 1x128"), False),
+        (problem(pair="128x128 128x128"), False),
+    ],
+    ids=str,
+)
+def test_tma_loads_scales_of_rows_that_come_in_whole_granules(given: Problem, wide: bool) -> None:
+    traits = variant_of(given, gemm_config("tile_n=128")).traits
+
+    assert traits.wide_scales == wide
+
+
+@pytest.mark.parametrize("name", ["scale_a", "scale_b"])
+def test_scales_at_any_address_are_copied(name: str) -> None:
+    """In a transposed problem those of B are the kernel's rows."""
+    swapped = name == "scale_b"
+    given = problem(pair="128x128 1x128" if swapped else ROWS)
+    if swapped:  # neighbours along N
+        view = given.epilogue.scale_b
+        assert view is not None
+        wide = replace(view, strides=(4096, 1))
+        given = replace(given, epilogue=replace(given.epilogue, scale_b=wide))
+    config = gemm_config(f"tile_n=128,swap_ab={swapped}")
+    view = getattr(given.epilogue, name)
+
+    moved = replace(given, epilogue=replace(given.epilogue, **{name: replace(view, alignment=8)}))
+
+    assert variant_of(given, config).traits.wide_scales
+    assert not variant_of(moved, config).traits.wide_scales
+
+
+def test_variants_that_differ_in_scales_have_names_of_their_own() -> None:
+    config = gemm_config("tile_n=128")
+    given = [*(problem(pair=pair) for pair in PAIRS), problem(line=4098)]
+
+    names = {variant_of(each, config).name for each in given}
+
+    assert len(names) == len(given)
+
+
+@pytest.mark.parametrize(
+    ("tile", "block_b", "count"),
+    [("256x128", 128, 256), ("256x128", 1, 384), ("128x192", 128, 128), ("128x192", 1, 320)],
+)
+def test_a_stage_has_scales_of_all_rows_and_of_columns_of_their_own(
+    tile: str, block_b: int, count: int
+) -> None:
+    assert stage_scales(gemm_config(TILES[tile]), block_b) == count
+
+
+@pytest.mark.parametrize(
+    ("tile_n", "gated"),
+    [(256, False), (128, False), (64, False), (192, False), (96, False), (256, True), (96, True)],
+)
+def test_a_tile_has_factors_for_all_blocks_of_columns_that_it_meets(
+    tile_n: int, gated: bool
+) -> None:
+    """A half of gated pairs may begin at any column, other tiles at multiples of their width."""
+    config = gemm_config(f"tile_n={tile_n}")
+    traits = replace(variant_of(problem(), gemm_config("tile_n=128")).traits, gated=gated)
+    width = tile_n // 2 if gated else tile_n
+
+    found = block_scales.blocks_of(config, traits, width)
+
+    begins = range(128) if gated else range(0, 128 * tile_n, tile_n)
+    met = {(first + width - 1) // 128 - first // 128 + 1 for first in begins}
+    assert max(met) <= found <= max(met) + 1
+
+
+# ---- what is refused
+REFUSED = {
+    "k tiles of two blocks": (
+        "tile_n=64,tile_k=128,stages=2,cluster_m=1,epilogue_stages=1",
+        ROWS,
+        "tile_k is 128, expected at most 64",
+    ),
+    "k tiles of half a block": ("tile_n=128,tile_k=32", ROWS, "tile_k is 32, expected 64"),
+    "no memory beside the stages": (
+        "tile_n=128,cluster_m=1,stages=6,epilogue_stages=2",
+        "1x128 1x128",
+        "the tiles and their scales need 236544 bytes",
+    ),
+    "no registers for the sums of a stage": ("", ROWS, "registers for its sums"),
+    "one stage": ("tile_n=128,stages=1,in_flight=0", ROWS, "stages is 1, expected at least 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_that_cannot_have_scales_of_blocks_is_refused(name: str) -> None:
+    config, pair, reason = REFUSED[name]
+
+    assert reason in str(gemm.unsupported(problem(pair=pair), gemm_config(config)))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_one_config_refuses_the_rule_computes(pair: str) -> None:
+    assert gemm.unsupported(problem(pair=pair)) is None
+
+
+@pytest.mark.parametrize("activation", ["", "swiglu"])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("M", [1, 16, 64, 128, 500, 4096, 16384])
+def test_configs_of_the_rule_fit_memory_and_registers(
+    M: int, pair: str, by_columns: bool, activation: str
+) -> None:
+    for N, K in ((512, 7168), (4096, 512), (7168, 2048), (24576, 1536)):
+        given = problem(M, N, K, pair, by_columns=by_columns, activation=activation)
+
+        config = heuristic.config(given, H100, gemm.Config())
+
+        assert gemm.Gemm.invalid_reason(config) is None
+        assert gemm.unsupported(given, config) is None
+        assert promoted_reason(config) is None
+        made = variant_of(given, config)
+        assert block_scaled_reason(config, made.traits.block_b) is None
+        assert shared_memory(gemm.Gemm, made) <= SHARED_MEMORY
+        assert configs.from_text(gemm.Config, configs.to_text(config)) == config
+
+
+# ---- machine code
+def with_all(tile: str, pair: str) -> Variant:
+    vector, matrix = (torch.empty(s, dtype=BF16, device="meta") for s in ((4096,), (4096, 4096)))
+    given = problem(pair=pair, activation="gelu", bias=vector, residual=matrix)
+    return variant_of(given, gemm_config(TILES[tile]))
+
+
+IN_CI = {  # variants of the snapshot, and what their PTX has
+    "fp8 blocks, 256x128": ("m64n128k32.f32.e4m3.e4m3", "cp.async.bulk.shared::cluster.global.m"),
+    "fp8 blocks, 256x128, GELU, bias and residual": ("m64n128k32", "cp.async.bulk.shared::cluster"),
+    "fp8 blocks, three consumers, GELU, bias and residual": ("m64n128k32", "ld.global.nc.f32"),
+    "fp8 blocks, 192 columns, GELU, bias and residual": ("m64n192k32", "ld.global.nc.f32"),
+    "fp8 blocks of both, GELU, bias and residual": ("m64n128k32", "cp.async.ca.shared.global"),
+    "fp8 blocks of rows, 256x128": ("m64n128k32", "cp.async.ca.shared.global"),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", [recorded_code.parameter(f"hopper.gemm {name}") for name in IN_CI])
+def test_scales_of_blocks_compile_without_spills_and_warnings(name: str) -> None:
+    code = recorded_code.inspected(name)
+
+    code.require(stack=0)
+    wanted = IN_CI[name.removeprefix("hopper.gemm ")]
+    assert [text for text in wanted if text not in code.ptx_text] == []
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", [recorded_code.parameter(f"hopper.gemm {name}") for name in IN_CI])
+def test_a_kernel_asks_for_the_shared_memory_that_its_scales_need(name: str) -> None:
+    asked = recorded_code.variant(name)
+    made = variant_of(recorded_problem(asked), gemm_config(asked.config))
+
+    code = compile.compile_code(made, lambda options: compile_variant(gemm.Gemm, made, options))
+
+    assert f"{shared_memory(gemm.Gemm, made)} : i64" in code.launch
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("epilogue", ["plain", "all"])
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_compiles_without_spills(tile: str, pair: str, epilogue: str) -> None:
+    made = with_all(tile, pair)
+    if epilogue == "plain":
+        made = variant_of(problem(pair=pair), gemm_config(TILES[tile]))
+
+    code = compile.compile_code(made, lambda options: compile_variant(gemm.Gemm, made, options))
+
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
+    assert "serialized" not in code.log
+    assert f"{shared_memory(gemm.Gemm, made)} : i64" in code.launch

@@ -1,0 +1,161 @@
+"""Faults in scales of fp8 operands that vary along K, as the Hopper kernels move and read them."""
+
+from ..fault import Check, Fault
+
+
+def _schedules(names: str) -> tuple[Check, ...]:
+    """The clean runs of schedules with these words in their names."""
+    return (Check("test_protocol_scales.py", f"in_every_timing and ({names})"),)
+
+
+LOADED = _schedules("loaded and not order")
+COPIED = _schedules("copied and not order")
+COLUMNS = _schedules("of columns")
+GROUPED = (Check("test_grouped_protocol.py", "sums_are_multiplied or fixed_capacity"),)
+REFUSED = (Check("test_gemm_block_scales.py", "refused"),)
+WIDE = (Check("test_gemm_block_scales.py", "granules or any_address"),)
+
+_SCALES = "hopper/gemm/block_scales.py"
+_PROMOTION = "hopper/gemm/promotion.py"
+_VARIANT = "hopper/gemm/variant.py"
+_CONFIG = "hopper/core/config.py"
+_RELEASE = "            pipeline.consumer_release(state.index)\n"
+_ADD = (
+    "        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), "
+    "state, factors, boundaries)\n"
+)
+
+FAULTS = (
+    Fault(
+        "block_scales_released_unread",
+        _PROMOTION,
+        "        if cutlass.const_expr(cta.traits.block_b != 1):\n"
+        + _RELEASE
+        + _ADD
+        + "        if cutlass.const_expr(cta.traits.block_b == 1):"
+        "  # its scales were read for the additions\n" + _RELEASE,
+        "        if True:\n" + _RELEASE + _ADD,
+        COLUMNS,
+        "A stage is released before its scales of columns are read.",
+    ),
+    Fault(
+        "block_scales_of_a_stage_not_full",
+        _PROMOTION,
+        "        if more == 1:\n            pipeline.consumer_wait(after)\n",
+        "        if more == 1:\n",
+        LOADED,
+        "Scales of the next stage are read before it is full.",
+    ),
+    Fault(
+        "block_scales_of_b_a_stage_off",
+        _PROMOTION,
+        "block_scales.read_blocks(factors, 0)",
+        "block_scales.read_blocks(factors, 1)",
+        LOADED,
+        "The scales of B are those of the next stage.",
+    ),
+    Fault(
+        "block_scales_of_b_one_way",
+        _SCALES,
+        "along_k * (1 - 2 * Int64(backwards))",
+        "along_k",
+        LOADED,
+        "The scales of B come in the order of K where k tiles come in the other.",
+    ),
+    Fault(
+        "block_scales_of_b_from_the_beginning",
+        _SCALES,
+        "Int64(begin + backwards * (work.partition.count - 1))",
+        "Int64(backwards * (work.partition.count - 1))",
+        _schedules("split"),
+        "Every partition of K has the scales of the first one's columns.",
+    ),
+    Fault(
+        "block_scales_of_the_other_consumer",
+        _SCALES,
+        "(group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64",
+        "group * config.warpgroups_per_tile * 64",
+        COPIED,
+        "Consumers that share a tile read the scales of the first one's rows.",
+    ),
+    Fault(
+        "block_scales_one_arrival_expected",
+        _SCALES,
+        'counts["empty"] * (WARPGROUP // LANES)',
+        'counts["empty"]',
+        LOADED,
+        "A stage is empty when one warp of each consumer has read its scales.",
+    ),
+    Fault(
+        "block_scales_lanes_still_read",
+        _SCALES,
+        "        cute.arch.sync_warp()\n",
+        "",
+        _schedules("both shared"),
+        "A lane releases a stage for a peer while others of its warp read scales.",
+    ),
+    Fault(
+        "block_scales_copied_over_others",
+        _SCALES,
+        "            pipeline.producer_acquire(state)\n            k_tile",
+        "            k_tile",
+        COPIED,
+        "The warp that copies scales does not wait until a stage is empty.",
+    ),
+    Fault(
+        "block_scales_lack_a_source_s_stages",
+        _SCALES,
+        "in cutlass.range_constexpr(cta.source_stages):",
+        "in ():",
+        _schedules("copied and residual"),
+        "The warp that copies scales skips the stages of the epilogue's source.",
+    ),
+    Fault(
+        "block_scales_unannounced",
+        _SCALES,
+        "self.tx_bytes + rows * 4",
+        "self.tx_bytes",
+        LOADED,
+        "The bytes of scales that TMA loads are not announced.",
+    ),
+    Fault(
+        "block_scales_of_no_group",
+        _SCALES,
+        "    return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))\n",
+        "    return cta\n",
+        GROUPED,
+        "A work tile of a group has the scales of the whole call.",
+    ),
+    Fault(
+        "promoted_sums_in_one_stage",
+        _CONFIG,
+        "    if c.stages == 1:\n        return",
+        "    if c.stages == 0:\n        return",
+        REFUSED,
+        "A consumer waits for the next stage, which is the one that it holds.",
+    ),
+    Fault(
+        "block_scales_need_no_memory",
+        _CONFIG,
+        "c.shared_memory_bytes + 4 * c.stages * stage_scales(c, block_b)",
+        "c.shared_memory_bytes",
+        REFUSED,
+        "Scales are not counted in the shared memory of a config.",
+    ),
+    Fault(
+        "block_scales_loaded_by_any_rows",
+        _VARIANT,
+        "problem.M % 4 == along_k % 4 == 0",
+        "along_k % 4 == 0",
+        WIDE,
+        "TMA loads scales of rows that end inside of 16 bytes.",
+    ),
+    Fault(
+        "block_scales_loaded_from_any_address",
+        _VARIANT,
+        "problem.M % 4 == along_k % 4 == 0 and view.alignment >= 16",
+        "problem.M % 4 == along_k % 4 == 0",
+        WIDE,
+        "TMA loads scales that begin between multiples of 16 bytes.",
+    ),
+)
