@@ -543,11 +543,11 @@ def adapt(name, module):
 def _of(module, name):
     """A function of a module here that imports this one."""
 
-    def call(*given):
-        found = importlib.import_module(f".{module}", __package__)
-        return getattr(found, name)(*given)
+    @lru_cache(maxsize=1)
+    def found():
+        return getattr(importlib.import_module(f".{module}", __package__), name)
 
-    return call
+    return lambda *given: found()(*given)
 
 
 _of_grouped = partial(_of, "grouped")

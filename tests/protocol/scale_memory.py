@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,18 @@ class Root:
     def tensor(self) -> ScaleTensor:
         return ScaleTensor(self.number * SPACE, self.shape, self.stride)
 
+    @cached_property
+    def known(self) -> dict[int, Scale]:
+        """Scales that were asked for, by where they lie."""
+        return {}
+
     def at(self, offset: int) -> Scale:
         """The scale that lies so many words behind the first one."""
+        if offset not in self.known:
+            self.known[offset] = self._find(offset)
+        return self.known[offset]
+
+    def _find(self, offset: int) -> Scale:
         found, rest = {}, offset
         by_stride = sorted(zip(self.stride, self.shape, self.modes, strict=True), reverse=True)
         for stride, extent, mode in by_stride:

@@ -112,17 +112,27 @@ def add(cta, sums, factors):
     wanted = {(row, column) for row in range(2) for column in range(0, sums.mma.width, 8)}
     if factors.keys() != wanted:
         raise ProtocolFault("wrong result", f"of {sums.mma.width} columns {[*factors]} are added")
-    tile = Tile.of(products[0], cta, sums)
+    tile, own = Tile.of(products[0], cta, sums), state.machine.agent.tidx % 4 * 2
+    rows = [tile.scale_of_row(row) for row in range(2)]
+    columns = {
+        column: tile.scale_of_column(column)
+        for first in range(own, sums.mma.width, 8)
+        for column in (first, first + 1)
+    }
     for (row, column), pair in factors.items():
         for v in range(2):
-            tile.check(row, column + state.machine.agent.tidx % 4 * 2 + v, pair[v])
+            scales = rows[row], columns[column + own + v]
+            if pair[v] != scales and None not in scales:
+                raise ProtocolFault(
+                    "wrong result", f"{products[0]} is multiplied by {pair[v]}, not by {scales}"
+                )
     add_unscaled(sums)
 
 
 @dataclass(frozen=True)
 class Tile:
     """What a consumer multiplies in a stage. row: the agent's first one. columns: where those of
-    each half begin; `width` of a half. group: of the scales of each operand.
+    each half begin, of which `width` are. block: of K. group: whose scales they are.
     """
 
     row: int
@@ -130,7 +140,6 @@ class Tile:
     width: int
     block: int
     group: int
-    product: object
 
     @staticmethod
     def of(product, cta, sums) -> "Tile":
@@ -152,28 +161,22 @@ class Tile:
             sums.mma.width // len(halves),
             k // config.tile_k,
             matrix,
-            product,
         )
 
-    def check(self, row, column, factor) -> None:
-        """The factor of a row, 0 or 1 for the one eight below, and of a column of the tile, if both
-        are there.
-        """
+    def scale_of_row(self, number) -> Scale | None:
+        """The scale of the agent's first row, or the one eight below; None where A has no such."""
+        launch: Any = state.machine
+        row = launch.scaled_row(self.row + 8 * number, self.group)
+        return None if row is None else self._scale("A", row, launch.traits.block_a)
+
+    def scale_of_column(self, column) -> Scale | None:
+        """The scale of a column of the tile; None where B has no such."""
         launch: Any = state.machine
         half, rest = divmod(column, self.width)
-        if self.columns[half] + rest >= launch.case.N * (half + 1):
-            return
-        row = launch.scaled_row(self.row + 8 * row, self.group)
-        if row is None:
-            return
-        wanted = (
-            self._scale("A", row, launch.traits.block_a),
-            self._scale("B", self.columns[half] + rest, launch.traits.block_b),
-        )
-        if factor != wanted:
-            raise ProtocolFault(
-                "wrong result", f"{self.product} is multiplied by {factor}, not by {wanted}"
-            )
+        index = self.columns[half] + rest
+        if index >= launch.case.N * (half + 1):
+            return None
+        return self._scale("B", index, launch.traits.block_b)
 
     def _scale(self, operand, index, per_scale) -> Scale:
         root = state.machine.scales[1 if operand == "A" else 2]

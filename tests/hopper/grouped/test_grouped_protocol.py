@@ -138,7 +138,7 @@ def scaled_case(
     given = case_of(config, form, ends, epilogue=f"scaled {epilogue}")
     if form == "ragged_m":
         return replace(given, K=2 * given.K)
-    return replace(given, ends=tuple(end // 8 * 128 for end in ends), extent=64 * 128)
+    return replace(given, ends=tuple(end // 32 * 128 for end in ends), extent=16 * 128)
 
 
 TALL = replace(OWN, tile_m=256, stages=3, epilogue_stages=1)  # two times 64 rows for a consumer
@@ -163,11 +163,21 @@ def test_scales_beside_an_epilogue(form: str, tile: str, epilogue: str) -> None:
         runs_clean(scaled_case(TILES[tile], form, ends, epilogue), seed)
 
 
-@pytest.mark.parametrize("tile", TILES)
-def test_scales_of_groups_of_a_fixed_capacity(tile: str) -> None:
+def scaled_masked_case(
+    config: HopperConfig, counts: tuple[int, ...], epilogue: str = ""
+) -> GroupedCase:
+    """Returns a call of fp8 operands whose groups have room for 192 rows each."""
+    given = masked_case(config, counts, f"scaled residual {epilogue}")
+    return replace(given, K=2 * given.K)
+
+
+@pytest.mark.parametrize("wide", ["", "wide"])
+@pytest.mark.parametrize("tile", [*TILES, "tall"])
+def test_scales_of_groups_of_a_fixed_capacity(tile: str, wide: str) -> None:
+    """A warp copies those of rows, or TMA loads them up to the end of a group's place."""
+    config = (TILES | {"tall": TALL})[tile]
     for seed, counts in enumerate(COUNTS.values()):
-        given = masked_case(TILES[tile], counts, "scaled residual")
-        runs_clean(replace(given, K=2 * given.K), seed)
+        runs_clean(scaled_masked_case(config, counts, wide), seed)
 
 
 @pytest.mark.parametrize("slow", ["load A", "load B", "copy", "wgmma", "store", "wake"])
@@ -457,6 +467,16 @@ SCALED_FAULTS = {
         ),
         {"overwritten", "wrong result", "early read"},
     ),
+    "every group has the scales of the first one's columns": (
+        "ragged_m",
+        Change("grouped.schedule", "b = b[None, None, work.matrix]", "b = b[None, None, 0]"),
+        {"wrong result"},
+    ),
+    "a group of terms has the scales of the first one": (
+        "ragged_k",
+        Change("grouped.schedule", "first = work.first_term // BLOCK_WORDS", "first = 0"),
+        {"wrong result"},
+    ),
     "a group of terms has the first scales of K": (
         "ragged_k",
         Change(
@@ -465,6 +485,23 @@ SCALED_FAULTS = {
             "begin, terms = Int32(0), Int32(config.tile_k)",
         ),
         {"wrong result"},
+    ),
+}
+
+
+MASKED_SCALED_FAULTS = {
+    "a place has the scales of the first one": Change(
+        "grouped.schedule", "scale[None, None, group])", "scale[None, None, 0])"
+    ),
+    "rows of a place are numbered from the beginning of the call": Change(
+        "grouped.schedule",
+        "own = cute.domain_offset((-group * rows, 0), scale[None, None, group])",
+        "own = scale[None, None, group]",
+    ),
+    "a work tile has the scales of the whole call": Change(
+        "gemm.block_scales",
+        "of_work(cta, work), work.first_row(",
+        "cta, work.first_row(",
     ),
 }
 
@@ -517,6 +554,13 @@ def test_the_model_finds_in_groups_of_a_fixed_capacity(name: str) -> None:
     case = masked_case(OWN, COUNTS["decoding"])
 
     assert is_found(case, MASKED_FAULTS[name]) == "wrong result"
+
+
+@pytest.mark.parametrize("name", MASKED_SCALED_FAULTS)
+def test_the_model_finds_in_scales_of_groups_of_a_fixed_capacity(name: str) -> None:
+    case = scaled_masked_case(OWN, COUNTS["whole tiles"], "wide")
+
+    assert is_found(case, MASKED_SCALED_FAULTS[name]) in {"wrong result", "deadlock"}
 
 
 @pytest.mark.parametrize("name", SCALED_FAULTS)

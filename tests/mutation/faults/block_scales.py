@@ -10,8 +10,8 @@ def _schedules(names: str) -> tuple[Check, ...]:
 
 LOADED = _schedules("loaded and not order")
 COPIED = _schedules("copied and not order")
-COLUMNS = _schedules("of columns")
-GROUPED = (Check("test_grouped_protocol.py", "sums_are_multiplied or fixed_capacity"),)
+COLUMNS = _schedules("columns")
+GROUPED = (Check("test_grouped_protocol.py", "scales_of_groups"),)
 REFUSED = (Check("test_gemm_block_scales.py", "refused"),)
 WIDE = (Check("test_gemm_block_scales.py", "granules or any_address"),)
 
@@ -88,7 +88,7 @@ FAULTS = (
         _SCALES,
         "        cute.arch.sync_warp()\n",
         "",
-        _schedules("both shared"),
+        _schedules("both and shared"),
         "A lane releases a stage for a peer while others of its warp read scales.",
     ),
     Fault(
