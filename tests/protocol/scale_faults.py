@@ -160,8 +160,8 @@ SCALE_FAULTS = (
         (
             Change(
                 SCALES,
-                "(group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64",
-                "group * config.warpgroups_per_tile * 64",
+                "consumer.warpgroup_in_tile * 64 + thread",
+                "thread",
             ),
         ),
     ),
@@ -176,7 +176,7 @@ SCALE_FAULTS = (
         (
             Change(
                 SCALES,
-                "            if lane == 0:\n",
+                "            if self.lane == 0:\n",
                 "            if cute.arch.thread_idx()[0] % WARPGROUP == 0:\n",
             ),
         ),
@@ -189,7 +189,11 @@ SCALE_FAULTS = (
     Fault(
         "a peer is not told of a release",
         "scales copied, B shared",
-        (Change(SCALES, "            if lane < self.cluster:", "            if lane < 1:"),),
+        (
+            Change(
+                SCALES, "            if self.lane < self.cluster:", "            if self.lane < 1:"
+            ),
+        ),
     ),
     Fault(
         "the warp that copies does not wait for a stage",
