@@ -25,6 +25,7 @@ from ..core.pipeline import PipelineState, jitter
 from .pipeline import GroupPipeline
 from .records import Consumer, Cta
 from .row_group import RowGroup, in_order
+from .splitk_reduce import opaque
 
 LANES = 32
 FEWEST_COLUMNS = 32  # steps of a tile's first column for which there is code for each place
@@ -81,8 +82,11 @@ class ScaledPipeline(GroupPipeline):
         each warp of a consumer arrives when it has read the stage: its threads read scales
         themselves, where products are read by the whole warpgroup.
 
-    The bytes of scales that TMA loads count among those that LOAD_A announces.
+    The bytes of scales that TMA loads count among those that LOAD_A announces. `lane`: the thread's
+    lane, of a consumer.
     """
+
+    lane: Any = None
 
     @cute.jit
     def arrive_and_expect_rows(self, state: PipelineState, rows: Int32):
@@ -105,13 +109,12 @@ class ScaledPipeline(GroupPipeline):
         warps = WARPGROUP // LANES
         self.record_arrivals("empty", "consumers", warps * self.consumers * self.cluster)
         cute.arch.sync_warp()
-        lane = cute.arch.thread_idx()[0] % LANES
         if cutlass.const_expr(self.cluster == 1):
-            if lane == 0:
+            if self.lane == 0:
                 cute.arch.mbarrier_arrive(self.empty + index)
         else:
-            if lane < self.cluster:
-                cute.arch.mbarrier_arrive(self.empty + index, self.first_rank + lane)
+            if self.lane < self.cluster:
+                cute.arch.mbarrier_arrive(self.empty + index, self.first_rank + self.lane)
 
 
 @dataclass(frozen=True)
@@ -275,14 +278,27 @@ def copy_scale(target, source):
 
 
 # ---- a consumer
-@cute.jit
-def row_scales(cta: Cta, consumer: Consumer, group: cutlass.Constexpr, stage):
-    """Returns the scales of this thread's two rows of a row group in a stage."""
-    config, scales = cta.config, cta.scales
+def with_lane(cta: Cta, pipeline: Any) -> Any:
+    """Returns the pipeline as a consumer's thread uses it."""
+    return replace(pipeline, lane=opaque(cta.context.thread % LANES))
+
+
+def first_row(cta: Cta, consumer: Consumer):
+    """Returns this thread's first row in a tile. Its register saves a chain of instructions for
+    each stage, which would delay the wgmmas behind it.
+    """
     thread = cta.context.thread % WARPGROUP
-    row = (group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64
-    row += thread // 32 * 16 + thread % 32 // 4
+    return opaque(consumer.warpgroup_in_tile * 64 + thread // 32 * 16 + thread % 32 // 4)
+
+
+@cute.jit
+def row_scales(cta: Cta, row, group: cutlass.Constexpr, stage):
+    """Returns the scales of two rows of a row group in a stage: those of `row`, a thread's first
+    one, and eight below.
+    """
+    config, scales = cta.config, cta.scales
     first = stage * stage_scales(config, cta.traits) + row
+    first += group * config.warpgroups_per_tile * 64
     return [scales.shared[first + j * 8] for j in range(2)]
 
 
@@ -326,10 +342,11 @@ class Factors:
     of_b: Any
     addresses: Any
     step: Any
+    row: Any
 
 
 @cute.jit
-def make_factors(cta: Cta, work, width: cutlass.Constexpr, backwards):
+def make_factors(cta: Cta, row, work, width: cutlass.Constexpr, backwards):
     """Returns the factors of a work tile before its first stage."""
     config, scales, begin = cta.config, of_work(cta, work).scales, work.partition.begin
     halves = 2 if cutlass.const_expr(cta.traits.gated) else 1
@@ -344,14 +361,16 @@ def make_factors(cta: Cta, work, width: cutlass.Constexpr, backwards):
         column = i // blocks * cta.epilogue.extents[1] + work.column
         addresses[i] = address(scales.scale_b, column // BLOCK + i % blocks) + first
     rows.fill(0.0)
-    return Factors(values, rows, of_b, addresses, along_k * (1 - 2 * Int64(backwards)))
+    step = opaque(Int32(along_k) * (1 - 2 * backwards))
+    return Factors(values, rows, of_b, addresses, step, row)
 
 
 @cute.jit
-def read_blocks(factors: Factors, advance):
+def read_blocks(factors: Factors, advance: cutlass.Constexpr):
     """Reads the scales of B of the next stage, which is `advance` stages after the last: 0 or 1."""
     for i in cutlass.range_constexpr(cute.size(factors.of_b)):
-        factors.addresses[i] = factors.addresses[i] + factors.step * Int64(advance)
+        if cutlass.const_expr(advance == 1):
+            factors.addresses[i] = factors.addresses[i] + Int64(factors.step)
         factors.of_b[i] = cute.arch.inline_ptx(
             "ld.global.nc.f32 {$w0}, [{$r0}];",
             write_only_types=[Float32],
@@ -360,10 +379,10 @@ def read_blocks(factors: Factors, advance):
 
 
 @cute.jit
-def read_rows(cta: Cta, consumer: Consumer, factors: Factors, stage):
+def read_rows(cta: Cta, factors: Factors, stage):
     """Reads the scales of this thread's rows of a stage that is full."""
     for group in cutlass.range_constexpr(cute.size(factors.rows) // 2):
-        rows = row_scales(cta, consumer, group, stage)
+        rows = row_scales(cta, factors.row, group, stage)
         for r in cutlass.range_constexpr(2):
             factors.rows[2 * group + r] = rows[r]
 
@@ -478,13 +497,13 @@ def add_pair(sums: RowGroup, row: cutlass.Constexpr, column: cutlass.Constexpr, 
 
 
 @cute.jit
-def add_by_columns(cta: Cta, consumer: Consumer, sums: RowGroup, stage):
+def add_by_columns(cta: Cta, row, sums: RowGroup, stage):
     """Adds the sums of a row group of a stage to those of the tile, each multiplied by the scales
-    of its row and its column.
+    of its row and its column. `row`: this thread's first row.
     """
     acc, partial = sums.mma.fragments.acc, sums.partial
     config, scales = cta.config, cta.scales
-    rows = row_scales(cta, consumer, sums.group, stage)
+    rows = row_scales(cta, row, sums.group, stage)
     first = stage * stage_scales(config, cta.traits) + config.tile_m
     first += cta.context.thread % 4 * 2
     for column in cutlass.range_constexpr(0, sums.mma.width, 8):

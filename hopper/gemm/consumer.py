@@ -16,6 +16,7 @@ from ..core.config import WARPGROUP
 from ..core.pipeline import PipelineState
 from ..core.records import MmaFragments, TiledMmas
 from . import (
+    block_scales,
     cluster_reduce,
     epilogue_load,
     epilogue_math,
@@ -105,6 +106,8 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     """Consumer warpgroup `index`: computes all its work tiles."""
     config = cta.config
     consumer = make_consumer(cta, index)
+    if cutlass.const_expr(cta.traits.block_scaled):
+        pipeline = block_scales.with_lane(cta, pipeline)
     reduction = make_reduction(cta, consumer)
     mmas = [make_tile_mma(cta, consumer, width) for width in config.tile_widths]
     state, first, stride = pipeline.initial_state(), Int32(0), 1
@@ -120,7 +123,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     for iteration in cutlass.range(iterations, unroll=1):
         step = first + iteration * stride
         work = cta.scheduler.current_work(config, step)
-        backwards = Int32(0)
+        backwards = None
         if cutlass.const_expr(cta.traits.block_scaled):
             backwards = cta.scheduler.backwards(config, work, step)
         if cutlass.const_expr(config.pingpong):

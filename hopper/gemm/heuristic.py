@@ -20,7 +20,6 @@ from ..core.config import (
     HopperConfig,
     block_scaled_reason,
     gated_reason,
-    promoted_reason,
 )
 from . import operand_copies
 
@@ -38,12 +37,12 @@ STREAMED_BYTES = 60.0  # of weights that come from DRAM, in a call of few rows
 LINE_BYTES = 60.0  # of cache lines that are requested more than once, each request counted
 REACHED = 0.97  # the fraction of that rate that a tile reaches
 FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
-# Where consumers promote fp8 sums: TILE_CYCLES, for no product of the next tile is in flight; that
-# factor for fewer than five stages, each of which is held for longer; and what loads count, because
-# additions bound the tile. Fitted to nine configs at 2048, 4096 and 8192 (WORKLOG.md).
-PROMOTED_TILE_CYCLES = 3000.0
-FEW_PROMOTED_STAGES = 1.05
-PROMOTED_LOADS = 0.8
+# Where fp8 sums are promoted, fitted to 20 tiles at 12 shapes and 26 at 18 (WORKLOG.md):
+PROMOTED_STAGE_CYCLES = 200.0  # of a stage besides its products: waiting, and additions not hidden
+PROMOTED_BYTES = 48.0  # bytes of operands that reach an SM per cycle
+PROMOTED_STEADY_BYTES = 36.0  # the same in several waves of many rows and columns
+PROMOTED_TILE_CYCLES = 300.0  # between two tiles of a CTA, besides those of its sums:
+PROMOTED_SUM_CYCLES = 0.036  # for each of them, and twice that with one epilogue stage for several
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
 SHORT_REQUESTS = 1.01  # factor for weights from DRAM whose rows are requested 128 bytes at a time
 HELD = 0.8  # the fraction of L2 that operands may fill and still be held from call to call
@@ -77,12 +76,28 @@ _VARIABLE_N_TILES = (
     (192, 3, 1, 2, range(192, 135, -8)),
     (256, 2, 1, 2, range(200, 127, -8)),
 )
+# Where sums are promoted: tile_m, consumers, cluster_m, cluster_n, swap, widths. Wider tiles than
+# these need more registers.
+_PROMOTED_TILES = (
+    (256, 2, 1, 2, False, (128,)),
+    (256, 2, 2, 1, False, (128,)),
+    (192, 3, 1, 2, False, (128,)),
+    (192, 3, 2, 1, False, (128,)),
+    (128, 2, 1, 2, False, (192, 128)),
+    (128, 2, 2, 1, False, (192, 128)),
+    (128, 2, 1, 1, False, (192, 128, 96, 64, 32)),
+    (64, 1, 2, 1, False, (192, 128, 64)),
+    (64, 1, 1, 1, False, (192, 128, 96, 64, 32, 16)),
+    (64, 1, 1, 1, True, (64, 32, 16)),
+    (128, 2, 1, 1, True, (64, 32, 16)),
+)
 # Registers for setmaxnreg, for numbers of consumers that need other values than the base config.
 _REGISTERS = {1: (0, 0), 3: (32, 160)}
 _CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that divide K
 _FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _MOST_STAGES = 16
 _ENOUGH_STAGES = 3  # of k tiles of 128 terms, for weights that come from DRAM
+_ENOUGH_PROMOTED = 5  # stages; more are worth less than another epilogue stage
 FEW = 64  # this few rows or columns may be faster as columns of the tile
 ONE_TILE = 256  # up to this many, all of them fit in one tile, so that each weight is loaded once
 
@@ -159,27 +174,33 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
     )
     if problem.batch_invariant:
         base = replace(base, k_serpentine=False)
-    candidates = _candidates(call, _tiles_of(base))
+    tiles, formats = _tiles_of(base), fp8.formats(problem.formats) if problem.formats else None
+    promoted = formats is not None and formats.promoted
+    candidates = _promoted_candidates(call, tiles) if promoted else _candidates(call, tiles)
     if problem.epilogue.gated:
         candidates = (c for c in candidates if gated_reason(c) is None)
-    if "promoted" in problem.formats:
-        candidates = (c for c in candidates if promoted_reason(c) is None)
-    if problem.formats and fp8.formats(problem.formats).block_a:
-        candidates = _with_scales(call, candidates)
-    return min(candidates, key=lambda c: _cycles(c, call))
+    if formats is not None and formats.block_a:
+        candidates = _with_scales(call, formats, candidates)
+    return min(candidates, key=lambda c: (_promoted_cycles if promoted else _cycles)(c, call))
 
 
-def _with_scales(call: _Call, candidates: Iterator[HopperConfig]) -> Iterator[HopperConfig]:
-    """Yields the candidates whose stages can hold scales beside the operands: with one epilogue
-    stage, or fewer stages, where scales need the memory.
+def _with_scales(
+    call: _Call, formats: fp8.Formats, candidates: Iterator[HopperConfig]
+) -> Iterator[HopperConfig]:
+    """Yields the candidates that can take scales: those whose threads have registers for them, with
+    fewer stages, or one epilogue stage, where scales need the memory.
     """
     _, swapped = with_row_major_output(call.problem)
-    formats = fp8.formats(call.problem.formats)
     for c in candidates:
         block_b = formats.block_a if c.swap_ab != swapped else formats.block_b
+        if call.problem.epilogue.gated and c.tile_m * c.tile_n > 128 * 128:
+            continue  # each half has scales of its own
+        if block_b == 1 and c.tile_m > 192:
+            continue
         fewer_subtiles = replace(c, epilogue_stages=1) if c.epilogue_stages > 1 else c
-        smaller = (replace(c, stages=stages) for stages in range(c.stages, 1, -1))
-        for config in (c, fewer_subtiles, *smaller):
+        smaller = [replace(c, stages=stages) for stages in range(c.stages, 1, -1)]
+        spared = [*smaller[:2], fewer_subtiles] if c.stages > _ENOUGH_PROMOTED else [fewer_subtiles]
+        for config in (c, *spared, *smaller):
             if block_scaled_reason(config, block_b) is None:
                 yield config
                 break
@@ -292,6 +313,17 @@ def _streaming_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
                 yield tiles.config(tile)
                 if not call.problem.batch_invariant and cluster_m * cluster_n == 1:
                     yield from _partitioned(tile, tiles, call, _CLUSTER_K[:1])
+
+
+def _promoted_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
+    for tile_m, consumers, cluster_m, cluster_n, swap, widths in _PROMOTED_TILES:
+        if swap and min(call.M, call.N) > FEW:
+            continue
+        for width in widths:
+            tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+            yield tiles.config(tile)
+            if not call.problem.batch_invariant and tile_m * width <= 128 * 128:
+                yield from _partitioned(tile, tiles, call, _CLUSTER_K[:2])
 
 
 def _whole_width_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
@@ -422,21 +454,15 @@ def _cycles(c: HopperConfig, call: _Call) -> float:
     tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
     products = 2 * c.tile_m * max(tile_n, 32) * problem.K / (REACHED * gpu.flops_per_clock)
     loads = _load_cycles(c, call, waves)
-    promoted = "promoted" in problem.formats
-    if promoted:
-        loads *= PROMOTED_LOADS
     # Products and loads overlap: the longer of the two counts, plus a little of the other.
     both: float = (products**3 + loads**3) ** (1 / 3)
-    between = PROMOTED_TILE_CYCLES if promoted else TILE_CYCLES
-    tile = both / (c.cluster_k * c.split_k) + between
+    tile = both / (c.cluster_k * c.split_k) + TILE_CYCLES
     exchange = clusters.exchange(c.exchange_bytes) if c.cluster_k > 1 else 0.0
     if not call.dram_cycles:
         tile += exchange
     if c.split_k > 1:
         tile += REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
-    if promoted and c.stages < 5:
-        tile *= FEW_PROMOTED_STAGES
-    elif c.stages < 4:
+    if c.stages < 4:
         tile *= FEW_STAGES
     if c.consumers == 3:
         tile *= THREE_CONSUMERS
@@ -448,6 +474,30 @@ def _cycles(c: HopperConfig, call: _Call) -> float:
         loaded: float = ((waves * tile) ** 4 + call.dram_cycles**4) ** 0.25
         return start + loaded + exchange
     return start + waves * tile
+
+
+def _promoted_cycles(c: HopperConfig, call: _Call) -> float:
+    """The model where sums are promoted: returns the cycles of a call."""
+    gpu, K = call.gpu, call.problem.K
+    waves = -(-_count(c, call) * c.split_k // clusters.at_once(gpu.sms, c.cluster))
+    products = 2 * c.tile_m * max(c.tile_n, 16) * c.tile_k / gpu.flops_per_clock
+    operands = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * c.tile_k * 2
+    steady = waves > 1 and min(call.M, call.N) > ONE_TILE
+    rate = PROMOTED_STEADY_BYTES if steady else PROMOTED_BYTES
+    stage = max(products + PROMOTED_STAGE_CYCLES, operands / rate)
+    stages = -(-K // c.tile_k) / (c.cluster_k * c.split_k)
+    sums = PROMOTED_SUM_CYCLES * c.tile_m * c.tile_n
+    if c.epilogue_stages < min(2, c.epilogue_subtiles):
+        sums *= 2  # each subtile waits until the one before has left
+    tile = stages * stage + PROMOTED_TILE_CYCLES + sums
+    if c.cluster_k > 1:
+        tile += clusters.exchange(c.exchange_bytes)
+    if c.split_k > 1:
+        tile += REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
+    operands = 2 * K * (call.M + call.N)
+    dram = operands / gpu.dram_bytes_per_clock if operands > HELD * gpu.l2_bytes else 0.0
+    together: float = ((waves * tile) ** 4 + dram**4) ** 0.25
+    return CALL_CYCLES + (clusters.TOGETHER if c.cluster > 1 else 0) + together
 
 
 def _load_cycles(c: HopperConfig, call: _Call, waves: int) -> float:

@@ -194,7 +194,7 @@ class Gemm(tma_store.TmaStore):
         return self.traits.staged and self.config.epilogue_stages > 0
 
     @property
-    def pipeline_type(self):
+    def pipeline_type(self) -> type[GroupPipeline]:
         if not self.traits.block_scaled:
             return GroupPipeline
         return ScaledPipeline if self.traits.wide_scales else CopiedScalesPipeline

@@ -38,43 +38,63 @@ def multiply(
     While its last products of a stage run, a consumer waits for the next stage and reads its
     scales. Were they read between the wgmmas of a stage, those behind them would wait for them.
     """
-    groups, count = block_scales.row_groups_of(cta.config), work.partition.count
-    by_blocks = cta.traits.block_b == fp8.BLOCK
-    boundaries, factors = None, None
+    count, by_blocks = work.partition.count, cta.traits.block_b == fp8.BLOCK
+    row, boundaries, factors = None, None, None
     mma.fragments.acc.fill(0.0)
+    if cutlass.const_expr(cta.traits.block_scaled):
+        row = block_scales.first_row(cta, consumer)
     if cutlass.const_expr(by_blocks):
         boundaries = block_scales.first_boundaries(cta, work)
-        factors = block_scales.make_factors(cta, work, mma.width, backwards)
-        block_scales.read_blocks(factors, 0)
+        factors = block_scales.make_factors(cta, row, work, mma.width, backwards)
     if count > 0:
+        if cutlass.const_expr(by_blocks):
+            block_scales.read_blocks(factors, 0)
         pipeline.consumer_wait(state)
         if cutlass.const_expr(by_blocks):
-            block_scales.read_rows(cta, consumer, factors, state.index)
-    if cutlass.const_expr(by_blocks):
-        block_scales.multiply_scales(factors)
-    for i in cutlass.range(count, unroll=1):
-        after, more = pipeline.advance(state), Int32(i + 1 < count)
-        if cutlass.const_expr(by_blocks):
-            block_scales.read_blocks(factors, more)
-        for group in cutlass.range_constexpr(groups - 1):
-            mma_row_group(mma.partial, group, state.index)
-            warpgroup.wait_group(0)
-            add(cta, consumer, RowGroup(mma, cta.config, group), state, factors, boundaries)
-        mma_row_group(mma.partial, groups - 1, state.index)
-        if more == 1:
-            pipeline.consumer_wait(after)
-            if cutlass.const_expr(by_blocks):
-                block_scales.read_rows(cta, consumer, factors, after.index)
-        warpgroup.wait_group(0)
-        if cutlass.const_expr(cta.traits.block_b != 1):
-            pipeline.consumer_release(state.index)
-        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)
-        if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for the additions
-            pipeline.consumer_release(state.index)
-        if cutlass.const_expr(by_blocks):
+            block_scales.read_rows(cta, factors, state.index)
             block_scales.multiply_scales(factors)
-        state = after
+        for _ in cutlass.range(count - 1, unroll=1):
+            state = multiply_stage(cta, row, mma, pipeline, state, factors, boundaries, True)
+        state = multiply_stage(cta, row, mma, pipeline, state, factors, boundaries, False)
     return state
+
+
+@cute.jit
+def multiply_stage(
+    cta: Cta,
+    row,
+    mma: TileMma,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    factors,
+    boundaries,
+    follows: cutlass.Constexpr,
+):
+    """Consumers: multiply a stage that is full. Return the state of the next one, which is full too
+    where one `follows`, with its factors made.
+    """
+    groups = block_scales.row_groups_of(cta.config)
+    by_blocks, after = cta.traits.block_b == fp8.BLOCK, pipeline.advance(state)
+    for group in cutlass.range_constexpr(groups - 1):
+        mma_row_group(mma.partial, group, state.index)
+        warpgroup.wait_group(0)
+        add(cta, row, RowGroup(mma, cta.config, group), state, factors, boundaries)
+    mma_row_group(mma.partial, groups - 1, state.index)
+    if cutlass.const_expr(follows):
+        if cutlass.const_expr(by_blocks):
+            block_scales.read_blocks(factors, 1)
+        pipeline.consumer_wait(after)
+        if cutlass.const_expr(by_blocks):
+            block_scales.read_rows(cta, factors, after.index)
+    warpgroup.wait_group(0)
+    if cutlass.const_expr(cta.traits.block_b != 1):
+        pipeline.consumer_release(state.index)
+    add(cta, row, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)
+    if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for the additions
+        pipeline.consumer_release(state.index)
+    if cutlass.const_expr(by_blocks and follows):
+        block_scales.multiply_scales(factors)
+    return after
 
 
 @cute.jit
@@ -92,12 +112,12 @@ def mma_row_group(fragments: MmaFragments, group: cutlass.Constexpr, index: Int3
 
 
 @cute.jit
-def add(cta: Cta, consumer: Consumer, sums: RowGroup, state, factors, boundaries):
+def add(cta: Cta, row, sums: RowGroup, state, factors, boundaries):
     """Adds the sums of 64 rows of a stage to those of the tile."""
     if cutlass.const_expr(cta.traits.block_b == 0):
         add_unscaled(sums)
     elif cutlass.const_expr(cta.traits.block_b == 1):
-        block_scales.add_by_columns(cta, consumer, sums, state.index)
+        block_scales.add_by_columns(cta, row, sums, state.index)
     else:
         block_scales.add_by_blocks(cta, sums, factors, boundaries)
 

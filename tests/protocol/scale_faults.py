@@ -7,7 +7,8 @@ PROMOTION = "gemm.promotion"
 
 LAST = "cutlass.const_expr(cta.traits.block_b == 1)"  # its scales are read for the additions
 MAKE = (
-    "        if cutlass.const_expr(by_blocks):\n            block_scales.multiply_scales(factors)\n"
+    "    if cutlass.const_expr(by_blocks and follows):\n"
+    "        block_scales.multiply_scales(factors)\n"
 )
 
 SCALE_FAULTS = (
@@ -16,7 +17,7 @@ SCALE_FAULTS = (
         "scales of columns, two rows of wgmma",
         (
             Change(PROMOTION, "cutlass.const_expr(cta.traits.block_b != 1)", "True"),
-            Change(PROMOTION, f"        if {LAST}:", "        if False:"),
+            Change(PROMOTION, f"    if {LAST}:", "    if False:"),
         ),
     ),
     Fault(
@@ -25,8 +26,8 @@ SCALE_FAULTS = (
         (
             Change(
                 PROMOTION,
-                "        warpgroup.wait_group(0)\n        if cutlass",
-                "        if cutlass",
+                "    warpgroup.wait_group(0)\n    if cutlass",
+                "    if cutlass",
             ),
         ),
     ),
@@ -36,8 +37,8 @@ SCALE_FAULTS = (
         (
             Change(
                 PROMOTION,
-                "            warpgroup.wait_group(0)\n            add(",
-                "            add(",
+                "        warpgroup.wait_group(0)\n        add(",
+                "        add(",
             ),
         ),
     ),
@@ -47,8 +48,8 @@ SCALE_FAULTS = (
         (
             Change(
                 PROMOTION,
-                "        if more == 1:\n            pipeline.consumer_wait(after)\n",
-                "        if more == 1:\n",
+                "        pipeline.consumer_wait(after)\n",
+                "",
             ),
         ),
     ),
@@ -58,8 +59,8 @@ SCALE_FAULTS = (
         (
             Change(
                 PROMOTION,
-                "read_rows(cta, consumer, factors, after.index)",
-                "read_rows(cta, consumer, factors, state.index)",
+                "read_rows(cta, factors, after.index)",
+                "read_rows(cta, factors, state.index)",
             ),
         ),
     ),
@@ -69,8 +70,8 @@ SCALE_FAULTS = (
         (
             Change(
                 PROMOTION,
-                "    if count > 0:\n        pipeline.consumer_wait(state)\n",
-                "    if count > 0:\n",
+                "        pipeline.consumer_wait(state)\n",
+                "",
             ),
         ),
     ),
@@ -80,20 +81,23 @@ SCALE_FAULTS = (
         (
             Change(
                 PROMOTION,
-                "        block_scales.read_blocks(factors, 0)\n",
-                "        block_scales.read_blocks(factors, 1)\n",
+                "            block_scales.read_blocks(factors, 0)\n",
+                "            block_scales.read_blocks(factors, 1)\n",
             ),
         ),
     ),
     Fault(
         "scales of B are read behind the last k tile",
         "scales loaded",
-        (Change(PROMOTION, "Int32(i + 1 < count)", "Int32(i < count)"),),
+        (
+            Change(PROMOTION, "cutlass.const_expr(by_blocks and follows)", "by_blocks"),
+            Change(PROMOTION, "factors, boundaries, False)", "factors, boundaries, True)"),
+        ),
     ),
     Fault(
         "scales of B come in the order of K where k tiles do not",
         "scales loaded",
-        (Change(SCALES, "along_k * (1 - 2 * Int64(backwards))", "along_k"),),
+        (Change(SCALES, "Int32(along_k) * (1 - 2 * backwards)", "Int32(along_k)"),),
     ),
     Fault(
         "scales of B begin at the first k tile where the last one comes first",
@@ -131,11 +135,11 @@ SCALE_FAULTS = (
         "factors are made before the sums of the stage are added",
         "scales loaded",
         (
-            Change(PROMOTION, MAKE + "        state = after\n", "        state = after\n"),
+            Change(PROMOTION, MAKE + "    return after\n", "    return after\n"),
             Change(
                 PROMOTION,
-                "            pipeline.consumer_release(state.index)\n        add(",
-                "            pipeline.consumer_release(state.index)\n" + MAKE + "        add(",
+                "        pipeline.consumer_release(state.index)\n    add(",
+                "        pipeline.consumer_release(state.index)\n" + MAKE + "    add(",
             ),
         ),
     ),
@@ -156,8 +160,8 @@ SCALE_FAULTS = (
         (
             Change(
                 SCALES,
-                "(group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64",
-                "group * config.warpgroups_per_tile * 64",
+                "consumer.warpgroup_in_tile * 64 + thread",
+                "thread",
             ),
         ),
     ),
@@ -172,7 +176,7 @@ SCALE_FAULTS = (
         (
             Change(
                 SCALES,
-                "            if lane == 0:\n",
+                "            if self.lane == 0:\n",
                 "            if cute.arch.thread_idx()[0] % WARPGROUP == 0:\n",
             ),
         ),
@@ -185,7 +189,11 @@ SCALE_FAULTS = (
     Fault(
         "a peer is not told of a release",
         "scales copied, B shared",
-        (Change(SCALES, "            if lane < self.cluster:", "            if lane < 1:"),),
+        (
+            Change(
+                SCALES, "            if self.lane < self.cluster:", "            if self.lane < 1:"
+            ),
+        ),
     ),
     Fault(
         "the warp that copies does not wait for a stage",

@@ -41,9 +41,9 @@ def copy_stage(real, cta, rows, columns, k_tile, stage):
 
 
 # ---- a consumer
-def row_scales(real, cta, consumer, group, stage):
+def row_scales(real, cta, row, group, stage):
     state.machine.agent.pause()
-    return real(reading(cta), consumer, group, stage)
+    return real(reading(cta), row, group, stage)
 
 
 def reading(cta):
@@ -82,11 +82,11 @@ def add_by_blocks(real, cta, sums, factors, boundaries):
     add(cta, sums, agent.additions.by_blocks)
 
 
-def add_by_columns(real, cta, consumer, sums, stage):
+def add_by_columns(real, cta, row, sums, stage):
     agent = state.machine.agent
     agent.pause()
     agent.additions = Additions([], {})
-    real(reading(cta), consumer, sums, stage)
+    real(reading(cta), row, sums, stage)
     found = agent.additions.in_order
     by_blocks = {
         (row, n // 4 * 8): (found[n + 2 * row], found[n + 2 * row + 1])
@@ -197,5 +197,5 @@ def consumer_release(real, pipeline, index):
     for warp in range(1, WARPGROUP // WARP):
         for lane in range(max(pipeline.cluster, 1)):
             agent.tidx = tidx // WARPGROUP * WARPGROUP + warp * WARP + lane
-            real(pipeline, index)
+            real(replace(pipeline, lane=lane), index)
     agent.tidx, agent.threads = tidx, threads

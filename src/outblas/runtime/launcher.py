@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import compiling, configs, registry
+from ..core import compiling, configs, fp8, registry
 from ..core import problem as operands
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import NONE, Epilogue, apply
@@ -102,7 +102,9 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
     """Returns the launch of the best tuned kernel that supports the problem, if there is one."""
     if problem.device.type != "cuda" or problem.batch or problem.batch_invariant:
         return None
-    # fp8 operands use the tuned choice for 16-bit operands of the same number of bytes.
+    if problem.formats and fp8.formats(problem.formats).promoted:
+        return None  # what is best for them was not tuned, and the kernel's rule knows them
+    # Other fp8 operands use the tuned choice for 16-bit operands of the same number of bytes.
     tuned_as = replace(problem, out_dtype=problem.dtype) if problem.formats else problem
     for kernel, config in hooks.tuner.get().choices(tuned_as, tune):
         try:

@@ -188,20 +188,17 @@ def test_a_matrix_that_is_broadcast_is_read_from_dram_once() -> None:
     assert not heuristic._dram_bound(batched, heuristic.Rates(l2_bytes=150 * 2**20))[0]
 
 
-@pytest.mark.parametrize(
-    ("size", "tile", "cluster"),
-    [(2048, (128, 128), (2, 1)), (4096, (128, 208), (1, 2)), (8192, (128, 192), (2, 1))],
-)
-def test_promoted_sums_take_the_tile_that_was_fastest(
-    size: int, tile: tuple[int, int], cluster: tuple[int, int]
-) -> None:
-    """Of nine on an H100, with one scale for each operand; two fp8 values count as one element."""
+@pytest.mark.parametrize("size", [2048, 4096, 8192])
+def test_promoted_sums_take_the_tile_that_was_fastest(size: int) -> None:
+    """Of 17 on an H200, with one scale for each operand; two fp8 values count as one element. At
+    8192 two others were 0.3% faster.
+    """
     problem = replace(product(size, size, size // 2), formats="e4m3 e4m3 promoted")
 
     config = heuristic.config(problem, H100, OWN_CONFIG)
 
-    assert (config.tile_m, config.tile_n) == tile
-    assert (config.cluster_m, config.cluster_n) == cluster
+    assert (config.tile_m, config.tile_n) == (256, 128)
+    assert (config.cluster_m, config.cluster_n) == (1, 2)
 
 
 def test_few_rows_whose_bits_must_not_depend_on_others_have_whole_k() -> None:

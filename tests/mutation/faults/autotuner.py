@@ -224,8 +224,8 @@ FAULTS = (
     Fault(
         "rule_takes_the_slowest",
         _RULE,
-        "return min(candidates, key=lambda c: _cycles(",
-        "return max(candidates, key=lambda c: _cycles(",
+        "return min(candidates, key=lambda c: (_promoted_cycles",
+        "return max(candidates, key=lambda c: (_promoted_cycles",
         RULE,
         "The rule takes the config that its model thinks is slowest.",
     ),
@@ -272,8 +272,8 @@ FAULTS = (
     Fault(
         "rule_promoted_sums_anywhere",
         _RULE,
-        "        candidates = (c for c in candidates if promoted_reason(c) is None)\n",
-        "        pass\n",
+        "    (256, 2, 1, 2, False, (128,)),\n",
+        "    (256, 2, 1, 2, False, (256,)),\n",
         LIMITS,
         "The rule gives fp8 products tiles whose promoted sums do not fit registers.",
     ),

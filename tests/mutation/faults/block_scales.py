@@ -19,30 +19,27 @@ _SCALES = "hopper/gemm/block_scales.py"
 _PROMOTION = "hopper/gemm/promotion.py"
 _VARIANT = "hopper/gemm/variant.py"
 _CONFIG = "hopper/core/config.py"
-_RELEASE = "            pipeline.consumer_release(state.index)\n"
-_ADD = (
-    "        add(cta, consumer, RowGroup(mma, cta.config, groups - 1), "
-    "state, factors, boundaries)\n"
-)
+_RELEASE = "        pipeline.consumer_release(state.index)\n"
+_ADD = "    add(cta, row, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)\n"
 
 FAULTS = (
     Fault(
         "block_scales_released_unread",
         _PROMOTION,
-        "        if cutlass.const_expr(cta.traits.block_b != 1):\n"
+        "    if cutlass.const_expr(cta.traits.block_b != 1):\n"
         + _RELEASE
         + _ADD
-        + "        if cutlass.const_expr(cta.traits.block_b == 1):"
+        + "    if cutlass.const_expr(cta.traits.block_b == 1):"
         "  # its scales were read for the additions\n" + _RELEASE,
-        "        if True:\n" + _RELEASE + _ADD,
+        "    if True:\n" + _RELEASE + _ADD,
         COLUMNS,
         "A stage is released before its scales of columns are read.",
     ),
     Fault(
         "block_scales_of_a_stage_not_full",
         _PROMOTION,
-        "        if more == 1:\n            pipeline.consumer_wait(after)\n",
-        "        if more == 1:\n",
+        "        pipeline.consumer_wait(after)\n",
+        "",
         LOADED,
         "Scales of the next stage are read before it is full.",
     ),
@@ -57,8 +54,8 @@ FAULTS = (
     Fault(
         "block_scales_of_b_one_way",
         _SCALES,
-        "along_k * (1 - 2 * Int64(backwards))",
-        "along_k",
+        "Int32(along_k) * (1 - 2 * backwards)",
+        "Int32(along_k)",
         LOADED,
         "The scales of B come in the order of K where k tiles come in the other.",
     ),
@@ -73,8 +70,8 @@ FAULTS = (
     Fault(
         "block_scales_of_the_other_consumer",
         _SCALES,
-        "(group * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64",
-        "group * config.warpgroups_per_tile * 64",
+        "consumer.warpgroup_in_tile * 64 + thread",
+        "thread",
         COPIED,
         "Consumers that share a tile read the scales of the first one's rows.",
     ),
