@@ -107,6 +107,7 @@ def test_scales_of_whole_tensors_are_none_of_blocks() -> None:
         (problem(), True),
         (problem(M=4), True),
         (problem(M=4098), False),
+        (problem(M=4098, line=4100), False),
         (problem(M=4096, line=4100), True),
         (problem(M=4096, line=4098), False),
         (problem(pair="1x128 1x128"), False),
