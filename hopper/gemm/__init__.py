@@ -18,7 +18,9 @@ Changes: the ladder's last rung loses its limits, and gains these levers.
     - C leaves through shared memory at any width, by rows or by columns (`epilogue_store`). What
       follows the product is done in registers (`epilogue_math`), and a source that lies as C does
       is loaded through the pipeline's stages (`epilogue_load`).
-    - Two fp8 values are moved as one value of 16 bits.
+    - Two fp8 values are moved as one value of 16 bits. Their sums are added up outside the tensor
+      cores, 64 rows of a consumer after the other (`promotion`), multiplied by scales that may vary
+      along K (`block_scales`).
 
     `kernel.Gemm` says which warp does what, and when.
 Why it pays: at 8192 columns of variable width make 16 whole waves where 128×256 tiles make 15.5:

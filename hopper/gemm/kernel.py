@@ -81,7 +81,8 @@ class Gemm(tma_store.TmaStore):
     =====================  ========================================================================
     warp 0, LOAD_A         loads A's k tiles, announces the bytes of every stage, loads the source
     warp 1, LOAD_B         loads B's k tiles
-    warps 2 and 3          release their registers and exit
+    warp 2, LOAD_SCALES    copies scales that vary along K where TMA cannot load them
+    warps 2 and 3          else release their registers and exit
     warpgroups 1 to 3      consumers: wgmma, reduction along K, epilogue, stores
     =====================  ========================================================================
 
@@ -96,6 +97,9 @@ class Gemm(tma_store.TmaStore):
         for each stage of the epilogue's source, if there is one:
             LOAD_A: producer_acquire, arrive_and_expect_tx, TMA loads
         with a source: both synchronise at LOAD_WARPS, so LOAD_B knows that its stages were empty
+    with scales that vary along K:
+        LOAD_A announces and loads those of A's rows with each k tile, or LOAD_SCALES waits for
+        empty[s] as well, copies them, and arrives at full[s], in stages of a source too
     after the last work tile, LOAD_A:
         producer_tail: wait until every stage has been released; after that no peer arrives
 
@@ -108,6 +112,8 @@ class Gemm(tma_store.TmaStore):
         staggered tail:     before the last k tiles: mma_tail, wait until this thread's TMA stores
                             have read their buffers (in a single wave there are none, and a group
                             may stay in flight); wait at MMA_ORDER + c
+        promoted sums:      instead, for 64 rows after the other: wgmma, wait for it, add; before
+                            the last wait consumer_wait of the next stage, then consumer_release
         pingpong, source:   wait until the whole source has arrived
         staggered/pingpong: arrive at MMA_ORDER + the index of the next consumer
         mma_tail:           wait for all groups, consumer_release of the last stage
@@ -132,10 +138,12 @@ class Gemm(tma_store.TmaStore):
     ================  ====================================  ======================  ===============
     barrier           arrivals per phase                    who waits               for which phase
     ================  ====================================  ======================  ===============
-    full[s]           1: LOAD_A, and the bytes of TMA       consumers of the stage  state.phase
+    full[s]           1: LOAD_A, and the bytes of TMA;      consumers of the stage  state.phase
+                      with LOAD_SCALES 32 more
     empty[s]          one of each consumer of the stage in  LOAD_A, LOAD_B          state.phase ^ 1
                       every CTA that loads for this one,
-                      when it has read its stage s
+                      when it has read its stage s; of
+                      each of its warps with scales
     landed[c]         1: consumer c, and the bytes of       consumer c              iteration & 1
                       cluster_k - 1 peers
     free[c]           cluster_k - 1: consumer c of each     consumer c, before it   that of the
