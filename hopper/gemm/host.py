@@ -25,6 +25,8 @@ from .launcher import launcher
 from .schedule import cluster_count, tile_grid, tile_schedule
 from .variant import Rung, Variant, example_variant, variant_of
 
+MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a sign
+
 
 def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
     """Returns what the kernel's module exports: `unsupported`, `plan`, `artifact`, `precompile`,
@@ -58,7 +60,25 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
             "it supports gated pairs in multiples of 8 columns where b's rows are contiguous, "
             f"but was given {problem.N}"
         )
+    if reason := far_scales_reason(problem):
+        return reason
     return None if config is None else config_unsupported_reason(problem, config)
+
+
+def far_scales_reason(problem: Problem) -> str | None:
+    """Returns why the kernel cannot read the scales of blocks of K, or None. From one block to the
+    next it steps by bytes that 32 bits hold.
+    """
+    if not problem.formats or not fp8.formats(problem.formats).block_a:
+        return None
+    for name in ("scale_a", "scale_b"):
+        view = getattr(problem.epilogue, name)
+        if max(view.strides) >= MOST_SCALE_STRIDE:
+            return (
+                f"it supports strides of {name} below {MOST_SCALE_STRIDE}, but was given "
+                f"{view.strides}"
+            )
+    return None
 
 
 def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | None:

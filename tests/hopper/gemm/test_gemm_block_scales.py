@@ -204,6 +204,13 @@ def test_a_config_that_cannot_have_scales_of_blocks_is_refused(name: str) -> Non
     assert reason in str(gemm.unsupported(problem(pair=pair), gemm_config(config)))
 
 
+def test_scales_that_lie_too_far_apart_are_refused() -> None:
+    near, far = problem(line=2**29 - 4), problem(line=2**29)
+
+    assert gemm.unsupported(near) is None
+    assert "strides of scale_a below 536870912" in str(gemm.unsupported(far))
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_what_one_config_refuses_the_rule_computes(pair: str) -> None:
     assert gemm.unsupported(problem(pair=pair)) is None
