@@ -47,6 +47,8 @@ _SCALED_TILES = (
     (64, 1, 1, 1, 128),
     (64, 1, 1, 1, 64),
 )
+LOADING_REGISTERS = 56  # of warps that copy
+_REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
 # An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
 # store. The other constants of the model are those of `gemm.heuristic`.
 _TILE_CYCLES = 1500.0
@@ -153,7 +155,9 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
     if problem.scales is not None:
-        candidates = _scaling(problem.scales.columns, problem.epilogue.gated)
+        candidates = _scaling(
+            problem.scales.columns, problem.epilogue.gated, _loading_registers(problem)
+        )
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
@@ -186,24 +190,44 @@ def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperCo
 
 
 @functools.cache
-def _scaling(block_b: int, gated: bool) -> tuple[HopperConfig, ...]:
+def _scaling(
+    block_b: int, gated: bool, loading_registers: int = LOADING_REGISTERS
+) -> tuple[HopperConfig, ...]:
     """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
     one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
-    needs more registers than those that start TMA loads. Consumers with 128 rows have none left for
-    the scales of both halves of gated pairs.
+    has `loading_registers`, more than those that start TMA loads need. Consumers with 128 rows have
+    none left for the scales of both halves of gated pairs.
     """
     return tuple(
-        _with_room_for_scales(_with_registers_to_load(config), block_b)
+        _with_room_for_scales(_with_registers_to_load(config, loading_registers), block_b)
         for config in _shaped(_SCALED_TILES)
         if config.tile_m <= (128 if gated and block_b > 1 else 256)
     )
 
 
-def _with_registers_to_load(config: HopperConfig) -> HopperConfig:
-    """Returns the config with registers for warps that copy more than they start TMA loads."""
+def _loading_registers(problem: GroupedProblem) -> int:
+    """Returns how many registers a thread has that copies scales. Where each column has one, the
+    addresses of 256 rows and 128 columns need 64, unless an epilogue leaves none for them: measured
+    by what ptxas spills.
+    """
+    epilogue = problem.epilogue
+    adds = epilogue.bias is not None or epilogue.residual is not None
+    if problem.form != "ragged_k":
+        return LOADING_REGISTERS
+    frees = adds or (problem.out_dtype.itemsize == 2 and not epilogue.gated)
+    return 64 if frees else LOADING_REGISTERS
+
+
+def _with_registers_to_load(
+    config: HopperConfig, registers: int = LOADING_REGISTERS
+) -> HopperConfig:
+    """Returns the config with registers for warps that copy more than they start TMA loads, of
+    which two consumers leave so many.
+    """
     if not config.producer_registers:
         return config
-    return replace(config, producer_registers=56, consumer_registers=224)
+    consumer_registers = (_REGISTERS_OF_THREE - registers) // 2 // 8 * 8
+    return replace(config, producer_registers=registers, consumer_registers=consumer_registers)
 
 
 def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:

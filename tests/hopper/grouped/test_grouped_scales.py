@@ -218,6 +218,7 @@ ALL = "bias residual"
 MASKED = problem("masked", M=128)
 assert MASKED.scales is not None
 COMPILED = {
+    "terms, plain": problem("ragged_k", M=4096, K=65536),
     "rows": problem(),
     "many rows": problem(M=32768, has=ALL),
     "rows, with all": problem(activation="swiglu", has=ALL),
@@ -257,7 +258,8 @@ def test_nothing_spills(name: str) -> None:
 def test_every_tile_compiles(number: int, form: Form, activation: str) -> None:
     given = problem(form, M=1024, activation=activation, has=ALL)
     assert given.scales is not None
-    candidates = host._scaling(given.scales.columns, given.epilogue.gated)
+    registers = host._loading_registers(given)
+    candidates = host._scaling(given.scales.columns, given.epilogue.gated, registers)
     made = variant(given, candidates[min(number, len(candidates) - 1)])
 
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
