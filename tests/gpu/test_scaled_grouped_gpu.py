@@ -282,3 +282,15 @@ def test_experts_of_deepseek(form: Form, N: int, K: int) -> None:
     result = call.run(kernel="hopper.grouped")
 
     check_equal(result, call.expected())
+
+
+@pytest.mark.parametrize("capacity", [1024, 1028])
+def test_scales_of_rows_that_tma_loads(capacity: int) -> None:
+    """Those of a place are neighbours, and end inside of a tile or with it."""
+    counts = (capacity, 3, 0, 700)
+    call = draw("masked", ends=counts, extent=capacity, N=4096, K=7168).on("cuda")
+    lying = call.replaced(scale_a=call.tensors["scale_a"].mT.contiguous().mT)
+
+    result = lying.run(kernel="hopper.grouped")
+
+    check_equal(result, call.expected())
