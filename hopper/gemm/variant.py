@@ -135,7 +135,9 @@ def variant_of(
     )
     if _staggers_tail(problem, config, traits):
         traits = replace(traits, staggered_tail=True)
-    if (traits.block_a, traits.block_b) == (1, 128) and _are_scales_wide(problem, transposed):
+    # Whoever loads A must not read scales that a previous call may still write.
+    may_load = (traits.block_a, traits.block_b) == (1, 128) and not config.weights_ready
+    if may_load and _are_scales_wide(problem, transposed):
         traits = replace(traits, wide_scales=True)
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 

@@ -122,6 +122,13 @@ def test_tma_loads_scales_of_rows_that_come_in_whole_granules(given: Problem, wi
     assert traits.wide_scales == wide
 
 
+def test_scales_are_copied_where_operands_come_before_the_previous_call_has_ended() -> None:
+    """The warp that loads them need not wait for that call then."""
+    early = gemm_config("tile_n=128,pdl=True,weights_ready=True")
+
+    assert not variant_of(problem(), early).traits.wide_scales
+
+
 @pytest.mark.parametrize("name", ["scale_a", "scale_b"])
 def test_scales_at_any_address_are_copied(name: str) -> None:
     """In a transposed problem those of B are the kernel's rows."""
