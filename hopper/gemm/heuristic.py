@@ -481,10 +481,10 @@ def _promoted_cycles(c: HopperConfig, call: _Call) -> float:
     gpu, K = call.gpu, call.problem.K
     waves = -(-_count(c, call) * c.split_k // clusters.at_once(gpu.sms, c.cluster))
     products = 2 * c.tile_m * max(c.tile_n, 16) * c.tile_k / gpu.flops_per_clock
-    operands = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * c.tile_k * 2
+    stage_bytes = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * c.tile_k * 2
     steady = waves > 1 and min(call.M, call.N) > ONE_TILE
     rate = PROMOTED_STEADY_BYTES if steady else PROMOTED_BYTES
-    stage = max(products + PROMOTED_STAGE_CYCLES, operands / rate)
+    stage = max(products + PROMOTED_STAGE_CYCLES, stage_bytes / rate)
     stages = -(-K // c.tile_k) / (c.cluster_k * c.split_k)
     sums = PROMOTED_SUM_CYCLES * c.tile_m * c.tile_n
     if c.epilogue_stages < min(2, c.epilogue_subtiles):

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from ..core import fp8
 from ..core.shapes import Shape
 from .operands import normal
 
 Tensor = torch.Tensor
 
-BLOCK = 128
+BLOCK = fp8.BLOCK
 # torch reads the scales of B in steps of 16 bytes along K, and takes no padding.
 K_MULTIPLE = 4 * BLOCK
 

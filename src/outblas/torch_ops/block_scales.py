@@ -15,11 +15,12 @@ speed only:
 
 import torch
 
+from ..core import fp8
 from ..core.errors import OperandError
 
 Tensor = torch.Tensor
 
-BLOCK = 128
+BLOCK = fp8.BLOCK
 BY_ROW, SQUARE = "1x128", "128x128"
 Recipes = tuple[str, str]  # of A and of B
 
@@ -87,7 +88,7 @@ def _is_single(shape: tuple[int, ...]) -> bool:
 
 def has_blocks(formats: str) -> bool:
     """Returns whether the `formats` of a call name recipes of blocks."""
-    return formats.endswith((BY_ROW, SQUARE))
+    return bool(formats) and fp8.formats(formats).block_a > 0
 
 
 def expanded(scale: Tensor, recipe: str, shape: tuple[int, int], terms: int) -> Tensor:
