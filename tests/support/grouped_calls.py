@@ -171,8 +171,13 @@ def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def check_equal(got: Tensor, want: Tensor) -> None:
     """Compares what is defined, exactly after rounding."""
-    is_defined = ~want.isnan()
-    assert torch.equal(got[is_defined], want[is_defined].to(got.dtype))
+    differs = (got != want.to(got.dtype)) & ~want.isnan()
+    if differs.any():
+        index = tuple(differs.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(differs.sum())} of {differs.numel()} values differ, the first at {index}: "
+            f"{got[index].item()!r}, expected {want[index].item()!r}"
+        )
 
 
 def check_close(got: Tensor, want: Tensor, tolerance: float) -> None:
