@@ -215,7 +215,8 @@ class TuningIndex:
 
         The estimated time is the neighbour's time multiplied by the ratio that the model predicts
         between the two shapes. Where the model predicts nothing, the nearest come first. Other GPU
-        models come last.
+        models come last, except where one with as many SMs was tuned for this shape and layout and
+        this GPU was not.
         """
         here, width = doublings_of(workload), width_of(workload)
         found = [
@@ -227,8 +228,12 @@ class TuningIndex:
         reached.sort(key=lambda pair: (round(pair[0], 9), pair[1].workload, -pair[1].ratio))
         own = [entry for _, entry in reached if entry.origin != COUSIN]
         cousins = [entry for _, entry in reached if entry.origin == COUSIN]
-        return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(
-            cousins[:NEIGHBOURS], workload
+        twins = [e for e in cousins if _at(e, workload) and e.sms == self.gpu.sms]
+        before = [] if not own or any(_at(entry, workload) for entry in own) else twins
+        return (
+            self._weighed(before, workload)
+            + self._weighed(own[:NEIGHBOURS], workload)
+            + self._weighed(cousins[:NEIGHBOURS], workload)
         )
 
     def _representing(self, workload: Workload) -> list[TunedEntry]:
@@ -370,6 +375,12 @@ class TuningIndex:
         """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
         base = base_name(entry.workload, on_gpu=self.gpu.arch > 0)
         return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
+
+
+def _at(entry: TunedEntry, workload: Workload) -> bool:
+    """Returns whether a winner has the shape and the layout of a workload."""
+    known = entry.workload
+    return known.shape == workload.shape and known.layout == workload.layout
 
 
 def mode(given: str | None, environment: str | None) -> Mode:

@@ -30,6 +30,7 @@ class TunedEntry:
     Attributes:
         origin: where the result comes from, one of `ORIGINS`.
         gpu: the name of the GPU.
+        sms: how many SMs it has.
         us: the time of a call.
         ratio: cuBLAS's time divided by it.
         when: the date of the measurement.
@@ -37,6 +38,7 @@ class TunedEntry:
 
     origin: str
     gpu: str
+    sms: int
     workload: Workload
     kernel: str
     config: str
@@ -75,6 +77,7 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
             yield TunedEntry(
                 HERE if each.gpu == gpu else MODEL,
                 gpu.name,
+                gpu.sms,
                 each.workload,
                 each.kernel,
                 each.config,
@@ -102,6 +105,7 @@ def from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
                 yield TunedEntry(
                     origin,
                     table.gpu.name,
+                    table.gpu.sms,
                     each.workload,
                     each.kernel,
                     each.config,

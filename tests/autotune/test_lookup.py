@@ -77,6 +77,7 @@ def test_where_nothing_is_known_every_place_says_so(ignorant: TuningIndex) -> No
 
 TUNED_HERE, TUNED_HERE_NEAR = winner(0), winner(1, workload=NEAR)
 IN_TABLE, IN_TABLE_NEAR, IN_COUSINS = winner(2), winner(3, workload=NEAR), winner(4, gpu=H200)
+NEAR_IN_COUSINS = winner(4, gpu=H200, workload=NEAR)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +97,23 @@ IN_TABLE, IN_TABLE_NEAR, IN_COUSINS = winner(2), winner(3, workload=NEAR), winne
         ),
         pytest.param(
             (TUNED_HERE_NEAR,),
-            (IN_TABLE_NEAR, IN_COUSINS),
+            (IN_TABLE_NEAR, NEAR_IN_COUSINS),
             [1, 3, 4],
             id="a neighbour here before one in the table",
         ),
-        pytest.param((), (IN_TABLE_NEAR, IN_COUSINS), [3, 4], id="a neighbour in the table"),
+        pytest.param((), (IN_TABLE_NEAR, NEAR_IN_COUSINS), [3, 4], id="a neighbour in the table"),
+        pytest.param(
+            (TUNED_HERE_NEAR,),
+            (IN_TABLE_NEAR, IN_COUSINS),
+            [4, 1, 3],
+            id="the workload on a GPU with as many SMs before neighbours",
+        ),
+        pytest.param(
+            (TUNED_HERE,),
+            (IN_COUSINS,),
+            [0, 4],
+            id="the workload here before that on another GPU",
+        ),
         pytest.param((), (IN_COUSINS,), [4], id="the nearest model's table alone"),
     ],
 )
@@ -108,6 +121,12 @@ def test_places_are_looked_in_in_order(
     know: Know, here: tuple[BestConfig, ...], shipped: tuple[BestConfig, ...], found: list[int]
 ) -> None:
     assert configs(know(*here, shipped=shipped)) == found
+
+
+def test_a_gpu_with_other_sms_comes_after_neighbours_that_were_tuned_here(know: Know) -> None:
+    known = know(winner(1, workload=NEAR, gpu=PCIE), shipped=(winner(0, gpu=H200),), of=PCIE)
+
+    assert configs(known) == [1, 0]
 
 
 def test_a_neighbour_beyond_reach_is_no_alternative(know: Know) -> None:
