@@ -40,7 +40,7 @@ from .tuned_entries import (
 # The largest distance at which a tuned shape is used for another, in binary orders of magnitude.
 REACH = 1.5
 _ROUNDING = 1e-9  # of a distance
-NEIGHBOURS = 12  # maximum number of winners that are compared for a shape
+NEIGHBOURS = 12  # maximum number of winners that are compared for a shape, twins beside them
 # Predictions that differ by less than this factor count as equal. Then the production kernel is
 # taken, whose calls cost the host less, and a measurement rather than a rule.
 TIE = 1.06
@@ -230,10 +230,11 @@ class TuningIndex:
         cousins = [entry for _, entry in reached if entry.origin == COUSIN]
         twins = [e for e in cousins if _at(e, workload) and e.sms == self.gpu.sms]
         before = [] if not own or any(_at(entry, workload) for entry in own) else twins
+        left = max(0, NEIGHBOURS - len(own))
         return (
             self._weighed(before, workload)
             + self._weighed(own[:NEIGHBOURS], workload)
-            + self._weighed(cousins[:NEIGHBOURS], workload)
+            + self._weighed(cousins[:left], workload)
         )
 
     def _representing(self, workload: Workload) -> list[TunedEntry]:
