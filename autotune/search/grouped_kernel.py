@@ -37,10 +37,10 @@ def space(problem: GroupedProblem, machine: Machine) -> Space[HopperConfig]:
     return Space(
         own=own,
         axes={},
-        also=_configs(own),
+        also=_configs(own, problem),
         invalid_reason=partial(_invalid_reason, problem, own),
         footprint=_footprint,
-        compile_key=compile_key,
+        compile_key=_compile_key,
     )
 
 
@@ -67,7 +67,25 @@ def precompile(problem: GroupedProblem, config: HopperConfig, arch: int) -> None
     variant.load(variant.variant_of(problem, config))
 
 
-def _configs(own: HopperConfig) -> Iterator[HopperConfig]:
+def _compile_key(config: HopperConfig) -> HopperConfig:
+    """Returns the config whose compiled kernel also serves this one. Tiles in the order of rows are
+    a variant of their own here.
+    """
+    kept = compile_key(config)
+    return replace(kept, order="row") if config.order == "row" else kept
+
+
+def _configs(own: HopperConfig, problem: GroupedProblem) -> Iterator[HopperConfig]:
+    """Yields configs that differ from the rule's in the tile, the clusters and the stages, and in
+    the order of tiles where results are written that few terms make.
+    """
+    yield from _shapes(own)
+    if host.writes_more_than_it_reads(problem):
+        order = Config().order if own.order == "row" else "row"
+        yield from _shapes(replace(own, order=order))
+
+
+def _shapes(own: HopperConfig) -> Iterator[HopperConfig]:
     """Yields configs that differ from the rule's in the tile, the clusters and the stages."""
     for tile_m, consumers in _TILES:
         for cluster_m, cluster_n in _CLUSTERS:

@@ -169,6 +169,14 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     return best
 
 
+def writes_more_than_it_reads(problem: GroupedProblem) -> bool:
+    """Returns whether the results of groups of terms have more values than the operands. What order
+    their tiles have then matters to DRAM more than what L2 holds of the operands.
+    """
+    operands = (problem.M + problem.N) * problem.K
+    return problem.form == "ragged_k" and problem.groups * problem.M * problem.columns > operands
+
+
 def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> float:
     """Returns the cycles of a call in the model, in which loads from DRAM overlap with products."""
     cycles, dram = _cycles(config, problem, sms)

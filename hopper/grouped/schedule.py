@@ -8,7 +8,9 @@ are given in place of their ends; `bounds` alone tells them apart.
 
 Ragged terms: every group has as many tiles as every other, and its own number of k tiles. Groups
 with the most terms come first, so that the clusters, which take tiles in turns, end at about the
-same time. All threads write the order of groups to shared memory.
+same time. All threads write the order of groups to shared memory. The tiles of a group follow each
+other down the columns of bands, where operands are read again, or along the rows of the result,
+where writing it takes longer than reading them.
 """
 
 from dataclasses import dataclass, replace
@@ -276,7 +278,10 @@ def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     params = scheduler.params
     place, rest = divmod(step * params.clusters + scheduler.cluster, params.by_matrix)
     group = params.table[place]
-    m, n = in_bands(params, config, rest, params.rows)
+    if cutlass.const_expr(scheduler.traits.row_order):
+        m, n = divmod(rest, params.by_columns)
+    else:
+        m, n = in_bands(params, config, rest, params.rows)
     begin, end = bounds(params, group)
     if cutlass.const_expr(scheduler.traits.masks_terms):
         count = cutlass.max((end - begin + config.tile_k - 1) // config.tile_k, 1)

@@ -19,6 +19,8 @@ class GroupedTraits(traits.KernelTraits):
     gathers: each row of A is the one that an index names.
     scatters: each row of C is stored in the row that an index names.
     weighted: the outputs of each row are multiplied by a weight before the residual is added.
+    row_order: with ragged terms, the tiles of a group follow each other along the rows of its
+        result, so that the CTAs write whole rows together.
 
     The scales of fp8 operands vary along K.
 
@@ -33,6 +35,7 @@ class GroupedTraits(traits.KernelTraits):
     gathers: bool = False
     scatters: bool = False
     weighted: bool = False
+    row_order: bool = False
 
     @property
     def plain(self) -> bool:

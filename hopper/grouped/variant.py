@@ -39,6 +39,7 @@ class GroupedVariant(variant.Variant):
             "gathered": t.gathers,
             "scattered": t.scatters,
             "weighted": t.weighted,
+            "row_order": t.row_order,
             t.formats.replace(" ", "_"): t.formats,
             "wide": t.wide_scales,
         }
@@ -89,6 +90,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         gathers=problem.gathers,
         scatters=problem.scatters,
         weighted=problem.weighted,
+        row_order=is_ragged_k and config.order == "row",
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 

@@ -248,6 +248,7 @@ def simulate_grouped(
             aux="staged" if "aux" in case.epilogue else "",
             gathers="gather" in case.epilogue,
             scatters="scatter" in case.epilogue,
+            row_order=case.form == "ragged_k" and case.config.order == "row",
             wide_scales="wide" in case.epilogue,
             **_formats(case),
         )

@@ -435,6 +435,7 @@ def test_rows_that_are_there_are_covered_once(
     shape=st.sampled_from([(64, 8), (300, 700), (768, 2048)]),
     clusters=st.sampled_from([1, 5, 66, 132]),
     gated=st.booleans(),
+    row_order=st.booleans(),
 )
 def test_ragged_terms_are_covered_once(
     ends: tuple[int, ...],
@@ -442,9 +443,10 @@ def test_ragged_terms_are_covered_once(
     shape: tuple[int, int],
     clusters: int,
     gated: bool,
+    row_order: bool,
 ) -> None:
     M, N = shape
-    of_groups = traits("ragged_k", len(ends), gated=gated)
+    of_groups = replace(traits("ragged_k", len(ends), gated=gated), row_order=row_order)
     launch = Launch(ends, 1600, M, N, 1600, config, clusters, of_groups)
 
     covered: dict[int, list[tuple[int, int]]] = {}
@@ -467,6 +469,18 @@ def test_ragged_terms_are_covered_once(
         columns = range(0, N, columns_of_tiles(launch))
         tiles = itertools.product(range(0, M, config.tile_m), columns)
         assert sorted(covered[group]) == sorted(tiles), group
+
+
+@pytest.mark.parametrize("row_order", [False, True])
+def test_tiles_of_terms_follow_each_other_down_columns_or_along_rows(row_order: bool) -> None:
+    of_groups = replace(traits("ragged_k", 2), row_order=row_order)
+    launch = Launch((64, 128), 128, 512, 768, 128, tile_config(), 1, of_groups)
+
+    found = [(int(work.matrix), int(work.row), int(work.column)) for work in works(launch)]
+
+    rows, columns = range(0, 512, 128), range(0, 768, 256)
+    down = [(group, row, column) for group in range(2) for column in columns for row in rows]
+    assert found == (sorted(down) if row_order else down)
 
 
 @settings(max_examples=40, deadline=None)
