@@ -2,6 +2,7 @@
 the result in float32; what is refused, and what tracers see.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from torch.nn.functional import ScalingType
 
 import outblas
 from outblas import OperandError, quantize, scaled_mm
-from outblas.core.epilogue import ACTIVATIONS, GATED
+from outblas.core import registry
+from outblas.core.compiling import CompileForbidden
+from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.problem import Problem
+from outblas.runtime import dispatch, launcher
+from outblas.torch_ops import scaled_mm as module
+from outblas.torch_ops import scaled_output
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -157,6 +164,102 @@ def test_the_call_of_functional_has_it_too(recipe: Any) -> None:
     found = scaled_mm(a, b, ONE, whole, ONE, whole, output_dtype=E4M3, out_recipe=recipe)
 
     assert same_bits(found, composed(a, b, ONE, ONE))
+
+
+# ---- by the kernel that multiplies, for which a function stands
+class Kernel:
+    """Stands for `hopper.gemm`, which `quantizes` or not: `problems` were planned, and `asked` for
+    before.
+    """
+
+    def __init__(self, quantizes: bool) -> None:
+        self.answer = quantizes
+        self.asked: list[Problem] = []
+        self.problems: list[Problem] = []
+
+    def quantizes(self, problem: Problem) -> bool:
+        self.asked.append(problem)
+        return self.answer
+
+    def launcher(self, problem: Problem, tune: str, *, no_product: bool) -> Any:
+        self.problems.append(problem)
+
+        def launch(a: Any, b: Any, c: None, out: Tensor, alpha: int, beta: int, *rest: Any) -> None:
+            bias, residual, _, scale_a, scale_b, *scale_out = rest
+            x = (scale_a * a.view(E4M3).float()) @ (scale_b.t() * b.t().view(E4M3).float()).t()
+            x = apply(x if bias is None else x + bias, problem.epilogue.activation, residual)
+            if problem.out_dtype != E4M3:
+                out.copy_(x)
+                return
+            values, scale = quantize(x, "1x128", power_of_two=problem.epilogue.power_of_two)
+            out.copy_(values)
+            scale_out[0].copy_(scale)
+
+        return launch
+
+
+@pytest.fixture(params=[True, False], ids=["fused", "composed"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    found = Kernel(request.param)
+    monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(registry, "load", lambda name: found)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", found.launcher)
+    monkeypatch.setattr(scaled_output, "_QUANTIZES", {})
+    dispatch.clear_cache()
+    yield found
+    dispatch.clear_cache()
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+def test_the_kernel_or_quantize_makes_a_result(
+    kernel: Kernel, activation: Any, power_of_two: bool
+) -> None:
+    a, b = fp8_operands(40, 512, 160, most=2)
+    rows, columns, bias = torch.rand(40, 1), torch.rand(1, 512), torch.randn(512)
+    x = (a.float() * rows) @ (b.float() * columns) + bias
+    expected = quantize(apply(x, activation or "", None), "1x128", power_of_two=power_of_two)
+    how: dict[str, Any] = {"activation": activation, "out_power_of_two": power_of_two}
+
+    for _ in range(2):
+        assert same_bits(scaled_mm(a, b, rows, columns, bias, **FP8, **how), expected)
+
+    (asked,) = kernel.asked
+    assert asked.out_dtype is E4M3
+    assert asked.epilogue.power_of_two == power_of_two
+    assert asked.epilogue.scale_out is not None
+    assert asked.epilogue.scale_out.strides == (1, 40)
+    (planned,) = kernel.problems
+    assert planned == asked or planned.out_dtype is torch.float32
+    assert (planned == asked) == kernel.answer
+
+
+def test_a_kernel_that_may_not_be_compiled_leaves_a_call_to_torch(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = fp8_operands(40, 256, 160)
+    expected = quantize(a.float() @ b.float(), "1x128")
+
+    def forbidden(*given: Any, **how: Any) -> Any:
+        raise CompileForbidden("hopper.gemm")
+
+    monkeypatch.setattr(launcher, "best_launcher", forbidden)
+
+    found = scaled_mm(a, b, ONE, ONE, **FP8)
+
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("kernel", [True], indirect=True)
+def test_calls_that_differ_have_scales_of_their_own(kernel: Kernel) -> None:
+    """Their plans may be one, but not their memory."""
+    a, b = fp8_operands(40, 256, 160)
+
+    first, second = (scaled_mm(a, b, ONE * n, ONE, **FP8) for n in (1, 2))
+
+    assert torch.equal(second[1], 2 * first[1])
+    assert len(kernel.problems) == 1
 
 
 # ---- arguments

@@ -73,27 +73,31 @@ def blocks(size: int) -> int:
 
 
 def empty(x: Tensor, recipe: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns memory for the quantized tensor, in rows, and for its scales. The scales of 1x128 lie
-    by columns, each of which begins at a multiple of 16 bytes.
-    """
+    """Returns memory for the quantized tensor, in rows, and for its scales."""
     quantized = torch.empty(x.shape, dtype=dtype, device=x.device)
+    return quantized, empty_scales(x.shape, recipe, x.device)
+
+
+def empty_scales(of: tuple[int, ...], recipe: str, device: torch.device) -> Tensor:
+    """Returns memory for the scales of a tensor of this shape. Those of 1x128 lie by columns, each
+    of which begins at a multiple of 16 bytes.
+    """
     if recipe == "1x128":
-        *leading, columns = x.shape
+        *leading, columns = of
         rows = 1
         strides: list[int] = []
         for size in reversed(leading):
             strides.insert(0, rows)
             rows = rows * size
         padded = (rows + ROWS_MULTIPLE - 1) // ROWS_MULTIPLE * ROWS_MULTIPLE
-        memory = torch.empty(blocks(columns), padded, dtype=torch.float32, device=x.device)
-        scale = memory.as_strided((*leading, blocks(columns)), (*strides, padded))
-        return quantized, scale
+        memory = torch.empty(blocks(columns), padded, dtype=torch.float32, device=device)
+        return memory.as_strided((*leading, blocks(columns)), (*strides, padded))
     shape: tuple[int, ...] = ()
     if recipe == "rowwise":
-        shape = (*x.shape[:-1], 1)
+        shape = (*of[:-1], 1)
     elif recipe == "128x128":
-        shape = (*x.shape[:-2], blocks(x.shape[-2]), blocks(x.shape[-1]))
-    return quantized, torch.empty(shape, dtype=torch.float32, device=x.device)
+        shape = (*of[:-2], blocks(of[-2]), blocks(of[-1]))
+    return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def spread(scale: Tensor, recipe: str, shape: tuple[int, ...]) -> Tensor:

@@ -184,7 +184,10 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
         out_recipe: "1x128", or BlockWise1x128 of `torch.nn.functional.ScalingType`, for a result in
             fp8 with a scale for 128 columns of a row, as `quantize` makes them. It is rounded once,
             from the float32 values that `out_dtype=torch.float32` returns for these arguments.
-            There are no gradients then: a backward pass that needs one raises NotImplementedError.
+            On sm_90 the kernel that multiplies also quantizes, where N (N/2 for a gated linear
+            unit) is a multiple of 128, there is no residual, and it takes less time so; it may add
+            the products in another order then. There are no gradients: a backward pass that needs
+            one raises NotImplementedError.
         out_power_of_two: Whether those scales are rounded up to powers of two, as in `quantize`.
 
     Returns:
@@ -453,9 +456,15 @@ def _scaled_mm_quantized(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     kind = scaled_output.recipe_name(recipe)
-    x = _scaled_mm(
-        a, b, scale_a, scale_b, bias, torch.float32, use_fast_accum, activation, residual
-    )
+    given = bias, torch.float32, use_fast_accum, activation, residual
+    shape, dtype, _, extra = _checked(a, b, scale_a, scale_b, *given)
+    if _no_kernel_reason(a) is None and 0 not in (*a.shape, *b.shape):
+        invariance.refuse_promise("scaled_mm")
+        call = _call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
+        found = scaled_output.fused(call, shape, power_of_two)
+        if found is not None:
+            return found
+    x = _scaled_mm(a, b, scale_a, scale_b, *given)
     return scaled_output.quantized(x, kind, power_of_two)
 
 

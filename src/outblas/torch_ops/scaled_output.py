@@ -1,16 +1,22 @@
 """Results of `scaled_mm` in fp8: which recipes of their scales there are, the operator's schema and
-its missing gradients, and the quantization of a product in float32.
+its missing gradients, and who quantizes them.
 
-A result in fp8 is what `quantize` makes of the float32 values, so that it is rounded once.
+A result in fp8 is what `quantize` makes of the float32 values, so that it is rounded once. Where it
+can, `hopper.gemm` does so in the kernel that multiplies.
 """
 
 from typing import Any, NamedTuple
 
 import torch
 
-from ..core import quantization
+from ..core import quantization, registry
+from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
+from ..core.epilogue import EpilogueArgs
 from ..core.errors import A, B, OperandError
+from ..runtime import dispatch
+from ..runtime.default_kernel import PRODUCTION
+from ..runtime.dispatch import Call
 from . import quantize
 from .autograd_levels import autograd_kernel, within_forward
 from .schema import ARGUMENTS, define, library
@@ -71,6 +77,41 @@ def quantized(x: Tensor, recipe: str, power_of_two: bool) -> tuple[Tensor, Tenso
     return quantize.compute(x, recipe, DTYPE, power_of_two)
 
 
+# ---- by the kernel that multiplies
+_QUANTIZES: dict[tuple[Any, ...], bool] = {}  # what `_is_fused` returned for such calls
+
+
+def fused(call: Call, shape: tuple[int, ...], power_of_two: bool) -> tuple[Tensor, Tensor] | None:
+    """Computes a call of `scaled_mm`, whose result has this shape, by one kernel. Returns None
+    where there is none, or it would take longer, or may not be compiled: the caller then quantizes
+    the result in float32.
+    """
+    scale = quantization.empty_scales(shape, RECIPES[0], call.a.device)
+    call = call._replace(
+        out_dtype=DTYPE, scales=(*(call.scales or ()), scale), power_of_two=power_of_two
+    )
+    if not _is_fused(call):
+        return None
+    try:
+        return dispatch.run(call), scale
+    except CompileForbidden:
+        return None
+
+
+def _is_fused(call: Call) -> bool:
+    """Returns whether the kernel quantizes the result of a call itself."""
+    extra = call.extra or EpilogueArgs()
+    tensors = extra.bias is None, extra.residual is None
+    sizes = call.a.shape, call.b.shape, call.a.device
+    key = *sizes, call.formats, extra.activation, *tensors, call.power_of_two
+    found = _QUANTIZES.get(key)
+    if found is None:
+        found = bool(registry.load(PRODUCTION).quantizes(dispatch.problem_of(call)))
+        dispatch.remember(_QUANTIZES, key, found)
+    return found
+
+
+# ---- the operator's gradients
 class _NoGradients(torch.autograd.Function):
     """Stands for the gradients of the arguments, so that asking for one raises."""
 

@@ -336,9 +336,8 @@ FAULTS = (
     Fault(
         "fp8_result_rounded_twice",
         _SCALED,
-        "a, b, scale_a, scale_b, bias, torch.float32, use_fast_accum, activation, residual\n    )",
-        "a, b, scale_a, scale_b, bias, torch.float32, use_fast_accum, activation, residual\n"
-        "    ).bfloat16()",
+        "x = _scaled_mm(a, b, scale_a, scale_b, *given)\n",
+        "x = _scaled_mm(a, b, scale_a, scale_b, *given).bfloat16()\n",
         QUANTIZED,
         "A result in fp8 is rounded to bf16 before.",
     ),
