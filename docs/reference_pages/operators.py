@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import outblas.torch_ops.ops
-import outblas.torch_ops.scaled_mm  # noqa: F401 (which registers its operator)
+import outblas.torch_ops.scaled_mm  # noqa: F401 (which registers its operators)
 from outblas.torch_ops.schema import ARGUMENTS
 
 

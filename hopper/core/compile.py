@@ -40,10 +40,16 @@ NUMERIC = {
     torch.bfloat16: cutlass.BFloat16,
     torch.float16: cutlass.Float16,
     torch.float32: cutlass.Float32,
+    torch.float8_e4m3fn: cutlass.Uint8,  # kernels get these outputs as bytes
 }
 
 
-SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+SHORT = {
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float8_e4m3fn: "e4m3",
+}
 
 
 def full_name(variant: Any, parts: Sequence[str]) -> str:

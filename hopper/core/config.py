@@ -18,6 +18,7 @@ MAX_SPLIT_K = 64
 STAGGERS = ("never", "rule", "always")
 SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
 SUBTILE_BYTES = 64 * 128
+SCALED_N = 128  # columns of a row that share a scale of a C in fp8
 
 
 @dataclass(frozen=True)
@@ -275,23 +276,26 @@ def gated_reason(c: HopperConfig) -> str | None:
     A stage must hold equally many columns of both halves of B, every CTA that loads it must load a
     part of each half, and a thread must hold both values of a pair.
     """
-    if c.swap_ab or c.variable_tile_n or c.cluster_k > 1 or c.mma_n:
-        return "gated pairs need swap_ab and variable_tile_n False, cluster_k 1 and mma_n 0"
+    if c.swap_ab or c.variable_tile_n or c.cluster_k > 1:
+        return "gated pairs need swap_ab and variable_tile_n False, and cluster_k 1"
+    if c.mma_n and 2 * c.mma_n != c.tile_n:
+        return f"mma_n is {c.mma_n}, expected 0 or {c.tile_n // 2}, one half, for gated pairs"
     if c.tile_n % (32 * c.cluster_m):
         return f"tile_n is {c.tile_n}, expected a multiple of {32 * c.cluster_m} for gated pairs"
     return None
 
 
-def promoted_reason(c: HopperConfig) -> str | None:
+def promoted_reason(c: HopperConfig, gated: bool = False) -> str | None:
     """Returns why this config cannot promote fp8 sums, or None. The sums of 128 products of 64 rows
-    need accumulators of their own besides those of the tile, and a consumer waits for the next
-    stage before it releases one.
+    need accumulators of their own besides those of the tile, those of one half where wgmmas compute
+    one half of `gated` pairs; and a consumer waits for the next stage before it releases one.
     """
     if c.stages == 1:
         return "stages is 1, expected at least 2 for promoted sums"
     if c.tile_k > 64:
         return f"tile_k is {c.tile_k}, expected at most 64 (128 of fp8) for promoted sums"
     groups = c.tile_m // (64 * c.warpgroups_per_tile)
+    groups *= 2 if gated and c.mma_n else 1
     needed = c.accumulator_registers + c.accumulator_registers // groups
     limit = 128 if c.consumers == 3 else ACCUMULATOR_LIMIT
     if needed > limit:
@@ -318,6 +322,25 @@ def block_scaled_reason(c: HopperConfig, block_b: int) -> str | None:
         return (
             f"the tiles and their scales need {needed} bytes of shared memory, expected at most "
             f"{SHARED_MEMORY}"
+        )
+    return None
+
+
+def quantized_reason(c: HopperConfig, gated: bool) -> str | None:
+    """Returns why this config cannot store C in fp8 with a scale for 128 columns of a row, or None.
+
+    A consumer must hold these 128 columns, complete sums of rows of C, and subtiles of them are
+    stored by TMA.
+    """
+    if c.swap_ab or c.variable_tile_n or c.split:
+        return "a C in fp8 needs swap_ab, variable_tile_n and stream_k False, and split_k 1"
+    if c.epilogue_stages == 0:
+        return "epilogue_stages is 0, expected at least 1 for a C in fp8"
+    stored = c.epilogue_config(gated).tile_n
+    if stored % SCALED_N:
+        return (
+            f"a CTA stores {stored} columns, expected a multiple of {SCALED_N}, which share a scale"
+            " of a C in fp8"
         )
     return None
 

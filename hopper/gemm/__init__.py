@@ -20,7 +20,8 @@ Changes: the ladder's last rung loses its limits, and gains these levers.
       is loaded through the pipeline's stages (`epilogue_load`).
     - Two fp8 values are moved as one value of 16 bits. Their sums are added up outside the tensor
       cores, 64 rows of a consumer after the other (`promotion`), multiplied by scales that may vary
-      along K (`block_scales`).
+      along K (`block_scales`). An output in fp8 gets its scales in the epilogue
+      (`block_quantize`).
 
     `kernel.Gemm` says which warp does what, and when.
 Why it pays: at 8192 columns of variable width make 16 whole waves where 128×256 tiles make 15.5:
@@ -64,4 +65,5 @@ KERNEL = Kernel(
     remarks,
     pack_variants,
     keep_variant,
+    quantizes,
 ) = host.entry(Gemm, KernelTraits, Config)

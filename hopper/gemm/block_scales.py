@@ -304,10 +304,10 @@ def row_scales(cta: Cta, row, group: cutlass.Constexpr, stage):
 
 def is_aligned(config, traits) -> bool:
     """Returns whether tiles begin at multiples of 128 columns, or divide them, so that it is known
-    which columns share a scale.
+    which columns share a scale. Both halves of gated pairs do where C is fp8 with scales.
     """
     if config.variable_tile_n or traits.gated:
-        return False
+        return bool(traits.gated and traits.scale_out)
     return bool(config.tile_n % BLOCK == 0 or BLOCK % config.tile_n == 0)
 
 
@@ -422,7 +422,9 @@ def add_by_blocks(cta: Cta, sums: RowGroup, all_factors: Factors, boundaries):
     step = math.gcd(config.tile_n, BLOCK)
     per_group = 2 * cute.size(all_factors.of_b)
     factors = [all_factors.values[sums.group * per_group + i] for i in range(per_group)]
-    if cutlass.const_expr(traits.gated):
+    if cutlass.const_expr(traits.gated and is_aligned(config, traits)):
+        add_halves(cta, sums, factors)
+    elif cutlass.const_expr(traits.gated):
         half = sums.mma.width // 2
         if boundaries[0] >= half and boundaries[1] >= half:
             add_halves(cta, sums, factors)
@@ -444,8 +446,9 @@ def add_halves(cta: Cta, sums: RowGroup, factors):
     half = sums.mma.width // 2
     blocks = blocks_of(cta.config, cta.traits, half)
     for row in cutlass.range_constexpr(2):
-        for column in cutlass.range_constexpr(0, sums.mma.width, 8):
-            add_pair(sums, row, column, [factors[column // half * blocks * 2 + row]] * 2)
+        for column in sums.columns:
+            block = column // half * blocks + column % half // BLOCK
+            add_pair(sums, row, column, [factors[block * 2 + row]] * 2)
 
 
 @cute.jit
@@ -471,7 +474,7 @@ def add_selected(cta: Cta, sums: RowGroup, factors, boundaries):
     own = cta.context.thread % 4 * 2
     for row in cutlass.range_constexpr(2):
         for half in cutlass.range_constexpr(halves):
-            for column in cutlass.range_constexpr(0, per_half, 8):
+            for column in columns_of_half(sums, half, per_half):
                 low = half * blocks + column // BLOCK
                 pair = [factors[low * 2 + row]] * 2
                 if cutlass.const_expr(column // BLOCK + 1 < blocks):
@@ -484,6 +487,12 @@ def add_selected(cta: Cta, sums: RowGroup, factors, boundaries):
                     else:
                         pair = [pair[0] if first < boundaries[half] else above] * 2
                 add_pair(sums, row, half * per_half + column, pair)
+
+
+def columns_of_half(sums: RowGroup, half: int, per_half: int) -> list[int]:
+    """Returns the columns of a half, counted from its first one, whose sums a stage has."""
+    columns = range(half * per_half, (half + 1) * per_half, 8)
+    return [column - half * per_half for column in columns if column in sums.columns]
 
 
 @cute.jit
@@ -506,7 +515,7 @@ def add_by_columns(cta: Cta, row, sums: RowGroup, stage):
     rows = row_scales(cta, row, sums.group, stage)
     first = stage * stage_scales(config, cta.traits) + config.tile_m
     first += cta.context.thread % 4 * 2
-    for column in cutlass.range_constexpr(0, sums.mma.width, 8):
+    for column in sums.columns:
         of_b = [scales.shared[first + column + v] for v in range(2)]
         own, added = sums.registers(column), sums.partial_registers(column)
         for v in cutlass.range_constexpr(4):

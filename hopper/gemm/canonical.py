@@ -162,14 +162,16 @@ def operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 def output_strides(problem: Problem) -> tuple[int, ...]:
     """Returns the strides of C. Its rows or columns keep their contiguity; a single row or column
-    is contiguous along its length. The stride of an extent of 1 is free, and 8 suits TMA.
+    is contiguous along its length. The stride of an extent of 1 is free, and 8 suits TMA, or 16 of
+    single bytes.
     """
     row, column = problem.out[-2:]
+    free = max(8, 16 // problem.out_dtype.itemsize)
     by_rows = column == 1 or problem.N == 1
     by_columns = row == 1 or problem.M == 1
     pair = (row, column)
     if by_columns and (problem.M > problem.N or not by_rows):
-        pair = (1, column if problem.N > 1 else 8)
+        pair = (1, column if problem.N > 1 else free)
     elif by_rows:
-        pair = (row if problem.M > 1 else 8, 1)
+        pair = (row if problem.M > 1 else free, 1)
     return (*problem.out[:-2], *pair)

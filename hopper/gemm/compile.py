@@ -88,7 +88,8 @@ class _Arguments:
         """Returns a tensor of `EPILOGUE_TENSORS`, or None where the variant does not have it."""
         traits = self.variant.traits
         access = getattr(traits, name)
-        dtype = torch.float32 if "scale" in name else self.variant.out_dtype
+        is_wide = "scale" in name or traits.scale_out
+        dtype = torch.float32 if is_wide else self.variant.out_dtype
         columns = self.N if name == "residual" else self.columns
         match access:
             case "":

@@ -30,6 +30,7 @@ from . import (
 from .epilogue_math import EpilogueOps, EpilogueTile
 from .pipeline import GroupPipeline
 from .records import Consumer, Cta, SplitKReduction, TileMma
+from .row_group import column_parts
 from .tile_scheduler import WorkTile
 
 
@@ -80,7 +81,7 @@ def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
     partial = None
     if cta.traits.promoted:
         rows = 64 * config.warpgroups_per_tile
-        one = mma.partition_shape_C((rows, width))
+        one = mma.partition_shape_C((rows, width // column_parts(config, cta.traits.gated)))
         partial = replace(fragments, acc=cute.make_rmem_tensor(one, Float32))
     return TileMma(width, fragments, partial)
 

@@ -319,7 +319,7 @@ class EpilogueOps:
         config, gated = tile.epilogue.config, tile.epilogue.traits.gated
         columns, width = min(64, config.tile_n), tile.width // (2 if gated else 1)
         if tile.consumer.writer is not None:
-            columns = tile.consumer.writer.columns
+            columns = min(columns, tile.consumer.writer.columns)
         self.parts = [
             (i, start, min(columns, width - start))
             for i in range(config.tile_m // (64 * config.warpgroups_per_tile))

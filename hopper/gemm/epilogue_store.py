@@ -25,7 +25,7 @@ from ..core.epilogue_store import wait_stores_read
 from ..core.pipeline import PipelineState
 from ..core.records import NamedBarrier
 from ..core.roles import sync_consumer
-from . import epilogue_load, epilogue_math, row_stores
+from . import block_quantize, epilogue_load, epilogue_math, row_stores
 from .epilogue_tile import subtile_columns, subtiles, tile_of
 from .pipeline import GroupPipeline
 from .records import Consumer, Epilogue, EpilogueTma, TmaTensor
@@ -144,7 +144,7 @@ def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
 
 def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
     """Returns the copies with which thread `thread` of consumer warpgroup `consumer` writes and
-    reads subtiles: matrix instructions for 16-bit elements, pairs for 32-bit ones.
+    reads subtiles: matrix instructions for 16-bit elements, pairs for others.
     """
     dtype, config, traits = epilogue.dtype, epilogue.config, epilogue.traits
     columns = subtile_columns(config, dtype)
@@ -155,7 +155,9 @@ def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWrite
             for operation in (_STORE, _LOAD)
         )
     else:
-        store_atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
+        store_atom = cute.make_copy_atom(
+            cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=2 * dtype.width
+        )
         load_atom = store_atom
     major = cute.nvgpu.OperandMajorMode.K
     mma = hopper_helpers.make_trivial_tiled_mma(
@@ -406,5 +408,8 @@ def round_subtile(
     if cutlass.const_expr(not stores.aux):
         epilogue_math.add_source(tile.epilogue, values, load_source)
     rounded = cute.make_rmem_tensor(writer.fragment_shape, dtype)
+    if cutlass.const_expr(tile.epilogue.traits.scale_out != ""):
+        block_quantize.quantize(tile, values, i, start, rounded)
+        return rounded
     rounded.store(cute.make_tensor(values.iterator, rounded.layout).load().to(dtype))
     return rounded

@@ -9,17 +9,21 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+import torch
+
 from ...core import fp8
 from ...core.machines import Machine
 from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
 from ..core import tile_order
 from ..core.config import (
+    SCALED_N,
     SHARED_MEMORY,
     SUBTILE_BYTES,
     HopperConfig,
     block_scaled_reason,
     gated_reason,
+    quantized_reason,
 )
 from . import operand_copies
 
@@ -43,6 +47,8 @@ PROMOTED_BYTES = 48.0  # bytes of operands that reach an SM per cycle
 PROMOTED_STEADY_BYTES = 36.0  # the same in several waves of many rows and columns
 PROMOTED_TILE_CYCLES = 300.0  # between two tiles of a CTA, besides those of its sums:
 PROMOTED_SUM_CYCLES = 0.036  # for each of them, and twice that with one epilogue stage for several
+# Of a pass that quantizes C, besides its bytes, which are estimates: a launch, and waiting for it.
+QUANTIZE_CYCLES = 3500.0
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
 SHORT_REQUESTS = 1.01  # factor for weights from DRAM whose rows are requested 128 bytes at a time
 HELD = 0.8  # the fraction of L2 that operands may fill and still be held from call to call
@@ -91,6 +97,9 @@ _PROMOTED_TILES = (
     (64, 1, 1, 1, True, (64, 32, 16)),
     (128, 2, 1, 1, True, (64, 32, 16)),
 )
+# Where gated pairs become outputs in fp8, 128 columns with a scale each: tiles have 256, and stages
+# the sums of one half after the other. tile_m, consumers, cluster_m, cluster_n.
+_PROMOTED_PAIRS = ((128, 2, 1, 2), (128, 2, 2, 1), (128, 2, 1, 1), (64, 1, 2, 1), (64, 1, 1, 1))
 # Registers for setmaxnreg, for numbers of consumers that need other values than the base config.
 _REGISTERS = {1: (0, 0), 3: (32, 160)}
 _CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that divide K
@@ -161,6 +170,25 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
     A batch-invariant product processes K in one order. The heuristic may still choose tiles and
     their shape by M, because they do not change bits.
     """
+    return _best(problem, gpu, base)[1]
+
+
+@functools.lru_cache(maxsize=512)
+def quantizes(problem: Problem, gpu: Rates, base: HopperConfig) -> bool:
+    """Returns whether a C in fp8 with scales costs fewer cycles than one in fp32 and a pass that
+    quantizes it, which reads four bytes of each element and writes one.
+    """
+    wide = replace(
+        problem,
+        out_dtype=torch.float32,
+        epilogue=replace(problem.epilogue, scale_out=None, power_of_two=False),
+    )
+    quantized = QUANTIZE_CYCLES + 5 * problem.M * problem.N / gpu.dram_bytes_per_clock
+    return _best(problem, gpu, base)[0] <= _best(wide, gpu, base)[0] + quantized
+
+
+def _best(problem: Problem, gpu: Rates, base: HopperConfig) -> tuple[float, HopperConfig]:
+    """Returns the config of the fewest cycles, and how many these are."""
     problem = operand_copies.aligned(problem)
     row_major = with_row_major_output(problem)[0]
     call = _Call(
@@ -181,7 +209,11 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
         candidates = (c for c in candidates if gated_reason(c) is None)
     if formats is not None and formats.block_a:
         candidates = _with_scales(call, formats, candidates)
-    return min(candidates, key=lambda c: (_promoted_cycles if promoted else _cycles)(c, call))
+    if problem.epilogue.scale_out:
+        gated = problem.epilogue.gated
+        candidates = (c for c in candidates if quantized_reason(c, gated) is None)
+    cycles = _promoted_cycles if promoted else _cycles
+    return min(((cycles(c, call), c) for c in candidates), key=lambda found: found[0])
 
 
 def _with_scales(
@@ -193,7 +225,7 @@ def _with_scales(
     _, swapped = with_row_major_output(call.problem)
     for c in candidates:
         block_b = formats.block_a if c.swap_ab != swapped else formats.block_b
-        if call.problem.epilogue.gated and c.tile_m * c.tile_n > 128 * 128:
+        if call.problem.epilogue.gated and not c.mma_n and c.tile_m * c.tile_n > 128 * 128:
             continue  # each half has scales of its own
         if block_b == 1 and c.tile_m > 192:
             continue
@@ -236,6 +268,7 @@ class _Tile(NamedTuple):
     variable_tile_n: bool = False
     tile_k: int = 0  # 0: that of the base config
     cluster_k: int = 1
+    mma_n: int = 0  # 0: that of the base config
 
 
 class _Tiles:
@@ -259,6 +292,7 @@ class _Tiles:
                     variable_tile_n=tile.variable_tile_n,
                     tile_k=tile.tile_k or self.base.tile_k,
                     cluster_k=tile.cluster_k,
+                    mma_n=tile.mma_n or self.base.mma_n,
                 )
             )
             self._made[tile] = found
@@ -316,6 +350,10 @@ def _streaming_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
 
 
 def _promoted_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
+    if call.problem.epilogue.scale_out and call.problem.epilogue.gated:
+        for shape in _PROMOTED_PAIRS:
+            yield tiles.config(_Tile(*shape, False, 2 * SCALED_N, mma_n=SCALED_N))
+        return
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _PROMOTED_TILES:
         if swap and min(call.M, call.N) > FEW:
             continue

@@ -17,7 +17,14 @@ from ...core import fp8, machines
 from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig, block_scaled_reason, gated_reason, promoted_reason
+from ..core.config import (
+    SCALED_N,
+    HopperConfig,
+    block_scaled_reason,
+    gated_reason,
+    promoted_reason,
+    quantized_reason,
+)
 from . import gpc_placement, heuristic, operand_copies, packed, search_space
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
@@ -30,8 +37,8 @@ MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a
 
 def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
     """Returns what the kernel's module exports: `unsupported`, `plan`, `artifact`, `precompile`,
-    `space`, `remarks`, `pack_variants` and `keep_variant`. `config()` is the kernel's default
-    config.
+    `space`, `remarks`, `pack_variants`, `keep_variant` and `quantizes`. `config()` is the kernel's
+    default config.
     """
     rung = Rung(gemm, traits, config())
     can_take = functools.partial(unsupported, gemm)
@@ -44,6 +51,7 @@ def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[
         operand_copies.remarks,
         functools.partial(packed.variants, rung),
         functools.partial(packed.keep, rung),
+        functools.partial(quantizes, rung),
     )
 
 
@@ -60,7 +68,7 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
             "it supports gated pairs in multiples of 8 columns where b's rows are contiguous, "
             f"but was given {problem.N}"
         )
-    if reason := far_scales_reason(problem):
+    if reason := far_scales_reason(problem) or quantized_problem_reason(problem):
         return reason
     return None if config is None else config_unsupported_reason(problem, config)
 
@@ -81,6 +89,27 @@ def far_scales_reason(problem: Problem) -> str | None:
     return None
 
 
+def quantized_problem_reason(problem: Problem) -> str | None:
+    """Returns why the kernel cannot store C in fp8 with scales, or None."""
+    if problem.epilogue.scale_out is None:
+        return None
+    if problem.epilogue.residual:
+        return "it supports no residual of outputs in fp8, but was given one"
+    if problem.N % SCALED_N or problem.batch or not is_packed(problem):
+        return (
+            f"it supports outputs in fp8 that are contiguous matrices of multiples of {SCALED_N} "
+            f"columns, but was given {problem.N}, batch {problem.batch} and strides {problem.out}"
+        )
+    return None
+
+
+def is_packed(problem: Problem) -> bool:
+    """Returns whether C's rows are contiguous and begin at multiples of 16 bytes."""
+    row, column = problem.out[-2:]
+    in_granules = row * problem.out_dtype.itemsize % 16 == 0 or problem.M == 1
+    return column == 1 and in_granules and problem.alignment[2] >= 16
+
+
 def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | None:
     """Returns why this problem cannot be computed with a config that is valid for other problems,
     or None.
@@ -88,6 +117,9 @@ def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | N
     if problem.epilogue.gated and (reason := gated_reason(config)):
         return f"config: {reason}"
     if reason := fp8_reason(problem, config):
+        return f"config: {reason}"
+    is_quantized = problem.epilogue.scale_out is not None
+    if is_quantized and (reason := quantized_reason(config, problem.epilogue.gated)):
         return f"config: {reason}"
     if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
@@ -106,7 +138,7 @@ def fp8_reason(problem: Problem, config: HopperConfig) -> str | None:
     if not problem.formats:
         return None
     formats = fp8.formats(orient(problem, config)[0].formats)
-    if formats.promoted and (reason := promoted_reason(config)):
+    if formats.promoted and (reason := promoted_reason(config, problem.epilogue.gated)):
         return reason
     if formats.block_a:
         return block_scaled_reason(config, formats.block_b)
@@ -146,6 +178,15 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
+
+
+def quantizes(rung: Rung, problem: Problem) -> bool:
+    """Returns whether the kernel should store C in fp8 with scales, as this problem has it, rather
+    than in fp32 for another kernel to quantize.
+    """
+    if unsupported(rung.gemm, problem):
+        return False
+    return heuristic.quantizes(problem, _rates(problem.device), rung.config)
 
 
 @functools.cache

@@ -267,6 +267,7 @@ class Gemm(tma_store.TmaStore):
         aux,
         scale_a,
         scale_b,
+        scale_out,
         sums,
         counters,
         partitions: Int32,
@@ -280,9 +281,9 @@ class Gemm(tma_store.TmaStore):
         a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch. For a
         transposed product the last two modes of each are exchanged. `table`: tiles in their order,
         int32, or None. `addend`, `bias`, `residual`, `aux`: a vector, or a tensor like c, or None,
-        as the traits say; for gated pairs all but the residual have 2 N columns, as b has. `sums`,
-        fp32, and `counters`, int32 and 0: the workspace of split-K, or None. At most `clusters`
-        clusters are launched.
+        as the traits say; for gated pairs all but the residual have 2 N columns, as b has.
+        `scale_out`: (M, N/128), fp32, which is written, or None. `sums`, fp32, and `counters`,
+        int32 and 0: the workspace of split-K, or None. At most `clusters` clusters are launched.
 
         The signature is flat because a tuple among the arguments of a compiled function costs the
         host more than a microsecond per call.
@@ -318,7 +319,9 @@ class Gemm(tma_store.TmaStore):
             a.element_type,
             majors,
             self.make_schedule(a, c, table, partitions, clusters),
-            EpilogueTensors(addend, bias, residual, aux, scale_a, scale_b, alpha, beta),
+            EpilogueTensors(
+                *(addend, bias, residual, aux, scale_a, scale_b, alpha, beta), scale_out=scale_out
+            ),
             SplitKWorkspace(sums, counters),
             epilogue_tma,
         ).launch(

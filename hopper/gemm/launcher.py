@@ -43,6 +43,8 @@ class Launcher:
         if self.is_plain:
             return self._plain_launch(table)
         launch = self._launch(table)
+        if self.variant.traits.scale_out:
+            launch = _with_bytes(launch)
         if canonical.loops:
             launch = self._over_batches(launch)
         if any(canonical.copies):
@@ -178,6 +180,19 @@ class Launcher:
             launch(a, b, c, out, alpha, beta, *extra)
 
         return launch_with_copies
+
+
+def _with_bytes(launch: Launch) -> Launch:
+    """Returns a function that hands an output in fp8 to a launch as the bytes that it is made
+    of.
+    """
+
+    def launch_with_bytes(
+        a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float, *extra: Any
+    ) -> None:
+        launch(a, b, c, out.view(torch.uint8), alpha, beta, *extra)
+
+    return launch_with_bytes
 
 
 def launcher(

@@ -4,6 +4,8 @@ multiplied by the stage's scales where scales vary along K. While a consumer add
 multiply for another one.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -11,11 +13,10 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...core import fp8
 from ..core.pipeline import PipelineState
-from ..core.records import MmaFragments
 from . import block_scales
 from .pipeline import GroupPipeline
 from .records import Consumer, Cta, TileMma
-from .row_group import RowGroup, in_order
+from .row_group import RowGroup, column_parts, in_order
 
 
 @cute.jit
@@ -33,7 +34,8 @@ def multiply(
 
     The products of a stage are summed for 64 rows of a consumer after the other, in the same
     accumulators. A consumer with 128 rows so waits half as often for a stage as one with 64, for
-    the same number of products and of accumulators besides its own.
+    the same number of products and of accumulators besides its own. So does a consumer of wide
+    gated pairs, whose halves are summed one after the other.
 
     While its last products of a stage run, a consumer waits for the next stage and reads its
     scales. Were they read between the wgmmas of a stage, those behind them would wait for them.
@@ -73,13 +75,13 @@ def multiply_stage(
     """Consumers: multiply a stage that is full. Return the state of the next one, which is full too
     where one `follows`, with its factors made.
     """
-    groups = block_scales.row_groups_of(cta.config)
+    groups = row_groups(cta, mma)
     by_blocks, after = cta.traits.block_b == fp8.BLOCK, pipeline.advance(state)
-    for group in cutlass.range_constexpr(groups - 1):
-        mma_row_group(mma.partial, group, state.index)
+    for i in cutlass.range_constexpr(len(groups) - 1):
+        mma_row_group(groups[i], state.index)
         warpgroup.wait_group(0)
-        add(cta, row, RowGroup(mma, cta.config, group), state, factors, boundaries)
-    mma_row_group(mma.partial, groups - 1, state.index)
+        add(cta, row, groups[i], state, factors, boundaries)
+    mma_row_group(groups[-1], state.index)
     if cutlass.const_expr(follows):
         if cutlass.const_expr(by_blocks):
             block_scales.read_blocks(factors, 1)
@@ -89,7 +91,7 @@ def multiply_stage(
     warpgroup.wait_group(0)
     if cutlass.const_expr(cta.traits.block_b != 1):
         pipeline.consumer_release(state.index)
-    add(cta, row, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)
+    add(cta, row, groups[-1], state, factors, boundaries)
     if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for the additions
         pipeline.consumer_release(state.index)
     if cutlass.const_expr(by_blocks and follows):
@@ -97,17 +99,30 @@ def multiply_stage(
     return after
 
 
+def row_groups(cta: Cta, mma: TileMma) -> list[RowGroup]:
+    """Returns the row groups of a consumer, or their parts, whose sums of a stage are computed one
+    after the other.
+    """
+    config, parts = cta.config, column_parts(cta.config, cta.traits.gated)
+    count = block_scales.row_groups_of(config)
+    return [RowGroup(mma, config, i, part, parts) for i in range(count) for part in range(parts)]
+
+
 @cute.jit
-def mma_row_group(fragments: MmaFragments, group: cutlass.Constexpr, index: Int32):
+def mma_row_group(sums: RowGroup, index: Int32):
     """Consumers: issue acc = A·B of 64 rows of a stage as one wgmma group, and leave it in
     flight.
     """
+    fragments: Any = sums.mma.partial
     tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
     warpgroup.fence()
     for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
         mma = fragments.mma.overwriting if kb == 0 else fragments.mma.accumulating
-        rows = cute.append_ones(tCrA[None, group, kb, index], up_to_rank=2)
-        cute.gemm(mma, acc, rows, tCrB[None, None, kb, index], acc)
+        rows = cute.append_ones(tCrA[None, sums.group, kb, index], up_to_rank=2)
+        columns = tCrB[None, None, kb, index]
+        if cutlass.const_expr(sums.parts > 1):
+            columns = cute.append_ones(tCrB[None, sums.part, kb, index], up_to_rank=2)
+        cute.gemm(mma, acc, rows, columns, acc)
     warpgroup.commit_group()
 
 
@@ -128,7 +143,7 @@ def add_unscaled(sums: RowGroup):
     terms.
     """
     acc, partial = sums.mma.fragments.acc, sums.partial
-    for column in cutlass.range_constexpr(0, sums.mma.width, 8):
+    for column in sums.columns:
         own, added = sums.registers(column), sums.partial_registers(column)
         for v in cutlass.range_constexpr(4):
             acc[own[v]] = in_order(acc[own[v]], partial[added[v]])

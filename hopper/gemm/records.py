@@ -41,6 +41,7 @@ class EpilogueTensors(NamedTuple):
 
     scatter_index, scatter_weights: of a grouped product, int32 and fp32 (M): the row of C in which
     a row of the product is stored, and what it is multiplied by.
+    scale_out: fp32 (M, N/128): the scales of C in fp8, which are written.
     """
 
     addend: Any
@@ -53,6 +54,7 @@ class EpilogueTensors(NamedTuple):
     beta: Any
     scatter_index: Any = None
     scatter_weights: Any = None
+    scale_out: Any = None
 
 
 class SplitKWorkspace(NamedTuple):

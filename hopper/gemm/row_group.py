@@ -1,5 +1,5 @@
 """The accumulators of 64 rows of a consumer where sums are promoted: those of the tile, and of a
-stage.
+stage. Of wide tiles of gated pairs a stage has those of one half after the other.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,20 @@ from .records import TileMma
 @dataclass(frozen=True)
 class RowGroup:
     """Row group `group` of a consumer: 64 of its rows. The accumulators of a stage in `mma.partial`
-    hold one row group; those of the tile all.
+    hold part `part` of the `parts` of its columns; those of the tile all rows and columns.
     """
 
     mma: TileMma
     config: Any
     group: int
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def columns(self) -> range:
+        """The first of each eight columns of the tile whose sums a stage has."""
+        width = self.mma.width // self.parts
+        return range(self.part * width, (self.part + 1) * width, 8)
 
     def registers(self, column: int) -> list[int]:
         """Returns the four accumulators of the tile in the eight columns from `column` on: two
@@ -37,8 +45,16 @@ class RowGroup:
     def partial_registers(self, column: int) -> list[int]:
         """Returns the same of the accumulators of a stage."""
         mma_n = self.config.mma_n or self.mma.width
+        column -= self.columns.start
         first = column % mma_n // 2 + mma_n // 2 * (column // mma_n)
         return [first + v for v in range(4)]
+
+
+def column_parts(config: Any, gated: bool) -> int:
+    """Returns in how many parts a stage's sums of a row group are computed: two where wgmmas have
+    as many columns as a half of gated pairs. Their accumulators then serve both halves.
+    """
+    return 2 if gated and 2 * config.mma_n == config.tile_n else 1
 
 
 def in_order(total, product, factor=None):

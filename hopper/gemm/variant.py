@@ -69,6 +69,8 @@ class Variant:
             "in_turn": t.staggered_tail,
             f"scales_{t.scale_a}_{t.scale_b}": t.formats,
             "wide": t.wide_scales,
+            "to_e4m3": t.scale_out,
+            "pow2": t.power_of_two,
             f"residual_{t.residual}": t.residual,
             f"aux_{t.aux}": t.aux,
         }
@@ -131,6 +133,7 @@ def variant_of(
         ),
         gated=problem.epilogue.gated,
         formats=problem.formats,
+        power_of_two=problem.epilogue.power_of_two,
         **epilogue_access(problem, config, output),
     )
     if _staggers_tail(problem, config, traits):
@@ -248,6 +251,7 @@ def epilogue_access(problem: Problem, config: HopperConfig, output: OutputAccess
     """Returns how the kernel accesses each of `EPILOGUE_TENSORS`, as in `KernelTraits`."""
     epilogue = problem.epilogue
     loads_source = output.staged and can_load_source(problem, config)
+    loads_source = loads_source and not epilogue.scale_out  # a source of four times C's bytes
     one_source = not (epilogue.residual or epilogue.aux or epilogue.gated)
     may_be_staged = {
         "addend": loads_source and one_source,
@@ -267,13 +271,13 @@ def _access(problem: Problem, name: str, may_be_staged: bool, by_columns: bool) 
     view, is_scale = tensor_view(problem, name), "scale" in name
     if view is None:
         return ""
-    if is_scale and fp8.formats(problem.formats).block_a:
+    if name == "scale_out" or (is_scale and fp8.formats(problem.formats).block_a):
         return "blocks"
     matrix = "batch" if problem.batch else "matrix"
     *batch, row, column = view.strides
     if not any(view.strides):
         return "one" if is_scale else matrix
-    size = 4 if is_scale else problem.out_dtype.itemsize
+    size = 4 if is_scale or problem.epilogue.scale_out else problem.out_dtype.itemsize
     outer, inner = (column, row) if by_columns else (row, column)
     single = problem.N == 1 if by_columns else problem.M == 1
     steps = batch if single else [outer, *batch]
@@ -320,6 +324,9 @@ def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) ->
             return None
         case "one":
             return TensorView((1,), (1,))
+        case "blocks" if name == "scale_out":
+            assert view, "the traits have scales of the output, but the problem does not"
+            return TensorView((problem.M, problem.N // fp8.BLOCK), view.strides)
         case "blocks":
             return _block_scale_view(canonical.given, name)
         case "columns" | "pairs" | "rows":

@@ -47,6 +47,15 @@ eighths: Tensor = outblas.scaled_mm(
 eighths = outblas.scaled_mm(
     a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, 0, scale, 0, bias=bias
 )
+rounded: tuple[Tensor, Tensor] = outblas.scaled_mm(
+    a.to(torch.float8_e4m3fn),
+    b.to(torch.float8_e4m3fn),
+    scale,
+    scale,
+    out_dtype=torch.float8_e4m3fn,
+    out_recipe="1x128",
+    out_power_of_two=True,
+)
 tokens: Tensor = outblas.moe_mlp(
     a,
     torch.randn(4, 32, 96),

@@ -334,6 +334,7 @@ def simulate(
             matrix("C", case.M, case.N),
             table(case, traits, launched),
             *added,
+            None,  # scales of a C in fp8
             sums,
             counters,
             pieces,

@@ -89,7 +89,7 @@ def add_by_columns(real, cta, row, sums, stage):
     real(reading(cta), row, sums, stage)
     found = agent.additions.in_order
     by_blocks = {
-        (row, n // 4 * 8): (found[n + 2 * row], found[n + 2 * row + 1])
+        (row, sums.columns[n // 4]): (found[n + 2 * row], found[n + 2 * row + 1])
         for n in range(0, len(found), 4)
         for row in range(2)
     }
@@ -99,7 +99,7 @@ def add_by_columns(real, cta, row, sums, stage):
 def add_unscaled(sums):
     """Adds the sums of a row group of a stage, all of whose rows have the same in the model."""
     acc, partial = sums.mma.fragments.acc, sums.partial
-    if sums.group == 0:
+    if sums.group == 0 and sums.part == 0:
         for i in range(acc.count):
             acc[i] = acc[i] + partial[i]
 
@@ -109,9 +109,9 @@ def add(cta, sums, factors):
     products = sums.partial[0].products
     if len(products) != 1:
         raise ProtocolFault("wrong result", f"the products of a stage are {products}")
-    wanted = {(row, column) for row in range(2) for column in range(0, sums.mma.width, 8)}
+    wanted = {(row, column) for row in range(2) for column in sums.columns}
     if factors.keys() != wanted:
-        raise ProtocolFault("wrong result", f"of {sums.mma.width} columns {[*factors]} are added")
+        raise ProtocolFault("wrong result", f"of {sums.columns} the columns {[*factors]} are added")
     tile, own = Tile.of(products[0], cta, sums), state.machine.agent.tidx % 4 * 2
     rows = [tile.scale_of_row(row) for row in range(2)]
     columns = {

@@ -147,6 +147,14 @@ SCALED: dict[str, tuple[HopperConfig, str]] = {
     "scales loaded, 112 columns": (replace(OWN, tile_n=112), "blocks wide"),
     "scales loaded, gated": (OWN, "blocks wide gated aux"),
     "scales of columns, gated": (OWN, "columns gated residual"),
+    "scales loaded, one gated half after the other": (
+        replace(OWN, mma_n=64),
+        "blocks wide gated bias",
+    ),
+    "scales of columns, one gated half after the other": (
+        replace(TALL, mma_n=64),
+        "columns gated",
+    ),
     "scales of columns, 96 gated": (replace(OWN, tile_n=96), "columns gated"),
     "scales copied, split": (SPLIT_K, "blocks"),
     "scales loaded, split": (SPLIT_K, "blocks wide"),

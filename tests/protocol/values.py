@@ -53,6 +53,7 @@ WIDTHS = {
     "Uint8": 8,
     "Int16": 16,
     "Int32": 32,
+    "Uint16": 16,
     "Uint32": 32,
     "Int64": 64,
     "Float32": 32,

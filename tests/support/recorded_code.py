@@ -45,6 +45,8 @@ HOPPER_IN_CI = {
     "hopper.gemm fp8 blocks, 256x128",
     "hopper.gemm fp8 blocks, 256x128, GELU, bias and residual",
     "hopper.gemm fp8 blocks, three consumers, GELU, bias and residual",
+    "hopper.gemm fp8 blocks to fp8, SwiGLU",
+    "hopper.gemm fp8 blocks to fp8, three consumers, GELU and bias, powers of two",
     "hopper.gemm fp8, fast sums, scales by rows",
     "hopper.gemm fp8, promoted sums",
     "hopper.gemm odd N",

@@ -409,7 +409,7 @@ def test_kernels_compute_what_is_on_a_gpu_and_not_empty(
 
     on_gpu.setattr(hooks.quantize_kernels, "_loaded", Kernels)
 
-    found: Any = module._quantize(OnGpu(elements), "1x128")  # type: ignore[arg-type]
+    found: Any = module.compute(OnGpu(elements), "1x128")  # type: ignore[arg-type]
 
     assert found == expected
 
@@ -427,6 +427,6 @@ def test_torch_computes_where_kernels_are_not_to_be_had(
 
     on_gpu.setattr(hooks.quantize_kernels, "_loaded", Kernels)
 
-    found: Any = module._quantize(OnGpu(8), "1x128")  # type: ignore[arg-type]
+    found: Any = module.compute(OnGpu(8), "1x128")  # type: ignore[arg-type]
 
     assert found == "torch"

@@ -12,8 +12,8 @@ those that the gate multiplies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -35,7 +35,7 @@ _GATES = {function: gated for gated, function in GATED.items()}
 ACTIVATIONS = steps.ACTIVATIONS
 EPILOGUE_ARGS = "bias", "residual", "aux"
 # The tensors of an epilogue, in the order in which a launch takes them.
-TENSORS = *EPILOGUE_ARGS, "scale_a", "scale_b"
+TENSORS = *EPILOGUE_ARGS, "scale_a", "scale_b", "scale_out"
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Epilogue:
     gated: columns N.. of B, C, bias and aux belong to the second half of a gated linear unit.
     bias, residual, aux: the views of these tensors; None for a tensor that the call does not have.
     scale_a, scale_b: the views of the fp32 scales of fp8 operands.
+    scale_out: the view of the fp32 scales of an output in fp8, one for 128 columns of a row, which
+        the kernel writes. `power_of_two`: they are rounded up to powers of two.
     """
 
     function: str = ""
@@ -72,6 +74,8 @@ class Epilogue:
     aux: View | None = None
     scale_a: View | None = None
     scale_b: View | None = None
+    scale_out: View | None = None
+    power_of_two: bool = False
 
     @property
     def views(self) -> dict[str, View]:
@@ -86,9 +90,8 @@ class Epilogue:
 
     def mapped(self, change: Callable[[View], View]) -> Epilogue:
         """Returns the epilogue with each of its views replaced by the result of `change`."""
-        return Epilogue(
-            self.function, self.gated, **{name: change(view) for name, view in self.views.items()}
-        )
+        changed: dict[str, Any] = {name: change(view) for name, view in self.views.items()}
+        return replace(self, **changed)
 
     def transposed(self) -> Epilogue:
         """Returns the epilogue of the transposed product. A gated epilogue cannot be transposed."""

@@ -291,11 +291,14 @@ def problem(
     scaled: bool = False,
     batch_invariant: bool = False,
     extra: EpilogueArgs | None = None,
-    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    scales: tuple[torch.Tensor, ...] | None = None,
     formats: str = "",
     weights_ready: bool = False,
+    power_of_two: bool = False,
 ) -> Problem:
-    """Returns the normal form of a checked call; `c` is the addend of addmm."""
+    """Returns the normal form of a checked call; `c` is the addend of addmm. `scales`: those of A
+    and of B, and of an output in fp8.
+    """
     extra = extra or EpilogueArgs()
     split = glu_split(extra.activation)
     M, K = (1, a.shape[0]) if a.dim() == 1 else tuple(a.shape[-2:])
@@ -340,7 +343,7 @@ def problem(
         scaled=scaled,
         batch_invariant=batch_invariant,
         weights_ready=weights_ready,
-        epilogue=Epilogue(function, split > 1, **epilogue_views),
+        epilogue=Epilogue(function, split > 1, **epilogue_views, power_of_two=power_of_two),
         formats=formats,
     )
 
@@ -367,7 +370,7 @@ def _output_strides(
 
 def _epilogue_tensors(
     extra: EpilogueArgs,
-    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    scales: tuple[torch.Tensor, ...] | None,
     out_shape: Sequence[int],
     formats: str,
 ) -> dict[str, tuple[torch.Tensor, Sequence[int]]]:
@@ -376,16 +379,17 @@ def _epilogue_tensors(
     """
     split = glu_split(extra.activation)
     x_shape = (*out_shape[:-1], out_shape[-1] * split) if split > 1 else out_shape
-    scale_a, scale_b = scales or (None, None)
+    scale_a, scale_b, scale_out = (*(scales or ()), None, None, None)[:3]
     of_a, of_b = x_shape, x_shape
     if scales is not None and fp8.formats(formats).block_a:
-        of_a, of_b = (scale.shape for scale in scales)
+        of_a, of_b = (scale.shape for scale in scales[:2])
     known: dict[str, tuple[torch.Tensor | None, Sequence[int]]] = {
         "bias": (extra.bias, x_shape),
         "residual": (extra.residual, out_shape),
         "aux": (extra.aux, x_shape),
         "scale_a": (scale_a, of_a),
         "scale_b": (scale_b, of_b),
+        "scale_out": (scale_out, () if scale_out is None else scale_out.shape),
     }
     return {name: (t, shape) for name, (t, shape) in known.items() if t is not None}
 

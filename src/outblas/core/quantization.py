@@ -2,6 +2,7 @@
 returns.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ RECIPES = {
     "1x128": "BlockWise1x128",
     "128x128": "BlockWise128x128",
 }
-_BY_MEMBER = {member: recipe for recipe, member in RECIPES.items()}
 _ENUMERATIONS = "ScalingType", "_ScalingType"
 
 FORMATS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # the largest finite values
@@ -30,21 +30,30 @@ LEAST_SCALE = 2.0**-126
 ROWS_MULTIPLE = 4
 
 
-def recipe_name(recipe: Any) -> str:
+def recipe_name(
+    recipe: Any, argument: str = "recipe", covered: Collection[str] = tuple(RECIPES)
+) -> str:
     """Returns a recipe, given by its name or as a member of torch's ScalingType, which an older
-    torch does not have. Raises TypeError or ValueError.
+    torch does not have. Raises TypeError or ValueError, which name the argument, for what is no
+    recipe or is not `covered`.
     """
+    of_members = {RECIPES[name]: name for name in covered}
     if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe is {recipe!r}, expected one of {', '.join(RECIPES)}")
+        if recipe not in covered:
+            raise ValueError(f"{argument} is {recipe!r}, expected {_listed(covered)}")
         return recipe
     if type(recipe).__name__ not in _ENUMERATIONS:
         raise TypeError(
-            f"recipe is {type(recipe).__name__}, expected a str or a member of torch's ScalingType"
+            f"{argument} is {type(recipe).__name__}, expected a str or a member of torch's "
+            "ScalingType"
         )
-    if recipe.name not in _BY_MEMBER:
-        raise ValueError(f"recipe is {recipe.name}, expected one of {', '.join(_BY_MEMBER)}")
-    return _BY_MEMBER[recipe.name]
+    if recipe.name not in of_members:
+        raise ValueError(f"{argument} is {recipe.name}, expected {_listed(of_members)}")
+    return of_members[recipe.name]
+
+
+def _listed(names: Collection[str]) -> str:
+    return f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
 
 
 def check(x: Tensor, recipe: str, dtype: torch.dtype) -> None:
@@ -64,27 +73,31 @@ def blocks(size: int) -> int:
 
 
 def empty(x: Tensor, recipe: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns memory for the quantized tensor, in rows, and for its scales. The scales of 1x128 lie
-    by columns, each of which begins at a multiple of 16 bytes.
-    """
+    """Returns memory for the quantized tensor, in rows, and for its scales."""
     quantized = torch.empty(x.shape, dtype=dtype, device=x.device)
+    return quantized, empty_scales(x.shape, recipe, x.device)
+
+
+def empty_scales(of: tuple[int, ...], recipe: str, device: torch.device) -> Tensor:
+    """Returns memory for the scales of a tensor of this shape. Those of 1x128 lie by columns, each
+    of which begins at a multiple of 16 bytes.
+    """
     if recipe == "1x128":
-        *leading, columns = x.shape
+        *leading, columns = of
         rows = 1
         strides: list[int] = []
         for size in reversed(leading):
             strides.insert(0, rows)
             rows = rows * size
         padded = (rows + ROWS_MULTIPLE - 1) // ROWS_MULTIPLE * ROWS_MULTIPLE
-        memory = torch.empty(blocks(columns), padded, dtype=torch.float32, device=x.device)
-        scale = memory.as_strided((*leading, blocks(columns)), (*strides, padded))
-        return quantized, scale
+        memory = torch.empty(blocks(columns), padded, dtype=torch.float32, device=device)
+        return memory.as_strided((*leading, blocks(columns)), (*strides, padded))
     shape: tuple[int, ...] = ()
     if recipe == "rowwise":
-        shape = (*x.shape[:-1], 1)
+        shape = (*of[:-1], 1)
     elif recipe == "128x128":
-        shape = (*x.shape[:-2], blocks(x.shape[-2]), blocks(x.shape[-1]))
-    return quantized, torch.empty(shape, dtype=torch.float32, device=x.device)
+        shape = (*of[:-2], blocks(of[-2]), blocks(of[-1]))
+    return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def spread(scale: Tensor, recipe: str, shape: tuple[int, ...]) -> Tensor:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ACTIVATION_BACKWARD = "activation_backward"  # a kernel that is not on a ladder
 _VECTORS = ("row", "column")
 _MATRICES = ("rows", "columns")
+FP8 = "float8_e4m3fn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,9 @@ class KernelVariant:
     `formats` are those of fp8 operands, "e4m3 e5m2" or "e4m3 e5m2 promoted". Their scales `scale_a`
     and `scale_b` are "one" for the whole tensor, or a "column" of A's rows and a "row" of B's
     columns; with formats such as "e4m3 e4m3 promoted 1x128 128x128" they vary along K. `dtype` is
-    bfloat16 then.
+    bfloat16 then. With formats `out_dtype` may be "float8_e4m3fn": the output has scales of 128
+    columns of a row then, powers of two where `power_of_two`, and tensors of the epilogue are
+    float32.
     """
 
     kernel: str
@@ -66,6 +69,7 @@ class KernelVariant:
     formats: str = ""
     scale_a: str = "one"
     scale_b: str = "one"
+    power_of_two: bool = False
 
     def record(self) -> dict[str, Any]:
         """Returns the fields that differ from a plain call's, as JSON values."""
@@ -122,7 +126,7 @@ def _checked(variant: KernelVariant) -> KernelVariant:
     dtypes = ("bfloat16", "float16", "float32")
     allowed: dict[str, tuple[str, ...]] = {
         "dtype": dtypes,
-        "out_dtype": ("", *dtypes),
+        "out_dtype": ("", *dtypes, *((FP8,) if variant.formats else ())),
         "layout": LAYOUTS,
         "out": (*_MATRICES, "strided"),
         "addend": ("", *_VECTORS, *_MATRICES),
@@ -160,12 +164,14 @@ def problem(variant: KernelVariant) -> Problem:
     """Returns the call in normal form, with tensors on the meta device."""
     import torch
 
-    from ..core import epilogue
+    from ..core import epilogue, quantization
     from ..core import problem as operands
 
     M, N, K = variant.shape
     dtype = getattr(torch, variant.dtype)
     out_dtype = getattr(torch, variant.out_dtype or variant.dtype)
+    is_quantized = variant.out_dtype == FP8
+    of_epilogue = torch.float32 if is_quantized else out_dtype
     columns = N * epilogue.glu_split(variant.activation)  # of B, C, bias and aux
     terms = K // 2 if variant.formats else K  # two fp8 values are one of 16 bits
 
@@ -177,12 +183,16 @@ def problem(variant: KernelVariant) -> Problem:
             case "":
                 return None
             case "row":
-                return torch.empty(columns, dtype=out_dtype, device="meta")
+                return torch.empty(columns, dtype=of_epilogue, device="meta")
             case "column":
-                return torch.empty(M, 1, dtype=out_dtype, device="meta")
-        return matrix(M, columns, how, out_dtype)
+                return torch.empty(M, 1, dtype=of_epilogue, device="meta")
+        return matrix(M, columns, how, of_epilogue)
 
-    scales = _scales(variant, M, columns) if variant.formats else None
+    scales: tuple[torch.Tensor, ...] | None = None
+    if variant.formats:
+        scales = _scales(variant, M, columns)
+    if scales and is_quantized:
+        scales += (quantization.empty_scales((M, N), "1x128", torch.device("meta")),)
     added = extra(variant.addend, columns)
     made = operands.problem(
         matrix(M, terms, "columns" if variant.layout[0] == "t" else "rows", dtype),
@@ -199,6 +209,7 @@ def problem(variant: KernelVariant) -> Problem:
         ),
         scales=scales,
         formats=variant.formats,
+        power_of_two=variant.power_of_two,
     )
     return (
         replace(made, alignment=(*variant.alignment, *made.alignment[3:]))

@@ -29,8 +29,9 @@ class Call(NamedTuple):
 
     `tune` is "off", "lookup", "on", or "" for the value of OUTBLAS_TUNE. `batch_invariant`: the
     bits of a row depend on no other row. `extra` is the epilogue besides alpha and C, None if there
-    is none; with it C has the shape of x. `scales` belong to fp8 operands; their `formats` are
-    those of `Problem`, and so is `weights_ready`.
+    is none; with it C has the shape of x. `scales` belong to fp8 operands, the third one to an
+    output in fp8, which is written (`power_of_two` as in `Epilogue`); their `formats` are those of
+    `Problem`, and so is `weights_ready`.
     """
 
     a: Tensor
@@ -45,9 +46,10 @@ class Call(NamedTuple):
     tune: str = ""
     batch_invariant: bool = False
     extra: EpilogueArgs | None = None
-    scales: tuple[Tensor, Tensor] | None = None
+    scales: tuple[Tensor, ...] | None = None
     formats: str = ""
     weights_ready: bool = False
+    power_of_two: bool = False
 
     @property
     def epilogue_tensors(self) -> tuple[Tensor | None, ...]:
@@ -176,6 +178,7 @@ def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[A
         None if call.extra is None else _epilogue_key(call.extra[0], call.epilogue_tensors),
         call.formats,
         call.weights_ready,
+        call.power_of_two,
     )
 
 
@@ -212,7 +215,8 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
             "with an addend"
         )
     if call.extra is not None:
-        shape = operands.check_epilogue_args(call.extra, shape, dtype, a.device)
+        of_tensors = torch.float32 if len(call.scales or ()) > 2 else dtype
+        shape = operands.check_epilogue_args(call.extra, shape, of_tensors, a.device)
     return shape, dtype
 
 
@@ -273,6 +277,7 @@ def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
         scales=call.scales,
         formats=call.formats,
         weights_ready=call.weights_ready,
+        power_of_two=call.power_of_two,
     )
 
 

@@ -98,6 +98,7 @@ _FORMULAS = {
     "gemm_aux": _of_operands(0),
     "gemm_out": _of_operands(2),
     "scaled_mm": _of_operands(0),
+    "scaled_mm_quantized": _of_operands(0),
     "grouped_mm": _of_groups(0),
     "grouped_gemm": _of_groups(0, 5),
     "grouped_gemm_aux": _of_groups(0, 5),

@@ -102,7 +102,7 @@ def quantize(
         raise TypeError(f"dtype is {type(dtype).__name__}, expected a torch.dtype")
     check_bool(power_of_two, "power_of_two")
     if not torch.compiler.is_dynamo_compiling() and _is_unobserved(x):
-        return _quantize(x, name, dtype, power_of_two)
+        return compute(x, name, dtype, power_of_two)
     return cast(
         tuple[Tensor, Tensor],
         torch.ops.outblas.quantize.default(x, name, dtype, power_of_two),
@@ -133,7 +133,7 @@ def _checked(
     return kind, fp8, power_of_two
 
 
-def _quantize(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def compute(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     arguments = _checked(x, *given)
     if x.device.type == "cuda" and torch.version.cuda is not None and x.numel():
         try:
@@ -199,7 +199,7 @@ class _NoGradients(torch.autograd.Function):
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("quantize", _quantize, _key)
+    library.impl("quantize", compute, _key)
 _ARGUMENTS = {each.name: each.default for each in ARGUMENTS["quantize"]}
 library.impl("quantize", autograd_kernel("quantize", _ARGUMENTS, _NoGradients, {}), "Autograd")
 

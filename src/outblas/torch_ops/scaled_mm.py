@@ -6,14 +6,14 @@ for it. Other tensors may need gradients, as in torch: the backward pass raises 
 """
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch.overrides import handle_torch_function
 
 from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
-from ..core.compat.torch_private import autocast_off, has_override
+from ..core.compat.torch_private import autocast_off, dispatch_mode_count, has_override
 from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
@@ -21,9 +21,10 @@ from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
-from . import block_scales, eager_scaled, ops, scaling_recipes
+from . import block_scales, eager_scaled, ops, scaled_output, scaling_recipes
 from .autograd import summed
 from .autograd_levels import autograd_kernel, within_forward
+from .flop_formulas import register_if_counted
 from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
@@ -59,8 +60,29 @@ def scaled_mm(
     use_fast_accum: bool = False,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    out_recipe: None = None,
+    out_power_of_two: bool = False,
     **aliases: Tensor,
 ) -> Tensor: ...
+
+
+@overload
+def scaled_mm(
+    input: Tensor = ...,
+    mat2: Tensor = ...,
+    scale_a: Tensor = ...,
+    scale_b: Tensor = ...,
+    bias: Tensor | None = None,
+    *,
+    out_recipe: Any,
+    out_dtype: torch.dtype,
+    scale_result: None = None,
+    use_fast_accum: bool = False,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    out_power_of_two: bool = False,
+    **aliases: Tensor,
+) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
@@ -96,10 +118,34 @@ def scaled_mm(
     *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    out_recipe: None = None,
+    out_power_of_two: bool = False,
 ) -> Tensor: ...
 
 
-def scaled_mm(*positional: Any, **named: Any) -> Tensor:
+@overload
+def scaled_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor | list[Tensor],
+    scale_recipe_a: Any,
+    scale_b: Tensor | list[Tensor],
+    scale_recipe_b: Any,
+    swizzle_a: Any = None,
+    swizzle_b: Any = None,
+    bias: Tensor | None = None,
+    *,
+    out_recipe: Any,
+    output_dtype: torch.dtype,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    out_power_of_two: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Multiply two scaled fp8 matrices: (scale_a * input) @ (scale_b * mat2), with an epilogue.
 
     Without an sm_90 GPU torch multiplies in float32, with a `FallbackWarning`. `bias` and
@@ -125,23 +171,36 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor:
         scale_b: float32, with any strides: one element for all of `mat2`; (1, N), one per column;
             (ceil(K/128), N), one per 128 values of a column; or (ceil(K/128), ceil(N/128)), one per
             block. Either both scales are of blocks, in any pairing, or none is.
-        bias: Added to the product, of `out_dtype`, as in `matmul`.
-        scale_result: None. In `torch._scaled_mm` it scales results in fp8, which are not supported.
-        out_dtype: The dtype of the result: bfloat16, float16 or float32.
+        bias: Added to the product, of `out_dtype`, as in `matmul`; float32 with `out_recipe`.
+        scale_result: None. In `torch._scaled_mm` it scales results in fp8; here they have scales of
+            their own (`out_recipe`).
+        out_dtype: The dtype of the result: bfloat16, float16 or float32; float8_e4m3fn with
+            `out_recipe`.
         use_fast_accum: True leaves the sums in the tensor cores of sm_90, which keep about 14 bits
             of them. False adds sums of 128 products in float32, as scales of blocks require.
         activation: Applied to product + bias, as in `matmul`.
-        residual: Added after the activation, of `out_dtype`, as in `matmul`.
+        residual: Added after the activation, of `out_dtype`, as in `matmul`; float32 with
+            `out_recipe`.
+        out_recipe: "1x128", or BlockWise1x128 of `torch.nn.functional.ScalingType`, for a result in
+            fp8 with a scale for 128 columns of a row, as `quantize` makes them. It is rounded once,
+            from the float32 values that `out_dtype=torch.float32` returns for these arguments.
+            On sm_90 the kernel that multiplies also quantizes, where N (N/2 for a gated linear
+            unit) is a multiple of 128, there is no residual, and it takes less time so; it may add
+            the products in another order then. There are no gradients: a backward pass that needs
+            one raises NotImplementedError.
+        out_power_of_two: Whether those scales are rounded up to powers of two, as in `quantize`.
 
     Returns:
-        The (M, N) result of `out_dtype`, or (M, N/2) for a gated linear unit.
+        The (M, N) result of `out_dtype`, or (M, N/2) for a gated linear unit. With `out_recipe`
+        that and its scales: what `outblas.quantize(result, "1x128")` returns of the result in
+        float32, in the same layout, which is the one that the next product reads fastest.
 
     Raises:
         TypeError: An argument has the wrong type.
         OperandError: The operands do not fit together (shapes, dtypes, devices, scales), a recipe
             or a swizzle is not covered, or scales of blocks have `use_fast_accum=True`.
-        ValueError: The activation is unknown, or `outblas.batch_invariant` asks for a promise that
-            this function does not make.
+        ValueError: The activation is unknown, `out_recipe` is not covered, or
+            `outblas.batch_invariant` asks for a promise that this function does not make.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
 
     Example:
@@ -156,8 +215,17 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor:
 
         >>> a = torch.ones(32, 256).to(torch.float8_e4m3fn)
         >>> b = torch.ones(384, 256).to(torch.float8_e4m3fn).t()
-        >>> outblas.scaled_mm(a, b, torch.ones(32, 2), torch.full((2, 3), 0.5))[0, :2]
+        >>> scale_a, scale_b = torch.ones(32, 2), torch.full((2, 3), 0.5)
+        >>> outblas.scaled_mm(a, b, scale_a, scale_b)[0, :2]
         tensor([128., 128.], dtype=torch.bfloat16)
+
+        A result in fp8 with scales, which the next product takes:
+
+        >>> values, scales = outblas.scaled_mm(
+        ...     a, b, scale_a, scale_b, out_dtype=torch.float8_e4m3fn, out_recipe="1x128"
+        ... )
+        >>> values.dtype, scales.shape
+        (torch.float8_e4m3fn, torch.Size([32, 3]))
     """
     if scaling_recipes.is_given(positional, named):
         return _by_recipes(*positional, **named)
@@ -176,13 +244,15 @@ def _by_scales(
     *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    out_recipe: Any = None,
+    out_power_of_two: bool = False,
     **aliases: Tensor,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes a call with the arguments of `torch._scaled_mm`."""
     if scale_result is not None:
         raise OperandError(
-            "scale_result is given, expected None: it scales results in fp8, which scaled_mm does "
-            "not have"
+            "scale_result is given, expected None: results in fp8 have scales of their own "
+            "(out_recipe)"
         )
     if aliases:
         input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
@@ -190,11 +260,16 @@ def _by_scales(
     operands = input, mat2, scale_a, scale_b, bias, residual
     options = out_dtype, use_fast_accum, activation
 
+    if out_recipe is not None or out_power_of_two is not False:
+        if not traced and dispatch_mode_count():
+            register_if_counted()
+        rounding = scaled_output.Rounding(out_recipe, out_power_of_two)
+        return _checked_call(traced, *operands, *options, rounding)
     if not traced:
         done = eager_scaled.run(operands, options)
         if done is not None:
             return done
-    result = _checked_call(traced, *operands, *options)
+    result = cast(Tensor, _checked_call(traced, *operands, *options))
     if not traced and eager_scaled.can_remember(operands, options):
         extra = EpilogueArgs(activation or "", bias, residual)
         call = _call(input, mat2, scale_a, scale_b, out_dtype, use_fast_accum, extra)
@@ -218,7 +293,9 @@ def _by_recipes(
     *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
-) -> Tensor:
+    out_recipe: Any = None,
+    out_power_of_two: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes a call with the arguments of `torch.nn.functional.scaled_mm`."""
     scale_a, scale_b = scaling_recipes.check_scales(
         mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, use_fast_accum
@@ -236,6 +313,8 @@ def _by_recipes(
         use_fast_accum=use_fast_accum,
         activation=activation,
         residual=residual,
+        out_recipe=out_recipe,
+        out_power_of_two=out_power_of_two,
     )
 
 
@@ -254,17 +333,20 @@ def _checked_call(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
     activation: Activation | None,
-) -> Tensor:
+    rounding: scaled_output.Rounding | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Checks the types of the arguments, then calls the operator, or the override of a tensor
-    type.
+    type. `rounding`: how the result becomes fp8, if it does.
     """
+    result: Tensor | tuple[Tensor, Tensor]
     given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
     if not traced and has_override(*given.values()):
         keywords: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
         keywords |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
         keywords |= {} if activation is None else {"activation": activation}
-        result: Tensor = handle_torch_function(
+        keywords |= {} if rounding is None else rounding.keywords
+        result = handle_torch_function(
             scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **keywords
         )
         return result
@@ -274,19 +356,28 @@ def _checked_call(
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
     check_bool(use_fast_accum, "use_fast_accum")
-    arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, function, residual
+    operator: Any = torch.ops.outblas.scaled_mm.default
+    arguments: Any = (input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, function)
+    if rounding is not None:
+        recipe, power_of_two = rounding.checked(out_dtype)
+        operator = torch.ops.outblas.scaled_mm_quantized.default
+        arguments = (
+            *(input, mat2, scale_a, scale_b, recipe, bias),
+            *(power_of_two, use_fast_accum, function),
+        )
     if traced:
-        return _by_operator(*arguments)
+        result = _by_operator(operator, *arguments, residual)
+        return result
     try:
-        return _by_operator(*arguments)
+        result = _by_operator(operator, *arguments, residual)
     except OperandError as error:
         error.rename(_ALIASES)
         raise
-
-
-def _by_operator(*given: Any) -> Tensor:
-    result: Tensor = torch.ops.outblas.scaled_mm.default(*given)
     return result
+
+
+def _by_operator(operator: Any, *given: Any) -> Any:
+    return operator(*given)
 
 
 show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"), _by_scales)
@@ -328,9 +419,9 @@ def _checked(
         raise OperandError(block_scales.NO_FAST_SUMS)
     dtype = out_dtype or torch.bfloat16
     if dtype not in OUT_DTYPES:
-        raise OperandError(
-            f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}"
-        )
+        known = ", ".join(map(str, OUT_DTYPES))
+        others = f", or {scaled_output.DTYPE} with out_recipe" if dtype in FORMATS else ""
+        raise OperandError(f"out_dtype is {dtype}, expected one of {known}{others}")
     extra = EpilogueArgs(activation, bias, residual)
     return problem.check_epilogue_args(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
 
@@ -350,6 +441,31 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
         return dispatch.run(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
     except CompileForbidden as error:
         return _by_torch(str(error), a, b, scale_a, scale_b, dtype, extra)
+
+
+def _scaled_mm_quantized(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    recipe: str,
+    bias: Tensor | None = None,
+    power_of_two: bool = False,
+    use_fast_accum: bool = False,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    kind = scaled_output.recipe_name(recipe)
+    given = bias, torch.float32, use_fast_accum, activation, residual
+    shape, dtype, _, extra = _checked(a, b, scale_a, scale_b, *given)
+    if _no_kernel_reason(a) is None and 0 not in (*a.shape, *b.shape):
+        invariance.refuse_promise("scaled_mm")
+        call = _call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
+        found = scaled_output.fused(call, shape, power_of_two)
+        if found is not None:
+            return found
+    x = _scaled_mm(a, b, scale_a, scale_b, *given)
+    return scaled_output.quantized(x, kind, power_of_two)
 
 
 def _by_torch(
@@ -468,6 +584,7 @@ _BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"
 
 for _key in ("CPU", "CUDA"):
     library.impl("scaled_mm", _scaled_mm, _key)
+    library.impl("scaled_mm_quantized", _scaled_mm_quantized, _key)
 library.impl(
     "scaled_mm", autograd_kernel("scaled_mm", _ARGUMENTS, _Gradients, {"a": A, "b": B}), "Autograd"
 )
@@ -477,3 +594,22 @@ library.impl(
 def _(a: Tensor, *given: Any) -> Tensor:
     shape, dtype, *_ = _checked(a, *given)
     return a.new_empty(shape, dtype=dtype)
+
+
+@ops.fake("scaled_mm_quantized")
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    recipe: str,
+    bias: Tensor | None = None,
+    power_of_two: bool = False,
+    use_fast_accum: bool = False,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    kind = scaled_output.recipe_name(recipe)
+    given = bias, torch.float32, use_fast_accum, activation, residual
+    shape, dtype, *_ = _checked(a, b, scale_a, scale_b, *given)
+    return scaled_output.empty(a.new_empty(shape, dtype=dtype), kind)

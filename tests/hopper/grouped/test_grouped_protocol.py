@@ -456,11 +456,11 @@ SCALED_FAULTS = {
         "ragged_k",
         Change(
             "gemm.promotion",
-            "    add(cta, row, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)\n"
+            "    add(cta, row, groups[-1], state, factors, boundaries)\n"
             "    if cutlass.const_expr(cta.traits.block_b == 1):  # its",
             "    if cutlass.const_expr(cta.traits.block_b == 1):\n"
             "        pipeline.consumer_release(state.index)\n"
-            "    add(cta, row, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)\n"
+            "    add(cta, row, groups[-1], state, factors, boundaries)\n"
             "    if cutlass.const_expr(False):  # its",
         ),
         {"overwritten", "wrong result", "early read"},

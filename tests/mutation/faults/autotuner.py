@@ -224,8 +224,8 @@ FAULTS = (
     Fault(
         "rule_takes_the_slowest",
         _RULE,
-        "return min(candidates, key=lambda c: (_promoted_cycles",
-        "return max(candidates, key=lambda c: (_promoted_cycles",
+        "return min(((cycles(c, call), c) for c in candidates)",
+        "return max(((cycles(c, call), c) for c in candidates)",
         RULE,
         "The rule takes the config that its model thinks is slowest.",
     ),

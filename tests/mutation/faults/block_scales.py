@@ -20,7 +20,7 @@ _PROMOTION = "hopper/gemm/promotion.py"
 _VARIANT = "hopper/gemm/variant.py"
 _CONFIG = "hopper/core/config.py"
 _RELEASE = "        pipeline.consumer_release(state.index)\n"
-_ADD = "    add(cta, row, RowGroup(mma, cta.config, groups - 1), state, factors, boundaries)\n"
+_ADD = "    add(cta, row, groups[-1], state, factors, boundaries)\n"
 
 FAULTS = (
     Fault(

@@ -3,8 +3,10 @@
 from ..fault import Check, Fault
 
 MATH = (Check("test_epilogue_math.py"),)
+QUANTIZED = (Check("test_block_quantize.py"),)
 
 _MATH = "hopper/gemm/epilogue_math.py"
+_QUANTIZE = "hopper/gemm/block_quantize.py"
 
 FAULTS = (
     Fault(
@@ -92,5 +94,69 @@ FAULTS = (
         "multiply_tensor(tile, values, tensors.scale_a, traits.scale_a, coord, half)",
         MATH,
         "fp8 products have the scale of A twice.",
+    ),
+    Fault(
+        "hopper_quantized_infinities_saturate",
+        _QUANTIZE,
+        "values[v] = finite_or_nan(values[v])",
+        "values[v] = values[v]",
+        QUANTIZED,
+        "An infinite output in fp8 becomes the largest finite value, and spoils its block.",
+    ),
+    Fault(
+        "hopper_quantized_rows_of_two_lanes",
+        _QUANTIZE,
+        "for distance in (1, 2):",
+        "for distance in (1,):",
+        QUANTIZED,
+        "A scale is that of half of a block.",
+    ),
+    Fault(
+        "hopper_quantized_scales_of_other_rows",
+        _QUANTIZE,
+        "    if lane == 1:\n",
+        "    if lane == 0:\n",
+        QUANTIZED,
+        "The two rows of a quad have each other's scales.",
+    ),
+    Fault(
+        "hopper_quantized_by_a_reciprocal",
+        _QUANTIZE,
+        "cute.arch.fmax(divide(largest, Float32(LARGEST)), Float32(LEAST_SCALE))",
+        "cute.arch.fmax(largest * Float32(1 / LARGEST), Float32(LEAST_SCALE))",
+        QUANTIZED,
+        "Scales are rounded twice, so that some differ from those of `quantize` in the last bit.",
+    ),
+    Fault(
+        "hopper_quantized_scales_beyond_c",
+        _QUANTIZE,
+        "if lane < 2 and row < M and column < N:",
+        "if lane < 2:",
+        QUANTIZED,
+        "Scales of rows that C does not have are written behind the last one.",
+    ),
+    Fault(
+        "hopper_quantized_single_row_unstaged",
+        "hopper/gemm/canonical.py",
+        "free = max(8, 16 // problem.out_dtype.itemsize)",
+        "free = 8",
+        QUANTIZED,
+        "A single row of bytes is not stored by TMA, without which it has no scales.",
+    ),
+    Fault(
+        "hopper_quantized_in_half_blocks",
+        "hopper/gemm/heuristic.py",
+        "(c for c in candidates if quantized_reason(c, gated) is None)",
+        "(c for c in candidates)",
+        QUANTIZED,
+        "The rule takes tiles in which no CTA holds the 128 columns that share a scale.",
+    ),
+    Fault(
+        "hopper_quantized_as_fp8",
+        "hopper/gemm/launcher.py",
+        "out.view(torch.uint8), alpha",
+        "out, alpha",
+        QUANTIZED,
+        "A launch hands an output to a kernel in a type that it was not compiled for.",
     ),
 )

@@ -13,6 +13,7 @@ TRANSFORMS = (Check("test_autocast_vmap.py"),)
 FP8 = (Check("test_fp8_calls.py"),)
 WARM_FP8 = (Check("test_scaled_mm_eager.py"),)
 SCALED = (Check("test_scaled_mm.py"),)
+QUANTIZED = (Check("test_scaled_mm_quantized.py"),)
 BLOCKS = (Check("test_block_scales.py"),)
 RECIPES = (Check("test_scaled_mm_recipes.py"),)
 
@@ -36,6 +37,7 @@ _GROUPED_PLANS = "src/outblas/torch_ops/grouped_plans.py"
 _ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
 _SCALED = "src/outblas/torch_ops/scaled_mm.py"
+_OUTPUT = "src/outblas/torch_ops/scaled_output.py"
 _BLOCKS = "src/outblas/torch_ops/block_scales.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
 
@@ -330,6 +332,30 @@ FAULTS = (
         "    return a.new_empty(shape, dtype=torch.bfloat16)\n",
         FP8,
         "The fake of an fp8 product is bf16, whatever is asked for.",
+    ),
+    Fault(
+        "fp8_result_rounded_twice",
+        _SCALED,
+        "x = _scaled_mm(a, b, scale_a, scale_b, *given)\n",
+        "x = _scaled_mm(a, b, scale_a, scale_b, *given).bfloat16()\n",
+        QUANTIZED,
+        "A result in fp8 is rounded to bf16 before.",
+    ),
+    Fault(
+        "fp8_result_forgets_powers_of_two",
+        _OUTPUT,
+        "return quantize.compute(x, recipe, DTYPE, power_of_two)",
+        "return quantize.compute(x, recipe, DTYPE, False)",
+        QUANTIZED,
+        "Scales of a result in fp8 are not rounded, whatever is asked for.",
+    ),
+    Fault(
+        "fp8_result_of_another_format",
+        _OUTPUT,
+        "if out_dtype != DTYPE:",
+        "if False:",
+        QUANTIZED,
+        "A call that asks for e5m2, or for nothing, gets a result in e4m3.",
     ),
     Fault(
         "fallback_ignores_beta",

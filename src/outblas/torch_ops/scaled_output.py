@@ -1,0 +1,142 @@
+"""Results of `scaled_mm` in fp8: which recipes of their scales there are, the operator's schema and
+its missing gradients, and who quantizes them.
+
+A result in fp8 is what `quantize` makes of the float32 values, so that it is rounded once. Where it
+can, `hopper.gemm` does so in the kernel that multiplies.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core import quantization, registry
+from ..core.compiling import CompileForbidden
+from ..core.context_flag import check_bool
+from ..core.epilogue import EpilogueArgs
+from ..core.errors import A, B, OperandError
+from ..runtime import dispatch
+from ..runtime.default_kernel import PRODUCTION
+from ..runtime.dispatch import Call
+from . import quantize
+from .autograd_levels import autograd_kernel, within_forward
+from .schema import ARGUMENTS, define, library
+
+Tensor = torch.Tensor
+
+DTYPE = torch.float8_e4m3fn
+RECIPES = ("1x128",)  # those of `quantize` that results may have
+# used where it is unknown which of two names an operand was passed by
+_SHOWN = {"a": "a (input)", "b": "b (mat2)"}
+
+define(
+    "scaled_mm_quantized(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe, "
+    "Tensor? bias=None, bool power_of_two=False, bool use_fast_accum=False, "
+    "str activation='', Tensor? residual=None) -> (Tensor, Tensor)"
+)
+
+
+class Rounding(NamedTuple):
+    """How a call asks for a result in fp8: its arguments `out_recipe` and `out_power_of_two`."""
+
+    recipe: Any
+    power_of_two: Any
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return {"out_recipe": self.recipe, "out_power_of_two": self.power_of_two}
+
+    def checked(self, out_dtype: torch.dtype) -> tuple[str, bool]:
+        """Returns the name of the recipe, and whether scales are powers of two. Raises TypeError,
+        ValueError or OperandError for what is not covered.
+        """
+        check_bool(self.power_of_two, "out_power_of_two")
+        if self.recipe is None:
+            raise OperandError(
+                "out_power_of_two is True, expected False without out_recipe: there are no scales "
+                "to round"
+            )
+        name = recipe_name(self.recipe)
+        if out_dtype != DTYPE:
+            raise OperandError(f"out_dtype is {out_dtype}, expected {DTYPE} with out_recipe")
+        return name, self.power_of_two
+
+
+def recipe_name(recipe: Any) -> str:
+    """Returns the name of a recipe that results may have. Raises TypeError or ValueError."""
+    return quantization.recipe_name(recipe, "out_recipe", RECIPES)
+
+
+def empty(x: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
+    """Returns memory for a result like x, and for its scales."""
+    return quantization.empty(x, recipe, DTYPE)
+
+
+def quantized(x: Tensor, recipe: str, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    """Returns a float32 result in fp8, and its scales."""
+    return quantize.compute(x, recipe, DTYPE, power_of_two)
+
+
+# ---- by the kernel that multiplies
+_QUANTIZES: dict[tuple[Any, ...], bool] = {}  # what `_is_fused` returned for such calls
+
+
+def fused(call: Call, shape: tuple[int, ...], power_of_two: bool) -> tuple[Tensor, Tensor] | None:
+    """Computes a call of `scaled_mm`, whose result has this shape, by one kernel. Returns None
+    where there is none, or it would take longer, or may not be compiled: the caller then quantizes
+    the result in float32.
+    """
+    scale = quantization.empty_scales(shape, RECIPES[0], call.a.device)
+    call = call._replace(
+        out_dtype=DTYPE, scales=(*(call.scales or ()), scale), power_of_two=power_of_two
+    )
+    if not _is_fused(call):
+        return None
+    try:
+        return dispatch.run(call), scale
+    except CompileForbidden:
+        return None
+
+
+def _is_fused(call: Call) -> bool:
+    """Returns whether the kernel quantizes the result of a call itself."""
+    extra = call.extra or EpilogueArgs()
+    tensors = extra.bias is None, extra.residual is None
+    sizes = call.a.shape, call.b.shape, call.a.device
+    key = *sizes, call.formats, extra.activation, *tensors, call.power_of_two
+    found = _QUANTIZES.get(key)
+    if found is None:
+        found = bool(registry.load(PRODUCTION).quantizes(dispatch.problem_of(call)))
+        dispatch.remember(_QUANTIZES, key, found)
+    return found
+
+
+# ---- the operator's gradients
+class _NoGradients(torch.autograd.Function):
+    """Stands for the gradients of the arguments, so that asking for one raises."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        with within_forward():
+            found: tuple[Tensor, Tensor] = torch.ops.outblas.scaled_mm_quantized.default(*given)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        names = [
+            _SHOWN.get(name, name)
+            for name, needed in zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)
+            if needed
+        ]
+        raise NotImplementedError(
+            f"{', '.join(names)} requires grad, but scaled_mm with out_recipe has no gradients: "
+            "expected tensors that do not require grad"
+        )
+
+
+_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_mm_quantized"]}
+library.impl(
+    "scaled_mm_quantized",
+    autograd_kernel("scaled_mm_quantized", _ARGUMENTS, _NoGradients, {"a": A, "b": B}),
+    "Autograd",
+)

@@ -1,0 +1,433 @@
+"""`scaled_mm` with `out_recipe`: results in fp8 and their scales are those that `quantize` makes of
+the result in float32; what is refused, and what tracers see.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.fp8 import BY_ROW, E4M3, E5M2, SQUARE, block_scale, fp8_operands
+from support.recording_modes import RecordingDispatch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import ScalingType
+
+import outblas
+from outblas import OperandError, quantize, scaled_mm
+from outblas.core import registry
+from outblas.core.compiling import CompileForbidden
+from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.core.problem import Problem
+from outblas.runtime import dispatch, launcher
+from outblas.torch_ops import scaled_mm as module
+from outblas.torch_ops import scaled_output
+
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+Tensor = torch.Tensor
+ONE = torch.ones(())
+FP8: dict[str, Any] = {"out_dtype": E4M3, "out_recipe": "1x128"}
+
+
+def same_bits(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+    """Whether values and scales are equal, NaN too, and lie in the same way."""
+    (values, scale), (wanted, of_wanted) = found, expected
+    assert values.dtype == wanted.dtype == E4M3
+    assert values.stride() == wanted.stride()
+    assert scale.stride() == of_wanted.stride()
+    return torch.equal(values.view(torch.uint8), wanted.view(torch.uint8)) and torch.equal(
+        scale, of_wanted
+    )
+
+
+def composed(*given: Tensor, power_of_two: bool = False, **how: Any) -> tuple[Tensor, Tensor]:
+    """What the result has to be."""
+    x = scaled_mm(*given, out_dtype=torch.float32, **how)
+    return quantize(x, "1x128", power_of_two=power_of_two)
+
+
+# ---- values and scales
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("M", [1, 3, 130])
+@pytest.mark.parametrize("N", [1, 64, 128, 256, 300])
+def test_a_result_is_that_of_float32_quantized(M: int, N: int, power_of_two: bool) -> None:
+    a, b = fp8_operands(M, N, 272)
+    rows, columns = torch.rand(M, 1) + 0.5, torch.rand(1, N) + 0.5
+
+    found = scaled_mm(a, b, rows, columns, **FP8, out_power_of_two=power_of_two)
+
+    assert found[0].shape == (M, N)
+    assert found[1].shape == (M, -(-N // 128))
+    assert same_bits(found, composed(a, b, rows, columns, power_of_two=power_of_two))
+    is_power = (found[1].log2() == found[1].log2().round()).all()
+    assert is_power == power_of_two
+
+
+def test_a_result_is_rounded_from_float32_and_not_from_16_bits() -> None:
+    a, b = fp8_operands(64, 384, 512)
+    narrow = quantize(scaled_mm(a, b, ONE, ONE), "1x128")
+
+    found = scaled_mm(a, b, ONE, ONE, **FP8)
+
+    assert same_bits(found, composed(a, b, ONE, ONE))
+    assert not same_bits(found, narrow)
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
+def test_the_epilogue_comes_first(activation: Any) -> None:
+    columns = 400 if activation in GATED else 200
+    a, b = fp8_operands(40, columns, 160, E5M2, E4M3)
+    extra: dict[str, Any] = {
+        "bias": torch.randn(columns),
+        "residual": torch.randn(40, 200),
+        "activation": activation,
+        "use_fast_accum": True,
+    }
+
+    found = scaled_mm(a, b, ONE, ONE, **FP8, **extra)
+
+    assert found[0].shape == (40, 200)
+    assert same_bits(found, composed(a, b, ONE, ONE, **extra))
+
+
+@pytest.mark.parametrize("recipes", [(BY_ROW, SQUARE), (SQUARE, BY_ROW), (BY_ROW, BY_ROW)])
+def test_operands_may_have_scales_of_blocks(recipes: tuple[str, str]) -> None:
+    a, b = fp8_operands(200, 320, 300)
+    scales = block_scale(200, 300, recipes[0]), block_scale(320, 300, recipes[1]).t()
+
+    found = scaled_mm(a, b, *scales, **FP8, activation="swiglu")
+
+    assert same_bits(found, composed(a, b, *scales, activation="swiglu"))
+
+
+def test_the_next_product_takes_a_result_as_it_is() -> None:
+    """A gated MLP from fp8 to fp8."""
+    x, scale_x = quantize(torch.randn(40, 256), "1x128")
+    gate_up, scale_gate_up = quantize(torch.randn(768, 256), "128x128")
+    down, scale_down = quantize(torch.randn(256, 384), "128x128")
+
+    inner, scale_inner = scaled_mm(
+        x, gate_up.t(), scale_x, scale_gate_up.t(), **FP8, activation="swiglu"
+    )
+    y = scaled_mm(inner, down.t(), scale_inner, scale_down.t(), out_dtype=torch.float32)
+
+    wide = inner.float() * scale_inner.repeat_interleave(128, 1)
+    of_down = down.float() * scale_down.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    expected = wide.double() @ of_down.double().t()
+    assert (y - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_special_values_are_those_of_quantize() -> None:
+    """NaN stays NaN, infinities become NaN, neither takes part in a scale, and the scale of zeros
+    is 1.
+    """
+    a, b = torch.zeros(6, 128), torch.eye(128)
+    a[0, 3], a[0, 5] = float("nan"), 2.0
+    a[1, 3], a[1, 5] = float("inf"), 2.0
+    a[3, 7] = -3.0
+    a[4], a[5] = torch.inf, torch.nan
+    a8, b8 = a.to(E5M2), b.to(E5M2)
+    bias = torch.zeros(128)
+    bias[9] = torch.inf
+
+    plain = scaled_mm(a8[2:4], b8, ONE, ONE, **FP8)
+    found = scaled_mm(a8, b8, ONE, ONE, **FP8)
+    with_bias = scaled_mm(a8[2:4], b8, ONE, ONE, bias, **FP8)
+
+    assert same_bits(found, composed(a8, b8, ONE, ONE))
+    assert found[0][[0, 1, 4, 5]].isnan().all()  # a sum of products with NaN and infinity
+    assert (found[1][[0, 1, 2, 4, 5]] == 1).all()
+    assert (plain[0][0] == 0).all()
+    assert plain[1][0] == 1
+    assert plain[1][1] == torch.tensor(3.0) / 448
+    assert plain[0][1, 7] == -448
+    assert with_bias[0][1].isnan().nonzero().flatten().tolist() == [9]
+    assert torch.equal(with_bias[1], plain[1])
+
+
+@pytest.mark.parametrize("shape", [(0, 6, 8), (4, 0, 8), (4, 6, 0)])
+def test_empty_products_have_their_shapes(shape: tuple[int, int, int]) -> None:
+    M, N, K = shape
+    a, b = torch.zeros(M, K).to(E4M3), torch.zeros(N, K).to(E4M3).t()
+
+    found = scaled_mm(a, b, ONE, ONE, **FP8)
+
+    assert same_bits(found, composed(a, b, ONE, ONE))
+    assert found[1].shape == (M, -(-N // 128))
+
+
+@pytest.mark.parametrize("recipe", ["1x128", ScalingType.BlockWise1x128])
+def test_the_call_of_functional_has_it_too(recipe: Any) -> None:
+    a, b = fp8_operands(40, 192, 64)
+    whole = ScalingType.TensorWise
+
+    found = scaled_mm(a, b, ONE, whole, ONE, whole, output_dtype=E4M3, out_recipe=recipe)
+
+    assert same_bits(found, composed(a, b, ONE, ONE))
+
+
+# ---- by the kernel that multiplies, for which a function stands
+class Kernel:
+    """Stands for `hopper.gemm`, which `quantizes` or not: `problems` were planned, and `asked` for
+    before.
+    """
+
+    def __init__(self, quantizes: bool) -> None:
+        self.answer = quantizes
+        self.asked: list[Problem] = []
+        self.problems: list[Problem] = []
+
+    def quantizes(self, problem: Problem) -> bool:
+        self.asked.append(problem)
+        return self.answer
+
+    def launcher(self, problem: Problem, tune: str, *, no_product: bool) -> Any:
+        self.problems.append(problem)
+
+        def launch(a: Any, b: Any, c: None, out: Tensor, alpha: int, beta: int, *rest: Any) -> None:
+            bias, residual, _, scale_a, scale_b, *scale_out = rest
+            x = (scale_a * a.view(E4M3).float()) @ (scale_b.t() * b.t().view(E4M3).float()).t()
+            x = apply(x if bias is None else x + bias, problem.epilogue.activation, residual)
+            if problem.out_dtype != E4M3:
+                out.copy_(x)
+                return
+            values, scale = quantize(x, "1x128", power_of_two=problem.epilogue.power_of_two)
+            out.copy_(values)
+            scale_out[0].copy_(scale)
+
+        return launch
+
+
+@pytest.fixture(params=[True, False], ids=["fused", "composed"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    found = Kernel(request.param)
+    monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(registry, "load", lambda name: found)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", found.launcher)
+    monkeypatch.setattr(scaled_output, "_QUANTIZES", {})
+    dispatch.clear_cache()
+    yield found
+    dispatch.clear_cache()
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+def test_the_kernel_or_quantize_makes_a_result(
+    kernel: Kernel, activation: Any, power_of_two: bool
+) -> None:
+    a, b = fp8_operands(40, 512, 160, most=2)
+    rows, columns, bias = torch.rand(40, 1), torch.rand(1, 512), torch.randn(512)
+    x = (a.float() * rows) @ (b.float() * columns) + bias
+    expected = quantize(apply(x, activation or "", None), "1x128", power_of_two=power_of_two)
+    how: dict[str, Any] = {"activation": activation, "out_power_of_two": power_of_two}
+
+    for _ in range(2):
+        assert same_bits(scaled_mm(a, b, rows, columns, bias, **FP8, **how), expected)
+
+    (asked,) = kernel.asked
+    assert asked.out_dtype is E4M3
+    assert asked.epilogue.power_of_two == power_of_two
+    assert asked.epilogue.scale_out is not None
+    assert asked.epilogue.scale_out.strides == (1, 40)
+    (planned,) = kernel.problems
+    assert planned == asked or planned.out_dtype is torch.float32
+    assert (planned == asked) == kernel.answer
+
+
+def test_a_kernel_that_may_not_be_compiled_leaves_a_call_to_torch(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = fp8_operands(40, 256, 160)
+    expected = quantize(a.float() @ b.float(), "1x128")
+
+    def forbidden(*given: Any, **how: Any) -> Any:
+        raise CompileForbidden("hopper.gemm")
+
+    monkeypatch.setattr(launcher, "best_launcher", forbidden)
+
+    found = scaled_mm(a, b, ONE, ONE, **FP8)
+
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("kernel", [True], indirect=True)
+def test_calls_that_differ_have_scales_of_their_own(kernel: Kernel) -> None:
+    """Their plans may be one, but not their memory."""
+    a, b = fp8_operands(40, 256, 160)
+
+    first, second = (scaled_mm(a, b, ONE * n, ONE, **FP8) for n in (1, 2))
+
+    assert torch.equal(second[1], 2 * first[1])
+    assert len(kernel.problems) == 1
+
+
+# ---- arguments
+REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "out_dtype is torch.bfloat16, expected torch.float8_e4m3fn with out_recipe": (
+        OperandError,
+        {"out_recipe": "1x128"},
+    ),
+    "out_dtype is torch.float8_e5m2, expected torch.float8_e4m3fn with out_recipe": (
+        OperandError,
+        {"out_recipe": "1x128", "out_dtype": E5M2},
+    ),
+    "expected one of .*, or torch.float8_e4m3fn with out_recipe": (
+        OperandError,
+        {"out_dtype": E4M3},
+    ),
+    "out_recipe is 'rowwise', expected 1x128": (ValueError, FP8 | {"out_recipe": "rowwise"}),
+    "out_recipe is BlockWise128x128, expected BlockWise1x128": (
+        ValueError,
+        FP8 | {"out_recipe": ScalingType.BlockWise128x128},
+    ),
+    "out_recipe is int, expected a str": (TypeError, FP8 | {"out_recipe": 3}),
+    "out_power_of_two is int, expected a bool": (TypeError, FP8 | {"out_power_of_two": 1}),
+    "out_power_of_two is True, expected False without out_recipe": (
+        OperandError,
+        {"out_power_of_two": True},
+    ),
+    "bias.dtype is torch.bfloat16, expected torch.float32": (
+        OperandError,
+        FP8 | {"bias": torch.ones(6).bfloat16()},
+    ),
+    "scale_result is given, expected None": (OperandError, FP8 | {"scale_result": ONE}),
+    r"got an unexpected keyword argument 'out'": (TypeError, FP8 | {"out": ONE}),
+    r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16": (
+        OperandError,
+        FP8 | {"mat2": fp8_operands(4, 6, 16)[1]},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_not_covered_is_refused(message: str) -> None:
+    kind, how = REFUSED[message]
+    a, b = fp8_operands(4, 6, 8)
+
+    with pytest.raises(kind, match=message):
+        scaled_mm(**{"input": a, "mat2": b, "scale_a": ONE, "scale_b": ONE} | how)
+
+
+def test_the_operator_refuses_another_recipe() -> None:
+    a, b = fp8_operands(4, 6, 8)
+
+    with pytest.raises(ValueError, match="out_recipe is '128x128', expected 1x128"):
+        torch.ops.outblas.scaled_mm_quantized(a, b, ONE, ONE, "128x128")
+
+
+def test_there_is_no_promise_of_batch_invariance() -> None:
+    a, b = fp8_operands(4, 6, 8)
+
+    with outblas.batch_invariant(), pytest.raises(ValueError, match="batch_invariant"):
+        scaled_mm(a, b, ONE, ONE, **FP8)
+
+
+@pytest.mark.parametrize("name", ["scale_a", "bias", "residual"])
+def test_gradients_are_refused_when_they_are_asked_for(name: str) -> None:
+    a, b = fp8_operands(4, 6, 8)
+    needed = torch.ones(1, 1).requires_grad_()
+    given: dict[str, Any] = {"scale_a": ONE, "scale_b": ONE, name: needed}
+
+    _, scale = scaled_mm(a, b, **given, **FP8)
+
+    with pytest.raises(NotImplementedError, match=f"{name} requires grad, but scaled_mm with"):
+        scale.sum().backward()
+
+
+# ---- tracers, modes and types
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+def test_tensors_without_memory_have_the_layout_of_results(kind: str) -> None:
+    a, b = fp8_operands(10, 600, 16)
+    expected = scaled_mm(a, b, ONE, ONE, **FP8, activation="swiglu")
+    if kind == "meta":
+        a, b, one = (t.to("meta") for t in (a, b, ONE))
+    else:
+        mode = FakeTensorMode()
+        a, b, one = (mode.from_tensor(t) for t in (a, b, ONE))
+
+    found = scaled_mm(a, b, one, one, **FP8, activation="swiglu")
+
+    for own, other in zip(found, expected, strict=True):
+        assert (own.shape, own.stride(), own.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def test_shapes_of_fakes_are_checked() -> None:
+    a, b, one = (t.to("meta") for t in (*fp8_operands(4, 6, 8), ONE))
+
+    with pytest.raises(RuntimeError, match=r"input.shape\[1\] is 6 but mat2.shape\[0\] is 8"):
+        scaled_mm(a[:, :6], b, one, one, **FP8)
+
+
+def test_a_compiled_program_has_the_same_bits() -> None:
+    a, b = fp8_operands(20, 272, 96)
+    bias = torch.randn(272)
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def layer(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return scaled_mm(a, b, ONE, ONE, bias, **FP8, activation="silu", out_power_of_two=True)
+
+    found = layer(a, b)
+
+    how: dict[str, Any] = {"activation": "silu", "power_of_two": True}
+    assert same_bits(found, composed(a, b, ONE, ONE, bias, **how))
+
+
+def test_opcheck_of_the_operator() -> None:
+    a, b = fp8_operands(4, 300, 8)
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+    torch.library.opcheck(
+        torch.ops.outblas.scaled_mm_quantized.default,
+        (a, b, ONE, ONE, "1x128", torch.randn(300), True, False, "gelu"),
+        test_utils=checks,
+    )
+
+
+def test_modes_see_one_operator() -> None:
+    mode = RecordingDispatch()
+    a, b = fp8_operands(4, 6, 8)
+
+    with mode:
+        scaled_mm(a, b, ONE, ONE, **FP8)
+
+    assert torch.ops.outblas.scaled_mm_quantized.default in mode.seen
+
+
+def test_autocast_rounds_nothing() -> None:
+    a, b = fp8_operands(40, 60, 80)
+    expected = scaled_mm(a, b, ONE * 0.3, ONE, **FP8)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = scaled_mm(a, b, ONE * 0.3, ONE, **FP8)
+
+    assert same_bits(found, expected)
+
+
+class Overriding(torch.Tensor):
+    """It overrides our function, and shows how it was called."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is scaled_mm:
+            return kwargs
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_overrides_the_function() -> None:
+    a, b = fp8_operands(4, 6, 8)
+
+    found: Any = scaled_mm(a, b.as_subclass(Overriding), ONE, ONE, **FP8, out_power_of_two=True)
+
+    assert found == FP8 | {"out_power_of_two": True, "use_fast_accum": False}
+
+
+def test_its_product_is_counted() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    a, b = fp8_operands(16, 64, 32)
+    with FlopCounterMode(display=False) as counter:
+        scaled_mm(a, b, ONE, ONE, **FP8)
+
+    assert counter.get_total_flops() == 2 * 16 * 64 * 32
