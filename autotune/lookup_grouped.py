@@ -22,13 +22,12 @@ _NARROW = ("bfloat16", "float16")
 def config(problem: GroupedProblem) -> str:
     """Returns the config of `hopper.grouped`, as text, that was tuned for a product of as many
     groups with the same weights, and with about as many rows; "" where there is none, and for a
-    product with an epilogue, gather, scatter, counts of rows or scales, which sweeps do not
-    measure.
+    product with an epilogue, gather, scatter or scales, which sweeps do not measure.
 
     The sizes of groups are not known here. Of two results that differ in them alone, that of
-    balanced groups is taken.
+    balanced groups is taken. With counts of rows, that for as many rows as are likely is.
     """
-    if problem.epilogue != NONE or problem.gathers or problem.scatters or problem.capacity:
+    if problem.epilogue != NONE or problem.gathers or problem.scatters:
         return ""
     if problem.scales is not None:
         return ""
@@ -43,9 +42,15 @@ def config(problem: GroupedProblem) -> str:
 
 
 def chosen(entries: Iterable[TunedEntry], problem: GroupedProblem) -> str:
-    """Returns the config of the nearest entry that the kernel can run with; "" for none."""
+    """Returns the config of the nearest entry that the kernel can run with; "" for none.
+
+    Results that wait for DRAM to take them are written best by other tiles where DRAM is faster, so
+    those of another model say nothing about them.
+    """
     near = []
     for place, entry in enumerate(entries):
+        if entry.origin == COUSIN and problem.writes_more_than_it_reads:
+            continue
         far = distance(entry, problem)
         if far <= REACH:
             grouping = Grouping.parse(entry.workload.grouping)
@@ -63,7 +68,8 @@ def distance(entry: TunedEntry, problem: GroupedProblem) -> float:
     if entry.kernel != HOPPER_GROUPED.name or known is None:
         return math.inf
     is_rows = problem.form == "ragged_m"
-    rows, depth = (problem.M, problem.K) if is_rows else (problem.K, problem.M)
+    rows = problem.expected_rows if is_rows else problem.K
+    depth = problem.K if is_rows else problem.M
     widens = entry.workload.out_dtype == "float32"
     same = (
         (known.form == "rows") == is_rows

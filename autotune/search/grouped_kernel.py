@@ -33,7 +33,7 @@ def space(problem: GroupedProblem, machine: Machine) -> Space[HopperConfig]:
     """Returns the configs for a problem; the default is the rule's. As many stages as fit are used,
     or one less, which leaves L2 some room.
     """
-    own = host.config_for(problem, machine.sms)
+    own = host.config_for(problem, heuristic.rates(machine))
     return Space(
         own=own,
         axes={},
@@ -80,7 +80,7 @@ def _configs(own: HopperConfig, problem: GroupedProblem) -> Iterator[HopperConfi
     the order of tiles where results are written that few terms make.
     """
     yield from _shapes(own)
-    if host.writes_more_than_it_reads(problem):
+    if problem.writes_more_than_it_reads:
         order = Config().order if own.order == "row" else "row"
         yield from _shapes(replace(own, order=order))
 

@@ -174,7 +174,7 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
     """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
-    config = heuristic.config(problem, _rates(problem.device), rung.config)
+    config = heuristic.config(problem, device_rates(problem.device), rung.config)
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
@@ -186,11 +186,11 @@ def quantizes(rung: Rung, problem: Problem) -> bool:
     """
     if unsupported(rung.gemm, problem):
         return False
-    return heuristic.quantizes(problem, _rates(problem.device), rung.config)
+    return heuristic.quantizes(problem, device_rates(problem.device), rung.config)
 
 
 @functools.cache
-def _rates(device: torch.device) -> heuristic.Rates:
+def device_rates(device: torch.device) -> heuristic.Rates:
     """Returns the rates of a device: those of an H100, with the device's own SMs, where no table
     lists it, or there is no device.
     """

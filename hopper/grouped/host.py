@@ -9,12 +9,20 @@ import torch
 
 from ...core import configs
 from ...core.epilogue import View
-from ...core.grouped import GATHERING_COLUMNS, NO_TENSORS, GroupedProblem, GroupedTensors
+from ...core.grouped import (
+    FEW_ROWS,
+    GATHERING_COLUMNS,
+    NO_TENSORS,
+    GroupedProblem,
+    GroupedTensors,
+)
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
 from ..gemm import heuristic
+from ..gemm.heuristic import Rates
+from ..gemm.host import device_rates
 from ..gemm.kernel import Config
 from . import layouts
 from .traits import CAPACITIES
@@ -22,10 +30,6 @@ from .variant import load, variant_of
 
 Tensor = torch.Tensor
 
-FEW_ROWS = 64  # of a group, for which a tile of 64 rows is enough
-# The largest capacity of a masked group of which no more than `FEW_ROWS` are expected to be there:
-# in decoding few are, and DRAM bounds the call.
-FEW_PLACES = 512
 MOST_GROUPS = CAPACITIES[-1]  # whose schedule fits beside the stages
 _DTYPES = (torch.bfloat16, torch.float16)
 # tile_m, consumers, cluster_m, cluster_n, tile_n
@@ -41,6 +45,7 @@ _TILES = (
 )
 # The same for scales that vary along K. Each consumer adds up 64 rows of a tile at a time.
 _SCALED_TILES = (
+    (256, 2, 1, 2, 128),
     (256, 2, 1, 1, 128),
     (128, 2, 2, 1, 128),
     (128, 2, 1, 1, 128),
@@ -52,6 +57,10 @@ _REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
 # An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
 # store. The other constants of the model are those of `gemm.heuristic`.
 _TILE_CYCLES = 1500.0
+# The bytes of results that tiles of 64×128 with few terms write, by cycle and SM: a tile every 1,270
+# cycles. That is what the DRAM of an H100 takes, and less than that of an H200 does.
+_SMALL_TILES_WRITE = 12.9
+_DRAM_TAKES = 0.8  # of its peak, of results
 
 
 @functools.lru_cache(maxsize=4096)  # as `launch`
@@ -143,15 +152,15 @@ def _unusable_halves(problem: GroupedProblem) -> str | None:
     return None
 
 
-def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
+def config_for(problem: GroupedProblem, rates: Rates) -> HopperConfig:
     """Chooses the tile with the fewest cycles by a simple model, for groups of equal size. fp8
     operands are in words, of which tensor cores multiply as many in a cycle as of 16-bit values.
 
     Where DRAM bounds the call, small tiles share the work more evenly: groups of few rows wait for
-    the weights, sums of few terms for the results to be written. Measured on an H100 (WORKLOG.md).
+    the weights, sums of few terms for the results to be written. Measured on an H100; the DRAM of
+    an H200 takes results faster than small tiles write them (WORKLOG.md).
     """
-    if 0 < problem.capacity <= FEW_PLACES:
-        problem = replace(problem, M=problem.groups * min(problem.capacity, FEW_ROWS))
+    problem = replace(problem, M=problem.expected_rows)
     few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
     candidates = _gathering() if problem.gathers else _candidates()
     if problem.scales is not None:
@@ -161,25 +170,35 @@ def config_for(problem: GroupedProblem, sms: int) -> HopperConfig:
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
-        key=lambda config: _predicted_cycles(config, problem, sms),
+        key=lambda config: _predicted_cycles(config, problem, rates),
     )
-    cycles, dram = _cycles(best, problem, sms)
+    cycles, dram = _cycles(best, problem, rates)
     if problem.form == "ragged_k" and dram > cycles:
-        return small[0]
+        return _writing(problem, small[0], candidates, rates)
     return best
 
 
-def writes_more_than_it_reads(problem: GroupedProblem) -> bool:
-    """Returns whether the results of groups of terms have more values than the operands. What order
-    their tiles have then matters to DRAM more than what L2 holds of the operands.
+def _writing(
+    problem: GroupedProblem,
+    small: HopperConfig,
+    candidates: tuple[HopperConfig, ...],
+    rates: Rates,
+) -> HopperConfig:
+    """Returns the config for results that wait for DRAM: a small one where that writes them as fast
+    as DRAM takes them, else a large one without a cluster, whose tiles follow the rows of the
+    result.
     """
-    operands = (problem.M + problem.N) * problem.K
-    return problem.form == "ragged_k" and problem.groups * problem.M * problem.columns > operands
+    taken = _DRAM_TAKES * rates.dram_bytes_per_clock / rates.sms
+    if taken <= _SMALL_TILES_WRITE or problem.scales is not None:
+        return small
+    large = [config for config in candidates if config.tile_m == 128 and config.cluster == 1]
+    best = min(large, key=lambda config: _predicted_cycles(config, problem, rates))
+    return replace(best, order="row")
 
 
-def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> float:
+def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> float:
     """Returns the cycles of a call in the model, in which loads from DRAM overlap with products."""
-    cycles, dram = _cycles(config, problem, sms)
+    cycles, dram = _cycles(config, problem, rates)
     return float((cycles**4 + dram**4) ** 0.25)
 
 
@@ -204,12 +223,14 @@ def _scaling(
     """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
     one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
     has `loading_registers`, more than those that start TMA loads need. Consumers with 128 rows have
-    none left for the scales of both halves of gated pairs.
+    none left for the scales of both halves of gated pairs, and the warp has none for the addresses
+    in a cluster where each column has a scale.
     """
     return tuple(
         _with_room_for_scales(_with_registers_to_load(config, loading_registers), block_b)
         for config in _shaped(_SCALED_TILES)
         if config.tile_m <= (128 if gated and block_b > 1 else 256)
+        and not (config.tile_m == 256 and config.cluster > 1 and block_b == 1)
     )
 
 
@@ -262,7 +283,7 @@ def _gathering() -> tuple[HopperConfig, ...]:
     return tuple(_with_registers_to_load(config) for config in _candidates() if config.cluster == 1)
 
 
-def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[float, float]:
+def _cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> tuple[float, float]:
     """Returns the cycles of the SMs, and those of DRAM, for groups of equal size."""
     M, N, K, groups = problem.M, problem.N, problem.K, problem.groups
     epilogue = problem.epilogue
@@ -285,8 +306,8 @@ def _cycles(config: HopperConfig, problem: GroupedProblem, sms: int) -> tuple[fl
     own_rows = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
     loads = 2 * own_rows * depth / heuristic.STEADY_BYTES
     tile = (products**3 + loads**3) ** (1 / 3) + _TILE_CYCLES
-    dram = 2 * moved / heuristic.Rates().dram_bytes_per_clock
-    return math.ceil(tiles / sms) * tile, dram
+    dram = 2 * moved / rates.dram_bytes_per_clock
+    return math.ceil(tiles / rates.sms) * tile, dram
 
 
 def run(
@@ -344,7 +365,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
     """
     problem = layouts.in_words(problem)
     if config is None:
-        config = _tuned(problem) or config_for(problem, tile_order.clusters(problem.device, 0, 1))
+        config = _tuned(problem) or config_for(problem, device_rates(problem.device))
     made = variant_of(problem, config)
     if capturing(problem.device) and not compile.is_loaded(made):
         raise not_ready()

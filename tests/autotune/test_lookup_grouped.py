@@ -83,6 +83,14 @@ def test_another_model_of_gpu_comes_last(know: Know) -> None:
     assert config(know, shipped=(won(2, gpu=H200),)) == 2
 
 
+def test_results_that_wait_for_dram_take_nothing_from_another_model(know: Know) -> None:
+    many = dataclasses.replace(TERMS, K=1 << 20)
+
+    for workload, taken in ((TERMS, None), (many, 2)):
+        assert config(know, shipped=(won(2, workload, gpu=H200),), of=asked(workload)) == taken
+        assert config(know, won(1, workload), of=asked(workload)) == 1
+
+
 @pytest.mark.parametrize(
     "workload",
     [
@@ -148,7 +156,6 @@ def test_zeroed_rows_behind_the_groups_change_nothing() -> None:
         {"epilogue": Epilogue("relu")},
         {"gathers": True},
         {"scatters": True},
-        {"capacity": 32},
         {"scales": SCALES},
         {"device": torch.device("cpu")},
     ],
@@ -156,6 +163,15 @@ def test_zeroed_rows_behind_the_groups_change_nothing() -> None:
 )
 def test_what_sweeps_do_not_measure_takes_nothing(changes: dict[str, Any]) -> None:
     assert automatic.grouped_config(asked(**{"device": CUDA} | changes)) == ""
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize(("capacity", "taken"), [(512, TEXTS[3]), (4096, "")])
+def test_with_counts_as_many_rows_are_looked_up_as_are_likely(capacity: int, taken: str) -> None:
+    """The winner had 32 rows a group. Where there is room for 512, 64 are likely; of 4096 all."""
+    given = asked(device=CUDA, M=128 * capacity, capacity=capacity)
+
+    assert automatic.grouped_config(given) == taken
 
 
 @pytest.mark.usefixtures("tuned")

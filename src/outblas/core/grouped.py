@@ -26,6 +26,10 @@ MAX_GROUPS = 1024
 # Columns of B up to which `hopper.grouped` gathers rows of A as it loads them. That makes every
 # tile slower, so with more columns a pass that stores the rows takes less (H100, WORKLOG.md).
 GATHERING_COLUMNS = 2048
+FEW_ROWS = 64  # of a group, for which a tile of 64 rows is enough
+# The largest capacity of a masked group of which no more than `FEW_ROWS` are expected to be there:
+# in decoding few are, and DRAM bounds the call.
+FEW_PLACES = 512
 
 
 class GroupedTensors(NamedTuple):
@@ -113,6 +117,21 @@ class GroupedProblem:
     def columns(self) -> int:
         """The columns of the result: N, or half as many where an activation pairs columns."""
         return self.N // 2 if self.epilogue.gated else self.N
+
+    @property
+    def expected_rows(self) -> int:
+        """M, or the rows that are likely to be there where groups have places of their own: in
+        decoding few of them are.
+        """
+        if 0 < self.capacity <= FEW_PLACES:
+            return self.groups * min(self.capacity, FEW_ROWS)
+        return self.M
+
+    @property
+    def writes_more_than_it_reads(self) -> bool:
+        """Whether the results of groups of terms have more values than the operands."""
+        operands = (self.M + self.N) * self.K
+        return self.form == "ragged_k" and self.groups * self.M * self.columns > operands
 
     @property
     def names(self) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from outblas.autotune.store.records import Workload
 from outblas.core.configs import from_text
 from outblas.core.grouped_shapes import GroupedWorkload, parse
 from outblas.hopper.core.config import SHARED_MEMORY
+from outblas.hopper.gemm import heuristic
 from outblas.hopper.grouped import host
 
 H100 = gpu.imagined("h100")
@@ -54,8 +55,9 @@ def test_its_sources_are_those_of_its_ladder() -> None:
 def test_the_rules_config_is_tried(groups: GroupedWorkload) -> None:
     (own,) = [each for each in planned(groups).ranked if each.own]
 
-    problem = prune.grouped_problem(workload(groups))
-    assert own.config == host.config_for(problem, H100.sms)
+    problem, machine = prune.grouped_problem(workload(groups)), gpu.machine(H100)
+    assert machine is not None
+    assert own.config == host.config_for(problem, heuristic.rates(machine))
 
 
 @pytest.mark.parametrize("groups", WORKLOADS, ids=str)

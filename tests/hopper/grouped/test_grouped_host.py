@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from outblas.core import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.core import compile
 from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, gated_reason
+from outblas.hopper.gemm.heuristic import Rates, rates
 from outblas.hopper.grouped import host
 from outblas.hopper.grouped.kernel import Grouped
 from outblas.hopper.grouped.variant import compile_variant, variant_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-SMS = 132
+H100, H200 = (rates(machines.find(name)) for name in ("h100", "h200"))
 
 
 def problem(
@@ -207,9 +209,27 @@ def test_what_is_refused_is_named(given: GroupedProblem, reason: str) -> None:
     ],
 )
 def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int, int]) -> None:
-    config = host.config_for(given, SMS)
+    config = host.config_for(given, H100)
 
     assert (config.tile_m, config.tile_n, config.cluster_m) == tile
+
+
+@pytest.mark.parametrize(
+    ("on", "M", "N", "K", "tile"),
+    [
+        (H100, 7168, 4096, 4096, (64, 128, False)),
+        (H200, 7168, 4096, 4096, (128, 256, True)),
+        (H200, 7168, 4096, 1 << 20, (128, 256, False)),
+    ],
+    ids=["DRAM of an H100", "DRAM of an H200", "tensor cores of an H200"],
+)
+def test_results_of_few_terms_are_written_as_fast_as_dram_takes_them(
+    on: Rates, M: int, N: int, K: int, tile: tuple[int, int, bool]
+) -> None:
+    config = host.config_for(problem("ragged_k", 256, M, N, K), on)
+
+    assert (config.tile_m, config.tile_n, config.order == "row") == tile
+    assert variant_of(problem("ragged_k", 256, M, N, K), config).traits.row_order == tile[-1]
 
 
 def test_the_schedule_fits_beside_the_stages() -> None:
@@ -406,7 +426,7 @@ def test_gathered_rows_are_copied_16_bytes_at_a_time() -> None:
 
 def test_ctas_that_gather_share_nothing() -> None:
     assert {config.cluster for config in host._gathering()} == {1}
-    assert host.config_for(problem(has="gather", M=65536, groups=128), SMS) in host._gathering()
+    assert host.config_for(problem(has="gather", M=65536, groups=128), H100) in host._gathering()
 
 
 @pytest.mark.compile
@@ -461,7 +481,7 @@ def test_every_tile_compiles(number: int, given: GroupedProblem) -> None:
 def test_groups_of_a_fixed_capacity_take_the_tiles_of_few_rows() -> None:
     """What `config_for` chooses for them compiles, and full tiles are stored by TMA."""
     given = masked(128, activation="swiglu", has="bias")
-    made = variant_of(given, host.config_for(given, SMS))
+    made = variant_of(given, host.config_for(given, H100))
 
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 

@@ -11,7 +11,7 @@ import torch
 from support.fp8 import E4M3, E5M2
 from support.scaled_groups import FORMS, draw
 
-from outblas.core import fp8
+from outblas.core import fp8, machines
 from outblas.core.epilogue import glu_split
 from outblas.core.grouped import (
     Form,
@@ -29,13 +29,14 @@ from outblas.hopper.core.config import (
     gated_reason,
     promoted_reason,
 )
+from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.grouped import host, layouts
 from outblas.hopper.grouped.variant import compile_variant, variant_of
 
 Tensor = torch.Tensor
 
 BF16, F32 = torch.bfloat16, torch.float32
-SMS = 132
+H100 = rates(machines.find("h100"))
 G = 8
 
 
@@ -77,7 +78,7 @@ def problem(
 
 def variant(given: GroupedProblem, config: HopperConfig | None = None) -> Any:
     words = layouts.in_words(given)
-    return variant_of(words, config or host.config_for(words, SMS))
+    return variant_of(words, config or host.config_for(words, H100))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -209,7 +210,7 @@ def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
     ids=str,
 )
 def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int]) -> None:
-    config = host.config_for(layouts.in_words(given), SMS)
+    config = host.config_for(layouts.in_words(given), H100)
 
     assert (config.tile_m, config.tile_n) == tile
 

@@ -248,11 +248,19 @@ FAULTS = (
         "x is written to a copy of an aux whose groups lie between each other.",
     ),
     Fault(
-        "grouped_counts_take_what_was_tuned",
+        "grouped_counts_take_what_full_groups_take",
         "autotune/lookup_grouped.py",
-        "problem.scatters or problem.capacity:",
-        "problem.scatters:",
+        "rows = problem.expected_rows if is_rows else problem.K",
+        "rows = problem.M if is_rows else problem.K",
         LOOKUP,
         "A call with counts takes a config that was tuned for full groups.",
+    ),
+    Fault(
+        "grouped_results_take_what_slower_dram_takes",
+        "autotune/lookup_grouped.py",
+        "if entry.origin == COUSIN and problem.writes_more_than_it_reads:",
+        "if entry.origin == COUSIN and problem.M < 0:",
+        LOOKUP,
+        "Results that wait for DRAM take the config of a GPU whose DRAM is slower.",
     ),
 )
