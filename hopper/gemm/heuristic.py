@@ -229,6 +229,9 @@ def _with_scales(
             continue  # each half has scales of its own
         if block_b == 1 and c.tile_m > 192:
             continue
+        if block_b == 1 and c.mma_n and c.producer_registers:
+            # The warp that copies the scales of 256 columns has their addresses in registers.
+            c = replace(c, producer_registers=56, consumer_registers=224)
         fewer_subtiles = replace(c, epilogue_stages=1) if c.epilogue_stages > 1 else c
         smaller = [replace(c, stages=stages) for stages in range(c.stages, 1, -1)]
         spared = [*smaller[:2], fewer_subtiles] if c.stages > _ENOUGH_PROMOTED else [fewer_subtiles]

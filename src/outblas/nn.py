@@ -17,7 +17,7 @@ from .core import epilogue, problem
 from .core.epilogue import Activation
 from .fp8_linear import FP8Linear
 from .patching import experts as moe
-from .patching import fp8_linears, fusion
+from .patching import fp8_linears, fp8_mlps, fusion
 from .patching.linears import bypassed, kept_reason, torch_takes
 from .patching.report import Report
 from .patching.unreached import unreached
@@ -211,7 +211,8 @@ def patch(
             a gated MLP with their activation, as in models of Llama's family. A fused product is
             rounded once, after the activation, where single ones are rounded one by one. The
             weights of a gated MLP become halves of one matrix. Compiled programs, autocast and
-            layers with hooks compute such an MLP as before.
+            layers with hooks compute such an MLP as before. A gated MLP of fp8 layers becomes two
+            products with fp8 between them, where no gradients are needed.
         experts: Whether to swap experts.
         dry_run: Whether to report only, and change nothing.
 
@@ -247,6 +248,7 @@ def patch(
     quantized = fp8_linears.choose(model, functools.partial(_filtered, filter), kept)
     layers = {id(module): name for name, module in chosen.items()}
     fusions = fusion.find(model, layers, Linear) if fuse else []
+    mlps = fp8_mlps.find(model, quantized) if fuse else []
     if not dry_run:
         for module in chosen.values():
             if not _is_ours(type(module)):
@@ -254,6 +256,8 @@ def patch(
                 _become(module, Linear)
         for each in (*(fused for _, fused in fusions), *found.values(), *quantized.values()):
             each.apply()
+        for _, mlp in mlps:
+            mlp.apply()
     bypasses = bypassed(model)
     remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypasses))}
     others = found | quantized
@@ -265,7 +269,7 @@ def patch(
         unreached=unreached(model, [each.module for each in others.values()]),
         gains={name: gains for name, module in chosen.items() if (gains := _gains(module))},
         experts={name: str(each) for name, each in found.items()},
-        fused={name: str(each) for name, each in fusions},
+        fused={name: str(each) for name, each in (*fusions, *mlps)},
         dry_run=dry_run,
     )
 
@@ -348,6 +352,7 @@ def unpatch(model: torch.nn.Module) -> Report:
     restored: dict[type, type] = {Linear: torch.nn.Linear}
     _check(model)
     fusion.undo(model)
+    fp8_mlps.undo(model)
     restored_experts = moe.undo(model)
     quantized = fp8_linears.undo(model)
     for name, module in _linears(model):

@@ -186,7 +186,7 @@ def test_the_weights_of_a_fused_mlp_are_halves_of_one_matrix() -> None:
     patch(model, fuse=True)
 
     assert dict(model.named_parameters()) == before, "the parameters are others"
-    assert fusion._are_stacked(model.w1.weight, model.w3.weight)
+    assert fusion.are_stacked(model.w1.weight, model.w3.weight)
 
 
 def test_second_derivatives_of_a_fused_mlp() -> None:

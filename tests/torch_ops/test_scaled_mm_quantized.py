@@ -235,6 +235,38 @@ def test_the_kernel_or_quantize_makes_a_result(
     assert (planned == asked) == kernel.answer
 
 
+def test_warm_calls_do_not_pass_the_operator(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another kernel quantizes, they do. Options make calls of their own."""
+    a, b = fp8_operands(40, 512, 160, most=2)
+    called: list[Any] = []
+    by_operator = module._by_operator
+
+    def record(operator: Any, *given: Any) -> Any:
+        called.append(operator)
+        return by_operator(operator, *given)
+
+    monkeypatch.setattr(module, "_by_operator", record)
+    options: list[dict[str, Any]] = [
+        {},
+        {"out_power_of_two": True},
+        {"activation": "swiglu"},
+        {"use_fast_accum": True},
+    ]
+    first = [scaled_mm(a, b, ONE, ONE, **FP8, **each) for each in options]
+    wide = scaled_mm(a, b, ONE, ONE, out_dtype=torch.float32)
+    calls = len(called)
+
+    second = [scaled_mm(a, b, ONE, ONE, **FP8, **each) for each in options]
+
+    assert torch.equal(scaled_mm(a, b, ONE, ONE, out_dtype=torch.float32), wide)
+    assert len(called) - calls == (0 if kernel.answer else len(options))
+    for one, other in zip(first, second, strict=True):
+        assert one[1].data_ptr() != other[1].data_ptr()
+        assert same_bits(one, other)
+
+
 def test_a_kernel_that_may_not_be_compiled_leaves_a_call_to_torch(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,17 +145,20 @@ def _no_kernel_reason(device: torch.device) -> str | None:
 
 
 # ---- computing
+def is_usual(module: Module, device: torch.device) -> bool:
+    """Returns whether a layer is as `patch` found it, and a kernel multiplies on this device. While
+    a program is compiled, it does not look for the kernel.
+    """
+    return not _other_computation(module) and (
+        torch.compiler.is_compiling() or not _no_kernel_reason(device)
+    )
+
+
 def _forward(module: Any, input: Any) -> Tensor:
     """Computes a layer by `scaled_mm` while it is as `patch` found it, but not on a GPU without the
     kernel; else as its class does. Compiled programs do not look for the kernel.
     """
-    is_usual = (
-        type(input) in _PLAIN
-        and input.dtype in DTYPES
-        and not _other_computation(module)
-        and (torch.compiler.is_compiling() or not _no_kernel_reason(input.device))
-    )
-    if not is_usual:
+    if type(input) not in _PLAIN or input.dtype not in DTYPES or not is_usual(module, input.device):
         result: Tensor = type(module).forward(module, input)
         return result
     return product(input, *(_tensor(module, name) for name in _PARAMETERS))

@@ -99,9 +99,9 @@ class Gated(NamedTuple):
         """Stores both weights in one matrix, and replaces the module's forward."""
         children: dict[str, Any] = self.parent._modules
         gate, up = (children[name] for name in self.names[:2])
-        _stack(gate.weight, up.weight)
+        stack(gate.weight, up.weight)
         vars(self.parent)["forward"] = functools.partial(_gated_forward, self.parent, self.names)
-        vars(self.parent)[_MOVES] = 0
+        vars(self.parent)[MOVES] = 0
 
 
 Fusion = Activated | Gated
@@ -113,10 +113,7 @@ def find(model: Module, layers: Layers, kind: type[torch.nn.Linear]) -> list[tup
 
     `layers` are those that `patch` swaps, by id; `kind` is the class that they get.
     """
-    uses: dict[int, int] = {}
-    for _, module in model.named_modules(remove_duplicate=False):
-        uses[id(module)] = uses.get(id(module), 0) + 1
-    free = {key: name for key, name in layers.items() if uses[key] == 1}
+    free = used_once(model, layers)
     found: list[tuple[str, Fusion]] = []
     for name, module in model.named_modules():
         if names := _fused_names(module):
@@ -128,6 +125,24 @@ def find(model: Module, layers: Layers, kind: type[torch.nn.Linear]) -> list[tup
             pairs = *_fused_before(module, free), *_activated(module, graph, free)
             found += [(free[id(module._modules[each.layer])], each) for each in pairs]
     return found
+
+
+def used_once(model: Module, layers: Layers) -> Layers:
+    """Returns the layers that stand in one place of a model."""
+    uses: dict[int, int] = {}
+    for _, module in model.named_modules(remove_duplicate=False):
+        uses[id(module)] = uses.get(id(module), 0) + 1
+    return {key: name for key, name in layers.items() if uses[key] == 1}
+
+
+def gated_names(module: Module, layers: Layers, kind: type[torch.nn.Linear]) -> GatedNames | None:
+    """Returns the children of a gated MLP whose gate and up are among `layers`; None for other
+    modules.
+    """
+    if not _is_candidate(module, layers) or (graph := _graph(module)) is None:
+        return None
+    found = _gated(module, graph, layers, kind)
+    return None if found is None else found.names
 
 
 def _fused_names(module: Module) -> GatedNames | None:
@@ -303,13 +318,13 @@ def _alike(gate: Any, up: Any) -> bool:
 # An attribute of the module: how often the weights of a fused MLP were moved together again, after
 # a copy, `torch.load` or `to` took them apart. Where that happens often, something else moves them
 # as well, and the MLP is computed as before.
-_MOVES = "_outblas_moves"
+MOVES = "_outblas_moves"
 _MOST_MOVES = 8
 
 
-def _stack(gate: Tensor, up: Tensor) -> None:
+def stack(gate: Tensor, up: Tensor) -> None:
     """Moves two weights into the halves of one matrix. They stay the parameters that they are."""
-    if _are_stacked(gate, up):
+    if are_stacked(gate, up):
         return
     with torch.inference_mode(False), torch.no_grad():
         whole = torch.cat((gate, up))
@@ -317,11 +332,11 @@ def _stack(gate: Tensor, up: Tensor) -> None:
         gate.data, up.data = whole[:rows], whole[rows:]
 
 
-def _stacked_again(mlp: Module, gate: Tensor, up: Tensor) -> bool:
+def stacked_again(mlp: Module, gate: Tensor, up: Tensor) -> bool:
     """Moves the weights of a fused MLP together again, unless that happened often. Returns whether
     they are together.
     """
-    moves = vars(mlp).get(_MOVES, 0)
+    moves = vars(mlp).get(MOVES, 0)
     together = (
         moves < _MOST_MOVES
         and gate.shape == up.shape
@@ -330,12 +345,12 @@ def _stacked_again(mlp: Module, gate: Tensor, up: Tensor) -> bool:
         and min(gate.data_ptr(), up.data_ptr()) > 0
     )
     if together:
-        vars(mlp)[_MOVES] = moves + 1
-        _stack(gate, up)
+        vars(mlp)[MOVES] = moves + 1
+        stack(gate, up)
     return together
 
 
-def _are_stacked(gate: Tensor, up: Tensor) -> bool:
+def are_stacked(gate: Tensor, up: Tensor) -> bool:
     """Returns whether two weights are the halves of one matrix."""
     return (
         gate.shape == up.shape
@@ -396,7 +411,7 @@ def _is_usual(mlp: Module, kind: type[torch.nn.Linear], gate: Any, up: Any, x: A
         and not any(has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))
         and not any_autocast()
         and (gate.bias is None) == (up.bias is None)
-        and (_are_stacked(gate.weight, up.weight) or _stacked_again(mlp, gate.weight, up.weight))
+        and (are_stacked(gate.weight, up.weight) or stacked_again(mlp, gate.weight, up.weight))
     )
 
 
@@ -406,7 +421,7 @@ def undo(model: Module) -> None:
     for module in list(model.modules()):
         if _fused_names(module):
             del vars(module)["forward"]
-            vars(module).pop(_MOVES, None)
+            vars(module).pop(MOVES, None)
         for name, child in list(module._modules.items()):
             if isinstance(child, Fused):
                 layer: Any = module._modules.get(child.layer)

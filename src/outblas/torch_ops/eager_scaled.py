@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+from ..core import quantization
+
 # The guards of a plan do not check for the modes of tracers and of fake tensors.
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import function_mode_count as _function_modes
 from ..core.compat.torch_private import profiled as _profiled
 from ..core.compat.torch_private import tensor_guard
+from ..core.epilogue import glu_split
 from ..core.invariance import flag as _invariance
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
@@ -33,13 +36,16 @@ _PLANS_PER_KEY = 16
 # type, sizes, strides, dtype, device, requires_grad and dispatch keys.
 ScaledPlan = tuple[Callable[..., bool], Plan, bool]
 Operands = tuple[Tensor | None, ...]  # a, b, scale_a, scale_b, bias, residual
-Options = tuple[torch.dtype, bool, str | None]  # dtype of the product, use_fast_accum, activation
+# dtype of the result, use_fast_accum, activation; where the result has scales, also out_recipe and
+# out_power_of_two
+Options = tuple[Any, ...]
+Result = Tensor | tuple[Tensor, Tensor]
 
 # Cleared together with all other plans.
 _cache: dict[tuple[Any, ...], tuple[Any, ...]] = dispatch.eager_plans
 
 
-def run(operands: Operands, options: Options) -> Tensor | None:
+def run(operands: Operands, options: Options) -> Result | None:
     """Runs a call whose plan is cached. Returns None where the call must go through the operator.
 
     Operands may have any type. Dynamo must not trace this function, because it must see the
@@ -55,8 +61,21 @@ def run(operands: Operands, options: Options) -> Tensor | None:
     key = _key(operands, options)
     for matches, plan, in_blocks in _cache.get(key, ()) if key is not None else ():
         if matches(*_guarded(operands)):
+            if len(options) > 3:
+                return _launch_quantized(plan, in_blocks, operands, options)
             return launch(plan, in_blocks, *operands)
     return None
+
+
+def _launch_quantized(
+    plan: Plan, in_blocks: bool, operands: Any, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Runs the plan of a call whose result is fp8 with scales."""
+    a, b = operands[:2]
+    _, _, activation, recipe, _ = options
+    shape = a.shape[0], b.shape[1] // glu_split(activation or "")
+    scale = quantization.empty_scales(shape, recipe, a.device)
+    return launch(plan, in_blocks, *operands, scale_out=(scale,)), scale
 
 
 def launch(
@@ -69,12 +88,14 @@ def launch(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor | None = None,
+    *,
+    scale_out: tuple[Tensor, ...] = (),
 ) -> Tensor:
     """Runs the plan of a call. Scales of blocks reach it as they are."""
     pairs = as_16_bit_pairs(a), as_16_bit_pairs(b.t()).t()
     if not in_blocks:
         scale_a, scale_b = as_scale(scale_a), as_scale(scale_b)
-    return plan(*pairs, None, out, 1, 0, bias, residual, None, scale_a, scale_b)
+    return plan(*pairs, None, out, 1, 0, bias, residual, None, scale_a, scale_b, *scale_out)
 
 
 def as_16_bit_pairs(t: Tensor) -> Tensor:
@@ -137,8 +158,10 @@ def _key(operands: Operands, options: Options) -> tuple[Any, ...] | None:
     for operands that are not plain tensors or have no address, and for options of another type,
     which may compare equal to valid ones.
     """
-    dtype, fast, activation = options
+    dtype, fast, activation, *rounding = options
     if type(dtype) is not torch.dtype or type(fast) is not bool:
+        return None
+    if rounding and [*map(type, rounding)] != [str, bool]:
         return None
     if activation is not None and type(activation) is not str:
         return None

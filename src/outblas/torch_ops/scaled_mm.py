@@ -6,14 +6,14 @@ for it. Other tensors may need gradients, as in torch: the backward pass raises 
 """
 
 from collections.abc import Sequence
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import torch
 from torch.overrides import handle_torch_function
 
 from ..core import epilogue, invariance, problem, registry
 from ..core.arguments import renamed, show_signature
-from ..core.compat.torch_private import autocast_off, dispatch_mode_count, has_override
+from ..core.compat.torch_private import autocast_off, has_override
 from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
@@ -22,10 +22,7 @@ from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
 from . import block_scales, eager_scaled, ops, scaled_output, scaling_recipes
-from .autograd import summed
-from .autograd_levels import autograd_kernel, within_forward
-from .flop_formulas import register_if_counted
-from .schema import ARGUMENTS, define, library
+from .schema import library
 
 Tensor = torch.Tensor
 
@@ -34,17 +31,9 @@ OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 _autocast_off = autocast_off("cpu", "cuda")
 
-define(
-    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
-    "out_dtype=None, "
-    "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
-)
-
 
 _REQUIRED: Any = None  # default of a parameter that may be passed by its other name
 _ALIASES = {"a": "input", "b": "mat2"}  # the operator's names of A and B
-# used where it is unknown which of the two names was used
-_SHOWN = {"a": "a (input)", "b": "b (mat2)"}
 
 
 @overload
@@ -258,21 +247,21 @@ def _by_scales(
         input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
     traced = torch.compiler.is_dynamo_compiling()
     operands = input, mat2, scale_a, scale_b, bias, residual
-    options = out_dtype, use_fast_accum, activation
-
+    rounding = None
     if out_recipe is not None or out_power_of_two is not False:
-        if not traced and dispatch_mode_count():
-            register_if_counted()
         rounding = scaled_output.Rounding(out_recipe, out_power_of_two)
-        return _checked_call(traced, *operands, *options, rounding)
+    options = out_dtype, use_fast_accum, activation, *(rounding or ())
+
     if not traced:
         done = eager_scaled.run(operands, options)
         if done is not None:
             return done
-    result = cast(Tensor, _checked_call(traced, *operands, *options))
+    result = _checked_call(traced, *operands, out_dtype, use_fast_accum, activation, rounding)
     if not traced and eager_scaled.can_remember(operands, options):
         extra = EpilogueArgs(activation or "", bias, residual)
         call = _call(input, mat2, scale_a, scale_b, out_dtype, use_fast_accum, extra)
+        if rounding is not None:
+            call = scaled_output.fused_call(call, result[1], out_power_of_two)
         eager_scaled.remember(operands, options, call)
     return result
 
@@ -540,54 +529,9 @@ def unsupported_reason(device: torch.device) -> str | None:
     return None
 
 
-class _Gradients(torch.autograd.Function):
-    """The autograd function of scaled products. `apply` takes all arguments of the operator."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual = given
-        x_needed = bool(activation) and ctx.needs_input_grad[_BIAS]
-        ctx.save_for_backward(*((a, b, scale_a, scale_b, bias) if x_needed else ()))
-        ctx.set_materialize_grads(False)
-        ctx.activation, ctx.out_dtype, ctx.use_fast_accum = activation, out_dtype, use_fast_accum
-        ctx.shapes = tuple(t if t is None else t.shape for t in (bias, residual))
-        with within_forward():
-            result: Tensor = _operator(*given)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * len(_ARGUMENTS)
-        if g is None:
-            return tuple(found)
-        for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
-            if needed and i not in (_BIAS, _RESIDUAL):
-                raise NotImplementedError(
-                    f"{_SHOWN.get(name, name)} requires grad, but only bias and residual of "
-                    "scaled_mm have gradients: expected a tensor that does not require grad"
-                )
-        shape_bias, shape_residual = ctx.shapes
-        if ctx.needs_input_grad[_RESIDUAL]:
-            found[_RESIDUAL] = summed(g, shape_residual)
-        if ctx.needs_input_grad[_BIAS]:
-            if ctx.activation:
-                x = _operator(*ctx.saved_tensors, ctx.out_dtype, ctx.use_fast_accum)
-                g = ops.activation_backward(g, x, ctx.activation)
-            found[_BIAS] = summed(g, shape_bias)
-        return tuple(found)
-
-
-_operator = torch.ops.outblas.scaled_mm.default
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_mm"]}
-_BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
-
-
 for _key in ("CPU", "CUDA"):
     library.impl("scaled_mm", _scaled_mm, _key)
     library.impl("scaled_mm_quantized", _scaled_mm_quantized, _key)
-library.impl(
-    "scaled_mm", autograd_kernel("scaled_mm", _ARGUMENTS, _Gradients, {"a": A, "b": B}), "Autograd"
-)
 
 
 @ops.fake("scaled_mm")

@@ -19,14 +19,13 @@ from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
 from . import quantize
 from .autograd_levels import autograd_kernel, within_forward
+from .scaled_gradients import SHOWN
 from .schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 
 DTYPE = torch.float8_e4m3fn
 RECIPES = ("1x128",)  # those of `quantize` that results may have
-# used where it is unknown which of two names an operand was passed by
-_SHOWN = {"a": "a (input)", "b": "b (mat2)"}
 
 define(
     "scaled_mm_quantized(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe, "
@@ -87,15 +86,21 @@ def fused(call: Call, shape: tuple[int, ...], power_of_two: bool) -> tuple[Tenso
     the result in float32.
     """
     scale = quantization.empty_scales(shape, RECIPES[0], call.a.device)
-    call = call._replace(
-        out_dtype=DTYPE, scales=(*(call.scales or ()), scale), power_of_two=power_of_two
-    )
+    call = fused_call(call, scale, power_of_two)
     if not _is_fused(call):
         return None
     try:
         return dispatch.run(call), scale
     except CompileForbidden:
         return None
+
+
+def fused_call(call: Call, scale: Tensor, power_of_two: bool) -> Call:
+    """Returns the call whose kernel writes the scales of its result, from the one with a result in
+    float32.
+    """
+    scales = *(call.scales or ()), scale
+    return call._replace(out_dtype=DTYPE, scales=scales, power_of_two=power_of_two)
 
 
 def _is_fused(call: Call) -> bool:
@@ -124,7 +129,7 @@ class _NoGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         names = [
-            _SHOWN.get(name, name)
+            SHOWN.get(name, name)
             for name, needed in zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)
             if needed
         ]

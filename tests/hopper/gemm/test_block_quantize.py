@@ -365,6 +365,21 @@ def test_configs_of_the_rule_store_blocks(M: int, formats: str, activation: str)
         assert configs.from_text(gemm.Config, configs.to_text(config)) == config
 
 
+def test_a_warp_that_copies_scales_of_wide_pairs_has_registers_for_them() -> None:
+    """With fewer it spills."""
+    found = {
+        pair: heuristic.config(
+            problem(8192, formats=f"e4m3 e4m3 promoted {pair}", activation="swiglu"),
+            H100,
+            gemm.Config(),
+        )
+        for pair in ("1x128 128x128", "1x128 1x128", "128x128 1x128")
+    }
+
+    registers = [(c.producer_registers, c.consumer_registers) for c in found.values()]
+    assert registers == [(40, 232), (56, 224), (56, 224)]
+
+
 def test_large_products_are_quantized_in_the_kernel_and_narrow_ones_of_few_rows_are_not() -> None:
     """Of few rows, CTAs that hold 128 columns of pairs are too few for the GPU."""
 

@@ -77,7 +77,7 @@ FAULTS = (
     Fault(
         "weights_that_are_apart_taken_for_one_matrix",
         _FUSION,
-        "(_are_stacked(gate.weight, up.weight) or _stacked_again(mlp, gate.weight, up.weight))",
+        "(are_stacked(gate.weight, up.weight) or stacked_again(mlp, gate.weight, up.weight))",
         "True",
         FUSED,
         "A fused MLP reads past the weight of its gate after that has moved.",

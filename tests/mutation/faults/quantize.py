@@ -6,12 +6,14 @@ KERNELS = (Check("test_quantize_kernels.py"),)
 OPERATOR = (Check("test_quantize.py"),)
 LAYER = (Check("test_fp8_linear.py"),)
 PATCH = (Check("test_nn_fp8.py"),)
+MLP = (Check("test_nn_fp8_fuse.py"),)
 
 _KERNELS = "kernels/quantize.py"
 _CORE = "src/outblas/core/quantization.py"
 _OPERATOR = "src/outblas/torch_ops/quantize.py"
 _LAYER = "src/outblas/fp8_linear.py"
 _PATCH = "src/outblas/patching/fp8_linears.py"
+_MLPS = "src/outblas/patching/fp8_mlps.py"
 
 FAULTS = (
     Fault(
@@ -113,9 +115,33 @@ FAULTS = (
     Fault(
         "fp8_layers_slow_down_other_gpus",
         _PATCH,
-        "and (torch.compiler.is_compiling() or not _no_kernel_reason(input.device))",
-        "and True",
+        "torch.compiler.is_compiling() or not _no_kernel_reason(device)",
+        "True",
         PATCH,
         "A GPU without the kernel dequantizes at each call, where transformers has a kernel.",
+    ),
+    Fault(
+        "fp8_mlp_of_half_blocks",
+        _MLPS,
+        "and bool(gate.weight.shape[0] % BLOCK == 0)",
+        "and True",
+        MLP,
+        "Rows of up share the scales of the last rows of gate.",
+    ),
+    Fault(
+        "fp8_mlp_with_halves_that_are_apart",
+        _MLPS,
+        "fusion.are_stacked(one, other) or fusion.stacked_again(mlp, one, other)\n",
+        "True\n",
+        MLP,
+        "Weights and scales of a fused MLP are read as halves of matrices, which they are no more.",
+    ),
+    Fault(
+        "fp8_mlp_without_gradients",
+        _MLPS,
+        "and not _needs_gradients(x, *(layer.bias for layer in layers))",
+        "and True",
+        MLP,
+        "The input of a fused MLP gets no gradient.",
     ),
 )
