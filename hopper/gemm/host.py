@@ -184,7 +184,7 @@ def quantizes(rung: Rung, problem: Problem) -> bool:
     """Returns whether the kernel should store C in fp8 with scales, as this problem has it, rather
     than in fp32 for another kernel to quantize.
     """
-    if unsupported(rung.gemm, problem):
+    if 0 in (problem.M, problem.N, problem.K) or unsupported(rung.gemm, problem):
         return False
     return heuristic.quantizes(problem, device_rates(problem.device), rung.config)
 

@@ -57,8 +57,8 @@ _REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
 # An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
 # store. The other constants of the model are those of `gemm.heuristic`.
 _TILE_CYCLES = 1500.0
-# The bytes of results that tiles of 64×128 with few terms write, by cycle and SM: a tile every 1,270
-# cycles. That is what the DRAM of an H100 takes, and less than that of an H200 does.
+# The bytes of results that tiles of 64×128 with few terms write, by cycle and SM: a tile every
+# 1,270 cycles. That is what the DRAM of an H100 takes, and less than that of an H200 does.
 _SMALL_TILES_WRITE = 12.9
 _DRAM_TAKES = 0.8  # of its peak, of results
 

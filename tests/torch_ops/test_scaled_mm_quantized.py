@@ -18,7 +18,9 @@ from outblas.core import registry
 from outblas.core.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED, apply
 from outblas.core.problem import Problem
+from outblas.device import launch
 from outblas.runtime import dispatch, launcher
+from outblas.runtime.default_kernel import PRODUCTION
 from outblas.torch_ops import scaled_mm as module
 from outblas.torch_ops import scaled_output
 
@@ -181,10 +183,14 @@ class Kernel:
         self.asked.append(problem)
         return self.answer
 
+    def named_launcher(self, name: str, config: str, problem: Problem, *, no_product: bool) -> Any:
+        assert (name, config, problem.out_dtype) == (PRODUCTION, "", E4M3)
+        return self.launcher(problem, "", no_product=no_product)
+
     def launcher(self, problem: Problem, tune: str, *, no_product: bool) -> Any:
         self.problems.append(problem)
 
-        def launch(a: Any, b: Any, c: None, out: Tensor, alpha: int, beta: int, *rest: Any) -> None:
+        def run(a: Any, b: Any, c: None, out: Tensor, alpha: int, beta: int, *rest: Any) -> None:
             bias, residual, _, scale_a, scale_b, *scale_out = rest
             x = (scale_a * a.view(E4M3).float()) @ (scale_b.t() * b.t().view(E4M3).float()).t()
             x = apply(x if bias is None else x + bias, problem.epilogue.activation, residual)
@@ -195,7 +201,7 @@ class Kernel:
             out.copy_(values)
             scale_out[0].copy_(scale)
 
-        return launch
+        return run
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "composed"])
@@ -203,8 +209,10 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     found = Kernel(request.param)
     monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
     monkeypatch.setattr(registry, "load", lambda name: found)
-    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "unsupported_reason", lambda record, problem: None)
+    monkeypatch.setattr(launcher, "no_kernel_reason", launch.unsupported_dtype)  # of all kernels
     monkeypatch.setattr(launcher, "best_launcher", found.launcher)
+    monkeypatch.setattr(launcher, "named_launcher", found.named_launcher)
     monkeypatch.setattr(scaled_output, "_QUANTIZES", {})
     dispatch.clear_cache()
     yield found
@@ -277,6 +285,7 @@ def test_a_kernel_that_may_not_be_compiled_leaves_a_call_to_torch(
         raise CompileForbidden("hopper.gemm")
 
     monkeypatch.setattr(launcher, "best_launcher", forbidden)
+    monkeypatch.setattr(launcher, "named_launcher", forbidden)
 
     found = scaled_mm(a, b, ONE, ONE, **FP8)
 

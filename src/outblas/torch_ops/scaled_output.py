@@ -97,10 +97,12 @@ def fused(call: Call, shape: tuple[int, ...], power_of_two: bool) -> tuple[Tenso
 
 def fused_call(call: Call, scale: Tensor, power_of_two: bool) -> Call:
     """Returns the call whose kernel writes the scales of its result, from the one with a result in
-    float32.
+    float32. It names the only kernel that does.
     """
     scales = *(call.scales or ()), scale
-    return call._replace(out_dtype=DTYPE, scales=scales, power_of_two=power_of_two)
+    return call._replace(
+        out_dtype=DTYPE, scales=scales, power_of_two=power_of_two, kernel=PRODUCTION
+    )
 
 
 def _is_fused(call: Call) -> bool:

@@ -358,6 +358,14 @@ FAULTS = (
         "A call that asks for e5m2, or for nothing, gets a result in e4m3.",
     ),
     Fault(
+        "fp8_results_by_any_kernel",
+        _OUTPUT,
+        "power_of_two=power_of_two, kernel=PRODUCTION",
+        "power_of_two=power_of_two",
+        QUANTIZED,
+        "A result that the kernel would quantize is left to kernels that store no fp8.",
+    ),
+    Fault(
         "fallback_ignores_beta",
         _FALLBACK,
         "    if out is None:\n        return torch.addmm(c, a, b, alpha=alpha, beta=beta)\n",
