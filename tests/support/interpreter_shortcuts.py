@@ -1,0 +1,93 @@
+"""Shortcuts through Triton's interpreter, which spends most of its time on other things than values.
+
+- It computes every integer sum, difference and product once more in 64 bits, compares that with the
+  limits of its type, and drops the answer unless its option `debug` is set, which it is not.
+- For every call of a function in a kernel it asks each member of `triton.language` whether it is a
+  builtin function. Which are does not change.
+- It makes a table of numpy's types to look up one.
+- It asks whatever it is given whether it is one of four kinds of containers. A type knows.
+
+What kernels compute stays the same. Where a version of Triton lacks a name, its shortcut is left
+out.
+"""
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+INTERPRETER = "triton.runtime.interpreter"
+
+
+def take() -> None:
+    """Takes the shortcuts from now on, in this process, if it has loaded the interpreter."""
+    if INTERPRETER not in sys.modules:
+        return
+    for shortcut in SHORTCUTS:
+        try:
+            shortcut(sys.modules[INTERPRETER])
+        except AttributeError:
+            continue
+
+
+def no_dropped_checks(interpreter: Any) -> None:
+    """Integers are not checked for overflow where the answer is dropped."""
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def known_builtins(interpreter: Any) -> None:
+    """`inspect.getmembers`, as the interpreter calls it, returns builtin functions alone."""
+    language = interpreter.tl
+    parts = language, language.core, language.math, language.tensor
+    is_builtin = language.core.is_builtin
+    names = {
+        part: [name for name, member in inspect.getmembers(part) if is_builtin(member)]
+        for part in (*parts, language.core.tensor_descriptor_base)
+    }
+
+    def members(part: Any) -> list[tuple[str, Any]]:
+        if part not in names:
+            return inspect.getmembers(part)
+        return [(name, getattr(part, name)) for name in names[part]]
+
+    interpreter.inspect = SimpleNamespace(**vars(inspect) | {"getmembers": members})
+
+
+def known_dtypes(interpreter: Any) -> None:
+    """numpy's type of one of Triton's is found once."""
+    find: Callable[[Any], Any] = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    @functools.wraps(find)
+    def found(dtype: Any) -> Any:
+        name = dtype.name
+        if name not in known:
+            known[name] = find(dtype)
+        return known[name]
+
+    interpreter._get_np_dtype = found
+
+
+def known_containers(interpreter: Any) -> None:
+    """What is neither a container nor a constexpr is returned as it is."""
+    core = interpreter.tl.core
+    unwrap: Callable[[Any], Any] = core._unwrap_if_constexpr
+    wrapped = list, tuple, core.tuple, core.constexpr
+    plain: dict[type, bool] = {}
+
+    @functools.wraps(unwrap)
+    def unwrapped(given: Any) -> Any:
+        kind = type(given)
+        if kind not in plain:
+            plain[kind] = not issubclass(kind, wrapped)
+        return given if plain[kind] else unwrap(given)
+
+    core._unwrap_if_constexpr = unwrapped
+
+
+SHORTCUTS = no_dropped_checks, known_builtins, known_dtypes, known_containers
