@@ -1,4 +1,4 @@
-"""Shortcuts through Triton's interpreter, which spends most of its time on other things than values.
+"""Shortcuts through Triton's interpreter, which spends most of its time on other things than sums.
 
 - It computes every integer sum, difference and product once more in 64 bits, compares that with the
   limits of its type, and drops the answer unless its option `debug` is set, which it is not.
