@@ -14,21 +14,18 @@ out.
 import dataclasses
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-INTERPRETER = "triton.runtime.interpreter"
-
 
 def take() -> None:
-    """Takes the shortcuts from now on, in this process, if it has loaded the interpreter."""
-    if INTERPRETER not in sys.modules:
-        return
+    """Takes the shortcuts from now on, in this process."""
+    from triton.runtime import interpreter
+
     for shortcut in SHORTCUTS:
         try:
-            shortcut(sys.modules[INTERPRETER])
+            shortcut(interpreter)
         except AttributeError:
             continue
 
