@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 from support import interpreter_shortcuts as shortcuts
 from triton.runtime import interpreter as real
+
+from outblas.device import language
 
 pytestmark = pytest.mark.versions
 
@@ -69,6 +72,51 @@ def test_a_constant_is_unwrapped_as_without(interpreter: Any, given: Any) -> Non
 
     for _ in range(2):
         assert core._unwrap_if_constexpr(given) == want
+
+
+@triton.jit
+def lesser(a, b):  # type: ignore[no-untyped-def]
+    return tl.where(a < b, a, b)
+
+
+@triton.jit
+def difference(a, b):  # type: ignore[no-untyped-def]
+    return a - b
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def reduce_rows(x, rows, columns, both, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Reduces a matrix along each of its dimensions, and along both."""
+    across, down = tl.arange(0, N), tl.arange(0, M)
+    value = tl.load(x + down[:, None] * N + across[None, :])
+    found = tl.reduce(value, 1, difference)
+    tl.store(rows + down, found)
+    tl.store(columns + across, tl.reduce(value, 0, lesser))
+    tl.store(both + tl.arange(0, 1), tl.full((1,), 0, value.dtype) + tl.reduce(found, 0, lesser))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float16], ids=str)
+def test_slices_are_reduced_as_elements_are(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    x = (torch.arange(32).view(4, 8) * 37 % 11 - 5).to(dtype)
+    by_elements = inspect.unwrap(real.ReduceOps.generic_reduce)
+    monkeypatch.setattr(real.ReduceOps, "generic_reduce", by_elements)
+
+    def reduced() -> list[torch.Tensor]:
+        results = [torch.zeros(n, dtype=dtype) for n in (4, 8, 1)]
+        with language.lock:
+            language.interpreted(reduce_rows)[(1,)](x, *results, 4, 8)
+        return results
+
+    want = reduced()
+    shortcuts.reduced_slices(real)
+    found = reduced()
+
+    assert all(map(torch.equal, found, want))
+    assert torch.equal(found[1], x.amin(0))
+    assert torch.equal(found[0], x[:, 0] - x[:, 1:].sum(1))
 
 
 @pytest.mark.parametrize("debug", [False, True])

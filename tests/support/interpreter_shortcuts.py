@@ -6,6 +6,9 @@
   builtin function. Which are does not change.
 - It makes a table of numpy's types to look up one.
 - It asks whatever it is given whether it is one of four kinds of containers. A type knows.
+- It reduces element by element where it does not know the function that combines two: Python calls
+  that once for each. All elements of a slice can be combined at once, in the same order, by a
+  function without branches.
 
 What kernels compute stays the same. Where a version of Triton lacks a name, its shortcut is left
 out.
@@ -17,6 +20,8 @@ import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 
 def take() -> None:
@@ -87,4 +92,23 @@ def known_containers(interpreter: Any) -> None:
     core._unwrap_if_constexpr = unwrapped
 
 
-SHORTCUTS = no_dropped_checks, known_builtins, known_dtypes, known_containers
+def reduced_slices(interpreter: Any) -> None:
+    """Functions of two elements combine slices along the axis that is reduced."""
+    reduce = interpreter.ReduceOps
+    by_elements: Callable[[Any, Any], Any] = reduce.generic_reduce
+
+    @functools.wraps(by_elements)
+    def by_slices(self: Any, given: Any) -> Any:
+        if len(given) > 1 or self.axis is None or self.keep_dims:
+            return by_elements(self, given)
+        (operand,) = given
+        first, *others = np.moveaxis(operand.handle.data, self.axis, 0)
+        total = self.to_tensor(first, operand.dtype)
+        for other in others:
+            total = self.combine_fn.fn(total, self.to_tensor(other, operand.dtype))
+        return [self.to_tensor(total.handle.data.reshape(first.shape), operand.dtype)]
+
+    reduce.generic_reduce = by_slices
+
+
+SHORTCUTS = no_dropped_checks, known_builtins, known_dtypes, known_containers, reduced_slices
