@@ -247,12 +247,15 @@ class Warpgroup(Waiting):
         tags, numbers = [], []
         who = f"wgmma of {self.name}"
         for ranges in product.operands:
-            for region in (r for part in ranges for r in memory.read(*part, who)):
-                if region.write is not None and not region.write.fenced:
-                    raise ProtocolFault(
-                        "early read", f"{who} reads what {region.write.agent} has not fenced"
-                    )
-            tags.append(machine.content([r for part in ranges for r in memory.read(*part, who)]))
+            found = []
+            for part in ranges:
+                for region in memory.read(*part, who):
+                    if region.write is not None and not region.write.fenced:
+                        raise ProtocolFault(
+                            "early read", f"{who} reads what {region.write.agent} has not fenced"
+                        )
+                    found.append(region)
+            tags.append(machine.content(found))
             numbers += [memory.begin_read(*part, who) for part in ranges]
         begin = max(machine.now, self.tensor_core_free)
         self.tensor_core_free = begin + machine.timing.delay("wgmma", self.name)
@@ -472,8 +475,8 @@ class Machine:
                 gc.enable()
 
     def _let_go(self) -> None:
-        """Cuts the cycles of a launch that has ended, which collecting garbage would take longer to
-        find than the launch took.
+        """Cuts the cycles of a launch that has ended, which the collector of garbage is slow to
+        find.
         """
         self.agent = None
         self.factors = {}

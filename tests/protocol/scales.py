@@ -178,8 +178,7 @@ class Tile:
 
     def factors(self, own: int, width: int) -> dict[tuple[int, int], Any]:
         """By which scales a thread, whose columns of eight begin with `own`, multiplies the sums of
-        each of two rows and eight columns: two pairs. There are as many for all threads with the
-        same scales.
+        each of two rows and eight columns: two pairs. Threads with the same scales share them.
         """
         rows = tuple(self.scale_of_row(row) for row in range(2))
         known: dict[Any, Any] = state.machine.factors
