@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support import own_cases, shared_compiles
+from support import interpreter_shortcuts, own_cases, shared_compiles
 
 from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
@@ -85,8 +85,9 @@ def _turn(item: pytest.Item) -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is there now stays until the end: the collector of garbage need not look through
-    thousands of tests and all of torch again and again.
+    thousands of tests and all of torch again and again. And what tests import has been imported.
     """
+    interpreter_shortcuts.take()
     gc.collect()
     gc.freeze()
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import commands
+from support import commands, shared_compiles
 from support.paths import ROOT
 
 from outblas.core import machines, pack, registry
@@ -25,14 +25,19 @@ PRODUCTS = [parse_line(line) for line in LINES]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of `LINES`, by the command."""
+def built(tmp_path_factory: pytest.TempPathFactory, shared_store: shared_compiles.Store) -> Path:
+    """A pack of `LINES`, by the command, once for all processes of a run."""
     folder = tmp_path_factory.mktemp("pack")
     shapes, path = folder / "products.txt", folder / "built.outblas"
-    shapes.write_text("\n".join(LINES), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
-        commands.invoke("pack", "build", "--shapes", shapes, "-o", path, "--jobs", 2, code=0)
+
+    def build_it() -> bytes:
+        shapes.write_text("\n".join(LINES), encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
+            commands.invoke("pack", "build", "--shapes", shapes, "-o", path, "--jobs", 2, code=0)
+        return path.read_bytes()
+
+    path.write_bytes(shared_store.kept(("a pack", LINES), build_it))
     return path
 
 

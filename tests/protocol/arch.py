@@ -3,6 +3,7 @@ itself.
 """
 
 import re
+from functools import cache, partial
 from types import SimpleNamespace
 
 from . import scale_memory, state
@@ -246,13 +247,22 @@ class Arch(Opaque):
         return pointer.memory.values.get(pointer.index, 0)
 
     def inline_ptx(self, text, *, write_only_types=(), read_only_args=()):
-        if "bar.red.or.pred" in text:
-            return int(self.barrier_any(*read_only_args))
-        if moved := scale_memory.INSTRUCTIONS.get(text.split()[0]):
-            return moved(*read_only_args)
-        if meeting := re.fullmatch(r"barrier\.sync (\d+), (\d+);", text):
-            self.barrier(*map(int, meeting.groups()))
+        if act := _instruction(text):
+            return act(*read_only_args)
         return read_only_args[0] if write_only_types else None
+
+
+@cache
+def _instruction(text):
+    """What an instruction does that makes a difference to a protocol; None where it makes none."""
+    if "bar.red.or.pred" in text:
+        return lambda *given: int(ARCH.barrier_any(*given))
+    if meeting := re.fullmatch(r"barrier\.sync (\d+), (\d+);", text):
+        return partial(ARCH.barrier, *map(int, meeting.groups()))
+    return scale_memory.INSTRUCTIONS.get(text.split()[0])
+
+
+ARCH = Arch()
 
 
 class WarpgroupOps(Opaque):

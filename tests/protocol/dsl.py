@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import outblas.hopper
 
 from . import state
-from .arch import Arch, WarpgroupOps
+from .arch import ARCH, WarpgroupOps
 from .fault import ProtocolFault
 from .machine import Store
 from .memory import InFlight, Write
@@ -278,7 +278,6 @@ def kernel(function):
     return lambda self, *given: Prepared(lambda: function(self, *given))
 
 
-ARCH = Arch()
 WARPGROUP_OPS = WarpgroupOps()
 HELPERS = SimpleNamespace(
     make_smem_layout_a=lambda major, tile, dtype, stages: SharedLayout(
@@ -475,7 +474,7 @@ class Modules:
         module.__dict__["__builtins__"] = vars(builtins) | {
             "__import__": partial(self._imported, self.imports[name])
         }
-        exec(compile(source, str(path), "exec"), module.__dict__)
+        exec(compiled(source, str(path)), module.__dict__)
         adapt(name, module)
 
     def _imported(self, imports, name, scope=None, local=None, wanted=(), level=0):
@@ -494,6 +493,12 @@ class Modules:
             return SimpleNamespace(**{each: self.find(names[each]) for each in wanted})
         imports.add(inside)
         return self.find(inside)
+
+
+@lru_cache(maxsize=256)
+def compiled(source, path):
+    """The code of a module, which most planted faults leave as it is."""
+    return compile(source, path, "exec")
 
 
 def adapt(name, module):
@@ -541,13 +546,8 @@ def adapt(name, module):
 
 
 def _of(module, name):
-    """A function of a module here that imports this one."""
-
-    @lru_cache(maxsize=1)
-    def found():
-        return getattr(importlib.import_module(f".{module}", __package__), name)
-
-    return lambda *given: found()(*given)
+    """A function of a module here, which may import this one."""
+    return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
 _of_grouped = partial(_of, "grouped")

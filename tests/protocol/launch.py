@@ -25,7 +25,7 @@ from . import dsl
 from .fault import ProtocolFault
 from .machine import Machine, Timing
 from .memory import GlobalMemory
-from .scale_memory import Root, root
+from .scale_memory import Root, known_scales, root
 
 ADDED = "addend", "bias", "residual", "aux"
 
@@ -96,6 +96,7 @@ class Launch(Machine):
         self.written: set[tuple] = set()
         width = 32 if case.out_dtype is torch.float32 else 16
         self.scales = {root.number: root for root in case.scales()}
+        self.known_scales = known_scales(*self.scales.values())
         self.types = {
             name: dsl.Numeric("out", width) for name in ("C", "addend", "residual", "aux")
         }

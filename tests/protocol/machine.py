@@ -48,9 +48,8 @@ class Timing:
         scale = self.of_places.get((kind, place))
         if scale is None:
             scale = self._scale(kind, place)
-        outlier = self.draw() < 0.02
-        delay = scale * self.draw()
-        return delay * 50 if outlier else delay
+        draw = self.draw
+        return scale * draw() * 50 if draw() < 0.02 else scale * draw()
 
     def _scale(self, kind: str, place: object) -> float:
         if kind not in self.of_kinds:
@@ -79,8 +78,9 @@ class Waiting:
         if not self.agents:
             return
         woken, self.agents = self.agents, []
+        machine = woken[0].machine
         for agent in woken:
-            agent.machine.resume_after(agent.machine.timing.delay("wake", agent.name), agent)
+            machine.resume_after(machine.timing.delay("wake", agent.name), agent)
 
 
 class Barrier(Waiting):
@@ -247,12 +247,15 @@ class Warpgroup(Waiting):
         tags, numbers = [], []
         who = f"wgmma of {self.name}"
         for ranges in product.operands:
-            for region in (r for part in ranges for r in memory.read(*part, who)):
-                if region.write is not None and not region.write.fenced:
-                    raise ProtocolFault(
-                        "early read", f"{who} reads what {region.write.agent} has not fenced"
-                    )
-            tags.append(machine.content([r for part in ranges for r in memory.read(*part, who)]))
+            found = []
+            for part in ranges:
+                for region in memory.read(*part, who):
+                    if region.write is not None and not region.write.fenced:
+                        raise ProtocolFault(
+                            "early read", f"{who} reads what {region.write.agent} has not fenced"
+                        )
+                    found.append(region)
+            tags.append(machine.content(found))
             numbers += [memory.begin_read(*part, who) for part in ranges]
         begin = max(machine.now, self.tensor_core_free)
         self.tensor_core_free = begin + machine.timing.delay("wgmma", self.name)
@@ -303,7 +306,9 @@ class Agent:
         self.copies: list[Copy] = []  # of cp.async
         self.copies_landed = Waiting()
         self.copying: dict[int, Scale] = {}  # scales that it has begun to copy, by their places
-        self.additions: Any = None  # what it adds of a row group (`scales`)
+        self.additions: Any = None  # what it adds of a row group (`scales`), and
+        self.lanes: Any = None  # the state of its CTA as its lanes have it, and
+        self.reading: Any = None  # as it reads scales
         self.seen: dict[
             Barrier, int
         ] = {}  # of the mbarriers it has waited at, how many phases ended
@@ -336,11 +341,19 @@ class Agent:
         self.wrote = []
 
     def pause(self, kind: str = "step") -> None:
-        """Some time passes."""
+        """Some time passes for the agent that runs, which is this one."""
         machine = self.machine
         delay = machine.timing.delay(kind, self.name)
-        if delay:
-            machine.sleep(delay, self)
+        if not delay:
+            return
+        time, number, heap = machine.now + delay, next(machine.numbers), machine.heap
+        if heap and heap[0][0] <= time:
+            heappush(heap, (time, number, self, None))
+            machine.go_on(self)
+        else:  # nothing happens before
+            if number > MOST_EVENTS:
+                raise endless()
+            machine.now = time
 
 
 class Alone:
@@ -401,23 +414,14 @@ class Machine:
         self.cluster_barriers: dict[int, NamedBarrier] = {}
         self.previous = PreviousCall()
         self.scales: dict[int, Root] = {}  # scales of fp8 operands, by their operand's number
+        self.known_scales: dict[int, Scale] = {}  # by their addresses
+        self.factors: dict[Any, Any] = {}  # by which sums are multiplied (`scales`)
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         heappush(self.heap, (self.now + delay, next(self.numbers), None, action))
 
     def resume_after(self, delay: float, agent: Agent) -> None:
         heappush(self.heap, (self.now + delay, next(self.numbers), agent, None))
-
-    def sleep(self, delay: float, agent: Agent) -> None:
-        """The agent that runs goes on after a delay."""
-        time, number = self.now + delay, next(self.numbers)
-        if self.heap and self.heap[0][0] <= time:
-            heappush(self.heap, (time, number, agent, None))
-            self.go_on(agent)
-        else:  # nothing happens before
-            if number > MOST_EVENTS:
-                raise endless()
-            self.now = time
 
     def go_on(self, until: Agent | None = None) -> None:
         """Lets happen what is to happen until an agent goes on. It is called in that agent's
@@ -464,10 +468,24 @@ class Machine:
         gc.disable()  # threads are cycles, of which none is garbage before the end
         try:
             self.go_on()
+            self._check_end()
+            self._let_go()
         finally:
             if collects:
                 gc.enable()
-        self._check_end()
+
+    def _let_go(self) -> None:
+        """Cuts the cycles of a launch that has ended, which the collector of garbage is slow to
+        find.
+        """
+        self.agent = None
+        self.factors = {}
+        for cta in self.ctas:
+            for agent in cta.agents:
+                vars(agent).clear()
+            cta.agents = []
+            cta.warpgroups = {}
+            vars(cta).pop("machine")
 
     def _begin(
         self, cta: Cta, warpgroup: int, lane: int, threads: int, body: Callable[[], None]

@@ -3,24 +3,37 @@ finds, moves and reads them; here sums are added only if they are multiplied by 
 own row, column and block of K.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from . import state
 from .fault import ProtocolFault
-from .scale_memory import Scale, ScaleWords, land_copies
+from .scale_memory import Scale, ScaleWords, land_copies, scale_of
 
 WARP = 32
 WARPGROUP = 128
 
 
+def changed(record: Any, **changes: Any) -> Any:
+    """What `dataclasses.replace` returns of a record that computes nothing when it is made."""
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__)
+    copy.__dict__.update(changes)
+    return copy
+
+
 # ---- the warp that copies, which is one agent: its lanes one after the other
 def lanes_of(cta: Any) -> list[Any]:
     """The state of the CTA as each lane of a warp has it."""
-    context = cta.context
-    return [
-        replace(cta, context=replace(context, thread=context.thread + lane)) for lane in range(WARP)
-    ]
+    agent, context = state.machine.agent, cta.context
+    if agent.lanes is None or agent.lanes[0] is not cta:
+        lanes = [
+            changed(cta, context=changed(context, thread=context.thread + lane))
+            for lane in range(WARP)
+        ]
+        agent.lanes = cta, lanes
+    found: list[Any] = agent.lanes[1]
+    return found
 
 
 def row_addresses(real, cta, work):
@@ -48,7 +61,11 @@ def row_scales(real, cta, row, group, stage):
 
 def reading(cta):
     """The state of the CTA whose scales in shared memory may be read."""
-    return replace(cta, scales=replace(cta.scales, shared=ScaleWords(cta.scales.shared)))
+    agent = state.machine.agent
+    if agent.reading is None or agent.reading[0] is not cta:
+        scales = changed(cta.scales, shared=ScaleWords(cta.scales.shared))
+        agent.reading = cta, changed(cta, scales=scales)
+    return agent.reading[1]
 
 
 @dataclass
@@ -98,10 +115,8 @@ def add_by_columns(real, cta, row, sums, stage):
 
 def add_unscaled(sums):
     """Adds the sums of a row group of a stage, all of whose rows have the same in the model."""
-    acc, partial = sums.mma.fragments.acc, sums.partial
     if sums.group == 0 and sums.part == 0:
-        for i in range(acc.count):
-            acc[i] = acc[i] + partial[i]
+        sums.mma.fragments.acc.add(sums.partial)
 
 
 def add(cta, sums, factors):
@@ -109,24 +124,23 @@ def add(cta, sums, factors):
     products = sums.partial[0].products
     if len(products) != 1:
         raise ProtocolFault("wrong result", f"the products of a stage are {products}")
-    wanted = {(row, column) for row in range(2) for column in sums.columns}
-    if factors.keys() != wanted:
-        raise ProtocolFault("wrong result", f"of {sums.columns} the columns {[*factors]} are added")
     tile, own = Tile.of(products[0], cta, sums), state.machine.agent.tidx % 4 * 2
-    rows = [tile.scale_of_row(row) for row in range(2)]
-    columns = {
-        column: tile.scale_of_column(column)
-        for first in range(own, sums.mma.width, 8)
-        for column in (first, first + 1)
-    }
-    for (row, column), pair in factors.items():
-        for v in range(2):
-            scales = rows[row], columns[column + own + v]
-            if pair[v] != scales and None not in scales:
-                raise ProtocolFault(
-                    "wrong result", f"{products[0]} is multiplied by {pair[v]}, not by {scales}"
-                )
+    wanted = tile.factors(own, sums.columns)
+    if factors != wanted:
+        check_factors(products[0], factors, wanted)
     add_unscaled(sums)
+
+
+def check_factors(product, factors, wanted):
+    """Factors are as they are wanted, but for rows and columns that do not exist."""
+    if factors.keys() != wanted.keys():
+        raise ProtocolFault("wrong result", f"columns {[*factors]} are added")
+    for place, pair in factors.items():
+        for factor, scales in zip(pair, wanted[place], strict=True):
+            if factor != scales and None not in scales:
+                raise ProtocolFault(
+                    "wrong result", f"{product} is multiplied by {factor}, not by {scales}"
+                )
 
 
 @dataclass(frozen=True)
@@ -163,6 +177,29 @@ class Tile:
             matrix,
         )
 
+    def factors(self, own: int, firsts: range) -> dict[tuple[int, int], Any]:
+        """By which scales a thread, whose columns of eight begin with `own`, multiplies the sums of
+        each of two rows and eight columns: two pairs. `firsts`: the first of each eight columns.
+        Threads with the same scales share them.
+        """
+        rows = tuple(self.scale_of_row(row) for row in range(2))
+        known: dict[Any, Any] = state.machine.factors
+        key = rows, self.columns, self.block, self.group, own, firsts
+        if key not in known:
+            of_columns = known.get(key[1:])
+            if of_columns is None:
+                of_columns = known[key[1:]] = [
+                    (column, [self.scale_of_column(column + own + v) for v in range(2)])
+                    for column in firsts
+                ]
+            known[key] = {
+                (number, column): ((row, first), (row, second))
+                for number, row in enumerate(rows)
+                for column, (first, second) in of_columns
+            }
+        found: dict[tuple[int, int], Any] = known[key]
+        return found
+
     def scale_of_row(self, number) -> Scale | None:
         """The scale of the agent's first row, or the one eight below; None where A has no such."""
         launch: Any = state.machine
@@ -181,7 +218,7 @@ class Tile:
     def _scale(self, operand, index, per_scale) -> Scale:
         root = state.machine.scales[1 if operand == "A" else 2]
         group = self.group if "group" in root.modes else 0
-        return Scale(operand, index // per_scale, self.block, group)
+        return scale_of(operand, index // per_scale, self.block, group)
 
 
 def consumer_release(real, pipeline, index):
@@ -197,5 +234,5 @@ def consumer_release(real, pipeline, index):
     for warp in range(1, WARPGROUP // WARP):
         for lane in range(max(pipeline.cluster, 1)):
             agent.tidx = tidx // WARPGROUP * WARPGROUP + warp * WARP + lane
-            real(replace(pipeline, lane=lane), index)
+            real(changed(pipeline, lane=lane), index)
     agent.tidx, agent.threads = tidx, threads

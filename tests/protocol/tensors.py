@@ -30,6 +30,16 @@ class Pointer:
         return self.address
 
 
+class WordPointer:
+    """The address of 32-bit words in a CTA's shared memory, which is a number."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def toint(self):
+        return self.address
+
+
 class GlobalPointer:
     __slots__ = ("index", "memory")
     memspace = "global"
@@ -147,7 +157,7 @@ class SharedWords:
 
     @property
     def iterator(self):
-        return Pointer(self.address, 1)
+        return WordPointer(self.address)
 
     def __getitem__(self, i):
         agent, address = state.machine.agent, self.address + 4 * i

@@ -38,7 +38,7 @@ class Numeric:
         self.name, self.width = name, width
 
     def __call__(self, value=0):
-        return value if isinstance(value, float) else int(value)
+        return value if type(value) is int or isinstance(value, float) else int(value)
 
     def __or__(self, other):
         return self  # in annotations
@@ -159,6 +159,17 @@ class Registers:
     def fill(self, _):
         for i, empty in enumerate(empty_sums(self.count)):
             self[i] = empty
+
+    def add(self, others):
+        """Adds other registers, of each the one with its number."""
+        if self.owner.running or others.owner.running:
+            raise self._used_early()
+        added = other = total = None
+        for i in range(self.count):
+            old, new = self.values[self.start + i], others.values[others.start + i]
+            if old is not added or new is not other:
+                added, other, total = old, new, old + new
+            self.values[self.start + i] = total
 
     def multiplied(self, product, overwrite):
         """A wgmma has added its product."""

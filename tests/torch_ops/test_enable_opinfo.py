@@ -145,6 +145,8 @@ def test_samples_run_on_kernels_of_outblas(name: str) -> None:
     with aten._enable(RULES) as enabled:
         for sample in samples(name, "cpu", torch.float32):
             operator(name).op(*sample.given, **sample.how)
+            if aten.OURS in enabled.decisions.values():
+                break
 
     assert aten.OURS in enabled.decisions.values(), enabled.decisions
 

@@ -80,7 +80,7 @@ def test_each_group_has_its_product(form: Form, kernel: str | None) -> None:
 @pytest.mark.parametrize("out_dtype", [F32, BF16, F16])
 @pytest.mark.parametrize("form", FORMS)
 def test_results_are_rounded_once(form: Form, out_dtype: torch.dtype, kernel: str | None) -> None:
-    call = draw(form, "bias", "residual", out_dtype=out_dtype, activation="relu", K=130)
+    call = draw(form, "bias", "residual", out_dtype=out_dtype, activation="relu", M=5, N=40, K=130)
     # The largest result fits float16.
     call = call.replaced(scale_a=call.tensors["scale_a"] / 16)
 
@@ -91,7 +91,7 @@ def test_results_are_rounded_once(form: Form, out_dtype: torch.dtype, kernel: st
 @pytest.mark.parametrize(("a", "b"), [(E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
 @pytest.mark.parametrize("form", FORMS)
 def test_formats(form: Form, a: torch.dtype, b: torch.dtype, kernel: str | None) -> None:
-    check(draw(form, a=a, b=b, out_dtype=F32), kernel)
+    check(draw(form, a=a, b=b, out_dtype=F32, M=5, N=40, K=136), kernel)
 
 
 @pytest.mark.parametrize("kernel", BOTH)
@@ -149,7 +149,7 @@ def test_blocks_at_the_edge(form: Form, N: int, K: int, kernel: str | None) -> N
 @pytest.mark.parametrize("activation", ["", "silu", "swiglu"])
 @pytest.mark.parametrize("form", FORMS)
 def test_real_numbers_with_an_epilogue(form: Form, activation: str, kernel: str | None) -> None:
-    call = draw(form, "bias", "residual", real=True, activation=activation, out_dtype=F32, M=33)
+    call = draw(form, "bias", "residual", real=True, activation=activation, out_dtype=F32)
 
     result = call.run(kernel=kernel)
 
@@ -210,7 +210,7 @@ def test_no_row_and_no_column(kernel: str | None) -> None:
 def test_a_call_is_described_once(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     described = Mock(wraps=grouped.describe)
     monkeypatch.setattr(grouped, "describe", described)
-    call = draw(form, out_dtype=F32)
+    call = draw(form, out_dtype=F32, M=5, N=40, K=40)
 
     results = [call.run(kernel="portable").nan_to_num() for _ in range(3)]
 
@@ -220,7 +220,7 @@ def test_a_call_is_described_once(form: Form, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["scale_a", "scale_b"])
 def test_scales_of_other_strides_take_another_plan(name: str) -> None:
-    call = draw("ragged_m", out_dtype=F32)
+    call = draw("ragged_m", out_dtype=F32, N=40)
     call.run(kernel="portable")
 
     turned = call.replaced(**{name: call.tensors[name].mT.contiguous().mT})

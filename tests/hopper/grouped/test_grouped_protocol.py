@@ -144,14 +144,22 @@ def scaled_case(
 TALL = replace(OWN, tile_m=256, stages=3, epilogue_stages=1)  # two times 64 rows for a consumer
 
 
-@pytest.mark.parametrize("ends", [pytest.param(v, id=k) for k, v in ENDS.items()])
-@pytest.mark.parametrize("tile", [*TILES, "tall"])
+SCALED_TILES = TILES | {"tall": TALL}
+
+
+@pytest.mark.parametrize(
+    "timing", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("tile", SCALED_TILES)
 @pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
 def test_sums_are_multiplied_by_the_scales_of_their_own_stage(
-    form: str, tile: str, ends: tuple[int, ...]
+    form: str, tile: str, ends: str, timing: int
 ) -> None:
-    for seed in range(3):
-        runs_clean(scaled_case((TILES | {"tall": TALL})[tile], form, ends), seed)
+    """Every tile and all ends of groups run in each of three timings, in one of them together."""
+    seed = (timing + [*SCALED_TILES].index(tile) + [*ENDS].index(ends)) % 3
+
+    runs_clean(scaled_case(SCALED_TILES[tile], form, ENDS[ends]), seed)
 
 
 @pytest.mark.parametrize("epilogue", ["residual", "gated residual"])
@@ -172,12 +180,11 @@ def scaled_masked_case(
 
 
 @pytest.mark.parametrize("wide", ["", "wide"])
-@pytest.mark.parametrize("tile", [*TILES, "tall"])
+@pytest.mark.parametrize("tile", SCALED_TILES)
 def test_scales_of_groups_of_a_fixed_capacity(tile: str, wide: str) -> None:
     """A warp copies those of rows, or TMA loads them up to the end of a group's place."""
-    config = (TILES | {"tall": TALL})[tile]
     for seed, counts in enumerate(COUNTS.values()):
-        runs_clean(scaled_masked_case(config, counts, wide), seed)
+        runs_clean(scaled_masked_case(SCALED_TILES[tile], counts, wide), seed)
 
 
 @pytest.mark.parametrize("slow", ["load A", "load B", "copy", "wgmma", "store", "wake"])
