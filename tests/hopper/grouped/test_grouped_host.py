@@ -440,18 +440,30 @@ def test_scattered_rows_are_stored_16_bytes_at_a_time(has: str, stores_by_tma: b
     assert re.search(r"st\.global\S*\.v4|st\.global\S*\.b128", code.ptx)
 
 
+RESULTS_OF_FEW_TERMS = problem("ragged_k", 256, 7168, 4096, 4096)
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize("given", [problem(groups=100), problem("ragged_k")], ids=lambda p: p.form)
-def test_nothing_spills(given: GroupedProblem) -> None:
+@pytest.mark.parametrize(
+    ("given", "config"),
+    [
+        pytest.param(problem(groups=100), host._candidates()[0], id="rows"),
+        pytest.param(problem("ragged_k"), host._candidates()[0], id="terms"),
+        pytest.param(
+            RESULTS_OF_FEW_TERMS, host.config_for(RESULTS_OF_FEW_TERMS, H200), id="rows of results"
+        ),
+    ],
+)
+def test_nothing_spills(given: GroupedProblem, config: HopperConfig) -> None:
     """128 accumulators, the epilogue, and the search for a group fit into the registers."""
-    made = variant_of(given, host._candidates()[0])
+    made = variant_of(given, config)
 
     code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
     assert "serialized" not in code.log
     assert "wgmma.mma_async" in code.ptx
-    assert "multicast::cluster" in code.ptx
+    assert ("multicast::cluster" in code.ptx) == (config.cluster > 1)
 
 
 @pytest.mark.compile

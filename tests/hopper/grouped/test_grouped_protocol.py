@@ -67,6 +67,12 @@ def test_every_group_gets_its_product_in_every_timing(
 
 
 @pytest.mark.parametrize("tile", TILES)
+def test_tiles_of_terms_may_follow_each_other_along_rows(tile: str) -> None:
+    for seed, ends in enumerate((ENDS["empty groups"], ENDS["whole tiles"], ENDS["a row each"])):
+        runs_clean(case_of(replace(TILES[tile], order="row"), "ragged_k", ends), seed)
+
+
+@pytest.mark.parametrize("tile", TILES)
 def test_what_is_left_over_gets_zeros(tile: str) -> None:
     for seed in range(3):
         runs_clean(case_of(TILES[tile], "ragged_m", (100, 100, 333), zero_tail=True), seed)
