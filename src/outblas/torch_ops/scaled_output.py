@@ -110,7 +110,8 @@ def _is_fused(call: Call) -> bool:
     extra = call.extra or EpilogueArgs()
     tensors = extra.bias is None, extra.residual is None
     sizes = call.a.shape, call.b.shape, call.a.device
-    key = *sizes, call.formats, extra.activation, *tensors, call.power_of_two
+    scales = [scale.stride() for scale in call.scales or ()]  # which may be too far apart
+    key = *sizes, *scales, call.formats, extra.activation, *tensors, call.power_of_two
     found = _QUANTIZES.get(key)
     if found is None:
         found = bool(registry.load(PRODUCTION).quantizes(dispatch.problem_of(call)))
