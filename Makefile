@@ -8,8 +8,8 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/outblas demo
 
-# Four processes for two cores, for many tests wait for processes of theirs. Tests of one `xdist_group` run in one.
-IN_PARALLEL := -n 4 --dist loadgroup
+# Three processes for two cores, for many tests wait for processes of theirs. Tests of one `xdist_group` run in one.
+IN_PARALLEL := -n 3 --dist loadgroup
 
 test: $(READY)
 	$(BIN)/pytest $(IN_PARALLEL)
