@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ...core.configs import RenamedFields
+from ...core.fp8 import BLOCK
 from ...device.raster import ORDERS
 
 SHARED_MEMORY = 232448  # bytes that one CTA may use on sm_90
@@ -18,7 +19,6 @@ MAX_SPLIT_K = 64
 STAGGERS = ("never", "rule", "always")
 SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
 SUBTILE_BYTES = 64 * 128
-SCALED_N = 128  # columns of a row that share a scale of a C in fp8
 
 
 @dataclass(frozen=True)
@@ -270,14 +270,15 @@ def invalid_reason(config: HopperConfig) -> str | None:
     )
 
 
-def gated_reason(c: HopperConfig) -> str | None:
+def gated_reason(c: HopperConfig, in_halves: bool = False) -> str | None:
     """Returns why tiles of this config cannot hold gated pairs, or None.
 
     A stage must hold equally many columns of both halves of B, every CTA that loads it must load a
-    part of each half, and a thread must hold both values of a pair.
+    part of each half, and a thread must hold both values of a pair. `in_halves`: the promoted sums
+    of each half may be computed by wgmmas of their own.
     """
-    if c.swap_ab or c.variable_tile_n or c.cluster_k > 1:
-        return "gated pairs need swap_ab and variable_tile_n False, and cluster_k 1"
+    if c.swap_ab or c.variable_tile_n or c.cluster_k > 1 or (c.mma_n and not in_halves):
+        return "gated pairs need swap_ab and variable_tile_n False, cluster_k 1 and mma_n 0"
     if c.mma_n and 2 * c.mma_n != c.tile_n:
         return f"mma_n is {c.mma_n}, expected 0 or {c.tile_n // 2}, one half, for gated pairs"
     if c.tile_n % (32 * c.cluster_m):
@@ -337,9 +338,9 @@ def quantized_reason(c: HopperConfig, gated: bool) -> str | None:
     if c.epilogue_stages == 0:
         return "epilogue_stages is 0, expected at least 1 for a C in fp8"
     stored = c.epilogue_config(gated).tile_n
-    if stored % SCALED_N:
+    if stored % BLOCK:
         return (
-            f"a CTA stores {stored} columns, expected a multiple of {SCALED_N}, which share a scale"
+            f"a CTA stores {stored} columns, expected a multiple of {BLOCK}, which share a scale"
             " of a C in fp8"
         )
     return None

@@ -17,7 +17,6 @@ from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
 from ..core import tile_order
 from ..core.config import (
-    SCALED_N,
     SHARED_MEMORY,
     SUBTILE_BYTES,
     HopperConfig,
@@ -187,6 +186,15 @@ def quantizes(problem: Problem, gpu: Rates, base: HopperConfig) -> bool:
     return _best(problem, gpu, base)[0] <= _best(wide, gpu, base)[0] + quantized
 
 
+def sums_halves(problem: Problem) -> bool:
+    """Returns whether the halves of gated pairs may be summed one after the other: where their sums
+    are promoted, and become outputs in fp8.
+    """
+    if problem.epilogue.scale_out is None:
+        return False
+    return fp8.formats(problem.formats).promoted
+
+
 def _best(problem: Problem, gpu: Rates, base: HopperConfig) -> tuple[float, HopperConfig]:
     """Returns the config of the fewest cycles, and how many these are."""
     problem = operand_copies.aligned(problem)
@@ -206,7 +214,8 @@ def _best(problem: Problem, gpu: Rates, base: HopperConfig) -> tuple[float, Hopp
     promoted = formats is not None and formats.promoted
     candidates = _promoted_candidates(call, tiles) if promoted else _candidates(call, tiles)
     if problem.epilogue.gated:
-        candidates = (c for c in candidates if gated_reason(c) is None)
+        in_halves = sums_halves(problem)
+        candidates = (c for c in candidates if gated_reason(c, in_halves) is None)
     if formats is not None and formats.block_a:
         candidates = _with_scales(call, formats, candidates)
     if problem.epilogue.scale_out:
@@ -355,7 +364,7 @@ def _streaming_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
 def _promoted_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
     if call.problem.epilogue.scale_out and call.problem.epilogue.gated:
         for shape in _PROMOTED_PAIRS:
-            yield tiles.config(_Tile(*shape, False, 2 * SCALED_N, mma_n=SCALED_N))
+            yield tiles.config(_Tile(*shape, False, 2 * fp8.BLOCK, mma_n=fp8.BLOCK))
         return
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _PROMOTED_TILES:
         if swap and min(call.M, call.N) > FEW:

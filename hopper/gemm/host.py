@@ -18,7 +18,6 @@ from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ..core import bounds, compile, tile_order
 from ..core.config import (
-    SCALED_N,
     HopperConfig,
     block_scaled_reason,
     gated_reason,
@@ -95,9 +94,9 @@ def quantized_problem_reason(problem: Problem) -> str | None:
         return None
     if problem.epilogue.residual:
         return "it supports no residual of outputs in fp8, but was given one"
-    if problem.N % SCALED_N or problem.batch or not is_packed(problem):
+    if problem.N % fp8.BLOCK or problem.batch or not is_packed(problem):
         return (
-            f"it supports outputs in fp8 that are contiguous matrices of multiples of {SCALED_N} "
+            f"it supports outputs in fp8 that are contiguous matrices of multiples of {fp8.BLOCK} "
             f"columns, but was given {problem.N}, batch {problem.batch} and strides {problem.out}"
         )
     return None
@@ -114,7 +113,8 @@ def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | N
     """Returns why this problem cannot be computed with a config that is valid for other problems,
     or None.
     """
-    if problem.epilogue.gated and (reason := gated_reason(config)):
+    in_halves = heuristic.sums_halves(problem)
+    if problem.epilogue.gated and (reason := gated_reason(config, in_halves)):
         return f"config: {reason}"
     if reason := fp8_reason(problem, config):
         return f"config: {reason}"

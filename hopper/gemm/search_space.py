@@ -56,7 +56,9 @@ def space(
     def invalid_reason(config: HopperConfig) -> str | None:
         if reason := unsupported_reason or gemm.invalid_reason(config):
             return reason
-        if problem.epilogue.gated and (reason := gated_reason(config)):
+        if problem.epilogue.gated and (
+            reason := gated_reason(config, heuristic.sums_halves(problem))
+        ):
             return reason
         return None if config == own else pruned_reason(config, machine, problem)
 

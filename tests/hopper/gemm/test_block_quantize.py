@@ -336,6 +336,19 @@ def test_wide_pairs_have_room_for_the_sums_of_one_half(
     assert found is None if reason is None else reason in str(found)
 
 
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+def test_other_pairs_are_not_summed_half_by_half(out_dtype: torch.dtype) -> None:
+    """Nor are they tuned so."""
+    config = gemm_config("tile_n=256,mma_n=128,cluster_m=1,stages=4,epilogue_stages=1")
+    quantized = problem(activation="swiglu")
+    plain = replace(
+        quantized, out_dtype=out_dtype, epilogue=replace(quantized.epilogue, scale_out=None)
+    )
+
+    assert gemm.unsupported(quantized, config) is None
+    assert "mma_n 0" in str(gemm.unsupported(plain, config))
+
+
 # ---- the rule
 @pytest.mark.parametrize("activation", ["", "silu", "swiglu"])
 @pytest.mark.parametrize(
@@ -354,7 +367,8 @@ def test_configs_of_the_rule_store_blocks(M: int, formats: str, activation: str)
         assert gemm.unsupported(given, config) is None
         assert quantized_reason(config, gated) is None
         if gated:
-            assert gated_reason(config) is None
+            assert gated_reason(config, in_halves=True) is None
+            assert (gated_reason(config) is None) == (config.mma_n == 0)
         if "promoted" in formats:
             assert promoted_reason(config, gated) is None
         made = variant_of(given, config)

@@ -264,7 +264,7 @@ FAULTS = (
     Fault(
         "rule_gated_pairs_anywhere",
         _RULE,
-        "        candidates = (c for c in candidates if gated_reason(c) is None)\n",
+        "        candidates = (c for c in candidates if gated_reason(c, in_halves) is None)\n",
         "        pass\n",
         LIMITS,
         "The rule gives gated products configs whose tiles cannot hold pairs.",
