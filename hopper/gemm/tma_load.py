@@ -20,11 +20,16 @@ from .tile_scheduler import WorkTile
 class WorkTileLoad(NamedTuple):
     """An operand of one work tile: its TMA atom; for each part of its k tiles the shared tensor
     (TMA, STAGE) and the global tensor (TMA, RestK); the mask of the CTAs that receive it.
+
+    across: where clusters may turn (`hopper.grouped`), the WorkTileLoad of a turned one; else None.
+    turned: 1 where the cluster is turned.
     """
 
     atom: Any
     parts: Any
     mask: Any
+    across: Any = None
+    turned: Any = None
 
 
 def work_tile_load_a(cta: Cta, work: WorkTile) -> WorkTileLoad:
@@ -95,14 +100,25 @@ def load_k_tiles(
         if cutlass.const_expr(scales is not None):
             block_scales.load_rows(scales, pipeline, state, k_tile)
         barrier = pipeline.producer_get_barrier(state)
-        for part in cutlass.range_constexpr(len(load.parts)):
-            target, source = load.parts[part]
-            cute.copy(
-                load.atom,
-                source[None, k_tile],
-                target[None, state.index],
-                tma_bar_ptr=barrier,
-                mcast_mask=load.mask,
-            )
+        if cutlass.const_expr(load.across is None):
+            load_parts(load, k_tile, state.index, barrier)
+        elif load.turned == 1:
+            load_parts(load.across, k_tile, state.index, barrier)
+        else:
+            load_parts(load, k_tile, state.index, barrier)
         state = pipeline.advance(state)
     return state
+
+
+@cute.jit
+def load_parts(load: WorkTileLoad, k_tile, stage, barrier):
+    """Loads all parts of a k tile into a stage."""
+    for part in cutlass.range_constexpr(len(load.parts)):
+        target, source = load.parts[part]
+        cute.copy(
+            load.atom,
+            source[None, k_tile],
+            target[None, stage],
+            tma_bar_ptr=barrier,
+            mcast_mask=load.mask,
+        )

@@ -26,7 +26,7 @@ from ..gemm.host import device_rates
 from ..gemm.kernel import Config
 from . import layouts
 from .traits import CAPACITIES
-from .variant import load, variant_of
+from .variant import load, turns, variant_of
 
 Tensor = torch.Tensor
 
@@ -290,7 +290,8 @@ def _cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> tupl
     # The columns of all matrices that lie as the result does.
     results = problem.columns * (1 if epilogue.residual is None else 2)
     results += 0 if epilogue.aux is None else N
-    rows = config.tile_m * config.cluster_m
+    together = 1 if turns(problem, config) else config.cluster_m  # tile rows that are used or not
+    rows = config.tile_m * together
     if problem.form == "ragged_m":
         groups = min(groups, max(M, 1))
         # A group ends in the middle of a tile on average.
@@ -301,7 +302,7 @@ def _cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> tupl
         tile_rows = groups * math.ceil(M / rows)
         moved, depth = (M + N) * K + groups * M * results, K / groups + config.tile_k / 2
     columns = config.tile_n * config.cluster_n
-    tiles = tile_rows * math.ceil(N / columns) * config.cluster
+    tiles = tile_rows * together * math.ceil(N / columns) * config.cluster_n
     products = 2 * config.tile_m * config.tile_n * depth / (heuristic.REACHED * 4096)
     own_rows = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
     loads = 2 * own_rows * depth / heuristic.STEADY_BYTES

@@ -1,6 +1,6 @@
 """The kernel class of `hopper.grouped`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -61,6 +61,10 @@ class Grouped(Gemm):
     group ends is loaded first, and the consumers clear what is not the group's (`gemm.term_mask`):
     all of them wait for its stage, write zeros, fence, and synchronise at ALL_CONSUMERS before they
     multiply.
+
+    Where clusters turn, a CTA takes for each work tile either its own rows of A and a part of B for
+    both, or a part of A for both and its own columns of B. Each CTA's stages are written by both in
+    either case, as many bytes, so arrivals and waits are the same.
 
     Rows that an index chooses are copied by two more warps, as `gather` describes.
 
@@ -160,6 +164,7 @@ class Grouped(Gemm):
             a if traits.gathers else None,
             a_index,
             extent // offs.shape[0] if traits.masked else None,
+            self.turned.load_operands(a, b, *majors) if traits.turns else None,
             None,
         )
         tensors = EpilogueTensors(
@@ -196,13 +201,15 @@ class Grouped(Gemm):
     def begin_schedule(self, smem, params: GroupedParams, context: WarpContext):
         """Makes the schedule in shared memory."""
         config, traits = self.config, self.traits
+        if cutlass.const_expr(traits.turns):
+            prefetch_descriptors(params.turned, context)
         table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
         params = params._replace(table=table)
         if cutlass.const_expr(traits.divides_terms):
             threads = WARPGROUP * self.warpgroups
             schedule.make_order(params, context.thread, threads, traits.capacity)
         elif context.warp == WarpRole.MMA:
-            schedule.make_tile_rows(params, config.tile_m * config.cluster_m, traits)
+            schedule.make_tile_counts(params, config, traits)
         return params
 
     def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> GroupedScheduler:
@@ -220,6 +227,27 @@ class Grouped(Gemm):
             multicast_b,
             stages,
         )
+
+    @property
+    def turned(self) -> "Grouped":
+        """The kernel whose clusters of 1×2 load what a cluster of this one does when it turns."""
+        config = replace(self.config, cluster_m=1, cluster_n=2)
+        return Grouped(config, replace(self.traits, turns=False))
+
+    def turned_cta(self, cta: Cta) -> Cta:
+        """Returns the CTA as one of a cluster that is turned."""
+        (_, multicast_a), (_, multicast_b) = self.turned.load_operations()
+        operand_a, operand_b = (
+            TmaTensor(operand.atom, operand.tensor) for operand in cta.scheduler.params.turned
+        )
+        loads = replace(
+            cta.loads,
+            operand_a=operand_a,
+            operand_b=operand_b,
+            multicast_a=multicast_a,
+            multicast_b=multicast_b,
+        )
+        return replace(cta, coord=self.turned.cluster_coord(cta.context), loads=loads)
 
     @property
     def pipeline_type(self):
@@ -240,6 +268,21 @@ class Grouped(Gemm):
     def work_tile_load_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
         if self.traits.gathers:
             return WorkTileLoad(None, (), None)  # others copy A
+        load = self.load_of_a(cta, work)
+        if self.traits.turns:
+            across = self.turned.load_of_a(self.turned_cta(cta), work)
+            return load._replace(across=across, turned=work.turned)
+        return load
+
+    def work_tile_load_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+        load = self.load_of_b(cta, work)
+        if self.traits.turns:
+            across = self.turned.load_of_b(self.turned_cta(cta), work)
+            return load._replace(across=across, turned=work.turned)
+        return load
+
+    def load_of_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+        """Returns the load of A by a CTA at its place in the cluster."""
         loads, config, coord = cta.loads, cta.config, cta.coord
         parts = partition(
             loads.operand_a,
@@ -251,7 +294,8 @@ class Grouped(Gemm):
         )
         return WorkTileLoad(loads.operand_a.atom, (parts,), coord.mask_a)
 
-    def work_tile_load_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+    def load_of_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+        """Returns the load of B by a CTA at its place in the cluster."""
         loads, config, coord = cta.loads, cta.config, cta.coord
         halves = 2 if self.traits.gated else 1
         matrix = (work.matrix,) if self.traits.form == "ragged_m" else ()
@@ -268,6 +312,14 @@ class Grouped(Gemm):
             for half in range(halves)
         )
         return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
+
+
+@cute.jit
+def prefetch_descriptors(operands, context: WarpContext):
+    """One warp fetches the TMA descriptors of operands."""
+    if context.warp == WarpRole.MMA:
+        for operand in cutlass.range_constexpr(len(operands)):
+            cpasync.prefetch_descriptor(operands[operand].atom)
 
 
 def by_blocks(scale, of_columns: bool):

@@ -1,10 +1,13 @@
 """The schedules of grouped products, which each CTA makes from the ends of groups.
 
-Ragged rows: the tile rows of all groups are numbered one after the other. One warp writes to shared
-memory, for each group, how many tile rows it and all groups before it have. A warp that needs a
-tile divides the tile's number by the columns of tiles, and finds the group by comparing the number
-of the row with 32 groups at a time. Of groups that have places of their own, the numbers of rows
-are given in place of their ends; `bounds` alone tells them apart.
+Ragged rows: the tiles of all groups are numbered one after the other. One warp writes to shared
+memory, for each group, how many tiles it and all groups before it have. A warp that needs a tile
+finds its group by comparing the tile's number with 32 groups at a time. Of groups that have places
+of their own, the numbers of rows are given in place of their ends; `bounds` alone tells them apart.
+
+A cluster of two CTAs, one below the other, shares the columns of B. Where a group has an odd number
+of tile rows, the lower CTA would have nothing to do in the last one. So clusters turn there: both
+CTAs compute the same rows, and share them, in two columns of tiles next to each other.
 
 Ragged terms: every group has as many tiles as every other, and its own number of k tiles. Groups
 with the most terms come first, so that the clusters, which take tiles in turns, end at about the
@@ -46,8 +49,9 @@ class GroupedParams(NamedTuple):
     rows. k_tiles: those of each tile, with ragged rows. clusters: how many were launched. a,
     a_index: A and the index of its rows, where rows are gathered; else None. group_rows: the rows
     for which each group has room, where groups have places of their own, and `offs` holds the
-    numbers of their rows; else None. table: in shared memory, int32 (capacity), what
-    `make_tile_rows` or `make_order` writes; None before it exists.
+    numbers of their rows; else None. turned: the TmaOperands A and B of clusters that turn; else
+    None. table: in shared memory, int32 (capacity), what `make_tile_counts` or `make_order` writes;
+    None before it exists.
     """
 
     offs: Any
@@ -62,6 +66,7 @@ class GroupedParams(NamedTuple):
     a: Any
     a_index: Any
     group_rows: Any
+    turned: Any
     table: Any
 
 
@@ -71,7 +76,7 @@ class GroupedWorkTile(NamedTuple):
     the group. The names are those of `tile_scheduler.WorkTile`.
 
     first_term: the term of K, or the word of fp8 terms, at which k tile 0 begins. terms: those of
-    the last k tile. backwards: 1 where the last k tile comes first.
+    the last k tile. backwards: 1 where the last k tile comes first. turned: 1 where the cluster is.
     """
 
     row: Int32
@@ -82,6 +87,7 @@ class GroupedWorkTile(NamedTuple):
     first_term: Int32
     terms: Int32
     backwards: Int32
+    turned: Int32
 
     def first_row(self, tile_m: int) -> Int32:
         """Returns the first row of the tile."""
@@ -175,9 +181,9 @@ def own_place(params: GroupedParams, group):
 
 
 @cute.jit
-def make_tile_rows(params: GroupedParams, rows: cutlass.Constexpr, traits: cutlass.Constexpr):
-    """One warp: writes to `params.table` the tile rows of each group and of all groups before it,
-    for cluster tiles of `rows` rows.
+def make_tile_counts(params: GroupedParams, config: cutlass.Constexpr, traits: cutlass.Constexpr):
+    """One warp: writes to `params.table` the cluster tiles of each group and of all groups before
+    it.
     """
     lane = cute.arch.lane_idx()
     count = params.offs.shape[0] + (1 if cutlass.const_expr(traits.zero_tail) else 0)
@@ -187,7 +193,7 @@ def make_tile_rows(params: GroupedParams, rows: cutlass.Constexpr, traits: cutla
         begin, end = bounds(params, group)
         total = Int32(0)
         if group < count:
-            total = (end - begin + rows - 1) // rows
+            total = tile_count(params, config, traits, end - begin)
         for step in cutlass.range_constexpr(5):
             below = cute.arch.shuffle_sync_up(total, 1 << step)
             if lane >= 1 << step:
@@ -195,6 +201,15 @@ def make_tile_rows(params: GroupedParams, rows: cutlass.Constexpr, traits: cutla
         total += before
         params.table[group] = total
         before = cute.arch.shuffle_sync(total, BY_BALLOT - 1)
+
+
+def tile_count(params: GroupedParams, config, traits, rows):
+    """Returns how many cluster tiles a group of `rows` rows has."""
+    if traits.turns:
+        tile_rows = (rows + config.tile_m - 1) // config.tile_m
+        return tile_rows // 2 * params.columns + tile_rows % 2 * ((params.columns + 1) // 2)
+    high = config.tile_m * config.cluster_m
+    return (rows + high - 1) // high * params.columns
 
 
 @cute.jit
@@ -226,16 +241,16 @@ def work_tile_count(scheduler: GroupedScheduler):
     if cutlass.const_expr(scheduler.traits.divides_terms):
         tiles = params.offs.shape[0] * params.rows * params.columns
     else:
-        tiles = params.table[scheduler.traits.capacity - 1] * params.columns
+        tiles = params.table[scheduler.traits.capacity - 1]
     return (tiles - scheduler.cluster + params.clusters - 1) // params.clusters
 
 
 @cute.jit
-def find_group(scheduler: GroupedScheduler, tile_row):
-    """A whole warp: returns the group of a tile row: as many groups end before it."""
+def find_group(scheduler: GroupedScheduler, tile):
+    """A whole warp: returns the group of a tile: as many groups end before it."""
     lane, group = cute.arch.lane_idx(), Int32(0)
     for first in cutlass.range_constexpr(0, scheduler.traits.capacity, BY_BALLOT):
-        is_before = scheduler.params.table[first + lane] <= tile_row
+        is_before = scheduler.params.table[first + lane] <= tile
         group += cute.arch.popc(cute.arch.vote_ballot_sync(is_before))
     return cute.arch.make_warp_uniform(group)
 
@@ -251,14 +266,19 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
     """
     params = scheduler.params
     index = step * params.clusters + scheduler.cluster
-    tile_row, _ = divmod(index, params.by_columns)
-    group = find_group(scheduler, tile_row)
-    first = Int32(0)
+    group = find_group(scheduler, index)
     if group > 0:
-        first = params.table[group - 1]
-    rows = params.table[group] - first
-    m, n = in_bands(params, config, index - first * params.columns, rows)
+        index -= params.table[group - 1]
     begin, end = bounds(params, group)
+    turned = Int32(0)
+    if cutlass.const_expr(scheduler.traits.turns):
+        tile_rows = (end - begin + config.tile_m - 1) // config.tile_m
+        m, n, turned = in_turning_bands(params, config, index, tile_rows)
+        row, column = own_part(scheduler, config, m, n, turned)
+    else:
+        high = config.tile_m * config.cluster_m
+        m, n = in_bands(params, config, index, (end - begin + high - 1) // high)
+        row, column = own_tile(scheduler, config, m, n)
     k_begin, k_tiles, matrix = Int32(0), params.k_tiles, group
     backwards = n // TURN & 1
     if cutlass.const_expr(scheduler.traits.zero_tail):
@@ -267,9 +287,10 @@ def work_of_rows(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
             # A k tile behind the end of K, for which TMA writes zeros.
             k_begin, k_tiles, matrix = params.k_tiles, Int32(1), group - 1
     partition = KPartition(k_begin, k_tiles, Int32(0), Int32(1), Int32(0), Int32(0))
-    row, column = own_tile(scheduler, config, m, n)
     nothing = Int32(0)
-    return GroupedWorkTile(begin + row, end, column, matrix, partition, nothing, nothing, backwards)
+    return GroupedWorkTile(
+        begin + row, end, column, matrix, partition, nothing, nothing, backwards, turned
+    )
 
 
 @cute.jit
@@ -296,7 +317,8 @@ def work_of_terms(scheduler: GroupedScheduler, config: cutlass.Constexpr, step):
         begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)
     partition = KPartition(Int32(0), count, Int32(0), Int32(1), Int32(0), Int32(0))
     row, column = own_tile(scheduler, config, m, n)
-    return GroupedWorkTile(row, None, column, group, partition, begin, terms, Int32(1))
+    straight = Int32(0)
+    return GroupedWorkTile(row, None, column, group, partition, begin, terms, Int32(1), straight)
 
 
 @cute.jit
@@ -309,12 +331,56 @@ def in_bands(params: GroupedParams, config: cutlass.Constexpr, index, rows):
     return above + rest - n * height, n
 
 
-def own_tile(scheduler: GroupedScheduler, config, m, n):
-    """Returns the first row and column of this CTA in a cluster tile. A gated pair counts as one
-    column.
+@cute.jit
+def in_turning_bands(params: GroupedParams, config: cutlass.Constexpr, index, tile_rows):
+    """Returns the first tile row and the first column of tiles of cluster tile `index` in a group
+    with `tile_rows` rows, and 1 where the cluster is turned.
+
+    Two rows at a time are walked down the columns of bands. If a row is left over, two columns at a
+    time are walked in the last band: after the tiles of both comes the one of a turned cluster,
+    which reads the same columns of B once more.
     """
-    coord, columns = scheduler.coord, config.tile_n // (2 if scheduler.traits.gated else 1)
+    pairs, height = tile_rows // 2, band(config)
+    last = cutlass.max((pairs + height - 1) // height - 1, 0)
+    above, _ = divmod(index, params.by_band)
+    above = cutlass.min(above, last) * height
+    rest = index - above * params.columns
+    height = cutlass.min(pairs - above, height)
+    m, n, turned = Int32(0), Int32(0), Int32(0)
+    if tile_rows % 2 == 1 and above + height == pairs:
+        n = rest // (2 * height + 1) * 2
+        m = rest - n // 2 * (2 * height + 1)
+        if m >= height * cutlass.min(params.columns - n, 2):
+            m, turned = pairs - above, Int32(1)
+        elif m >= height:
+            m, n = m - height, n + 1
+    else:
+        n = rest // height
+        m = rest - n * height
+    return (above + m) * 2, n, turned
+
+
+def own_tile(scheduler: GroupedScheduler, config, m, n):
+    """Returns the first row and column of this CTA in a cluster tile."""
+    coord = scheduler.coord
     return (
         (m * config.cluster_m + coord.cta_m_in_cluster) * config.tile_m,
-        (n * config.cluster_n + coord.cta_n_in_cluster) * columns,
+        (n * config.cluster_n + coord.cta_n_in_cluster) * stored_columns(scheduler, config),
     )
+
+
+def own_part(scheduler: GroupedScheduler, config, m, n, turned):
+    """Returns the first row and column of this CTA in the tile of a cluster that may be turned,
+    which begins at tile row m and in column n of tiles.
+    """
+    rank = scheduler.coord.cta_m_in_cluster
+    return (
+        (m + rank * (1 - turned)) * config.tile_m,
+        (n + rank * turned) * stored_columns(scheduler, config),
+    )
+
+
+def stored_columns(scheduler: GroupedScheduler, config) -> int:
+    """Returns the columns of a tile. A gated pair counts as one."""
+    columns: int = config.tile_n // (2 if scheduler.traits.gated else 1)
+    return columns

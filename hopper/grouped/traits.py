@@ -21,6 +21,8 @@ class GroupedTraits(traits.KernelTraits):
     weighted: the outputs of each row are multiplied by a weight before the residual is added.
     row_order: with ragged terms, the tiles of a group follow each other along the rows of its
         result, so that the CTAs write whole rows together.
+    turns: with ragged rows and clusters of 2×1, those that compute the last tile row of a group
+        with an odd number of them lie across it, as 1×2.
 
     The scales of fp8 operands vary along K.
 
@@ -36,6 +38,7 @@ class GroupedTraits(traits.KernelTraits):
     scatters: bool = False
     weighted: bool = False
     row_order: bool = False
+    turns: bool = False
 
     @property
     def plain(self) -> bool:

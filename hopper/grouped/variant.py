@@ -91,8 +91,15 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         scatters=problem.scatters,
         weighted=problem.weighted,
         row_order=is_ragged_k and config.order == "row",
+        turns=turns(problem, config),
     )
     return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
+
+
+def turns(problem: GroupedProblem, config: HopperConfig) -> bool:
+    """Returns `GroupedTraits.turns`. Where rows are gathered, no cluster shares them."""
+    is_upright = (config.cluster_m, config.cluster_n) == (2, 1)
+    return problem.form == "ragged_m" and not problem.gathers and is_upright
 
 
 def _formats(problem: GroupedProblem) -> str:

@@ -541,7 +541,7 @@ def adapt(name, module):
             for name in ("row_offsets", "copy_k_tile"):
                 setattr(module, name, _of_grouped(name))
         case "grouped.schedule":
-            for name in ("make_tile_rows", "find_group", "make_order"):
+            for name in ("make_tile_counts", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))
 
 

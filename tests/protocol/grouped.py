@@ -74,6 +74,12 @@ class GroupedCase:
             for operand, extents in (("A", of_a), ("B", of_b))
         ]
 
+    @property
+    def turns(self) -> bool:
+        """Whether clusters turn for the last tile row of a group."""
+        upright = (self.config.cluster_m, self.config.cluster_n) == (2, 1)
+        return self.form == "ragged_m" and upright and "gather" not in self.epilogue
+
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """Where groups begin and end; what is left over last, where it counts as a group."""
@@ -250,6 +256,7 @@ def simulate_grouped(
             scatters="scatter" in case.epilogue,
             row_order=case.form == "ragged_k" and case.config.order == "row",
             wide_scales="wide" in case.epilogue,
+            turns=case.turns,
             **_formats(case),
         )
     )
@@ -307,21 +314,30 @@ def _case() -> GroupedCase:
 
 
 # ---- what stands for functions whose arithmetic other tests check
-def make_tile_rows(params, rows, traits):
-    """A warp writes how many tile rows the groups up to each one have."""
+def make_tile_counts(params, config, traits):
+    """A warp writes how many cluster tiles the groups up to each one have."""
     agent, total = state.machine.agent, 0
     bounds = _case().bounds
     for group in range(traits.capacity):
         agent.pause()
         if group < len(bounds):
             begin, end = bounds[group]
-            total += -(-(end - begin) // rows)
+            total += _cluster_tiles(-(-(end - begin) // config.tile_m), params.columns)
         params.table[group] = total
 
 
-def find_group(scheduler, tile_row):
+def _cluster_tiles(rows, columns):
+    """The tiles that clusters compute of a group with so many tile rows."""
+    config, traits = state.machine.config, state.machine.traits
+    whole, rest = divmod(rows, config.cluster_m)
+    if traits.turns:
+        return whole * columns + rest * -(-columns // 2)
+    return (whole + (rest > 0)) * columns
+
+
+def find_group(scheduler, tile):
     table = scheduler.params.table
-    return sum(table[group] <= tile_row for group in range(scheduler.traits.capacity))
+    return sum(table[group] <= tile for group in range(scheduler.traits.capacity))
 
 
 def make_order(params, thread, threads, capacity):

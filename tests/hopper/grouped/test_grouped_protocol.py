@@ -288,7 +288,11 @@ FAULTS = {
     ),
     "the k tile in which a group ends comes last": (
         "ragged_k",
-        Change("grouped.schedule", "begin, terms, Int32(1))", "begin, terms, Int32(0))"),
+        Change(
+            "grouped.schedule",
+            "begin, terms, Int32(1), straight",
+            "begin, terms, Int32(0), straight",
+        ),
         {"wrong result"},
     ),
     "an empty group multiplies the terms of the next one": (
@@ -558,6 +562,66 @@ def test_the_model_finds_in_an_epilogue(name: str) -> None:
     case = case_of(TILES["few stages"], "ragged_m", ENDS["empty groups"], epilogue=epilogue)
 
     assert is_found(case, change) in kinds
+
+
+TURNING_FAULTS = {
+    "a turned cluster loads B for both of its CTAs": Change(
+        "grouped.kernel",
+        "self.turned.load_of_b(self.turned_cta(cta), work)",
+        "self.load_of_b(cta, work)",
+    ),
+    "the CTAs of a turned cluster load the same part of A": Change(
+        "grouped.kernel", "coord=self.turned.cluster_coord(cta.context)", "coord=cta.coord"
+    ),
+    "no cluster turns": Change(
+        "gemm.tma_load", "        elif load.turned == 1:\n", "        elif load.turned == 2:\n"
+    ),
+    "both CTAs of a turned cluster compute the same columns": Change(
+        "grouped.schedule", "(n + rank * turned)", "(n + rank * 0)"
+    ),
+    "a CTA of a turned cluster computes the rows below": Change(
+        "grouped.schedule", "(m + rank * (1 - turned))", "(m + rank)"
+    ),
+    "the row left over is that of the first pair": Change(
+        "grouped.schedule", "m, turned = pairs - above, Int32(1)", "m, turned = Int32(0), Int32(1)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNING_FAULTS)
+def test_the_model_finds_in_clusters_that_turn(name: str) -> None:
+    """An operand that both CTAs load for each other arrives twice, or half of it does not."""
+    case = case_of(TILES["B multicast"], "ragged_m", ENDS["empty groups"])
+
+    assert is_found(case, TURNING_FAULTS[name]) in {
+        "wrong result",
+        "deadlock",
+        "overwritten",
+        "early read",
+        "arrivals",
+    }
+
+
+TURNING = ENDS | {"a row left over each": (128, 512, 897, 1537), "many rows": (2176 + 129,)}
+
+
+@pytest.mark.parametrize("ends", TURNING)
+@pytest.mark.parametrize("epilogue", ["", "residual", "gated aux"])
+def test_clusters_turn_in_every_timing(ends: str, epilogue: str) -> None:
+    """Upright and turned clusters fill the same stages one after the other."""
+    config, given = replace(TILES["few stages"], cluster_m=2), TURNING[ends]
+    columns = 3 * config.tile_n // (2 if epilogue.startswith("gated") else 1)
+    for seed in range(3):
+        case = case_of(config, "ragged_m", given, epilogue=epilogue)
+        runs_clean(replace(case, extent=given[-1], N=columns), seed)
+
+
+@pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
+def test_clusters_turn_with_one_kind_of_long_delay(slow: str) -> None:
+    config = replace(TILES["few stages"], cluster_m=2)
+    case = replace(case_of(config, "ragged_m", (128, 512, 897)), extent=897, N=3 * config.tile_n)
+    for seed in range(1, 4):
+        runs_clean(case, seed, slow={slow: 100_000.0})
 
 
 @pytest.mark.parametrize("name", MASKED_FAULTS)

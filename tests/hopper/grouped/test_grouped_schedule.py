@@ -158,7 +158,12 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
 
 
 def traits(
-    form: str, groups: int, zero_tail: bool = False, gated: bool = False, masked: bool = False
+    form: str,
+    groups: int,
+    zero_tail: bool = False,
+    gated: bool = False,
+    masked: bool = False,
+    turns: bool = False,
 ) -> GroupedTraits:
     capacity = -(-(groups + zero_tail) // BY_BALLOT) * BY_BALLOT
     return GroupedTraits(
@@ -175,6 +180,7 @@ def traits(
         zero_tail=zero_tail,
         gated=gated,
         masked=masked,
+        turns=turns,
     )
 
 
@@ -226,6 +232,7 @@ def params_of(launch: Launch, functions: SimpleNamespace) -> Any:
         a=None,
         a_index=None,
         group_rows=None if launch.group_rows is None else Word(launch.group_rows),
+        turned=None,
         table=[Word(-1)] * launch.traits.capacity,
     )
 
@@ -246,10 +253,15 @@ def clamped(launch: Launch) -> list[tuple[int, int]]:
     return found
 
 
-def tile_rows(launch: Launch) -> list[int]:
-    """The tile rows of each group and of all before it."""
-    high = launch.config.tile_m * launch.config.cluster_m
-    counts = [-(-(end - begin) // high) for begin, end in clamped(launch)]
+def tile_counts(launch: Launch) -> list[int]:
+    """The cluster tiles of each group and of all before it."""
+    config = launch.config
+    columns = -(-launch.N // (columns_of_tiles(launch) * config.cluster_n))
+    counts = []
+    for begin, end in clamped(launch):
+        rows, below = divmod(-(-(end - begin) // config.tile_m), config.cluster_m)
+        across = -(-columns // 2) if launch.traits.turns else columns
+        counts.append(rows * columns + (below > 0) * across)
     counts += [0] * (launch.traits.capacity - len(counts))
     return list(itertools.accumulate(counts))
 
@@ -262,9 +274,9 @@ def works(launch: Launch) -> Iterator[Any]:
         for thread in range(384):
             functions.make_order(params, Word(thread), 384, launch.traits.capacity)
     else:
-        params.table[:] = map(Word, tile_rows(launch))
-        functions.globals["find_group"] = lambda scheduler, row: Word(
-            sum(value <= row for value in scheduler.params.table)
+        params.table[:] = map(Word, tile_counts(launch))
+        functions.globals["find_group"] = lambda scheduler, tile: Word(
+            sum(value <= tile for value in scheduler.params.table)
         )
     config = launch.config
     for cluster in range(launch.clusters):
@@ -290,36 +302,38 @@ CONFIGS = st.sampled_from(
 
 
 @settings(max_examples=25, deadline=None)
-@given(ends=ENDS | WRONG_ENDS, zero_tail=st.booleans())
-@example(ends=tuple(range(13, 1300, 13)), zero_tail=True)  # four times as many as lanes
-def test_a_warp_counts_the_tile_rows_of_all_groups(ends: tuple[int, ...], zero_tail: bool) -> None:
-    launch = Launch(
-        ends, 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends), zero_tail)
-    )
+@given(ends=ENDS | WRONG_ENDS, zero_tail=st.booleans(), turns=st.booleans())
+@example(ends=tuple(range(13, 1300, 13)), zero_tail=True, turns=True)  # four times the lanes
+def test_a_warp_counts_the_tiles_of_all_groups(
+    ends: tuple[int, ...], zero_tail: bool, turns: bool
+) -> None:
+    of_groups = traits("ragged_m", len(ends), zero_tail, turns=turns)
+    config = tile_config(cluster_m=2 if turns else 1)
+    launch = Launch(ends, 1600, 1600, 640, 64, config, 1, of_groups)
     warp = Warp()
     functions = on_integers(warp)
     params = params_of(launch, functions)
 
-    warp.run(lambda: functions.make_tile_rows(params, 128, launch.traits))
+    warp.run(lambda: functions.make_tile_counts(params, config, of_groups))
 
-    assert params.table == tile_rows(launch)
+    assert params.table == tile_counts(launch)
 
 
 @settings(max_examples=15, deadline=None)
 @given(ends=st.lists(st.integers(0, 1500), min_size=1, max_size=100).map(sorted))
-def test_a_warp_finds_the_group_of_a_tile_row(ends: list[int]) -> None:
+def test_a_warp_finds_the_group_of_a_tile(ends: list[int]) -> None:
     launch = Launch(
         tuple(ends), 1600, 1600, 512, 64, tile_config(), 1, traits("ragged_m", len(ends))
     )
     warp = Warp()
     functions = on_integers(warp)
-    table = tile_rows(launch)
-    params = params_of(launch, functions)._replace(table=[Word(row) for row in table])
+    table = tile_counts(launch)
+    params = params_of(launch, functions)._replace(table=[Word(count) for count in table])
     scheduler = functions.GroupedScheduler(params, Word(0), coord(), launch.traits)
 
-    for row in range(0, table[-1], 3):
-        found = warp.run(functools.partial(functions.find_group, scheduler, Word(row)))
-        expected = next(group for group, total in enumerate(table) if row < total)
+    for tile in range(0, table[-1], 5):
+        found = warp.run(functools.partial(functions.find_group, scheduler, Word(tile)))
+        expected = next(group for group, total in enumerate(table) if tile < total)
         assert found == [expected] * LANES
 
 
@@ -331,6 +345,7 @@ def test_a_warp_finds_the_group_of_a_tile_row(ends: list[int]) -> None:
     N=st.sampled_from([8, 250, 1536]),
     clusters=st.sampled_from([1, 3, 66, 132]),
     gated=st.booleans(),
+    turns=st.booleans(),
 )
 def test_ragged_rows_are_covered_once(
     ends: tuple[int, ...],
@@ -339,8 +354,11 @@ def test_ragged_rows_are_covered_once(
     N: int,
     clusters: int,
     gated: bool,
+    turns: bool,
 ) -> None:
-    of_groups = traits("ragged_m", len(ends), zero_tail, gated)
+    """And where clusters turn, by no CTA whose rows are all behind its group."""
+    turns &= config.cluster_m == 2
+    of_groups = traits("ragged_m", len(ends), zero_tail, gated, turns=turns)
     launch = Launch(ends, 1600, 1600, N, 192, config, clusters, of_groups)
     k_tiles = 192 // config.tile_k
 
@@ -356,6 +374,7 @@ def test_ragged_rows_are_covered_once(
             assert work.partition == (0, k_tiles, 0, 1, 0, 0)
             assert work.end_row == end
         assert (work.row - begin) % config.tile_m == 0
+        assert work.row < end or not turns
         if work.row < end and work.column < N:
             key = len(ends) if is_tail else int(work.matrix)
             covered.setdefault(key, []).append((int(work.row), int(work.column)))
@@ -373,10 +392,15 @@ CAPACITY = st.sampled_from([1, 16, 129, 512])
 
 
 def masked_launch(
-    counts: tuple[int, ...], capacity: int, N: int, config: HopperConfig, clusters: int
+    counts: tuple[int, ...],
+    capacity: int,
+    N: int,
+    config: HopperConfig,
+    clusters: int,
+    turns: bool = False,
 ) -> Launch:
     extent = capacity * len(counts)
-    of_groups = traits("ragged_m", len(counts), masked=True)
+    of_groups = traits("ragged_m", len(counts), masked=True, turns=turns)
     return Launch(counts, extent, extent, N, 192, config, clusters, of_groups)
 
 
@@ -392,9 +416,9 @@ def test_a_group_of_a_fixed_capacity_has_its_own_place(
     functions = on_integers(warp)
     params = params_of(launch, functions)
 
-    warp.run(lambda: functions.make_tile_rows(params, 128, launch.traits))
+    warp.run(lambda: functions.make_tile_counts(params, launch.config, launch.traits))
 
-    assert params.table == tile_rows(launch)
+    assert params.table == tile_counts(launch)
     found = [functions.bounds(params, Word(group)) for group in range(len(counts))]
     assert found == clamped(launch)
 
@@ -406,19 +430,28 @@ def test_a_group_of_a_fixed_capacity_has_its_own_place(
     config=CONFIGS,
     N=st.sampled_from([8, 250, 1536]),
     clusters=st.sampled_from([1, 3, 66, 132]),
+    turns=st.booleans(),
 )
 def test_rows_that_are_there_are_covered_once(
-    counts: tuple[int, ...], capacity: int, config: HopperConfig, N: int, clusters: int
+    counts: tuple[int, ...],
+    capacity: int,
+    config: HopperConfig,
+    N: int,
+    clusters: int,
+    turns: bool,
 ) -> None:
-    """And no tile is made of rows that are not, but for the clusters in which a group ends."""
-    launch = masked_launch(counts, capacity, N, config, clusters)
+    """And no tile is made of rows that are not, but for the clusters in which a group ends; where
+    they turn, none is.
+    """
+    turns &= config.cluster_m == 2
+    launch = masked_launch(counts, capacity, N, config, clusters, turns)
 
     covered: dict[int, list[tuple[int, int]]] = {}
     for work in works(launch):
         begin, end = clamped(launch)[work.matrix]
         assert work.end_row == end
         assert work.partition == (0, 192 // config.tile_k, 0, 1, 0, 0)
-        assert begin <= work.row < end + config.tile_m * config.cluster_m
+        assert begin <= work.row < end + (0 if turns else config.tile_m * config.cluster_m)
         if work.row < end and work.column < N:
             covered.setdefault(int(work.matrix), []).append((int(work.row), int(work.column)))
 
@@ -426,6 +459,65 @@ def test_rows_that_are_there_are_covered_once(
         columns = range(0, N, columns_of_tiles(launch))
         tiles = itertools.product(range(begin, end, config.tile_m), columns)
         assert sorted(covered.get(group, [])) == sorted(tiles), group
+
+
+def turning_tiles(rows: int, columns: int) -> list[tuple[int, ...]]:
+    """Both CTAs' tile rows and columns of tiles in each tile of a cluster that may turn, of a group
+    of `rows` times `columns` tiles.
+    """
+    config = tile_config(cluster_m=2)
+    of_groups = traits("ragged_m", 1, turns=True)
+    launch = Launch((rows * 128,), rows * 128, rows * 128, columns * 256, 64, config, 1, of_groups)
+    found = [(int(work.row) // 128, int(work.column) // 256) for work in works(launch)]
+    half = len(found) // 2
+    return [(*one, *other) for one, other in zip(found[:half], found[half:], strict=True)]
+
+
+def test_a_turned_cluster_reads_the_columns_that_were_read_last() -> None:
+    upright = [(0, 0, 1, 0), (2, 0, 3, 0), (0, 1, 1, 1), (2, 1, 3, 1)]
+    last_column = [(0, 2, 1, 2), (2, 2, 3, 2)]
+
+    assert turning_tiles(rows=5, columns=3) == [
+        *upright,
+        (4, 0, 4, 1),
+        *last_column,
+        (4, 2, 4, 3),  # the other CTA has no columns
+    ]
+
+
+def test_one_tile_row_has_turned_clusters_alone() -> None:
+    assert turning_tiles(rows=1, columns=4) == [(0, 0, 0, 1), (0, 2, 0, 3)]
+
+
+def test_a_row_left_over_belongs_to_the_last_band() -> None:
+    """A band has 16 tile rows of 128."""
+    found = turning_tiles(rows=33, columns=3)
+
+    def upright(column: int) -> list[tuple[int, ...]]:
+        return [(row, column, row + 1, column) for row in range(16, 32, 2)]
+
+    assert all(row < 16 for row, *_ in found[:24])
+    assert found[24:] == [
+        *upright(0),
+        *upright(1),
+        (32, 0, 32, 1),
+        *upright(2),
+        (32, 2, 32, 3),  # the other CTA has no columns
+    ]
+
+
+def test_k_is_walked_in_the_same_direction_in_a_turned_cluster() -> None:
+    """So that a row has the same bits wherever its group ends."""
+    config, columns = tile_config(cluster_m=2), 20
+    of_groups = traits("ragged_m", 1, turns=True)
+    launch = Launch((384,), 384, 384, columns * 256, 64, config, 1, of_groups)
+
+    found = {
+        (int(work.row) // 128, int(work.column) // 256): int(work.backwards)
+        for work in works(launch)
+    }
+
+    assert all(found[row, n] == n // 8 % 2 for row in range(3) for n in range(columns))
 
 
 @settings(max_examples=60, deadline=None)
