@@ -304,11 +304,12 @@ def row_scales(cta: Cta, row, group: cutlass.Constexpr, stage):
 
 def is_aligned(config, traits) -> bool:
     """Returns whether tiles begin at multiples of 128 columns, or divide them, so that it is known
-    which columns share a scale. Both halves of gated pairs do where C is fp8 with scales.
+    which columns share a scale. For gated pairs their halves do.
     """
-    if config.variable_tile_n or traits.gated:
-        return bool(traits.gated and traits.scale_out)
-    return bool(config.tile_n % BLOCK == 0 or BLOCK % config.tile_n == 0)
+    if config.variable_tile_n or (traits.gated and not traits.whole_halves):
+        return False
+    width = config.tile_n // (2 if traits.gated else 1)
+    return bool(width % BLOCK == 0 or BLOCK % width == 0)
 
 
 def blocks_of(config, traits, width: int) -> int:

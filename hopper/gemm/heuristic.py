@@ -96,8 +96,8 @@ _PROMOTED_TILES = (
     (64, 1, 1, 1, True, (64, 32, 16)),
     (128, 2, 1, 1, True, (64, 32, 16)),
 )
-# Where gated pairs become outputs in fp8, 128 columns with a scale each: tiles have 256, and stages
-# the sums of one half after the other. tile_m, consumers, cluster_m, cluster_n.
+# Where a stage sums one half of gated pairs after the other, 128 columns each. Those that become
+# outputs in fp8 all do: 128 columns of them share a scale. tile_m, consumers, cluster_m, cluster_n.
 _PROMOTED_PAIRS = ((128, 2, 1, 2), (128, 2, 2, 1), (128, 2, 1, 1), (64, 1, 2, 1), (64, 1, 1, 1))
 # Registers for setmaxnreg, for numbers of consumers that need other values than the base config.
 _REGISTERS = {1: (0, 0), 3: (32, 160)}
@@ -188,9 +188,9 @@ def quantizes(problem: Problem, gpu: Rates, base: HopperConfig) -> bool:
 
 def sums_halves(problem: Problem) -> bool:
     """Returns whether the halves of gated pairs may be summed one after the other: where their sums
-    are promoted, and become outputs in fp8.
+    are promoted, and each half has whole blocks of columns.
     """
-    if problem.epilogue.scale_out is None:
+    if not problem.epilogue.gated or not problem.formats or problem.N % fp8.BLOCK:
         return False
     return fp8.formats(problem.formats).promoted
 
@@ -362,9 +362,9 @@ def _streaming_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
 
 
 def _promoted_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
+    pairs = [_Tile(*shape, False, 2 * fp8.BLOCK, mma_n=fp8.BLOCK) for shape in _PROMOTED_PAIRS]
     if call.problem.epilogue.scale_out and call.problem.epilogue.gated:
-        for shape in _PROMOTED_PAIRS:
-            yield tiles.config(_Tile(*shape, False, 2 * fp8.BLOCK, mma_n=fp8.BLOCK))
+        yield from map(tiles.config, pairs)
         return
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _PROMOTED_TILES:
         if swap and min(call.M, call.N) > FEW:
@@ -374,6 +374,8 @@ def _promoted_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:
             yield tiles.config(tile)
             if not call.problem.batch_invariant and tile_m * width <= 128 * 128:
                 yield from _partitioned(tile, tiles, call, _CLUSTER_K[:2])
+    if sums_halves(call.problem):
+        yield from map(tiles.config, pairs)
 
 
 def _whole_width_candidates(call: _Call, tiles: _Tiles) -> Iterator[HopperConfig]:

@@ -69,6 +69,7 @@ class Variant:
             "in_turn": t.staggered_tail,
             f"scales_{t.scale_a}_{t.scale_b}": t.formats,
             "wide": t.wide_scales,
+            "whole_halves": t.whole_halves,
             "to_e4m3": t.scale_out,
             "pow2": t.power_of_two,
             f"residual_{t.residual}": t.residual,
@@ -142,6 +143,8 @@ def variant_of(
     may_load = (traits.block_a, traits.block_b) == (1, 128) and not config.weights_ready
     if may_load and _are_scales_wide(problem, transposed):
         traits = replace(traits, wide_scales=True)
+    if traits.gated and traits.block_b == fp8.BLOCK and problem.N % fp8.BLOCK == 0:
+        traits = replace(traits, whole_halves=True)
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ...core import configs
 from ...core.epilogue import View
+from ...core.fp8 import BLOCK
 from ...core.grouped import (
     FEW_ROWS,
     GATHERING_COLUMNS,
@@ -26,7 +27,7 @@ from ..gemm.host import device_rates
 from ..gemm.kernel import Config
 from . import layouts
 from .traits import CAPACITIES
-from .variant import load, turns, variant_of
+from .variant import has_whole_halves, load, turns, variant_of
 
 Tensor = torch.Tensor
 
@@ -51,6 +52,14 @@ _SCALED_TILES = (
     (128, 2, 1, 1, 128),
     (64, 1, 1, 1, 128),
     (64, 1, 1, 1, 64),
+)
+# Of gated pairs whose halves have whole blocks of 128 columns. A stage sums one half after the
+# other.
+_SCALED_PAIRS = (
+    (128, 2, 1, 2, 256),
+    (128, 2, 2, 1, 256),
+    (128, 2, 1, 1, 256),
+    (64, 1, 1, 1, 256),
 )
 LOADING_REGISTERS = 56  # of warps that copy
 _REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
@@ -167,6 +176,8 @@ def config_for(problem: GroupedProblem, rates: Rates) -> HopperConfig:
         candidates = _scaling(
             problem.scales.columns, problem.epilogue.gated, _loading_registers(problem)
         )
+        if has_whole_halves(problem):
+            candidates = _pairing() + tuple(c for c in candidates if c.tile_m == 64)
     small = [config for config in candidates if config.tile_m == 64]
     best = min(
         small if few_rows else candidates,
@@ -231,6 +242,15 @@ def _scaling(
         for config in _shaped(_SCALED_TILES)
         if config.tile_m <= (128 if gated and block_b > 1 else 256)
         and not (config.tile_m == 256 and config.cluster > 1 and block_b == 1)
+    )
+
+
+@functools.cache
+def _pairing() -> tuple[HopperConfig, ...]:
+    """Returns the candidates for gated pairs with halves of whole blocks."""
+    return tuple(
+        _with_room_for_scales(_with_registers_to_load(replace(config, mma_n=BLOCK)), BLOCK)
+        for config in _shaped(_SCALED_PAIRS)
     )
 
 

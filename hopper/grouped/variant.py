@@ -42,6 +42,7 @@ class GroupedVariant(variant.Variant):
             "row_order": t.row_order,
             t.formats.replace(" ", "_"): t.formats,
             "wide": t.wide_scales,
+            "whole_halves": t.whole_halves,
         }
         parts = [
             "outblas_hopper_grouped",
@@ -79,6 +80,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         scale_a="blocks" if problem.scales else "",
         scale_b="blocks" if problem.scales else "",
         wide_scales=_are_scales_wide(problem),
+        whole_halves=has_whole_halves(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
@@ -108,6 +110,14 @@ def _formats(problem: GroupedProblem) -> str:
     if scales is None:
         return ""
     return str(fp8.Formats(*scales.formats, promoted=True, block_a=1, block_b=scales.columns))
+
+
+def has_whole_halves(problem: GroupedProblem) -> bool:
+    """Returns `KernelTraits.whole_halves`."""
+    scales, gated = problem.scales, problem.epilogue.gated
+    return bool(
+        gated and scales and scales.columns == fp8.BLOCK and problem.columns % fp8.BLOCK == 0
+    )
 
 
 def _are_scales_wide(problem: GroupedProblem) -> bool:

@@ -26,9 +26,7 @@ SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "80")) // 2
 
 
 def refused_reason(case: Case) -> str | None:
-    """Why the host refuses a case, if it does. It sums halves apart for outputs in fp8, which the
-    model stores as others.
-    """
+    """Why the host refuses a case, if it does."""
     config, formats = case.config, fp8.formats(case.formats)
     reason = Gemm.invalid_reason(config) or promoted_reason(config, "gated" in case.epilogue)
     if formats.block_a:

@@ -337,16 +337,34 @@ def test_wide_pairs_have_room_for_the_sums_of_one_half(
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_other_pairs_are_not_summed_half_by_half(out_dtype: torch.dtype) -> None:
-    """Nor are they tuned so."""
+def test_pairs_of_whole_blocks_are_summed_half_by_half(out_dtype: torch.dtype) -> None:
+    """So are those that do not become fp8; others, and unscaled sums, are not, nor tuned so."""
     config = gemm_config("tile_n=256,mma_n=128,cluster_m=1,stages=4,epilogue_stages=1")
     quantized = problem(activation="swiglu")
     plain = replace(
         quantized, out_dtype=out_dtype, epilogue=replace(quantized.epilogue, scale_out=None)
     )
+    uneven = replace(plain, N=plain.N - 8)
+    unscaled = replace(plain, formats="e4m3 e4m3")
 
     assert gemm.unsupported(quantized, config) is None
-    assert "mma_n 0" in str(gemm.unsupported(plain, config))
+    assert gemm.unsupported(plain, config) is None
+    assert "mma_n 0" in str(gemm.unsupported(uneven, config))
+    assert "mma_n 0" in str(gemm.unsupported(unscaled, config))
+
+
+@pytest.mark.parametrize("N", [4096, 4000])
+def test_halves_of_whole_blocks_have_code_without_selects(N: int) -> None:
+    quantized = problem(N=N // 128 * 128, activation="swiglu")
+    plain = replace(
+        quantized, N=N, out_dtype=BF16, epilogue=replace(quantized.epilogue, scale_out=None)
+    )
+
+    found = heuristic.config(plain, H100, gemm.Config())
+
+    traits = variant_of(plain, found).traits
+    assert traits.whole_halves == (N % 128 == 0)
+    assert (found.tile_n, found.mma_n) == ((256, 128) if traits.whole_halves else (128, 0))
 
 
 # ---- the rule
