@@ -27,7 +27,7 @@ class Passes:
     def __init__(self, name: str, *kernels: Any) -> None:
         """`name` tells what is missing where no kernel may be compiled."""
         self._name = name
-        self._loaded: set[tuple[Any, ...]] = set()  # what has been compiled and put onto a GPU
+        self._loaded: dict[tuple[Any, ...], CompiledKernel] = {}  # onto a GPU
         self.interpreted = {kernel: language.interpreted(kernel) for kernel in kernels}
 
     def launch(
@@ -48,13 +48,18 @@ class Passes:
                 self.interpreted[kernel][grid](*given, **constants)
             return
         key = kernel, _kinds(given), tuple(constants.values()), warps, device.index
-        if key not in self._loaded:
+        found = self._loaded.get(key)
+        if found is None:
             compiling.check_allowed(self._name)
             if capturing(device):
                 raise not_ready()
-        with torch.cuda.device(device), language.lock:
-            kernel[grid](*given, **constants, **_options(warps))
-        self._loaded.add(key)
+            with torch.cuda.device(device), language.lock:
+                self._loaded[key] = kernel[grid](*given, **constants, **_options(warps))
+            return
+        # Triton's own launch would look for this kernel again, which takes longer than to start it.
+        named = (constants[name] for name in kernel.arg_names[len(given) :])
+        with torch.cuda.device(device):
+            found[*grid, *(1,) * (3 - len(grid))](*given, *named)
 
 
 def _options(warps: int) -> dict[str, Any]:

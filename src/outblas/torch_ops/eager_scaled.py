@@ -22,7 +22,7 @@ from ..core.invariance import flag as _invariance
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
-from . import block_scales
+from . import block_scales, quantize
 from .eager import is_unobserved
 from .flop_formulas import register_if_counted
 
@@ -32,9 +32,10 @@ Parameter = torch.nn.Parameter
 _LINE_MASK = LINE - 1
 _PLANS_PER_KEY = 16
 
-# (matches, plan, in_blocks): `matches` tells whether a call's tensors equal the remembered ones in
-# type, sizes, strides, dtype, device, requires_grad and dispatch keys.
-ScaledPlan = tuple[Callable[..., bool], Plan, bool]
+# (matches, plan, in_blocks, is_wide): `matches` tells whether a call's tensors equal the remembered
+# ones in type, sizes, strides, dtype, device, requires_grad and dispatch keys. `is_wide`: the
+# plan's result is float32, and another kernel quantizes it.
+ScaledPlan = tuple[Callable[..., bool], Plan, bool, bool]
 Operands = tuple[Tensor | None, ...]  # a, b, scale_a, scale_b, bias, residual
 # dtype of the result, use_fast_accum, activation; where the result has scales, also out_recipe and
 # out_power_of_two
@@ -59,8 +60,12 @@ def run(operands: Operands, options: Options) -> Result | None:
     if _profiled() or (_invariance.ever and _invariance.requested()):
         return None
     key = _key(operands, options)
-    for matches, plan, in_blocks in _cache.get(key, ()) if key is not None else ():
+    for matches, plan, in_blocks, is_wide in _cache.get(key, ()) if key is not None else ():
         if matches(*_guarded(operands)):
+            if is_wide:
+                *_, recipe, power_of_two = options
+                wide = launch(plan, in_blocks, *operands)
+                return quantize.compute(wide, recipe, options[0], power_of_two)
             if len(options) > 3:
                 return _launch_quantized(plan, in_blocks, operands, options)
             return launch(plan, in_blocks, *operands)
@@ -129,18 +134,21 @@ def can_remember(operands: Operands, options: Options) -> bool:
     return is_unobserved(tensors)
 
 
-def remember(operands: Operands, options: Options, call: Call) -> None:
+def remember(operands: Operands, options: Options, *calls: Call) -> None:
     """Caches the plan of a call, if it has one, so that similar calls need not go through the
-    operator.
+    operator. `calls`: the forms that the call may have been planned in, of which the first one with
+    a plan counts.
     """
     key, tensors = _key(operands, options), _guarded(operands)
     plans = _cache.get(key, ()) if key is not None else ()
-    plan = dispatch.cached_plan(call)
+    planned = ((call, dispatch.cached_plan(call)) for call in calls)
+    call, plan = next(((call, plan) for call, plan in planned if plan), (calls[0], None))
     if key is None or plan is None:
         return
     matches = tensor_guard(tensors)
     if matches is not None:
-        found = matches, plan, block_scales.has_blocks(call.formats)
+        is_wide = len(options) > 3 and call.out_dtype is torch.float32
+        found = matches, plan, block_scales.has_blocks(call.formats), is_wide
         dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], found))
 
 

@@ -259,10 +259,11 @@ def _by_scales(
     result = _checked_call(traced, *operands, out_dtype, use_fast_accum, activation, rounding)
     if not traced and eager_scaled.can_remember(operands, options):
         extra = EpilogueArgs(activation or "", bias, residual)
-        call = _call(input, mat2, scale_a, scale_b, out_dtype, use_fast_accum, extra)
+        dtype = out_dtype if rounding is None else torch.float32
+        calls = [_call(input, mat2, scale_a, scale_b, dtype, use_fast_accum, extra)]
         if rounding is not None:
-            call = scaled_output.fused_call(call, result[1], out_power_of_two)
-        eager_scaled.remember(operands, options, call)
+            calls.insert(0, scaled_output.fused_call(calls[0], result[1], out_power_of_two))
+        eager_scaled.remember(operands, options, *calls)
     return result
 
 
