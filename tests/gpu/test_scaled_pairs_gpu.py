@@ -34,7 +34,11 @@ TILES = {
     "128x64": "tile_n=64,cluster_m=1,stages=5,epilogue_stages=1",
     "128x96": "tile_n=96,cluster_m=1,stages=4,epilogue_stages=1",
 }
-RECIPES = {"1x128 by 128x128": (BY_ROW, SQUARE), "1x128 by 1x128": (BY_ROW, BY_ROW)}
+RECIPES = {
+    "1x128 by 128x128": (BY_ROW, SQUARE),
+    "1x128 by 1x128": (BY_ROW, BY_ROW),
+    "128x128 by 1x128": (SQUARE, BY_ROW),
+}
 SHAPES = (1, 128, 128), (77, 384, 272), (1000, 1280, 640)
 POISON = 0xA5
 

@@ -360,7 +360,7 @@ def test_halves_of_whole_blocks_have_code_without_selects(N: int) -> None:
         quantized, N=N, out_dtype=BF16, epilogue=replace(quantized.epilogue, scale_out=None)
     )
 
-    found = heuristic.config(plain, H100, gemm.Config())
+    found: Any = heuristic.config(plain, H100, gemm.Config())
 
     traits = variant_of(plain, found).traits
     assert traits.whole_halves == (N % 128 == 0)

@@ -198,6 +198,20 @@ def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
         assert config.shared_memory_bytes < SHARED_MEMORY
 
 
+def test_halves_of_whole_blocks_have_wide_tiles_with_room_for_them() -> None:
+    found = host._pairing()
+
+    for config in found:
+        assert promoted_reason(config, gated=True) is None
+        assert block_scaled_reason(config, 128) is None
+        assert gated_reason(config, in_halves=True) is None
+        assert config.stages >= 4
+    wide = problem(M=32768, activation="swiglu")
+    assert variant(wide).traits.whole_halves
+    assert not variant(problem(M=32768, N=2096, activation="swiglu")).traits.whole_halves
+    assert not variant(problem(M=32768)).traits.whole_halves
+
+
 @pytest.mark.parametrize(
     ("given", "tile"),
     [
@@ -206,6 +220,10 @@ def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
         (problem("masked", M=128), (64, 128)),
         (problem("masked", M=4096), (256, 128)),
         (problem("ragged_k", M=4096, K=65536), (256, 128)),
+        (problem(M=32768, activation="swiglu"), (128, 256)),
+        (problem("masked", M=4096, activation="swiglu"), (128, 256)),
+        (problem(M=32768, N=2096, activation="swiglu"), (128, 128)),
+        (problem("ragged_k", M=4096, K=65536, activation="swiglu"), (256, 128)),
     ],
     ids=str,
 )

@@ -144,4 +144,20 @@ FAULTS = (
         MLP,
         "The input of a fused MLP gets no gradient.",
     ),
+    Fault(
+        "passes_start_with_constants_in_any_order",
+        "kernels/passes.py",
+        "(constants[name] for name in kernel.arg_names[len(given) :])",
+        "constants.values()",
+        (Check("test_passes.py"),),
+        "A kernel that is started again has its constants in the order of the call.",
+    ),
+    Fault(
+        "composed_plan_is_not_quantized",
+        "src/outblas/torch_ops/eager_scaled.py",
+        "            if is_wide:\n",
+        "            if False:\n",
+        (Check("test_scaled_mm_quantized.py", "warm_calls"),),
+        "A warm call whose result another kernel quantizes is planned as one kernel.",
+    ),
 )
