@@ -28,6 +28,7 @@ from .row_group import RowGroup, in_order
 from .splitk_reduce import opaque
 
 LANES = 32
+GRANULE = 4  # scales in 16 bytes, which TMA loads together
 FEWEST_COLUMNS = 32  # steps of a tile's first column for which there is code for each place
 
 
@@ -49,13 +50,16 @@ class BlockScales:
 
 
 def stage_scales(config, traits) -> int:
-    """Returns the number of scales that a stage has in shared memory."""
-    return int(config_module.stage_scales(config, traits.block_b))
+    """Returns the number of scales that a stage has in shared memory. Rows that begin anywhere have
+    those of other rows before and behind them.
+    """
+    others = GRANULE if traits.from_any_row else 0
+    return int(config_module.stage_scales(config, traits.block_b)) + others
 
 
 def column_scales(config, traits) -> int:
     """Returns how many of them are those of columns of B."""
-    return stage_scales(config, traits) - int(config.tile_m)
+    return int(config_module.stage_scales(config, traits.block_b) - config.tile_m)
 
 
 def orient(scale_a, scale_b, transposed: bool):
@@ -143,8 +147,8 @@ class CopiedScalesPipeline(ScaledPipeline):
 # ---- scales of rows that TMA loads
 @dataclass(frozen=True)
 class TileScales:
-    """The scales of a work tile's rows: how many rows, and where their scales begin in memory, in
-    the first block of K.
+    """The scales of a work tile's rows: of how many rows they are loaded, and where these begin in
+    memory, in the first block of K.
     """
 
     cta: Cta
@@ -155,9 +159,11 @@ class TileScales:
 @cute.jit
 def tile_scales(cta: Cta, work):
     """Returns the scales of the rows of a work tile, of which the last one may have few or none."""
-    own, first = of_work(cta, work), work.first_row(cta.config.tile_m)
+    own, first, most = of_work(cta, work), work.first_row(cta.config.tile_m), cta.config.tile_m
+    if cutlass.const_expr(cta.traits.from_any_row):
+        first, most = first - first % GRANULE, most + GRANULE
     left = own.scales.scale_a.shape[0] - first
-    rows = cutlass.min(cutlass.max(left, 0), cta.config.tile_m)
+    rows = cutlass.min(cutlass.max(left, 0), most)
     return TileScales(own, rows, address(own.scales.scale_a, first))
 
 
@@ -283,12 +289,16 @@ def with_lane(cta: Cta, pipeline: Any) -> Any:
     return replace(pipeline, lane=opaque(cta.context.thread % LANES))
 
 
-def first_row(cta: Cta, consumer: Consumer):
-    """Returns this thread's first row in a tile. Its register saves a chain of instructions for
-    each stage, which would delay the wgmmas behind it.
+def first_row(cta: Cta, consumer: Consumer, work):
+    """Returns where this thread's first row of a tile lies among the rows whose scales a stage has.
+    Its register saves a chain of instructions for each stage, which would delay the wgmmas behind
+    it.
     """
     thread = cta.context.thread % WARPGROUP
-    return opaque(consumer.warpgroup_in_tile * 64 + thread // 32 * 16 + thread % 32 // 4)
+    row = consumer.warpgroup_in_tile * 64 + thread // 32 * 16 + thread % 32 // 4
+    if cutlass.const_expr(cta.traits.from_any_row):
+        row += work.first_row(cta.config.tile_m) % GRANULE
+    return opaque(row)
 
 
 @cute.jit

@@ -44,7 +44,7 @@ def multiply(
     row, boundaries, factors = None, None, None
     mma.fragments.acc.fill(0.0)
     if cutlass.const_expr(cta.traits.block_scaled):
-        row = block_scales.first_row(cta, consumer)
+        row = block_scales.first_row(cta, consumer, work)
     if cutlass.const_expr(by_blocks):
         boundaries = block_scales.first_boundaries(cta, work)
         factors = block_scales.make_factors(cta, row, work, mma.width, backwards)

@@ -42,6 +42,8 @@ class KernelTraits:
         formats: the text of `core.fp8.Formats`. A 16-bit word of A or B holds two values.
         wide_scales: the scales of neighbouring rows of A are neighbours in memory, and those of
             four begin at 16 bytes, so that TMA loads them.
+        from_any_row: tiles begin at any row, and TMA loads `wide_scales` from the last row on that
+            divides by 4 and does not lie behind it.
         whole_halves: each half of gated pairs has whole blocks of 128 columns, which share a scale.
         scale_out: C is fp8, and its scales, one for 128 columns of a row, are written by "blocks".
         power_of_two: these scales are rounded up to powers of two.
@@ -66,6 +68,7 @@ class KernelTraits:
     formats: str = ""
     staggered_tail: bool = False
     wide_scales: bool = False
+    from_any_row: bool = False
     whole_halves: bool = False
     scale_out: str = ""
     power_of_two: bool = False

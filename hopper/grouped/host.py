@@ -22,6 +22,7 @@ from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
 from ..gemm import heuristic
+from ..gemm.block_scales import GRANULE
 from ..gemm.heuristic import Rates
 from ..gemm.host import device_rates
 from ..gemm.kernel import Config
@@ -285,7 +286,7 @@ def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
     """
     most = SHARED_MEMORY - 4 * MOST_GROUPS
     while True:
-        scales = 4 * config.stages * stage_scales(config, block_b)
+        scales = 4 * config.stages * (stage_scales(config, block_b) + GRANULE)
         if config.shared_memory_bytes + scales <= most:
             return config
         if config.stages < 5 and config.epilogue_stages > 1:
@@ -362,9 +363,11 @@ def _gathered(
     plain = replace(problem, a=(rows.stride(0), 1), gathers=False, rows_of_a=problem.M)
     tensors = tensors._replace(a_index=None)
     if problem.scales is not None and tensors.scale_a is not None:
-        # Row by row, which makes lines that follow each other in K.
-        scale_a = tensors.scale_a.index_select(0, chosen)
-        plain = replace(plain, scales=replace(problem.scales, a=(0, *scale_a.stride())))
+        # By columns, as TMA loads them, in memory of their own.
+        scale_a = tensors.scale_a.t().index_select(1, chosen).t()
+        found, alignment = problem.scales, (16, problem.scales.alignment[1])
+        scales = replace(found, a=(0, *scale_a.stride()), alignment=alignment)
+        plain = replace(plain, scales=scales)
         tensors = tensors._replace(scale_a=scale_a)
     return plain, rows.view(a.dtype), tensors
 

@@ -15,6 +15,7 @@ from ...core.grouped import GroupedProblem
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
 from ..gemm import epilogue_load, epilogue_math, variant
+from ..gemm.block_scales import GRANULE
 from . import layouts
 from .kernel import Grouped
 from .traits import CAPACITIES, GroupedTraits
@@ -80,6 +81,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         scale_a="blocks" if problem.scales else "",
         scale_b="blocks" if problem.scales else "",
         wide_scales=_are_scales_wide(problem),
+        from_any_row=_are_scales_wide(problem) and not problem.capacity,
         whole_halves=has_whole_halves(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
@@ -121,15 +123,15 @@ def has_whole_halves(problem: GroupedProblem) -> bool:
 
 
 def _are_scales_wide(problem: GroupedProblem) -> bool:
-    """Returns `KernelTraits.wide_scales`: whether TMA loads the scales of rows. Groups of rows that
-    follow one another begin at any row, where the scales of a tile do not begin at 16 bytes; and
-    where each column of B has its own scale, a warp copies those of rows as well.
+    """Returns `KernelTraits.wide_scales`: whether TMA loads the scales of rows, in granules of 16
+    bytes. Where each column of B has its own scale, a warp copies those of rows as well.
     """
     scales = problem.scales
-    if scales is None or not problem.capacity:
+    if scales is None or problem.form != "ragged_m":
         return False
     group, row, block = scales.a
-    whole = all(step % 4 == 0 for step in (group, block, problem.capacity))
+    extents = (group, problem.capacity) if problem.capacity else (problem.M,)
+    whole = all(step % GRANULE == 0 for step in (*extents, block))
     return row == 1 and whole and scales.alignment[0] >= 16
 
 

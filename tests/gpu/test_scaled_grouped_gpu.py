@@ -12,9 +12,10 @@ from support.fp8 import E4M3, E5M2
 from support.grouped_calls import check_equal
 from support.scaled_groups import FORMS, ScaledGroups, draw
 
-from outblas.core import grouped
+from outblas.core import grouped, quantization
 from outblas.core.epilogue import glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors
+from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.grouped import host
 from outblas.kernels import grouped as portable
 from outblas.runtime.hooks import GroupedKernels
@@ -74,13 +75,23 @@ def sample(
         ends=draw_ends(rng, form, groups, extent),
         extent=extent,
     ).on("cuda")
-    # The product of two sums has twice their bits, and float32 is to hold it exactly.
-    return call.replaced(scale_a=torch.ones_like(call.tensors["scale_a"])) if gated else call
+    scale = call.tensors["scale_a"]
+    if gated:  # the product of two sums has twice their bits, and float32 is to hold it exactly
+        scale = torch.ones_like(scale)
+    return call.replaced(scale_a=as_quantized(scale) if rng.random() < 0.5 else scale)
 
 
-def planned(call: ScaledGroups) -> tuple[GroupedProblem, Callable[[GroupedKernels], None], Tensor]:
-    """Returns the problem of a call, its launch by a kernel, and its result, which is NaN, between
-    two as large.
+def as_quantized(scale: Tensor) -> Tensor:
+    """Scales that lie as those of `quantize` do, by columns, which TMA loads in granules."""
+    *rows, blocks = scale.shape
+    return quantization.empty_scales((*rows, 128 * blocks), "1x128", scale.device).copy_(scale)
+
+
+def planned(
+    call: ScaledGroups, config: HopperConfig | None = None
+) -> tuple[GroupedProblem, Callable[[GroupedKernels], None], Tensor]:
+    """Returns the problem of a call, its launch by a kernel, or by hopper.grouped with a config,
+    and its result, which is NaN, between two as large.
     """
     t, activation = call.tensors, call.options["activation"] or ""
     given = GroupedTensors(**{n: x for n, x in t.items() if n not in ("mat_a", "mat_b", "offs")})
@@ -91,7 +102,14 @@ def planned(call: ScaledGroups) -> tuple[GroupedProblem, Callable[[GroupedKernel
     problem = grouped.describe(*operands, groups, tensors, activation=activation)
     a, b, flat, moved = grouped.in_planned_form(*operands, tensors)
     ends = grouped.ends(t.get("offs"), given)
-    return problem, lambda kernels: kernels.run(problem, a, b, flat, ends, moved), out
+
+    def launch(kernels: GroupedKernels) -> None:
+        if config is None:
+            kernels.run(problem, a, b, flat, ends, moved)
+        else:
+            host.launch(problem, config)(a, b, flat, ends, moved)
+
+    return problem, launch, out
 
 
 def launch_between_guards(call: ScaledGroups, kernels: GroupedKernels) -> Tensor:
@@ -126,6 +144,39 @@ def test_sampled_groups(form: Form, part: int, kernel: str) -> None:
         if out_dtype == F16:  # which holds no large results
             call = call.replaced(scale_a=call.tensors["scale_a"] / 64)
         check_exactly(call, launch_between_guards(call, KERNELS[kernel]))
+
+
+PLAIN = {f"{c.tile_m}x{c.tile_n} {c.cluster_m}x{c.cluster_n}": c for c in host._scaling(128, False)}
+PAIRS = {f"pairs {c.tile_m} {c.cluster_m}x{c.cluster_n}": c for c in host._pairing()}
+
+
+@pytest.mark.parametrize("activation", ["", "reglu"])
+@pytest.mark.parametrize("name", [*PLAIN, *PAIRS])
+def test_every_tile_has_the_scales_of_its_rows_wherever_they_begin(
+    name: str, activation: str
+) -> None:
+    """Groups of all remainders by 4, and of odd numbers of tiles; scales by columns and by rows."""
+    config = (PLAIN | PAIRS)[name]
+    if (name in PAIRS and not activation) or (activation and config.tile_m == 256):
+        pytest.skip("the rule has no such tile")
+    call = draw(
+        "ragged_m",
+        "residual",
+        out_dtype=F32,
+        activation=activation,
+        ends=(1, 131, 131, 517, 903, 904, 2999),
+        extent=3000,
+        N=640 * glu_split(activation),
+        K=400,
+    ).on("cuda")
+    scale = torch.ones_like(call.tensors["scale_a"]) if activation else call.tensors["scale_a"]
+    for each in (as_quantized(scale), scale):
+        lying = call.replaced(scale_a=each)
+        _, launch, out = planned(lying, config)
+
+        launch(host)
+
+        check_exactly(lying, out[1])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -193,6 +193,24 @@ def test_scales_of_groups_of_a_fixed_capacity(tile: str, wide: str) -> None:
         runs_clean(scaled_masked_case(SCALED_TILES[tile], counts, wide), seed)
 
 
+@pytest.mark.parametrize("residual", ["", "residual"])
+@pytest.mark.parametrize("ends", [*ENDS, "odd rows"])
+@pytest.mark.parametrize("tile", SCALED_TILES)
+def test_scales_of_rows_that_begin_anywhere_are_loaded_from_a_granule_on(
+    tile: str, ends: str, residual: str
+) -> None:
+    given = (ENDS | {"odd rows": (1, 131, 262, 391, 512)})[ends]
+    for seed in range(3):
+        runs_clean(scaled_case(SCALED_TILES[tile], "ragged_m", given, f"wide {residual}"), seed)
+
+
+@pytest.mark.parametrize("slow", ["load A", "load B", "load scales", "wgmma", "store", "wake"])
+def test_scales_from_a_granule_on_with_one_kind_of_long_delay(slow: str) -> None:
+    case = scaled_case(TILES["few stages"], "ragged_m", (1, 131, 131, 400), "wide residual")
+    for seed in range(1, 4):
+        runs_clean(case, seed, slow={slow: 100_000.0})
+
+
 @pytest.mark.parametrize("slow", ["load A", "load B", "copy", "wgmma", "store", "wake"])
 @pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
 def test_scales_with_one_kind_of_long_delay(form: str, slow: str) -> None:

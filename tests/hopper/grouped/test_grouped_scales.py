@@ -2,8 +2,12 @@
 its machine code, and what the host gathers.
 """
 
+import ast
+import builtins
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +33,7 @@ from outblas.hopper.core.config import (
     gated_reason,
     promoted_reason,
 )
+from outblas.hopper.gemm import block_scales
 from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.grouped import host, layouts
 from outblas.hopper.grouped.variant import compile_variant, variant_of
@@ -155,7 +160,10 @@ def test_a_variant_has_the_formats_and_the_recipes(form: Form, recipe: int) -> N
         ("masked", 128, (7170, 1, 128), False),
         ("masked", 128, (7168, 56, 1), False),
         ("ragged_k", 128, (0, 1, 128), False),
-        ("ragged_m", 128, (0, 1, 128), False),
+        ("ragged_m", 128, (0, 1, 128), True),
+        ("ragged_m", 126, (0, 1, 128), False),
+        ("ragged_m", 128, (0, 1, 130), False),
+        ("ragged_m", 128, (0, 56, 1), False),
     ],
 )
 def test_tma_loads_the_scales_of_rows_where_those_of_each_tile_begin_at_16_bytes(
@@ -166,7 +174,9 @@ def test_tma_loads_the_scales_of_rows_where_those_of_each_tile_begin_at_16_bytes
 
     lying = replace(given, scales=replace(given.scales, a=strides, alignment=(16, 4)))
 
-    assert variant(lying).traits.wide_scales == wide
+    traits = variant(lying).traits
+    assert traits.wide_scales == wide
+    assert traits.from_any_row == (wide and form == "ragged_m")
     at_any_address = replace(lying, scales=replace(given.scales, a=strides, alignment=(8, 4)))
     assert not variant(at_any_address).traits.wide_scales
 
@@ -233,6 +243,12 @@ def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int])
     assert (config.tile_m, config.tile_n) == tile
 
 
+def by_columns(given: GroupedProblem) -> GroupedProblem:
+    """The product with scales of rows as `quantize` returns them."""
+    assert given.scales is not None
+    return replace(given, scales=replace(given.scales, a=(0, 1, given.M), alignment=(16, 4)))
+
+
 ALL = "bias residual"
 MASKED = problem("masked", M=128)
 assert MASKED.scales is not None
@@ -240,7 +256,9 @@ COMPILED = {
     "terms, plain": problem("ragged_k", M=4096, K=65536),
     "rows": problem(),
     "many rows": problem(M=32768, has=ALL),
+    "many rows, loaded": by_columns(problem(M=32768)),
     "rows, with all": problem(activation="swiglu", has=ALL),
+    "rows, with all, loaded": by_columns(problem(activation="swiglu", has=ALL)),
     "rows, e5m2": problem(b=E5M2, out_dtype=F32),
     "masked": MASKED,
     "masked, loaded": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
@@ -248,7 +266,7 @@ COMPILED = {
     "terms": problem("ragged_k", out_dtype=F32),
     "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),
 }
-IN_CI = "rows, with all", "many rows", "masked", "terms"
+IN_CI = "rows, with all, loaded", "many rows", "masked", "terms"
 
 
 @pytest.mark.compile
@@ -309,3 +327,59 @@ def test_rows_are_gathered_into_memory_with_their_scales(
     assert not plain.gathers
     assert plain.scales.a == (0, *used.scale_a.stride())
     assert host.unsupported(replace(plain, device=torch.device("cuda"))) is None
+
+
+# ---- rows that begin anywhere: the module's own source on Python's integers
+def arithmetic() -> SimpleNamespace:
+    """The functions of `block_scales` that choose rows."""
+    tree = ast.parse(Path(block_scales.__file__).read_text(encoding="utf-8"))
+    names = {"TileScales", "tile_scales", "first_row", "address", "GRANULE", "WARPGROUP"}
+    tree.body = [node for node in tree.body if names & defined(node)]
+    made: dict[str, Any] = {
+        "cutlass": SimpleNamespace(min=min, max=max, const_expr=bool),
+        "cute": SimpleNamespace(jit=lambda function: function),
+        "of_work": lambda cta, work: cta,
+        "opaque": int,
+        "Int64": int,
+        "WARPGROUP": 128,
+        "__name__": block_scales.__name__,
+        "dataclass": dataclass,
+        **dict.fromkeys(("Any", "Cta", "Consumer"), object),
+    }
+    exec(builtins.compile(tree, block_scales.__file__, "exec"), made)
+    return SimpleNamespace(**made)
+
+
+def defined(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, ast.Assign):
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
+
+
+@pytest.mark.parametrize("tile_m", [64, 128, 256])
+def test_whole_granules_hold_the_scales_of_all_rows_of_a_tile(tile_m: int) -> None:
+    """And of no rows that do not exist; a thread finds those of its rows among them."""
+    functions, rows = arithmetic(), 1000
+    strides = SimpleNamespace(
+        shape=(rows, 9), stride=(1, 1024), iterator=SimpleNamespace(toint=lambda: 0)
+    )
+    for first in (*range(9), 500, 995, 999):
+        work = SimpleNamespace(first_row=lambda tile, first=first: first)
+        cta = SimpleNamespace(
+            config=SimpleNamespace(tile_m=tile_m),
+            traits=SimpleNamespace(from_any_row=True),
+            scales=SimpleNamespace(scale_a=strides),
+            context=SimpleNamespace(thread=0),
+        )
+        last = min(first + tile_m, rows) - 1
+
+        found = functions.tile_scales(cta, work)
+        at = functions.first_row(cta, SimpleNamespace(warpgroup_in_tile=0), work)
+
+        begin = found.source // 4
+        assert begin % 4 == found.rows % 4 == 0
+        assert begin <= first
+        assert last < begin + found.rows <= rows
+        assert found.rows <= tile_m + 4
+        assert begin + at == first

@@ -156,6 +156,22 @@ FAULTS = (
         "TMA loads scales that begin between multiples of 16 bytes.",
     ),
     Fault(
+        "scales_of_any_row_read_from_a_granule_on",
+        _SCALES,
+        "row += work.first_row(cta.config.tile_m) % GRANULE",
+        "row += 0",
+        (Check("test_grouped_protocol.py", "begin_anywhere"),),
+        "Rows of a group that begins between multiples of 4 have the scales of others.",
+    ),
+    Fault(
+        "scales_of_the_last_rows_not_loaded",
+        _SCALES,
+        "first - first % GRANULE, most + GRANULE",
+        "first - first % GRANULE, most",
+        (Check("test_grouped_scales.py", "whole_granules"),),
+        "The last rows of a tile that begins between multiples of 4 have no scales.",
+    ),
+    Fault(
         "halves_of_pairs_end_inside_of_a_block",
         _VARIANT,
         "traits.block_b == fp8.BLOCK and problem.N % fp8.BLOCK == 0",
