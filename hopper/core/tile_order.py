@@ -4,12 +4,14 @@ made once.
 
 import functools
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from cutlass.utils import HardwareInfo
 
 from ...core import forks
+from ...core.sm_carveout import usable
 from ...device import memory, raster
 from .config import HopperConfig
 
@@ -82,6 +84,12 @@ def balance_waves(clusters: int, tiles: int) -> int:
 
 
 @functools.cache
+def within(device: torch.device, config: HopperConfig, carveout: int) -> HopperConfig:
+    """Returns the config with as many SMs as it may use where `carveout` are left to others."""
+    present = torch.cuda.get_device_properties(device).multi_processor_count
+    return replace(config, sms=usable(present, config.sms, carveout, config.cluster))
+
+
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
     """Returns how many clusters run at the same time. Clusters of two fill any Hopper GPU; larger
     ones leave some SMs out. Acquires the lock `compiling`, which the caller must not hold.

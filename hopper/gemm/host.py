@@ -16,6 +16,7 @@ import torch
 from ...core import fp8, machines
 from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
+from ...core.sm_carveout import usable
 from ..core import bounds, compile, tile_order
 from ..core.config import (
     HopperConfig,
@@ -153,6 +154,8 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         config = own_config(rung, problem)
     if problem.weights_ready and problem.M <= heuristic.FEW:
         config = replace(config, pdl=True, weights_ready=True)
+    if problem.sm_carveout:
+        config = tile_order.within(problem.device, config, problem.sm_carveout)
     canonical = canonicalize(problem, config)
     if canonical.copies[1]:  # this call writes the B that its kernel reads
         config = replace(config, weights_ready=False)
@@ -174,7 +177,10 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
     """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
-    config = heuristic.config(problem, device_rates(problem.device), rung.config)
+    rates = device_rates(problem.device)
+    if problem.sm_carveout:
+        rates = rates._replace(sms=usable(rates.sms, 0, problem.sm_carveout))
+    config = heuristic.config(problem, rates, rung.config)
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config

@@ -17,6 +17,7 @@ from ...core.grouped import (
     GroupedProblem,
     GroupedTensors,
 )
+from ...core.sm_carveout import reserved
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
@@ -348,7 +349,7 @@ def run(
         return
     if problem.gathers and (problem.N > GATHERING_COLUMNS or problem.scales is not None):
         problem, a, tensors = _gathered(problem, a, tensors)
-    launch(problem)(a, b, out, offs, tensors)
+    launch(problem, carveout=reserved())(a, b, out, offs, tensors)
 
 
 def _gathered(
@@ -382,14 +383,16 @@ def _tuned(problem: GroupedProblem) -> HopperConfig | None:
 
 # As many shapes as a model with experts has, many times over.
 @functools.lru_cache(maxsize=4096)
-def launch(problem: GroupedProblem, config: HopperConfig | None = None) -> Any:
+def launch(problem: GroupedProblem, config: HopperConfig | None = None, carveout: int = 0) -> Any:
     """Returns the function that launches the kernel for a supported product with a config, by
     default one that was tuned for it, else that of `config_for`. A product keeps the config
-    that its first launch took.
+    that its first launch took. `carveout`: the SMs that are left to other kernels.
     """
     problem = layouts.in_words(problem)
     if config is None:
         config = _tuned(problem) or config_for(problem, device_rates(problem.device))
+    if carveout:
+        config = tile_order.within(problem.device, config, carveout)
     made = variant_of(problem, config)
     if capturing(problem.device) and not compile.is_loaded(made):
         raise not_ready()

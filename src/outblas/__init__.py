@@ -8,6 +8,7 @@ from .core.errors import OperandError
 from .core.invariance import batch_invariant
 from .core.readiness import weights_ready
 from .core.registry import Kernel, ladder
+from .core.sm_carveout import sm_carveout
 from .runtime import hooks
 
 # What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
@@ -56,6 +57,7 @@ __all__ = [
     "record_shapes",
     "scaled_grouped_mm",
     "scaled_mm",
+    "sm_carveout",
     "tune",
     "unpatch",
     "warmup",

@@ -66,6 +66,7 @@ class Problem:
         (`core.fp8`); the views of both scales have the strides of the caller's tensors then, in a
         transposed problem with rows and columns exchanged.
     weights_ready: no kernel that may still run writes B, so B may be loaded before they have ended.
+    sm_carveout: the SMs that are left to other kernels.
     """
 
     M: int
@@ -86,6 +87,7 @@ class Problem:
     epilogue: Epilogue = epilogue.NONE
     formats: str = ""
     weights_ready: bool = False
+    sm_carveout: int = 0
 
     @property
     def columns(self) -> int:

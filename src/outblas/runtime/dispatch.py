@@ -2,13 +2,19 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from ..core import forks, invariance, registry
+from ..core import forks, invariance, registry, sm_carveout
 from ..core import problem as operands
-from ..core.compat.torch_private import any_autocast, autocast_off, fp32_precision
+from ..core.compat.torch_private import (
+    any_autocast,
+    autocast_off,
+    fp32_precision,
+    get_sm_carveout,
+)
 from ..core.compat.torch_private import current_device as _current_device
 from ..core.compat.torch_private import empty_strided as _empty_strided
 from ..core.compat.torch_private import fills_memory as _fills_memory
@@ -179,6 +185,7 @@ def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[A
         call.formats,
         call.weights_ready,
         call.power_of_two,
+        get_sm_carveout(),
     )
 
 
@@ -265,7 +272,7 @@ def _checked_output(call: Call) -> Tensor:
 
 def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
     """Returns the problem of a call whose output has the layout of `sample`."""
-    return operands.problem(
+    posed = operands.problem(
         call.a,
         call.b,
         sample,
@@ -279,6 +286,8 @@ def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
         weights_ready=call.weights_ready,
         power_of_two=call.power_of_two,
     )
+    carveout = sm_carveout.reserved()
+    return replace(posed, sm_carveout=carveout) if carveout else posed
 
 
 def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Launch) -> Plan:

@@ -18,6 +18,7 @@ from ..core.problem import Launch, Problem
 from . import default_kernel, fallback, hooks
 
 PORTABLE = "portable"
+KEEPS_CARVEOUT = default_kernel.PRODUCTION  # the kernel that leaves SMs to others
 
 
 # ---- why a kernel does not run
@@ -58,8 +59,13 @@ def no_kernel_reason(problem: Problem) -> str | None:
         return "CPU tensors"
     if reason := unsupported_reason(registry.find(PORTABLE), problem):
         return f"the portable kernel {reason}"
+    named = PORTABLE
+    if problem.sm_carveout:
+        named = KEEPS_CARVEOUT
+        if reason := unsupported_reason(registry.find(named), problem):
+            return f"an SM carveout of {problem.sm_carveout}, for which kernel {named!r} {reason}"
     try:
-        module = registry.load(PORTABLE)
+        module = registry.load(named)
     except ImportError as error:
         return str(error)
     return _unsupported_config_reason(module, problem, None)
@@ -86,7 +92,7 @@ def best_launcher(problem: Problem, tune: str, *, no_product: bool) -> Launch:
         return named_launcher(PORTABLE, "", problem, no_product=no_product)
     if tuned := _tuned_launcher(problem, tune):
         return tuned
-    default = default_kernel.kernel_for(problem)
+    default = KEEPS_CARVEOUT if problem.sm_carveout else default_kernel.kernel_for(problem)
     if default == PORTABLE or problem.batch_invariant:
         return named_launcher(default, "", problem, no_product=False)
     try:
@@ -133,9 +139,14 @@ def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bo
         if problem.epilogue == NONE:
             return _scale_c
         return functools.partial(_epilogue_of_zero, problem.epilogue)
+    on_cpu = problem.device.type == "cpu"
+    if problem.sm_carveout and not on_cpu and kernel != KEEPS_CARVEOUT:
+        raise ValueError(
+            f"kernel {kernel!r} uses all SMs, but an SM carveout of {problem.sm_carveout} is set, "
+            f"expected {KEEPS_CARVEOUT!r}"
+        )
     if reason := _unsupported_config_reason(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
-    on_cpu = problem.device.type == "cpu"
     if registry.find(kernel).dsl != "cute" and not on_cpu:  # nobody knows what Triton's cache has
         compiling.check_allowed(kernel)
     with contextlib.nullcontext() if on_cpu else torch.cuda.device(problem.device):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core import forks, invariance
-from ..core.compat.torch_private import tensor_guard
+from ..core.compat.torch_private import get_sm_carveout, tensor_guard
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.tensor_memory import LINE
@@ -125,7 +125,7 @@ def attempt(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant)
+        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant, get_sm_carveout())
         if c is not None:
             tensors = (a, b, c)
             key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.compat.torch_private import get_sm_carveout
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.tensor_memory import LINE, read_address
@@ -66,7 +67,8 @@ class Scaled(NamedTuple):
         in_line = read_address(self.a) & _LINE_MASK, read_address(self.b) & _LINE_MASK
         scales_result = self.scale_result is not None
         options = self.scale_b is self.scale_a, scales_result, self.out_dtype, self.use_fast_accum
-        return (OPERATOR, self.a.shape, self.b.shape, *in_line, *rest, *options)
+        shapes = self.a.shape, self.b.shape
+        return (OPERATOR, *shapes, *in_line, *rest, *options, get_sm_carveout())
 
     def reason(self) -> str:
         """Returns why torch computes the call, whatever the rules are; "" if it need not."""

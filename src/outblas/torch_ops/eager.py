@@ -27,6 +27,7 @@ from ..core.compat.torch_private import (
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import function_mode_count as function_modes
+from ..core.compat.torch_private import get_sm_carveout as _sm_carveout
 from ..core.compat.torch_private import increment_version as _increment_version
 from ..core.compat.torch_private import modes_disabled as _modes_disabled
 from ..core.compat.torch_private import profiled as _profiled
@@ -138,7 +139,10 @@ def run(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line_a, in_line_b = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant)
+        key: tuple[Any, ...] = (
+            *(a.shape, b.shape, in_line_a, in_line_b),
+            *(batch_invariant, _sm_carveout()),
+        )
         if out is not None:
             tensors = (a, b, out)
             key = (key, _address(out) & 15)

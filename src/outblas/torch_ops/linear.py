@@ -24,6 +24,7 @@ from ..core.compat.torch_private import (
     without_overrides,
 )
 from ..core.compat.torch_private import function_mode_count as _function_modes
+from ..core.compat.torch_private import get_sm_carveout as _sm_carveout
 from ..core.compat.torch_private import increment_version as _increment_version
 from ..core.compat.torch_private import profiled as _profiled
 from ..core.invariance import flag as _invariance
@@ -108,6 +109,7 @@ def run(
             in_line_weight,
             batch_invariant,
             weights_ready,
+            _sm_carveout(),
             activation,
             bias_at,
             residual_at,

@@ -513,7 +513,8 @@ def test_rows_are_gathered_into_memory_for_many_columns(
     tensors = GroupedTensors(a_index=index)
     launched: list[Any] = []
 
-    def launch(given: GroupedProblem) -> Any:
+    def launch(given: GroupedProblem, carveout: int) -> Any:
+        assert carveout == 0
         return lambda *operands: launched.append((given, *operands))
 
     monkeypatch.setattr(host, "launch", launch)

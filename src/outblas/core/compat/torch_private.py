@@ -16,6 +16,20 @@ from torch.overrides import has_torch_function
 
 from . import take
 
+# ---- SMs
+get_sm_carveout: Callable[[], int | None] = take(
+    "torch._C:_get_sm_carveout_experimental",
+    lambda: None,
+    "how many SMs torch's products leave to other kernels, which ours leave too",
+    "products use all SMs",
+)
+set_sm_carveout: Callable[[int | None], None] | None = take(
+    "torch._C:_set_sm_carveout_experimental",
+    None,
+    "the setting that `outblas.sm_carveout` makes",
+    "`outblas.sm_carveout` raises RuntimeError",
+)
+
 
 # ---- products
 def _scaled_mm(
