@@ -8,12 +8,12 @@ from .core.errors import OperandError
 from .core.invariance import batch_invariant
 from .core.readiness import weights_ready
 from .core.registry import Kernel, ladder
-from .core.sm_carveout import sm_carveout
 from .runtime import hooks
 
 # What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
 if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from .api import addmm, linear, matmul
+    from .core.sm_carveout import sm_carveout
     from .runtime.cuda_graphs import warmup
     from .runtime.fallback import FallbackWarning
     from .runtime.record import record_shapes
@@ -77,6 +77,7 @@ _MODULE_OF = {
     "scaled_grouped_mm": "torch_ops.scaled_grouped_mm",
     "moe_mlp": "torch_ops.moe",
     "quantize": "torch_ops.quantize",
+    "sm_carveout": "core.sm_carveout",
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "runtime.cuda_graphs",

@@ -139,10 +139,8 @@ def run(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line_a, in_line_b = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        key: tuple[Any, ...] = (
-            *(a.shape, b.shape, in_line_a, in_line_b),
-            *(batch_invariant, _sm_carveout()),
-        )
+        left = _sm_carveout()
+        key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant, left)
         if out is not None:
             tensors = (a, b, out)
             key = (key, _address(out) & 15)

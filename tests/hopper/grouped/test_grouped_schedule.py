@@ -331,7 +331,7 @@ def test_a_warp_finds_the_group_of_a_tile(ends: list[int]) -> None:
     params = params_of(launch, functions)._replace(table=[Word(count) for count in table])
     scheduler = functions.GroupedScheduler(params, Word(0), coord(), launch.traits)
 
-    for tile in range(0, table[-1], 5):
+    for tile in range(0, table[-1], 13):
         found = warp.run(functools.partial(functions.find_group, scheduler, Word(tile)))
         expected = next(group for group, total in enumerate(table) if tile < total)
         assert found == [expected] * LANES

@@ -143,8 +143,8 @@ FAULTS = (
     Fault(
         "eager_key_without_alignment",
         _EAGER,
-        "key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant)",
-        "key: tuple[Any, ...] = (a.shape, b.shape, batch_invariant)",
+        "key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant, left)",
+        "key: tuple[Any, ...] = (a.shape, b.shape, batch_invariant, left)",
         PLANS,
         "A warm call takes the plan of operands that lie better.",
     ),

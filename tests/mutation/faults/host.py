@@ -8,6 +8,7 @@ EPILOGUE = (Check("test_gemm_epilogue.py"),)
 ACCESS = (Check("test_epilogue_access.py"),)
 OPERANDS = (Check("test_launch_operands.py"),)
 READY = (Check("test_weights_ready.py"), Check("test_launcher.py"))
+CARVEOUT = (Check("test_sm_carveout.py"),)
 
 _WORKSPACE = "hopper/gemm/workspace.py"
 _COPIES = "hopper/gemm/operand_copies.py"
@@ -26,9 +27,49 @@ FAULTS = (
         "A kernel loads a copy of B before the copy is made.",
     ),
     Fault(
+        "linear_has_one_plan_for_every_carveout",
+        _LINEAR,
+        "            _sm_carveout(),\n",
+        "",
+        CARVEOUT,
+        "A layer runs the plan of a call that left other SMs free.",
+    ),
+    Fault(
+        "products_have_one_plan_for_every_carveout",
+        "src/outblas/torch_ops/eager.py",
+        "        left = _sm_carveout()\n",
+        "        left = 0\n",
+        CARVEOUT,
+        "A product runs the plan of a call that left other SMs free.",
+    ),
+    Fault(
+        "plans_forget_the_carveout",
+        "src/outblas/runtime/dispatch.py",
+        "        get_sm_carveout(),\n    )\n",
+        "    )\n",
+        CARVEOUT,
+        "Calls that operators plan have one plan for every carveout.",
+    ),
+    Fault(
+        "portable_takes_a_carveout",
+        "src/outblas/runtime/launcher.py",
+        "if problem.sm_carveout and not on_cpu and kernel != KEEPS_CARVEOUT:",
+        "if False:",
+        CARVEOUT,
+        "A kernel that uses all SMs runs where some are to be left free.",
+    ),
+    Fault(
+        "hopper_gemm_uses_all_sms",
+        _PLAN,
+        "        config = tile_order.within(problem.device, config, problem.sm_carveout)\n",
+        "        pass\n",
+        (Check("test_carveout.py", "left"),),
+        "hopper.gemm launches as many CTAs as there are SMs.",
+    ),
+    Fault(
         "weights_ready_without_the_promise",
         _LINEAR,
-        "            weights_ready,\n            activation,\n",
+        "            weights_ready,\n            _sm_carveout(),\n",
         "            activation,\n",
         READY,
         "A layer runs the plan of a call within the context, which loads weights early.",

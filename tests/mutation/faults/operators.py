@@ -319,8 +319,8 @@ FAULTS = (
     Fault(
         "warm_scaled_mm_forgets_its_options",
         "src/outblas/torch_ops/eager_scaled.py",
-        "*rest, shared, options)",
-        "*rest, shared)",
+        "*rest, shared, options, get_sm_carveout())",
+        "*rest, shared, get_sm_carveout())",
         WARM_FP8,
         "Warm calls of one shape share a plan, whatever dtype and sums they ask for.",
     ),
