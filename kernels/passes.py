@@ -27,7 +27,7 @@ class Passes:
     def __init__(self, name: str, *kernels: Any) -> None:
         """`name` tells what is missing where no kernel may be compiled."""
         self._name = name
-        self._loaded: dict[tuple[Any, ...], CompiledKernel] = {}  # onto a GPU
+        self._loaded: dict[tuple[Any, ...], CompiledKernel] = {}  # compiled, and put onto a GPU
         self.interpreted = {kernel: language.interpreted(kernel) for kernel in kernels}
 
     def launch(

@@ -83,13 +83,13 @@ def balance_waves(clusters: int, tiles: int) -> int:
     return fewest if 16 * fewest >= 15 * clusters else clusters
 
 
-@functools.cache
 def within(device: torch.device, config: HopperConfig, carveout: int) -> HopperConfig:
     """Returns the config with as many SMs as it may use where `carveout` are left to others."""
     present = torch.cuda.get_device_properties(device).multi_processor_count
     return replace(config, sms=usable(present, config.sms, carveout, config.cluster))
 
 
+@functools.cache
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
     """Returns how many clusters run at the same time. Clusters of two fill any Hopper GPU; larger
     ones leave some SMs out. Acquires the lock `compiling`, which the caller must not hold.

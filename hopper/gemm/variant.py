@@ -12,6 +12,7 @@ from ...device import clusters
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
 from . import epilogue_load, epilogue_math, epilogue_store
+from .block_scales import GRANULE
 from .canonical import CanonicalProblem, TensorView, canonicalize, operand_strides, output_strides
 from .schedule import TileGrid, tile_grid
 
@@ -235,7 +236,8 @@ def _are_scales_wide(problem: Problem, transposed: bool) -> bool:
     view = problem.epilogue.scale_b if transposed else problem.epilogue.scale_a
     assert view, "a call of fp8 operands has scales"
     along_rows, along_k = view.strides
-    return along_rows == 1 and problem.M % 4 == along_k % 4 == 0 and view.alignment >= 16
+    whole = problem.M % GRANULE == along_k % GRANULE == 0
+    return along_rows == 1 and whole and view.alignment >= 16
 
 
 def tensor_view(problem: Problem, name: str) -> View | None:

@@ -268,50 +268,18 @@ class Grouped(Gemm):
     def work_tile_load_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
         if self.traits.gathers:
             return WorkTileLoad(None, (), None)  # others copy A
-        load = self.load_of_a(cta, work)
-        if self.traits.turns:
-            across = self.turned.load_of_a(self.turned_cta(cta), work)
-            return load._replace(across=across, turned=work.turned)
-        return load
+        return self.turning_load(cta, work, load_of_a)
 
     def work_tile_load_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
-        load = self.load_of_b(cta, work)
-        if self.traits.turns:
-            across = self.turned.load_of_b(self.turned_cta(cta), work)
-            return load._replace(across=across, turned=work.turned)
-        return load
+        return self.turning_load(cta, work, load_of_b)
 
-    def load_of_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
-        """Returns the load of A by a CTA at its place in the cluster."""
-        loads, config, coord = cta.loads, cta.config, cta.coord
-        parts = partition(
-            loads.operand_a,
-            loads.sA,
-            (config.tile_m, config.tile_k),
-            (work.row, work.first_term),
-            coord.cta_n_in_cluster,
-            loads.multicast_a,
-        )
-        return WorkTileLoad(loads.operand_a.atom, (parts,), coord.mask_a)
-
-    def load_of_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
-        """Returns the load of B by a CTA at its place in the cluster."""
-        loads, config, coord = cta.loads, cta.config, cta.coord
-        halves = 2 if self.traits.gated else 1
-        matrix = (work.matrix,) if self.traits.form == "ragged_m" else ()
-        parts = tuple(
-            partition(
-                loads.operand_b,
-                loads.sB,
-                (config.stage_n // halves, config.tile_k),
-                (work.column, work.first_term, *((half,) * (halves - 1)), *matrix),
-                coord.cta_m_in_cluster,
-                loads.multicast_b,
-                half,
-            )
-            for half in range(halves)
-        )
-        return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
+    def turning_load(self, cta: Cta, work: GroupedWorkTile, load_of: Any) -> WorkTileLoad:
+        """Returns the load of an operand, and where clusters turn that of a turned one with it."""
+        load: WorkTileLoad = load_of(cta, work)
+        if not self.traits.turns:
+            return load
+        across = load_of(self.turned_cta(cta), work)
+        return load._replace(across=across, turned=work.turned)
 
 
 @cute.jit
@@ -320,6 +288,40 @@ def prefetch_descriptors(operands, context: WarpContext):
     if context.warp == WarpRole.MMA:
         for operand in cutlass.range_constexpr(len(operands)):
             cpasync.prefetch_descriptor(operands[operand].atom)
+
+
+def load_of_a(cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+    """Returns the load of A by a CTA at its place in the cluster."""
+    loads, config, coord = cta.loads, cta.config, cta.coord
+    parts = partition(
+        loads.operand_a,
+        loads.sA,
+        (config.tile_m, config.tile_k),
+        (work.row, work.first_term),
+        coord.cta_n_in_cluster,
+        loads.multicast_a,
+    )
+    return WorkTileLoad(loads.operand_a.atom, (parts,), coord.mask_a)
+
+
+def load_of_b(cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+    """Returns the load of B by a CTA at its place in the cluster."""
+    loads, config, coord, traits = cta.loads, cta.config, cta.coord, cta.scheduler.traits
+    halves = 2 if traits.gated else 1
+    matrix = (work.matrix,) if traits.form == "ragged_m" else ()
+    parts = tuple(
+        partition(
+            loads.operand_b,
+            loads.sB,
+            (config.stage_n // halves, config.tile_k),
+            (work.column, work.first_term, *((half,) * (halves - 1)), *matrix),
+            coord.cta_m_in_cluster,
+            loads.multicast_b,
+            half,
+        )
+        for half in range(halves)
+    )
+    return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
 
 
 def by_blocks(scale, of_columns: bool):

@@ -62,22 +62,20 @@ def run(operands: Operands, options: Options) -> Result | None:
     key = _key(operands, options)
     for matches, plan, in_blocks, is_wide in _cache.get(key, ()) if key is not None else ():
         if matches(*_guarded(operands)):
-            if is_wide:
-                *_, recipe, power_of_two = options
-                wide = launch(plan, in_blocks, *operands)
-                return quantize.compute(wide, recipe, options[0], power_of_two)
             if len(options) > 3:
-                return _launch_quantized(plan, in_blocks, operands, options)
+                return _launch_quantized(plan, in_blocks, is_wide, operands, options)
             return launch(plan, in_blocks, *operands)
     return None
 
 
 def _launch_quantized(
-    plan: Plan, in_blocks: bool, operands: Any, options: Options
+    plan: Plan, in_blocks: bool, is_wide: bool, operands: Any, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Runs the plan of a call whose result is fp8 with scales."""
     a, b = operands[:2]
-    _, _, activation, recipe, _ = options
+    dtype, _, activation, recipe, power_of_two = options
+    if is_wide:
+        return quantize.compute(launch(plan, in_blocks, *operands), recipe, dtype, power_of_two)
     shape = a.shape[0], b.shape[1] // glu_split(activation or "")
     scale = quantization.empty_scales(shape, recipe, a.device)
     return launch(plan, in_blocks, *operands, scale_out=(scale,)), scale
@@ -141,12 +139,12 @@ def remember(operands: Operands, options: Options, *calls: Call) -> None:
     """
     key, tensors = _key(operands, options), _guarded(operands)
     plans = _cache.get(key, ()) if key is not None else ()
-    planned = ((call, dispatch.cached_plan(call)) for call in calls)
-    call, plan = next(((call, plan) for call, plan in planned if plan), (calls[0], None))
-    if key is None or plan is None:
+    planned = [(call, plan) for call in calls if (plan := dispatch.cached_plan(call))]
+    if key is None or not planned:
         return
     matches = tensor_guard(tensors)
     if matches is not None:
+        call, plan = planned[0]
         is_wide = len(options) > 3 and call.out_dtype is torch.float32
         found = matches, plan, block_scales.has_blocks(call.formats), is_wide
         dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], found))

@@ -3,6 +3,7 @@ tiles.
 """
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,28 @@ def test_leaving_clusters_out_costs_no_wave_and_at_most_one_cluster_in_16() -> N
         case = f"{launched} of {clusters} clusters for {tiles} tiles"
         assert 15 * clusters <= 16 * launched <= 16 * clusters, case
         assert -(-tiles // launched) == -(-tiles // clusters), case
+
+
+def test_large_clusters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The DSL compiles a kernel to count them."""
+    asked = []
+
+    class Info:
+        def __init__(self, device: int | None) -> None:
+            asked.append(device)
+
+        def get_max_active_clusters(self, cluster: int) -> int:
+            return 28
+
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(tile_order, "HardwareInfo", Info)
+    device = torch.device("cuda", 7)
+
+    found = [tile_order.clusters(device, 0, 4) for _ in range(3)]
+
+    assert found == [28, 28, 28]
+    assert asked == [7]
 
 
 def test_a_table_is_kept_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,8 +155,8 @@ FAULTS = (
     Fault(
         "composed_plan_is_not_quantized",
         "src/outblas/torch_ops/eager_scaled.py",
-        "            if is_wide:\n",
-        "            if False:\n",
+        "    if is_wide:\n",
+        "    if False:\n",
         (Check("test_scaled_mm_quantized.py", "warm_calls"),),
         "A warm call whose result another kernel quantizes is planned as one kernel.",
     ),
