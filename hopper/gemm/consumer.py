@@ -16,7 +16,6 @@ from ..core.config import WARPGROUP
 from ..core.pipeline import PipelineState
 from ..core.records import MmaFragments, TiledMmas
 from . import (
-    block_scales,
     cluster_reduce,
     epilogue_load,
     epilogue_math,
@@ -24,6 +23,7 @@ from . import (
     epilogue_tile,
     mma_order,
     promotion,
+    scale_loads,
     splitk_reduce,
     term_mask,
 )
@@ -108,7 +108,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     config = cta.config
     consumer = make_consumer(cta, index)
     if cutlass.const_expr(cta.traits.block_scaled):
-        pipeline = block_scales.with_lane(cta, pipeline)
+        pipeline = scale_loads.with_lane(cta, pipeline)
     reduction = make_reduction(cta, consumer)
     mmas = [make_tile_mma(cta, consumer, width) for width in config.tile_widths]
     state, first, stride = pipeline.initial_state(), Int32(0), 1

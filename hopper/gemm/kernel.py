@@ -24,9 +24,10 @@ from . import (
     epilogue_load,
     epilogue_math,
     epilogue_store,
+    scale_loads,
     tma_load,
 )
-from .block_scales import BlockScales, CopiedScalesPipeline, ScaledPipeline
+from .block_scales import BlockScales
 from .consumer import consumer_loop
 from .pipeline import GroupPipeline
 from .records import (
@@ -41,6 +42,7 @@ from .records import (
     SplitKWorkspace,
     TmaTensor,
 )
+from .scale_loads import CopiedScalesPipeline, ScaledPipeline
 from .tile_scheduler import FastDivmods, ScheduleParams, TileScheduler
 from .traits import batch_last, split_gated
 
@@ -98,7 +100,7 @@ class Gemm(tma_store.TmaStore):
             LOAD_A: producer_acquire, arrive_and_expect_tx, TMA loads
         with a source: both synchronise at LOAD_WARPS, so LOAD_B knows that its stages were empty
     with scales that vary along K:
-        LOAD_A announces and loads those of A's rows with each k tile, or LOAD_SCALES waits for
+        LOAD_A announces and loads those of a tile with each k tile, or LOAD_SCALES waits for
         empty[s] as well, copies them, and arrives at full[s], in stages of a source too
     after the last work tile, LOAD_A:
         producer_tail: wait until every stage has been released; after that no peer arrives
@@ -610,7 +612,7 @@ class Gemm(tma_store.TmaStore):
     def copy_scales(self, cta: Cta, pipeline: GroupPipeline):
         """The warp LOAD_SCALES: copies the scales of all k tiles."""
         if cta.context.warp == WarpRole.LOAD_SCALES:
-            block_scales.copy_all(cta, pipeline)
+            scale_loads.copy_all(cta, pipeline)
 
     @cute.jit
     def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):
@@ -634,7 +636,7 @@ class Gemm(tma_store.TmaStore):
             begin, k_tiles = work.partition.begin, work.partition.count
             scales = None
             if cutlass.const_expr(loads_a and traits.wide_scales):
-                scales = block_scales.tile_scales(cta, work)
+                scales = scale_loads.tile_scales(cta, work)
             state = tma_load.load_k_tiles(
                 load, pipeline, state, begin, k_tiles, backwards, loads_a, scales
             )

@@ -10,8 +10,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.pipeline import PipelineState
-from . import block_scales
-from .block_scales import TileScales
+from . import scale_loads
 from .pipeline import GroupPipeline
 from .records import Cta
 from .tile_scheduler import WorkTile
@@ -86,7 +85,7 @@ def load_k_tiles(
     count: Int32,
     backwards,
     announces: cutlass.Constexpr,
-    scales: TileScales | None = None,
+    scales: scale_loads.TileScales | None = None,
 ):
     """One warp: loads `count` k tiles of an operand from k tile `begin` on, in reverse order where
     `backwards` is 1. Returns the state after the last. `announces`: this warp announces how many
@@ -98,7 +97,7 @@ def load_k_tiles(
             pipeline.arrive_and_expect_tx(state)
         k_tile = begin + i + backwards * (count - 1 - 2 * i)
         if cutlass.const_expr(scales is not None):
-            block_scales.load_rows(scales, pipeline, state, k_tile)
+            scale_loads.load_scales(scales, pipeline, state, k_tile)
         barrier = pipeline.producer_get_barrier(state)
         if cutlass.const_expr(load.across is None):
             load_parts(load, k_tile, state.index, barrier)

@@ -41,7 +41,8 @@ class KernelTraits:
     fp8
         formats: the text of `core.fp8.Formats`. A 16-bit word of A or B holds two values.
         wide_scales: the scales of neighbouring rows of A are neighbours in memory, and those of
-            four begin at 16 bytes, so that TMA loads them.
+            four begin at 16 bytes, so that TMA loads them; so do those of the columns of B where
+            each has its own.
         from_any_row: tiles begin at any row, and TMA loads `wide_scales` from the last row on that
             divides by 4 and does not lie behind it.
         whole_halves: each half of gated pairs has whole blocks of 128 columns, which share a scale.

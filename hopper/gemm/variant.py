@@ -11,8 +11,7 @@ from ...core.problem import Problem
 from ...device import clusters
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
-from . import epilogue_load, epilogue_math, epilogue_store
-from .block_scales import GRANULE
+from . import epilogue_load, epilogue_math, epilogue_store, scale_layout
 from .canonical import CanonicalProblem, TensorView, canonicalize, operand_strides, output_strides
 from .schedule import TileGrid, tile_grid
 
@@ -141,8 +140,7 @@ def variant_of(
     if _staggers_tail(problem, config, traits):
         traits = replace(traits, staggered_tail=True)
     # Whoever loads A must not read scales that a previous call may still write.
-    may_load = (traits.block_a, traits.block_b) == (1, 128) and not config.weights_ready
-    if may_load and _are_scales_wide(problem, transposed):
+    if traits.block_a == 1 and not config.weights_ready and _are_scales_wide(problem, traits):
         traits = replace(traits, wide_scales=True)
     if traits.gated and traits.block_b == fp8.BLOCK and problem.N % fp8.BLOCK == 0:
         traits = replace(traits, whole_halves=True)
@@ -229,15 +227,14 @@ def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
     )
 
 
-def _are_scales_wide(problem: Problem, transposed: bool) -> bool:
-    """Returns `KernelTraits.wide_scales` for a launch whose A has a scale for each row. TMA loads
-    whole granules of 16 bytes, the last rows' too.
-    """
-    view = problem.epilogue.scale_b if transposed else problem.epilogue.scale_a
-    assert view, "a call of fp8 operands has scales"
-    along_rows, along_k = view.strides
-    whole = problem.M % GRANULE == along_k % GRANULE == 0
-    return along_rows == 1 and whole and view.alignment >= 16
+def _are_scales_wide(problem: Problem, traits: Any) -> bool:
+    """Returns `KernelTraits.wide_scales` for a launch whose A has a scale for each row."""
+    of_a, of_b = problem.epilogue.scale_a, problem.epilogue.scale_b
+    if traits.transposed:
+        of_a, of_b = of_b, of_a
+    if traits.block_b == 1 and not scale_layout.are_columns_wide(of_b, problem.N):
+        return False
+    return scale_layout.are_rows_wide(of_a, problem.M)
 
 
 def tensor_view(problem: Problem, name: str) -> View | None:

@@ -23,13 +23,13 @@ from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
 from ..gemm import heuristic
-from ..gemm.block_scales import GRANULE
 from ..gemm.heuristic import Rates
 from ..gemm.host import device_rates
 from ..gemm.kernel import Config
+from ..gemm.scale_layout import GRANULE
 from . import layouts
 from .traits import CAPACITIES
-from .variant import has_whole_halves, load, turns, variant_of
+from .variant import are_scales_wide, has_whole_halves, load, turns, variant_of
 
 Tensor = torch.Tensor
 
@@ -64,6 +64,7 @@ _SCALED_PAIRS = (
     (128, 2, 1, 1, 256),
 )
 LOADING_REGISTERS = 56  # of warps that copy
+TMA_REGISTERS = 40  # of warps that only start TMA loads
 _REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
 # An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
 # store. The other constants of the model are those of `gemm.heuristic`.
@@ -176,7 +177,10 @@ def config_for(problem: GroupedProblem, rates: Rates) -> HopperConfig:
     candidates = _gathering() if problem.gathers else _candidates()
     if problem.scales is not None:
         candidates = _scaling(
-            problem.scales.columns, problem.epilogue.gated, _loading_registers(problem)
+            problem.scales.columns,
+            problem.epilogue.gated,
+            _loading_registers(problem),
+            are_scales_wide(problem),
         )
         if has_whole_halves(problem):
             candidates = _pairing() + tuple(c for c in candidates if c.tile_m == 64)
@@ -231,19 +235,19 @@ def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperCo
 
 @functools.cache
 def _scaling(
-    block_b: int, gated: bool, loading_registers: int = LOADING_REGISTERS
+    block_b: int, gated: bool, loading_registers: int = LOADING_REGISTERS, wide: bool = False
 ) -> tuple[HopperConfig, ...]:
     """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
     one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
     has `loading_registers`, more than those that start TMA loads need. Consumers with 128 rows have
     none left for the scales of both halves of gated pairs, and the warp has none for the addresses
-    in a cluster where each column has a scale.
+    in a cluster where each column has a scale, unless TMA loads `wide` ones.
     """
     return tuple(
         _with_room_for_scales(_with_registers_to_load(config, loading_registers), block_b)
         for config in _shaped(_SCALED_TILES)
         if config.tile_m <= (128 if gated and block_b > 1 else 256)
-        and not (config.tile_m == 256 and config.cluster > 1 and block_b == 1)
+        and (wide or not (config.tile_m == 256 and config.cluster > 1 and block_b == 1))
     )
 
 
@@ -265,6 +269,8 @@ def _loading_registers(problem: GroupedProblem) -> int:
     adds = epilogue.bias is not None or epilogue.residual is not None
     if problem.form != "ragged_k":
         return LOADING_REGISTERS
+    if are_scales_wide(problem):
+        return TMA_REGISTERS
     frees = adds or (problem.out_dtype.itemsize == 2 and not epilogue.gated)
     return 64 if frees else LOADING_REGISTERS
 

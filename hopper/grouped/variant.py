@@ -15,7 +15,7 @@ from ...core.grouped import GroupedProblem
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
 from ..gemm import epilogue_load, epilogue_math, variant
-from ..gemm.block_scales import GRANULE
+from ..gemm.scale_layout import GRANULE
 from . import layouts
 from .kernel import Grouped
 from .traits import CAPACITIES, GroupedTraits
@@ -63,6 +63,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
     assert len(usable) == 2, "`unsupported` refuses other strides"
     layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
     is_ragged_k = problem.form == "ragged_k"
+    rows_begin_anywhere = problem.form == "ragged_m" and not problem.capacity
     groups = problem.groups + layouts.has_tail(problem)
     epilogue = problem.epilogue
     traits = GroupedTraits(
@@ -80,8 +81,8 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         formats=_formats(problem),
         scale_a="blocks" if problem.scales else "",
         scale_b="blocks" if problem.scales else "",
-        wide_scales=_are_scales_wide(problem),
-        from_any_row=_are_scales_wide(problem) and not problem.capacity,
+        wide_scales=are_scales_wide(problem),
+        from_any_row=are_scales_wide(problem) and rows_begin_anywhere,
         whole_halves=has_whole_halves(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
@@ -122,17 +123,22 @@ def has_whole_halves(problem: GroupedProblem) -> bool:
     )
 
 
-def _are_scales_wide(problem: GroupedProblem) -> bool:
-    """Returns `KernelTraits.wide_scales`: whether TMA loads the scales of rows, in granules of 16
-    bytes. Where each column of B has its own scale, a warp copies those of rows as well.
+def are_scales_wide(problem: GroupedProblem) -> bool:
+    """Returns `KernelTraits.wide_scales`: whether TMA loads the scales of rows, and of columns that
+    have scales of their own, in granules of 16 bytes.
     """
     scales = problem.scales
-    if scales is None or problem.form != "ragged_m":
+    if scales is None:
         return False
     group, row, block = scales.a
     extents = (group, problem.capacity) if problem.capacity else (problem.M,)
     whole = all(step % GRANULE == 0 for step in (*extents, block))
-    return row == 1 and whole and scales.alignment[0] >= 16
+    of_rows = row == 1 and whole and scales.alignment[0] >= 16
+    if scales.columns > 1:
+        return of_rows
+    _, block, column = scales.b
+    whole = problem.columns % GRANULE == block % GRANULE == 0
+    return of_rows and column == 1 and whole and scales.alignment[1] >= 16
 
 
 def _bias_access(problem: GroupedProblem) -> str:

@@ -37,6 +37,7 @@ TILES = {
 RECIPES = {
     "1x128 by 128x128": (BY_ROW, SQUARE),
     "1x128 by 1x128": (BY_ROW, BY_ROW),
+    "1x128 by 1x128, loaded": (BY_ROW, BY_ROW),  # by TMA, where a warp copies the others
     "128x128 by 1x128": (SQUARE, BY_ROW),
 }
 SHAPES = (1, 128, 128), (77, 384, 272), (1000, 1280, 640)
@@ -47,8 +48,9 @@ def operands(M: int, N: int, K: int, recipe: str = "1x128 by 128x128") -> list[T
     """A, B with the columns of both halves, and their scales."""
     of_a, of_b = RECIPES[recipe]
     given = fp8_operands(M, 2 * N, K, device="cuda", most=1)
+    order = "by columns" if "loaded" in recipe else "by rows"
     scale_a = block_scale(M, K, of_a, "by columns", "cuda")
-    return [*given, scale_a, block_scale(2 * N, K, of_b, device="cuda").t()]
+    return [*given, scale_a, block_scale(2 * N, K, of_b, order, "cuda").t()]
 
 
 def halves(given: list[Tensor], recipe: str) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,10 @@ def test_sums_are_multiplied_by_the_scales_of_their_stage_in_every_timing(
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 200), (132, 8)])
-@pytest.mark.parametrize("name", ["scales copied", "scales loaded", "scales of columns, gated"])
+@pytest.mark.parametrize(
+    "name",
+    ["scales copied", "scales loaded", "scales of columns, gated", "scales of columns loaded"],
+)
 def test_scales_end_where_their_rows_and_columns_do(name: str, rows: int, columns: int) -> None:
     """Which is inside of a tile. Nothing behind the last one is read."""
     case = replace(case_of(*SCALED[name], k_tiles=6), M=rows, N=columns)
@@ -80,9 +83,9 @@ def test_scales_end_where_their_rows_and_columns_do(name: str, rows: int, column
 @pytest.mark.parametrize(
     "slow", ["load A", "load B", "load scales", "load residual", "copy", "wgmma", "store", "wake"]
 )
-@pytest.mark.parametrize("word", ["wide", "", "columns"])
+@pytest.mark.parametrize("word", ["wide", "", "columns", "columns wide"])
 def test_scales_with_one_kind_of_long_delay(word: str, slow: str) -> None:
-    words = "columns residual" if word == "columns" else f"blocks residual {word}"
+    words = f"{word} residual" if "columns" in word else f"blocks residual {word}"
     case = case_of(replace(OWN, stages=2), words, k_tiles=5, clusters=1)
     for seed in range(1, 3):
         runs_clean(case, seed, slow={slow: 100_000.0})
@@ -158,7 +161,10 @@ def test_samples_of_the_space_with_scales_run_clean(quarter: int) -> None:
 FAULT_CASES = {
     "scales loaded, rows end inside of a tile": replace(
         case_of(*SCALED["scales loaded"], k_tiles=7), M=132
-    )
+    ),
+    "scales of columns loaded, columns end inside of a tile": replace(
+        case_of(*SCALED["scales of columns loaded"], k_tiles=7), N=136
+    ),
 }
 
 

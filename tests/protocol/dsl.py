@@ -519,14 +519,10 @@ def adapt(name, module):
         case "gemm.block_scales":
             for name in ("in_order", "add_pair"):
                 setattr(module, name, _of("scales", name))
-            for name in (
-                "row_addresses",
-                "column_addresses",
-                "copy_stage",
-                "row_scales",
-                "add_by_blocks",
-                "add_by_columns",
-            ):
+            for name in ("row_scales", "add_by_blocks", "add_by_columns"):
+                setattr(module, name, partial(_of("scales", name), getattr(module, name)))
+        case "gemm.scale_loads":
+            for name in ("row_addresses", "column_addresses", "copy_stage"):
                 setattr(module, name, partial(_of("scales", name), getattr(module, name)))
             pipeline = module.ScaledPipeline
             release, own = _of("scales", "consumer_release"), pipeline.consumer_release

@@ -256,7 +256,7 @@ def simulate_grouped(
             scatters="scatter" in case.epilogue,
             row_order=case.form == "ragged_k" and case.config.order == "row",
             wide_scales="wide" in case.epilogue,
-            from_any_row="wide" in case.epilogue and not case.capacity,
+            from_any_row="wide" in case.epilogue and case.form == "ragged_m" and not case.capacity,
             turns=case.turns,
             **_formats(case),
         )

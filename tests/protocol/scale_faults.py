@@ -3,6 +3,7 @@
 from .faults import Change, Fault
 
 SCALES = "gemm.block_scales"
+LOADS = "gemm.scale_loads"
 PROMOTION = "gemm.promotion"
 
 LAST = "cutlass.const_expr(cta.traits.block_b == 1)"  # its scales are read for the additions
@@ -168,14 +169,14 @@ SCALE_FAULTS = (
     Fault(
         "one arrival of each consumer is expected",
         "scales loaded",
-        (Change(SCALES, 'counts["empty"] * (WARPGROUP // LANES)', 'counts["empty"]'),),
+        (Change(LOADS, 'counts["empty"] * (WARPGROUP // LANES)', 'counts["empty"]'),),
     ),
     Fault(
         "one warp of each consumer arrives",
         "scales loaded",
         (
             Change(
-                SCALES,
+                LOADS,
                 "            if self.lane == 0:\n",
                 "            if cute.arch.thread_idx()[0] % WARPGROUP == 0:\n",
             ),
@@ -184,14 +185,14 @@ SCALE_FAULTS = (
     Fault(
         "a warp releases a stage for a peer before all of its lanes have read",
         "scales of columns, both shared",
-        (Change(SCALES, "        cute.arch.sync_warp()\n", ""),),
+        (Change(LOADS, "        cute.arch.sync_warp()\n", ""),),
     ),
     Fault(
         "a peer is not told of a release",
         "scales copied, B shared",
         (
             Change(
-                SCALES, "            if self.lane < self.cluster:", "            if self.lane < 1:"
+                LOADS, "            if self.lane < self.cluster:", "            if self.lane < 1:"
             ),
         ),
     ),
@@ -200,7 +201,7 @@ SCALE_FAULTS = (
         "scales copied",
         (
             Change(
-                SCALES,
+                LOADS,
                 "            pipeline.producer_acquire(state)\n            k_tile",
                 "            k_tile",
             ),
@@ -211,7 +212,7 @@ SCALE_FAULTS = (
         "scales copied, residual",
         (
             Change(
-                SCALES,
+                LOADS,
                 "        for _ in cutlass.range_constexpr(cta.source_stages):\n",
                 "        for _ in ():\n",
             ),
@@ -220,14 +221,14 @@ SCALE_FAULTS = (
     Fault(
         "stages are full without the scales that are copied",
         "scales copied",
-        (Change(SCALES, 'counts["full"] + LANES', 'counts["full"]'),),
+        (Change(LOADS, 'counts["full"] + LANES', 'counts["full"]'),),
     ),
     Fault(
         "the warp that copies arrives before its copies have landed",
         "scales copied",
         (
             Change(
-                SCALES,
+                LOADS,
                 "cute.arch.cp_async_mbarrier_arrive_noinc(self.full + state.index)",
                 "cute.arch.mbarrier_arrive(self.full + state.index)",
             ),
@@ -238,7 +239,7 @@ SCALE_FAULTS = (
         "scales copied",
         (
             Change(
-                SCALES,
+                LOADS,
                 "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
                 "k_tile = begin + i",
             ),
@@ -249,7 +250,7 @@ SCALE_FAULTS = (
         "scales of columns, two widths",
         (
             Change(
-                SCALES,
+                LOADS,
                 "half * N + work.column + position - half * per_half",
                 "half * N + work.column + cta.config.tile_n + position - half * per_half",
             ),
@@ -258,37 +259,69 @@ SCALE_FAULTS = (
     Fault(
         "bytes of scales are not announced",
         "scales loaded",
-        (Change(SCALES, "self.tx_bytes + rows * 4", "self.tx_bytes"),),
+        (Change(LOADS, "self.tx_bytes + count * 4", "self.tx_bytes"),),
     ),
     Fault(
         "bytes of scales behind the last row are announced",
         "scales loaded, rows end inside of a tile",
         (
             Change(
-                SCALES,
-                "pipeline.arrive_and_expect_rows(state, tile.rows)",
-                "pipeline.arrive_and_expect_rows(state, Int32(tile.cta.config.tile_m))",
+                LOADS,
+                "pipeline.arrive_and_expect_scales(state, tile.count)",
+                "pipeline.arrive_and_expect_scales(state, Int32(tile.cta.config.tile_m))",
             ),
         ),
     ),
     Fault(
         "scales that are loaded land in the first stage",
         "scales loaded",
-        (Change(SCALES, "state.index * per_stage * 4", "0"),),
+        (Change(LOADS, "state.index * per_stage * 4", "0"),),
     ),
     Fault(
         "scales that are loaded are those of the first k tile",
         "scales loaded",
-        (Change(SCALES, "tile.source + along_k,", "tile.source,"),),
+        (Change(LOADS, "run.source + Int64(k_tile) * run.along_k,", "run.source,"),),
     ),
     Fault(
         "scales that are loaded are those of the first rows",
         "scales loaded",
         (
             Change(
-                SCALES,
-                "address(own.scales.scale_a, first))",
-                "address(own.scales.scale_a, 0))",
+                LOADS,
+                "address(scale, first), Int64(scale",
+                "address(scale, 0), Int64(scale",
+            ),
+        ),
+    ),
+    Fault(
+        "only the scales of rows are announced",
+        "scales of columns loaded",
+        (Change(LOADS, "sum(run.count for run in runs)", "runs[0].count"),),
+    ),
+    Fault(
+        "scales of columns land on those of rows",
+        "scales of columns loaded",
+        (Change(LOADS, "Int32(target + run.place * 4)", "Int32(target)"),),
+    ),
+    Fault(
+        "both halves of gated pairs have the scales of the gate",
+        "scales of columns loaded, one gated half after the other",
+        (
+            Change(
+                LOADS,
+                "first, place = half * N + work.column,",
+                "first, place = work.column,",
+            ),
+        ),
+    ),
+    Fault(
+        "scales of columns behind the last one are loaded",
+        "scales of columns loaded, columns end inside of a tile",
+        (
+            Change(
+                LOADS,
+                "first, width, (half + 1) * N, place)",
+                "first, width, first + width, place)",
             ),
         ),
     ),

@@ -1,6 +1,6 @@
-"""What stands for the arithmetic of scales that vary along K (`gemm.block_scales`). Its own code
-finds, moves and reads them; here sums are added only if they are multiplied by the scales of their
-own row, column and block of K.
+"""What stands for the arithmetic of scales that vary along K (`gemm.block_scales` and
+`gemm.scale_loads`). Their own code finds, moves and reads them; here sums are added only if they
+are multiplied by the scales of their own row, column and block of K.
 """
 
 from dataclasses import dataclass

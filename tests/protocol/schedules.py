@@ -111,7 +111,7 @@ FORMATS = {
 PINGPONG_FP8 = replace(PINGPONG, tile_n=128)
 TALL = replace(OWN, tile_m=256, stages=3, epilogue_stages=1)  # two times 64 rows for a consumer
 # Consumers add up the sums of each stage, multiplied by its scales. "wide": TMA loads those of
-# rows, else a warp copies them.
+# rows, and of columns that have their own, else a warp copies them.
 SCALED: dict[str, tuple[HopperConfig, str]] = {
     "promoted sums": (OWN, "promoted"),
     "promoted sums, two rows of wgmma": (TALL, "promoted residual"),
@@ -127,6 +127,8 @@ SCALED: dict[str, tuple[HopperConfig, str]] = {
     "scales copied, two rows of wgmma": (TALL, "blocks residual"),
     "scales loaded, two rows of wgmma": (TALL, "blocks wide residual"),
     "scales of columns, two rows of wgmma": (TALL, "columns residual"),
+    "scales of columns loaded": (replace(OWN, stages=2), "columns wide residual"),
+    "scales of columns loaded, two rows of wgmma": (TALL, "columns wide"),
     "scales copied, three": (THREE, "blocks residual"),
     "scales loaded, three": (THREE, "blocks wide"),
     "scales copied in turn": (PINGPONG_FP8, "blocks addend"),
@@ -137,9 +139,11 @@ SCALED: dict[str, tuple[HopperConfig, str]] = {
     "scales copied, B shared": (replace(OWN, cluster_m=2), "blocks residual"),
     "scales loaded, B shared": (replace(OWN, cluster_m=2), "blocks wide"),
     "scales of columns, both shared": (MULTICAST, "columns"),
+    "scales of columns loaded, both shared": (MULTICAST, "columns wide"),
     "scales copied, two widths": (ELASTIC, "blocks"),
     "scales loaded, two widths": (replace(ELASTIC, tile_n=136), "blocks wide residual"),
     "scales of columns, two widths": (ELASTIC, "columns"),
+    "scales of columns loaded, two widths": (ELASTIC, "columns wide"),
     "scales copied, residual": (OWN, "blocks residual"),
     "scales loaded, residual": (OWN, "blocks wide residual"),
     "scales of columns, addend in place": (OWN, "columns addend in_place"),
@@ -155,6 +159,10 @@ SCALED: dict[str, tuple[HopperConfig, str]] = {
         replace(TALL, mma_n=64),
         "columns gated",
     ),
+    "scales of columns loaded, one gated half after the other": (
+        replace(OWN, mma_n=64),
+        "columns wide gated bias",
+    ),
     "scales of columns, 96 gated": (replace(OWN, tile_n=96), "columns gated"),
     "scales copied, split": (SPLIT_K, "blocks"),
     "scales loaded, split": (SPLIT_K, "blocks wide"),
@@ -166,6 +174,7 @@ SCALED: dict[str, tuple[HopperConfig, str]] = {
         "blocks wide",
     ),
     "scales of columns, swapped": (OWN, "columns transposed residual"),
+    "scales of columns loaded, swapped": (OWN, "columns wide transposed"),
     "scales of rows shared, swapped": (OWN, "rows_share transposed"),
     "scales loaded, swapped": (OWN, "blocks wide transposed"),
     "scales all shared": (OWN, "all_share"),

@@ -110,7 +110,8 @@ def test_scales_of_whole_tensors_are_none_of_blocks() -> None:
         (problem(M=4098, line=4100), False),
         (problem(M=4096, line=4100), True),
         (problem(M=4096, line=4098), False),
-        (problem(pair="1x128 1x128"), False),
+        (problem(pair="1x128 1x128"), True),
+        (problem(M=4098, pair="1x128 1x128"), False),
         (problem(pair="128x128 1x128"), False),
         (problem(pair="128x128 128x128"), False),
     ],
@@ -127,6 +128,31 @@ def test_scales_are_copied_where_operands_come_before_the_previous_call_has_ende
     early = gemm_config("tile_n=128,pdl=True,weights_ready=True")
 
     assert not variant_of(problem(), early).traits.wide_scales
+
+
+@pytest.mark.parametrize(
+    ("columns", "line", "alignment", "wide"),
+    [
+        (1024, 1024, 16, True),
+        (1024, 1028, 16, True),
+        (1024, 1026, 16, False),
+        (1024, 1024, 8, False),
+        (1022, 1024, 16, False),
+    ],
+)
+def test_tma_loads_scales_of_columns_that_come_in_whole_granules(
+    columns: int, line: int, alignment: int, wide: bool
+) -> None:
+    """Beside those of rows, which a warp copies where it copies those of columns."""
+    given = problem(pair="1x128 1x128", N=columns)
+    view = given.epilogue.scale_b
+    assert view is not None
+    lying = replace(view, strides=(line, 1), alignment=alignment)
+    given = replace(given, epilogue=replace(given.epilogue, scale_b=lying))
+
+    for swap in (False, True):
+        config = gemm_config(f"tile_n=128,swap_ab={swap}")
+        assert variant_of(given, config).traits.wide_scales == wide
 
 
 @pytest.mark.parametrize("name", ["scale_a", "scale_b"])
@@ -245,18 +271,19 @@ def test_configs_of_the_rule_fit_memory_and_registers(
 
 
 # ---- machine code
-def variant(tile: str, pair: str, with_all: bool) -> Variant:
+def variant(tile: str, pair: str, with_all: bool, is_copied: bool = False) -> Variant:
     """The variant of a tile, with GELU, bias and residual or without. A warp that copies the scales
     of many rows and of columns has registers for their addresses.
     """
     config, epilogue = gemm_config(TILES[tile]), dict[str, Any]()
-    if pair == BOTH:
+    line = 4098 if is_copied else None
+    if pair == BOTH and is_copied:
         consumer_registers = 152 if config.consumers == 3 else 224
         config = replace(config, producer_registers=56, consumer_registers=consumer_registers)
     if with_all:
         vector, matrix = (torch.empty(n, dtype=BF16, device="meta") for n in (4096, (4096, 4096)))
         epilogue = {"activation": "gelu", "bias": vector, "residual": matrix}
-    return variant_of(problem(pair=pair, **epilogue), config)
+    return variant_of(problem(pair=pair, line=line, **epilogue), config)
 
 
 IN_CI = {  # variants of the snapshot, and what their PTX has
@@ -293,10 +320,14 @@ def test_a_kernel_asks_for_the_shared_memory_that_its_scales_need(name: str) -> 
 @pytest.mark.compile
 @pytest.mark.slow
 @pytest.mark.parametrize("with_all", [False, True])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    ("pair", "is_copied"), [*((pair, False) for pair in PAIRS), (BOTH, True), (ROWS, True)]
+)
 @pytest.mark.parametrize("tile", TILES)
-def test_every_tile_compiles_without_spills(tile: str, pair: str, with_all: bool) -> None:
-    made = variant(tile, pair, with_all)
+def test_every_tile_compiles_without_spills(
+    tile: str, pair: str, is_copied: bool, with_all: bool
+) -> None:
+    made = variant(tile, pair, with_all, is_copied)
 
     code = compile.compile_code(made, lambda options: compile_variant(gemm.Gemm, made, options))
 

@@ -208,6 +208,19 @@ def test_scales_of_rows_that_begin_anywhere_are_loaded_from_a_granule_on(
         runs_clean(scaled_case(SCALED_TILES[tile], "ragged_m", ends, words), seed)
 
 
+@pytest.mark.parametrize(
+    "timing", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("tile", SCALED_TILES)
+def test_scales_of_rows_and_columns_of_a_group_of_terms_are_loaded(tile: str, timing: int) -> None:
+    """With an epilogue and without; each in each of three timings, in one of them together."""
+    epilogues = "wide", "wide residual", "wide gated"
+    for number, ends in enumerate(ENDS.values()):
+        place = timing + [*SCALED_TILES].index(tile) + number
+        words = epilogues[number % (2 if tile == "tall" else 3)]
+        runs_clean(scaled_case(SCALED_TILES[tile], "ragged_k", ends, words), place % 3)
+
+
 @pytest.mark.parametrize("slow", ["load A", "load B", "load scales", "wgmma", "store", "wake"])
 def test_scales_from_a_granule_on_with_one_kind_of_long_delay(slow: str) -> None:
     case = scaled_case(TILES["few stages"], "ragged_m", (1, 131, 131, 400), "wide residual")
@@ -466,7 +479,7 @@ SCALED_FAULTS = {
     "scales are copied into a stage that is still read": (
         "ragged_m",
         Change(
-            "gemm.block_scales",
+            "gemm.scale_loads",
             "            pipeline.producer_acquire(state)\n            k_tile",
             "            k_tile",
         ),
@@ -474,18 +487,18 @@ SCALED_FAULTS = {
     ),
     "stages with a residual wait for scales in vain": (
         "ragged_m",
-        Change("gemm.block_scales", "in cutlass.range_constexpr(cta.source_stages):", "in ():"),
+        Change("gemm.scale_loads", "in cutlass.range_constexpr(cta.source_stages):", "in ():"),
         {"deadlock", "wrong result", "arrivals", "early read", "overwritten"},
     ),
     "nobody waits for scales": (
         "ragged_m",
-        Change("gemm.block_scales", 'counts["full"] + LANES', 'counts["full"]'),
+        Change("gemm.scale_loads", 'counts["full"] + LANES', 'counts["full"]'),
         {"early read", "arrivals", "wrong result"},
     ),
     "scales come in another order than terms": (
         "ragged_k",
         Change(
-            "gemm.block_scales",
+            "gemm.scale_loads",
             "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
             "k_tile = begin + i",
         ),
@@ -536,9 +549,9 @@ MASKED_SCALED_FAULTS = {
         "own = scale[None, None, group]",
     ),
     "a work tile has the scales of the whole call": Change(
-        "gemm.block_scales",
-        "of_work(cta, work), work.first_row(",
-        "cta, work.first_row(",
+        "gemm.scale_loads",
+        "own, config, traits = of_work(cta, work), cta.config",
+        "own, config, traits = cta, cta.config",
     ),
 }
 

@@ -33,7 +33,7 @@ from outblas.hopper.core.config import (
     gated_reason,
     promoted_reason,
 )
-from outblas.hopper.gemm import block_scales
+from outblas.hopper.gemm import block_scales, scale_loads
 from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.grouped import host, layouts
 from outblas.hopper.grouped.variant import compile_variant, variant_of
@@ -159,7 +159,10 @@ def test_a_variant_has_the_formats_and_the_recipes(form: Form, recipe: int) -> N
         ("masked", 126, (7168, 1, 128), False),
         ("masked", 128, (7170, 1, 128), False),
         ("masked", 128, (7168, 56, 1), False),
-        ("ragged_k", 128, (0, 1, 128), False),
+        ("ragged_k", 128, (0, 1, 128), True),
+        ("ragged_k", 126, (0, 1, 128), False),
+        ("ragged_k", 128, (0, 1, 130), False),
+        ("ragged_k", 128, (0, 56, 1), False),
         ("ragged_m", 128, (0, 1, 128), True),
         ("ragged_m", 126, (0, 1, 128), False),
         ("ragged_m", 128, (0, 1, 130), False),
@@ -172,13 +175,47 @@ def test_tma_loads_the_scales_of_rows_where_those_of_each_tile_begin_at_16_bytes
     given = problem(form, M=M)
     assert given.scales is not None
 
-    lying = replace(given, scales=replace(given.scales, a=strides, alignment=(16, 4)))
+    own = 16 if form == "ragged_k" else 4
+    lying = replace(given, scales=replace(given.scales, a=strides, alignment=(16, own)))
 
     traits = variant(lying).traits
     assert traits.wide_scales == wide
     assert traits.from_any_row == (wide and form == "ragged_m")
-    at_any_address = replace(lying, scales=replace(given.scales, a=strides, alignment=(8, 4)))
+    at_any_address = replace(lying, scales=replace(given.scales, a=strides, alignment=(8, own)))
     assert not variant(at_any_address).traits.wide_scales
+
+
+@pytest.mark.parametrize(
+    ("N", "strides", "alignment", "wide"),
+    [
+        (264, (0, 264, 1), 16, True),
+        (264, (0, 268, 1), 16, True),
+        (264, (0, 266, 1), 16, False),
+        (264, (0, 1, 56), 16, False),
+        (264, (0, 264, 1), 8, False),
+        (258, (0, 260, 1), 16, False),
+    ],
+)
+def test_tma_loads_the_scales_of_columns_where_those_of_each_tile_begin_at_16_bytes(
+    N: int, strides: tuple[int, int, int], alignment: int, wide: bool
+) -> None:
+    """Else the warp that copies them copies those of rows as well."""
+    given = problem("ragged_k", M=128, N=N, out_dtype=F32)
+    assert given.scales is not None
+    scales = replace(given.scales, a=(0, 1, 128), b=strides, alignment=(16, alignment))
+
+    assert variant(replace(given, scales=scales)).traits.wide_scales == wide
+
+
+def test_tiles_of_256_rows_share_operands_where_tma_loads_all_scales() -> None:
+    given = problem("ragged_k", M=4096, K=65536)
+    assert given.scales is not None
+    loaded = replace(given, scales=replace(given.scales, a=(0, 1, 4096), alignment=(16, 16)))
+
+    configs = [host.config_for(layouts.in_words(each), H100) for each in (given, loaded)]
+
+    assert [(c.tile_m, c.cluster_m, c.cluster_n) for c in configs] == [(256, 1, 1), (256, 1, 2)]
+    assert [c.producer_registers for c in configs] == [64, 40]
 
 
 def test_products_without_scales_have_none_of_it() -> None:
@@ -249,6 +286,13 @@ def by_columns(given: GroupedProblem) -> GroupedProblem:
     return replace(given, scales=replace(given.scales, a=(0, 1, given.M), alignment=(16, 4)))
 
 
+def all_by_columns(given: GroupedProblem) -> GroupedProblem:
+    """The same with scales of columns that lie as those of rows do."""
+    loaded = by_columns(given)
+    assert loaded.scales is not None
+    return replace(loaded, scales=replace(loaded.scales, alignment=(16, 16)))
+
+
 ALL = "bias residual"
 MASKED = problem("masked", M=128)
 assert MASKED.scales is not None
@@ -264,6 +308,9 @@ COMPILED = {
     "masked, loaded": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
     "masked, many rows": problem("masked", M=4096, activation="swiglu"),
     "terms": problem("ragged_k", out_dtype=F32),
+    "terms, loaded": all_by_columns(problem("ragged_k", M=4096, K=65536)),
+    "terms, all, loaded": all_by_columns(problem("ragged_k", M=4096, out_dtype=F32, has=ALL)),
+    "terms, gated, loaded": all_by_columns(problem("ragged_k", activation="swiglu", has=ALL)),
     "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),
 }
 IN_CI = "rows, with all, loaded", "masked", "terms"
@@ -333,10 +380,13 @@ def test_rows_are_gathered_into_memory_with_their_scales(
 
 # ---- rows that begin anywhere: the module's own source on Python's integers
 def arithmetic() -> SimpleNamespace:
-    """The functions of `block_scales` that choose rows."""
-    tree = ast.parse(Path(block_scales.__file__).read_text(encoding="utf-8"))
-    names = {"TileScales", "tile_scales", "first_row", "address", "GRANULE", "WARPGROUP"}
-    tree.body = [node for node in tree.body if names & defined(node)]
+    """The functions of `block_scales` and `scale_loads` that choose rows."""
+    sources = [
+        Path(str(m.__file__)).read_text(encoding="utf-8") for m in (block_scales, scale_loads)
+    ]
+    names = {"ScaleRun", "TileScales", "tile_scales", "scale_run", "first_row", "address"}
+    body = [node for text in sources for node in ast.parse(text).body if names & defined(node)]
+    tree = ast.Module(body, type_ignores=[])
     made: dict[str, Any] = {
         "cutlass": SimpleNamespace(min=min, max=max, const_expr=bool),
         "cute": SimpleNamespace(jit=lambda function: function),
@@ -344,6 +394,7 @@ def arithmetic() -> SimpleNamespace:
         "opaque": int,
         "Int64": int,
         "WARPGROUP": 128,
+        "GRANULE": 4,
         "__name__": block_scales.__name__,
         "dataclass": dataclass,
         **dict.fromkeys(("Any", "Cta", "Consumer"), object),
@@ -370,7 +421,7 @@ def test_whole_granules_hold_the_scales_of_all_rows_of_a_tile(tile_m: int) -> No
         work = SimpleNamespace(first_row=lambda tile, first=first: first)
         cta = SimpleNamespace(
             config=SimpleNamespace(tile_m=tile_m),
-            traits=SimpleNamespace(from_any_row=True),
+            traits=SimpleNamespace(from_any_row=True, block_b=128),
             scales=SimpleNamespace(scale_a=strides),
             context=SimpleNamespace(thread=0),
         )
@@ -379,9 +430,11 @@ def test_whole_granules_hold_the_scales_of_all_rows_of_a_tile(tile_m: int) -> No
         found = functions.tile_scales(cta, work)
         at = functions.first_row(cta, SimpleNamespace(warpgroup_in_tile=0), work)
 
-        begin = found.source // 4
-        assert begin % 4 == found.rows % 4 == 0
+        (run,) = found.runs
+        begin = run.source // 4
+        assert begin % 4 == run.count % 4 == run.place == 0
+        assert found.count == run.count
         assert begin <= first
-        assert last < begin + found.rows <= rows
-        assert found.rows <= tile_m + 4
+        assert last < begin + run.count <= rows
+        assert run.count <= tile_m + 4
         assert begin + at == first

@@ -16,7 +16,9 @@ REFUSED = (Check("test_gemm_block_scales.py", "refused"),)
 WIDE = (Check("test_gemm_block_scales.py", "granules or any_address"),)
 
 _SCALES = "hopper/gemm/block_scales.py"
+_LOADS = "hopper/gemm/scale_loads.py"
 _PROMOTION = "hopper/gemm/promotion.py"
+_LAYOUT = "hopper/gemm/scale_layout.py"
 _VARIANT = "hopper/gemm/variant.py"
 _CONFIG = "hopper/core/config.py"
 _RELEASE = "        pipeline.consumer_release(state.index)\n"
@@ -77,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "block_scales_one_arrival_expected",
-        _SCALES,
+        _LOADS,
         'counts["empty"] * (WARPGROUP // LANES)',
         'counts["empty"]',
         LOADED,
@@ -85,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         "block_scales_lanes_still_read",
-        _SCALES,
+        _LOADS,
         "        cute.arch.sync_warp()\n",
         "",
         _schedules("both and shared"),
@@ -93,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         "block_scales_copied_over_others",
-        _SCALES,
+        _LOADS,
         "            pipeline.producer_acquire(state)\n            k_tile",
         "            k_tile",
         COPIED,
@@ -101,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "block_scales_lack_a_source_s_stages",
-        _SCALES,
+        _LOADS,
         "in cutlass.range_constexpr(cta.source_stages):",
         "in ():",
         _schedules("copied and residual"),
@@ -109,8 +111,8 @@ FAULTS = (
     ),
     Fault(
         "block_scales_unannounced",
-        _SCALES,
-        "self.tx_bytes + rows * 4",
+        _LOADS,
+        "self.tx_bytes + count * 4",
         "self.tx_bytes",
         LOADED,
         "The bytes of scales that TMA loads are not announced.",
@@ -141,19 +143,35 @@ FAULTS = (
     ),
     Fault(
         "block_scales_loaded_by_any_rows",
-        _VARIANT,
-        "problem.M % GRANULE == along_k % GRANULE == 0",
+        _LAYOUT,
+        "rows % GRANULE == along_k % GRANULE == 0",
         "along_k % GRANULE == 0",
         WIDE,
         "TMA loads scales of rows that end inside of 16 bytes.",
     ),
     Fault(
         "block_scales_loaded_from_any_address",
-        _VARIANT,
+        _LAYOUT,
         "along_rows == 1 and whole and view.alignment >= 16",
         "along_rows == 1 and whole",
         WIDE,
         "TMA loads scales that begin between multiples of 16 bytes.",
+    ),
+    Fault(
+        "scales_of_columns_loaded_from_anywhere",
+        _VARIANT,
+        "if traits.block_b == 1 and not scale_layout.are_columns_wide(of_b, problem.N):",
+        "if False:",
+        WIDE,
+        "TMA loads scales of columns that are no neighbours.",
+    ),
+    Fault(
+        "scales_of_columns_unannounced",
+        _LOADS,
+        "sum(run.count for run in runs)",
+        "runs[0].count",
+        _schedules("columns and loaded"),
+        "The bytes of scales of columns that TMA loads are not announced.",
     ),
     Fault(
         "scales_of_any_row_read_from_a_granule_on",
@@ -165,7 +183,7 @@ FAULTS = (
     ),
     Fault(
         "scales_of_the_last_rows_not_loaded",
-        _SCALES,
+        _LOADS,
         "first - first % GRANULE, most + GRANULE",
         "first - first % GRANULE, most",
         (Check("test_grouped_scales.py", "whole_granules"),),

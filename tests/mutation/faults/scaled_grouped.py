@@ -197,7 +197,7 @@ FAULTS = (
     Fault(
         "scales_of_rows_at_any_address_loaded",
         "hopper/grouped/variant.py",
-        "from_any_row=_are_scales_wide(problem) and not problem.capacity,",
+        "from_any_row=are_scales_wide(problem) and rows_begin_anywhere,",
         "from_any_row=False,",
         WIDE,
         "TMA loads the scales of rows of a group that begins anywhere from there on.",
