@@ -270,6 +270,31 @@ def test_configs_of_the_rule_fit_memory_and_registers(
         assert configs.from_text(gemm.Config, configs.to_text(config)) == config
 
 
+@pytest.mark.parametrize("M", [256, 1024, 8192])
+def test_pairs_of_whole_blocks_take_tiles_whose_additions_select_no_factors(M: int) -> None:
+    """With many rows they share B, which was the faster cluster of two."""
+    given = problem(M, 18432, 7168, activation="swiglu")
+
+    config: Any = heuristic.config(given, H100, gemm.Config())
+
+    half = config.tile_n // 2
+    assert half % 128 == 0 or 128 % half == 0
+    if M > 256:
+        assert (config.tile_n, config.mma_n) == (256, 128)
+        assert (config.cluster_m, config.cluster_n) == (2, 1)
+
+
+def test_tiles_of_256_rows_need_scales_of_columns_that_tma_loads() -> None:
+    """The warp that copies them has no registers for so many addresses."""
+    found = [
+        heuristic.config(problem(pair=BOTH, line=line), H100, gemm.Config())
+        for line in (4096, 4098)
+    ]
+
+    assert found[0].tile_m == 256
+    assert found[1].tile_m < 256
+
+
 # ---- machine code
 def variant(tile: str, pair: str, with_all: bool, is_copied: bool = False) -> Variant:
     """The variant of a tile, with GELU, bias and residual or without. A warp that copies the scales

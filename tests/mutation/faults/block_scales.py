@@ -174,6 +174,14 @@ FAULTS = (
         "The bytes of scales of columns that TMA loads are not announced.",
     ),
     Fault(
+        "pairs_take_tiles_that_select_factors",
+        "hopper/gemm/heuristic.py",
+        "half % fp8.BLOCK and fp8.BLOCK % half",
+        "False",
+        (Check("test_gemm_block_scales.py", "select_no_factors"),),
+        "Gated pairs take tiles whose columns select their scales one by one.",
+    ),
+    Fault(
         "scales_of_any_row_read_from_a_granule_on",
         _SCALES,
         "row += work.first_row(cta.config.tile_m) % GRANULE",
