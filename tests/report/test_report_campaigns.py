@@ -176,6 +176,27 @@ def test_a_table_of_fp8_says_what_has_a_scale(tmp_path: Path, dtype: str, scales
     assert f"scales: {scales};" in text
 
 
+def test_a_table_of_fp8_says_what_follows_the_product(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    write(tmp_path / "results" / "it.json", base(4096, dtype="fp8", epilogue="bias+gelu"))
+
+    _, text = rendered(tmp_path, "fp8 from results/it.json")
+
+    assert "; with bias+gelu behind the product; burst" in text
+
+
+def test_a_table_of_fp8_has_one_epilogue(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    timings = (
+        base(4096, dtype="fp8", epilogue="bias"),
+        base(8192, dtype="fp8", epilogue="bias+gelu"),
+    )
+    write(tmp_path / "results" / "it.json", *timings)
+
+    with pytest.raises(ValueError, match="2 kinds of GPU, dtype, layout and operation"):
+        rendered(tmp_path, "fp8 from results/it.json")
+
+
 # ---- cold weights
 COLD: dict[str, Any] = {"mode": "cold", "shape": [16, 4096, 4096]}
 COLD_AND_WARM = (

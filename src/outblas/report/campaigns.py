@@ -187,8 +187,9 @@ def fp8(evidence: Evidence, _: str) -> str:
         )
         for m in sorted(found, key=lambda m: _order(m.shape))
     ]
+    behind = f"with {found[0].epilogue} behind the product; " if found[0].epilogue else ""
     note = (
-        f"scales: {_FP8_SCALES[found[0].dtype]}; burst (calls in a CUDA graph); "
+        f"scales: {_FP8_SCALES[found[0].dtype]}; {behind}burst (calls in a CUDA graph); "
         "*fast*: `use_fast_accum=True`; *× torch*: the time of `torch._scaled_mm` with float32 "
         f"sums over the time of the call, a median over rounds; {_SPREAD}; {_APART}"
     )
@@ -200,7 +201,7 @@ def _campaign(measurements: Measurements, mode: str) -> list[Measurement]:
     dtype and layout.
     """
     found = [m for m in measurements if m.mode == mode and m.ratio is not None]
-    conditions = {(m.device, m.dtype, m.layout, m.is_plain) for m in found}
+    conditions = {(m.device, m.dtype, m.layout, m.epilogue, m.is_plain) for m in found}
     if len(conditions) != 1:
         raise ValueError(
             f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype, layout and "
