@@ -66,6 +66,14 @@ def test_cublaslt_best_is_right(dtype: str, layout: str) -> None:
     assert best.fault(Case(256, 384, 512, getattr(torch, dtype), layout=layout)) is None
 
 
+@pytest.mark.parametrize("name", ["cublas-no-workspace", "triton-persistent"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_batch_invariant_products_are_right(name: str, dtype: str) -> None:
+    for M in (1, 16, 300):
+        case = Case(M, 384, 512, getattr(torch, dtype), layout="nt")
+        assert providers.parse(name).fault(case) is None
+
+
 @pytest.fixture(scope="module")
 def sustained_records() -> tuple[Record, Record]:
     """Those of cuBLAS and of `portable`, in turns too short to be worth anything."""

@@ -139,6 +139,46 @@ def test_a_headline_needs_the_provider_at_every_shape(tmp_path: Path) -> None:
         headline(tmp_path, *TWO_SHAPES[:-1])
 
 
+# ---- batch invariance
+def invariant(rows: int, columns: int, plain: float, mode: str = "burst") -> list[Any]:
+    """One layer: cuBLAS, a batch-invariant call at 1.0 of it, a plain one, and two others."""
+    at: dict[str, Any] = {"shape": [rows, columns, 4096], "mode": mode, "batch_invariant": True}
+    ratios = {
+        "outblas": 1.0,
+        "outblas-plain": plain,
+        "cublas-no-workspace": 0.9,
+        "triton-persistent": 0.5,
+    }
+    return [base(0, **at), *(entry(name, ratio, **at) for name, ratio in ratios.items())]
+
+
+def test_a_table_of_batch_invariance_has_means_over_layers(tmp_path: Path) -> None:
+    """Of calls that were timed with cold weights too, those count."""
+    (tmp_path / "results").mkdir()
+    timings = [
+        *invariant(16, 4096, 2.0),
+        *invariant(16, 4096, 1.25, "cold"),
+        *invariant(16, 8192, 0.8, "cold"),
+        *invariant(8192, 4096, 1.0),
+    ]
+    write(tmp_path / "results" / "it.json", *timings)
+
+    _, text = rendered(tmp_path, "invariance from results/it.json")
+
+    assert "| 16 | from DRAM | 1.000 | 0.800 | 1.000 | 0.900 | 0.500 |" in text
+    assert "| 8192 | warm | 1.000 | 1.000 | 1.000 | 0.900 | 0.500 |" in text
+    assert "geometric means over 2 layers" in text
+
+
+def test_a_table_of_batch_invariance_needs_the_plain_call(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    timings = [each for each in invariant(16, 4096, 1.0) if each["provider"] != "outblas-plain"]
+    write(tmp_path / "results" / "it.json", *timings)
+
+    with pytest.raises(ValueError, match="no outblas-plain"):
+        rendered(tmp_path, "invariance from results/it.json")
+
+
 # ---- fp8
 def test_a_provider_of_fp8_is_named_as_a_caller_writes_it(tmp_path: Path) -> None:
     timings = (

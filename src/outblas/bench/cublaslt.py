@@ -131,6 +131,24 @@ def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., N
     return call
 
 
+def without_workspace(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., None]:
+    """Returns the product by the first algorithm that needs no workspace, as `best` does. Such an
+    algorithm does not divide K among CTAs, so that a row's sums do not depend on how many rows
+    there are, as long as the same algorithm is chosen for all of them.
+    """
+    matmul = _describe(a, b, out)
+    found = _algorithms(matmul, a.device.index, 0)
+    chosen = next((algo for algo in found if matmul.run(algo, a, b, out) == 0), None)
+    if chosen is None:
+        raise CublasLtError("cuBLASLt offered no algorithm without a workspace")
+    algorithm = chosen
+
+    def call(b: torch.Tensor = b) -> None:
+        matmul.run(algorithm, a, b, out)
+
+    return call
+
+
 _chosen: dict[tuple[Any, ...], _Algo] = {}
 
 
@@ -172,10 +190,13 @@ def _winner(calls: list[turn.Call]) -> int:
     return best if faster else 0
 
 
-def _algorithms(matmul: _Matmul, device: int) -> list[_Algo]:
+def _algorithms(
+    matmul: _Matmul, device: int, workspace_bytes: int = WORKSPACE_BYTES
+) -> list[_Algo]:
+    """Returns what the heuristic offers, the best first by its own estimate."""
     preference = ctypes.c_void_p()
     _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-    size = ctypes.c_uint64(WORKSPACE_BYTES)
+    size = ctypes.c_uint64(workspace_bytes)
     _call(
         "cublasLtMatmulPreferenceSetAttribute",
         preference,

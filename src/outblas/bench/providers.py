@@ -3,7 +3,7 @@ called, and every kernel by name.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -259,7 +259,38 @@ def _bare(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Ten
     return _outblas(operation, a, b, out)
 
 
+def _plain(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    """Prepares the call of a user who asks for no batch invariance, to show what that costs."""
+    return _outblas(replace(operation, batch_invariant=False), a, b, out)
+
+
+def _without_workspace(
+    operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> Call:
+    """Prepares cuBLASLt's first algorithm that needs no workspace, and so does not divide K."""
+    from . import cublaslt
+
+    if not operation.is_bare:
+        raise Refused(f"{NO_WORKSPACE} takes bare products")
+    try:
+        return cublaslt.without_workspace(a, b, out)
+    except cublaslt.CublasLtError as error:
+        raise Refused(f"{NO_WORKSPACE}: {error}") from None
+
+
+def _persistent(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    """Prepares a persistent Triton kernel with one tile for every shape."""
+    from . import triton_persistent
+
+    if not operation.is_bare or a.dtype not in triton_persistent.BLOCK_K:
+        raise Refused(f"{PERSISTENT} takes bare products of 16-bit and float32 operands")
+    return triton_persistent.prepared(a, b, out)
+
+
 FAST_ACCUM = "cublas-fast-accum"
+NO_WORKSPACE = "cublas-no-workspace"
+PERSISTENT = "triton-persistent"
+PLAIN_CALLS = "outblas-plain"
 DEEPGEMM = "deepgemm"
 BARE = "outblas-bare"
 # The functions that prepare the calls of providers that are not kernels, by name.
@@ -271,4 +302,7 @@ LIBRARIES: dict[str, Callable[..., Call]] = {
     "torch.compile": _compiled,
     "outblas": _outblas,
     BARE: _bare,
+    PLAIN_CALLS: _plain,
+    NO_WORKSPACE: _without_workspace,
+    PERSISTENT: _persistent,
 }

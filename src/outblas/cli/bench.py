@@ -77,7 +77,9 @@ def bench(
         typer.Option(
             help="Names of kernels, or NAME\\[k=v,...] for a config. Other names: outblas (what "
             "matmul chooses), outblas-bare (without the epilogue), cublas (against itself), "
-            "torch.compile, cublas-fast-accum (for fp8), deepgemm (for fp8-block, where it is "
+            "outblas-plain (without batch invariance), torch.compile, cublas-no-workspace and "
+            "triton-persistent (what else keeps the sums of a row apart from other rows), "
+            "cublas-fast-accum (for fp8), deepgemm (for fp8-block, where it is "
             "installed). Default: all kernels that run here. "
             "cublas and cublaslt-best are always timed; with --op grouped, torch is."
         ),

@@ -1,5 +1,5 @@
 """Parts of pages that show one campaign of `outblas bench`: the suite and its headline, calls with
-cold weights, the layers of a language model, sustained load, and fp8.
+cold weights, the layers of a language model, batch invariance, sustained load, and fp8.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +25,8 @@ _FP8 = {
     OURS: ("outblas.scaled_mm", "float32"),
     "deepgemm": ("deep_gemm", "float32"),
 }
+# Products whose rows have the same bits in every batch, by the names of their providers.
+_INVARIANT = (OURS, "cublas-no-workspace", "triton-persistent")
 # How the operands are scaled, by dtype.
 _FP8_SCALES = {
     "fp8": "one for each operand",
@@ -119,6 +121,40 @@ def layers(evidence: Evidence, provider: str) -> str:
         f"{provider} with weights N×K that are not in L2: × cuBLAS / × the fastest of cuBLASLt's "
         f"algorithms, and the share of the {bandwidth} GB/s that a copy of a gigabyte reaches "
         f"({spans})"
+    )
+    return markdown.closed(_plain(columns, rows), found, note)
+
+
+def invariance(evidence: Evidence, _: str) -> str:
+    """A row for each number of rows: what batch invariance costs, and what other batch-invariant
+    products do, as geometric means over the layers that were timed. With cold weights where these
+    were timed, because few rows then wait for weights.
+    """
+    cold_shapes = {m.shape for m in evidence.measurements if m.mode == "cold"}
+    found = [
+        m
+        for m in evidence.measurements
+        if m.ratio is not None and (m.mode == "cold") == (m.shape in cold_shapes)
+    ]
+    all_rows = sorted({m.shape[0] for m in found})
+    columns = ("rows", "weights", "of plain calls", "least", *(f"{n} × cuBLAS" for n in _INVARIANT))
+    rows = []
+    for M in all_rows:
+        shapes = sorted({m.shape for m in found if m.shape[0] == M})
+        ratios = {
+            name: [_at(found, name, shape).ratio or 0.0 for shape in shapes]
+            for name in (*_INVARIANT, "outblas-plain")
+        }
+        costs = [
+            ours / plain for ours, plain in zip(ratios[OURS], ratios["outblas-plain"], strict=True)
+        ]
+        where = "from DRAM" if cold_shapes.issuperset(shapes) else "warm"
+        means = [_mean(ratios[name]) for name in _INVARIANT]
+        rows.append([str(M), where, _mean(costs), f"{min(costs):.3f}", *means])
+    note = (
+        f"geometric means over {len({m.shape[1:] for m in found})} layers; *of plain calls*: the "
+        "time of a call that promises nothing over that of a batch-invariant one, and the *least* "
+        "of a layer; others: the time of `torch.mm`, which promises nothing, over the call's"
     )
     return markdown.closed(_plain(columns, rows), found, note)
 

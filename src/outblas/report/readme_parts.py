@@ -179,6 +179,7 @@ TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "layers": campaigns.layers,
     "sustained": campaigns.sustained,
     "fp8": campaigns.fp8,
+    "invariance": campaigns.invariance,
     "grouped": grouped.tables,
     "ladder": _ladder,
     "sizes": _sizes,
