@@ -132,9 +132,9 @@ def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., N
 
 
 def without_workspace(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., None]:
-    """Returns the product by the first algorithm that needs no workspace, as `best` does. Such an
-    algorithm does not divide K among CTAs, so that a row's sums do not depend on how many rows
-    there are, as long as the same algorithm is chosen for all of them.
+    """Returns the product by the first algorithm that needs no workspace, as `best` does: it has no
+    room for the partial sums of a divided K. That is how projects hold cuBLAS to one order of sums,
+    which cuBLASLt does not promise.
     """
     matmul = _describe(a, b, out)
     found = _algorithms(matmul, a.device.index, 0)

@@ -267,7 +267,7 @@ def _plain(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Te
 def _without_workspace(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> Call:
-    """Prepares cuBLASLt's first algorithm that needs no workspace, and so does not divide K."""
+    """Prepares cuBLASLt's first algorithm that needs no workspace."""
     from . import cublaslt
 
     if not operation.is_bare:
