@@ -45,7 +45,8 @@ PRECISION = "fp8-block"
 LAYOUT = "nt"  # of both forms: tensor cores read fp8 terms that are contiguous
 OUT_DTYPE = torch.bfloat16
 _SCALE_BYTES = 4
-# Of the sizes of operands in cuBLAS's fp8 products, and of rows that have scales for 128 terms.
+# cuBLAS takes sizes that are multiples of 16, and multiples of 8 rows where each has scales of its
+# own, as Transformer Engine found.
 _TORCH_MULTIPLE = 16
 _TORCH_ROWS = 8
 
