@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.bench import providers
+from outblas.bench import providers, scaled_groups
 from outblas.bench.block_scaled import BlockScaled
 from outblas.bench.operation import Operation
+from outblas.bench.scaled_groups import ScaledCase, ScaledTask
+from outblas.core.grouped_shapes import GroupedWorkload
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
@@ -103,6 +105,97 @@ def test_without_the_package_there_is_an_import_error(monkeypatch: pytest.Monkey
 
     with pytest.raises(ImportError, match="deep_gemm"):
         prepared()
+
+
+# ---- groups
+GROUPS = ScaledTask(GroupedWorkload(3, 384, 144, 256), "nt")
+
+
+class GroupedStub:
+    """Computes in float64, by the group of each row, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, torch.Tensor]] = []
+
+    def __call__(self, left: Any, right: Any, out: torch.Tensor, groups: torch.Tensor) -> None:
+        self.calls.append((left, right, groups))
+        (a, scale_a), (weights, scales) = left, right
+        for group in range(weights.shape[0]):
+            rows = groups == group
+            scaled = BlockScaled(a[rows], weights[group].t(), scale_a[rows], scales[group].t())
+            x, y = scaled.dequantised()
+            out[rows] = (x @ y).to(out.dtype)
+
+
+@pytest.fixture(
+    params=["m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous"]
+)
+def grouped_stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupedStub:
+    made = GroupedStub()
+    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(**{request.param: made}))
+    return made
+
+
+def prepared_groups(task: ScaledTask = GROUPS) -> Any:
+    return scaled_groups.parse("deepgemm").prepare(*scaled_groups.integers(task, "cpu"))
+
+
+def test_the_products_of_groups_pass_the_check(grouped_stub: GroupedStub) -> None:
+    assert ScaledCase(GROUPS, "cpu").fault(scaled_groups.parse("deepgemm").prepare) is None
+    assert len(grouped_stub.calls) == 2, "on integers and on normal data"
+
+
+def test_deepgemm_is_given_the_group_of_each_row(grouped_stub: GroupedStub) -> None:
+    prepared_groups()()
+
+    ((_, _, groups),) = grouped_stub.calls
+    assert groups.tolist() == [0] * 128 + [1] * 128 + [2] * 128
+    assert groups.dtype == torch.int32
+
+
+def test_operands_of_groups_lie_as_deepgemm_loads_them(grouped_stub: GroupedStub) -> None:
+    prepared_groups()()
+
+    (((a, scale_a), (weights, scales), _),) = grouped_stub.calls
+    assert (a.is_contiguous(), weights.is_contiguous(), scales.is_contiguous()) == (True,) * 3
+    assert (weights.shape, scales.shape) == ((3, 144, 256), (3, 2, 2))
+    assert (scale_a.shape, scale_a.stride()) == ((384, 2), (1, 384))
+
+
+def test_a_call_of_groups_takes_other_weights(grouped_stub: GroupedStub) -> None:
+    call = prepared_groups()
+    other = torch.zeros_like(scaled_groups.integers(GROUPS, "cpu").b)
+
+    assert not call(other).any()
+    assert grouped_stub.calls[0][1][0].is_contiguous()
+
+
+def test_groups_that_are_no_multiples_are_refused(grouped_stub: GroupedStub) -> None:
+    with pytest.raises(Refused, match="deepgemm takes groups of multiples of 128 rows, not 130"):
+        prepared_groups(ScaledTask(GroupedWorkload(3, 390, 144, 256), "nt"))
+
+
+def test_groups_without_rows_are_multiples(grouped_stub: GroupedStub) -> None:
+    task = ScaledTask(GroupedWorkload(1, 128, 144, 256), "nt")
+    made = scaled_groups.integers(task, "cpu")
+    ends = torch.tensor([0, 128, 128], dtype=torch.int32)
+    b, scale_b = (torch.cat([t] * 3) for t in (made.b.float().mT, made.scale_b.mT))
+    weights = b.to(made.b.dtype).mT
+
+    call = scaled_groups.parse("deepgemm").prepare(made.a, weights, made.scale_a, scale_b.mT, ends)
+    call()
+
+    assert grouped_stub.calls[0][2].tolist() == [1] * 128
+
+
+def test_groups_of_terms_are_refused(grouped_stub: GroupedStub) -> None:
+    with pytest.raises(Refused, match="deepgemm takes groups of rows, not of terms"):
+        prepared_groups(ScaledTask(GroupedWorkload(3, 384, 144, 256, form="terms"), "nt"))
+
+
+def test_a_deepgemm_without_groups_is_refused(stub: Stub) -> None:
+    with pytest.raises(Refused, match=r"deep_gemm has neither m_grouped_gemm.* nor m_grouped_fp8_"):
+        prepared_groups()
 
 
 def in_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

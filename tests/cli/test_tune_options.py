@@ -27,7 +27,7 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--explain many", "--explain is 'many'"),
         ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"),
         ("--op conv", "--op is 'conv', expected one of gemm, grouped"),
-        ("--op grouped", "--shapes is '16', expected EXPERTSxROWSxNxK or moe:MODEL"),
+        ("--op grouped", "--shapes is '16', expected EXPERTSxROWSxNxK, deepgemm or moe:"),
         ("--op grouped --shapes moe", "kernel 'hopper.grouped' needs sm_90, but was given the CPU"),
         ("--op grouped --shapes moe --kernels portable", "'portable' multiplies no groups"),
         ("--op grouped --shapes moe --explain 16", "--explain cannot be combined with --op gr"),

@@ -1,6 +1,6 @@
 """Workloads of grouped products: the sizes of their groups, and their text."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -53,6 +53,27 @@ def test_popular_groups_are_not_the_first() -> None:
 def test_groups_are_the_same_every_time() -> None:
     """Results of two runs, and of two programs, are compared."""
     assert GroupedWorkload(8, 100, 64, 32, "zipf").sizes == (7, 19, 6, 12, 37, 9, 5, 5)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("rows", [1, 128, 1000, 4096, 65536])
+def test_groups_of_blocks_end_at_multiples_or_with_the_last_row(
+    rows: int, distribution: Distribution
+) -> None:
+    sizes = GroupedWorkload(8, rows, 64, 32, distribution).sizes_in(128)
+
+    assert sum(sizes) == rows
+    assert len(sizes) == 8
+    assert {end % 128 for end in accumulate(sizes) if end != rows} <= {0}
+
+
+def test_blocks_are_shared_as_rows_are() -> None:
+    """2520 is a multiple of 1 to 8, and the shares' sum is 6849/2520."""
+    workload = GroupedWorkload(8, 6849 * 128, 64, 32, "zipf")
+
+    assert workload.sizes_in(128) == tuple(
+        128 * size for size in GroupedWorkload(8, 6849, 64, 32, "zipf").sizes
+    )
 
 
 # ---- products
@@ -124,16 +145,46 @@ def test_words_choose_among_the_workloads_of_a_name() -> None:
     assert len(found) == 2
 
 
+def test_deepgemms_list_has_8192_or_4096_rows_a_group() -> None:
+    found = parse("deepgemm")
+
+    assert [str(workload) for workload in found] == [
+        "4x32768x4096x7168",
+        "4x32768x7168x2048",
+        "8x32768x4096x7168",
+        "8x32768x7168x2048",
+    ]
+    assert {size for workload in found for size in workload.sizes} == {8192, 4096}
+
+
+def test_words_choose_among_deepgemms_list() -> None:
+    found = parse("deepgemm:zipf:terms")
+
+    assert {(w.distribution, w.form) for w in found} == {("zipf", "terms")}
+    assert len(found) == 4
+
+
 def test_a_workload_that_is_named_twice_is_timed_once() -> None:
     assert len(parse("moe:mixtral-8x7b:4096,8x4096x28672x4096:zipf")) == 4
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "4096", "8x100x64", "8x100x64xK", "moe:gpt", "8x100x64x32:skewed", "8x100x64x32:4096"],
+    [
+        "",
+        "4096",
+        "8x100x64",
+        "8x100x64xK",
+        "moe:gpt",
+        "8x100x64x32:skewed",
+        "8x100x64x32:4096",
+        "deepgemm:4096",
+    ],
 )
 def test_text_that_names_no_workload_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--shapes is .* expected EXPERTSxROWSxNxK or moe:MODEL"):
+    with pytest.raises(
+        ValueError, match=r"--shapes is .* expected EXPERTSxROWSxNxK, deepgemm or moe"
+    ):
         parse(text)
 
 

@@ -142,8 +142,13 @@ def test_without_its_name_products_of_fp8_are_torchs_public_ones(
     assert torch.equal(found, torch_private.scaled_mm(a, b, *scales, out_dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize(
+    ("columns", "of_b", "shape"),
+    [(2, "BlockWise128x128", (4, 2)), (256, "BlockWise1x128", (256, 4))],
+    ids=["blocks of B", "columns of B"],
+)
 def test_without_its_name_scales_of_blocks_are_named_to_torch(
-    without: Without, monkeypatch: pytest.MonkeyPatch
+    without: Without, monkeypatch: pytest.MonkeyPatch, columns: int, of_b: str, shape: Any
 ) -> None:
     functional = torch.nn.functional
     if not hasattr(functional, "scaled_mm"):
@@ -153,10 +158,29 @@ def test_without_its_name_scales_of_blocks_are_named_to_torch(
     monkeypatch.setattr(functional, "scaled_mm", lambda *args, **_: given.append(args))
     a, b = fp8_operands(16, 256, 512)
 
-    fresh.scaled_mm(a, b, torch.rand(16, 4), torch.rand(4, 2), out_dtype=torch.bfloat16)
+    fresh.scaled_mm(a, b, torch.rand(16, 4), torch.rand(4, columns), out_dtype=torch.bfloat16)
 
     kinds = functional.ScalingType
-    assert given[0][3::2] == (kinds.BlockWise1x128, kinds.BlockWise128x128)
+    assert given[0][3::2] == (kinds.BlockWise1x128, getattr(kinds, of_b))
+    assert given[0][4].shape == shape
+
+
+def test_without_its_name_products_of_fp8_are_written_where_they_belong(
+    without: Without, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functional = torch.nn.functional
+    if not hasattr(functional, "scaled_mm"):
+        pytest.skip(f"torch {torch.__version__} has no public scaled_mm, and has the private one")
+    fresh = without(torch_private, "torch:_scaled_mm")
+    monkeypatch.setattr(functional, "scaled_mm", lambda *_, **__: torch.ones(16, 256))
+    a, b = fp8_operands(16, 256, 512)
+    out = torch.zeros(16, 256)
+
+    scales = torch.rand(16, 4), torch.rand(4, 2)
+    found = fresh.scaled_mm(a, b, *scales, out_dtype=torch.float32, out=out)
+
+    assert found is out
+    assert bool((out == 1).all())
 
 
 def test_without_inductors_allocator_memory_is_as_asked_for(without: Without) -> None:

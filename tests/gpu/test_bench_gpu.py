@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outblas.bench import campaign, cold, grouped, providers, sustained
+from outblas.bench import campaign, cold, grouped, providers, scaled_groups, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
@@ -263,6 +263,27 @@ def test_groups_that_end_elsewhere_are_found_on_a_gpu() -> None:
 
     assert said is not None
     assert "first at [512, " in said
+
+
+# Groups of rows that torch does not take as they are, and groups without terms.
+SCALED_GROUPS = "16x1000x512x1024:zipf,16x1040x512x1024:zipf:terms,4x512x512x1024"
+
+
+@pytest.mark.sm90
+def test_scaled_groups_are_checked_and_timed_beside_torchs_single_products() -> None:
+    names = "torch", "outblas", "hopper.grouped", "portable"
+    operation = Operation("fp8-block")
+    campaign = Campaign([scaled_groups.parse(name) for name in names], operation, SHORT_ROUNDS)
+    tasks = scaled_groups.tasks(grouped_shapes.parse(SCALED_GROUPS))
+
+    records = list(campaign.run_tasks(tasks, ["burst"]))
+
+    assert [(r.provider, r.check) for r in records] == [
+        (name, "–" if name == "torch" else "exact") for _ in tasks for name in names
+    ]
+    assert all(record.us and record.ratio for record in records)
+    base = scaled_groups.parse("torch")
+    assert [task.case(operation).fault(base.prepare) for task in tasks] == [None] * len(tasks)
 
 
 def test_the_products_of_a_backward_pass_are_timed() -> None:

@@ -102,6 +102,54 @@ def test_gradients_of_weights_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert [row[8] for row in rows_of(text) if row[0] == "least"] == ["**1.100**", "**1.200**"]
 
 
+@pytest.mark.parametrize(
+    ("form", "scales"),
+    [
+        ("rows", "one for each 1×128 block of A and 128×128 block of B"),
+        ("terms", "one for each 1×128 block of A and 128×1 block of B, in groups of whole blocks"),
+    ],
+)
+def test_a_table_of_fp8_says_what_torch_is_and_what_has_a_scale(
+    form: Form, scales: str, tmp_path: Path
+) -> None:
+    text = page(tmp_path, *both(1.3, with_rows(4096, form=form), dtype="fp8-block"))
+
+    (note,) = (line for line in text.splitlines() if line.startswith("fp8-block, nt, outblas in "))
+    assert f"scales: {scales}; *torch*: one `torch._scaled_mm` for each group" in note
+    assert "*× torch*: the time of all these over the time of the call" in note
+    assert "grouped_mm" not in note
+
+
+def test_torchs_grouped_product_is_the_base_without_scales(tmp_path: Path) -> None:
+    text = page(tmp_path, *both(1.3, MIXTRAL))
+
+    assert "*× torch*: the time of torch's `grouped_mm` over the time of the call" in text
+    assert "scales" not in text
+
+
+def test_fp8_has_a_table_of_its_own(tmp_path: Path) -> None:
+    entries = *both(1.1, MIXTRAL), *both(1.3, MIXTRAL, dtype="fp8-block", us=100.0)
+
+    text = page(tmp_path, *entries)
+
+    assert "**Forward, NVIDIA H100 80GB HBM3, bfloat16, nt**" in text
+    assert "**Forward, NVIDIA H100 80GB HBM3, fp8-block, nt**" in text
+    assert [row[8] for row in rows_of(text) if row[0] == "least"] == ["**1.100**", "**1.300**"]
+
+
+def test_deepgemm_has_a_table_beside_torch(tmp_path: Path) -> None:
+    workload = GroupedWorkload(4, 32768, 4096, 7168)
+    entries = [
+        timing(name, ratio, workload, dtype="fp8-block")
+        for name, ratio in (("torch", 1.0), ("outblas", 1.02), ("deepgemm", 1.05))
+    ]
+
+    found = rows_of(page(tmp_path, *entries, part=PART.replace("outblas", "deepgemm")))
+
+    assert found[1][:4] == ["4", "4096×7168", "32768", "balanced"]
+    assert found[1][8] == "1.050"
+
+
 def test_each_gpu_has_a_table_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     write(tmp_path / "results" / "h200.json", *both(1.3, MIXTRAL), gpu="NVIDIA H200")

@@ -41,8 +41,8 @@ class BlockScaled(NamedTuple):
     def dequantised(self) -> tuple[Tensor, Tensor]:
         """Returns A and B with their scales applied, in float64."""
         return (
-            self.a.double() * _spread(self.scale_a, (1, BLOCK), self.a),
-            self.b.double() * _spread(self.scale_b, (BLOCK, BLOCK), self.b),
+            dequantised(self.a, self.scale_a, (1, BLOCK)),
+            dequantised(self.b, self.scale_b, (BLOCK, BLOCK)),
         )
 
 
@@ -53,7 +53,7 @@ def quantised(shape: Shape, device: torch.device | str) -> BlockScaled:
     a, b, _ = normal(shape, "nt", torch.bfloat16, device=str(device))
     a, scale_a = _quantised(a, 1)
     weight, scale_of_weight = _quantised(b.t(), BLOCK)
-    return BlockScaled(a, weight.t(), _by_columns(scale_a), scale_of_weight.t())
+    return BlockScaled(a, weight.t(), by_columns(scale_a), scale_of_weight.t())
 
 
 def integers(shape: Shape, device: torch.device | str) -> BlockScaled:
@@ -63,20 +63,30 @@ def integers(shape: Shape, device: torch.device | str) -> BlockScaled:
     Raises ValueError if K leaves no room for exact sums.
     """
     M, N, K = shape
-    largest = _largest_integer(K)
-    generator = torch.Generator(device).manual_seed(0)
+    draw, blocks = Integers(K, device), math.ceil(K / BLOCK)
+    a, weight = draw.values(M, K), draw.values(N, K)
+    scale_a, scale_of_weight = draw.scales(M, blocks), draw.scales(math.ceil(N / BLOCK), blocks)
+    return BlockScaled(a, weight.t(), by_columns(scale_a), scale_of_weight.t())
 
-    def values(rows: int) -> Tensor:
-        t = torch.empty((rows, K), dtype=torch.bfloat16, device=device)
-        return t.random_(-largest, largest + 1, generator=generator).to(_FP8)
 
-    def scales(rows: int) -> Tensor:
-        t = torch.empty((rows, math.ceil(K / BLOCK)), device=device)
-        return t.random_(-_EXPONENT, _EXPONENT + 1, generator=generator).exp2_()
+class Integers:
+    """Draws small integers and scales that are powers of two, the same every time, for sums of up
+    to K products.
 
-    a, weight = values(M), values(N)
-    scale_a, scale_of_weight = scales(M), scales(math.ceil(N / BLOCK))
-    return BlockScaled(a, weight.t(), _by_columns(scale_a), scale_of_weight.t())
+    Raises ValueError if K leaves no room for exact sums.
+    """
+
+    def __init__(self, K: int, device: torch.device | str) -> None:
+        self._largest = _largest_integer(K)
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def values(self, *shape: int) -> Tensor:
+        t = torch.empty(shape, dtype=torch.bfloat16, device=self._generator.device)
+        return t.random_(-self._largest, self._largest + 1, generator=self._generator).to(_FP8)
+
+    def scales(self, *shape: int) -> Tensor:
+        t = torch.empty(shape, device=self._generator.device)
+        return t.random_(-_EXPONENT, _EXPONENT + 1, generator=self._generator).exp2_()
 
 
 def _largest_integer(K: int) -> int:
@@ -100,12 +110,13 @@ def _quantised(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return values[:R, :K].to(_FP8).contiguous(), scales
 
 
-def _by_columns(scales: Tensor) -> Tensor:
+def by_columns(scales: Tensor) -> Tensor:
+    """Returns scales (R, C) whose columns follow one another in memory."""
     return scales.t().contiguous().t()
 
 
-def _spread(scales: Tensor, block: tuple[int, int], like: Tensor) -> Tensor:
-    """Returns scales repeated over the rows and columns of their blocks, cut to another's shape."""
+def dequantised(values: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """Returns values (R, C) in float64, times the scales of their blocks of rows and columns."""
     rows, columns = block
     spread = scales.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return spread[: like.shape[0], : like.shape[1]]
+    return values.double() * spread[: values.shape[0], : values.shape[1]]

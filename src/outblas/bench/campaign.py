@@ -55,7 +55,7 @@ class _Entrant:
 
 Entrants = dict[str, _Entrant]  # by label, the base first
 Found = dict[str, dict[str, Any]]  # the figures of each
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Operands = tuple[torch.Tensor, ...]
 
 
 class Task(Protocol):

@@ -1,11 +1,13 @@
-"""DeepGEMM's product of fp8 operands with block scales, of either of its interfaces, where the
-package `deep_gemm` is installed.
+"""DeepGEMM's products of fp8 operands with block scales, of one matrix and of groups of rows, of
+either of its interfaces, where the package `deep_gemm` is installed.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,9 +16,14 @@ from ..verify.kernels import Refused
 
 Tensor = torch.Tensor
 
-# Of the releases up to June 2025, and of later ones.
+# Of the releases up to July 2025, and of later ones.
 _NAMES = ("gemm_fp8_fp8_bf16_nt", "fp8_gemm_nt")
+_NAMES_OF_GROUPS = (
+    "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_contiguous",
+)
 _ALIGNMENT = 4  # the columns of the scales of A start at multiples of 16 bytes
+GROUP_ROWS = 128  # of groups, each of which has a multiple
 
 
 def prepared(
@@ -27,7 +34,7 @@ def prepared(
 
     Raises ImportError without DeepGEMM, and Refused if it has no such function.
     """
-    product = _product(importlib.import_module("deep_gemm"))
+    product = _product(importlib.import_module("deep_gemm"), _NAMES)
     left = a, _aligned(scale_a)
     scale_of_weight = scale_b.t().contiguous()
 
@@ -38,12 +45,39 @@ def prepared(
     return call
 
 
-def _product(deep_gemm: Any) -> Callable[..., Any]:
-    for name in _NAMES:
+def prepared_groups(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor
+) -> Callable[..., Tensor]:
+    """Returns a call that multiplies the rows of each group of a (M, K), which end at `offs`, with
+    its matrix of b (experts, K, N), with scales of 1x128 and 128x128 blocks. It writes to the same
+    bfloat16 result each time, and returns it.
+
+    Raises ImportError without DeepGEMM, and Refused if it has no such function, or for a group
+    whose number of rows is no multiple of 128.
+    """
+    product = _product(importlib.import_module("deep_gemm"), _NAMES_OF_GROUPS)
+    sizes = [end - begin for begin, end in pairwise((0, *offs.tolist()))]
+    if refused := [size for size in sizes if size % GROUP_ROWS]:
+        raise Refused(f"deepgemm takes groups of multiples of {GROUP_ROWS} rows, not {refused[0]}")
+    groups = torch.arange(len(sizes), dtype=torch.int32, device=a.device)
+    group_of_row = groups.repeat_interleave(torch.tensor(sizes, device=a.device))
+    out = a.new_full((a.shape[0], b.shape[2]), math.nan, dtype=torch.bfloat16)
+    left = a, _aligned(scale_a)
+    scale_of_weights = scale_b.mT.contiguous()
+
+    def call(b: Tensor = b) -> Tensor:
+        product(left, (b.mT, scale_of_weights), out, group_of_row)
+        return out
+
+    return call
+
+
+def _product(deep_gemm: Any, names: tuple[str, ...]) -> Callable[..., Any]:
+    for name in names:
         if hasattr(deep_gemm, name):
             function: Callable[..., Any] = getattr(deep_gemm, name)
             return function
-    raise Refused(f"deep_gemm has neither {' nor '.join(_NAMES)}")
+    raise Refused(f"deep_gemm has neither {' nor '.join(names)}")
 
 
 def _aligned(scales: Tensor) -> Tensor:

@@ -3,10 +3,10 @@ they are timed.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -20,13 +20,15 @@ from ..verify.oracle import integer_ranges
 from . import cold
 from .campaign import Operands
 from .operation import Operation, operand_dtype
-from .providers import Call, Prepare, Provider
+from .providers import Call, Provider
 from .record import GROUPED_BASE
 
 Tensor = torch.Tensor
 Fill = Callable[[Tensor], object]
+Prepare = Callable[..., Call]
+Place = tuple[int, ...]
 
-# Of operands; torch's function multiplies no tf32.
+# Of operands that have no scales; torch's function multiplies no tf32.
 PRECISIONS = ("bfloat16", "float16", "float32")
 
 
@@ -46,13 +48,23 @@ class GroupedTask:
         """The sizes (M, N, K) of the products of all groups."""
         return self.workload.shape
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each group."""
+        return self.workload.sizes
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where each group ends: the values of `offs`."""
+        return tuple(accumulate(self.sizes))
+
     def operands(self, operation: Operation) -> Operands:
         """Returns A and B from normal(0, 1), and `offs`."""
         generator = torch.Generator("cuda").manual_seed(0)
         fill = partial(torch.Tensor.normal_, generator=generator)
         return operands(self, operand_dtype(operation.dtype), fill, fill, "cuda")
 
-    def case(self, operation: Operation) -> "GroupedCase":
+    def case(self, operation: Operation) -> Any:
         return GroupedCase(self, operand_dtype(operation.dtype))
 
     def bytes_moved(self, operation: Operation) -> int:
@@ -60,9 +72,14 @@ class GroupedTask:
         read; their gradients are written.
         """
         w = self.workload
-        in_use = sum(size > 0 for size in w.sizes) if w.form == "rows" else w.experts
-        elements = w.rows * (w.K + w.N) + in_use * w.K * w.N
+        elements = w.rows * (w.K + w.N) + self.weights_moved * w.K * w.N
         return elements * operand_dtype(operation.dtype).itemsize
+
+    @property
+    def weights_moved(self) -> int:
+        """How many groups' weights are read, or have a gradient that is written."""
+        w = self.workload
+        return sum(size > 0 for size in self.sizes) if w.form == "rows" else w.experts
 
     def is_memory_bound(self, operation: Operation, l2_bytes: int) -> bool:
         """Returns whether a call is also timed with cold weights: its groups have few rows, or all
@@ -107,7 +124,7 @@ def tasks(
 
 def operands(
     task: GroupedTask, dtype: torch.dtype, fill_a: Fill, fill_b: Fill, device: str
-) -> Operands:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns A and B as `grouped_mm` takes them, stored as the task's layout says and filled, and
     `offs`.
     """
@@ -122,7 +139,12 @@ def operands(
 
     a = matrix((M, K), task.layout[0], fill_a)
     b = matrix((*lead, K, N), task.layout[1], fill_b)
-    return a, b, torch.tensor(task.workload.ends, dtype=torch.int32, device=device)
+    return a, b, group_ends(task, device)
+
+
+def group_ends(task: GroupedTask, device: str) -> Tensor:
+    """Returns where groups end, as calls take it."""
+    return torch.tensor(task.ends, dtype=torch.int32, device=device)
 
 
 # ---- the check
@@ -135,46 +157,65 @@ class GroupedCase:
     device: str = "cuda"
     out_dtype: torch.dtype | None = None  # that of the operands
 
-    def fault(self, prepare: Callable[[Tensor, Tensor, Tensor], Call]) -> str | None:
+    def fault(self, prepare: Prepare) -> str | None:
         """Returns what is wrong with the result of a prepared call, or None.
 
         As in the exact oracle, the operands are small integers whose partial sums fp32 represents,
         so that every element must equal the float64 product bit for bit.
         """
         made = self._integers()
-        dtype = self.out_dtype or self.dtype
-        call = prepare(*made)
-        shape = result_shape(self.task)
-        # Freed at once: the allocator most likely gives this memory to the result.
-        torch.full(shape, math.nan, dtype=dtype, device=self.device)
-        found = call()
-        if not isinstance(found, Tensor) or found.shape != shape or found.dtype != dtype:
-            return f"wrong: expected a tensor of shape {shape} and {dtype}"
-        count = 0
-        first: tuple[int, ...] = ()
-        for begin, got, want in _compared(found, *made, self.task):
-            wrong = got != want.to(got.dtype)
-            if bool(wrong.any()):
-                at = [int(i) for i in wrong.nonzero()[0]]
-                first = first or (*begin[:-1], begin[-1] + at[0], at[1])
-                count += int(wrong.sum())
-        if not count:
-            return None
-        return f"wrong: {count} of {found.numel()} elements, first at {list(first)}"
 
-    def _integers(self) -> Operands:
-        deepest = self.task.shape[2]
-        if self.task.workload.form == "terms":
-            deepest = max(self.task.workload.sizes)
-        of_a, of_b, _ = integer_ranges(
-            Case(*self.task.shape[:2], deepest, self.dtype, self.out_dtype)
+        def wrong(found: Tensor) -> Iterator[tuple[Place, Tensor]]:
+            for begin, got, want in _compared(found, *made, self.task):
+                yield begin, got != want.to(got.dtype)
+
+        return fault_of_call(
+            prepare(*made), self.task, self.out_dtype or self.dtype, self.device, wrong
         )
+
+    def _integers(self) -> tuple[Tensor, Tensor, Tensor]:
+        M, N, _ = self.task.shape
+        case = Case(M, N, deepest(self.task), self.dtype, self.out_dtype)
+        of_a, of_b, _ = integer_ranges(case)
         generator = torch.Generator(self.device).manual_seed(0)
 
         def within(largest: int) -> Fill:
             return lambda t: t.random_(-largest, largest + 1, generator=generator)
 
         return operands(self.task, self.dtype, within(of_a), within(of_b), self.device)
+
+
+def fault_of_call(
+    call: Call,
+    task: GroupedTask,
+    dtype: torch.dtype,
+    device: str,
+    wrong: Callable[[Tensor], Iterable[tuple[Place, Tensor]]],
+) -> str | None:
+    """Returns what is wrong with the result of a call, or None. `wrong` yields where some rows of a
+    result begin, and which of their elements are wrong.
+    """
+    shape = result_shape(task)
+    # Freed at once: the allocator most likely gives this memory to the result.
+    torch.full(shape, math.nan, dtype=dtype, device=device)
+    found = call()
+    if not isinstance(found, Tensor) or found.shape != shape or found.dtype != dtype:
+        return f"wrong: expected a tensor of shape {shape} and {dtype}"
+    count = 0
+    first: Place = ()
+    for begin, elements in wrong(found):
+        if bool(elements.any()):
+            at = [int(i) for i in elements.nonzero()[0]]
+            first = first or (*begin[:-1], begin[-1] + at[0], at[1])
+            count += int(elements.sum())
+    if not count:
+        return None
+    return f"wrong: {count} of {found.numel()} elements, first at {list(first)}"
+
+
+def deepest(task: GroupedTask) -> int:
+    """Returns how many products the longest sum has."""
+    return max(task.sizes) if task.workload.form == "terms" else task.shape[2]
 
 
 def result_shape(task: GroupedTask) -> tuple[int, ...]:
@@ -185,27 +226,36 @@ def result_shape(task: GroupedTask) -> tuple[int, ...]:
 
 def _compared(
     out: Tensor, a: Tensor, b: Tensor, offs: Tensor, task: GroupedTask
-) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+) -> Iterator[tuple[Place, Tensor, Tensor]]:
     """Yields rows of each group's result, where they begin, and what they should be in float64."""
     del offs  # the host knows the groups
-    lead: tuple[int, ...]
-    for group, (begin, end) in enumerate(pairwise((0, *task.workload.ends))):
+    lead: Place
+    for group, (begin, end) in enumerate(pairwise((0, *task.ends))):
         part = slice(begin, end)
         if task.workload.form == "rows":
             of_group, left, right, lead, start = out[part], a[part], b[group], (), begin
         else:
             of_group, left, right, lead, start = out[group], a[:, part], b[part], (group,), 0
         factor = right.double()
-        step = max(1, CHUNK // max(1, *factor.shape))
-        for first in range(0, of_group.shape[0], step):
-            rows = slice(first, first + step)
-            yield (*lead, start + first), of_group[rows], left[rows].double() @ factor
+        for rows in chunks(of_group.shape[0], factor):
+            yield (*lead, start + rows.start), of_group[rows], left[rows].double() @ factor
+
+
+def chunks(count: int, factor: Tensor) -> Iterator[slice]:
+    """Yields slices of `count` rows, each so short that its product with a matrix takes little
+    memory.
+    """
+    step = max(1, CHUNK // max(1, *factor.shape))
+    for first in range(0, count, step):
+        yield slice(first, first + step)
 
 
 # ---- providers
 @dataclass(frozen=True)
 class GroupedProvider(Provider):
-    """A provider of grouped products; it prepares calls from A, B and `offs`."""
+    """A provider of grouped products; it prepares calls from the operands of a task."""
+
+    prepare: Prepare
 
     def fault(self, case: Any) -> str | None:
         """Returns what is wrong with this provider's results, or None. Raises Refused."""
@@ -236,10 +286,10 @@ def parse(name: str) -> GroupedProvider:
     return GroupedProvider(name, "", named[name], trusted=name == GROUPED_BASE)
 
 
-def runnable(device: torch.device) -> list[GroupedProvider]:
-    """Returns the kernels that run on a device."""
+def runnable(device: torch.device) -> tuple[str, ...]:
+    """Returns the names of the kernels that run on a device."""
     on_sm90 = torch.cuda.get_device_capability(device) == (9, 0)
-    return [parse(name) for name in ((HOPPER, PORTABLE) if on_sm90 else (PORTABLE,))]
+    return (HOPPER, PORTABLE) if on_sm90 else (PORTABLE,)
 
 
 def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
@@ -249,10 +299,11 @@ def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
 
 def _outblas(kernel: str | None, a: Tensor, b: Tensor, offs: Tensor) -> Call:
     """Prepares the call of a user, with or without the name of a kernel."""
+    return supported(kernel, lambda b=b: grouped_mm(a, b, offs=offs, kernel=kernel))
 
-    def call(b: Tensor = b) -> Tensor:
-        return grouped_mm(a, b, offs=offs, kernel=kernel)
 
+def supported(kernel: str | None, call: Call) -> Call:
+    """Returns the call of a kernel. Raises Refused if the kernel does not support it."""
     if kernel is not None:
         try:
             call()

@@ -282,8 +282,7 @@ class Operation:
         error = _through(self.steps.activation, x, error) + 4 * _UNIT * y.abs()
         if residual is not None:
             error += 8 * _UNIT * residual.abs()
-        rounding = ulp(y.abs() + error, found.dtype) / 2
-        return ~((found.double() - y).abs() <= error + rounding)  # a comparison with NaN is false
+        return is_beyond(found, y, error)
 
     def _sums(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         """Returns the product with its bias in float64, and the error that a kernel may have."""
@@ -291,7 +290,7 @@ class Operation:
         if extras.bias is not None:
             x, terms = x + extras.bias.double(), terms + extras.bias.double().abs()
         if self.scaling == "block":
-            return x, (_FP8_UNIT + (a.shape[1] // BLOCK + 3) * _UNIT) * terms
+            return x, error_of_blocks(terms, a.shape[1])
         if self.scaling:
             return x, _FP8_UNIT * terms
         if self.dtype == "tf32":
@@ -309,6 +308,19 @@ class Operation:
             if scale is not None:
                 x, terms = x * scale, terms * scale
         return x, terms
+
+
+def error_of_blocks(terms: Tensor, K: int) -> Tensor:
+    """Returns the error that sums of K products may have whose blocks are scaled apart, from the
+    sums of the products' magnitudes.
+    """
+    return (_FP8_UNIT + (K // BLOCK + 3) * _UNIT) * terms
+
+
+def is_beyond(found: Tensor, y: Tensor, error: Tensor) -> Tensor:
+    """Returns which elements differ from y, in float64, by more than an error and one rounding."""
+    rounding = ulp(y.abs() + error, found.dtype) / 2
+    return ~((found.double() - y).abs() <= error + rounding)  # a comparison with NaN is false
 
 
 def _through(activation: str, x: Tensor, error: Tensor) -> Tensor:

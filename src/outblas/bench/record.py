@@ -15,7 +15,9 @@ from ..core.shapes import Shape, flop, to_text
 from .statistics import Ratio
 
 BASE = "cublas"
-GROUPED_BASE = "torch"  # of grouped products: torch.nn.functional.grouped_mm
+# Of grouped products: torch.nn.functional.grouped_mm, or for fp8 operands with scales of blocks,
+# which it does not take, one torch._scaled_mm for each group.
+GROUPED_BASE = "torch"
 BEST = "cublaslt-best"
 MODES = ("burst", "cold", "sustained")
 EXACT = "exact"  # bit for bit on integers; with block scales also within the error of fp32 sums
@@ -27,8 +29,8 @@ REFUSED = "refused: "
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One provider at one shape. `check` is "exact" or "bounded" (an epilogue, or fp8), "–" for
-    cuBLAS, or why there are no figures (then all are None). Of grouped products, torch's
-    `grouped_mm` stands where cuBLAS does.
+    cuBLAS, or why there are no figures (then all are None). Of grouped products, those of torch
+    (`GROUPED_BASE`) stand where cuBLAS's do.
 
     epilogue: the steps after the product, as `bias+gelu+residual`.
     product: "dA" or "dB" for a product of the backward pass, of this shape and layout.
@@ -41,7 +43,8 @@ class Record:
     ratio_apart: the ratio with a foreign kernel between calls.
     graph: timed inside a CUDA graph of `calls` calls.
     clock_mhz: counted by the SMs; joules: per call.
-    gbs: GB/s at which A, B and C pass between the GPU and its memory, each once.
+    gbs: GB/s at which A, B and C pass between the GPU and its memory, each once; of groups that
+        have scales, these too.
     bandwidth_share: `gbs` divided by what a large copy reaches.
     """
 

@@ -79,8 +79,8 @@ def bench(
             "matmul chooses), outblas-bare (without the epilogue), cublas (against itself), "
             "outblas-plain (without batch invariance), torch.compile, cublas-no-workspace and "
             "triton-persistent (what else keeps the sums of a row apart from other rows), "
-            "cublas-fast-accum (for fp8), deepgemm (for fp8-block, where it is "
-            "installed). Default: all kernels that run here. "
+            "cublas-fast-accum (for fp8), deepgemm (for fp8-block, where it is installed; groups "
+            "of multiples of 128 rows). Default: all kernels that run here. "
             "cublas and cublaslt-best are always timed; with --op grouped, torch is."
         ),
     ] = "",
@@ -92,8 +92,9 @@ def bench(
         str,
         typer.Option(
             help="What is timed: gemm (one product), or grouped (the products of all experts, "
-            "beside torch's grouped_mm; --shapes has EXPERTSxROWSxNxK, with :zipf for skewed "
-            "groups and :terms for gradients of weights, or moe:MODEL)."
+            "beside torch's grouped_mm, or with --dtype fp8-block beside one torch._scaled_mm a "
+            "group; --shapes has EXPERTSxROWSxNxK, with :zipf for skewed groups and :terms for "
+            "gradients of weights, moe:MODEL, or deepgemm)."
         ),
     ] = "gemm",
     shapes: ShapesOption = "4096",
@@ -102,7 +103,8 @@ def bench(
         typer.Option(
             help="Precision: bfloat16, float16, float32 (IEEE products), tf32, fp8 (e4m3 with one "
             "scale per operand), fp8-rowwise (one scale per row of A and column of B) or fp8-block "
-            "(one scale per 1x128 block of A and 128x128 block of B)."
+            "(one scale per 1x128 block of A and 128x128 block of B, or with :terms 128x1 block). "
+            "--op grouped takes bfloat16, float16, float32 and fp8-block."
         ),
     ] = "bfloat16",
     layout: LayoutOption = "nt",

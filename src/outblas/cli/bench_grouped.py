@@ -9,9 +9,9 @@ from ..core import grouped_shapes
 from .common import check_one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from ..bench.campaign import Campaign
+    from ..bench.campaign import Campaign, Task
     from ..bench.record import Record
     from .bench_asked import Asked, Start
 
@@ -22,14 +22,17 @@ def prepared(asked: Asked, others: Mapping[str, Any]) -> Start:
 
     Raises ValueError.
     """
-    from ..bench import grouped
+    from ..bench import grouped, scaled_groups
+    from ..bench.operation import Operation
     from ..bench.record import GROUPED_BASE
 
     for option, value in others.items():
         if value:
             raise ValueError(f"{option} cannot be combined with --op grouped")
     workloads = grouped_shapes.parse(asked.shapes)
-    check_one_of("--dtype", asked.dtype, grouped.PRECISIONS)
+    check_one_of("--dtype", asked.dtype, (*grouped.PRECISIONS, scaled_groups.PRECISION))
+    operation = Operation(asked.dtype)
+    operation.check((), asked.layouts, backward=asked.backward)
     for letters in asked.layouts:
         if letters not in grouped_shapes.ROWS_LAYOUTS:
             raise ValueError(
@@ -39,20 +42,26 @@ def prepared(asked: Asked, others: Mapping[str, Any]) -> Start:
             )
     if asked.backward and any(workload.form == "terms" for workload in workloads):
         raise ValueError("--shapes has :terms, expected none with --backward, which times both")
-    grouped.check_torch()
-    named = [grouped.parse(name) for name in asked.names]
+    if operation.scaling:
+        parse = scaled_groups.parse
+    else:
+        grouped.check_torch()
+        parse = grouped.parse
+    named = [parse(name) for name in asked.names]
 
     def start() -> tuple[Campaign, Iterator[Record]]:
         import torch
 
         from ..bench.campaign import Campaign
-        from ..bench.operation import Operation
 
         device = torch.device("cuda", torch.cuda.current_device())
-        chosen = named or grouped.runnable(device)
-        base = grouped.parse(GROUPED_BASE)
-        made = Campaign([base, *chosen], Operation(asked.dtype), asked.by_mode)
-        tasks = grouped.tasks(workloads, asked.layouts, asked.backward)
+        chosen = named or [parse(name) for name in grouped.runnable(device)]
+        made = Campaign([parse(GROUPED_BASE), *chosen], operation, asked.by_mode)
+        tasks: Sequence[Task]
+        if operation.scaling:
+            tasks = scaled_groups.tasks(workloads)
+        else:
+            tasks = grouped.tasks(workloads, asked.layouts, asked.backward)
         return made, made.run_tasks(tasks, asked.modes)
 
     return start

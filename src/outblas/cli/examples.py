@@ -34,6 +34,7 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         ("outblas bench --kernels outblas --epilogue bias+gelu+residual", "an epilogue"),
         ("outblas bench --kernels hopper.gemm[tile_n=128] --shapes 2048", "a config"),
         ("outblas bench --op grouped --shapes moe:mixtral-8x7b", "a model's experts"),
+        ("outblas bench --op grouped --dtype fp8-block --shapes deepgemm", "fp8 experts"),
     ),
     "bench-host": (
         ("outblas bench-host", "compare with the recorded figures"),

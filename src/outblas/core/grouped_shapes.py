@@ -5,7 +5,7 @@ conversion of workloads to and from text. Nothing here imports torch.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -34,10 +34,15 @@ EXPERTS = MappingProxyType(
 )
 ROWS = (256, 4096, 65536)  # of all experts together
 
+# The experts, rows of all of them, N and K for which DeepGEMM publishes figures of groups of rows
+# that follow one another: experts of DeepSeek-V3, as many as one GPU of its servers has.
+DEEPGEMM = tuple((experts, 32768, N, K) for experts in (4, 8) for N, K in EXPERTS["deepseek-v3"][1])
+
 _FAMILY = "moe"
+_LISTED = "deepgemm"
 _EXPECTED = (
-    f"EXPERTSxROWSxNxK or {_FAMILY}:MODEL with MODEL one of {', '.join(EXPERTS)}, followed by any "
-    f"of :{', :'.join((*DISTRIBUTIONS, *FORMS))}"
+    f"EXPERTSxROWSxNxK, {_LISTED} or {_FAMILY}:MODEL with MODEL one of {', '.join(EXPERTS)}, "
+    f"followed by any of :{', :'.join((*DISTRIBUTIONS, *FORMS))}"
 )
 
 
@@ -120,11 +125,19 @@ class GroupedWorkload:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of rows of each group."""
-        if self.distribution == "balanced":
-            return _shared(self.rows, [1.0] * self.experts)
-        shares = [1 / (i + 1) for i in range(self.experts)]
-        random.Random(SEED).shuffle(shares)
-        return _shared(self.rows, shares)
+        return self.sizes_in(1)
+
+    def sizes_in(self, block: int) -> tuple[int, ...]:
+        """Returns the number of rows of each group, where groups share whole blocks of so many
+        rows, of which the last one may be shorter.
+        """
+        shares = [1.0] * self.experts
+        if self.distribution == "zipf":
+            shares = [1 / (i + 1) for i in range(self.experts)]
+            random.Random(SEED).shuffle(shares)
+        blocks = _shared(-(-self.rows // block), shares)
+        ends = (min(block * end, self.rows) for end in accumulate(blocks))
+        return tuple(end - begin for begin, end in pairwise((0, *ends)))
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -171,6 +184,7 @@ def _shared(rows: int, shares: list[float]) -> tuple[int, ...]:
 def parse(text: str, option: str = "--shapes") -> list[GroupedWorkload]:
     """Parses `8x4096x28672x4096:zipf,moe:qwen3-30b-a3b` into workloads, without duplicates.
 
+    `deepgemm` stands for those of `DEEPGEMM`, and may be followed by the same words as sizes.
     `moe:MODEL` stands for both products of a model's experts, with 256, 4096 and 65536 rows,
     balanced and Zipf; `moe` for those of all models. What follows a name chooses among them: a
     number of rows, `balanced` or `zipf`; `terms` makes them gradients of weights.
@@ -193,15 +207,10 @@ def names_groups(text: str) -> bool:
 def _parsed(part: str, option: str) -> Iterator[GroupedWorkload]:
     name, *words = part.split(":")
     if name != _FAMILY:
-        sizes = name.split("x")
-        if len(sizes) != 4 or not all(size.isdecimal() for size in sizes):
-            raise ValueError(f"{option} is {part!r}, expected {_EXPECTED}")
-        experts, rows, N, K = map(int, sizes)
-        if min(experts, rows, N, K) < 1:
-            raise ValueError(f"{option} has {part}, expected sizes of at least 1")
+        listed = DEEPGEMM if name == _LISTED else (_sizes(name, part, option),)
         chosen = _Words.parse(words, ("balanced",), (), part, option)
-        for distribution in chosen.distributions:
-            yield GroupedWorkload(experts, rows, N, K, distribution, chosen.form)
+        for sizes, distribution in product(listed, chosen.distributions):
+            yield GroupedWorkload(*sizes, distribution, chosen.form)
         return
     models = tuple(EXPERTS)
     if words and words[0] in EXPERTS:
@@ -211,6 +220,17 @@ def _parsed(part: str, option: str) -> Iterator[GroupedWorkload]:
         experts, layers = EXPERTS[model]
         for (N, K), rows, distribution in product(layers, chosen.rows, chosen.distributions):
             yield GroupedWorkload(experts, rows, N, K, distribution, chosen.form)
+
+
+def _sizes(text: str, part: str, option: str) -> tuple[int, int, int, int]:
+    """Parses experts, rows, N and K."""
+    sizes = text.split("x")
+    if len(sizes) != 4 or not all(size.isdecimal() for size in sizes):
+        raise ValueError(f"{option} is {part!r}, expected {_EXPECTED}")
+    experts, rows, N, K = map(int, sizes)
+    if min(experts, rows, N, K) < 1:
+        raise ValueError(f"{option} has {part}, expected sizes of at least 1")
+    return experts, rows, N, K
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _FP8 = {
 # Products whose rows have the same bits in every batch, by the names of their providers.
 _INVARIANT = (OURS, "cublas-no-workspace", "triton-persistent")
 # How the operands are scaled, by dtype.
-_FP8_SCALES = {
+FP8_SCALES = {
     "fp8": "one for each operand",
     "fp8-rowwise": "one scale for each row of A and column of B",
     "fp8-block": "one for each 1×128 block of A and 128×128 block of B",
@@ -225,7 +225,7 @@ def fp8(evidence: Evidence, _: str) -> str:
     ]
     behind = f"with {found[0].epilogue} behind the product; " if found[0].epilogue else ""
     note = (
-        f"scales: {_FP8_SCALES[found[0].dtype]}; {behind}burst (calls in a CUDA graph); "
+        f"scales: {FP8_SCALES[found[0].dtype]}; {behind}burst (calls in a CUDA graph); "
         "*fast*: `use_fast_accum=True`; *× torch*: the time of `torch._scaled_mm` with float32 "
         f"sums over the time of the call, a median over rounds; {_SPREAD}; {_APART}"
     )

@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 from ..bench.record import GROUPED_BASE, MODES
 from ..core.grouped_shapes import DISTRIBUTIONS, FORMS, GroupedWorkload, model_of
-from . import markdown, text
+from . import campaigns, markdown, text
 from .evidence import Evidence
 from .results import Measurement
 
@@ -32,6 +32,11 @@ _NOTES = {
     "sustained": "calls without pause",
 }
 _RATIO = _COLUMNS.index("× torch")
+# How operands in fp8 are scaled, by form.
+_SCALES = {
+    "rows": campaigns.FP8_SCALES["fp8-block"],
+    "terms": "one for each 1×128 block of A and 128×1 block of B, in groups of whole blocks",
+}
 _HEADINGS = {
     ("rows", ""): "Forward",
     ("rows", "dA"): "Gradients of rows",
@@ -83,12 +88,23 @@ def _table(heading: str, ours: Sequence[Measurement], base: Sequence[Measurement
     lines = [f"| {' | '.join(row)} |" for row in (columns, *cells)]
     lines.insert(1, "|---" * len(columns) + "|")
     note = (
-        f"{rows[0].label} in {mode}; *× torch*: the time of torch's `grouped_mm` over the time of "
-        "the call, a median over rounds; *spread*: from the 10th to the 90th percentile of rounds; "
+        f"{rows[0].label} in {mode}; {_ratio_note(rows[0])} over the time of the call, a median "
+        "over rounds; *spread*: from the 10th to the 90th percentile of rounds; "
         f"{_NOTES[mode]}; *zipf*: the i-th most popular expert has a share of rows in proportion "
         f"to 1/i; checked: {markdown.listed(dict.fromkeys(m.check for m in rows))}"
     )
     return "\n".join([head, "", markdown.closed(lines, rows, note)])
+
+
+def _ratio_note(m: Measurement) -> str:
+    """What the time of torch is that of, and how its operands are scaled."""
+    if m.dtype not in campaigns.FP8_SCALES:
+        return "*× torch*: the time of torch's `grouped_mm`"
+    return (
+        f"scales: {_SCALES[m.form or 'rows']}; *torch*: one `torch._scaled_mm` for each group, for "
+        "torch has no grouped product with such scales; results in bfloat16; *× torch*: the time "
+        "of all these"
+    )
 
 
 def _cells(m: Measurement, torch_us: float | None) -> list[str]:

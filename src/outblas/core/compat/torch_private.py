@@ -41,6 +41,7 @@ def _scaled_mm(
     *,
     out_dtype: torch.dtype,
     use_fast_accum: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     from torch.nn.functional import ScalingType, scaled_mm
 
@@ -48,9 +49,12 @@ def _scaled_mm(
         recipes = [ScalingType.TensorWise] * 2
     elif scale_a.shape[1] == 1:
         recipes = [ScalingType.RowWise] * 2
+    elif scale_b.shape[1] == b.shape[1]:
+        recipes = [ScalingType.BlockWise1x128] * 2
+        scale_b = scale_b.t()  # the public function takes those of B's columns, over (N, K/128)
     else:
         recipes = [ScalingType.BlockWise1x128, ScalingType.BlockWise128x128]
-    return scaled_mm(
+    found = scaled_mm(
         a,
         b,
         scale_a,
@@ -61,10 +65,12 @@ def _scaled_mm(
         output_dtype=out_dtype,
         use_fast_accum=use_fast_accum,
     )
+    return found if out is None else out.copy_(found)
 
 
-# cuBLAS's product of fp8 operands, with one scale per tensor, one per row of A and column of B, or
-# one per 1x128 block of A and 128x128 block of B, where K is a multiple of 512.
+# cuBLAS's product of fp8 operands, with one scale per tensor, one per row of A and column of B, one
+# per 1x128 block of A and 128x128 block of B, where K is a multiple of 512, or one per 128 terms of
+# a row of A and of a column of B.
 scaled_mm: Callable[..., Tensor] = take(
     "torch:_scaled_mm",
     _scaled_mm,
