@@ -313,8 +313,15 @@ class Operation:
 def error_of_blocks(terms: Tensor, K: int) -> Tensor:
     """Returns the error that sums of K products may have whose blocks are scaled apart, from the
     sums of the products' magnitudes.
+
+    The tensor cores round products to 14 bits of the largest of 32. In a block of 128 normal
+    numbers that is a third of a unit of all magnitudes, as a standard deviation, of which one in
+    100,000 is more than one unit away; n blocks deviate by the root of n, and have n times the
+    magnitude.
     """
-    return (_FP8_UNIT + (K // BLOCK + 3) * _UNIT) * terms
+    blocks = max(1, math.ceil(K / BLOCK))
+    unit = _FP8_UNIT * max(1.0, 2 / math.sqrt(blocks))
+    return (unit + (blocks + 3) * _UNIT) * terms
 
 
 def is_beyond(found: Tensor, y: Tensor, error: Tensor) -> Tensor:
