@@ -12,6 +12,7 @@ import torch
 from .core.arguments import renamed, show_signature
 from .core.epilogue import Activation, EpilogueArgs
 from .core.errors import OperandError
+from .core.sm_carveout import limit
 from .runtime.default_kernel import Mode
 from .torch_ops import autocast_vmap, autograd, slow_path
 from .torch_ops.call import (
@@ -51,6 +52,7 @@ def matmul(
     config: Any = None,
     tune: Mode | None = None,
     batch_invariant: bool | None = None,
+    sms: int | None = None,
     **aliases: Tensor,
 ) -> Tensor:
     """Multiply two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
@@ -95,6 +97,9 @@ def matmul(
         batch_invariant: True promises that the bits of a row of the result depend on no other row,
             on M or on the batch. By default what the context manager `outblas.batch_invariant`
             says, or False.
+        sms: The most SMs that the kernel may use, at least 1; by default all of them, but for those
+            that `outblas.sm_carveout` leaves to others. Gradients are not limited, and the graph of
+            a compiled program breaks here.
 
     Returns:
         The product with its epilogue, of the shape that `torch.matmul` would give (with half as
@@ -120,6 +125,24 @@ def matmul(
         >>> torch.allclose(c, a @ b, atol=1e-5)
         True
     """
+    if sms is not None:
+        with limit(sms, *aliases.values(), input, other):
+            return matmul(
+                input,
+                other,
+                out=out,
+                out_dtype=out_dtype,
+                bias=bias,
+                activation=activation,
+                residual=residual,
+                aux=aux,
+                kernel=kernel,
+                config=config,
+                tune=tune,
+                batch_invariant=batch_invariant,
+                sms=None,
+                **aliases,
+            )
     if aliases:
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
     extra = None
@@ -160,6 +183,7 @@ def addmm(
     config: Any = None,
     tune: Mode | None = None,
     batch_invariant: bool | None = None,
+    sms: int | None = None,
     **aliases: Tensor,
 ) -> Tensor:
     """Compute beta * input + alpha * (mat1 @ mat2), like `torch.addmm`, rounded once.
@@ -189,6 +213,7 @@ def addmm(
         config: The config of the named kernel, as in `matmul`.
         tune: How the kernel is chosen, "off", "lookup" or "on", as in `matmul`.
         batch_invariant: Whether a row's bits must depend on no other row, as in `matmul`.
+        sms: The most SMs that the kernel may use, as in `matmul`.
 
     Returns:
         The (M, N) result, or (M, N/2) for a gated linear unit. It is `out` where that was given.
@@ -209,6 +234,26 @@ def addmm(
         >>> outblas.addmm(c, a, b, out=c) is c
         True
     """
+    if sms is not None:
+        with limit(sms, *aliases.values(), input, mat1):
+            return addmm(
+                input,
+                mat1,
+                mat2,
+                alpha=alpha,
+                beta=beta,
+                out=out,
+                bias=bias,
+                activation=activation,
+                residual=residual,
+                aux=aux,
+                kernel=kernel,
+                config=config,
+                tune=tune,
+                batch_invariant=batch_invariant,
+                sms=None,
+                **aliases,
+            )
     if aliases:
         input, mat1, mat2 = renamed(
             "addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2
@@ -248,6 +293,7 @@ def linear(
     config: Any = None,
     tune: Mode | None = None,
     batch_invariant: bool | None = None,
+    sms: int | None = None,
     **aliases: Tensor,
 ) -> Tensor:
     """Compute activation(input @ weight.T + bias) + residual, the work of a linear layer.
@@ -271,6 +317,7 @@ def linear(
         config: The config of the named kernel, as in `matmul`.
         tune: How the kernel is chosen, "off", "lookup" or "on", as in `matmul`.
         batch_invariant: Whether a row's bits must depend on no other row, as in `matmul`.
+        sms: The most SMs that the kernel may use, as in `matmul`.
 
     Returns:
         The (..., N) result, or (..., N/2) for a gated linear unit. It is `out` where that was
@@ -291,6 +338,22 @@ def linear(
         >>> torch.allclose(y, expected, atol=1e-5)
         True
     """
+    if sms is not None:
+        with limit(sms, *aliases.values(), input, weight):
+            return linear(
+                input,
+                weight,
+                bias,
+                activation=activation,
+                residual=residual,
+                out=out,
+                kernel=kernel,
+                config=config,
+                tune=tune,
+                batch_invariant=batch_invariant,
+                sms=None,
+                **aliases,
+            )
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
     fast = (activation is None or is_activation(activation)) and not is_traced()

@@ -88,6 +88,18 @@ def test_a_product_occupies_no_more_sms_than_are_left(name: str, tmp_path: Path)
         assert max(found) <= present - count
 
 
+def test_one_call_is_limited(tmp_path: Path) -> None:
+    a, b = integers(4096, 512), integers(4096, 512).t()
+    expected = outblas.matmul(a, b)
+    outblas.matmul(a, b, sms=100)
+
+    found = grids(lambda: outblas.matmul(a, b, sms=100), tmp_path / "trace.json")
+
+    assert max(found) <= 100
+    assert torch.equal(outblas.matmul(a, b, sms=100), expected)
+    assert max(grids(lambda: outblas.matmul(a, b), tmp_path / "trace.json")) > 100
+
+
 def test_a_graph_keeps_the_carveout_of_its_capture(tmp_path: Path) -> None:
     call = CALLS["several waves"]()
     expected = call()

@@ -2,7 +2,9 @@
 kernels that keep it.
 """
 
-from collections.abc import Iterator
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.fp8 import E4M3
+from support.grouped_calls import draw as draw_groups
 from support.imagined_gpu import ImaginedGpu, empty, imagine, on_gpu
+from support.scaled_groups import draw as draw_scaled_groups
 
 import outblas
 from outblas.autotune import lookup
@@ -147,6 +151,114 @@ def test_calls_have_a_plan_for_each_carveout(call: Any, monkeypatch: pytest.Monk
                 call(x, w)
 
     assert planned.carveouts == [0, 16, 32]
+
+
+# ---- a limit of one call
+@pytest.fixture
+def on_132_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands on the CPU count as on a GPU of so many SMs."""
+    monkeypatch.setattr(sm_carveout, "_present", lambda operands: 132)
+
+
+Limited = Callable[[Tensor, Tensor, "int | None"], Tensor]
+LIMITED: dict[str, Limited] = {
+    "matmul": lambda x, w, sms: outblas.matmul(x, w.t(), sms=sms),
+    "matmul by other names": lambda x, w, sms: outblas.matmul(a=x, b=w.t(), sms=sms),
+    "matmul into": lambda x, w, sms: outblas.matmul(
+        x, w.t(), out=torch.empty(x.shape[0], w.shape[0]), sms=sms
+    ),
+    "addmm": lambda x, w, sms: outblas.addmm(torch.zeros(w.shape[0]), x, w.t(), sms=sms),
+    "linear": lambda x, w, sms: outblas.linear(x, w, activation="gelu", sms=sms),
+}
+
+
+@pytest.mark.usefixtures("on_132_sms")
+@pytest.mark.parametrize("name", LIMITED)
+def test_one_call_is_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those behind it are not."""
+    planned, x, w = Recorder(monkeypatch), torch.ones(8, 16), torch.ones(24, 16)
+
+    for sms in (None, 100, 132, 100, 200, None):
+        LIMITED[name](x, w, sms)
+
+    assert planned.carveouts == [0, 32]
+    assert get_sm_carveout() is None
+
+
+@pytest.mark.usefixtures("on_132_sms")
+def test_a_limit_leaves_no_more_than_the_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, x, w = Recorder(monkeypatch), torch.ones(8, 16), torch.ones(24, 16)
+
+    with outblas.sm_carveout(16):
+        for sms in (120, 100):
+            outblas.linear(x, w, sms=sms)
+
+    assert planned.carveouts == [16, 32]
+
+
+@pytest.mark.usefixtures("on_132_sms")
+def test_products_of_scaled_operands_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Recorder(monkeypatch)
+    monkeypatch.setattr(scaled, "_no_kernel_reason", lambda a: None)
+    a, b, one = torch.ones(16, 32).to(E4M3), torch.ones(48, 32).to(E4M3), torch.ones(())
+    recipe = torch.nn.functional.ScalingType.TensorWise
+
+    outblas.scaled_mm(a, b.t(), one, one, sms=100)
+    outblas.scaled_mm(a, b.t(), one, recipe, one, recipe, sms=90)
+
+    assert planned.carveouts == [32, 42]
+    assert get_sm_carveout() is None
+
+
+@pytest.mark.usefixtures("on_132_sms")
+@pytest.mark.parametrize("name", ["grouped_mm", "scaled_grouped_mm"])
+def test_groups_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    module = importlib.import_module(f"outblas.torch_ops.{name}")
+    function, limit = getattr(module, name), module.limit
+
+    def recorded(*given: Any) -> Any:
+        seen.append(given[0])
+        return limit(*given)
+
+    monkeypatch.setattr(module, "limit", recorded)
+    draw: Any = draw_groups if name == "grouped_mm" else draw_scaled_groups
+    call = draw("ragged_m", "bias")
+
+    assert torch.equal(call.run(sms=100), call.run())
+    assert seen == [100]
+    assert get_sm_carveout() is None
+    assert "sms" in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize(
+    ("sms", "error", "message"),
+    [
+        (0, ValueError, "sms is 0, expected at least 1"),
+        (2.0, TypeError, "sms is float, expected an int or None"),
+        (True, TypeError, "sms is bool, expected an int or None"),
+    ],
+)
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_wrong_limit_is_refused(
+    name: str, sms: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        LIMITED[name](torch.ones(8, 16), torch.ones(24, 16), sms)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_program_breaks_its_graph_for_a_limit() -> None:
+    x, w = torch.randn(8, 16), torch.randn(24, 16)
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return outblas.linear(x, w, sms=100) + 1
+
+    broken = torch.compile(program, backend="eager")
+    assert torch.allclose(broken(x, w), x @ w.t() + 1, atol=1e-5)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="sms is 100 in a program that is compiled"):
+        torch.compile(program, backend="eager", fullgraph=True)(x, w)
 
 
 def test_a_backward_pass_keeps_the_carveout_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

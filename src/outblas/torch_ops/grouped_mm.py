@@ -17,6 +17,7 @@ from ..core.compat.torch_private import (
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import Activation
 from ..core.grouped import NO_TENSORS, Checked, GroupedTensors
+from ..core.sm_carveout import limit
 from ..runtime import fallback, hooks
 from ..runtime.cuda_graphs import capturing, not_ready
 from . import grouped_gradients, grouped_plans, ops
@@ -57,6 +58,7 @@ def grouped_mm(
     scatter_weights: Tensor | None = None,
     counts: Tensor | None = None,
     kernel: str | None = None,
+    sms: int | None = None,
 ) -> Tensor:
     """Multiply the matrices of each group, such as the tokens of each expert with its weights.
 
@@ -114,6 +116,7 @@ def grouped_mm(
             as it is. G is at most 1024. No `offs`, gather or scatter then, and no gradients.
         kernel: None for the best one; "hopper.grouped", for 16-bit operands on sm_90; or
             "portable", which also runs on CPU tensors, through Triton's interpreter.
+        sms: The most SMs that the kernel may use, as in `matmul`.
 
     Returns:
         The result, contiguous.
@@ -134,6 +137,23 @@ def grouped_mm(
         >>> outblas.grouped_mm(tokens, weights, offs=offs).shape
         torch.Size([6, 4])
     """
+    if sms is not None:
+        with limit(sms, mat_a, mat_b):
+            return grouped_mm(
+                mat_a,
+                mat_b,
+                offs=offs,
+                bias=bias,
+                out_dtype=out_dtype,
+                activation=activation,
+                residual=residual,
+                aux=aux,
+                a_index=a_index,
+                scatter_index=scatter_index,
+                scatter_weights=scatter_weights,
+                counts=counts,
+                kernel=kernel,
+            )
     tensors = offs, bias, residual, aux, a_index, scatter_index, scatter_weights, counts
     result: Tensor
     if not torch.compiler.is_dynamo_compiling():

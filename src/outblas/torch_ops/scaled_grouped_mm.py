@@ -13,6 +13,7 @@ from ..core import grouped, problem
 from ..core.compat.torch_private import has_override
 from ..core.epilogue import Activation
 from ..core.grouped import GroupedTensors
+from ..core.sm_carveout import limit
 from . import grouped_plans, ops
 from .autograd_levels import autograd_kernel, within_forward
 from .flop_formulas import register_if_counted
@@ -50,6 +51,7 @@ def scaled_grouped_mm(
     scatter_weights: Tensor | None = None,
     counts: Tensor | None = None,
     kernel: str | None = None,
+    sms: int | None = None,
 ) -> Tensor:
     """Multiply the fp8 matrices of each group, whose blocks of 128 terms have scales.
 
@@ -94,6 +96,7 @@ def scaled_grouped_mm(
         counts: As in `grouped_mm`, where both operands have three dimensions.
         kernel: None for the best one; "hopper.grouped", on sm_90; or "portable", which also runs on
             CPU tensors, through Triton's interpreter.
+        sms: The most SMs that the kernel may use, as in `matmul`.
 
     Returns:
         The result, contiguous.
@@ -121,6 +124,24 @@ def scaled_grouped_mm(
         >>> y.shape, y[0, 0].item()
         (torch.Size([6, 128]), 32.0)
     """
+    if sms is not None:
+        with limit(sms, mat_a, mat_b):
+            return scaled_grouped_mm(
+                mat_a,
+                mat_b,
+                scale_a,
+                scale_b,
+                offs=offs,
+                bias=bias,
+                out_dtype=out_dtype,
+                activation=activation,
+                residual=residual,
+                a_index=a_index,
+                scatter_index=scatter_index,
+                scatter_weights=scatter_weights,
+                counts=counts,
+                kernel=kernel,
+            )
     rows = a_index, scatter_index, scatter_weights
     tensors = scale_a, scale_b, offs, bias, residual, *rows, counts
     is_traced = torch.compiler.is_dynamo_compiling()

@@ -18,6 +18,7 @@ from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
 from ..core.errors import A, B, OperandError
+from ..core.sm_carveout import limit
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
@@ -51,6 +52,7 @@ def scaled_mm(
     residual: Tensor | None = None,
     out_recipe: None = None,
     out_power_of_two: bool = False,
+    sms: int | None = None,
     **aliases: Tensor,
 ) -> Tensor: ...
 
@@ -70,6 +72,7 @@ def scaled_mm(
     activation: Activation | None = None,
     residual: Tensor | None = None,
     out_power_of_two: bool = False,
+    sms: int | None = None,
     **aliases: Tensor,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -87,6 +90,7 @@ def scaled_mm(
     *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    sms: int | None = None,
 ) -> Tensor: ...
 
 
@@ -109,6 +113,7 @@ def scaled_mm(
     residual: Tensor | None = None,
     out_recipe: None = None,
     out_power_of_two: bool = False,
+    sms: int | None = None,
 ) -> Tensor: ...
 
 
@@ -131,6 +136,7 @@ def scaled_mm(
     activation: Activation | None = None,
     residual: Tensor | None = None,
     out_power_of_two: bool = False,
+    sms: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -178,6 +184,7 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
             the products in another order then. There are no gradients: a backward pass that needs
             one raises NotImplementedError.
         out_power_of_two: Whether those scales are rounded up to powers of two, as in `quantize`.
+        sms: The most SMs that the kernel may use, as in `matmul`.
 
     Returns:
         The (M, N) result of `out_dtype`, or (M, N/2) for a gated linear unit. With `out_recipe`
@@ -235,9 +242,28 @@ def _by_scales(
     residual: Tensor | None = None,
     out_recipe: Any = None,
     out_power_of_two: bool = False,
+    sms: int | None = None,
     **aliases: Tensor,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes a call with the arguments of `torch._scaled_mm`."""
+    if sms is not None:
+        with limit(sms, input, *aliases.values()):
+            return _by_scales(
+                input,
+                mat2,
+                scale_a,
+                scale_b,
+                bias,
+                scale_result,
+                out_dtype,
+                use_fast_accum,
+                activation=activation,
+                residual=residual,
+                out_recipe=out_recipe,
+                out_power_of_two=out_power_of_two,
+                sms=None,
+                **aliases,
+            )
     if scale_result is not None:
         raise OperandError(
             "scale_result is given, expected None: results in fp8 have scales of their own "
@@ -285,6 +311,7 @@ def _by_recipes(
     residual: Tensor | None = None,
     out_recipe: Any = None,
     out_power_of_two: bool = False,
+    sms: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes a call with the arguments of `torch.nn.functional.scaled_mm`."""
     scale_a, scale_b = scaling_recipes.check_scales(
@@ -305,6 +332,7 @@ def _by_recipes(
         residual=residual,
         out_recipe=out_recipe,
         out_power_of_two=out_power_of_two,
+        sms=sms,
     )
 
 
