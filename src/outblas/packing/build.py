@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+NO_STORE = Path("/nonexistent/tuning.sqlite")
+
 
 @dataclass(frozen=True)
 class Built:
@@ -48,28 +50,37 @@ def build(
     path: Path,
     *,
     gpu: str = "H100",
+    store: Path | None = None,
     jobs: int | None = None,
     say: Say = lambda text: None,
 ) -> Built:
     """Builds a pack of all kernels that products need on a model of GPU. Needs no GPU.
 
-    The shipped tables choose the configs, as in a process without results of its own. The choices
-    of the kernel's own rule, which OUTBLAS_TUNE=off takes, are packed too.
+    The shipped tables choose the configs, as in a process without results of its own, and before
+    them the results in `store`, if one is given. The pack has both. The choices of the kernel's own
+    rule, which OUTBLAS_TUNE=off takes, are packed too.
 
-    Raises ValueError for a GPU that is not of sm_90, OSError where the cache or the file cannot be
-    written, and ImportError without the CuTe DSL.
+    Raises ValueError for a GPU that is not of sm_90, or of which the store has nothing, StoreError,
+    OSError where the cache or the file cannot be written, and ImportError without the CuTe DSL.
     """
+    from ..autotune import packed_tables
+    from ..autotune.lookup import TuningIndex
+    from ..autotune.search.gpu import imagined
+
     machine = machines.find(gpu)
     if machine.arch != 90:
         raise ValueError(f"--gpu is {gpu}, of sm_{machine.arch}, expected one of sm_90")
-    wanted, left_out = _variants(products, machine, say)
+    known = imagined(machine.name)
+    tables = packed_tables.gathered(known, store)
+    index = TuningIndex(known, store=NO_STORE, packed=packed_tables.entries(tables, known))
+    wanted, left_out = _variants(products, machine, say, index)
     objects = [(facts, cache.packed_object(facts)) for facts in _compiled(wanted, jobs, say)]
     about = {
         "outblas": metadata.version("outblas"),
         "gpu": machines.device_name(machine),
         "products": [str(each) for each in products],
     }
-    pack.write(path, about, objects)
+    pack.write(path, about, objects, tables)
     return Built(len(objects), dict(left_out))
 
 
@@ -112,7 +123,7 @@ def _index(machine: Machine) -> "TuningIndex":
     from ..autotune.lookup import TuningIndex
     from ..autotune.search.gpu import imagined
 
-    return TuningIndex(imagined(machine.name), store=Path("/nonexistent/tuning.sqlite"))
+    return TuningIndex(imagined(machine.name), store=NO_STORE)
 
 
 def _problems(products: Products) -> Iterator[Problem]:
