@@ -8,6 +8,9 @@ for. Their names are
                          and that of the nearest other model, which the lookup reads too
     own/results.json     the builder's own results for that model of GPU, in the same form
 
+They choose among the configs of the kernel that packs hold: a call that a pack serves compiles
+nothing, and a kernel of Triton, which may have been measured to be faster, would be compiled.
+
 The results of a user who loads a pack come before both, as before shipped tables: they may choose a
 kernel that the pack lacks.
 """
@@ -20,10 +23,11 @@ from ..core import pack
 from ..core.ownership import shown
 from ..core.pack import Pack
 from ..core.products import Products, parse_line
+from ..runtime.default_kernel import PRODUCTION
 from .store import tables
 from .store.records import Gpu, Workload
 from .store.store import Store
-from .tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, is_known, tables_for
+from .tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
 
 SHIPPED_FOLDER, OWN_RESULTS = "shipped/", "own/results.json"
 
@@ -47,8 +51,8 @@ def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) 
 
 
 def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
-    """Returns the winners that tables have for a GPU, as the lookup reads them. Raises ValueError
-    for a text that is no table.
+    """Returns the winners that tables have for a GPU, as the lookup reads them, of the kernel that
+    packs hold. Raises ValueError for a text that is no table.
     """
     found = {name: _table(name, text) for name, text in texts.items()}
     known = []
@@ -56,7 +60,7 @@ def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
     if own is not None and own.gpu.model == gpu.model:
         known += [entry_of(MODEL, own.gpu, each) for each in own.entries]
     known += from_shipped(gpu, [(Path(name), table) for name, table in sorted(found.items())])
-    return [entry for entry in known if is_known(entry.kernel)]
+    return [entry for entry in known if entry.kernel == PRODUCTION]
 
 
 def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:

@@ -72,15 +72,11 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     except Exception as error:  # matmul must not raise for this
         warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
         return
-    kernels_here = {k for k in {each.kernel for each in found} if is_known(k)}
+    kernels = {each.kernel for each in found}
+    kernels_here = {k for k in kernels if registered(k) or k == HOPPER_GROUPED.name}
     for each in reversed(found):
         if each.kernel in kernels_here:
             yield entry_of(HERE if each.gpu == gpu else MODEL, gpu, each)
-
-
-def is_known(kernel: str) -> bool:
-    """Returns whether there is a kernel of this name."""
-    return registered(kernel) is not None or kernel == HOPPER_GROUPED.name
 
 
 def entry_of(origin: str, gpu: Gpu, found: TunedConfig | Entry) -> TunedEntry:

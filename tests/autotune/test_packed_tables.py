@@ -26,13 +26,13 @@ from outblas.kernels.portable_config import PortableConfig
 LINES = ["100-200x512x512 bfloat16 nt", "128x512x512 bfloat16 nt bias"]
 LISTED = Workload(128, 512, 512)
 FIRST, SECOND, THIRD = (to_text(Config(group_m=i)) for i in (3, 5, 7))
-SLOWER = to_text(PortableConfig())
+FASTER = to_text(PortableConfig())
 Build = Callable[..., Path]
 
 
 def winner(config: str = FIRST, **changes: Any) -> BestConfig:
     """A winner at `LISTED` on an H100 of an older driver."""
-    kernel = "portable" if config == SLOWER else "hopper.gemm"
+    kernel = "portable" if config == FASTER else "hopper.gemm"
     fields: dict[str, Any] = {"workload": LISTED, "kernel": kernel, "config": config}
     return stored.winner(**{"gpu": OLDER, **fields, **changes})
 
@@ -161,7 +161,7 @@ def test_the_results_of_one_model_are_gathered(tmp_path: Path) -> None:
     with Store(store) as opened:
         for each in (winner(FIRST), winner(SECOND, gpu=H200)):
             opened.record_best(each)
-    ship([winner(SLOWER, gpu=gpu) for gpu in (H100, H200, imagined("h20"))], folder)
+    ship([winner(SECOND, gpu=gpu) for gpu in (H100, H200, imagined("h20"))], folder)
 
     found = packed_tables.gathered(H100, store, folder)
     entries = packed_tables.entries(found, H100)
@@ -173,8 +173,8 @@ def test_the_results_of_one_model_are_gathered(tmp_path: Path) -> None:
     ]
     assert [(e.config, e.origin) for e in entries] == [
         (FIRST, "tuned on this GPU model, other versions"),
-        (SLOWER, "shipped table of this GPU model"),
-        (SLOWER, "shipped table of the nearest GPU model"),
+        (SECOND, "shipped table of this GPU model"),
+        (SECOND, "shipped table of the nearest GPU model"),
     ]
 
 
@@ -190,10 +190,25 @@ def test_a_pack_chooses_as_the_shipped_tables_that_it_has() -> None:
     nowhere = Path("/nonexistent/tuning.sqlite")
     packed = packed_tables.entries(packed_tables.gathered(H100), H100)
 
+    shipped = lookup.TuningIndex(H100, nowhere, TABLES).entries
     assert packed
-    assert tuple(lookup.TuningIndex(H100, nowhere, packed=packed).entries) == tuple(
-        lookup.TuningIndex(H100, nowhere, TABLES).entries
+    assert lookup.TuningIndex(H100, nowhere, packed=packed).entries == tuple(
+        entry for entry in shipped if entry.kernel == "hopper.gemm"
     )
+
+
+def test_a_faster_kernel_that_packs_do_not_hold_is_not_taken(
+    gpu: ImaginedGpu, build: Build
+) -> None:
+    """Triton would compile it."""
+    ship([winner(FASTER, ratio=1.5, us=50.0)], gpu.path.parent)
+    lookup.clear_cache()
+    before = gpu.launched(call())
+
+    outblas.load_pack(build(winner(FIRST), winner(FASTER, ratio=1.5, us=50.0)))
+
+    assert before == ("portable", FASTER)
+    assert gpu.launched(call()) == ("hopper.gemm", FIRST)
 
 
 # ---- packs whose tables are not used
@@ -256,7 +271,7 @@ def test_a_list_of_products_that_nobody_can_read_lists_none(
 
 
 def test_tables_are_described(build: Build) -> None:
-    path = build(winner(FIRST), winner(SLOWER))
+    path = build(winner(FIRST), winner(FASTER))
 
     (row,) = packed_tables.described(pack.read(path))
 

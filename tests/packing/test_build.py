@@ -65,7 +65,7 @@ def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
 def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
     """Of each number of rows, by the choice that a call makes, and by that of OUTBLAS_TUNE=off."""
     machine, module = machines.find("H100"), registry.load("hopper.gemm")
-    index = build._index(machine)
+    index = build.index_of({name: opened.table(name) for name in opened.tables}, machine)
     missing = []
 
     for products in PRODUCTS:
@@ -86,7 +86,7 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
 
 SERVED = """
 import sys
-from outblas.core import machines, registry
+from outblas.core import machines, pack, registry
 from outblas.hopper.core import compile
 from outblas.packing import build
 from outblas.core.products import parse_line
@@ -95,7 +95,8 @@ def never():
     raise AssertionError("something was compiled")
 
 machine, module = machines.find("H100"), registry.load("hopper.gemm")
-index, seen = build._index(machine), set()
+(loaded,) = pack.loaded()
+index, seen = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine), set()
 for line in sys.argv[1:]:
     for problem in build._problems(parse_line(line)):
         for _, config in build.chosen(index, machine, problem), build.ruled(machine, problem):

@@ -32,7 +32,7 @@ def build(
         str | None,
         typer.Option(
             help="llama-3-8b, llama-3-70b or qwen3-32b, or the path of a config.json as Hugging "
-            "Face has it: the linear layers of that model."
+            "Face has it: the linear layers of that model and its head."
         ),
     ] = None,
     rows: Annotated[
