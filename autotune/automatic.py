@@ -77,6 +77,8 @@ def _choices(
         workload = of_problem(problem) or workload
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
+    if not transposed:  # packs have results by rows
+        index = lookup.packed_index(device, _with_epilogue(workload, problem)) or index
     return choices_of(index, problem, workload, transposed=transposed)
 
 

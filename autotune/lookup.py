@@ -5,15 +5,17 @@ from the model's predictions.
 import functools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..core import pack
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
 from ..runtime import default_kernel
 from ..runtime.default_kernel import MODES, PRODUCTION, Mode
+from . import packed_tables
 from .named_configs import Choice, brief_text, footprint_of
 from .search import cost_model
 from .search.gpu import machine as machine_of
@@ -65,12 +67,19 @@ class TuningIndex:
     is transferred from one epilogue to another.
     """
 
-    def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        store: Path | None = None,
+        tables: Path | None = None,
+        packed: Iterable[TunedEntry] | None = None,
+    ) -> None:
+        """`packed`: the winners of a pack's tables, which are in the place of shipped ones."""
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        known = tuple(from_store(gpu, store)) + tuple(
-            from_tables(gpu, TABLES if tables is None else tables)
-        )
+        if packed is None:
+            packed = from_tables(gpu, TABLES if tables is None else tables)
+        known = (*from_store(gpu, store), *packed)
         self.entries = tuple(entry for entry in known if not entry.workload.grouping)
         self.grouped = tuple(entry for entry in known if entry.workload.grouping)
         self._bare = [entry for entry in self.entries if not entry.workload.epilogue]
@@ -407,6 +416,32 @@ def tuning_index(device: int) -> TuningIndex:
     return TuningIndex(current(device))
 
 
+def packed_index(device: int, workload: Workload) -> TuningIndex | None:
+    """Returns the index that chooses for a product by the tables of a pack: of the first loaded one
+    that was built for the product and for this model of GPU. None where there is no such pack.
+    """
+    for each in pack.loaded():
+        if packed_tables.covers(each, workload):
+            index = _index_of(device, each)
+            if index is not None:
+                return index
+    return None
+
+
+@functools.cache
+def _index_of(device: int, given: pack.Pack) -> TuningIndex | None:
+    from .search.gpu import current
+
+    gpu = current(device)
+    try:
+        known = packed_tables.entries_of(given, gpu)
+    except ValueError as error:  # PackError is one
+        pack.warn_once(f"{error}; the tables here choose the kernels instead")
+        return None
+    return None if known is None else TuningIndex(gpu, packed=known)
+
+
 def clear_cache() -> None:
     """Makes the next lookup read stores and tables again."""
     tuning_index.cache_clear()
+    _index_of.cache_clear()

@@ -12,15 +12,17 @@ from pathlib import Path
 from ..core.steps import GATED
 from ..runtime.default_kernel import PRODUCTION
 from .search.target import HOPPER_GROUPED, registered
-from .store.records import Gpu, Workload
+from .store.records import Gpu, TunedConfig, Workload
 from .store.store import Store
-from .store.tables import read_table
+from .store.tables import Entry, Table, read_table
 
 HERE = "tuned on this GPU"
 MODEL = "tuned on this GPU model, other versions"
 SHIPPED = "shipped table of this GPU model"
 COUSIN = "shipped table of the nearest GPU model"
 ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
+
+Named = tuple[Path, Table]  # a table and its file
 
 
 @dataclass(frozen=True)
@@ -74,45 +76,65 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     kernels_here = {k for k in kernels if registered(k) or k == HOPPER_GROUPED.name}
     for each in reversed(found):
         if each.kernel in kernels_here:
-            yield TunedEntry(
-                HERE if each.gpu == gpu else MODEL,
-                gpu.name,
-                gpu.sms,
-                each.workload,
-                each.kernel,
-                each.config,
-                each.us,
-                each.ratio,
-                each.when,
-            )
+            yield entry_of(HERE if each.gpu == gpu else MODEL, gpu, each)
+
+
+def entry_of(origin: str, gpu: Gpu, found: TunedConfig | Entry) -> TunedEntry:
+    """Returns a winner of a store or of a table on a GPU."""
+    return TunedEntry(
+        origin,
+        gpu.name,
+        gpu.sms,
+        found.workload,
+        found.kernel,
+        found.config,
+        found.us,
+        found.ratio,
+        found.when,
+    )
 
 
 def from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
-    tables = []
+    yield from from_shipped(gpu, _readable(folder))
+
+
+def tables_for(gpu: Gpu, folder: Path) -> tuple[list[Named], list[Named]]:
+    """Returns the tables of a folder that a lookup on a GPU reads: those of its model, and that of
+    the nearest other one.
+    """
+    return _own_and_nearest(gpu, _readable(folder))
+
+
+def from_shipped(gpu: Gpu, tables: Iterable[Named]) -> Iterator[TunedEntry]:
+    """Yields the winners that tables have for a GPU."""
+    own, nearest = _own_and_nearest(gpu, tables)
+    for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
+        for _, table in chosen:
+            for each in table.entries:
+                yield entry_of(origin, table.gpu, each)
+
+
+def _readable(folder: Path) -> Iterator[Named]:
     for path in sorted(folder.glob("*.json")):
         try:
-            tables.append(read_table(path))
+            yield path, read_table(path)
         except (ValueError, OSError) as error:
             warnings.warn(f"outblas ignores the tuning table {path.name}: {error}", stacklevel=2)
-    own = [table for table in tables if table.gpu.model == gpu.model]
-    cousins = [
-        table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model
-    ]
-    nearest = sorted(cousins, key=lambda table: (abs(table.gpu.sms - gpu.sms), table.gpu.name))[:1]
-    for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
-        for table in chosen:
-            for each in table.entries:
-                yield TunedEntry(
-                    origin,
-                    table.gpu.name,
-                    table.gpu.sms,
-                    each.workload,
-                    each.kernel,
-                    each.config,
-                    each.us,
-                    each.ratio,
-                    each.when,
-                )
+
+
+def _own_and_nearest(gpu: Gpu, tables: Iterable[Named]) -> tuple[list[Named], list[Named]]:
+    own, cousins = [], []
+    for path, table in tables:
+        if table.gpu.model == gpu.model:
+            own.append((path, table))
+        elif table.gpu.arch == gpu.arch:
+            cousins.append((path, table))
+
+    def apart(named: Named) -> tuple[int, str]:
+        other = named[1].gpu
+        return abs(other.sms - gpu.sms), other.name
+
+    return own, sorted(cousins, key=apart)[:1]
 
 
 def doublings_of(workload: Workload) -> tuple[float, ...]:

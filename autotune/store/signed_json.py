@@ -46,10 +46,15 @@ def parse(text: str, kind: str, names_by_version: Mapping[int, Sequence[str]]) -
 
 def write(path: Path, kind: str, version: int, payload: Fields) -> None:
     """Replaces the file atomically by the indented object. Raises OSError."""
+    with exports.replacing(path) as file:
+        file.write(to_bytes(kind, version, payload))
+
+
+def to_bytes(kind: str, version: int, payload: Fields) -> bytes:
+    """Returns what `write` writes."""
     content = {"format": kind, "version": version, **payload}
     signed = {"format": kind, "version": version, "sha256": checksum(content), **payload}
-    with exports.replacing(path) as file:
-        file.write(json.dumps(signed, indent=2).encode() + b"\n")
+    return json.dumps(signed, indent=2).encode() + b"\n"
 
 
 def checksum(content: Mapping[str, Any]) -> str:

@@ -153,13 +153,32 @@ def _entry(winner: BestConfig) -> Entry:
     return Entry(**fields | {"when": (winner.when or now())[:10]})
 
 
+def newest(winners: Iterable[BestConfig]) -> Table:
+    """Returns the table of winners of one model of GPU, at least one: of several at one workload
+    with one kernel the newest, which a lookup in their store takes.
+    """
+    latest = latest_date()
+    by_age = sorted(winners, key=lambda winner: age(winner.when, latest))
+    best = {entry.place: entry for entry in map(_entry, by_age)}
+    return Table(by_age[-1].gpu, tuple(best.values()))
+
+
+def to_bytes(table: Table) -> bytes:
+    """Returns the text of a table, which `read_table` reads."""
+    return signed_json.to_bytes(FORMAT, VERSION, _payload(table))
+
+
 def _write(path: Path, table: Table) -> None:
-    """Replaces the file of a table, with its entries in order. Raises OSError."""
+    """Replaces the file of a table. Raises OSError."""
+    signed_json.write(path, FORMAT, VERSION, _payload(table))
+
+
+def _payload(table: Table) -> Fields:
     entries = [
         {**vars(entry), "workload": validation.workload_fields(entry.workload)}
         for entry in sorted(table.entries, key=_order)
     ]
-    signed_json.write(path, FORMAT, VERSION, {"gpu": vars(table.gpu), "entries": entries})
+    return {"gpu": vars(table.gpu), "entries": entries}
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:

@@ -19,12 +19,11 @@ from cutlass.cute.runtime import (
     make_fake_compact_tensor,
 )
 
-from ...core import cache
+from ...core import cache, forks
 from ...core.artifact import Artifact, cta_threads, example
 from ...core.compat import cute_private
 from ...core.configs import to_text
 from ...core.problem import Problem, dtype_name
-from . import tile_order
 from .config import HopperConfig
 
 ARCH = "sm_90a"
@@ -84,6 +83,7 @@ class CompiledCode:
 
 V = TypeVar("V", bound=CompileKey)
 
+_compiling = forks.Lock()  # cute.compile is not thread-safe
 _loaded: dict[CompileKey, Callable[..., None]] = {}
 
 
@@ -91,7 +91,7 @@ def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
     """Returns the compiled kernel as a function of the tensors that it was compiled for, from
     memory, from disk, or newly built.
     """
-    with tile_order.compiling:
+    with _compiling:
         if variant not in _loaded:
             _loaded[variant] = cache.fetch(
                 variant.cache_key_fields,
@@ -109,7 +109,7 @@ def is_loaded(variant: CompileKey) -> bool:
 
 def keep(variant: CompileKey, build: Callable[[], Any]) -> None:
     """Builds a kernel onto disk for a later `load`, without loading it."""
-    with tile_order.compiling:
+    with _compiling:
         cache.warm(variant.cache_key_fields, build=build, save=_saver(variant))
 
 
@@ -158,7 +158,7 @@ def compile_code(variant: CompileKey, build: Callable[[str], Any]) -> CompiledCo
     """Returns the code of a variant, without a GPU. `build` compiles it with further options of the
     DSL.
     """
-    with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
+    with tempfile.TemporaryDirectory() as folder, _compiling:
         remarks = Path(folder) / "remarks.yaml"
         made = build(
             f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"

@@ -2,20 +2,18 @@
 made once.
 """
 
-import functools
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from cutlass.utils import HardwareInfo
 
 from ...core import forks
 from ...core.sm_carveout import usable
 from ...device import memory, raster
+from ...device.clusters import at_once
 from .config import HopperConfig
 
-compiling = forks.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
 _kept: dict[Hashable, torch.Tensor] = {}
 # Locks by GPU, because making a table waits for a stream.
 _making: dict[torch.device, forks.Lock] = {}
@@ -89,14 +87,18 @@ def within(device: torch.device, config: HopperConfig, carveout: int) -> HopperC
     return replace(config, sms=usable(present, config.sms, carveout, config.cluster))
 
 
-@functools.cache
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
-    """Returns how many clusters run at the same time. Clusters of two fill any Hopper GPU; larger
-    ones leave some SMs out. Acquires the lock `compiling`, which the caller must not hold.
+    """Returns how many clusters a persistent launch has on a GPU: as many as run at the same time.
+    `sms`: how many SMs it may use, 0 for all.
+
+    Clusters of two fill any Hopper GPU. How many larger ones fit depends on the SMs that each GPC
+    of the board has, and only the driver knows: it counts them for a kernel that is loaded, and the
+    DSL compiles an empty one to ask. So that a call compiles nothing but its kernel, `at_once`
+    estimates the number, and takes few rather than many.
+
+    Only speed depends on it. No CTA waits for one of another cluster: partitions of K are added by
+    the last that ends, and a cluster that finds no place starts when another has ended. Where fewer
+    are launched than fit, some SMs idle in launches of more than one wave.
     """
     present = torch.cuda.get_device_properties(device).multi_processor_count
-    fit = (min(present, sms) if sms else present) // cluster
-    if cluster > 2:
-        with compiling:
-            fit = min(fit, HardwareInfo(device.index).get_max_active_clusters(cluster))
-    return max(fit, 1)
+    return at_once(min(present, sms) if sms else present, cluster)

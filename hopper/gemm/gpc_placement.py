@@ -104,8 +104,8 @@ _context_maps: dict[tuple[torch.device, int | None], ContextMap] = {}
 def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """Returns the tile of each cluster, int32 (clusters,), as row · columns + column in a grid of
     cluster tiles that all run at once. If probes fail, warns and assigns tiles down the columns,
-    which is the order without a table. Acquires `tile_order.compiling`, which the caller must not
-    hold.
+    which is the order without a table. Acquires the lock of `compile.load`, which the caller must
+    not hold.
     """
     return Placement(config, rows, columns, device).table
 

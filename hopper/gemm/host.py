@@ -29,7 +29,7 @@ from . import gpc_placement, heuristic, operand_copies, packed, search_space
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
 from .launcher import launcher
-from .schedule import cluster_count, tile_grid, tile_schedule
+from .schedule import tile_grid, tile_schedule
 from .variant import Rung, Variant, example_variant, variant_of
 
 MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a sign
@@ -159,13 +159,11 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     canonical = canonicalize(problem, config)
     if canonical.copies[1]:  # this call writes the B that its kernel reads
         config = replace(config, weights_ready=False)
-    count = cluster_count(problem.device, config)
+    resident = tile_order.clusters(problem.device, config.sms, config.cluster)
     grid = tile_grid(canonical.launch, config)
-    variant = variant_of(
-        rung, canonical.launch, canonical.transposed, config, grid, count.guaranteed
-    )
+    variant = variant_of(rung, canonical.launch, canonical.transposed, config, grid, resident)
     # Before compiling, which takes seconds: planning raises here while a CUDA graph is captured.
-    schedule = tile_schedule(canonical.launch, config, grid, variant.traits, count)
+    schedule = tile_schedule(canonical.launch, config, grid, variant.traits, resident)
     run = load(rung, variant)
     made = launcher(run, canonical, variant, schedule)
     if schedule.placement is None:

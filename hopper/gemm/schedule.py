@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 
 from ...core.problem import Problem
-from ...device import clusters
 from ..core import tile_order
 from ..core.config import WARPGROUP, HopperConfig
 from . import gpc_placement
@@ -49,18 +48,6 @@ class TileGrid:
 
 
 @dataclass(frozen=True)
-class ClusterCount:
-    """How many clusters of a config a GPU runs at the same time.
-
-    resident: as many as fit according to the driver.
-    guaranteed: the number that runs at the same time in any case, whichever GPCs are used.
-    """
-
-    resident: int
-    guaranteed: int
-
-
-@dataclass(frozen=True)
 class TileSchedule:
     """The schedule with which a grid is launched.
 
@@ -85,24 +72,17 @@ def tile_grid(problem: Problem, config: HopperConfig) -> TileGrid:
     return TileGrid(rows, columns, math.prod(problem.batch), min(config.split_k, k_tiles))
 
 
-def cluster_count(device: torch.device, config: HopperConfig) -> ClusterCount:
-    """Returns how many clusters a GPU runs at the same time. Acquires `tile_order.compiling`, which
-    the caller must not hold.
-    """
-    resident = tile_order.clusters(device, config.sms, config.cluster)
-    sms = tile_order.clusters(device, config.sms, 1)
-    return ClusterCount(resident, min(resident, clusters.at_once(sms, config.cluster)))
-
-
 def tile_schedule(
     problem: Problem,
     config: HopperConfig,
     grid: TileGrid,
     traits: KernelTraits,
-    count: ClusterCount,
+    resident: int,
 ) -> TileSchedule:
-    """Returns the schedule of a launch's problem; makes its table on the GPU."""
-    launched = launched_clusters(problem, config, grid, count.resident)
+    """Returns the schedule of a launch's problem; makes its table on the GPU. `resident`: how many
+    clusters run at the same time (`tile_order.clusters`).
+    """
+    launched = launched_clusters(problem, config, grid, resident)
     workspace = workspace_size(config, grid, launched)
     if not traits.ordered:
         return TileSchedule(grid, launched, workspace, None)
@@ -114,7 +94,7 @@ def tile_schedule(
     # The table of "consecutive" depends on the number of clusters. With the other orders only the
     # ends of the table's rows depend on it, so one table for all resident clusters serves every
     # launch.
-    width = launched if config.order == "consecutive" else count.resident
+    width = launched if config.order == "consecutive" else resident
     table = tile_order.table(config, grid.rows, grid.columns, width, problem.device).view(-1)
     return TileSchedule(grid, launched, workspace, table)
 

@@ -111,14 +111,14 @@ def variant_of(
     transposed: bool,
     config: HopperConfig,
     grid: TileGrid,
-    guaranteed: int,
+    resident: int,
 ) -> Variant:
     """Returns the variant for a launch's problem (`CanonicalProblem.launch`) and its tiles.
-    `transposed` says whether the problem is the transpose of the caller's. `guaranteed`: the number
-    of clusters that run at the same time in any case.
+    `transposed` says whether the problem is the transpose of the caller's. `resident`: the number
+    of clusters that run at the same time, as far as known.
     """
     layout = "".join("n" if strides[-1] == 1 else "t" for strides in operand_strides(problem))
-    single_wave = grid.work_tiles <= guaranteed and not config.stream_k
+    single_wave = grid.work_tiles <= resident and not config.stream_k
     output = output_access(problem, config)
     traits = rung.traits(
         width=_trait_width(output),
@@ -126,7 +126,7 @@ def variant_of(
         staged=output.staged,
         transposed=transposed,
         batched=bool(problem.batch),
-        ordered=_takes_a_table(grid, config, single_wave, guaranteed),
+        ordered=_takes_a_table(grid, config, single_wave, resident),
         single_wave=single_wave,
         scaled=problem.scaled,
         function=epilogue_math.resolve_activation(
@@ -150,9 +150,9 @@ def variant_of(
 def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
     """Returns the variant that a GPU with `sms` SMs would run; needs no GPU."""
     canonical = canonicalize(problem, config)
-    guaranteed = clusters.at_once(min(sms, config.sms or sms), config.cluster)
+    resident = clusters.at_once(min(sms, config.sms or sms), config.cluster)
     grid = tile_grid(canonical.launch, config)
-    return variant_of(rung, canonical.launch, canonical.transposed, config, grid, guaranteed)
+    return variant_of(rung, canonical.launch, canonical.transposed, config, grid, resident)
 
 
 def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
@@ -184,13 +184,11 @@ def _trait_width(output: OutputAccess) -> int:
     return 1 if output.by_columns else output.width
 
 
-def _takes_a_table(
-    grid: TileGrid, config: HopperConfig, single_wave: bool, guaranteed: int
-) -> bool:
+def _takes_a_table(grid: TileGrid, config: HopperConfig, single_wave: bool, resident: int) -> bool:
     """Returns whether a table numbers the tiles: in several waves always, in a single wave for
     GPC-local neighbours.
     """
-    if grid.tiles_of_matrix > guaranteed:
+    if grid.tiles_of_matrix > resident:
         return True
     return single_wave and grid.work_tiles > 1 and config.gpc_local and not config.split
 

@@ -293,6 +293,107 @@ def test_who_waits_for_a_lock_that_is_removed_waits_on(folder: Path, tmp_path: P
     assert lines == ["begin", "end"] * (len(lines) // 2)
 
 
+# Cold starts: processes that want the same kernels of an empty cache.
+
+KERNELS = (0, 1)
+
+
+def logged_build(number: int, log: Path) -> bytes:
+    """Builds an object, and appends its number to a file that processes share."""
+    with open(log, "a") as file:
+        file.write(f"{number}\n")
+    time.sleep(0.1)  # by when all others wait
+    return code_of(number)
+
+
+def test_ten_processes_on_an_empty_cache_build_each_kernel_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    """They begin together, and half of them with the second kernel."""
+    log, begin = tmp_path / "log", multiprocessing.get_context("fork").Barrier(10)
+
+    def fetch_all(numbers: Iterable[int]) -> bool:
+        begin.wait(children.SECONDS)
+        found = {
+            number: fetch(number, build=functools.partial(logged_build, number, log))
+            for number in numbers
+        }
+        return found == {number: code_of(number) for number in KERNELS}
+
+    orders = [KERNELS, tuple(reversed(KERNELS))] * 5
+    started = [children.start(functools.partial(fetch_all, order)) for order in orders]
+    statuses = [children.wait(child) for child in started]
+
+    assert statuses == [0] * 10
+    assert sorted(log.read_text().split()) == ["0", "1"]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".json", ".o", ".o"]
+    assert [cache.object_problem(path) for path in folder.glob("*.o")] == [None, None]
+
+
+def build_and(stay: Callable[[], None]) -> None:
+    """Builds object 1, and stays there."""
+
+    def build() -> bytes:
+        stay()
+        return code_of(1)
+
+    fetch(1, build=build)
+
+
+def replace_and(stay: Callable[[], None]) -> None:
+    """Writes object 1, and stays where the cache has the code and no record."""
+    replace = os.replace
+
+    def replace_code_and_stay(source: Path, target: Path) -> None:
+        if Path(target).suffix == ".json":
+            stay()
+        replace(source, target)
+
+    os.replace = replace_code_and_stay  # type: ignore[assignment]  # in a forked child alone
+    fetch(1)
+
+
+@pytest.mark.parametrize("killed", [build_and, write_and, replace_and])
+def test_one_of_those_that_wait_goes_on_for_a_process_that_is_killed(
+    folder: Path, tmp_path: Path, killed: Callable[[Callable[[], None]], None]
+) -> None:
+    log = tmp_path / "log"
+    reading, writing = os.pipe()
+
+    def fetch_it() -> bool:
+        os.write(writing, b"x")
+        return fetch(1, build=functools.partial(logged_build, 1, log)) == code_of(1)
+
+    with children.staying(killed):
+        started = [children.start(fetch_it) for _ in range(9)]
+        begun = 0
+        while begun < len(started):
+            begun += len(os.read(reading, len(started)))
+        time.sleep(0.2)
+        built_beside_the_first = log.exists()
+    statuses = [children.wait(child) for child in started]
+    os.close(reading)
+    os.close(writing)
+
+    assert not built_beside_the_first
+    assert statuses == [0] * 9
+    assert log.read_text() == "1\n"
+    assert kept(1)
+    assert not list(folder.glob("*.lock"))
+
+
+def test_who_waits_too_long_builds_for_himself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hangs in a compile does not keep the others from their kernel for good."""
+    monkeypatch.setattr(cache, "LOCK_TIMEOUT", 0.2)
+
+    with children.staying(build_and):
+        assert fetch(1) == code_of(1)
+
+    assert kept(1)
+
+
 # File systems without flock.
 
 

@@ -24,7 +24,11 @@ from outblas.runtime import dispatch
 
 COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
 Object = tuple[dict[str, object], bytes]
-SIZELESS = b'{"about": {}, "objects": [{"facts": {}, "sha256": "", "size": Infinity}]}'
+SIZELESS = (
+    b'{"about": {}, "objects": [{"facts": {}, "sha256": "", "size": Infinity}], "tables": []}'
+)
+NAMELESS = b'{"about": {}, "objects": [], "tables": [{"sha256": "", "size": 0}]}'
+NO_TABLES = b'{"about": {}, "objects": []}'
 
 
 def facts(kernel: str, source: str = "s") -> dict[str, Any]:
@@ -36,6 +40,7 @@ OBJECTS: list[Object] = [
     (facts("two"), b""),
     (facts("three"), bytes(range(256))),
 ]
+TABLES = {"shipped/one.json": b"{" * 50, "own/none.json": b""}
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +54,9 @@ def _no_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A pack of three objects."""
+    """A pack of three objects and two tables."""
     path = tmp_path / "three.outblas"
-    pack.write(path, {"gpu": "H100"}, OBJECTS)
+    pack.write(path, {"gpu": "H100"}, OBJECTS, TABLES)
     return path
 
 
@@ -62,13 +67,15 @@ def test_a_pack_has_what_was_written(file: Path) -> None:
     assert {name: found.code(name) for name in found.objects} == {
         digest(each): code for each, code in OBJECTS
     }
+    assert {name: found.table(name) for name in found.tables} == TABLES
     assert found.about == {"gpu": "H100"}
     assert found.toolchain == {**COMMON, "source": "s"}
     assert found.problems() == []
 
 
 def test_the_order_of_objects_does_not_change_the_file(file: Path, tmp_path: Path) -> None:
-    pack.write(tmp_path / "other", {"gpu": "H100"}, reversed(OBJECTS))
+    tables = dict(reversed(TABLES.items()))
+    pack.write(tmp_path / "other", {"gpu": "H100"}, reversed(OBJECTS), tables)
 
     assert (tmp_path / "other").read_bytes() == file.read_bytes()
 
@@ -107,7 +114,17 @@ def test_every_single_byte_that_changes_is_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest", [b"[]", b"{", b'{"about": {}}', b'{"about": 1, "objects": []}', b"\xff", SIZELESS]
+    "manifest",
+    [
+        b"[]",
+        b"{",
+        b'{"about": {}}',
+        b'{"about": 1, "objects": [], "tables": []}',
+        b"\xff",
+        SIZELESS,
+        NAMELESS,
+        NO_TABLES,
+    ],
 )
 def test_a_manifest_of_another_form_is_refused(manifest: bytes, tmp_path: Path) -> None:
     path = tmp_path / "strange"

@@ -1,14 +1,24 @@
 """A pack is built without a GPU, and a process that may compile nothing runs from it."""
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import commands, shared_compiles
+import torch
+from support import commands, shared_compiles, stored
+from support.known import H100
 from support.paths import ROOT
 
+from outblas.autotune import packed_tables
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import TABLES
 from outblas.core import machines, pack, registry
+from outblas.core.artifact import example
 from outblas.core.facts import digest
 from outblas.core.products import Products, parse_line
 from outblas.packing import build
@@ -55,7 +65,7 @@ def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
 def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
     """Of each number of rows, by the choice that a call makes, and by that of OUTBLAS_TUNE=off."""
     machine, module = machines.find("H100"), registry.load("hopper.gemm")
-    index = build._index(machine)
+    index = build.index_of({name: opened.table(name) for name in opened.tables}, machine)
     missing = []
 
     for products in PRODUCTS:
@@ -76,7 +86,7 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
 
 SERVED = """
 import sys
-from outblas.core import machines, registry
+from outblas.core import machines, pack, registry
 from outblas.hopper.core import compile
 from outblas.packing import build
 from outblas.core.products import parse_line
@@ -85,7 +95,8 @@ def never():
     raise AssertionError("something was compiled")
 
 machine, module = machines.find("H100"), registry.load("hopper.gemm")
-index, seen = build._index(machine), set()
+(loaded,) = pack.loaded()
+index, seen = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine), set()
 for line in sys.argv[1:]:
     for problem in build._problems(parse_line(line)):
         for _, config in build.chosen(index, machine, problem), build.ruled(machine, problem):
@@ -125,12 +136,23 @@ def test_a_pack_is_shown(built: Path) -> None:
 
     assert all(str(each) in shown for each in PRODUCTS)
     assert "NVIDIA H100 80GB HBM3" in shown
+    assert all(path.name in shown for path in TABLES.glob("*.json"))
+
+
+def test_a_pack_is_shown_as_json(built: Path, opened: pack.Pack) -> None:
+    shown = json.loads(commands.invoke("pack", "show", built, "--json", code=0).stdout)
+
+    assert {row["name"]: row["sha256"] for row in shown["tables"]} == {
+        f"shipped/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in TABLES.glob("*.json")
+    }
+    assert shown["objects"] == len(opened.objects)
 
 
 def test_a_sound_pack_is_verified(built: Path, opened: pack.Pack) -> None:
     done = commands.invoke("pack", "verify", built, code=0)
 
-    assert f"{len(opened.objects)} kernels, all as they were packed" in done.stdout
+    assert f"{len(opened.objects)} kernels, 2 tables, all as they were packed" in done.stdout
 
 
 def test_an_altered_pack_is_not(built: Path, tmp_path: Path) -> None:
@@ -140,6 +162,15 @@ def test_an_altered_pack_is_not(built: Path, tmp_path: Path) -> None:
     done = commands.invoke("pack", "verify", altered, code=1)
 
     assert commands.squeezed("is not what was packed") in commands.squeezed(done.stderr)
+
+
+def test_a_table_that_is_none_is_named(opened: pack.Pack, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    pack.write(other, opened.about, [], {"shipped/odd.json": b"{}"})
+
+    done = commands.invoke("pack", "verify", other, code=1)
+
+    assert "the table shipped/odd.json cannot be read: format is None" in done.stderr
 
 
 def test_a_pack_of_other_sources_is_named(built: Path, opened: pack.Pack, tmp_path: Path) -> None:
@@ -168,6 +199,7 @@ def test_what_is_no_pack_is_an_error_of_usage(tmp_path: Path) -> None:
         ([], "expected --shapes or --model, one of them"),
         (["--model", "gpt-9"], "--model is 'gpt-9', expected llama-3-8b"),
         (["--model", "llama-3-8b", "--rows", "9-1"], "--rows is '9-1', expected numbers"),
+        (["--model", "llama-3-8b", "--store", "/nonexistent/x"], "--store is '/nonexistent/x'"),
         (["--model", "llama-3-8b", "--gpu", "A100"], "--gpu is A100, of sm_80, expected one of"),
     ],
 )
@@ -177,6 +209,36 @@ def test_bad_options_of_a_build_are_refused(
     commands.refuses(message, "pack", "build", "-o", tmp_path / "x", *arguments)
 
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- results of one's own
+def test_results_of_a_store_choose_kernels_and_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, machine = registry.load("hopper.gemm"), machines.find("H100")
+    own = module.Config(tile_n=192, group_m=5)
+    store, path = tmp_path / "own.sqlite", tmp_path / "own.outblas"
+    with Store(store) as opened:
+        workload = Workload(4096, 4096, 4096)
+        config = build.configs.to_text(own)
+        opened.record_best(
+            stored.winner(gpu=H100, workload=workload, kernel="hopper.gemm", config=config)
+        )
+    wanted: list[Any] = []
+
+    def compiled(variants: list[Any], *_: Any) -> list[Any]:
+        wanted.extend(variants)
+        return []
+
+    monkeypatch.setattr(build, "_compiled", compiled)
+
+    build.build([Products(((4096, 4096),), 4096, 4096)], path, store=store)
+
+    problem = example(torch.bfloat16, None, "nt", (4096, 4096, 4096))
+    assert set(module.pack_variants(problem, own, machine)) <= set(wanted)
+    packed = pack.read(path)
+    assert sorted(packed.tables)[0] == packed_tables.OWN_RESULTS
+    assert config in packed.table(packed_tables.OWN_RESULTS).decode()
 
 
 def test_a_product_that_the_kernel_does_not_support_is_not_packed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outblas.core.products import Products, parse_line, parse_rows
-from outblas.core.shapes import LAYERS
+from outblas.core.shapes import HEADS, LAYERS
 from outblas.core.steps import Steps
 from outblas.packing.products import of_config, of_model, parse_file
 
@@ -82,6 +82,11 @@ def test_a_file_without_products_is_refused(tmp_path: Path) -> None:
 
 
 # ---- models
+def test_every_model_has_a_head_of_the_width_of_its_layers() -> None:
+    assert HEADS.keys() == LAYERS.keys()
+    assert [K for _, K in HEADS.values()] == [layers[0][1] for layers in LAYERS.values()]
+
+
 LLAMA = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -91,10 +96,10 @@ LLAMA = {
 }
 
 
-def test_the_layers_of_a_model_by_name() -> None:
+def test_the_layers_and_the_head_of_a_model_by_name() -> None:
     found = of_model("Llama-3-8B", "1-4")
 
-    assert [(each.N, each.K) for each in found] == list(LAYERS["llama-3-8b"])
+    assert [(each.N, each.K) for each in found] == [*LAYERS["llama-3-8b"], (128256, 4096)]
     assert {each.rows for each in found} == {((1, 4),)}
 
 

@@ -37,6 +37,19 @@ RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.linear(of(2, 8), of(4, 8), activation="swiglu"),
         "2x4x8 bfloat16 nt swiglu",
     ),
+    "gated pairs of a vector": (
+        lambda: outblas.linear(of(8), of(4, 8), activation="swiglu"),
+        "1x4x8 bfloat16 nt swiglu",
+    ),
+    # The rows of the matrix are paired, so they are columns of what a kernel multiplies.
+    "gated pairs by a vector": (
+        lambda: outblas.matmul(of(4, 8), of(8), activation="swiglu"),
+        "1x4x8 bfloat16 nt swiglu",
+    ),
+    "gated pairs of columns by a vector": (
+        lambda: outblas.matmul(of(8, 4).t(), of(8), activation="swiglu"),
+        "1x4x8 bfloat16 nn swiglu",
+    ),
     "a transposed operand": (
         lambda: outblas.matmul(of(8, 2).t(), of(8, 4)),
         "2x4x8 bfloat16 tn",

@@ -32,7 +32,7 @@ def build(
         str | None,
         typer.Option(
             help="llama-3-8b, llama-3-70b or qwen3-32b, or the path of a config.json as Hugging "
-            "Face has it: the linear layers of that model."
+            "Face has it: the linear layers of that model and its head."
         ),
     ] = None,
     rows: Annotated[
@@ -45,6 +45,13 @@ def build(
     gpu: Annotated[
         str, typer.Option(help="The GPU whose configs are taken: H100, H200, GH200, H20 or H800.")
     ] = "H100",
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with tuning results of your own for that GPU. They are packed, and choose "
+            "before the shipped tables do."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes that compile. Default: one per core.")
     ] = None,
@@ -52,14 +59,17 @@ def build(
     """Compiles all that a list of products needs into one file. Needs no GPU.
 
     The shipped tables and the kernel's own rule choose the configs, as in a process without tuning
-    results of its own. Products that another kernel than hopper.gemm computes are counted and left
-    out.
+    results of its own. The tables are packed too: a process with others takes the kernels that the
+    pack has. Products that another kernel than hopper.gemm computes are counted and left out.
     """
+    from ..autotune.store.store import StoreError
     from ..packing import build as building
     from ..packing import products
 
-    with usage_errors(ImportError):
+    with usage_errors(ImportError, StoreError):
         check_writable(output, "--output")
+        if store is not None and not store.exists():
+            raise ValueError(f"--store is {str(store)!r}, expected a file that exists")
         if (shapes is None) == (model is None):
             raise ValueError("expected --shapes or --model, one of them")
         if shapes is not None:
@@ -67,7 +77,7 @@ def build(
         else:
             wanted = products.of_model(str(model), rows, tensor_parallel)
         built = building.build(
-            wanted, output, gpu=gpu, jobs=jobs, say=lambda text: say(text, err=True)
+            wanted, output, gpu=gpu, store=store, jobs=jobs, say=lambda text: say(text, err=True)
         )
     size = output.stat().st_size / 2**20
     typer.echo(f"{output}: {number_of(built.kernels, 'kernel')}, {size:.1f} MiB")
@@ -77,8 +87,11 @@ def build(
 
 @app.command()
 def show(file: FileArgument, json: JsonOption = False) -> None:
-    """Shows what a pack was built for, and with which versions."""
+    """Shows what a pack was built for, with which versions and tables."""
+    from ..autotune import packed_tables
+
     found = _opened(file)
+    tables = packed_tables.described(found)
     size = sum(each.size for each in found.objects.values())
     value: dict[str, Any] = {
         "file": str(file),
@@ -86,13 +99,19 @@ def show(file: FileArgument, json: JsonOption = False) -> None:
         "toolchain": found.toolchain,
         "objects": len(found.objects),
         "bytes": size,
+        "tables": tables,
     }
 
     def shown() -> None:
-        rows = [(name, text) for name, text in found.about.items() if name != "products"]
-        table(str(file), ("fact", "value"), [*rows, *found.toolchain.items()])
+        facts = [(name, text) for name, text in found.about.items() if name != "products"]
+        table(str(file), ("fact", "value"), [*facts, *found.toolchain.items()])
         for line in found.about.get("products", ()):
             typer.echo(line)
+        rows = [
+            (row["name"], row["gpu"], row["entries"], str(row["sha256"])[:16]) for row in tables
+        ]
+        if rows:
+            table("tables", ("table", "GPU", "entries", "SHA-256"), rows)
         note(f"{number_of(len(found.objects), 'kernel')}, {size / 2**20:.1f} MiB")
 
     give(value, shown, json=json)
@@ -104,15 +123,19 @@ def verify(file: FileArgument) -> None:
 
     It exits with code 1 if anything is wrong.
     """
+    from ..autotune import packed_tables
+
     found = _opened(file)
-    problems = found.problems()
+    problems = [*found.problems(), *packed_tables.problems(found)]
     if found.objects:
         problems += _other_versions(found)
     for problem in problems:
         say(problem, err=True)
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{file}: {number_of(len(found.objects), 'kernel')}, all as they were packed")
+    kernels, tables = len(found.objects), len(found.tables)
+    parts = f"{number_of(kernels, 'kernel')}, {number_of(tables, 'table')}"
+    typer.echo(f"{file}: {parts}, all as they were packed")
 
 
 def _opened(file: Path) -> pack.Pack:

@@ -465,10 +465,11 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(
-    path: Path, timeout: float = LOCK_TIMEOUT, *, remove: bool = False, required: bool = False
+    path: Path, timeout: float | None = None, *, remove: bool = False, required: bool = False
 ) -> Iterator[None]:
     """Holds a file lock. Continues without it where the system has no locks, or where the holder
-    takes longer than `timeout` seconds.
+    takes longer than `timeout` seconds, by default `LOCK_TIMEOUT`. The lock of a process that is
+    killed is free at once.
 
     With `required`, raises instead: TimeoutError for a lock that is held, another OSError where
     there are no locks. With `remove`, deletes the lock file afterwards (use it where there are many
@@ -476,7 +477,7 @@ def locked(
     """
     import filelock
 
-    lock = filelock.FileLock(path, timeout=timeout)
+    lock = filelock.FileLock(path, timeout=LOCK_TIMEOUT if timeout is None else timeout)
     try:
         lock.acquire()
     # Callers may turn filelock's warnings into errors.

@@ -1,6 +1,7 @@
 """Packs: compiled kernels in one file, which a deployment loads in the place of compiling.
 
-A pack has a manifest, JSON, and the code of its kernels one after the other:
+A pack has a manifest, JSON, the code of its kernels one after the other, and the tables of tuned
+configs that chose them:
 
     =======  ====================================================================================
     bytes
@@ -9,11 +10,13 @@ A pack has a manifest, JSON, and the code of its kernels one after the other:
     32       the SHA-256 of the manifest
     8        the size of the manifest, big-endian
     …        the manifest
-    …        the objects, in the order of the manifest, to the end of the file
+    …        the objects, in the order of the manifest
+    …        the tables, in the order of the manifest, to the end of the file
     =======  ====================================================================================
 
-The manifest has the `facts` that determine each object (`core.facts`), its size and its SHA-256.
-Every byte of the file is covered: by the magic, by the manifest's digest, or by that of an object.
+The manifest has the `facts` that determine each object (`core.facts`), the name of each table, and
+the size and the SHA-256 of both. Every byte of the file is covered: by the magic, by the manifest's
+digest, or by that of an object or a table.
 
 Kernels are native code. A pack is loaded only from a regular file that belongs to this user or to
 root, and that no other user can write; an object is loaded only if its bytes have its digest. The
@@ -29,13 +32,14 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import forks, ownership
 from .facts import Facts, digest
 from .ownership import Refused, shown
 
-MAGIC = b"outblas pack\n\0\0\1"
+MAGIC = b"outblas pack\n\0\0\2"
 _DIGEST, _SIZE = 32, 8
 _HEAD = len(MAGIC) + _DIGEST + _SIZE
 LARGEST_MANIFEST = 1 << 28  # bytes; a damaged size must not ask for all memory
@@ -56,7 +60,16 @@ class Object(NamedTuple):
     sha256: str
 
 
-@dataclass(frozen=True)
+class Table(NamedTuple):
+    """A table of a pack: its name, and where its text lies in the file."""
+
+    name: str
+    offset: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
 class Pack:
     """A pack that was opened.
 
@@ -65,11 +78,13 @@ class Pack:
         about: What its builder says of it: `outblas`, the version; `gpu`, the model of GPU whose
             configs it has; `products`.
         objects: By the digest of their facts.
+        tables: By name. `autotune.packed_tables` says what they are called and what they have.
     """
 
     path: Path
     about: Mapping[str, Any]
     objects: Mapping[str, Object]
+    tables: Mapping[str, Table]
     _content: mmap.mmap
 
     @property
@@ -86,39 +101,51 @@ class Pack:
         found = self.objects.get(name)
         if found is None:
             return None
-        code = self._content[found.offset : found.offset + found.size]
-        if hashlib.sha256(code).hexdigest() != found.sha256:
-            kernel = found.facts.get("kernel")
-            raise PackError(f"{shown(self.path)}: the code of {kernel} is not what was packed")
-        return code
+        return self._checked(found, f"the code of {found.facts.get('kernel')}")
+
+    def table(self, name: str) -> bytes:
+        """Returns the text of a table. Raises PackError if it differs from what was packed."""
+        return self._checked(self.tables[name], f"the table {name}")
+
+    def _checked(self, part: Object | Table, what: str) -> bytes:
+        content = self._content[part.offset : part.offset + part.size]
+        if hashlib.sha256(content).hexdigest() != part.sha256:
+            raise PackError(f"{shown(self.path)}: {what} is not what was packed")
+        return content
 
     def problems(self) -> list[str]:
-        """Returns what is wrong with any of its objects; empty if nothing is."""
+        """Returns what is wrong with any of its objects and tables; empty if nothing is."""
         found = []
-        for name in self.objects:
-            try:
-                self.code(name)
-            except PackError as error:
-                found.append(str(error))
+        for read_part, names in ((self.code, self.objects), (self.table, self.tables)):
+            for name in names:
+                try:
+                    read_part(name)
+                except PackError as error:
+                    found.append(str(error))
         return found
 
 
-def write(path: Path, about: Mapping[str, Any], objects: Iterable[tuple[Facts, bytes]]) -> None:
+def write(
+    path: Path,
+    about: Mapping[str, Any],
+    objects: Iterable[tuple[Facts, bytes]],
+    tables: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
     """Writes a pack. It replaces the file at `path` when it is complete: a process that is killed
     before leaves that file as it was.
 
     Raises OSError, and PackError for objects that were compiled in different ways.
     """
     entries: list[dict[str, Any]] = []
-    codes: list[bytes] = []
+    parts: list[bytes] = []
     for facts, code in sorted(objects, key=lambda each: digest(each[0])):
-        entries.append(
-            {"facts": facts, "size": len(code), "sha256": hashlib.sha256(code).hexdigest()}
-        )
-        codes.append(code)
+        entries.append({"facts": facts, **_described(code)})
+        parts.append(code)
     _check_one_toolchain([entry["facts"] for entry in entries])
+    named = [{"name": name, **_described(text)} for name, text in sorted(tables.items())]
+    parts += [text for _, text in sorted(tables.items())]
     manifest = json.dumps(
-        {"about": dict(about), "objects": entries}, sort_keys=True, default=str
+        {"about": dict(about), "objects": entries, "tables": named}, sort_keys=True, default=str
     ).encode()
     head = MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(_SIZE, "big")
     # A name that no other writer has, in another thread or container either.
@@ -126,7 +153,7 @@ def write(path: Path, about: Mapping[str, Any], objects: Iterable[tuple[Facts, b
     scratch = Path(name)
     try:
         with open(descriptor, "wb") as file:
-            for part in (head, manifest, *codes):
+            for part in (head, manifest, *parts):
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
@@ -134,6 +161,10 @@ def write(path: Path, about: Mapping[str, Any], objects: Iterable[tuple[Facts, b
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _described(part: bytes) -> dict[str, Any]:
+    return {"size": len(part), "sha256": hashlib.sha256(part).hexdigest()}
 
 
 def read(path: Path) -> Pack:
@@ -152,16 +183,16 @@ def read(path: Path) -> Pack:
     finally:
         os.close(descriptor)  # the map has a descriptor of its own
     try:
-        about, objects = _manifest(path, content, size)
+        about, objects, tables = _manifest(path, content, size)
     except PackError:
         content.close()
         raise
-    return Pack(path, about, objects, content)
+    return Pack(path, about, objects, tables, content)
 
 
 def _manifest(
     path: Path, content: mmap.mmap, size: int
-) -> tuple[Mapping[str, Any], Mapping[str, Object]]:
+) -> tuple[Mapping[str, Any], Mapping[str, Object], Mapping[str, Table]]:
     if content[: len(MAGIC)] != MAGIC:
         raise PackError(f"{shown(path)} does not begin as a pack of this version of the format")
     expected = content[len(MAGIC) : len(MAGIC) + _DIGEST]
@@ -170,22 +201,28 @@ def _manifest(
     if len(text) != length or hashlib.sha256(text).digest() != expected:
         raise PackError(f"{shown(path)}: the manifest is not what was written")
     objects: dict[str, Object] = {}
+    tables: dict[str, Table] = {}
     end = _HEAD + length
     try:
         parsed = json.loads(text)
         about = dict(parsed["about"])
-        for entry in parsed["objects"]:
+        for entry in (*parsed["objects"], *parsed["tables"]):
             if type(entry["size"]) is not int or entry["size"] < 0:
                 raise ValueError
-            found = Object(dict(entry["facts"]), end, entry["size"], str(entry["sha256"]))
-            objects[digest(found.facts)] = found
-            end += found.size
+            place = end, entry["size"], str(entry["sha256"])
+            if "facts" in entry:
+                found = Object(dict(entry["facts"]), *place)
+                objects[digest(found.facts)] = found
+            else:
+                name = str(entry["name"])
+                tables[name] = Table(name, *place)
+            end += entry["size"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise PackError(f"{shown(path)}: the manifest is not that of a pack") from None
     if end != size:
         raise PackError(f"{shown(path)} has {size} bytes, expected {end}")
     _check_one_toolchain([each.facts for each in objects.values()])
-    return about, objects
+    return about, objects, tables
 
 
 def _check_one_toolchain(facts: list[Facts]) -> None:
@@ -220,13 +257,18 @@ def unload() -> None:
         _environment_read = False
 
 
+def loaded() -> tuple[Pack, ...]:
+    """Returns the packs that are asked for kernels, that of the environment among them."""
+    _load_from_environment()
+    return tuple(_loaded)
+
+
 def packed_code(facts: Facts) -> bytes | None:
     """Returns the code that a loaded pack has for a kernel, or None. Warns, once each, of packs
     that were built for other versions, and of code that was altered.
     """
-    _load_from_environment()
     name = digest(facts)
-    for pack in tuple(_loaded):
+    for pack in loaded():
         try:
             code = pack.code(name)
         except PackError as error:

@@ -55,6 +55,15 @@ LAYERS = MappingProxyType(
         "qwen3-32b": ((10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)),
     }
 )
+# N and K of the product that makes a token's logits, after the last layer: one column for each word
+# of the vocabulary.
+HEADS = MappingProxyType(
+    {
+        "llama-3-8b": (128256, 4096),
+        "llama-3-70b": (128256, 8192),
+        "qwen3-32b": (151936, 5120),
+    }
+)
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows of a decode step: one token of each sequence
 PREFILL_ROWS = (512, 2048, 8192)  # rows of a prefill step: the tokens of prompts
 

@@ -4,7 +4,7 @@ processes without a GPU, and writes them into one file.
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -25,8 +25,11 @@ from ..runtime.launcher import PORTABLE
 
 if TYPE_CHECKING:
     from ..autotune.lookup import TuningIndex
+    from ..autotune.store.records import Gpu
 
 Say = Callable[[str], None]
+
+NO_STORE = Path("/nonexistent/tuning.sqlite")
 
 
 @dataclass(frozen=True)
@@ -48,28 +51,33 @@ def build(
     path: Path,
     *,
     gpu: str = "H100",
+    store: Path | None = None,
     jobs: int | None = None,
     say: Say = lambda text: None,
 ) -> Built:
     """Builds a pack of all kernels that products need on a model of GPU. Needs no GPU.
 
-    The shipped tables choose the configs, as in a process without results of its own. The choices
-    of the kernel's own rule, which OUTBLAS_TUNE=off takes, are packed too.
+    The shipped tables choose the configs, as in a process without results of its own, and before
+    them the results in `store`, if one is given. The pack has both. The choices of the kernel's own
+    rule, which OUTBLAS_TUNE=off takes, are packed too.
 
-    Raises ValueError for a GPU that is not of sm_90, OSError where the cache or the file cannot be
-    written, and ImportError without the CuTe DSL.
+    Raises ValueError for a GPU that is not of sm_90, or of which the store has nothing, StoreError,
+    OSError where the cache or the file cannot be written, and ImportError without the CuTe DSL.
     """
+    from ..autotune import packed_tables
+
     machine = machines.find(gpu)
     if machine.arch != 90:
         raise ValueError(f"--gpu is {gpu}, of sm_{machine.arch}, expected one of sm_90")
-    wanted, left_out = _variants(products, machine, say)
+    tables = packed_tables.gathered(_imagined(machine), store)
+    wanted, left_out = _variants(products, machine, say, index_of(tables, machine))
     objects = [(facts, cache.packed_object(facts)) for facts in _compiled(wanted, jobs, say)]
     about = {
         "outblas": metadata.version("outblas"),
         "gpu": machines.device_name(machine),
         "products": [str(each) for each in products],
     }
-    pack.write(path, about, objects)
+    pack.write(path, about, objects, tables)
     return Built(len(objects), dict(left_out))
 
 
@@ -107,12 +115,26 @@ def _variants(
     return list(found), left_out
 
 
+def index_of(tables: Mapping[str, bytes], machine: Machine) -> "TuningIndex":
+    """Returns what a process that loads the tables of a pack knows of a model of GPU."""
+    from ..autotune import packed_tables
+    from ..autotune.lookup import TuningIndex
+
+    gpu = _imagined(machine)
+    return TuningIndex(gpu, store=NO_STORE, packed=packed_tables.entries(tables, gpu))
+
+
 def _index(machine: Machine) -> "TuningIndex":
     """Returns what the shipped tables know of a model of GPU."""
     from ..autotune.lookup import TuningIndex
+
+    return TuningIndex(_imagined(machine), store=NO_STORE)
+
+
+def _imagined(machine: Machine) -> "Gpu":
     from ..autotune.search.gpu import imagined
 
-    return TuningIndex(imagined(machine.name), store=Path("/nonexistent/tuning.sqlite"))
+    return imagined(machine.name)
 
 
 def _problems(products: Products) -> Iterator[Problem]:
@@ -125,13 +147,16 @@ def _problems(products: Products) -> Iterator[Problem]:
 
 def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[str, str]:
     """Returns the kernel and the config (as text; "" for its own) that a call takes on a GPU that
-    need not be there.
+    need not be there, where it may not compile: kernels of Triton, which packs do not hold, are
+    passed over among the tuned ones.
     """
     from ..autotune import automatic
 
     workload = None if problem.batch_invariant else automatic.of_problem(problem)
     if workload is not None:
         for kernel, config in automatic.choices_of(index, problem, workload):
+            if kernel != PRODUCTION:
+                continue
             module = registry.load(kernel)
             given = configs.from_text(module.Config, config) if config else None
             if module.unsupported(problem, given) is None:

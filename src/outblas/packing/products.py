@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.products import Products, parse_line, parse_rows
-from ..core.shapes import LAYERS
+from ..core.shapes import HEADS, LAYERS
 
 
 def parse_file(path: Path) -> list[Products]:
@@ -28,9 +28,9 @@ def parse_file(path: Path) -> list[Products]:
 
 
 def of_model(name: str, rows: str, tensor_parallel: int = 1) -> list[Products]:
-    """Returns the products of a model's layers. `name`: that of a model of `LAYERS`, or the path of
-    a `config.json` as Hugging Face has it, or of its folder. `tensor_parallel` processes share each
-    layer.
+    """Returns the products of a model's layers and of its head. `name`: that of a model of
+    `LAYERS`, or the path of a `config.json` as Hugging Face has it, or of its folder.
+    `tensor_parallel` processes share each layer.
 
     Raises ValueError, and OSError for a file that cannot be read.
     """
@@ -41,7 +41,7 @@ def of_model(name: str, rows: str, tensor_parallel: int = 1) -> list[Products]:
                 f"--tensor-parallel is {tensor_parallel} with {name}, expected 1, or the path of a "
                 "config.json, which says what is divided"
             )
-        sizes: Iterable[tuple[int, int]] = LAYERS[name.lower()]
+        sizes: Iterable[tuple[int, int]] = (*LAYERS[name.lower()], HEADS[name.lower()])
     else:
         path = Path(name)
         path = path / "config.json" if path.is_dir() else path

@@ -241,7 +241,8 @@ def _prepare(call: Call) -> Plan:
     """Checks a call and returns the plan for calls like it."""
     sample, addend = _checked_output(call), _addend(call)
     problem = _problem_of(call, sample, addend)
-    recorded_shapes.note(problem)
+    pairs_rows = problem.epilogue.gated and call.b.dim() == 1
+    recorded_shapes.note(_problem_of(_swapped(call), sample, addend) if pairs_rows else problem)
     if call.kernel:
         if reason := launcher.unsupported_reason(registry.find(call.kernel), problem):
             raise ValueError(f"kernel {call.kernel!r} {reason}")
@@ -249,7 +250,7 @@ def _prepare(call: Call) -> Plan:
         if call.batch_invariant:
             raise invariance.unsupported(reason)
         return _fallback_plan(reason, call.out_dtype, call.extra)
-    if problem.epilogue.gated and call.b.dim() == 1:
+    if pairs_rows:
         return _swapped_plan(call)
     no_product = problem.K == 0 or call.alpha == 0
     if capturing(problem.device) and not (no_product or launcher.is_empty(problem)):
@@ -364,7 +365,7 @@ def _swapped_plan(call: Call) -> Plan:
             f"batch_invariant is True, but activation {call.extra and call.extra.activation!r} of "
             "a product with a vector pairs rows"
         )
-    plan = _prepare(call._replace(a=call.b, b=call.a.mT))
+    plan = _prepare(_swapped(call))
 
     def execute(
         a: Tensor,
@@ -380,6 +381,11 @@ def _swapped_plan(call: Call) -> Plan:
         return plan(b, a.mT, c, out, alpha, beta, *epilogue)
 
     return execute
+
+
+def _swapped(call: Call) -> Call:
+    """Returns the call with B times the transposed A, for a vector B."""
+    return call._replace(a=call.b, b=call.a.mT)
 
 
 def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None) -> Plan:

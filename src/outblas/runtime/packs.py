@@ -11,9 +11,10 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     """Serve kernels from a pack: calls whose kernels it has compile nothing.
 
     Packs are asked in the order in which they were loaded, before the cache on disk. Kernels that
-    they lack are compiled as ever, or with OUTBLAS_COMPILE=never computed by torch. The pack that
-    the environment variable OUTBLAS_PACK names is loaded by itself. Calls are planned again, so
-    that those which torch computed for want of a kernel find it.
+    they lack are compiled as ever, or with OUTBLAS_COMPILE=never computed by torch. The tables of a
+    pack choose configs for the products that it lists, on the model of GPU that it was built for.
+    The pack that the environment variable OUTBLAS_PACK names is loaded by itself. Calls are planned
+    again, so that those which torch computed for want of a kernel find it.
 
     Args:
         path: A file that `outblas pack build` made. Keep it until the process ends: it may be

@@ -35,26 +35,18 @@ def test_leaving_clusters_out_costs_no_wave_and_at_most_one_cluster_in_16() -> N
         assert -(-tiles // launched) == -(-tiles // clusters), case
 
 
-def test_large_clusters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The DSL compiles a kernel to count them."""
-    asked = []
-
-    class Info:
-        def __init__(self, device: int | None) -> None:
-            asked.append(device)
-
-        def get_max_active_clusters(self, cluster: int) -> int:
-            return 28
-
+@pytest.mark.parametrize(
+    ("sms", "cluster", "expected"),
+    [(0, 1, 132), (0, 2, 66), (100, 2, 50), (0, 4, 28), (0, 8, 14), (100, 4, 21), (2, 8, 1)],
+)
+def test_a_launch_has_the_clusters_that_run_at_once(
+    sms: int, cluster: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four or eight CTAs, fewer than the SMs have room for: a GPC has no multiple of them."""
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(tile_order, "HardwareInfo", Info)
-    device = torch.device("cuda", 7)
 
-    found = [tile_order.clusters(device, 0, 4) for _ in range(3)]
-
-    assert found == [28, 28, 28]
-    assert asked == [7]
+    assert tile_order.clusters(torch.device("cuda", 7), sms, cluster) == expected
 
 
 def test_a_table_is_kept_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ TRUST = (Check("test_cache_trust.py"), Check("test_cache.py"))
 CHOICE = (Check("test_lookup.py"),)
 PACKS = (Check("test_pack.py"),)
 PACKED = (Check("test_products.py"),)
+PACKED_TABLES = (Check("test_packed_tables.py"),)
 KEY = (Check("test_compile_key.py"),)
 PLANS = (Check("test_plan_keys.py"),)
 
@@ -16,6 +17,7 @@ _DISPATCH = "src/outblas/runtime/dispatch.py"
 _LOOKUP = "autotune/lookup.py"
 _ENTRIES = "autotune/tuned_entries.py"
 _PACK = "src/outblas/core/pack.py"
+_PACKED_TABLES = "autotune/packed_tables.py"
 _PACKING = "src/outblas/core/products.py"
 
 FAULTS = (
@@ -38,8 +40,8 @@ FAULTS = (
     Fault(
         "packed_code_not_checked",
         _PACK,
-        "        if hashlib.sha256(code).hexdigest() != found.sha256:\n",
-        "        if not found.sha256:\n",
+        "        if hashlib.sha256(content).hexdigest() != part.sha256:\n",
+        "        if not part.sha256:\n",
         PACKS,
         "A kernel of a pack is loaded though its code was altered.",
     ),
@@ -91,6 +93,38 @@ FAULTS = (
         "for M in range(first, last)})",
         PACKED,
         "A range of rows leaves out its last one.",
+    ),
+    Fault(
+        "packed_tables_for_any_gpu",
+        _PACKED_TABLES,
+        'given.about.get("gpu") != gpu.name or not given.tables',
+        "not given.tables",
+        PACKED_TABLES,
+        "The tables of a pack for another GPU choose kernels.",
+    ),
+    Fault(
+        "packed_tables_for_any_rows",
+        _PACKED_TABLES,
+        "        and any(first <= workload.M <= last for first, last in products.rows)\n",
+        "",
+        PACKED_TABLES,
+        "The tables of a pack choose kernels at numbers of rows that it does not list.",
+    ),
+    Fault(
+        "packed_tables_choose_triton",
+        _PACKED_TABLES,
+        "[entry for entry in known if entry.kernel == PRODUCTION]",
+        "known",
+        PACKED_TABLES,
+        "A call that a pack serves takes a kernel that Triton compiles.",
+    ),
+    Fault(
+        "packed_tables_before_own_results",
+        _LOOKUP,
+        "known = (*from_store(gpu, store), *packed)",
+        "known = (*packed, *from_store(gpu, store))",
+        PACKED_TABLES,
+        "The results of a pack's builder come before those of who loads it.",
     ),
     Fault(
         "compile_key_without_source",
@@ -288,24 +322,24 @@ FAULTS = (
     Fault(
         "table_of_another_gpu",
         _ENTRIES,
-        "own = [table for table in tables if table.gpu.model == gpu.model]",
-        "own = list(tables)",
+        "        if table.gpu.model == gpu.model:\n",
+        "        if table:\n",
         CHOICE,
         "The shipped table of another GPU counts as this one's.",
     ),
     Fault(
         "cousin_of_another_architecture",
         _ENTRIES,
-        "table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model",
-        "table for table in tables if table.gpu.model != gpu.model",
+        "        elif table.gpu.arch == gpu.arch:\n",
+        "        else:\n",
         CHOICE,
         "A table of another architecture speaks for this GPU.",
     ),
     Fault(
         "store_of_another_version",
         _ENTRIES,
-        "                HERE if each.gpu == gpu else MODEL,\n",
-        "                HERE,\n",
+        "entry_of(HERE if each.gpu == gpu else MODEL, gpu, each)",
+        "entry_of(HERE, gpu, each)",
         CHOICE,
         "What was tuned under other software counts as tuned here.",
     ),

@@ -144,6 +144,14 @@ FAULTS = (
         "So few clusters are launched that the tiles take another wave.",
     ),
     Fault(
+        "clusters_of_four_fill_the_gpu",
+        "src/outblas/device/clusters.py",
+        "int(sms * CROWDED if cluster > 2 else sms)",
+        "sms",
+        SCHEDULE,
+        "As many clusters of four or eight are launched as all SMs have room for.",
+    ),
+    Fault(
         "stream_k_workspace_too_small",
         _HOST,
         "places = launched + cut_tiles if config.stream_k else grid.work_tiles",

@@ -1,0 +1,141 @@
+"""The tables of tuned configs in a pack: those that chose its kernels.
+
+A process may have other tables than the one that built a pack, and would choose kernels that the
+pack lacks. So a pack has its tables with it, and they choose for the products that it was built
+for. Their names are
+
+    shipped/NAME.json    a table that came with outblas, as the file is: that of the model of GPU,
+                         and that of the nearest other model, which the lookup reads too
+    own/results.json     the builder's own results for that model of GPU, in the same form
+
+They choose among the configs of the kernel that packs hold: a call that a pack serves compiles
+nothing, and a kernel of Triton, which may have been measured to be faster, would be compiled.
+
+The results of a user who loads a pack come before both, as before shipped tables: they may choose a
+kernel that the pack lacks.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..core import pack
+from ..core.ownership import shown
+from ..core.pack import Pack
+from ..core.products import Products, parse_line
+from ..runtime.default_kernel import PRODUCTION
+from .store import tables
+from .store.records import Gpu, Workload
+from .store.store import Store
+from .tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
+
+SHIPPED_FOLDER, OWN_RESULTS = "shipped/", "own/results.json"
+
+
+def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) -> dict[str, bytes]:
+    """Returns the tables that choose on a model of GPU: shipped ones of a folder, and the results
+    of a store if one is given.
+
+    Raises ValueError for a store without results of this model, StoreError and OSError.
+    """
+    own, nearest = tables_for(gpu, folder)
+    found = {f"{SHIPPED_FOLDER}{path.name}": path.read_bytes() for path, _ in (*own, *nearest)}
+    if store is not None:
+        with Store(store, read_only=True) as opened:
+            winners = opened.stream(lambda _, winners: list(winners))
+        here = [winner for winner in winners if winner.gpu.model == gpu.model]
+        if not here:
+            raise ValueError(f"{shown(store)} has no results of {gpu.name} with {gpu.sms} SMs")
+        found[OWN_RESULTS] = tables.to_bytes(tables.newest(here))
+    return found
+
+
+def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
+    """Returns the winners that tables have for a GPU, as the lookup reads them, of the kernel that
+    packs hold. Raises ValueError for a text that is no table.
+    """
+    found = {name: _table(name, text) for name, text in texts.items()}
+    known = []
+    own = found.pop(OWN_RESULTS, None)
+    if own is not None and own.gpu.model == gpu.model:
+        known += [entry_of(MODEL, own.gpu, each) for each in own.entries]
+    known += from_shipped(gpu, [(Path(name), table) for name, table in sorted(found.items())])
+    return [entry for entry in known if entry.kernel == PRODUCTION]
+
+
+def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:
+    """Returns the winners that a pack's tables have for a GPU; None where the pack was built for
+    another model, or with other versions, so that its kernels are not used. Raises PackError and
+    ValueError for tables that are not as they were packed.
+    """
+    if given.about.get("gpu") != gpu.name or not given.tables or not _is_usable(given):
+        return None
+    return entries({name: given.table(name) for name in given.tables}, gpu)
+
+
+def covers(given: Pack, workload: Workload) -> bool:
+    """Returns whether a pack was built for a product, in plain form or with its epilogue."""
+    return any(_is_of(each, workload) for each in _products(given))
+
+
+def described(given: Pack) -> list[dict[str, object]]:
+    """Returns what `outblas pack show` says of each table: `name`, `gpu`, `entries`, `size` in
+    bytes, and `sha256`. Of a table that is damaged, the reason is its `gpu`.
+    """
+    found: list[dict[str, object]] = []
+    for name, part in given.tables.items():
+        row: dict[str, object] = {"name": name, "size": part.size, "sha256": part.sha256}
+        try:
+            table = _table(name, given.table(name))
+        except ValueError as error:
+            found.append(row | {"gpu": str(error), "entries": 0})
+        else:
+            found.append(row | {"gpu": table.gpu.name, "entries": len(table.entries)})
+    return found
+
+
+def problems(given: Pack) -> Iterator[str]:
+    """Yields what is wrong with tables that are as they were packed: that they are none."""
+    for name in given.tables:
+        try:
+            _table(name, given.table(name))
+        except pack.PackError:  # `Pack.problems` has it
+            continue
+        except ValueError as error:
+            yield f"{shown(given.path)}: {error}"
+
+
+def _table(name: str, text: bytes) -> tables.Table:
+    try:
+        return tables.read_table(text.decode())
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ValueError(f"the table {name} cannot be read: {error}") from None
+
+
+def _is_usable(given: Pack) -> bool:
+    """Returns whether the kernels of a pack were built with the versions that are here."""
+    try:
+        from ..hopper.core.compile import toolchain_fields
+    except ImportError:  # without the DSL
+        return False
+    return given.toolchain == toolchain_fields()
+
+
+@functools.cache
+def _products(given: Pack) -> tuple[Products, ...]:
+    lines = given.about.get("products", ())
+    try:
+        return tuple(parse_line(line) for line in lines)
+    except (ValueError, AttributeError, TypeError) as error:
+        pack.warn_once(f"{shown(given.path)}: the tables are not used: {error}")
+        return ()
+
+
+def _is_of(products: Products, workload: Workload) -> bool:
+    return (
+        not products.batch_invariant
+        and any(first <= workload.M <= last for first, last in products.rows)
+        and (products.N, products.K) == (workload.N, workload.K)
+        and (products.dtype, products.dtype) == (workload.dtype, workload.out_dtype)
+        and (products.layout, str(products.steps)) == (workload.layout, workload.epilogue)
+    )

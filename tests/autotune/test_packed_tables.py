@@ -1,0 +1,286 @@
+"""The tables of a pack choose the kernels of the products that it was built for."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import stored
+from support.imagined_gpu import ImaginedGpu, empty, imagine, on_gpu
+from support.known import H100, H200, OLDER
+
+import outblas
+from outblas.autotune import lookup, packed_tables
+from outblas.autotune.search.gpu import imagined
+from outblas.autotune.store.records import BestConfig, Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import TABLES, newest, read_table, ship, to_bytes
+from outblas.core import pack
+from outblas.core.configs import to_text
+from outblas.hopper.core.compile import toolchain_fields
+from outblas.hopper.gemm.kernel import Config
+from outblas.kernels.portable_config import PortableConfig
+
+LINES = ["100-200x512x512 bfloat16 nt", "128x512x512 bfloat16 nt bias"]
+LISTED = Workload(128, 512, 512)
+FIRST, SECOND, THIRD = (to_text(Config(group_m=i)) for i in (3, 5, 7))
+FASTER = to_text(PortableConfig())
+Build = Callable[..., Path]
+
+
+def winner(config: str = FIRST, **changes: Any) -> BestConfig:
+    """A winner at `LISTED` on an H100 of an older driver."""
+    kernel = "portable" if config == FASTER else "hopper.gemm"
+    fields: dict[str, Any] = {"workload": LISTED, "kernel": kernel, "config": config}
+    return stored.winner(**{"gpu": OLDER, **fields, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _no_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OUTBLAS_PACK", raising=False)
+    pack.unload()
+    yield
+    pack.unload()
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImaginedGpu:
+    """An H100, for which a newer table came with outblas: it has `SECOND` at `LISTED`."""
+    found = imagine(H100, tmp_path, monkeypatch)
+    ship([winner(SECOND)], tmp_path)
+    return found
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """Writes a pack of `LINES` whose shipped table has some winners; it has one object."""
+
+    def made(
+        *winners: BestConfig, about: dict[str, Any] | None = None, source: str = "", **tables: bytes
+    ) -> Path:
+        toolchain = toolchain_fields() | ({"source": source} if source else {})
+        path = tmp_path / "made.outblas"
+        texts = {"shipped/NVIDIA_H100_80GB_HBM3.json": to_bytes(newest(winners))} | tables
+        said = {"gpu": H100.name, "products": LINES} | (about or {})
+        pack.write(path, said, [({"kernel": "one", **toolchain}, b"code")], texts)
+        return path
+
+    return made
+
+
+def call(M: int = 128, N: int = 512) -> Any:
+    return on_gpu(empty(M, 512), empty(N, 512).t())
+
+
+# ---- which table chooses
+def test_a_listed_product_is_chosen_by_the_table_of_the_pack(
+    gpu: ImaginedGpu, build: Build
+) -> None:
+    before = gpu.launched(call())
+    outblas.load_pack(build(winner(FIRST)))
+
+    assert before == ("hopper.gemm", SECOND)
+    assert gpu.launched(call()) == ("hopper.gemm", FIRST)
+
+
+def test_its_neighbours_in_the_list_are_too(gpu: ImaginedGpu, build: Build) -> None:
+    """Nothing was measured at 136 rows; the shipped tables have other neighbours."""
+    outblas.load_pack(build(winner(FIRST)))
+
+    packed = lookup.packed_index(0, replace(LISTED, M=136))
+
+    assert packed is not None
+    assert {entry.config for entry in packed.entries} == {FIRST}
+
+
+@pytest.mark.parametrize(("M", "N"), [(99, 512), (201, 512), (128, 520)])
+def test_a_product_that_is_not_listed_is_chosen_as_ever(
+    M: int, N: int, gpu: ImaginedGpu, build: Build
+) -> None:
+    outblas.load_pack(build(winner(FIRST)))
+
+    assert lookup.packed_index(0, Workload(M, N, 512)) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(LISTED, layout="nn"),
+        replace(LISTED, K=520),
+        replace(LISTED, dtype="float16", out_dtype="float16"),
+        replace(LISTED, out_dtype="float32"),
+        replace(LISTED, epilogue="gelu"),
+        replace(LISTED, M=129, epilogue="bias"),
+    ],
+    ids=["layout", "K", "dtype", "out dtype", "epilogue", "rows of an epilogue"],
+)
+def test_a_product_of_another_kind_is_not_listed(
+    other: Workload, gpu: ImaginedGpu, build: Build
+) -> None:
+    outblas.load_pack(build(winner(FIRST)))
+
+    assert lookup.packed_index(0, other) is None
+    assert lookup.packed_index(0, replace(LISTED, epilogue="bias")) is not None
+
+
+def test_batch_invariant_products_list_none(gpu: ImaginedGpu, build: Build) -> None:
+    """They take the kernel's own config, whatever was tuned."""
+    lines = {"products": ["128x512x512 bfloat16 nt batch-invariant"]}
+    outblas.load_pack(build(winner(FIRST), about=lines))
+
+    assert lookup.packed_index(0, LISTED) is None
+
+
+# ---- results of one's own
+@pytest.mark.parametrize("of", [H100, OLDER], ids=["this driver", "another driver"])
+def test_results_of_the_user_come_first(of: Any, gpu: ImaginedGpu, build: Build) -> None:
+    """Though the pack has results of its builder, which come before its tables."""
+    builders = to_bytes(newest([winner(SECOND)]))
+    outblas.load_pack(build(winner(FIRST), **{packed_tables.OWN_RESULTS: builders}))
+    by_builder = gpu.launched(call())
+
+    gpu.tune(winner(THIRD, gpu=of))
+
+    assert by_builder == ("hopper.gemm", SECOND)
+    assert gpu.launched(call()) == ("hopper.gemm", THIRD)
+
+
+def test_the_newest_result_of_a_store_is_packed(tmp_path: Path) -> None:
+    dates = {"2026-03-01T00:00:00+00:00": FIRST, "2026-02-01T00:00:00+00:00": SECOND}
+    winners = [winner(config, when=when, ratio=i) for i, (when, config) in enumerate(dates.items())]
+
+    (entry,) = newest(winners).entries
+
+    assert entry.config == FIRST
+
+
+def test_the_results_of_one_model_are_gathered(tmp_path: Path) -> None:
+    store, folder = tmp_path / "s.sqlite", tmp_path / "tables"
+    with Store(store) as opened:
+        for each in (winner(FIRST), winner(SECOND, gpu=H200)):
+            opened.record_best(each)
+    ship([winner(SECOND, gpu=gpu) for gpu in (H100, H200, imagined("h20"))], folder)
+
+    found = packed_tables.gathered(H100, store, folder)
+    entries = packed_tables.entries(found, H100)
+
+    assert sorted(found) == [
+        "own/results.json",
+        "shipped/NVIDIA_H100_80GB_HBM3.json",
+        "shipped/NVIDIA_H200.json",
+    ]
+    assert [(e.config, e.origin) for e in entries] == [
+        (FIRST, "tuned on this GPU model, other versions"),
+        (SECOND, "shipped table of this GPU model"),
+        (SECOND, "shipped table of the nearest GPU model"),
+    ]
+
+
+def test_a_store_without_results_of_the_model_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as opened:
+        opened.record_best(winner(gpu=H200))
+
+    with pytest.raises(ValueError, match="has no results of NVIDIA H100 80GB HBM3 with 132 SMs"):
+        packed_tables.gathered(H100, tmp_path / "s.sqlite", tmp_path)
+
+
+def test_a_pack_chooses_as_the_shipped_tables_that_it_has() -> None:
+    nowhere = Path("/nonexistent/tuning.sqlite")
+    packed = packed_tables.entries(packed_tables.gathered(H100), H100)
+
+    shipped = lookup.TuningIndex(H100, nowhere, TABLES).entries
+    assert packed
+    assert lookup.TuningIndex(H100, nowhere, packed=packed).entries == tuple(
+        entry for entry in shipped if entry.kernel == "hopper.gemm"
+    )
+
+
+def test_a_faster_kernel_that_packs_do_not_hold_is_not_taken(
+    gpu: ImaginedGpu, build: Build
+) -> None:
+    """Triton would compile it."""
+    ship([winner(FASTER, ratio=1.5, us=50.0)], gpu.path.parent)
+    lookup.clear_cache()
+    before = gpu.launched(call())
+
+    outblas.load_pack(build(winner(FIRST), winner(FASTER, ratio=1.5, us=50.0)))
+
+    assert before == ("portable", FASTER)
+    assert gpu.launched(call()) == ("hopper.gemm", FIRST)
+
+
+# ---- packs whose tables are not used
+@pytest.mark.parametrize(
+    "changes",
+    [{"about": {"gpu": H200.name}}, {"source": "of other sources"}],
+    ids=["another GPU", "other sources"],
+)
+def test_tables_of_kernels_that_are_not_used_choose_nothing(
+    changes: dict[str, Any], gpu: ImaginedGpu, build: Build
+) -> None:
+    outblas.load_pack(build(winner(FIRST), **changes))
+
+    assert gpu.launched(call()) == ("hopper.gemm", SECOND)
+
+
+def test_a_pack_without_tables_chooses_nothing(gpu: ImaginedGpu, tmp_path: Path) -> None:
+    path = tmp_path / "none.outblas"
+    about = {"gpu": H100.name, "products": LINES}
+    pack.write(path, about, [({"kernel": "one", **toolchain_fields()}, b"")])
+    outblas.load_pack(path)
+
+    assert gpu.launched(call()) == ("hopper.gemm", SECOND)
+
+
+def test_an_altered_table_chooses_nothing_and_is_named_once(gpu: ImaginedGpu, build: Build) -> None:
+    path = build(winner(FIRST))
+    content = path.read_bytes()
+    place = content.index(b'"ratio"')
+    path.write_bytes(content[:place] + b"'" + content[place + 1 :])
+    outblas.load_pack(path)
+
+    with pytest.warns(RuntimeWarning, match="the table shipped/.* is not what was packed") as said:
+        chosen = [gpu.launched(call()) for _ in range(2)]
+
+    assert chosen == [("hopper.gemm", SECOND)] * 2
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(b"{", "the file is not JSON"), (b"\xff", "can't decode"), (b"{}", "format is None")],
+)
+def test_what_is_no_table_is_a_problem_of_the_pack(text: bytes, reason: str, build: Build) -> None:
+    found = pack.read(build(winner(FIRST), odd=text))
+
+    assert found.problems() == []
+    (problem,) = packed_tables.problems(found)
+    assert reason in problem
+
+
+@pytest.mark.parametrize("products", [["8x8"], [3], 3], ids=["sizes", "a number", "no list"])
+def test_a_list_of_products_that_nobody_can_read_lists_none(
+    products: Any, gpu: ImaginedGpu, build: Build
+) -> None:
+    outblas.load_pack(build(winner(FIRST), about={"products": products}))
+
+    with pytest.warns(RuntimeWarning, match="the tables are not used"):
+        assert gpu.launched(call()) == ("hopper.gemm", SECOND)
+
+
+def test_tables_are_described(build: Build) -> None:
+    path = build(winner(FIRST), winner(FASTER))
+
+    (row,) = packed_tables.described(pack.read(path))
+
+    assert (row["name"], row["gpu"]) == ("shipped/NVIDIA_H100_80GB_HBM3.json", H100.name)
+    assert row["entries"] == 2
+    assert json.dumps(row)
+
+
+def test_a_written_table_is_read_as_it_was() -> None:
+    for path in TABLES.glob("*.json"):
+        table = read_table(path)
+        assert read_table(to_bytes(table).decode()) == table

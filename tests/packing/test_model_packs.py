@@ -1,0 +1,157 @@
+"""The packs of whole models have exactly the kernels that their calls load, at every number of rows
+from 1 to 512, on an H100 that this machine has not.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import commands
+from support.known import H100
+from support.paths import ROOT
+from support.probed_gpu import unprobed_context
+
+import outblas
+from outblas.autotune import lookup
+from outblas.autotune.search import gpu as gpus
+from outblas.core import cache, pack
+from outblas.core.facts import digest
+from outblas.core.shapes import LAYERS
+from outblas.device import driver
+from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm import host, smid_probe
+from outblas.packing import build
+from outblas.packing.products import of_model
+from outblas.runtime import launcher
+
+ROWS = "1-512"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]:
+    """The kernels, by the digest of their facts, that plans have loaded on an imagined H100, in a
+    process that has no cache and no results of its own. A kernel that the pack lacks fails.
+    """
+    found: set[str] = set()
+    context = unprobed_context()
+    properties = SimpleNamespace(multi_processor_count=H100.sms, name=H100.name)
+
+    def load(variant: Any, build: Callable[[], Any]) -> Callable[..., None]:
+        found.add(digest(variant.cache_key_fields))
+        assert pack.packed_code(variant.cache_key_fields) is not None, variant.name
+        return lambda *given: None
+
+    def probe(device: Any, cluster: int, ctas: int, *, jitter: bool) -> list[int]:
+        load(smid_probe.Variant(cluster), lambda: None)
+        return list(range(ctas))
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(gpus, "current", lambda _=None: H100)
+    monkeypatch.setattr(driver, "context", lambda: context)
+    monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
+    monkeypatch.setattr(tile_order, "kept", lambda *_: torch.zeros(1, dtype=torch.int32))
+    monkeypatch.setattr(smid_probe, "sm_of_each_cta", probe)
+    monkeypatch.setattr(compile, "load", load)
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
+    monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
+    monkeypatch.delenv("OUTBLAS_PACK", raising=False)
+    pack.unload()
+    lookup.clear_cache()
+    host.device_rates.cache_clear()
+    yield found
+    pack.unload()
+    lookup.clear_cache()
+    host.device_rates.cache_clear()
+
+
+def built_without_compiling(model: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> pack.Pack:
+    """A pack of a model, whose kernels have no code."""
+
+    def compiled(variants: Any, *_: Any) -> list[dict[str, object]]:
+        return [variant.cache_key_fields for variant in variants]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_compiled", compiled)
+        patch.setattr(cache, "packed_object", lambda facts: b"")
+        done = build.build(of_model(model, ROWS), path)
+    assert done.left_out == {}
+    return pack.read(path)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of a kernel of Triton that cannot be planned
+@pytest.mark.parametrize("model", LAYERS)
+def test_a_pack_has_exactly_what_all_calls_of_a_model_load(
+    model: str, asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choices are those of a call, from the tables in the pack, and of OUTBLAS_TUNE=off."""
+    path = tmp_path / "model.outblas"
+    opened = built_without_compiling(model, path, monkeypatch)
+    outblas.load_pack(path)
+
+    calls = 0
+    for products in of_model(model, ROWS):
+        for problem in build._problems(products):
+            on_gpu = replace(problem, device=torch.device("cuda", 0))
+            for tune in ("lookup", "off"):
+                launcher.best_launcher(on_gpu, tune, no_product=False)
+                calls += 1
+
+    assert calls == 2 * 512 * 5
+    assert asked == set(opened.objects)
+
+
+SERVED = """
+import sys
+from outblas.core import machines, pack
+from outblas.hopper.core import compile
+from outblas.packing import build
+from outblas.packing.products import of_model
+
+def never():
+    raise AssertionError("something was compiled")
+
+machine, (loaded,) = machines.find("H100"), pack.loaded()
+index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
+variants, _ = build._variants(of_model(sys.argv[1], sys.argv[2]), machine, lambda _: None, index)
+assert all(callable(compile.load(variant, never)) for variant in variants)
+print(len(variants))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+@pytest.mark.parametrize("model", LAYERS)
+def test_a_model_is_served_by_its_pack_where_nothing_may_be_compiled(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.outblas"
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    commands.invoke("pack", "build", "--model", model, "--rows", ROWS, "-o", path, code=0)
+    monkeypatch.setenv("OUTBLAS_PACK", str(path))
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
+
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, model, ROWS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(pack.read(path).objects)
+    assert not (tmp_path / "none").exists()
