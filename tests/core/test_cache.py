@@ -4,6 +4,7 @@ write.
 
 import multiprocessing
 import os
+import random
 import time
 import warnings
 from collections.abc import Callable
@@ -92,6 +93,29 @@ def test_a_damaged_object_is_built_anew_and_replaced(folder: Path, damage: str) 
 
     assert fetch("second") == "second"
     assert fetch("third") == "second"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suffix", [".o", ".json"])
+def test_every_single_byte_that_changes_is_refused(folder: Path, suffix: str) -> None:
+    """Of the object and of its record."""
+    fetch("first" * 100)
+    (path,) = (folder / "objects").glob(f"*{suffix}")
+    (code,) = (folder / "objects").glob("*.o")
+    whole, facts = path.read_bytes(), FACTS
+    generator = random.Random(0)
+
+    accepted = []
+    for position in generator.choices(range(len(whole)), k=1000):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << generator.randrange(8)
+        path.write_bytes(changed)
+        if cache._checked(code, facts) is not None:
+            accepted.append(position)
+
+    assert accepted == []
+    path.write_bytes(whole)
+    assert cache._checked(code, facts) == code.read_bytes()
 
 
 def test_an_object_that_cannot_be_loaded_is_built_anew(folder: Path) -> None:

@@ -32,6 +32,8 @@ from outblas.packing.products import of_model
 from outblas.runtime import launcher
 
 ROWS = "1-512"
+# Those around which a choice changes, and some between.
+SOME_ROWS = "1-17,24,32,33,48,64-66,96,100,128,129,200,256,257,320,384,500,511-512"
 
 
 @pytest.fixture
@@ -76,7 +78,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
     host.device_rates.cache_clear()
 
 
-def built_without_compiling(model: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> pack.Pack:
+def built_without_compiling(
+    model: str, rows: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> pack.Pack:
     """A pack of a model, whose kernels have no code."""
 
     def compiled(variants: Any, *_: Any) -> list[dict[str, object]]:
@@ -85,31 +89,32 @@ def built_without_compiling(model: str, path: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(build, "_compiled", compiled)
         patch.setattr(cache, "packed_object", lambda facts: b"")
-        done = build.build(of_model(model, ROWS), path)
+        done = build.build(of_model(model, rows), path)
     assert done.left_out == {}
     return pack.read(path)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # of a kernel of Triton that cannot be planned
+@pytest.mark.parametrize("rows", [SOME_ROWS, pytest.param(ROWS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", LAYERS)
 def test_a_pack_has_exactly_what_all_calls_of_a_model_load(
-    model: str, asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, rows: str, asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Choices are those of a call, from the tables in the pack, and of OUTBLAS_TUNE=off."""
     path = tmp_path / "model.outblas"
-    opened = built_without_compiling(model, path, monkeypatch)
+    opened = built_without_compiling(model, rows, path, monkeypatch)
     outblas.load_pack(path)
 
     calls = 0
-    for products in of_model(model, ROWS):
+    for products in of_model(model, rows):
         for problem in build._problems(products):
             on_gpu = replace(problem, device=torch.device("cuda", 0))
             for tune in ("lookup", "off"):
                 launcher.best_launcher(on_gpu, tune, no_product=False)
                 calls += 1
 
-    assert calls == 2 * 512 * 5
+    assert calls == 2 * 5 * (512 if rows == ROWS else 36)
     assert asked == set(opened.objects)
 
 
