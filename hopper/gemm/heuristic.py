@@ -234,6 +234,7 @@ def _with_scales(
     fewer stages, or one epilogue stage, where scales need the memory.
     """
     _, swapped = with_row_major_output(call.problem)
+    loaded = formats.block_a == formats.block_b == 1 and are_all_wide(call.problem)
     for c in candidates:
         block_b = formats.block_a if c.swap_ab != swapped else formats.block_b
         if call.problem.epilogue.gated and not c.mma_n:
@@ -242,7 +243,7 @@ def _with_scales(
             half = c.tile_n // 2
             if block_b > 1 and sums_halves(call.problem) and half % fp8.BLOCK and fp8.BLOCK % half:
                 continue  # halves of other widths need a select for each column
-        copied = block_b == 1 and not are_all_wide(call.problem)
+        copied = block_b == 1 and (c.weights_ready or not loaded)
         if copied and c.tile_m > 192:
             continue
         if copied and c.mma_n and c.producer_registers:

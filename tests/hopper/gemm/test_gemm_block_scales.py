@@ -284,15 +284,28 @@ def test_pairs_of_whole_blocks_take_tiles_whose_additions_select_no_factors(M: i
         assert (config.cluster_m, config.cluster_n) == (2, 1)
 
 
-def test_tiles_of_256_rows_need_scales_of_columns_that_tma_loads() -> None:
-    """The warp that copies them has no registers for so many addresses."""
-    found = [
-        heuristic.config(problem(pair=BOTH, line=line), H100, gemm.Config())
-        for line in (4096, 4098)
-    ]
+@pytest.mark.parametrize(
+    ("given", "early", "is_tall"),
+    [
+        (problem(pair=BOTH), False, True),
+        (problem(pair=BOTH, line=4098), False, False),
+        (problem(pair=BOTH), True, False),
+        (problem(pair="128x128 1x128"), False, False),
+    ],
+    ids=str,
+)
+def test_tiles_of_256_rows_need_scales_of_columns_that_tma_loads(
+    given: Problem, early: bool, is_tall: bool
+) -> None:
+    """The warp that copies them has no registers for so many addresses. `early`: operands come
+    before the previous call has ended, so that TMA loads no scales.
+    """
+    base = replace(gemm.Config(), pdl=early, weights_ready=early)
 
-    assert found[0].tile_m == 256
-    assert found[1].tile_m < 256
+    config: Any = heuristic.config(given, H100, base)
+
+    assert (config.tile_m == 256) == is_tall
+    assert variant_of(given, config).traits.wide_scales == is_tall
 
 
 # ---- machine code
