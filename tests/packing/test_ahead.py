@@ -65,6 +65,7 @@ def _log_compiles(folder: str, log: str) -> None:
         module.keep_variant(variant)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.long
 def test_processes_that_start_together_compile_each_kernel_once(

@@ -96,8 +96,13 @@ def built_without_compiling(
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # of a kernel of Triton that cannot be planned
-@pytest.mark.parametrize("rows", [SOME_ROWS, pytest.param(ROWS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model", LAYERS)
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        ("llama-3-8b", SOME_ROWS),
+        *(pytest.param(model, ROWS, marks=pytest.mark.slow) for model in LAYERS),
+    ],
+)
 def test_a_pack_has_exactly_what_all_calls_of_a_model_load(
     model: str, rows: str, asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
