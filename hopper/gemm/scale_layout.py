@@ -2,28 +2,37 @@
 DSL.
 """
 
-from dataclasses import replace
-
 from ...core.epilogue import View
 from ...core.problem import Problem
 
 GRANULE = 4  # scales in 16 bytes, which TMA loads together
 
 
-def are_rows_wide(view: View | None, rows: int) -> bool:
-    """Returns whether TMA can load the scales of so many rows of A, whose view is over (rows,
-    blocks of K). It loads whole granules of 16 bytes, the last rows' too.
+def is_wide(along: int, along_k: int, extents: tuple[int, ...], alignment: int) -> bool:
+    """Returns whether TMA can load scales of which those of neighbouring rows or columns are
+    `along` apart, and those of neighbouring blocks of K `along_k`.
+
+    It loads whole granules of 16 bytes, the last ones' too. `extents`: how many rows or columns
+    there are, and how far the scales of groups are apart where groups have scales of their own.
     """
+    whole = all(step % GRANULE == 0 for step in (*extents, along_k))
+    return along == 1 and whole and alignment >= 16
+
+
+def are_rows_wide(view: View | None, rows: int) -> bool:
+    """Returns `is_wide` for the scales of rows of A, whose view is over (rows, blocks of K)."""
     assert view, "a call of fp8 operands has scales"
-    along_rows, along_k = view.strides
-    whole = rows % GRANULE == along_k % GRANULE == 0
-    return along_rows == 1 and whole and view.alignment >= 16
+    along, along_k = view.strides
+    return is_wide(along, along_k, (rows,), view.alignment)
 
 
 def are_columns_wide(view: View | None, columns: int) -> bool:
-    """The same for the scales of columns of B, whose view is over (blocks of K, columns)."""
+    """Returns `is_wide` for the scales of columns of B, whose view is over (blocks of K,
+    columns).
+    """
     assert view, "a call of fp8 operands has scales"
-    return are_rows_wide(replace(view, strides=view.strides[::-1]), columns)
+    along_k, along = view.strides
+    return is_wide(along, along_k, (columns,), view.alignment)
 
 
 def are_all_wide(problem: Problem) -> bool:

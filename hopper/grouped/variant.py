@@ -15,7 +15,7 @@ from ...core.grouped import GroupedProblem
 from ..core import compile
 from ..core.config import HopperConfig, compile_key
 from ..gemm import epilogue_load, epilogue_math, variant
-from ..gemm.scale_layout import GRANULE
+from ..gemm.scale_layout import is_wide
 from . import layouts
 from .kernel import Grouped
 from .traits import CAPACITIES, GroupedTraits
@@ -63,6 +63,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
     assert len(usable) == 2, "`unsupported` refuses other strides"
     layout = "".join("n" if strides[1] == 1 else "t" for strides in usable)
     is_ragged_k = problem.form == "ragged_k"
+    wide = are_scales_wide(problem)
     rows_begin_anywhere = problem.form == "ragged_m" and not problem.capacity
     groups = problem.groups + layouts.has_tail(problem)
     epilogue = problem.epilogue
@@ -81,8 +82,8 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         formats=_formats(problem),
         scale_a="blocks" if problem.scales else "",
         scale_b="blocks" if problem.scales else "",
-        wide_scales=are_scales_wide(problem),
-        from_any_row=are_scales_wide(problem) and rows_begin_anywhere,
+        wide_scales=wide,
+        from_any_row=wide and rows_begin_anywhere,
         whole_halves=has_whole_halves(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
@@ -132,13 +133,11 @@ def are_scales_wide(problem: GroupedProblem) -> bool:
         return False
     group, row, block = scales.a
     extents = (group, problem.capacity) if problem.capacity else (problem.M,)
-    whole = all(step % GRANULE == 0 for step in (*extents, block))
-    of_rows = row == 1 and whole and scales.alignment[0] >= 16
+    of_rows = is_wide(row, block, extents, scales.alignment[0])
     if scales.columns > 1:
         return of_rows
     _, block, column = scales.b
-    whole = problem.columns % GRANULE == block % GRANULE == 0
-    return of_rows and column == 1 and whole and scales.alignment[1] >= 16
+    return of_rows and is_wide(column, block, (problem.columns,), scales.alignment[1])
 
 
 def _bias_access(problem: GroupedProblem) -> str:

@@ -170,6 +170,15 @@ def test_a_table_of_batch_invariance_has_means_over_layers(tmp_path: Path) -> No
     assert "geometric means over 2 layers" in text
 
 
+def test_a_table_of_batch_invariance_is_of_one_dtype(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    other = [each | {"dtype": "float16"} for each in invariant(32, 4096, 1.0)]
+    write(tmp_path / "results" / "it.json", *invariant(16, 4096, 1.0), *other)
+
+    with pytest.raises(ValueError, match="batch-invariant figures has 2 kinds"):
+        rendered(tmp_path, "invariance from results/it.json")
+
+
 def test_a_table_of_batch_invariance_needs_the_plain_call(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     timings = [each for each in invariant(16, 4096, 1.0) if each["provider"] != "outblas-plain"]

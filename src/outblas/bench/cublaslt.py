@@ -123,12 +123,7 @@ def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., N
     Operands may be stored either way, out by rows. Raises CublasLtError if no algorithm runs.
     """
     matmul = _describe(a, b, out)
-    chosen = _fastest(_key(a, b, out), matmul, a, b, out)
-
-    def call(b: torch.Tensor = b) -> None:
-        matmul.run(chosen, a, b, out)
-
-    return call
+    return _call_of(matmul, _fastest(_key(a, b, out), matmul, a, b, out), a, b, out)
 
 
 def without_workspace(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[..., None]:
@@ -141,10 +136,16 @@ def without_workspace(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Ca
     chosen = next((algo for algo in found if matmul.run(algo, a, b, out) == 0), None)
     if chosen is None:
         raise CublasLtError("cuBLASLt offered no algorithm without a workspace")
-    algorithm = chosen
+    return _call_of(matmul, chosen, a, b, out)
+
+
+def _call_of(
+    matmul: _Matmul, algo: _Algo, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> Callable[..., None]:
+    """Returns the call of an algorithm, which takes other weights of b's shape and strides too."""
 
     def call(b: torch.Tensor = b) -> None:
-        matmul.run(algorithm, a, b, out)
+        matmul.run(algo, a, b, out)
 
     return call
 

@@ -1,6 +1,6 @@
-"""A persistent product in Triton with one tile for every shape: what projects use whose models must
-give the same bits in every batch. The products of a row then depend on no other row, because every
-tile sums K in the same order.
+"""A persistent product in Triton with one tile for every shape. It is the kind of kernel with which
+models give the same bits in every batch: every tile sums K in the same order, so that the sums of a
+row depend on no other row.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from ..verify.kernels import Refused
 
 Tensor = torch.Tensor
 
-# What is published for 16-bit operands, and with half the terms of a step for float32.
+# One of the configs among which Triton's tutorial of a persistent product chooses, for 16-bit
+# operands; float32 has half the terms of a step.
 BLOCK_M, BLOCK_N, GROUP_M, STAGES, WARPS = 128, 128, 8, 3, 8
 BLOCK_K = {torch.bfloat16: 64, torch.float16: 64, torch.float32: 32}
 

@@ -131,11 +131,14 @@ def invariance(evidence: Evidence, _: str) -> str:
     were timed, because few rows then wait for weights.
     """
     cold_shapes = {m.shape for m in evidence.measurements if m.mode == "cold"}
-    found = [
-        m
-        for m in evidence.measurements
-        if m.ratio is not None and (m.mode == "cold") == (m.shape in cold_shapes)
-    ]
+    found = _of_one_campaign(
+        [
+            m
+            for m in evidence.measurements
+            if m.ratio is not None and (m.mode == "cold") == (m.shape in cold_shapes)
+        ],
+        "batch-invariant",
+    )
     all_rows = sorted({m.shape[0] for m in found})
     columns = ("rows", "weights", "of plain calls", "least", *(f"{n} × cuBLAS" for n in _INVARIANT))
     rows = []
@@ -236,16 +239,24 @@ def _campaign(measurements: Measurements, mode: str) -> list[Measurement]:
     """The timings in a mode. Raises ValueError unless they are of one campaign, on one GPU, in one
     dtype and layout.
     """
-    found = [m for m in measurements if m.mode == mode and m.ratio is not None]
+    return _of_one_campaign(
+        [m for m in measurements if m.mode == mode and m.ratio is not None], mode
+    )
+
+
+def _of_one_campaign(found: list[Measurement], what: str) -> list[Measurement]:
+    """Returns timings. Raises ValueError unless they are of one campaign, on one GPU, in one dtype
+    and layout, with one epilogue.
+    """
     conditions = {(m.device, m.dtype, m.layout, m.epilogue, m.is_plain) for m in found}
     if len(conditions) != 1:
         raise ValueError(
-            f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype, layout and "
+            f"a table of {what} figures has {len(conditions)} kinds of GPU, dtype, layout and "
             "operation, expected one"
         )
     if len({(m.label, m.shape) for m in found}) != len(found):
         raise ValueError(
-            f"a table of {mode} figures has one provider and shape twice, expected one run"
+            f"a table of {what} figures has one provider and shape twice, expected one run"
         )
     return found
 

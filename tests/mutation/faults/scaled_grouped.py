@@ -197,7 +197,7 @@ FAULTS = (
     Fault(
         "scales_of_rows_at_any_address_loaded",
         "hopper/grouped/variant.py",
-        "from_any_row=are_scales_wide(problem) and rows_begin_anywhere,",
+        "from_any_row=wide and rows_begin_anywhere,",
         "from_any_row=False,",
         WIDE,
         "TMA loads the scales of rows of a group that begins anywhere from there on.",
@@ -205,8 +205,8 @@ FAULTS = (
     Fault(
         "scales_of_odd_places_loaded",
         "hopper/grouped/variant.py",
-        "for step in (*extents, block))",
-        "for step in (block,))",
+        "is_wide(row, block, extents, scales.alignment[0])",
+        "is_wide(row, block, (), scales.alignment[0])",
         WIDE,
         "TMA loads scales between 16 bytes where groups have places of any number of rows.",
     ),
