@@ -11,12 +11,17 @@ from typing import Any
 
 import torch
 
+from ...core import ffi_call
+from ...core.ffi_call import FfiArgument, FfiCall, FfiView
 from ...core.problem import Launch
 from ..core.host import view
 from . import operand_copies, workspace
 from .canonical import CanonicalProblem, MatrixViews, TensorView, batch_offset
 from .schedule import TileSchedule
 from .variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
+
+# Where the tensors of the epilogue that an `FfiCall` can view stand among those of a call.
+EPILOGUE_INDEX = {"addend": 2, "bias": 4, "residual": 5}
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,10 @@ class Launcher:
     def bind(self, table: torch.Tensor | None) -> Launch:
         """Returns the function that launches the kernel with this table of tiles."""
         canonical = self.canonical
-        if self.is_plain:
-            return self._plain_launch(table)
-        launch = self._launch(table)
+        launch = self._plain_launch(table) if self.is_plain else self._launch(table)
+        if self.is_one_call:
+            ffi_call.describe(launch, self._ffi_call(table))
+            return launch
         if self.variant.traits.scale_out:
             launch = _with_bytes(launch)
         if canonical.loops:
@@ -58,6 +64,42 @@ class Launcher:
         """
         needs_more = self.canonical.loops or any(self.canonical.copies) or self.schedule.workspace
         return not needs_more and bool(self.variant.traits.plain)
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether a call is one launch with views of the caller's own tensors, none of them in
+        fp8.
+        """
+        needs_more = self.canonical.loops or any(self.canonical.copies) or self.schedule.workspace
+        viewed = zip(EPILOGUE_TENSORS, self.epilogue_views, strict=True)
+        is_viewed = all(how is None or name in EPILOGUE_INDEX for name, how in viewed)
+        return is_viewed and not needs_more and not self.canonical.given.formats
+
+    def _ffi_call(self, table: torch.Tensor | None) -> FfiCall:
+        """Returns what `_launch` calls, as data."""
+        problem = self.canonical.launch
+        a, b, out = self.matrix_views
+        a_index, b_index = (1, 0) if self.canonical.transposed else (0, 1)
+        epilogue: list[FfiArgument] = [
+            None if how is None else FfiView(EPILOGUE_INDEX[name], problem.out_dtype, *how)
+            for name, how in zip(EPILOGUE_TENSORS, self.epilogue_views, strict=True)
+        ]
+        return FfiCall(
+            self.run,
+            (
+                FfiView(a_index, problem.dtype, *a),
+                FfiView(b_index, problem.dtype, *b),
+                FfiView(3, problem.out_dtype, *out),
+                table,
+                *epilogue,
+                None,
+                None,
+                self.schedule.grid.partitions,
+                self.schedule.clusters,
+                "alpha" if problem.scaled else 1.0,
+                "beta" if problem.scaled else 0.0,
+            ),
+        )
 
     def _plain_launch(self, table: torch.Tensor | None) -> Launch:
         """Returns the launch for warm calls of matmul: `_launch` without its look-ups, in one

@@ -22,11 +22,15 @@ from .patching.linears import bypassed, kept_reason, torch_takes
 from .patching.report import Report
 from .patching.unreached import unreached
 from .runtime import hooks
+from .torch_ops import native
+from .torch_ops.call import is_traced
 
 __all__ = ["FP8Linear", "Linear", "Report", "patch", "unpatch"]
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
+
+_native_linear = native.linear
 
 _NOTES = (
     "torch.ao.quantization.quantize_dynamic, convert_pt2e and torch.onnx.export do not recognize "
@@ -109,6 +113,10 @@ class Linear(torch.nn.Linear):
         else:  # TorchScript does not compile this branch
             weight, bias = self.weight, self.bias
             if type(input) is Tensor and type(weight) is Parameter and isinstance(self, Linear):
+                if _native_linear is not None and not is_traced():
+                    found = _native_linear(input, weight, bias, self.activation, None, None)
+                    if found is not None:
+                        return found
                 return linear(input, weight, bias, activation=self.activation)
             return _unusual_call(self, input, weight, bias)
 

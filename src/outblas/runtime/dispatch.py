@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -72,6 +73,28 @@ Plan = Callable[..., Tensor]
 _autocast_off = autocast_off("cpu", "cuda")
 
 
+class KernelParts(NamedTuple):
+    """What the plan of a kernel does where there is no `out`: it allocates an output and launches.
+
+    `several`: whether the process has several GPUs, so that another one may be the current one.
+    """
+
+    launch: Launch
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    several: bool
+
+
+_parts: WeakKeyDictionary[Plan, KernelParts] = WeakKeyDictionary()
+
+
+def parts_of(plan: Plan) -> KernelParts | None:
+    """Returns what a plan does; None for one that does more than to launch a kernel."""
+    return _parts.get(plan)
+
+
 # ---- the plan cache
 PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest are forgotten
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -79,6 +102,8 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 # cleared together with this one.
 eager_plans: dict[tuple[Any, ...], Any] = {}
 aten_plans: dict[tuple[Any, ...], Any] = {}
+# Called when they are.
+on_clear: list[Callable[[], None]] = []
 _remembering = forks.Lock()
 
 
@@ -141,6 +166,8 @@ def clear_cache() -> None:
         _plans.clear()
         eager_plans.clear()
         aten_plans.clear()
+    for clear in on_clear:
+        clear()
 
 
 def _similar_plan(call: Call) -> Plan | None:
@@ -352,6 +379,7 @@ def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Laun
             launch(a, b, c, out, alpha, beta)
         return out
 
+    _parts[execute] = KernelParts(launch, size, strides, dtype, device, several)
     return execute
 
 

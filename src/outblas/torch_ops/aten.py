@@ -13,6 +13,7 @@ from types import TracebackType
 
 import torch
 
+from . import native
 from .aten_calls import OURS, Active, activate, lock
 from .aten_operators import OVERRIDES
 from .aten_rules import Product, Rules, checked_rules
@@ -190,6 +191,8 @@ def _install(key: str, names: tuple[str, ...]) -> None:
             operator, override = OVERRIDES[name]
             previous = torch.library.get_kernel(f"aten::{name}", key)
             kernel = override(operator, previous)
+            if native.install(name, key, kernel):
+                continue
             library.impl(name, kernel, key, with_keyset=True, allow_override=True)
     _library = library
 
@@ -198,3 +201,4 @@ def _uninstall() -> None:
     """Gives the operators back to the kernels that they had before."""
     global _library
     _library = None  # its registrations end with it
+    native.uninstall()

@@ -17,6 +17,7 @@ from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call
+from . import native
 from .aten_choice import IN_CAPTURE, choose, choose_grouped, choose_scaled
 from .aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT
 from .aten_grouped import Grouped, padded_strides
@@ -27,6 +28,7 @@ from .call import is_plain_scalar
 Tensor = torch.Tensor
 
 OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
+_NATIVE = {"mm": native.Kind.MM, "bmm": native.Kind.BMM, "addmm": native.Kind.ADDMM}
 _MOST_ALIKE = 16  # kinds that differ in layouts, dtypes and devices only
 _LINE_MASK = LINE - 1
 
@@ -62,6 +64,7 @@ def activate(active: Active | None) -> None:
     with lock:
         _active = active
         _decided.clear()
+        native.activate(active is not None and active.rules.batch_invariant)
 
 
 def attempt_addmm(
@@ -150,6 +153,16 @@ def attempt(
         rules = enabled.rules
         call = Call(a, b, c, out, None, alpha, beta, rules.kernel, "", "", invariant, extra)
         plan = _decide(enabled, partial(choose, rules, operator, call), key, tensors)
+        if not isinstance(plan, str) and out is None and extra is None and operator in _NATIVE:
+            operands = a, b, c, None, None
+            native.remember(
+                _NATIVE[operator],
+                operands,
+                plan,
+                batch_invariant=invariant,
+                alpha=1 if c is None else alpha,
+                beta=0 if c is None else beta,
+            )
     if isinstance(plan, str):
         _left_to_torch(plan)
         return None
@@ -245,10 +258,12 @@ def _decide(
     `choose` finds it, and says how `decisions` calls the product.
     """
     _thread.inside = True
+    native.set_choosing(True)
     try:
         found, product = choose()
     finally:
         _thread.inside = False
+        native.set_choosing(False)
     if found == IN_CAPTURE:
         return found
     with lock:

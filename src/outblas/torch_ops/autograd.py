@@ -37,7 +37,7 @@ from ..core.errors import OperandError
 from ..core.problem import dtype_name
 from ..runtime import fallback
 from ..runtime.dispatch import Plan
-from . import eager, ops
+from . import eager, native, ops
 from .activation_backward import activation_backward
 from .autograd_levels import (
     direct_apply,
@@ -289,6 +289,13 @@ def product(a: Tensor, b: Tensor, choice: OperatorChoice) -> Tensor:
     if not (choice.kernel or choice.tune) and not torch.compiler.is_compiling():
         result = eager.run(a, b, None, None, 1, 0, choice.batch_invariant)
     return ops.matmul(a, b, None, *choice) if result is None else result
+
+
+def _native_product(a: Tensor, b: Tensor, batch_invariant: bool) -> Tensor:
+    return product(a, b, OperatorChoice(batch_invariant=batch_invariant))
+
+
+native.configure(_native_product)
 
 
 # ---- registration with autograd

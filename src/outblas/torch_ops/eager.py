@@ -38,7 +38,7 @@ from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.cuda_graphs import capturing
 from ..runtime.dispatch import Call, Plan, tf32_requested
-from . import ops
+from . import native, ops
 from .call import EagerChoice
 from .flop_formulas import register_if_counted
 
@@ -49,6 +49,7 @@ _gradients_enabled = torch.is_grad_enabled
 _address = read_address
 
 _LINE_MASK = LINE - 1
+_native_matmul = native.matmul
 
 # Runs a plan under autograd. Takes the plan, the call's arguments, and the shape of x if x must be
 # saved.
@@ -118,6 +119,11 @@ def run(
     Arguments may have any type. Dynamo must not trace this function, because it must see the
     operator.
     """
+    plain = c is None and out is None and extra is None and choice is None
+    if plain and _native_matmul is not None:
+        found_by_native: Tensor | None = _native_matmul(a, b, batch_invariant)
+        if found_by_native is not None:
+            return found_by_native
     if function_modes() and not _modes_disabled():
         return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra, choice)
     if _dispatch_modes():
@@ -181,6 +187,9 @@ def run(
         found = planned(key, plans, tensors, call)
         if found is None:
             return None
+        if plain and (found[2] is None or not found[2].requires_grad):
+            operands = a, b, None, None, None
+            native.remember(native.Kind.MATMUL, operands, found[1], batch_invariant=batch_invariant)
     _, plan, conditions = found
     if conditions is not None and conditions.requires_grad and _recorded_run is not None:
         x_shape = conditions.x_shape

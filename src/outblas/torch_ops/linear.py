@@ -33,7 +33,7 @@ from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
-from . import eager, ops
+from . import eager, native, ops
 from .autograd import gradient_of_x, product, recorded_run
 from .autograd_levels import direct_apply
 from .call import EagerChoice, OperatorChoice
@@ -45,6 +45,7 @@ Parameter = torch.nn.Parameter
 _gradients_enabled = torch.is_grad_enabled
 _LINE_MASK = LINE - 1
 _cache = dispatch.eager_plans
+_native_linear = native.linear
 
 
 def run(
@@ -66,6 +67,10 @@ def run(
     `activation` is "" or the name of an activation. Dynamo must not trace this function, because it
     must see the operator.
     """
+    if _native_linear is not None and choice is None and out is None:
+        found = _native_linear(x, weight, bias, activation, residual, batch_invariant)
+        if found is not None:
+            return found
     if _function_modes() and overrides_enabled():
         if without_overrides is None or eager.overriding_mode():
             return None
@@ -172,6 +177,17 @@ def _planned(
     if planned is None:
         return None
     _, plan, conditions = planned
+    recorded = conditions is not None and bool(conditions.requires_grad)
+    is_plain = choice is None and out is None and weight.dim() == 2 and not weights_ready
+    if is_plain and (not recorded or (_is_common(x, weight, bias) and not activation)):
+        native.remember(
+            native.Kind.LINEAR,
+            (x, weight, None, bias, residual),
+            plan,
+            batch_invariant=batch_invariant,
+            recorded=recorded,
+            activation=activation,
+        )
     if conditions is not None and conditions.requires_grad and _is_common(x, weight, bias):
         conditions.layer = _Layer(
             plan,

@@ -1,0 +1,519 @@
+"""The package outblas-native, where it is installed: which calls it computes, how it launches, and
+what it leaves to Python. That its results and gradients are right is shown by the other tests of
+eager calls, of `linear` and of `enable`, which run with it, too.
+"""
+
+import ctypes
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import outblas
+from outblas import linear, matmul
+from outblas.core import ffi_call
+from outblas.core.ffi_call import FfiCall, FfiView
+from outblas.core.problem import Launch
+from outblas.runtime import dispatch, launcher
+from outblas.torch_ops import aten, native
+
+pytest_plugins = ("support.eager_fixtures",)
+pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+
+Tensor = torch.Tensor
+
+A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5), torch.randn(4)
+RESIDUAL = torch.randn(6, 4)
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The package, where plans of CPU tensors run torch's product, or what stands in for it."""
+    if native._package is None:
+        pytest.skip("needs outblas-native")
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", best_launcher)
+    dispatch.clear_cache()
+    yield native._package
+    dispatch.clear_cache()
+
+
+def best_launcher(*_: object, no_product: bool) -> Launch:
+    """A launcher of what has a kernel's place."""
+
+    def launch(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any, *epilogue: Any
+    ) -> None:
+        # No product of torch, which a test may have overridden.
+        x = alpha * (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+        x = x if c is None else x + beta * c
+        bias, residual, _ = epilogue or (None, None, None)
+        x = x if bias is None else x + bias
+        out.copy_(x if residual is None else x + residual)
+
+    return launch
+
+
+def hits(package: Any, call: Callable[[], object]) -> int:
+    """Calls twice, and returns how many calls of products the second one computed in C++."""
+    call()
+    before = package.counts()[1]
+    call()
+    return int(package.counts()[1]) - before
+
+
+# ---- which calls are computed
+X, WEIGHT = A.clone().requires_grad_(), torch.nn.Parameter(W.clone())
+LAYER = torch.nn.Linear(5, 4)
+CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "matmul": (lambda: matmul(A, W.t()), lambda: A @ W.t()),
+    "batch": (lambda: matmul(A.expand(3, 6, 5), W.t()), lambda: A.expand(3, 6, 5) @ W.t()),
+    "linear": (lambda: linear(A, W), lambda: A @ W.t()),
+    "bias": (lambda: linear(A, W, BIAS), lambda: A @ W.t() + BIAS),
+    "residual": (
+        lambda: linear(A, W, residual=RESIDUAL),
+        lambda: A @ W.t() + RESIDUAL,
+    ),
+    "gradients": (lambda: linear(X, WEIGHT, BIAS), lambda: A @ W.t() + BIAS),
+    "layer": (
+        lambda: outblas.Linear.forward(patched(LAYER), A),
+        lambda: torch.nn.functional.linear(A, LAYER.weight, LAYER.bias),
+    ),
+}
+
+
+def patched(layer: torch.nn.Linear) -> outblas.Linear:
+    outblas.patch(layer)
+    assert isinstance(layer, outblas.Linear)
+    return layer
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_is_computed(package: Any, name: str) -> None:
+    call, want = CALLS[name]
+
+    assert hits(package, call) == 1
+    torch.testing.assert_close(call(), want())
+    assert call().stride() == want().stride()
+
+
+OTHERS: dict[str, Callable[[], Tensor]] = {
+    "out": lambda: linear(A, W, out=torch.empty(6, 4)),
+    "a named kernel": lambda: linear(A, W, kernel="portable"),
+    "an activation that is recorded": lambda: linear(X, WEIGHT, activation="relu"),
+    "columns": lambda: linear(A.t().contiguous().t().requires_grad_(), W),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_call_is_left_to_python(package: Any, name: str) -> None:
+    assert hits(package, OTHERS[name]) == 0
+
+
+def test_products_of_a_backward_pass_are_computed(package: Any) -> None:
+    grad = torch.randn(6, 4)
+
+    def step() -> None:
+        linear(X, WEIGHT, BIAS).backward(grad)
+
+    assert hits(package, step) == 3  # the layer, and the gradients of x and of the weight
+
+
+# ---- plans
+def test_plans_are_forgotten(package: Any) -> None:
+    linear(A, W)
+    assert package.counts()[0] == 1
+
+    dispatch.clear_cache()
+
+    assert package.counts()[0] == 0
+
+
+def test_the_oldest_plan_is_forgotten(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "PLAN_LIMIT", 2)
+    for rows in (1, 2, 3):
+        linear(A[:rows], W)
+
+    computed = [hits_once(package, rows) for rows in (2, 3, 1)]
+
+    assert computed == [1, 1, 0]
+
+
+def hits_once(package: Any, rows: int) -> int:
+    before = package.counts()[1]
+    linear(A[:rows], W)
+    return int(package.counts()[1]) - before
+
+
+def test_operands_apart_by_their_place_in_a_line_have_plans_of_their_own(package: Any) -> None:
+    memory = torch.randn(100)
+    for start in (0, 1):
+        x = memory[start : start + 30].view(6, 5)
+        torch.testing.assert_close(linear(x, W), x @ W.t())
+    assert package.counts()[0] == 2
+
+
+def test_new_memory_is_filled_where_torch_fills_it(package: Any) -> None:
+    """By a launch that writes nothing."""
+    linear(A, W)
+    torch.use_deterministic_algorithms(True)
+    try:
+        before = package.counts()[1]
+        torch.testing.assert_close(linear(A, W), A @ W.t())
+        assert package.counts()[1] == before + 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# ---- launches through TVM FFI
+def ffi_launcher(kernel: Any, *arguments: Any, launched: list[str]) -> Callable[..., Launch]:
+    """A launcher whose launches say that they call a function of TVM FFI."""
+
+    def best(*_: object, no_product: bool) -> Launch:
+        python = best_launcher(no_product=no_product)
+
+        def launch(*given: Any) -> None:
+            launched.append("by Python")
+            python(*given)
+
+        ffi_call.describe(launch, FfiCall(kernel, arguments))
+        return launch
+
+    return best
+
+
+VIEWS = (
+    FfiView(0, torch.float32, (6, 5), (5, 1)),
+    FfiView(1, torch.float32, (5, 4), (1, 5)),
+    FfiView(3, torch.float32, (6, 4), (4, 1)),
+    FfiView(4, torch.float32, (4,), (1,)),
+)
+
+
+class FfiValue(ctypes.Structure):
+    """TVMFFIAny: the type of a value, and its bits."""
+
+    _fields_ = (("type", ctypes.c_int32), ("padding", ctypes.c_uint32), ("bits", ctypes.c_int64))
+
+
+class Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+FUNCTION = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(FfiValue), ctypes.c_int32, ctypes.c_void_p
+)
+
+
+class Kernel:
+    """A function of TVM FFI that calls one of Python with what its arguments are."""
+
+    def __init__(self, function: Callable[..., int]) -> None:
+        libinfo = pytest.importorskip("tvm_ffi.libinfo")
+        self.library = ctypes.CDLL(libinfo.find_libtvm_ffi())
+
+        def called(_: Any, values: Any, count: int, __: Any) -> int:
+            return function(*(read_value(values[i]) for i in range(count)))
+
+        self.function = FUNCTION(called)
+        self.handle = ctypes.c_void_p()
+        made = self.library.TVMFFIFunctionCreate(
+            None, self.function, None, ctypes.byref(self.handle)
+        )
+        assert made == 0
+
+    def __chandle__(self) -> int | None:
+        return self.handle.value
+
+
+def read_value(value: FfiValue) -> Any:
+    if value.type == 0:
+        return None
+    if value.type == 3:
+        return struct.unpack("d", struct.pack("q", value.bits))[0]
+    return value.bits if value.type == 1 else read_tensor(value.bits)
+
+
+def read_tensor(address: int) -> Tensor:
+    """Returns a tensor over the memory of a DLTensor."""
+    view = DLTensor.from_address(address)
+    assert (view.device.type, view.device.index, view.byte_offset) == (1, 0, 0)
+    assert (view.dtype.bits, view.dtype.lanes) == (32, 1)
+    shape, strides = view.shape[: view.ndim], view.strides[: view.ndim]
+    count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_byte * (4 * count)).from_address(view.data)
+    dtype = {0: torch.int32, 2: torch.float32}[view.dtype.code]
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+
+def test_a_kernel_of_tvm_ffi_is_called_with_views(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    launched: list[str] = []
+
+    def multiply(a: Tensor, b: Tensor, out: Tensor, bias: Tensor, *others: Any) -> int:
+        seen.append((others[0].tolist(), *others[1:]))
+        torch.addmm(bias, a, b, out=out)
+        return 0
+
+    table = torch.arange(3, dtype=torch.int32)
+    arguments = (*VIEWS, table, None, 7, "alpha", "beta", 2.5)
+    best = ffi_launcher(Kernel(multiply), *arguments, launched=launched)
+    monkeypatch.setattr(launcher, "best_launcher", best)
+
+    for _ in range(3):
+        torch.testing.assert_close(linear(A, W, BIAS), A @ W.t() + BIAS)
+
+    assert launched == ["by Python"], "the first call, which made the plan"
+    assert seen == [([0, 1, 2], None, 7, 1.0, 0.0, 2.5)] * 2
+
+
+def test_a_kernel_that_fails_is_launched_by_python(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+    best = ffi_launcher(Kernel(lambda *_: -1), *VIEWS, launched=launched)
+    monkeypatch.setattr(launcher, "best_launcher", best)
+
+    for _ in range(2):
+        torch.testing.assert_close(linear(A, W, BIAS), A @ W.t() + BIAS)
+
+    assert launched == ["by Python"] * 2
+
+
+@pytest.mark.parametrize("described", [VIEWS * 9, (FfiView(0, torch.int64, (1,), (1,)),)])
+def test_other_arguments_are_left_to_python(
+    package: Any, monkeypatch: pytest.MonkeyPatch, described: tuple[Any, ...]
+) -> None:
+    """More of them than there is room for, and dtypes that no kernel has."""
+    launched: list[str] = []
+    best = ffi_launcher(Kernel(lambda *_: 0), *described, launched=launched)
+    monkeypatch.setattr(launcher, "best_launcher", best)
+
+    for _ in range(2):
+        torch.testing.assert_close(linear(A, W), A @ W.t())
+
+    assert launched == ["by Python"] * 2
+
+
+# ---- autograd
+def test_second_derivatives_are_torchs(package: Any) -> None:
+    def second(product: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        x, w = A.clone().requires_grad_(), W.clone().requires_grad_()
+        y = product(x, w, BIAS)
+        (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.pow(3).sum(), (x, w))
+
+    second(linear)
+    for got, want in zip(second(linear), second(torch.nn.functional.linear), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_computes_the_layer_again(package: Any, reentrant: bool) -> None:
+    def gradients(product: Callable[..., Tensor]) -> list[Tensor]:
+        x, w = A.clone().requires_grad_(), W.clone().requires_grad_()
+        y = checkpoint(product, x, w, BIAS, use_reentrant=reentrant)
+        assert isinstance(y, Tensor)
+        return list(torch.autograd.grad(y.sum(), (x, w))) if not reentrant else backward(y, x, w)
+
+    gradients(linear)
+    for got, want in zip(gradients(linear), gradients(torch.nn.functional.linear), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def backward(y: Tensor, *leaves: Tensor) -> list[Tensor]:
+    y.sum().backward()
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def test_hooks_of_saved_tensors_see_what_is_kept(package: Any) -> None:
+    packed: list[Tensor] = []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(t)
+        return t
+
+    linear(X, WEIGHT, BIAS)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        linear(X, WEIGHT, BIAS)
+
+    assert [tuple(t.shape) for t in packed] == [(6, 5), (4, 5)]
+
+
+def test_a_saved_tensor_that_was_written_is_refused(package: Any) -> None:
+    linear(X, WEIGHT)
+    x = A.clone()
+    y = linear(x, WEIGHT)
+    x.add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_compiled_autograd_runs_the_node(package: Any) -> None:
+    from torch._dynamo import compiled_autograd
+
+    linear(X, WEIGHT, BIAS).sum().backward()
+    x, w = A.clone().requires_grad_(), torch.nn.Parameter(W.clone())
+    y = linear(x, w, BIAS)
+    with compiled_autograd._enable(lambda graph: graph):
+        y.sum().backward()
+
+    torch.testing.assert_close(x.grad, torch.ones(6, 4) @ W)
+    torch.testing.assert_close(w.grad, torch.ones(4, 6) @ A)
+
+
+def test_threads_share_a_graph(package: Any) -> None:
+    linear(X, WEIGHT, BIAS).sum().backward()
+    x, w = A.clone().requires_grad_(), torch.nn.Parameter(W.clone())
+    y = linear(x, w, BIAS)
+    found: list[Tensor] = []
+
+    def step() -> None:
+        (grad,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        found.append(grad)
+
+    threads = [threading.Thread(target=step) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 8
+    for grad in found:
+        torch.testing.assert_close(grad, torch.ones(6, 4) @ W)
+
+
+# ---- aten
+RULES = aten.Rules((torch.float32,), 0, 0, None, "CPU")
+OF_TORCH: dict[str, Callable[[], Tensor]] = {
+    "mm": lambda: torch.mm(A, W.t()),
+    "bmm": lambda: torch.bmm(A.expand(3, 6, 5), W.t().expand(3, 5, 4)),
+    "addmm": lambda: torch.addmm(BIAS, A, W.t(), beta=2, alpha=0.5),
+    "linear": lambda: torch.nn.functional.linear(A, W, BIAS),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_products_of_torch_are_computed(package: Any, name: str) -> None:
+    call = OF_TORCH[name]
+    want = call()
+
+    with aten._enable(RULES):
+        assert hits(package, call) == 1
+        got = call()
+
+    torch.testing.assert_close(got, want)
+    assert hits(package, call) == 0, "the operators are torch's again"
+
+
+def test_scalars_that_differ_have_plans_of_their_own(package: Any) -> None:
+    with aten._enable(RULES):
+        for alpha in (1, 0.5, 3):
+            for _ in range(2):
+                got = torch.addmm(BIAS, A, W.t(), alpha=alpha)
+                torch.testing.assert_close(got, BIAS + alpha * (A @ W.t()))
+
+
+def test_products_of_a_choice_are_torchs(package: Any) -> None:
+    """A kernel is chosen while others are timed beside torch's product."""
+    with aten._enable(RULES):
+        torch.mm(A, W.t())
+        before = package.counts()[1]
+        native.set_choosing(True)
+        try:
+            torch.mm(A, W.t())
+        finally:
+            native.set_choosing(False)
+
+        assert package.counts()[1] == before
+
+
+# ---- whether it is used
+STAND_IN = """
+INTERFACE, TORCH = {interface}, "{torch}"
+def linear(*given): ...
+matmul = linear
+def configure(*given): ...
+def clear(): ...
+"""
+LOAD = """
+import json, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from outblas.torch_ops import native
+said = [str(each.message) for each in caught if "native" in str(each.message)]
+print(json.dumps([native._package is not None, said]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "used", "said"),
+    [
+        (STAND_IN.format(interface=native.INTERFACE, torch="{torch}"), {}, True, None),
+        (
+            STAND_IN.format(interface=native.INTERFACE, torch="{torch}"),
+            {"OUTBLAS_NATIVE": "0"},
+            False,
+            None,
+        ),
+        (
+            STAND_IN.format(interface=native.INTERFACE, torch="2.0.0"),
+            {},
+            False,
+            "was built for torch 2.0.0",
+        ),
+        (STAND_IN.format(interface=99, torch="{torch}"), {}, False, r"(interface 99)"),
+        ('raise ImportError("undefined symbol")', {}, False, "does not load: undefined symbol"),
+    ],
+    ids=["fits", "switched off", "another torch", "another interface", "broken"],
+)
+def test_a_package_that_does_not_fit_is_not_used(
+    text: str, environment: dict[str, str], used: bool, said: str | None, tmp_path: Path
+) -> None:
+    version = torch.__version__.partition("+")[0]
+    (tmp_path / "outblas_native.py").write_text(text.replace("{torch}", version))
+    before = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+
+    done = subprocess.run(
+        [sys.executable, "-c", before + LOAD],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+
+    found, warnings = json.loads(done.stdout)
+    assert found is used
+    if said is None:
+        assert warnings == []
+    else:
+        assert len(warnings) == 1
+        assert said in warnings[0]
