@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage machine-code snapshot bench-host fuzz chaos mutation claims pages docs release-check lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host native fuzz chaos mutation claims pages docs release-check lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -50,6 +50,23 @@ BENCH_HOST ?=
 
 bench-host: $(READY)
 	$(BIN)/outblas bench-host --check $(BENCH_HOST)
+
+# Builds the C++ module outblas_native into build/native for the torch that is installed, and runs the tests of eager
+# calls, of layers and of `enable` with it. NATIVE_TESTS selects others.
+NATIVE_TESTS ?= tests/torch_ops/test_native.py tests/torch_ops/test_eager.py tests/torch_ops/test_eager_observers.py \
+    tests/torch_ops/test_eager_lazy_clones.py tests/torch_ops/test_linear_autograd.py tests/torch_ops/test_enable.py \
+    tests/torch_ops/test_plan_keys.py tests/torch_ops/test_autocast_vmap.py tests/torch_ops/test_slow_path_subclasses.py \
+    tests/api/test_nn.py
+
+NATIVE_PROCESSES ?= 2
+
+native: build/native/.built
+	PYTHONPATH=build/native $(BIN)/pytest -n $(NATIVE_PROCESSES) -m 'not gpu and not slow' $(NATIVE_TESTS)
+
+build/native/.built: $(READY) $(wildcard native/src/*) native/setup.py
+	mkdir -p build/native
+	cd native && ../$(BIN)/python setup.py -q build_ext --build-lib ../build/native --build-temp ../build/native-objects
+	touch $@
 
 # Not a part of CI: random calls beside torch's. FUZZ_DEVICE=cuda runs them on a GPU, and named kernels too.
 FUZZ_CALLS ?= 40000

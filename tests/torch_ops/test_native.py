@@ -4,10 +4,7 @@ eager calls, of `linear` and of `enable`, which run with it, too.
 """
 
 import ctypes
-import json
-import os
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +20,7 @@ from outblas import linear, matmul
 from outblas.core import ffi_call
 from outblas.core.ffi_call import FfiCall, FfiView
 from outblas.core.problem import Launch
-from outblas.runtime import dispatch, launcher
+from outblas.runtime import dispatch, fallback, launcher
 from outblas.torch_ops import aten, native
 
 pytest_plugins = ("support.eager_fixtures",)
@@ -457,63 +454,51 @@ def test_products_of_a_choice_are_torchs(package: Any) -> None:
 
 
 # ---- whether it is used
-STAND_IN = """
-INTERFACE, TORCH = {interface}, "{torch}"
-def linear(*given): ...
-matmul = linear
-def configure(*given): ...
-def clear(): ...
-"""
-LOAD = """
-import json, warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    from outblas.torch_ops import native
-said = [str(each.message) for each in caught if "native" in str(each.message)]
-print(json.dumps([native._package is not None, said]))
-"""
+VERSION = torch.__version__.partition("+")[0]
+FITS = f'INTERFACE, TORCH = {native.INTERFACE}, "{VERSION}"'
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Loads a package of this text, which is installed in the place of the real one."""
+
+    def load(text: str) -> Any:
+        (tmp_path / "outblas_native.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "outblas_native", raising=False)
+        try:
+            return native._load()
+        finally:
+            sys.modules.pop("outblas_native", None)
+
+    monkeypatch.delenv("OUTBLAS_NATIVE", raising=False)
+    monkeypatch.setattr(fallback, "_seen", set())
+    return load
+
+
+def test_a_package_that_fits_is_used(installed: Callable[[str], Any]) -> None:
+    assert installed(FITS).TORCH == VERSION
+
+
+def test_a_package_that_is_switched_off_is_not_used(
+    installed: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_NATIVE", "0")
+
+    assert installed(FITS) is None
 
 
 @pytest.mark.parametrize(
-    ("text", "environment", "used", "said"),
+    ("text", "said"),
     [
-        (STAND_IN.format(interface=native.INTERFACE, torch="{torch}"), {}, True, None),
-        (
-            STAND_IN.format(interface=native.INTERFACE, torch="{torch}"),
-            {"OUTBLAS_NATIVE": "0"},
-            False,
-            None,
-        ),
-        (
-            STAND_IN.format(interface=native.INTERFACE, torch="2.0.0"),
-            {},
-            False,
-            "was built for torch 2.0.0",
-        ),
-        (STAND_IN.format(interface=99, torch="{torch}"), {}, False, r"(interface 99)"),
-        ('raise ImportError("undefined symbol")', {}, False, "does not load: undefined symbol"),
+        ('INTERFACE, TORCH = 1, "2.0.0"', r"was built for torch 2\.0\.0 \(interface 1\)"),
+        (f'INTERFACE, TORCH = 99, "{VERSION}"', r"\(interface 99\), expected torch .*interface 1"),
+        ('raise ImportError("undefined symbol")', "it does not load: undefined symbol"),
     ],
-    ids=["fits", "switched off", "another torch", "another interface", "broken"],
+    ids=["another torch", "another interface", "broken"],
 )
 def test_a_package_that_does_not_fit_is_not_used(
-    text: str, environment: dict[str, str], used: bool, said: str | None, tmp_path: Path
+    text: str, said: str, installed: Callable[[str], Any]
 ) -> None:
-    version = torch.__version__.partition("+")[0]
-    (tmp_path / "outblas_native.py").write_text(text.replace("{torch}", version))
-    before = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-
-    done = subprocess.run(
-        [sys.executable, "-c", before + LOAD],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-    )
-
-    found, warnings = json.loads(done.stdout)
-    assert found is used
-    if said is None:
-        assert warnings == []
-    else:
-        assert len(warnings) == 1
-        assert said in warnings[0]
+    with pytest.warns(RuntimeWarning, match=said):
+        assert installed(text) is None

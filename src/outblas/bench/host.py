@@ -23,7 +23,7 @@ TOLERANCE = 0.05
 # The same for two trees that are measured in turns.
 TOLERANCE_IN_TURNS = 0.03
 # Ratios to torch depend on the machine and on torch: where these differ, nothing is compared.
-SAME = ("cpu", "python", "torch")
+SAME = ("cpu", "python", "torch", "native")
 
 Verdict = Literal["rose", "fell", "as recorded", "new", "not judged", "slower", "faster", "tied"]
 WORSE = ("rose", "slower")
@@ -161,9 +161,11 @@ def incomparable(now: Record, recorded: Record) -> str | None:
 
 
 def _release(name: str, environment: Mapping[str, Any]) -> str:
-    """Returns a version without its last number, which hardly changes ratios; a CPU is returned
-    unchanged.
+    """Returns a version without its last number, which hardly changes ratios; everything else is
+    returned unchanged.
     """
+    if name == "native":  # older records were made without it
+        return str(environment.get(name, False))
     value = str(environment.get(name))
     return value if name == "cpu" else ".".join(value.split(".")[:2])
 

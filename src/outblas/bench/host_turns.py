@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -279,6 +280,7 @@ def environment() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("torch", "outblas")},
+        "native": importlib.util.find_spec("outblas_native") is not None,
     }
 
 

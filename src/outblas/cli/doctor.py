@@ -30,6 +30,7 @@ def examine() -> dict[str, Any]:
     running well.
     """
     from ..bench.environment import driver
+    from ..torch_ops import native
 
     versions = [
         {"name": s.name, "installed": s.installed, "tested": s.tested, "problem": s.problem}
@@ -54,6 +55,7 @@ def examine() -> dict[str, Any]:
             {"name": kernel.name, "runs": _runs(kernel)}
             for kernel in progress.counted(registry.ladder(), lambda kernel: kernel.name)
         ],
+        "native": native.is_used(),
         "lacking": [  # now that kernels have imported their DSLs
             {"name": each.name, "without": each.without} for each in compat.lacking()
         ],
@@ -151,6 +153,8 @@ def _show(report: dict[str, Any]) -> None:
     table("Versions", ("package", "installed", "tested", "problem"), rows)
     _show_stores(report)
     _show_kernels(report["kernels"])
+    way = "C++ (outblas-native)" if report["native"] else "Python"
+    note(f"Warm calls run in {way}.", None)
     for name in report["lacking"]:
         note(f"The installed versions lack {name['name']}: {name['without']}", None)
 

@@ -62,6 +62,13 @@ def _load() -> Any:
 
 
 _package = _load()
+
+
+def is_used() -> bool:
+    """Returns whether warm calls run in C++."""
+    return _package is not None
+
+
 # linear(input, weight, bias, activation, residual, batch_invariant) and matmul(a, b,
 # batch_invariant) return None where the call must go another way. None without the package.
 linear: Callable[..., MaybeTensor] | None = getattr(_package, "linear", None)
