@@ -17,8 +17,8 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 # Those that trace a program, import transformers or start processes take seconds each.
-LONG = {"compile_and_export", "patch_hugging_face", "patch_vit", "tune_my_shapes"}
-NEED_TRANSFORMERS = {"patch_hugging_face", "patch_vit"}
+LONG = {"compile_and_export", "patch_hugging_face", "patch_vit", "tune_my_shapes", "whole_models"}
+NEED_TRANSFORMERS = {"patch_hugging_face", "patch_vit", "whole_models"}
 
 # Options with which a program runs once more, and something that it then prints.
 OPTIONS = [

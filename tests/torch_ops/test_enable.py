@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import outblas
+from outblas.core.compiling import CompileForbidden
 from outblas.runtime import dispatch, hooks, launcher
 from outblas.torch_ops import aten, aten_choice
 from outblas.torch_ops.aten import Enabled, Product, Rules
@@ -570,6 +571,27 @@ def test_a_promise_of_all_products_takes_those_of_float32_too() -> None:
     assert plain._rules.dtypes == (torch.float16, torch.bfloat16)
     assert promised._rules.dtypes == (torch.float16, torch.bfloat16, torch.float32)
     assert (plain._rules.min_gain, promised._rules.min_gain) == (1.0, 0)
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::RuntimeWarning")
+def test_a_product_that_torch_computed_for_matmul_stays_with_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its plan calls torch's product, which is overridden."""
+    forbidden = Mock(side_effect=CompileForbidden("not in the cache"))
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", forbidden)
+    dispatch.clear_cache()
+    outblas.matmul(A, B)
+
+    with aten._enable(rules(kernel="")) as enabled:
+        for _ in range(2):
+            assert torch.equal(torch.mm(A, B), outblas.matmul(A, B))
+        assert torch.equal(torch.mm(A, B), (A.unsqueeze(-1) * B).sum(1))
+
+    (decided,) = enabled.decisions.values()
+    assert "not in the cache" in decided
+    dispatch.clear_cache()
 
 
 # ---- when it holds

@@ -88,11 +88,17 @@ class KernelParts(NamedTuple):
 
 
 _parts: WeakKeyDictionary[Plan, KernelParts] = WeakKeyDictionary()
+_torch_reasons: WeakKeyDictionary[Plan, str] = WeakKeyDictionary()
 
 
 def parts_of(plan: Plan) -> KernelParts | None:
     """Returns what a plan does; None for one that does more than to launch a kernel."""
     return _parts.get(plan)
+
+
+def torch_reason(plan: Plan) -> str | None:
+    """Returns why a plan calls torch's functions; None for one that launches a kernel."""
+    return _torch_reasons.get(plan)
 
 
 # ---- the plan cache
@@ -440,4 +446,5 @@ def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueAr
             return fallback.matmul(a, b, out, out_dtype)
         return fallback.addmm(c, a, b, alpha, beta, out)
 
+    _torch_reasons[execute] = reason
     return execute

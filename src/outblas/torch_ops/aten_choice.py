@@ -74,6 +74,10 @@ def _planned(product: Product, call: Call) -> dispatch.Plan | str:
     known = dispatch.cached_plan(call)
     if known is None and capturing(call.a.device):
         return IN_CAPTURE
+    # A call of `matmul` may have found that torch computes such products. Its plan calls the
+    # operator that is overridden here.
+    if known is not None and (reason := dispatch.torch_reason(known)):
+        return reason
     try:
         return known or dispatch.find_plan(call, by_torch=False)
     except Exception as error:  # torch computed this product before `enable`, and still can
