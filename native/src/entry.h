@@ -65,9 +65,24 @@ inline bool is_on(PyObject* flag) {
   return on.is(py::handle(Py_True));
 }
 
-inline int64_t number_of(const std::string& activation) {
-  auto& known = state().activations;
-  return known.try_emplace(activation, static_cast<int64_t>(known.size()) + 1).first->second;
+// Returns the number of an activation of which there are plans; 0 for none, -1 for any other value.
+inline int64_t number_of(PyObject* activation) {
+  if (activation == Py_None) {
+    return 0;
+  }
+  if (!PyUnicode_Check(activation)) {
+    return -1;
+  }
+  Py_ssize_t length = 0;
+  const char* name = PyUnicode_AsUTF8AndSize(activation, &length);
+  if (name == nullptr) {
+    throw py::error_already_set();
+  }
+  if (length == 0) {
+    return 0;
+  }
+  const auto known = state().activations.find(std::string(name, length));
+  return known == state().activations.end() ? -1 : known->second;
 }
 
 // Returns whether all tensors of a call have memory: wrappers of transforms, and sparse and nested

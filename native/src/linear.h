@@ -144,8 +144,9 @@ inline PyObject* linear(PyObject* const* given, Py_ssize_t count) {
       is_on(state().readiness)) {
     return nullptr;
   }
-  if (given[3] != Py_None && PyUnicode_GetLength(given[3]) != 0) {
-    options.activation = number_of(PyUnicode_AsUTF8(given[3]));
+  options.activation = number_of(given[3]);
+  if (options.activation < 0) {
+    return nullptr;
   }
   options.recorded = c10::GradMode::is_enabled() && any_requires_grad(operands);
   const auto plan = find_plan(operands, options);

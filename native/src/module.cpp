@@ -152,7 +152,11 @@ void remember(
   const auto given = [&](int i) { return tensors[i] ? &*tensors[i] : nullptr; };
   const Operands operands{given(0), given(1), given(2), given(3), given(4)};
   Options options{static_cast<Kind>(kind), batch_invariant, recorded};
-  options.activation = activation.empty() ? 0 : number_of(activation);
+  if (!activation.empty()) {
+    auto& known = state().activations;
+    const auto next = static_cast<int64_t>(known.size()) + 1;
+    options.activation = known.try_emplace(activation, next).first->second;
+  }
   std::tie(options.alpha, options.beta) = alpha_beta;
   auto& [sizes, strides, dtype, device] = output;
   auto plan = std::make_shared<Plan>(Plan{

@@ -19,7 +19,7 @@ import outblas
 from outblas import linear, matmul
 from outblas.core import ffi_call
 from outblas.core.ffi_call import FfiCall, FfiView
-from outblas.core.problem import Launch
+from outblas.core.problem import Launch, Problem
 from outblas.runtime import dispatch, fallback, launcher
 from outblas.torch_ops import aten, native
 
@@ -44,8 +44,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     dispatch.clear_cache()
 
 
-def best_launcher(*_: object, no_product: bool) -> Launch:
+def best_launcher(problem: Problem, *_: object, no_product: bool) -> Launch:
     """A launcher of what has a kernel's place."""
+    rectify = problem.epilogue.activation == "relu"
 
     def launch(
         a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any, *epilogue: Any
@@ -55,6 +56,7 @@ def best_launcher(*_: object, no_product: bool) -> Launch:
         x = x if c is None else x + beta * c
         bias, residual, _ = epilogue or (None, None, None)
         x = x if bias is None else x + bias
+        x = x.relu() if rectify else x
         out.copy_(x if residual is None else x + residual)
 
     return launch
@@ -79,6 +81,10 @@ CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
     "residual": (
         lambda: linear(A, W, residual=RESIDUAL),
         lambda: A @ W.t() + RESIDUAL,
+    ),
+    "activation": (
+        lambda: linear(A, W, BIAS, activation="relu"),
+        lambda: (A @ W.t() + BIAS).relu(),
     ),
     "gradients": (lambda: linear(X, WEIGHT, BIAS), lambda: A @ W.t() + BIAS),
     "layer": (
@@ -106,6 +112,8 @@ def test_a_warm_call_is_computed(package: Any, name: str) -> None:
 OTHERS: dict[str, Callable[[], Tensor]] = {
     "out": lambda: linear(A, W, out=torch.empty(6, 4)),
     "a named kernel": lambda: linear(A, W, kernel="portable"),
+    "an activation that is no str": lambda: native.linear(A, W, None, 3, None, None) or A,
+    "an activation that is unknown": lambda: native.linear(A, W, None, "?", None, None) or A,
     "an activation that is recorded": lambda: linear(X, WEIGHT, activation="relu"),
     "columns": lambda: linear(A.t().contiguous().t().requires_grad_(), W),
 }
@@ -175,8 +183,8 @@ def test_new_memory_is_filled_where_torch_fills_it(package: Any) -> None:
 def ffi_launcher(kernel: Any, *arguments: Any, launched: list[str]) -> Callable[..., Launch]:
     """A launcher whose launches say that they call a function of TVM FFI."""
 
-    def best(*_: object, no_product: bool) -> Launch:
-        python = best_launcher(no_product=no_product)
+    def best(problem: Problem, *_: object, no_product: bool) -> Launch:
+        python = best_launcher(problem, no_product=no_product)
 
         def launch(*given: Any) -> None:
             launched.append("by Python")

@@ -25,15 +25,20 @@ from .common import (
 if TYPE_CHECKING:
     from ..bench.host import Comparison, Record
 
-RECORDED = Path("results") / "host.json"
+IN_PYTHON, IN_CPP = Path("results") / "host.json", Path("results") / "host_native.json"
 FAILED = 2
 
 
 def bench_host(
     recorded: Annotated[
-        Path,
-        typer.Option(help="Compare with this file, which an earlier run wrote with --save."),
-    ] = RECORDED,
+        Path | None,
+        typer.Option(
+            help=(
+                "Compare with this file, which an earlier run wrote with --save. Default: "
+                f"{IN_PYTHON}, or {IN_CPP} where warm calls run in C++."
+            )
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +81,8 @@ def bench_host(
     if save is not None:
         save_json(save, report)
     if against is None:
-        rows, remark = _beside_recorded(now, recorded)
+        ours = IN_CPP if now.environment.get("native") else IN_PYTHON
+        rows, remark = _beside_recorded(now, recorded or ours)
         other = "recorded"
     else:
         rows = host.beside_tree(found[0].timings, found[1].timings, host_turns.FOREIGN)
