@@ -251,6 +251,18 @@ def _fixed_tiles() -> Iterator[_Tile]:
             yield _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
 
 
+def _streaming_tiles(few_rows: bool, weights_along_k: bool) -> Iterator[tuple[_Tile, int]]:
+    for kind, (cluster_m, cluster_n) in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
+        tile_m, consumers, few_are_columns, widths = kind
+        for width in widths:
+            whole_lines = few_are_columns or weights_along_k or width % 64 == 0
+            if whole_lines and width % (16 * cluster_m) == 0:
+                swap = few_are_columns == few_rows
+                along_few, side = (cluster_n, width) if few_are_columns else (cluster_m, tile_m)
+                tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+                yield tile, (along_few - 1) * side
+
+
 class _Tiles:
     """The filled configs of tiles beside one base config. A planned call looks at a hundred of
     them, and making one takes longer than judging it, so they are kept.
@@ -263,6 +275,7 @@ class _Tiles:
         self._partitions: dict[_Tile, list[tuple[int, ConfigCycles]]] = {}
         self._variable: dict[tuple[bool, bool, bool], VariableWidths] = {}
         self._fixed: dict[tuple[bool, bool], list[_Tile]] = {}
+        self._streaming: dict[tuple[bool, bool], list[tuple[_Tile, int]]] = {}
 
     def variable(self, swap: bool, gated: bool, in_halves: bool) -> VariableWidths:
         """Returns the configs of tiles of variable width, with this `swap_ab`. `gated`: those that
@@ -292,6 +305,16 @@ class _Tiles:
                 if few or not tile.swap_ab
             ]
         return self._fixed[key]
+
+    def streaming(self, few_rows: bool, weights_along_k: bool) -> list[tuple[_Tile, int]]:
+        """Returns the tiles of `_STREAMING_TILES`, each with the rows or columns that the few must
+        be more than, because a cluster along them needs two tiles there. `few_rows`: the few are
+        rows of C.
+        """
+        key = few_rows, weights_along_k
+        if key not in self._streaming:
+            self._streaming[key] = list(_streaming_tiles(few_rows, weights_along_k))
+        return self._streaming[key]
 
     def config(self, tile: _Tile) -> HopperConfig:
         """Returns the filled config of a tile."""
@@ -366,21 +389,12 @@ def _streaming_candidates(call: Call, tiles: _Tiles) -> Iterator[ConfigCycles]:
     few_rows = call.M <= call.N
     problem = with_row_major_output(call.problem)[0]
     weights_along_k = problem.b[-2] == 1 if few_rows else problem.a[-1] == 1
-    for kind, (cluster_m, cluster_n) in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
-        tile_m, consumers, few_are_columns, widths = kind
-        swap = few_are_columns == few_rows
-        for width in widths:
-            whole_lines = few_are_columns or weights_along_k or width % 64 == 0
-            # A cluster along the few rows or columns needs two tiles there.
-            along_few = cluster_n if few_are_columns else cluster_m
-            side = width if few_are_columns else tile_m
-            full = along_few * side - side < min(call.M, call.N)
-            if whole_lines and full and width % (16 * cluster_m) == 0:
-                tile = _Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
-                tile = _with_deep_k_tiles(tile, tiles, call)
-                yield tiles.model(tile)
-                if not call.problem.batch_invariant and cluster_m * cluster_n == 1:
-                    yield from _partitioned(tile, tiles, call, _CLUSTER_K[:1])
+    for tile, beyond in tiles.streaming(few_rows, weights_along_k):
+        if beyond < min(call.M, call.N):
+            deep = _with_deep_k_tiles(tile, tiles, call)
+            yield tiles.model(deep)
+            if not call.problem.batch_invariant and tile.cluster_m * tile.cluster_n == 1:
+                yield from _partitioned(deep, tiles, call, _CLUSTER_K[:1])
 
 
 def _promoted_candidates(call: Call, tiles: _Tiles) -> Iterator[ConfigCycles]:

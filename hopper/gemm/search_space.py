@@ -40,6 +40,7 @@ _PARTITIONS = (
 )
 _WHOLE_TILES = _PARTITIONS[0]
 _MOST_ACCUMULATORS = 200  # registers per thread; 208 spill where a thread has 232
+_MOST_REMEMBERED = 4096  # configs
 _FEW_OUTPUTS = 2048**2  # a call with this few outputs may be faster with k tiles of 128 terms
 
 
@@ -50,7 +51,7 @@ def space(
     those of sm_90, in `invalid_reason`. Stages and epilogue stages are no axes: as many as fit are
     used, because they cost nothing but shared memory.
     """
-    unsupported_reason, buildable_reason = unsupported(problem), _kept(gemm.invalid_reason)
+    unsupported_reason, buildable_reason = unsupported(problem), _remembered(gemm.invalid_reason)
     footprints = Footprints(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
@@ -79,14 +80,25 @@ def space(
     return found
 
 
-@functools.cache
-def _kept(
-    invalid_reason: Callable[[HopperConfig], str | None],
-) -> Callable[[HopperConfig], str | None]:
-    """Returns the function, which remembers its results: the configs of tables come back at every
-    shape.
+class _Remembered:
+    """A function of configs that remembers its results by the identity of the config: those of
+    tables come back at every shape, and hashing one takes longer than pruning it.
     """
-    return functools.lru_cache(maxsize=4096)(invalid_reason)
+
+    def __init__(self, function: Callable[[HopperConfig], str | None]) -> None:
+        self._function = function
+        self._results: dict[int, tuple[HopperConfig, str | None]] = {}
+
+    def __call__(self, config: HopperConfig) -> str | None:
+        found = self._results.get(id(config))
+        if found is None:  # what is remembered is kept alive, so that no other config has its id
+            if len(self._results) >= _MOST_REMEMBERED:
+                self._results.clear()
+            found = self._results[id(config)] = config, self._function(config)
+        return found[1]
+
+
+_remembered = functools.cache(_Remembered)
 
 
 def _compile_key(config: HopperConfig) -> HopperConfig:
