@@ -25,7 +25,6 @@ from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup, lookup_grouped, named_configs
 from .lookup import TuningIndex
-from .named_configs import Choice
 from .search.target import TuneTarget
 from .store.records import PRECISIONS, BestConfig, Weights, Workload
 from .tuned_entries import HERE
@@ -74,7 +73,8 @@ def _choices(
     if PRODUCTION in candidates(index.gpu.arch, workload.dtype):
         # The production kernel computes a C stored by columns as C^T.
         problem, transposed = operands.with_row_major_output(problem)
-        workload = of_problem(problem) or workload
+        if transposed:
+            workload = of_problem(problem) or workload
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
     if not transposed:  # packs have results by rows
@@ -95,17 +95,19 @@ def choices_of(
     """
     # An epilogue was tuned for C stored by rows, where a bias is added to columns.
     whole = workload if transposed else _with_epilogue(workload, problem)
-
-    def config_for(choice: Choice) -> str:
-        if transposed and choice.kernel != PRODUCTION:
-            return ""
-        return named_configs.suited(choice, whole, problem)
-
-    return [
-        (choice.kernel, config_for(choice))
-        for choice in index.choices(whole)
-        if index.pruned_reason(choice.kernel, whole, problem) is None
-    ]
+    pruned: dict[str, bool] = {}
+    keeps_config: dict[str, bool] = {}
+    found = []
+    for choice in index.choices(whole):
+        kernel = choice.kernel
+        if kernel not in pruned:
+            pruned[kernel] = index.pruned_reason(kernel, whole, problem) is not None
+            keeps_config[kernel] = (kernel == PRODUCTION or not transposed) and named_configs.suits(
+                kernel, whole, problem
+            )
+        if not pruned[kernel]:
+            found.append((kernel, choice.config if keeps_config[kernel] else ""))
+    return found
 
 
 def _with_epilogue(workload: Workload, problem: Problem) -> Workload:

@@ -7,7 +7,9 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from ..core import pack
 from ..core.ownership import shown
@@ -16,9 +18,8 @@ from ..core.shapes import to_text
 from ..runtime import default_kernel
 from ..runtime.default_kernel import MODES, PRODUCTION, Mode
 from . import packed_tables
-from .named_configs import Choice, brief_text, footprint_of
-from .search import cost_model
-from .search.gpu import machine as machine_of
+from .named_configs import Choice, brief_text
+from .predictions import GpuModel, Predictions
 from .store.records import WEIGHTS, Gpu, Workload, base_name
 from .store.tables import TABLES
 from .tuned_entries import (
@@ -27,11 +28,11 @@ from .tuned_entries import (
     MODEL,
     ORIGINS,
     SHIPPED,
+    NearEntries,
     TunedEntry,
     bare_of,
     best_by_kernel,
     distance,
-    doublings_of,
     from_store,
     from_tables,
     is_akin,
@@ -41,7 +42,7 @@ from .tuned_entries import (
 
 # The largest distance at which a tuned shape is used for another, in binary orders of magnitude.
 REACH = 1.5
-_ROUNDING = 1e-9  # of a distance
+_REACHED = REACH + 1e-9  # with the rounding of a distance
 NEIGHBOURS = 12  # maximum number of winners that are compared for a shape, twins beside them
 # Predictions that differ by less than this factor count as equal. Then the production kernel is
 # taken, whose calls cost the host less, and a measurement rather than a rule.
@@ -76,7 +77,8 @@ class TuningIndex:
     ) -> None:
         """`packed`: the winners of a pack's tables, which are in the place of shipped ones."""
         self.gpu = gpu
-        self.machine = machine_of(gpu)
+        self._model = GpuModel(gpu)
+        self.machine, self._on_gpu = self._model.machine, gpu.arch > 0
         if packed is None:
             packed = from_tables(gpu, TABLES if tables is None else tables)
         known = (*from_store(gpu, store), *packed)
@@ -87,9 +89,15 @@ class TuningIndex:
         for entry in self.entries:
             if entry.origin != COUSIN:
                 self._own.setdefault(entry.workload, []).append(entry)
+        self._shapes = {known.shape for known in self._own}
+        self._bare_own = {bare_of(entry.workload) for entry in self.entries}
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
+        # What depends on the kind of a workload alone, and whether L2 can hold its weights.
+        self._near: dict[tuple[object, ...], tuple[NearEntries, NearEntries]] = {}
+        self._won: dict[tuple[object, ...], list[tuple[str, str]]] = {}
         # By the identity of an entry: what the model predicts for it at its own workload.
         self._predictions: dict[int, float | None] = {}
+        self._dram_bound: dict[int, bool] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
         """Returns the kernels and configs for a workload, the best first; empty where nothing is
@@ -129,7 +137,7 @@ class TuningIndex:
         from .search import prune
 
         reason = default_kernel.pruned_reason(kernel, problem)
-        if reason and any(bare_of(e.workload) == bare_of(workload) for e in self.entries):
+        if reason and bare_of(workload) in self._bare_own:
             packed = prune.problem(workload)
             return reason if default_kernel.pruned_reason(kernel, packed) is None else None
         return reason
@@ -192,6 +200,8 @@ class TuningIndex:
 
     def _measured(self, workload: Workload) -> Iterator[Choice]:
         """Yields the winners at the workload with warm weights, or otherwise with cold ones."""
+        if workload.shape not in self._shapes:
+            return
         for weights in WEIGHTS:
             asked = replace(workload, weights=weights)
             if exact := self._exact(asked):
@@ -227,24 +237,34 @@ class TuningIndex:
         models come last, except where one with as many SMs was tuned for this shape and layout and
         this GPU was not.
         """
-        here, width = doublings_of(workload), width_of(workload)
-        found = [
-            (math.dist(entry.doublings, here), entry)
-            for entry in self._representing(workload)
-            if is_akin(entry, workload, width)
+        ours, others = self._akin(workload)
+        own = ours.within(_REACHED, workload, NEIGHBOURS)
+        twins = [entry for entry in others.at(workload) if entry.sms == self.gpu.sms]
+        before = twins if own and not ours.at(workload) else []
+        left = NEIGHBOURS - len(own)
+        cousins = others.within(_REACHED, workload, left) if left else []
+        here = self._model.at(workload)
+        return [
+            choice
+            for near in (before, own, cousins)
+            if near
+            for choice in self._weighed(near, workload, here)
         ]
-        reached = [pair for pair in found if pair[0] <= REACH + _ROUNDING]
-        reached.sort(key=lambda pair: (round(pair[0], 9), pair[1].workload, -pair[1].ratio))
-        own = [entry for _, entry in reached if entry.origin != COUSIN]
-        cousins = [entry for _, entry in reached if entry.origin == COUSIN]
-        twins = [e for e in cousins if _at(e, workload) and e.sms == self.gpu.sms]
-        before = [] if not own or any(_at(entry, workload) for entry in own) else twins
-        left = max(0, NEIGHBOURS - len(own))
-        return (
-            self._weighed(before, workload)
-            + self._weighed(own[:NEIGHBOURS], workload)
-            + self._weighed(cousins[:left], workload)
-        )
+
+    def _akin(self, workload: Workload) -> tuple[NearEntries, NearEntries]:
+        """Returns the winners that apply to a plain workload, however far their shapes are: those
+        of this GPU model, and those of the other one.
+        """
+        key = (*workload.kind, self._exceeds_l2(workload))
+        found = self._near.get(key)
+        if found is None:
+            width = width_of(workload)
+            akin = [e for e in self._representing(workload) if is_akin(e, workload, width)]
+            found = self._near[key] = (
+                NearEntries([e for e in akin if e.origin != COUSIN]),
+                NearEntries([e for e in akin if e.origin == COUSIN]),
+            )
+        return found
 
     def _representing(self, workload: Workload) -> list[TunedEntry]:
         """Returns the winners at bare products that were measured as a call of this workload runs:
@@ -273,7 +293,9 @@ class TuningIndex:
         products = 2 * math.prod(workload.shape) / (1e12 * machine.peak_tflops(dtype))
         return self._exceeds_l2(workload) and loads > products
 
-    def _weighed(self, near: Sequence[TunedEntry], workload: Workload) -> list[Choice]:
+    def _weighed(
+        self, near: Sequence[TunedEntry], workload: Workload, at: Predictions
+    ) -> list[Choice]:
         """Returns the choices that neighbours suggest, ordered by their estimated time for this
         workload.
 
@@ -283,76 +305,80 @@ class TuningIndex:
         to promise less once more where one of the two waits for DRAM and the other does not, and
         where the workload waits for DRAM, of which the rule of the production kernel knows more.
         """
-        waits_for_dram = self._waits_for_dram(workload)
+        waits_for_dram, shape = self._waits_for_dram(workload), workload.shape
+        predictions, shares = [], []
+        any_same = False
+        for entry in near:
+            here, there = at.us(entry.kernel, entry.config), self._predicted_there(entry)
+            us, is_same = math.inf, False
+            if here is not None:
+                is_same = entry.shape == shape and (there is None or here <= ALIKE * there)
+                if there is not None:
+                    us = entry.us * here / there
+            any_same = any_same or is_same
+            predictions.append((entry, us, is_same))
+            if there is not None and entry.kernel == PRODUCTION:
+                shares.append(entry.us / there)  # of the kernel's time to the model's
+
+        elsewhere = TIE if any_same else 1.0
         found: list[tuple[float, Choice]] = []
-        shares = []  # ratios of the production kernel's times to the model's
-        predictions = [
-            (self._predicted(entry.kernel, entry.config, workload), self._predicted_there(entry))
-            for entry in near
-        ]
-        same_call = [
-            entry.workload.shape == workload.shape
-            and here is not None
-            and (there is None or here <= ALIKE * there)
-            for entry, (here, there) in zip(near, predictions, strict=True)
-        ]
-        elsewhere = TIE if any(same_call) else 1.0
-        for entry, (here, there), is_same in zip(near, predictions, same_call, strict=True):
-            us, why = math.inf, self._why(entry, workload)
-            if here is not None and there is not None:
-                us = entry.us * here / there
-                why += f", {us:.1f} µs expected here"
-            if entry.kernel == PRODUCTION and there is not None:
-                shares.append(entry.us / there)
+        for entry, us, is_same in predictions:
             weight = us if is_same else us * elsewhere
             if waits_for_dram and not is_same:
                 weight *= TIE
-            if self._waits_for_dram(entry.workload) != waits_for_dram:
+            if self._waited_for_dram(entry) != waits_for_dram:
                 weight *= TIE
+            why = self._why(entry, workload, us)
             found.append((weight, Choice(entry.kernel, entry.config, why)))
 
-        by_rule = self._predicted(PRODUCTION, "", workload) if shares else None
+        by_rule = at.us(PRODUCTION, "") if shares else None
         if by_rule is not None:
             us = by_rule * statistics.median(shares)
-            why = f"its own heuristic, {us:.1f} µs expected from the times of neighbouring shapes"
-            found.append((us * elsewhere, Choice(PRODUCTION, "", why)))
-        return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
-
-    def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:
-        """Returns the µs that the model predicts; None where it predicts nothing, or the config
-        does not run.
-        """
-        if self.machine is None:
-            return None
-        footprint = footprint_of(kernel, config, workload, self.gpu)
-        if isinstance(footprint, str):
-            return None
-        return cost_model.predict(footprint, workload, self.machine).us
+            found.append((us * elsewhere, Choice(PRODUCTION, "", _ByRule(us))))
+        found.sort(key=itemgetter(0))
+        return [choice for _, choice in found]
 
     def _predicted_there(self, entry: TunedEntry) -> float | None:
-        """Returns `_predicted` for a winner where it won."""
+        """Returns what the model predicts for a winner where it won; None where it predicts
+        nothing, or the config does not run.
+        """
         if id(entry) not in self._predictions:
-            self._predictions[id(entry)] = self._predicted(
-                entry.kernel, entry.config, entry.workload
-            )
+            at = self._model.at(entry.workload)
+            self._predictions[id(entry)] = at.us(entry.kernel, entry.config)
         return self._predictions[id(entry)]
+
+    def _waited_for_dram(self, entry: TunedEntry) -> bool:
+        """Returns `_waits_for_dram` for a winner where it won."""
+        if id(entry) not in self._dram_bound:
+            self._dram_bound[id(entry)] = self._waits_for_dram(entry.workload)
+        return self._dram_bound[id(entry)]
 
     def _by_model(self, workload: Workload) -> list[Choice]:
         """Returns the choices by the analytic model: the winners at any workload with operands of
         this width, and the production kernel's default, which comes first in a tie.
         """
-        width = width_of(workload)
-        representing = self._representing(workload)
-        won = [(e.kernel, e.config) for e in representing if e.width == width]
-        rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
+        at = self._model.at(workload)
         found: list[tuple[float, Choice]] = []
-        for kernel, config in dict.fromkeys(won + rules):
-            us = self._predicted(kernel, config, workload)
+        for kernel, config in self._winners(workload):
+            us = at.us(kernel, config)
             if us is not None:
                 weight = us if kernel == PRODUCTION else TIE * us
-                why = f"analytic model, {us:.1f} µs expected"
-                found.append((weight, Choice(kernel, config, why)))
-        return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+                found.append((weight, Choice(kernel, config, _ByModel(us))))
+        found.sort(key=itemgetter(0))
+        return [choice for _, choice in found]
+
+    def _winners(self, workload: Workload) -> list[tuple[str, str]]:
+        """Returns the kernels and configs that won at any workload with operands of this width, and
+        the production kernel's default.
+        """
+        width = width_of(workload)
+        key = width, self._exceeds_l2(workload)
+        found = self._won.get(key)
+        if found is None:
+            won = [(e.kernel, e.config) for e in self._representing(workload) if e.width == width]
+            rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
+            found = self._won[key] = list(dict.fromkeys(won + rules))
+        return found
 
     def _describe_place(self, entries: Sequence[TunedEntry], workload: Workload) -> str:
         """Describes for the user what the entries of one origin contain for a workload."""
@@ -374,23 +400,54 @@ class TuningIndex:
         return f"{nearest}: " + "; ".join(map(self._describe, near))
 
     def _describe(self, entry: TunedEntry) -> str:
-        return f"{brief_text(Choice(entry.kernel, entry.config, ''))}, {self._figure(entry)}"
+        return (
+            f"{brief_text(Choice(entry.kernel, entry.config, ''))}, {_figure(entry, self._on_gpu)}"
+        )
 
-    def _why(self, entry: TunedEntry, workload: Workload) -> str:
-        exact = entry.workload.plain == workload.plain
-        place = str(entry.workload) if exact else f"neighbour {entry.workload}"
-        return f"{entry.origin}, {place}, {self._figure(entry)} there"
-
-    def _figure(self, entry: TunedEntry) -> str:
-        """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
-        base = base_name(entry.workload, on_gpu=self.gpu.arch > 0)
-        return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
+    def _why(self, entry: TunedEntry, workload: Workload, us: float = math.inf) -> "_ByEntry":
+        return _ByEntry(entry, workload, us, self._on_gpu)
 
 
-def _at(entry: TunedEntry, workload: Workload) -> bool:
-    """Returns whether a winner has the shape and the layout of a workload."""
-    known = entry.workload
-    return known.shape == workload.shape and known.layout == workload.layout
+class _ByEntry(NamedTuple):
+    """Says that a winner was chosen for a workload, where so many µs are expected; infinity where
+    it is the winner there, or nothing is expected.
+    """
+
+    entry: TunedEntry
+    workload: Workload
+    us: float
+    on_gpu: bool
+
+    def __str__(self) -> str:
+        entry = self.entry
+        is_there = entry.workload.plain == self.workload.plain
+        place = str(entry.workload) if is_there else f"neighbour {entry.workload}"
+        expected = f", {self.us:.1f} µs expected here" if self.us < math.inf else ""
+        return f"{entry.origin}, {place}, {_figure(entry, self.on_gpu)} there{expected}"
+
+
+def _figure(entry: TunedEntry, on_gpu: bool) -> str:
+    """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
+    base = base_name(entry.workload, on_gpu=on_gpu)
+    return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
+
+
+class _ByRule(NamedTuple):
+    """Says that the production kernel's own rule was chosen, from which so many µs are expected."""
+
+    us: float
+
+    def __str__(self) -> str:
+        return f"its own heuristic, {self.us:.1f} µs expected from the times of neighbouring shapes"
+
+
+class _ByModel(NamedTuple):
+    """Says that the model chose, which expects so many µs."""
+
+    us: float
+
+    def __str__(self) -> str:
+        return f"analytic model, {self.us:.1f} µs expected"
 
 
 def mode(given: str | None, environment: str | None) -> Mode:

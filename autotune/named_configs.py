@@ -3,9 +3,11 @@ it.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.machines import Machine
 from ..core.problem import Problem
 from ..core.space import Footprint, Space
 from ..runtime.default_kernel import PRODUCTION
@@ -16,11 +18,19 @@ from .store.records import Gpu, Workload
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel with its config as text ("": the kernel's default), and why it was chosen."""
+    """A kernel with its config as text ("": the kernel's default), and why it was chosen.
+
+    `reason` is text, or becomes one by `str`: calls never read it, and a lookup does not write it.
+    """
 
     kernel: str
     config: str
-    why: str
+    reason: object
+
+    @property
+    def why(self) -> str:
+        """Why it was chosen."""
+        return str(self.reason)
 
 
 def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
@@ -34,30 +44,38 @@ def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -
 def footprint_of(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
     """Returns the resources that a config uses on a GPU, or why it cannot run there."""
     try:
-        space = _space(kernel, workload, gpu)
-        chosen = _config(kernel, config) if config else space.own
+        space = space_of(kernel, workload, gpu)
+        chosen = config_of(kernel, config) if config else space.own
     except (ValueError, ImportError) as error:
         return str(error)
     reason: str | None = space.invalid_reason(chosen)
     return space.footprint(chosen) if reason is None else reason
 
 
+# By kernel, conditions and GPU: the function that makes a search space of a problem.
+_checked: dict[tuple[Any, ...], Callable[[Any, Machine | None], Space[Any]]] = {}
+
+
 # As many as a table has workloads: a lookup asks for those of all neighbours.
 @functools.lru_cache(maxsize=1024)
-def _space(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
+def space_of(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
     """Returns a kernel's search space for a workload. Raises ValueError where the kernel does not
     run, ImportError without its DSL.
     """
     from .search import prune, target
 
-    found = target.of(kernel)
-    prune.check(found, workload, gpu)
-    space: Space[Any] = found.load().space(prune.described(workload), machine_of(gpu))
-    return space
+    # None of the reasons to refuse a workload depends on its shape.
+    kind = kernel, workload.dtype, workload.epilogue, workload.grouping, gpu
+    make = _checked.get(kind)
+    if make is None:
+        found = target.of(kernel)
+        prune.check(found, workload, gpu)
+        make = _checked[kind] = found.load().space
+    return make(prune.described(workload), machine_of(gpu))
 
 
 @functools.lru_cache(maxsize=1024)
-def _config(kernel: str, text: str) -> Any:
+def config_of(kernel: str, text: str) -> Any:
     """Returns the config that a text describes. Raises ValueError for one that the kernel has not,
     ImportError without its DSL.
     """
@@ -78,23 +96,23 @@ def remarks(kernel: str, workload: Workload) -> list[str]:
     return found(prune.problem(workload)) if found else []
 
 
-def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
-    """Returns the config of a choice, adapted to the operands of a call.
+def suits(kernel: str, workload: Workload, problem: Problem) -> bool:
+    """Returns whether a config of a kernel, which was measured with packed operands, suits those of
+    a call.
 
-    The config was measured with packed operands. If rows begin inside cache lines for the call's
-    operands but not for packed ones, or the other way round, it returns "": the production kernel's
-    default, which takes these lines into account.
+    One of the production kernel does not if rows begin inside cache lines for the call's operands
+    but not for packed ones, or the other way round: the kernel's default takes these lines into
+    account.
     """
-    if choice.kernel != PRODUCTION:
-        return choice.config
+    if kernel != PRODUCTION:
+        return True
     from .search import prune
 
     try:
         from ..hopper.gemm.operand_copies import cache_lines_per_row
     except ImportError:  # loading the kernel reports this error
-        return choice.config
-    packed = prune.problem(workload)
-    return choice.config if cache_lines_per_row(problem) == cache_lines_per_row(packed) else ""
+        return True
+    return cache_lines_per_row(problem) == cache_lines_per_row(prune.problem(workload))
 
 
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:

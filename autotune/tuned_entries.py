@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from ..core.shapes import Shape
 from ..core.steps import GATED
 from ..runtime.default_kernel import PRODUCTION
 from .search.target import HOPPER_GROUPED, registered
@@ -48,7 +51,12 @@ class TunedEntry:
     ratio: float
     when: str
 
-    # Kept, because every lookup compares a workload with all entries.
+    # Kept, because lookups compare workloads with entries again and again.
+    @functools.cached_property
+    def shape(self) -> Shape:
+        """The shape of the workload."""
+        return self.workload.shape
+
     @functools.cached_property
     def doublings(self) -> tuple[float, ...]:
         """The binary logarithms of the shape."""
@@ -161,6 +169,8 @@ def bare_of(workload: Workload) -> Workload:
     epilogue: with warm weights, and as many columns as the call stores.
     """
     plain = workload.plain
+    if not workload.epilogue:
+        return plain
     return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
 
 
@@ -177,6 +187,32 @@ def is_akin(entry: TunedEntry, workload: Workload, width: tuple[int, bool]) -> b
         and entry.width == width
         and (entry.workload.out_dtype == "float32") == (workload.out_dtype == "float32")
     )
+
+
+class NearEntries:
+    """Winners that lie near to shapes in the order of their distance."""
+
+    def __init__(self, entries: Iterable[TunedEntry]) -> None:
+        # Those at one distance come in the order of their workloads, then the fastest kernel first.
+        self._entries = sorted(entries, key=lambda entry: (entry.workload, -entry.ratio))
+        self._doublings = np.array([entry.doublings for entry in self._entries]).reshape(-1, 3)
+        self._at: dict[tuple[Shape, str], list[TunedEntry]] = {}
+        for entry in self._entries:
+            place = entry.workload.shape, entry.workload.layout
+            self._at.setdefault(place, []).append(entry)
+
+    def at(self, workload: Workload) -> list[TunedEntry]:
+        """Returns the winners at the shape and the layout of a workload."""
+        return self._at.get((workload.shape, workload.layout), [])
+
+    def within(self, reach: float, workload: Workload, most: int) -> list[TunedEntry]:
+        """Returns the winners at this distance at most, the nearest first; no more than `most`."""
+        apart = self._doublings - doublings_of(workload)
+        squares = np.einsum("ij,ij->i", apart, apart)
+        reached = np.flatnonzero(squares <= reach * reach)
+        # Equal distances may differ in rounding.
+        order = zip(np.sqrt(squares[reached]).round(9).tolist(), reached.tolist(), strict=True)
+        return [self._entries[i] for _, i in sorted(order)[:most]]
 
 
 def best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:

@@ -8,7 +8,7 @@ import torch
 from ..core.configs import to_text
 from ..core.machines import Machine
 from ..core.problem import Problem
-from ..core.space import Axes, Footprint, Space
+from ..core.space import Axes, Footprint, LazySpace, Space
 from ..core.tensor_memory import LINE
 from ..device import l2, launch
 from ..device.grid import tiles
@@ -369,11 +369,18 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             cache_lines=lines,
         )
 
-    default = (
-        INTERPRETED
-        if machine is None
-        else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)
+    def default() -> PortableConfig:
+        if machine is None:
+            return INTERPRETED
+        return choose(problem, machine.sms, arch, machine.shared_memory_per_cta)
+
+    # What footprints depend on besides the config and the dtypes.
+    of_problem = fma, vectors, lines, problem.b[-1] != 1, arch
+    return LazySpace(
+        default,
+        axes=_INTERPRETED if machine is None else _AXES,
+        also=() if machine is None else CANDIDATES,
+        invalid_reason=reason,
+        footprint=footprint,
+        footprint_key=lambda _: of_problem,
     )
-    axes = _INTERPRETED if machine is None else _AXES
-    also = () if machine is None else CANDIDATES
-    return Space(own=default, axes=axes, invalid_reason=reason, footprint=footprint, also=also)

@@ -7,6 +7,7 @@ the predictions matters; `rank.spearman` measures how good it is.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...core.machines import Machine
 from ...core.space import Footprint
@@ -108,52 +109,8 @@ def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float
     """Returns the number of useful outputs divided by the outputs that all SMs could compute in as
     many waves.
     """
-    grid = _grid(f, workload, machine)
-    rounds = grid.waves if f.stream_k else math.ceil(grid.waves) / f.split_k
-    computed = rounds * grid.places * _cluster(f) / f.cluster_k * f.tile_m * f.tile_n
-    return workload.M * workload.N / computed
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """The grid of tiles on the GPU.
-
-    Attributes:
-        rows, columns: of cluster tiles.
-        places: clusters that all SMs could run at a time.
-        waves: waves of clusters, with split-K partitions counted.
-        together: CTAs on an SM that hide each other's latency.
-        busy: SMs that have work.
-    """
-
-    rows: int
-    columns: int
-    places: float
-    waves: float
-    together: int
-    busy: int
-
-
-def _grid(f: Footprint, workload: Workload, machine: Machine) -> _Grid:
-    rows = math.ceil(workload.M / (f.tile_m * f.cluster_m))
-    columns = math.ceil(workload.N / (f.tile_n * f.cluster_n))
-    sms, cluster = min(f.sms or machine.sms, machine.sms), _cluster(f)
-    ctas_per_sm = max(1, resident(f, machine))
-    at_once = clusters.at_once(sms, cluster) * ctas_per_sm
-    tiles = rows * columns * cluster * f.split_k
-    return _Grid(
-        rows,
-        columns,
-        places=max(at_once, machine.sms / cluster),
-        waves=rows * columns * f.split_k / at_once,
-        together=min(ctas_per_sm, math.ceil(tiles / machine.sms)),
-        busy=min(machine.sms, f.sms or machine.sms, tiles),
-    )
-
-
-def _cluster(f: Footprint) -> int:
-    """Returns the CTAs of a cluster."""
-    return f.cluster_m * f.cluster_n * f.cluster_k
+    model = ConfigModel(f, machine, workload.dtype, workload.out_dtype)
+    return model.wave_efficiency(Call.of(workload, machine))
 
 
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
@@ -161,144 +118,204 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
 
     It checks nothing: configs that cannot run are pruned before.
     """
-    grid, traffic = _grid(f, workload, machine), _traffic(workload, machine)
-    k_tile = _k_tile(f, workload, machine, grid, traffic)
-    tile = _tile(f, workload, grid, traffic, k_tile)
-    cycles = _cycles(f, grid, tile)
-    dram = 0.0 if traffic.fits_l2 else traffic.touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
-    us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
-    if f.straddles_lines:
-        us *= STRADDLED_LINES
-    return Prediction(
-        us=us,
-        waves=grid.waves,
-        wave_efficiency=wave_efficiency(f, workload, machine),
-        tensor=min(1.0, k_tile.products / k_tile.cycles),
-        l2=min(1.0, k_tile.l2 / k_tile.cycles),
-        latency=min(1.0, k_tile.waited / k_tile.cycles),
-        store=tile.stored / grid.together / tile.cycles,
-    )
+    model = ConfigModel(f, machine, workload.dtype, workload.out_dtype)
+    return model.predict(Call.of(workload, machine))
 
 
-@dataclass(frozen=True)
-class _Traffic:
-    """The bytes of a call: per element of A and B, and of C; all bytes that it touches; and whether
-    L2 holds them.
+class Call(NamedTuple):
+    """What all configs share in a call.
+
+    Attributes:
+        M, N, K: its shape.
+        fits_l2: whether L2 holds everything that it touches.
+        dram_us: how long DRAM needs where L2 does not, else 0.
+        lean: how much more a byte of A costs than the mean of both operands, and one of B less.
     """
 
-    size: int
-    out_size: int
-    touched: int
+    M: int
+    N: int
+    K: int
     fits_l2: bool
+    dram_us: float
+    lean: float
+
+    @staticmethod
+    def of(workload: Workload, machine: Machine) -> "Call":
+        """Returns the call of a workload on a GPU."""
+        M, N, K = workload.M, workload.N, workload.K
+        size, out_size = _size(workload.dtype), _size(workload.out_dtype)
+        touched = (M + N) * K * size + M * N * out_size
+        fits_l2 = touched <= HELD * machine.l2_bytes
+        dram = 0.0 if fits_l2 else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
+        return Call(M, N, K, fits_l2, dram, LARGER * (M / (M + N) - 0.5))
 
 
-def _traffic(workload: Workload, machine: Machine) -> _Traffic:
-    size, out_size = (
-        2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype)
-    )
-    operands = (workload.M + workload.N) * workload.K * size
-    touched = operands + workload.M * workload.N * out_size
-    return _Traffic(size, out_size, touched, fits_l2=touched <= HELD * machine.l2_bytes)
+def _size(dtype: str) -> int:
+    return 2 if dtype in ("bfloat16", "float16") else 4
 
 
-@dataclass(frozen=True)
-class _KTile:
-    """The cycles of one k tile in a CTA, and those of its limits: MMAs, L2, waits."""
+class _Grid(NamedTuple):
+    """The grid of tiles on the GPU.
+
+    Attributes:
+        tiles: cluster tiles.
+        waves: waves of clusters, with split-K partitions counted.
+        together: CTAs on an SM that hide each other's latency.
+        busy: SMs that have work.
+    """
+
+    tiles: int
+    waves: float
+    together: int
+    busy: int
+
+
+class _KTile(NamedTuple):
+    """The cycles of one k tile in a CTA, and those of its limits besides MMAs: L2, waits."""
 
     cycles: float
-    products: float
     l2: float
     waited: float
 
 
-def _k_tile(
-    f: Footprint, workload: Workload, machine: Machine, grid: _Grid, traffic: _Traffic
-) -> _KTile:
-    products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
-    l2 = _l2_cycles(f, workload, machine, grid, traffic)
-    drained = 0.0 if f.in_flight else DRAIN / f.groups / grid.together
-    if f.stages == 1:
-        waited = (LATENCY + l2 + products + drained) / grid.together
-    else:
-        waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / grid.together
-    cycles = _soft_max(SHARPNESS, products + drained, l2, waited) + BARRIERS
-    if max(f.cache_lines) > 1:
-        rows_a, rows_b = _own_rows(f)
-        requested = (
-            (rows_a * f.cache_lines[0] + rows_b * f.cache_lines[1]) * f.tile_k * traffic.size
-        )
-        cycles = max(cycles, requested / (LINES * machine.sms / grid.busy))
-    return _KTile(cycles, products, l2, waited)
+class ConfigModel:
+    """The model of a config on a GPU. A lookup asks it for the times of a hundred configs at every
+    new shape, so the terms that depend on no shape are computed once.
 
-
-def _l2_cycles(
-    f: Footprint, workload: Workload, machine: Machine, grid: _Grid, traffic: _Traffic
-) -> float:
-    """Returns the cycles until L2 has sent the operands of a k tile."""
-    if f.gpc_local and grid.waves <= 1:
-        return (f.tile_m + f.tile_n) * f.tile_k * traffic.size / GATHERED
-    rows_a, rows_b = _own_rows(f)
-    lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)
-    share = L2_SHARE_HELD if traffic.fits_l2 else L2_SHARE
-    weighed = ((1 + lean) * rows_a + (1 - lean) * rows_b) * f.tile_k * traffic.size
-    return weighed / min(L2_PORT, share * machine.l2_bytes_per_clock / grid.busy)
-
-
-def _own_rows(f: Footprint) -> tuple[float, float]:
-    """Returns the rows of A and columns of B that a CTA loads itself; other CTAs of its cluster
-    load the rest.
+    Attributes:
+        rows, columns: the outputs of a cluster tile.
+        at_once: clusters that run at the same time.
+        products: the cycles of a k tile's MMAs.
+        stored: the cycles of an output tile's stores.
+        combined: the cycles of combining a tile's partial sums.
     """
-    return f.tile_m / f.cluster_n, f.tile_n / f.cluster_m
 
+    def __init__(self, f: Footprint, machine: Machine, dtype: str, out_dtype: str) -> None:
+        self.f, self.machine = f, machine
+        self._cluster = cluster = f.cluster_m * f.cluster_n * f.cluster_k
+        self.rows, self.columns = f.tile_m * f.cluster_m, f.tile_n * f.cluster_n
+        self._sms = min(f.sms or machine.sms, machine.sms)
+        self._ctas_per_sm = max(1, resident(f, machine))
+        self.at_once = clusters.at_once(self._sms, cluster) * self._ctas_per_sm
+        self._places = max(self.at_once, machine.sms / cluster)
 
-@dataclass(frozen=True)
-class _Tile:
-    """The cycles of an output tile, of its stores, and of combining its partial sums."""
+        self.products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, dtype, machine) * f.issue)
+        self._drain = 0.0 if f.in_flight else DRAIN / f.groups
+        self._waited = (LATENCY + self.products) / max(1.0, f.stages - f.in_flight)
+        self._partitions = f.split_k * f.cluster_k
+        # Rows of A and columns of B that a CTA loads itself; others of its cluster load the rest.
+        self._rows_a, self._rows_b = f.tile_m / f.cluster_n, f.tile_n / f.cluster_m
+        row = f.tile_k * _size(dtype)  # bytes of a k tile's row
+        self._row = row
+        self._gathered = (f.tile_m + f.tile_n) * row / GATHERED
+        self._requested = 0.0
+        if max(f.cache_lines) > 1:
+            lines_a, lines_b = f.cache_lines
+            self._requested = (self._rows_a * lines_a + self._rows_b * lines_b) * row
 
-    cycles: float
-    stored: float
-    combined: float
+        hidden = BEHIND if f.pingpong else 1.0
+        out_size = _size(out_dtype)
+        self.stored = f.tile_m * f.tile_n / f.cluster_k * out_size / STORE[f.store] * hidden
+        partitions = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
+        sums = f.tile_m * f.tile_n * 4
+        self.combined = COMBINE + (1 + partitions) * sums / SUMS if partitions else 0.0
+        self._exchanged = clusters.exchange(sums * (1 - 1 / f.cluster_k)) if f.cluster_k > 1 else 0
+        self._start = PROLOGUE + (clusters.TOGETHER if cluster > 1 else 0.0)
 
+    def us(self, call: Call) -> float:
+        """Returns the predicted time of a call."""
+        grid = self._grid(call)
+        return self._us(call, grid, self._tile(call, grid, self._k_tile(call, grid).cycles))
 
-def _tile(
-    f: Footprint, workload: Workload, grid: _Grid, traffic: _Traffic, k_tile: _KTile
-) -> _Tile:
-    k_tiles = math.ceil(math.ceil(workload.K / f.tile_k) / (f.split_k * f.cluster_k))
-    hidden = BEHIND if f.pingpong else 1.0
-    stored = f.tile_m * f.tile_n / f.cluster_k * traffic.out_size / STORE[f.store] * hidden
-    cycles = k_tiles * k_tile.cycles + (stored + BETWEEN) / grid.together
+    def predict(self, call: Call) -> Prediction:
+        """Returns the predicted time of a call, and what limits it."""
+        grid = self._grid(call)
+        k_tile = self._k_tile(call, grid)
+        tile = self._tile(call, grid, k_tile.cycles)
+        return Prediction(
+            us=self._us(call, grid, tile),
+            waves=grid.waves,
+            wave_efficiency=self.wave_efficiency(call),
+            tensor=min(1.0, self.products / k_tile.cycles),
+            l2=min(1.0, k_tile.l2 / k_tile.cycles),
+            latency=min(1.0, k_tile.waited / k_tile.cycles),
+            store=self.stored / grid.together / tile,
+        )
 
-    partitions = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
-    combined = COMBINE + (1 + partitions) * f.tile_m * f.tile_n * 4 / SUMS if partitions else 0.0
-    if f.split_k > 1:
-        cycles += combined
-    if f.cluster_k > 1:
-        cycles += clusters.exchange(f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k))
-    return _Tile(cycles, stored, combined)
+    def wave_efficiency(self, call: Call) -> float:
+        """Returns what the function of this name returns."""
+        f, grid = self.f, self._grid(call)
+        rounds = grid.waves if f.stream_k else math.ceil(grid.waves) / f.split_k
+        outputs = self._cluster / f.cluster_k * f.tile_m * f.tile_n
+        return call.M * call.N / (rounds * self._places * outputs)
 
+    def _grid(self, call: Call) -> _Grid:
+        tiles = -(-call.M // self.rows) * -(-call.N // self.columns)
+        partitions = tiles * self.f.split_k
+        ctas = partitions * self._cluster
+        return _Grid(
+            tiles,
+            waves=partitions / self.at_once,
+            together=min(self._ctas_per_sm, -(-ctas // self.machine.sms)),
+            busy=min(self._sms, ctas),
+        )
 
-def _cycles(f: Footprint, grid: _Grid, tile: _Tile) -> float:
-    """Returns the cycles of a call on the SM that is busy the longest."""
-    together = grid.together
-    if f.stream_k:
-        rounds = grid.waves + CUT + tile.combined / tile.cycles
-    elif f.persistent or together == 1:
-        rounds = math.ceil(grid.waves)
-    else:
-        rounds = max(1.0, math.ceil(grid.waves * together) / together)
-    start = PROLOGUE + (clusters.TOGETHER if _cluster(f) > 1 else 0.0)
-    return rounds * together * tile.cycles + start * (1 if f.persistent else rounds)
+    def _k_tile(self, call: Call, grid: _Grid) -> _KTile:
+        products, together = self.products, grid.together
+        l2 = self._l2_cycles(call, grid)
+        drained = self._drain / together
+        if self.f.stages == 1:
+            waited = (LATENCY + l2 + products + drained) / together
+        else:
+            waited = self._waited / together
+        cycles = _soft_max(SHARPNESS, products + drained, l2, waited) + BARRIERS
+        if self._requested:
+            cycles = max(cycles, self._requested / (LINES * self.machine.sms / grid.busy))
+        return _KTile(cycles, l2, waited)
+
+    def _l2_cycles(self, call: Call, grid: _Grid) -> float:
+        """Returns the cycles until L2 has sent the operands of a k tile."""
+        if self.f.gpc_local and grid.waves <= 1:
+            return self._gathered
+        share = L2_SHARE_HELD if call.fits_l2 else L2_SHARE
+        lean = call.lean
+        weighed = ((1 + lean) * self._rows_a + (1 - lean) * self._rows_b) * self._row
+        return weighed / min(L2_PORT, share * self.machine.l2_bytes_per_clock / grid.busy)
+
+    def _tile(self, call: Call, grid: _Grid, k_tile: float) -> float:
+        """Returns the cycles of an output tile whose k tiles take so many."""
+        f = self.f
+        k_tiles = math.ceil(math.ceil(call.K / f.tile_k) / self._partitions)
+        cycles = k_tiles * k_tile + (self.stored + BETWEEN) / grid.together
+        if f.split_k > 1:
+            cycles += self.combined
+        return cycles + self._exchanged
+
+    def _us(self, call: Call, grid: _Grid, tile: float) -> float:
+        """Returns the time of a call, which is that of the SM that is busy the longest."""
+        f, together = self.f, grid.together
+        if f.stream_k:
+            rounds = grid.waves + CUT + self.combined / tile
+        elif f.persistent or together == 1:
+            rounds = math.ceil(grid.waves)
+        else:
+            rounds = max(1.0, math.ceil(grid.waves * together) / together)
+        cycles = rounds * together * tile + self._start * (1 if f.persistent else rounds)
+        on_sms = cycles / (CLOCK_SHARE * self.machine.boost_mhz)
+        us = _soft_max(DRAM_SHARPNESS, on_sms, call.dram_us) if call.dram_us else on_sms
+        us += LAUNCH_US
+        return us * STRADDLED_LINES if f.straddles_lines else us
 
 
 def _soft_max(sharpness: float, *values: float) -> float:
     return float(sum(value**sharpness for value in values) ** (1 / sharpness))
 
 
-def _rate(f: Footprint, workload: Workload, machine: Machine) -> float:
+def _rate(f: Footprint, dtype: str, machine: Machine) -> float:
     """Returns the FLOP per cycle of one SM with these instructions."""
     if f.math == "fma":
         return machine.flops_per_sm_clock["float32"]
-    peak = machine.flops_per_sm_clock.get(workload.dtype, machine.flops_per_sm_clock["float32"])
+    peak = machine.flops_per_sm_clock.get(dtype, machine.flops_per_sm_clock["float32"])
     if f.math == "mma":
         return peak * (MMA_SHARE if machine.arch >= 90 else 0.9)
     # m64nNk16 reads A and B from shared memory every time.

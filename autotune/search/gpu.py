@@ -45,6 +45,7 @@ def current(index: int | None = None) -> Gpu:
     )
 
 
+@functools.lru_cache(maxsize=64)
 def machine(gpu: Gpu) -> machines.Machine | None:
     """Returns the rates and sizes of a GPU that the models use; None for the interpreter."""
     if gpu.arch == 0:

@@ -1,5 +1,6 @@
 """The configuration of every Hopper rung, and formulas for its resources."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -145,12 +146,12 @@ class HopperConfig(metaclass=RenamedFields):
                 return getattr(self, self.ALIASES[name])
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
-    @property
+    @functools.cached_property
     def multicast_size(self) -> int:
         """CTAs of a cluster that load for each other by multicast."""
         return self.cluster_m * self.cluster_n
 
-    @property
+    @functools.cached_property
     def cluster(self) -> int:
         """CTAs of a cluster."""
         return self.multicast_size * self.cluster_k
@@ -175,7 +176,7 @@ class HopperConfig(metaclass=RenamedFields):
         """The numbers of columns that tiles may have."""
         return (self.tile_n, self.tile_n - 8) if self.variable_tile_n else (self.tile_n,)
 
-    @property
+    @functools.cached_property
     def stage_n(self) -> int:
         """Columns of B in a stage: those of a tile, rounded up to whole swizzles for each CTA that
         loads a part of it.
@@ -206,7 +207,7 @@ class HopperConfig(metaclass=RenamedFields):
         """
         return min(self.stagger_k_tiles or 3, self.stages - 1)
 
-    @property
+    @functools.cached_property
     def accumulator_registers(self) -> int:
         """Registers that a thread of a consumer holds for its part of the fp32 tile."""
         return self.tile_m * self.tile_n // (self.warpgroups_per_tile * WARPGROUP)
@@ -236,6 +237,7 @@ class HopperConfig(metaclass=RenamedFields):
         )
 
 
+@functools.lru_cache(maxsize=1024)
 def compile_key(config: HopperConfig) -> HopperConfig:
     """Returns the config whose compiled kernel also serves this one.
 

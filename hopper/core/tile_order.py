@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...core import forks
@@ -64,7 +65,7 @@ def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch
     """
     with _making.setdefault(device, forks.Lock()):
         if (device, key) not in _kept:
-            tiles = torch.tensor(order(), dtype=torch.int32, device="cpu")
+            tiles = torch.from_numpy(np.array(order(), dtype=np.int32))
             _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))
         return _kept[device, key]
 

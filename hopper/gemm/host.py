@@ -25,7 +25,7 @@ from ..core.config import (
     promoted_reason,
     quantized_reason,
 )
-from . import gpc_placement, heuristic, operand_copies, packed, search_space
+from . import gpc_placement, heuristic, operand_copies, packed, rule_cycles, search_space
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
 from .launcher import launcher
@@ -152,7 +152,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     """
     if config is None:
         config = own_config(rung, problem)
-    if problem.weights_ready and problem.M <= heuristic.FEW:
+    if problem.weights_ready and problem.M <= rule_cycles.FEW:
         config = replace(config, pdl=True, weights_ready=True)
     if problem.sm_carveout:
         config = tile_order.within(problem.device, config, problem.sm_carveout)
@@ -194,13 +194,13 @@ def quantizes(rung: Rung, problem: Problem) -> bool:
 
 
 @functools.cache
-def device_rates(device: torch.device) -> heuristic.Rates:
+def device_rates(device: torch.device) -> rule_cycles.Rates:
     """Returns the rates of a device: those of an H100, with the device's own SMs, where no table
     lists it, or there is no device.
     """
     name = torch.cuda.get_device_properties(device).name if torch.cuda.is_available() else ""
     machine = machines.of_device(name)
-    known = heuristic.rates(machine) if machine else heuristic.Rates()
+    known = rule_cycles.rates(machine) if machine else rule_cycles.Rates()
     return known._replace(sms=tile_order.clusters(device, 0, 1))
 
 

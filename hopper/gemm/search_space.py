@@ -1,19 +1,20 @@
 """The search space of `hopper.gemm`."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.machines import Machine
 from ...core.problem import Problem, with_row_major_output
-from ...core.space import Footprint, Space
+from ...core.space import Footprint, LazySpace, Space
 from ...core.tensor_memory import LINE
 from ..core import tile_order
 from ..core.config import HopperConfig, compile_key, gated_reason
 from ..core.search_space import Unsupported, footprint_of
 from . import heuristic, operand_copies
+from .rule_cycles import FEW
 
 # tile_m, consumers, pingpong, in_flight. Three consumers keep the tensor cores busy without groups
 # in flight, too.
@@ -39,6 +40,7 @@ _PARTITIONS = (
 )
 _WHOLE_TILES = _PARTITIONS[0]
 _MOST_ACCUMULATORS = 200  # registers per thread; 208 spill where a thread has 232
+_MOST_REMEMBERED = 4096  # configs
 _FEW_OUTPUTS = 2048**2  # a call with this few outputs may be faster with k tiles of 128 terms
 
 
@@ -49,27 +51,54 @@ def space(
     those of sm_90, in `invalid_reason`. Stages and epilogue stages are no axes: as many as fit are
     used, because they cost nothing but shared memory.
     """
-    unsupported_reason = unsupported(problem)
-    own = heuristic.config(problem, heuristic.rates(machine), base)
-    cache_lines = operand_copies.cache_lines_per_row(problem)
+    unsupported_reason, buildable_reason = unsupported(problem), _remembered(gemm.invalid_reason)
+    footprints = Footprints(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
-        if reason := unsupported_reason or gemm.invalid_reason(config):
+        if reason := unsupported_reason or buildable_reason(config):
             return reason
         if problem.epilogue.gated and (
             reason := gated_reason(config, heuristic.sums_halves(problem))
         ):
             return reason
-        return None if config == own else pruned_reason(config, machine, problem)
+        reason = pruned_reason(config, machine, problem)
+        return None if reason is None or is_own(config) else reason
 
-    return Space(
-        own=own,
+    def is_own(config: HopperConfig) -> bool:
+        own = found.own  # the comparison of all fields takes longer than the reasons
+        return config.tile_n == own.tile_n and config == own
+
+    found = LazySpace(
+        functools.partial(heuristic.config, problem, heuristic.rates(machine), base),
         axes={},
         also=_Listed(base, problem, machine),
         invalid_reason=invalid_reason,
-        footprint=functools.partial(footprint, problem, cache_lines),
+        footprint=footprints.of,
         compile_key=_compile_key,
+        footprint_key=footprints.key,
     )
+    return found
+
+
+class _Remembered:
+    """A function of configs that remembers its results by the identity of the config: those of
+    tables come back at every shape, and hashing one takes longer than pruning it.
+    """
+
+    def __init__(self, function: Callable[[HopperConfig], str | None]) -> None:
+        self._function = function
+        self._results: dict[int, tuple[HopperConfig, str | None]] = {}
+
+    def __call__(self, config: HopperConfig) -> str | None:
+        found = self._results.get(id(config))
+        if found is None:  # what is remembered is kept alive, so that no other config has its id
+            if len(self._results) >= _MOST_REMEMBERED:
+                self._results.clear()
+            found = self._results[id(config)] = config, self._function(config)
+        return found[1]
+
+
+_remembered = functools.cache(_Remembered)
 
 
 def _compile_key(config: HopperConfig) -> HopperConfig:
@@ -99,7 +128,7 @@ class _Listed:
 
 
 def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
-    few = min(problem.M, problem.N) <= heuristic.FEW
+    few = min(problem.M, problem.N) <= FEW
     any_column = heuristic.swaps_of_any_column(problem)
     if not few:
         any_column = any_column[:1]
@@ -138,7 +167,7 @@ def _whole_width(problem: Problem, swap: bool) -> list[int]:
     """
     M, N = problem.M, problem.columns
     extent = min(M, N)
-    if not heuristic.FEW < extent <= _WIDTHS[-1] or swap != (M <= N):
+    if not FEW < extent <= _WIDTHS[-1] or swap != (M <= N):
         return []
     return [-(-extent // 16) * 16]
 
@@ -182,9 +211,7 @@ def _pruned_tile(c: HopperConfig, M: int, N: int) -> str | None:
             f"{c.accumulator_registers} accumulators per thread spill, expected at most "
             f"{_MOST_ACCUMULATORS}"
         )
-    granule = 8 * c.cluster_k if c.cluster_k > 1 else 1  # a width is a multiple of this
-    narrower = any(N <= width < c.tile_n and width % granule == 0 for width in _WIDTHS)
-    if c.tile_m >= M + 64 or narrower:
+    if c.tile_m >= M + 64 or _next_narrower(c.tile_n, c.cluster_k) >= N:
         return (
             f"tile is {c.tile_m}x{c.tile_n}, expected a tile no larger than needed to cover {M}x{N}"
         )
@@ -196,6 +223,15 @@ def _pruned_tile(c: HopperConfig, M: int, N: int) -> str | None:
             "a cluster without empty CTAs"
         )
     return None
+
+
+@functools.cache
+def _next_narrower(tile_n: int, cluster_k: int) -> int:
+    """Returns the largest of `_WIDTHS` below a width that can be divided as well; 0 where there is
+    none.
+    """
+    granule = 8 * cluster_k if cluster_k > 1 else 1
+    return max((w for w in _WIDTHS if w < tile_n and w % granule == 0), default=0)
 
 
 def _pruned_schedule(
@@ -232,50 +268,78 @@ def _pruned_schedule(
     return None
 
 
-def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -> Footprint:
-    """Describes the resources that a config uses on a GPU, in rows and columns of the problem."""
-    N = problem.M if c.swap_ab else problem.N
-    mean_tile_n = -(-N // tile_order.columns(c, N))
-    as_computed = replace(
-        footprint_of(c, c.consumers + 1, persistent=True),
-        tile_n=mean_tile_n if c.variable_tile_n else c.tile_n,
-        split_k=c.split_k,
-        stream_k=c.stream_k,
-        cluster_k=c.cluster_k,
-        pingpong=c.pingpong,
-        gpc_local=c.gpc_local and not c.split,
-        cache_lines=_requested_lines(cache_lines, c, problem),
-        straddles_lines=_straddles_lines(c, problem),
-    )
-    if not c.swap_ab:
-        return as_computed
-    return replace(
-        as_computed,
-        tile_m=as_computed.tile_n,
-        tile_n=as_computed.tile_m,
-        cluster_m=as_computed.cluster_n,
-        cluster_n=as_computed.cluster_m,
-    )
+class _OfProblem(NamedTuple):
+    """What the footprint of a config depends on besides the config.
 
-
-def _straddles_lines(c: HopperConfig, problem: Problem) -> bool:
-    """Returns whether tiles begin inside cache lines: their columns are contiguous in memory, and
-    their width is no multiple of a line.
+    Attributes:
+        mean_tile_n: the mean width of tiles of variable width, else 0.
+        cache_lines: the cache lines that loads request per 128 contiguous bytes of A, and of B.
+        straddles_lines: whether tiles begin inside cache lines.
     """
-    row_major = with_row_major_output(problem)[0]
-    N = row_major.M if c.swap_ab else row_major.columns
-    contiguous = operand_copies.contiguous_columns(problem)[c.swap_ab]
-    if not contiguous or tile_order.columns(c, N) == 1:
-        return False
-    return any(width * problem.dtype.itemsize % LINE for width in tile_order.widths(c, N))
+
+    mean_tile_n: int
+    cache_lines: tuple[int, int]
+    straddles_lines: bool
 
 
-def _requested_lines(
-    cache_lines: tuple[int, int], c: HopperConfig, problem: Problem
-) -> tuple[int, int]:
-    """Returns the cache lines that loads request per 128 contiguous bytes of A, and of B."""
-    if not operand_copies.contiguous_columns(problem)[c.swap_ab]:
-        return cache_lines
-    lines_a, lines_b = cache_lines
-    lines = operand_copies.lines_of_columns(c)
-    return (max(lines_a, lines), lines_b) if c.swap_ab else (lines_a, max(lines_b, lines))
+class Footprints:
+    """The footprints of configs for a problem, in its rows and columns."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._row_major = with_row_major_output(problem)[0]
+        self._cache_lines = operand_copies.cache_lines_per_row(problem)
+        self._contiguous = operand_copies.contiguous_columns(problem)
+        self._usual = _OfProblem(0, self._cache_lines, False)
+
+    def key(self, c: HopperConfig) -> _OfProblem:
+        """Returns what the footprint of a config depends on besides the config."""
+        mean_tile_n = 0
+        if c.variable_tile_n:
+            N = self._problem.M if c.swap_ab else self._problem.N
+            mean_tile_n = -(-N // tile_order.columns(c, N))
+        elif not self._contiguous[c.swap_ab]:
+            return self._usual
+        return _OfProblem(mean_tile_n, self._requested_lines(c), self._straddles_lines(c))
+
+    def of(self, c: HopperConfig) -> Footprint:
+        """Describes the resources that a config uses on a GPU."""
+        key = self.key(c)
+        as_computed = replace(
+            footprint_of(c, c.consumers + 1, persistent=True),
+            tile_n=key.mean_tile_n or c.tile_n,
+            split_k=c.split_k,
+            stream_k=c.stream_k,
+            cluster_k=c.cluster_k,
+            pingpong=c.pingpong,
+            gpc_local=c.gpc_local and not c.split,
+            cache_lines=key.cache_lines,
+            straddles_lines=key.straddles_lines,
+        )
+        if not c.swap_ab:
+            return as_computed
+        return replace(
+            as_computed,
+            tile_m=as_computed.tile_n,
+            tile_n=as_computed.tile_m,
+            cluster_m=as_computed.cluster_n,
+            cluster_n=as_computed.cluster_m,
+        )
+
+    def _straddles_lines(self, c: HopperConfig) -> bool:
+        """Returns whether tiles begin inside cache lines: their columns are contiguous in memory,
+        and their width is no multiple of a line.
+        """
+        N = self._row_major.M if c.swap_ab else self._row_major.columns
+        if not self._contiguous[c.swap_ab] or tile_order.columns(c, N) == 1:
+            return False
+        itemsize = self._problem.dtype.itemsize
+        return any(width * itemsize % LINE for width in tile_order.widths(c, N))
+
+    def _requested_lines(self, c: HopperConfig) -> tuple[int, int]:
+        """Returns the cache lines that loads request per 128 contiguous bytes of A, and of B."""
+        if not self._contiguous[c.swap_ab]:
+            return self._cache_lines
+        lines_a, lines_b = self._cache_lines
+        lines = operand_copies.lines_of_columns(c)
+        return (max(lines_a, lines), lines_b) if c.swap_ab else (lines_a, max(lines_b, lines))

@@ -22,10 +22,10 @@ from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
-from ..gemm import heuristic
-from ..gemm.heuristic import Rates
+from ..gemm import heuristic, rule_cycles
 from ..gemm.host import device_rates
 from ..gemm.kernel import Config
+from ..gemm.rule_cycles import Rates
 from ..gemm.scale_layout import GRANULE
 from . import layouts
 from .traits import CAPACITIES
@@ -67,7 +67,7 @@ LOADING_REGISTERS = 56  # of warps that copy
 TMA_REGISTERS = 40  # of warps that only start TMA loads
 _REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
 # An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
-# store. The other constants of the model are those of `gemm.heuristic`.
+# store. The other constants of the model are those of `gemm.rule_cycles`.
 _TILE_CYCLES = 1500.0
 # The bytes of results that tiles of 64×128 with few terms write, by cycle and SM: a tile every
 # 1,270 cycles. That is what the DRAM of an H100 takes, and less than that of an H200 does.
@@ -331,9 +331,9 @@ def _cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> tupl
         moved, depth = (M + N) * K + groups * M * results, K / groups + config.tile_k / 2
     columns = config.tile_n * config.cluster_n
     tiles = tile_rows * together * math.ceil(N / columns) * config.cluster_n
-    products = 2 * config.tile_m * config.tile_n * depth / (heuristic.REACHED * 4096)
+    products = 2 * config.tile_m * config.tile_n * depth / (rule_cycles.REACHED * 4096)
     own_rows = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
-    loads = 2 * own_rows * depth / heuristic.STEADY_BYTES
+    loads = 2 * own_rows * depth / rule_cycles.STEADY_BYTES
     tile = (products**3 + loads**3) ** (1 / 3) + _TILE_CYCLES
     dram = 2 * moved / rates.dram_bytes_per_clock
     return math.ceil(tiles / rates.sms) * tile, dram

@@ -24,6 +24,7 @@ struct State {
 
   PyObject* invariance = nullptr;  // flags of contexts: `ever` and `requested`
   PyObject* readiness = nullptr;
+  PyObject* accumulation = nullptr;
   PyObject* forward_levels = nullptr;  // the module dictionary that has `_current_level`
   PyObject* product = nullptr;  // product(a, b, batch_invariant), differentiable
   PyObject* name_ever = nullptr;

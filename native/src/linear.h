@@ -149,6 +149,10 @@ inline PyObject* linear(PyObject* const* given, Py_ssize_t count) {
     return nullptr;
   }
   options.recorded = c10::GradMode::is_enabled() && any_requires_grad(operands);
+  // The function of Python adds the gradient of the weight to the one that is there.
+  if (options.recorded && is_on(state().accumulation)) {
+    return nullptr;
+  }
   const auto plan = find_plan(operands, options);
   if (!plan) {
     return nullptr;

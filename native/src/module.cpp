@@ -38,12 +38,14 @@ PyMethodDef FAST[] = {
 void configure(
     const py::object& invariance,
     const py::object& readiness,
+    const py::object& accumulation,
     const py::object& forward_levels,
     const py::object& product) {
   State& made = state();
   const auto keep = [](const py::object& given) { return py::object(given).release().ptr(); };
   made.invariance = keep(invariance);
   made.readiness = keep(readiness);
+  made.accumulation = keep(accumulation);
   made.forward_levels = keep(forward_levels);
   made.product = keep(product);
   made.name_ever = PyUnicode_InternFromString("ever");

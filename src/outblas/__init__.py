@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .core.accumulation import accumulate_gradients
 from .core.errors import OperandError
 from .core.invariance import batch_invariant
 from .core.readiness import weights_ready
@@ -40,6 +41,7 @@ __all__ = [
     "Kernel",
     "Linear",
     "OperandError",
+    "accumulate_gradients",
     "addmm",
     "batch_invariant",
     "disable",

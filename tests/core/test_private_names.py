@@ -183,6 +183,28 @@ def test_without_its_name_products_of_fp8_are_written_where_they_belong(
     assert bool((out == 1).all())
 
 
+def test_without_its_name_no_gradient_is_added_in_place(without: Without) -> None:
+    fresh = without(torch_private, "torch:_C._will_engine_execute_node")
+    weight = torch.ones(2, requires_grad=True)
+    asked: list[tuple[bool, bool]] = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+            return 2 * t
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            node = ctx.next_functions[0][0]
+            asked.append((fresh.will_accumulate(node), torch_private.will_accumulate(node)))
+            return 2 * g
+
+    Doubled.apply(weight).sum().backward()
+    torch.autograd.grad(Doubled.apply(weight).sum(), weight)
+
+    assert asked == [(False, True), (False, False)]
+
+
 def test_without_inductors_allocator_memory_is_as_asked_for(without: Without) -> None:
     fresh = without(torch_private, "torch:_C._dynamo.guards._empty_strided_cpu")
 

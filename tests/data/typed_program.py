@@ -89,6 +89,8 @@ oldest: int = min(kernel.min_arch for kernel in kernels)
 
 # ---- contexts, CUDA graphs, Inductor
 invariant: AbstractContextManager[None] = outblas.batch_invariant()
+with outblas.accumulate_gradients():
+    summed: Tensor = outblas.linear(a, b)
 with outblas.batch_invariant(False):
     outblas.warmup(outblas.matmul, a, b, tune="off")
 outblas.inductor_choice()

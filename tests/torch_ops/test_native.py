@@ -133,6 +133,23 @@ def test_products_of_a_backward_pass_are_computed(package: Any) -> None:
     assert hits(package, step) == 3  # the layer, and the gradients of x and of the weight
 
 
+def test_gradients_that_products_add_are_left_to_python(package: Any) -> None:
+    x, w = A.clone().requires_grad_(), torch.nn.Parameter(W.clone())
+    w.grad = torch.ones(4, 5)
+
+    def step() -> None:
+        with outblas.accumulate_gradients():
+            y = linear(x, w)
+        y.sum().backward()
+
+    step()
+    before = package.counts()[1]
+    step()
+
+    assert package.counts()[1] == before + 1, "the gradient of x"
+    torch.testing.assert_close(w.grad, torch.ones(4, 5) + 2 * (torch.ones(4, 6) @ A))
+
+
 # ---- plans
 def test_plans_are_forgotten(package: Any) -> None:
     linear(A, W)

@@ -13,6 +13,9 @@ from .epilogue import EpilogueArgs, glu_split
 from .problem import Problem, check_out_dtype, problem
 from .shapes import LAYOUTS
 from .steps import NO_STEPS, Steps
+from .tensor_memory import LINE
+
+_META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,25 @@ def example(
     if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
         raise ValueError(f"shape is {shape!r}, expected three sizes (M, N, K), each at least 1")
     M, N, K = shape
+    out_dtype = check_out_dtype(out_dtype, dtype)
+    if steps == NO_STEPS:  # as below, without tensors: a lookup asks for it at every new shape
+        a_strides = (K, 1) if layout[0] == "n" else (1, M)
+        b_strides = (N, 1) if layout[1] == "n" else (1, K)
+        return Problem(
+            M=M,
+            N=N,
+            K=K,
+            batch=(),
+            a=a_strides,
+            b=b_strides,
+            c=None,
+            out=(N, 1),
+            dtype=dtype,
+            out_dtype=out_dtype,
+            device=_META,
+            alignment=(LINE, LINE, 16),
+            tf32=tf32,
+        )
 
     def matrix(rows: int, columns: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
         if letter == "t":
@@ -86,7 +108,6 @@ def example(
         return torch.empty(rows, columns, dtype=dtype, device="meta")
 
     a, b = matrix(M, K, layout[0], dtype), matrix(K, N, layout[1], dtype)
-    out_dtype = check_out_dtype(out_dtype, dtype)
     columns = N // glu_split(steps.activation)
     extra = EpilogueArgs(
         steps.activation,

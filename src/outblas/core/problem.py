@@ -316,7 +316,7 @@ def problem(
         views.append(list(c.expand(M, N * split).stride()))
     of_epilogue = _epilogue_tensors(extra, scales, out.shape, formats)
     views += [_output_strides(t, shape, len(batch), vectors) for t, shape in of_epilogue.values()]
-    M, batch, strides = _fold_batch(M, *_merge(batch, views))
+    M, batch, strides = _fold_batch(M, *_merge(batch, views) if batch else (batch, views))
     operands = [t for t in (a, b, out, c) if t is not None]
     epilogue_strides = strides[len(operands) :]
     epilogue_views = {

@@ -3,7 +3,8 @@ that each config needs.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Generic, Literal, TypeVar
@@ -81,6 +82,10 @@ class Space(Generic[C]):
     `own` is the kernel's default config; all others differ from it along `axes`. `invalid_reason`
     returns why a config cannot run or cannot be fast here, or None; reasons of one kind differ only
     in their numbers. Configs for which `compile_key` returns the same value share one compilation.
+
+    `footprint_key` returns what the footprint of a config depends on besides the config and the
+    dtypes of the operands and the output. Footprints for which it returns the same value, in
+    whichever space, are equal. None: nobody knows, so every space makes its own.
     """
 
     own: C
@@ -89,6 +94,7 @@ class Space(Generic[C]):
     footprint: Callable[[C], Footprint]
     also: Iterable[C] = ()
     compile_key: Callable[[C], C] = lambda config: config
+    footprint_key: Callable[[C], Hashable] | None = None
 
     def configs(self) -> Iterator[C]:
         """Yields each config once: the kernel's default, those of `also`, then the product of the
@@ -113,3 +119,36 @@ class Space(Generic[C]):
                 for field, value in zip(fields, values, strict=True)
             }
             yield dataclasses.replace(self.own, **changes)  # type: ignore[type-var]
+
+
+class LazySpace(Space[C]):
+    """A space that chooses the kernel's default config when it is first asked for: looking up a
+    single config seldom needs it.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[], C],
+        *,
+        axes: Axes,
+        invalid_reason: Callable[[C], str | None],
+        footprint: Callable[[C], Footprint],
+        also: Iterable[C] = (),
+        compile_key: Callable[[C], C] = lambda config: config,
+        footprint_key: Callable[[C], Hashable] | None = None,
+    ) -> None:
+        """Args as of `Space`, with `choose` in the place of `own`."""
+        vars(self).update(
+            _choose=choose,
+            axes=axes,
+            invalid_reason=invalid_reason,
+            footprint=footprint,
+            also=also,
+            compile_key=compile_key,
+            footprint_key=footprint_key,
+        )
+
+    @functools.cached_property
+    def own(self) -> C:
+        """The kernel's default config."""
+        return self._choose()  # type: ignore[attr-defined,no-any-return]

@@ -93,9 +93,9 @@ def _grouped(rows: int, columns: int, group_m: int, group_n: int) -> Iterator[in
 def _serpentine(rows: int, columns: int, group_m: int) -> Iterator[int]:
     for band, top in enumerate(range(0, rows, group_m)):
         sweep = range(columns) if band % 2 == 0 else reversed(range(columns))
+        bottom = min(top + group_m, rows)
         for n in sweep:
-            for m in range(top, min(top + group_m, rows)):
-                yield m * columns + n
+            yield from range(top * columns + n, bottom * columns + n, columns)
 
 
 def _hilbert(corner: int, length: int, along: int, width: int, across: int) -> Iterator[int]:

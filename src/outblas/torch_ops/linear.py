@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.accumulation import flag as _accumulation
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import (
@@ -34,6 +35,7 @@ from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
 from . import eager, native, ops
+from .accumulation import add_to_grad
 from .autograd import gradient_of_x, product, recorded_run
 from .autograd_levels import direct_apply
 from .call import EagerChoice, OperatorChoice
@@ -145,7 +147,10 @@ def run(
         if conditions.layer is None:
             extra, x_shape = ops.epilogue(activation, bias, residual), conditions.x_shape
             return recorded_run(plan, x, weight.t(), None, 1, 0, batch_invariant, extra, x_shape)
-        found = _apply(conditions.layer, x, weight, bias, residual)
+        layer = conditions.layer
+        if _accumulation.ever and _accumulation.requested():
+            layer = layer._replace(accumulates=True)
+        found = _apply(layer, x, weight, bias, residual)
         result: Tensor = found[0] if activation else found
         return result
     transposed = weight.mT if weight.dim() == 2 else weight
@@ -219,6 +224,7 @@ class _Layer(NamedTuple):
 
     `bare`: there is no bias, activation or residual. `x_shape`: the shape of the activation's
     argument, None without an activation. `needs_...`: whether that tensor gets a gradient.
+    `accumulates`: whether that of the weight may be added to its `.grad` in place.
     """
 
     plan: Plan
@@ -228,6 +234,7 @@ class _Layer(NamedTuple):
     choice: OperatorChoice
     needs_input: bool
     needs_weight: bool
+    accumulates: bool = False
 
 
 class Linear(torch.autograd.Function):
@@ -246,7 +253,7 @@ class Linear(torch.autograd.Function):
         bias: Tensor | None,
         residual: Tensor | None,
     ) -> Any:
-        plan, bare, _, x_shape, _, needs_input, needs_weight = layer
+        plan, bare, _, x_shape, _, needs_input, needs_weight, _ = layer
         x = None if x_shape is None else input.new_empty(x_shape)
         if bare:
             y = plan(input, weight.mT, None, None, 1, 0)
@@ -278,7 +285,9 @@ class Linear(torch.autograd.Function):
         if needs_weight:
             if g.dim() > 2:
                 g, input = g.flatten(0, -2), input.flatten(0, -2)
-            d_weight = product(g.mT, input, layer.choice)
+            node = ctx.next_functions[1][0] if layer.accumulates else None
+            if node is None or not add_to_grad(node, g, input, layer.choice):
+                d_weight = product(g.mT, input, layer.choice)
         return None, d_input, d_weight, d_bias, d_residual
 
 

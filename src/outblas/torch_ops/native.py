@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..core import ffi_call
+from ..core.accumulation import flag as _accumulation
 from ..core.compat.torch_private import forward_levels
 from ..core.invariance import flag as _invariance
 from ..core.problem import Launch
@@ -82,7 +83,7 @@ def configure(product: Callable[[Tensor, Tensor, bool], Tensor]) -> None:
     if _package is None:
         return
     levels = vars(forward_levels)
-    _package.configure(_invariance, _readiness, levels, product)
+    _package.configure(_invariance, _readiness, _accumulation, levels, product)
     dispatch.on_clear.append(_package.clear)
 
 

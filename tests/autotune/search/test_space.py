@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from support.spaces import (
@@ -31,11 +32,14 @@ from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.machines import Machine
 from outblas.core.problem import Problem
+from outblas.core.shapes import LAYOUTS
+from outblas.core.space import LazySpace
 from outblas.hopper import gemm, hilbert
 from outblas.hopper.core import host
 from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
+KEPT_SHAPES = ((4096, 4096, 4096), (1000, 1160, 2048), (40, 1160, 2056), (1160, 40, 2048))
 # Of this many configs, one is looked at; all by `pytest -m slow`.
 some_of_them = pytest.mark.parametrize("of_so_many", [5, pytest.param(1, marks=pytest.mark.slow)])
 
@@ -318,3 +322,36 @@ def test_a_tile_can_have_all_of_a_few_hundred_rows(
     }
 
     assert found >= {(64, 1), (128, 1), (128, 2)}
+
+
+# What is kept from one space to the next.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_footprints_of_equal_keys_are_equal(name: str) -> None:
+    """For configs at shapes and layouts in which tiles cut cache lines, or are narrower."""
+    made: dict[object, Any] = {}
+    layouts = LAYOUTS if name in ("portable", "hopper.gemm") else (registry.layout_of(name),)
+    for dtype, layout, shape in itertools.product(precisions(name), layouts, KEPT_SHAPES):
+        found = space(name, replace(workload(name, shape, dtype), layout=layout))
+        if found.footprint_key is None:
+            continue
+        for config in itertools.islice(found.configs(), 0, 3000, 97):
+            footprint = found.footprint(config)
+            key = dtype, config, found.footprint_key(config)
+            assert made.setdefault(key, footprint) == footprint, key
+
+    assert name not in ("portable", "hopper.gemm") or len(made) > 100
+
+
+def test_a_lazy_space_chooses_the_own_config_once_and_when_asked() -> None:
+    found = space("hopper.gemm")
+    choose = Mock(return_value=found.own)
+    lazy = LazySpace(
+        choose, axes={}, invalid_reason=found.invalid_reason, footprint=found.footprint
+    )
+    assert not choose.called
+
+    assert lazy.own == lazy.own == found.own
+    assert list(lazy.configs()) == [found.own]
+    assert choose.call_count == 1

@@ -64,6 +64,41 @@ def test_k_is_in_one_order_where_a_row_s_bits_must_not_depend_on_others(
     assert not config.k_serpentine
 
 
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), rates=RATES)
+def test_tiles_of_variable_width_take_together_what_each_takes_alone(
+    problem: Problem, rates: heuristic.Rates
+) -> None:
+    """For calls whose weights do not stream: the others have tiles of their own."""
+    tiles = heuristic._tiles_of(OWN_CONFIG)
+    call = heuristic._call_of(problem, rates)._replace(streams=False)
+
+    for swap in (False, True):
+        variable = tiles.variable(swap, False, False)
+        alone = [each.cycles(call) for each in variable.models]
+        fastest = variable.fastest(call)
+
+        assert variable.models[alone.index(min(alone))] in fastest
+        assert max(each.cycles(call) for each in fastest) == pytest.approx(min(alone), rel=1e-8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), rates=RATES)
+def test_a_config_that_is_given_up_early_is_none_of_the_fastest(
+    problem: Problem, rates: heuristic.Rates
+) -> None:
+    call = heuristic._call_of(problem, rates)
+    models = list(heuristic._candidates(call, heuristic._tiles_of(OWN_CONFIG)))
+    whole = [each.cycles(call) for each in models]
+
+    for most in (min(whole), max(whole)):
+        bounded = [each.cycles(call, most) for each in models]
+        assert all(
+            found == cycles or (found == math.inf and cycles >= most)
+            for found, cycles in zip(bounded, whole, strict=True)
+        )
+
+
 def test_slow_tensor_cores_need_no_partitions_of_k() -> None:
     """An H20 has few SMs, and of each a quarter of an H100's rate: it waits for products sooner
     than for what a cluster along K saves of loads.

@@ -365,7 +365,7 @@ FAULTS = (
     Fault(
         "neighbour_counts_as_much_as_the_shape",
         _LOOKUP,
-        "        elsewhere = TIE if any(same_call) else 1.0\n",
+        "        elsewhere = TIE if any_same else 1.0\n",
         "        elsewhere = 1.0\n",
         CHOICE,
         "What another shape promises counts as much as what was measured at this one.",
@@ -381,7 +381,7 @@ FAULTS = (
     Fault(
         "neighbour_that_l2_holds",
         _LOOKUP,
-        "            if self._waits_for_dram(entry.workload) != waits_for_dram:\n"
+        "            if self._waited_for_dram(entry) != waits_for_dram:\n"
         "                weight *= TIE\n",
         "",
         CHOICE,

@@ -146,7 +146,7 @@ FAULTS = (
     Fault(
         "hopper_quantized_in_half_blocks",
         "hopper/gemm/heuristic.py",
-        "(c for c in candidates if quantized_reason(c, gated) is None)",
+        "(c for c in candidates if quantized_reason(c.config, gated) is None)",
         "(c for c in candidates)",
         QUANTIZED,
         "The rule takes tiles in which no CTA holds the 128 columns that share a scale.",

@@ -21,6 +21,8 @@ _AUTOGRAD = "src/outblas/torch_ops/autograd.py"
 _OPS = "src/outblas/torch_ops/ops.py"
 _LINEAR = "src/outblas/torch_ops/linear.py"
 LAYERS = (Check("test_linear_autograd.py"),)
+_ACCUMULATION = "src/outblas/torch_ops/accumulation.py"
+ACCUMULATED = (Check("test_accumulation.py"),)
 _FUSION = "src/outblas/patching/fusion.py"
 FUSED = (Check("test_nn_fuse.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
@@ -113,6 +115,46 @@ FAULTS = (
         "",
         LAYERS,
         "The gradient of a weight by columns lies by rows.",
+    ),
+    Fault(
+        "gradients_added_outside_of_the_context",
+        _LINEAR,
+        "if _accumulation.ever and _accumulation.requested():",
+        "if _accumulation.ever:",
+        ACCUMULATED,
+        "Once some gradients were added by products, all are.",
+    ),
+    Fault(
+        "gradients_added_and_returned",
+        _LINEAR,
+        "if node is None or not add_to_grad(node, g, input, layer.choice):",
+        "if node is None or add_to_grad(node, g, input, layer.choice) is not None:",
+        ACCUMULATED,
+        "Autograd adds a gradient that a product has added.",
+    ),
+    Fault(
+        "gradients_added_that_are_asked_for",
+        _ACCUMULATION,
+        "    if not _on_default_stream(g) or not will_accumulate(node):\n",
+        "    if not _on_default_stream(g):\n",
+        ACCUMULATED,
+        "`torch.autograd.grad` writes `.grad`, and returns nothing.",
+    ),
+    Fault(
+        "gradients_added_behind_hooks",
+        _ACCUMULATION,
+        " or has_gradient_hooks(weight):",
+        ":",
+        ACCUMULATED,
+        "A hook of a weight gets no gradient.",
+    ),
+    Fault(
+        "gradients_added_that_are_recorded",
+        _ACCUMULATION,
+        "weight is None or torch.is_grad_enabled() or",
+        "weight is None or",
+        ACCUMULATED,
+        "Gradients that are recorded are added in place.",
     ),
     Fault(
         "gradient_of_b_without_alpha",

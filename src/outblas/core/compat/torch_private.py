@@ -319,6 +319,34 @@ def _no_level() -> int | None:
     return None
 
 
+def _will_not_execute(node: object) -> bool:
+    return False
+
+
+will_execute: Callable[[Any], bool] = take(
+    "torch:_C._will_engine_execute_node",
+    _will_not_execute,
+    "whether a backward pass adds a gradient to `.grad`, within `outblas.accumulate_gradients`",
+    "autograd adds every gradient",
+)
+
+
+def will_accumulate(node: Any) -> bool:
+    """Returns whether the backward pass that is running will run an AccumulateGrad node, so that it
+    adds to `.grad`. `torch.autograd.grad` returns gradients instead.
+    """
+    try:
+        return will_execute(node)
+    except RuntimeError:  # its leaf is one of those that torch.autograd.grad was asked for
+        return False
+
+
+def has_gradient_hooks(leaf: Tensor) -> bool:
+    """Returns whether hooks of a leaf would see its gradient, or `.grad` after each sum."""
+    hooks = leaf._backward_hooks, getattr(leaf, "_post_accumulate_grad_hooks", None)
+    return any(map(bool, hooks))
+
+
 # The level of torch.func's transforms; None outside of them.
 transform_level: Callable[[], int | None] = take(
     "torch:_C._functorch.maybe_current_level",

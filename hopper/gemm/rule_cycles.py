@@ -1,0 +1,279 @@
+"""The model of the rule: how many cycles a config of `hopper.gemm` takes for a call."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.machines import Machine
+from ...core.problem import Problem
+from ...device import clusters
+from ..core import tile_order
+from ..core.config import HopperConfig
+from . import operand_copies
+
+# The model's constants. Those for the start of a call and for GPC-local loads come from time stamps
+# and times of short calls (WORKLOG.md); the others are estimates.
+CALL_CYCLES = 3500.0  # of a call besides its tiles: the first load 2000, the last store 1500
+TILE_CYCLES = 600.0  # between two tiles of a CTA
+REDUCE_CYCLES = 6000.0  # of partial sums that go through memory, besides their bytes
+REDUCE_BYTES = 20.0  # bytes of partial sums per cycle
+# Bytes of operands that reach an SM per cycle:
+GPC_LOCAL_BYTES = 90.0  # in a call of one wave where the SMs of a GPC compute neighbouring tiles
+SPLIT_BYTES = 60.0  # in a call of one wave whose CTAs compute partitions of K
+STEADY_BYTES = 40.0  # in a longer call
+STREAMED_BYTES = 60.0  # of weights that come from DRAM, in a call of few rows
+LINE_BYTES = 60.0  # of cache lines that are requested more than once, each request counted
+REACHED = 0.97  # the fraction of that rate that a tile reaches
+FEW_STAGES = 1.05  # factor for tiles that fewer than four stages feed
+# Where fp8 sums are promoted, fitted to 20 tiles at 12 shapes and 26 at 18 (WORKLOG.md):
+PROMOTED_STAGE_CYCLES = 200.0  # of a stage besides its products: waiting, and additions not hidden
+PROMOTED_BYTES = 48.0  # bytes of operands that reach an SM per cycle
+PROMOTED_STEADY_BYTES = 36.0  # the same in several waves of many rows and columns
+PROMOTED_TILE_CYCLES = 300.0  # between two tiles of a CTA, besides those of its sums:
+PROMOTED_SUM_CYCLES = 0.036  # for each of them, and twice that with one epilogue stage for several
+# Of a pass that quantizes C, besides its bytes, which are estimates: a launch, and waiting for it.
+QUANTIZE_CYCLES = 3500.0
+THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
+SHORT_REQUESTS = 1.01  # factor for weights from DRAM whose rows are requested 128 bytes at a time
+HELD = 0.8  # the fraction of L2 that operands may fill and still be held from call to call
+FEW = 64  # this few rows or columns may be faster as columns of the tile
+ONE_TILE = 256  # up to this many, all of them fit in one tile, so that each weight is loaded once
+
+
+class Rates(NamedTuple):
+    """What the model knows of a GPU; the defaults are those of an H100.
+
+    Attributes:
+        sms: its SMs.
+        flops_per_clock: FLOP of one SM per cycle on 16-bit operands; an H20 has a quarter.
+        dram_bytes_per_clock: bytes from DRAM per cycle at the boost clock.
+        l2_bytes: the size of L2.
+    """
+
+    sms: int = 132
+    flops_per_clock: int = 4096
+    dram_bytes_per_clock: float = 1832.0
+    l2_bytes: int = 50 * 2**20
+
+
+def rates(machine: Machine) -> Rates:
+    """Returns the rates of a GPU of the list of machines."""
+    return Rates(
+        machine.sms,
+        machine.flops_per_sm_clock["bfloat16"],
+        1e3 * machine.dram_gbs / machine.boost_mhz,
+        machine.l2_bytes,
+    )
+
+
+class Call(NamedTuple):
+    """A call in the model.
+
+    Attributes:
+        problem: the problem with operands that TMA can load.
+        M, N: the rows and columns of the product whose output lies by rows.
+        matrices: the products of a batch.
+        cache_lines: the cache lines that A and B take per 128 bytes of a row (`l2.lines`).
+        contiguous_columns: whether the columns of tiles are contiguous in memory, as operands are
+            and where they are exchanged.
+        gpu: the rates of the GPU.
+        streams: whether few rows meet weights that come from DRAM, which bounds the call.
+        dram_cycles: the cycles in which the operands come from DRAM, where up to `ONE_TILE` rows,
+            more than few, meet such weights; else 0.
+    """
+
+    problem: Problem
+    M: int
+    N: int
+    matrices: int
+    cache_lines: tuple[int, int]
+    contiguous_columns: tuple[bool, bool]
+    gpu: Rates
+    streams: bool
+    dram_cycles: float
+
+
+class ConfigCycles:
+    """A config in the model. Each new shape asks for the cycles of dozens of them, so the terms
+    that depend on no call are computed once.
+    """
+
+    def __init__(self, config: HopperConfig) -> None:
+        self.config = c = config
+        self.cluster = c.cluster
+        self._rows = c.tile_m * c.cluster_m
+        self._loads: dict[object, tuple[float, float]] = {}  # by what `_loads_per_term` depends on
+        self._exchange = clusters.exchange(c.exchange_bytes) if c.cluster_k > 1 else 0.0
+        self._reduction = 0.0
+        if c.split_k > 1:
+            self._reduction = REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
+
+    def cluster_tiles(self, call: Call) -> int:
+        """Returns the number of cluster tiles of a call."""
+        c = self.config
+        M, N = (call.N, call.M) if c.swap_ab else (call.M, call.N)
+        columns = tile_order.columns(c, N) if c.variable_tile_n else -(-N // c.tile_n)
+        return -(-M // self._rows) * -(-columns // c.cluster_n) * call.matrices
+
+    def cycles(self, call: Call, most: float = math.inf) -> float:
+        """Returns the cycles of a call; infinity where they are surely no fewer than `most`.
+
+        Where weights stream from DRAM, these are the cycles that its CTAs would need if DRAM were
+        not the limit. The call then takes longer the closer they come to what DRAM needs, so that
+        the config with the fewest is still the best.
+        """
+        c, gpu, K = self.config, call.gpu, call.problem.K
+        waves = -(-self.cluster_tiles(call) * c.split_k // clusters.at_once(gpu.sms, self.cluster))
+        tile_n = self._mean_tile_n(call) if c.variable_tile_n else c.tile_n
+        products = 2 * c.tile_m * max(tile_n, 32) * K / (REACHED * gpu.flops_per_clock)
+        loads = K * self._loads_per_term(call)[waves > 1]
+        partitions = c.cluster_k * c.split_k
+        if waves * max(products, loads) >= most * partitions:
+            return math.inf
+        # Products and loads overlap: the longer of the two counts, plus a little of the other.
+        both: float = (products**3 + loads**3) ** (1 / 3)
+        tile = both / partitions + TILE_CYCLES
+        exchange = self._exchange
+        if not call.dram_cycles:
+            tile += exchange
+        tile += self._reduction
+        if c.stages < 4:
+            tile *= FEW_STAGES
+        if c.consumers == 3:
+            tile *= THREE_CONSUMERS
+        if call.streams:
+            together = clusters.TOGETHER if c.multicast_size > 1 else 0.0
+            return together + waves * tile * (SHORT_REQUESTS if c.tile_k < 128 else 1.0)
+        start = CALL_CYCLES + (clusters.TOGETHER if self.cluster > 1 else 0)
+        if call.dram_cycles:  # partial sums are exchanged when all loads have ended
+            loaded: float = ((waves * tile) ** 4 + call.dram_cycles**4) ** 0.25
+            return start + loaded + exchange
+        return start + waves * tile
+
+    def _mean_tile_n(self, call: Call) -> float:
+        """Returns the mean width of tiles of variable width."""
+        N = call.M if self.config.swap_ab else call.N
+        return N / tile_order.columns(self.config, N)
+
+    def _loads_per_term(self, call: Call) -> tuple[float, float]:
+        """Returns `loads_per_term` in a call of one wave, and in a longer one."""
+        key = call.cache_lines, call.contiguous_columns, call.streams
+        found = self._loads.get(key)
+        if found is None:
+            c = self.config
+            found = self._loads[key] = loads_per_term(c, call, 1), loads_per_term(c, call, 2)
+        return found
+
+    def promoted_cycles(self, call: Call, _most: float = math.inf) -> float:
+        """Returns the cycles of a call where sums are promoted."""
+        c, gpu, K = self.config, call.gpu, call.problem.K
+        waves = -(-self.cluster_tiles(call) * c.split_k // clusters.at_once(gpu.sms, self.cluster))
+        products = 2 * c.tile_m * max(c.tile_n, 16) * c.tile_k / gpu.flops_per_clock
+        stage_bytes = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * c.tile_k * 2
+        steady = waves > 1 and min(call.M, call.N) > ONE_TILE
+        rate = PROMOTED_STEADY_BYTES if steady else PROMOTED_BYTES
+        stage = max(products + PROMOTED_STAGE_CYCLES, stage_bytes / rate)
+        stages = -(-K // c.tile_k) / (c.cluster_k * c.split_k)
+        sums = PROMOTED_SUM_CYCLES * c.tile_m * c.tile_n
+        if c.epilogue_stages < min(2, c.epilogue_subtiles):
+            sums *= 2  # each subtile waits until the one before has left
+        tile = stages * stage + PROMOTED_TILE_CYCLES + sums + self._exchange + self._reduction
+        operands = 2 * K * (call.M + call.N)
+        dram = operands / gpu.dram_bytes_per_clock if operands > HELD * gpu.l2_bytes else 0.0
+        together: float = ((waves * tile) ** 4 + dram**4) ** 0.25
+        return CALL_CYCLES + (clusters.TOGETHER if self.cluster > 1 else 0) + together
+
+
+def loads_per_term(c: HopperConfig, call: Call, waves: int) -> float:
+    """Returns the cycles in which one term of K of a tile's operands reaches its SM."""
+    gpc_local = waves == 1 and not c.split and not call.streams
+    multicast_bytes = SPLIT_BYTES if waves == 1 else STEADY_BYTES
+    if call.streams:
+        multicast_bytes = STREAMED_BYTES
+    lines_a, lines_b = call.cache_lines[::-1] if c.swap_ab else call.cache_lines
+    if call.contiguous_columns[c.swap_ab]:
+        lines_b = max(lines_b, operand_copies.lines_of_columns(c))
+    cycles = 0.0
+    for rows, multicast, lines_per_row in (
+        (c.tile_m, c.cluster_n, lines_a),
+        (c.tile_n, c.cluster_m, lines_b),
+    ):
+        if lines_per_row > 1:
+            cycles += rows * lines_per_row / multicast / LINE_BYTES
+        elif gpc_local:
+            cycles += rows / GPC_LOCAL_BYTES
+        else:
+            cycles += rows / multicast / multicast_bytes
+    return 2 * cycles
+
+
+class VariableWidths:
+    """Configs of tiles of variable width. There are a hundred of them, and they differ in sizes
+    alone, so their cycles are computed together.
+    """
+
+    def __init__(self, models: Sequence[ConfigCycles], swap: bool) -> None:
+        """`models`: of configs with this `swap_ab`, and without partitions of K."""
+        self.models, self._swap = models, swap
+        self._configs = configs = [each.config for each in models]
+        self._rows = np.array([c.tile_m * c.cluster_m for c in configs])
+        self._wide = np.array([c.tile_n for c in configs])
+        self._tile_m = np.array([c.tile_m for c in configs], float)
+        self._cluster_n = np.array([c.cluster_n for c in configs])
+        self._slower = np.array(
+            [
+                (FEW_STAGES if c.stages < 4 else 1.0) * (THREE_CONSUMERS if c.consumers == 3 else 1)
+                for c in configs
+            ]
+        )
+        self._start = np.array(
+            [CALL_CYCLES + (clusters.TOGETHER if c.cluster > 1 else 0) for c in configs]
+        )
+        self._at_once: dict[int, np.ndarray] = {}  # by SMs
+        self._loads: dict[object, tuple[np.ndarray, np.ndarray]] = {}  # by cache lines
+
+    def fastest(self, call: Call) -> list[ConfigCycles]:
+        """Returns those of the fewest `cycles`, all that are equal but for rounding."""
+        if not self.models:
+            return []
+        found = self._cycles(call)
+        fewest = np.flatnonzero(found <= found.min() * (1 + 1e-9))
+        return [self.models[i] for i in fewest.tolist()]
+
+    def _cycles(self, call: Call) -> np.ndarray:
+        """Returns `cycles` of all configs, for a call whose weights do not stream."""
+        M, N = (call.N, call.M) if self._swap else (call.M, call.N)
+        columns = N // (self._wide - 8)
+        columns += columns * self._wide < N
+        count = -(-M // self._rows) * -(-columns // self._cluster_n) * call.matrices
+        waves = -(-count // self._clusters_at_once(call.gpu.sms))
+        rate = REACHED * call.gpu.flops_per_clock / (2 * call.problem.K)
+        products = self._tile_m * np.maximum(N / columns, 32) / rate
+        in_one_wave, in_several = self._loads_per_term(call)
+        loads = call.problem.K * np.where(waves == 1, in_one_wave, in_several)
+        tile = (np.cbrt(products**3 + loads**3) + TILE_CYCLES) * self._slower
+        loaded = waves * tile
+        if call.dram_cycles:
+            loaded = (loaded**4 + call.dram_cycles**4) ** 0.25
+        found: np.ndarray = self._start + loaded
+        return found
+
+    def _clusters_at_once(self, sms: int) -> np.ndarray:
+        """Returns how many clusters of each config run at a time."""
+        if sms not in self._at_once:
+            found = [clusters.at_once(sms, c.cluster) for c in self._configs]
+            self._at_once[sms] = np.array(found)
+        return self._at_once[sms]
+
+    def _loads_per_term(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `loads_per_term` in a call of one wave, and in a longer one."""
+        key = call.cache_lines, call.contiguous_columns
+        if key not in self._loads:
+            of_one, of_several = (
+                np.array([loads_per_term(each.config, call, waves) for each in self.models])
+                for waves in (1, 2)
+            )
+            self._loads[key] = of_one, of_several
+        return self._loads[key]

@@ -1,0 +1,445 @@
+"""`outblas.accumulate_gradients`: products that add to `.grad` in place, and who must get the
+gradient instead.
+"""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import outblas
+from outblas import accumulate_gradients
+from outblas.core import accumulation as context
+from outblas.torch_ops import accumulation, linear
+
+pytest_plugins = ("support.eager_fixtures",)
+pytestmark = [
+    pytest.mark.usefixtures("cpu_plans_run"),
+    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),
+]
+
+Tensor = torch.Tensor
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each gradient of a weight that a backward pass computes within the context: whether the
+    product added it to `.grad`. No context has been entered before.
+    """
+    found: list[bool] = []
+
+    def noted(*given: Any) -> bool:
+        found.append(accumulation.add_to_grad(*given))
+        return found[-1]
+
+    monkeypatch.setattr(linear, "add_to_grad", noted)
+    monkeypatch.setattr(context.flag, "ever", False)
+    return found
+
+
+def integers(*shape: int) -> Tensor:
+    """Small integers, whose sums have one right result in float32."""
+    return torch.randint(-4, 5, shape).float()
+
+
+def layer_of(columns: int, rows: int, activation: Any = None, bias: bool = True) -> outblas.Linear:
+    layer = outblas.Linear(columns, rows, bias=bias, activation=activation)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(integers(*parameter.shape))
+    return layer
+
+
+def by_torch(layer: Any) -> Any:
+    """The same layers as torch computes them."""
+    theirs = copy.deepcopy(layer)
+    modules: list[Any] = [m for m in theirs.modules() if isinstance(m, outblas.Linear)]
+    for module in modules:
+        module.__class__ = torch.nn.Linear
+    return theirs
+
+
+def weighted_sum(model: Any, x: Tensor) -> Tensor:
+    y: Tensor = model(x)
+    return (y * torch.arange(1.0, 1 + y.shape[-1])).sum()
+
+
+def gradients(model: Any) -> list[Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def steps(model: Any, inputs: list[Tensor], loss: Loss = weighted_sum) -> None:
+    for x in inputs:
+        loss(model, x).backward()
+
+
+# ---- what is added
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5), (2, 1, 3, 5), (1, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_micro_batches_add_up_to_torchs_gradients(
+    shape: tuple[int, ...], bias: bool, added: list[bool]
+) -> None:
+    layer, inputs = layer_of(5, 4, bias=bias), [integers(*shape) for _ in range(3)]
+    theirs = by_torch(layer)
+
+    with accumulate_gradients():
+        steps(layer, inputs, lambda model, x: model(x).sum())
+
+    steps(theirs, inputs, lambda model, x: model(x).sum())
+    torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
+    assert added == [False, True, True]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_gradients_go_through_activations_and_several_layers(
+    activation: Any, added: list[bool]
+) -> None:
+    ours = torch.nn.Sequential(layer_of(5, 4, activation=activation), layer_of(4, 3))
+    inputs = [integers(6, 5).requires_grad_() for _ in range(2)]
+    function = getattr(F, activation)
+    theirs = by_torch(ours)
+    for x in inputs:
+        theirs[1](function(theirs[0](x))).sum().backward()
+    expected, d_inputs = gradients(theirs), [x.grad for x in inputs]
+    for x in inputs:
+        x.grad = None
+
+    with accumulate_gradients():
+        steps(ours, inputs, lambda model, x: model(x).sum())
+
+    torch.testing.assert_close(gradients(ours), expected)
+    torch.testing.assert_close([x.grad for x in inputs], d_inputs)
+    assert added == [False, False, True, True]
+
+
+def test_the_gradient_stays_the_same_tensor_and_counts_as_written(added: list[bool]) -> None:
+    layer = layer_of(5, 4)
+    weight = layer.weight
+    weight.grad = integers(4, 5)
+    grad, before, version = weight.grad, weight.grad.clone(), weight.grad._version
+    x = integers(6, 5)
+
+    with accumulate_gradients():
+        layer(x).sum().backward()
+
+    assert weight.grad is grad
+    assert grad._version > version
+    assert torch.equal(grad, before + torch.ones(6, 4).t() @ x)
+    assert added == [True]
+
+
+@pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
+def test_the_sum_of_16_bit_gradients_is_rounded_once(added: list[bool]) -> None:
+    torch.manual_seed(0)
+    layer = outblas.Linear(64, 16, bias=False, dtype=torch.bfloat16)
+    x, g = (torch.randn(96, n).bfloat16() for n in (64, 16))
+    before = torch.randn(16, 64).bfloat16()
+    layer.weight.grad = before.clone()
+
+    with accumulate_gradients():
+        layer(x).backward(g)
+
+    exact = g.double().t() @ x.double() + before.double()
+    assert layer.weight.grad is not None
+    error = (layer.weight.grad.double() - exact).abs()
+    half_a_unit = 2.0 ** (exact.abs().log2().floor() - 8)
+    assert (error <= 1.001 * half_a_unit).all()
+    assert added == [True]
+
+
+def test_a_graph_that_is_kept_adds_again(added: list[bool]) -> None:
+    layer, x = layer_of(5, 4), integers(6, 5)
+    layer.weight.grad = torch.zeros(4, 5)
+
+    with accumulate_gradients():
+        loss = layer(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+    assert torch.equal(layer.weight.grad, 2 * torch.ones(6, 4).t() @ x)
+    assert added == [True, True]
+
+
+def test_a_weight_of_two_calls_gets_the_gradients_of_both(added: list[bool]) -> None:
+    """And of a call that is not ours, whose gradient autograd adds."""
+    layer = layer_of(4, 4)
+    theirs, inputs = by_torch(layer), [integers(6, 4) for _ in range(2)]
+
+    def tied(model: Any, x: Tensor) -> Tensor:
+        return (model(model(x)) + model.weight.sum()).sum()
+
+    with accumulate_gradients():
+        steps(layer, inputs, tied)
+
+    steps(theirs, inputs, tied)
+    torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
+    assert added == [False, False, True, True]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_give_torchs_gradients(reentrant: bool) -> None:
+    layer = torch.nn.Sequential(layer_of(5, 4, activation="relu"), layer_of(4, 3))
+    inputs = [integers(6, 5).requires_grad_() for _ in range(2)]
+    without = copy.deepcopy(layer)
+
+    with accumulate_gradients():
+        steps(layer, inputs, lambda model, x: checkpoint(model, x, use_reentrant=reentrant).sum())
+
+    steps(without, inputs, lambda model, x: model(x).sum())
+    torch.testing.assert_close(gradients(layer), gradients(without), rtol=0, atol=0)
+
+
+def test_inputs_of_a_backward_pass_limit_what_is_added() -> None:
+    layer, x = layer_of(5, 4), integers(6, 5).requires_grad_()
+    layer.weight.grad = torch.zeros(4, 5)
+
+    with accumulate_gradients():
+        loss = layer(x).sum()
+    loss.backward(inputs=[x], retain_graph=True)
+    assert not layer.weight.grad.any()
+
+    loss.backward(inputs=[layer.weight])
+    assert torch.equal(layer.weight.grad, torch.ones(6, 4).t() @ x)
+
+
+# ---- whose gradient autograd gets
+def test_nothing_is_added_outside_of_the_context(added: list[bool]) -> None:
+    layer, x = layer_of(5, 4), integers(6, 5)
+    layer.weight.grad = torch.zeros(4, 5)
+
+    layer(x).sum().backward()
+    with accumulate_gradients(), accumulate_gradients(False):
+        layer(x).sum().backward()
+
+    assert added == []
+    assert torch.equal(layer.weight.grad, 2 * torch.ones(6, 4).t() @ x)
+
+
+def test_the_context_takes_a_bool() -> None:
+    with pytest.raises(TypeError, match="enabled is int, expected a bool"):
+        accumulate_gradients(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", ["weight", "x", "both", "output"])
+def test_autograd_grad_returns_gradients_and_adds_none(asked: str, added: list[bool]) -> None:
+    layer, x = layer_of(5, 4), integers(6, 5).requires_grad_()
+    before = layer.weight.grad = integers(4, 5)
+    unchanged = before.clone()
+    with accumulate_gradients():
+        y = layer(x)
+    of = {"weight": [layer.weight], "x": [x], "both": [x, layer.weight], "output": [y]}[asked]
+
+    found = dict(zip(map(id, of), torch.autograd.grad(y.sum(), of), strict=True))
+
+    assert torch.equal(before, unchanged)
+    assert True not in added
+    if asked in ("weight", "both"):
+        assert torch.equal(found[id(layer.weight)], torch.ones(6, 4).t() @ x)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_a_recorded_gradient_is_not_added_in_place(added: list[bool]) -> None:
+    layer, x = layer_of(5, 4, activation="silu"), integers(6, 5).requires_grad_()
+    theirs = by_torch(layer)
+    for model in (layer, theirs):
+        model.weight.grad = torch.zeros(4, 5)
+
+    with accumulate_gradients():
+        layer(x).sum().backward(create_graph=True)
+    F.silu(theirs(x)).sum().backward(create_graph=True)
+
+    assert added == [False]
+    (ours, torchs) = (
+        torch.autograd.grad(model.weight.grad.square().sum(), model.weight)[0]
+        for model in (layer, theirs)
+    )
+    torch.testing.assert_close(ours, torchs)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_a_recorded_sum_is_another_tensor(added: list[bool]) -> None:
+    """As autograd makes it, even where nothing of the sum depends on what needs a gradient."""
+    layer, x = layer_of(5, 4, bias=False), integers(6, 5)
+    before = layer.weight.grad = integers(4, 5)
+    unchanged = before.clone()
+
+    with accumulate_gradients():
+        layer(x).sum().backward(create_graph=True)
+
+    assert torch.equal(before, unchanged)
+    assert torch.equal(layer.weight.grad, unchanged + torch.ones(6, 4).t() @ x)
+    assert added == [False]
+
+
+Seen = list[Tensor | None]
+
+
+def with_tensor_hook(weight: Tensor, seen: Seen) -> None:
+    weight.register_hook(lambda grad: seen.append(None if grad is None else grad.clone()))
+
+
+def with_hook_after_the_sum(weight: Tensor, seen: Seen) -> None:
+    def note(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        seen.append(parameter.grad.clone())
+
+    weight.register_post_accumulate_grad_hook(note)
+
+
+@pytest.mark.parametrize("hook", [with_tensor_hook, with_hook_after_the_sum])
+def test_hooks_of_a_weight_see_what_they_see_without_us(
+    hook: Callable[[Tensor, Seen], None], added: list[bool]
+) -> None:
+    layer = layer_of(5, 4)
+    theirs, inputs = by_torch(layer), [integers(6, 5) for _ in range(2)]
+    ours_seen: Seen = []
+    theirs_seen: Seen = []
+    hook(layer.weight, ours_seen)
+    hook(theirs.weight, theirs_seen)
+
+    with accumulate_gradients():
+        steps(layer, inputs)
+
+    steps(theirs, inputs)
+    torch.testing.assert_close(ours_seen, theirs_seen, rtol=0, atol=0)
+    assert len(ours_seen) == 2
+    assert added == [False, False]
+
+
+def by_columns(grad: Tensor) -> Tensor:
+    return grad.t().contiguous().t()
+
+
+def sparse(grad: Tensor) -> Tensor:
+    return grad.to_sparse()
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+@pytest.mark.parametrize("stored", [by_columns, sparse])
+def test_a_gradient_in_another_layout_is_left_to_autograd(
+    stored: Callable[[Tensor], Tensor], added: list[bool]
+) -> None:
+    layer, x = layer_of(5, 4), integers(6, 5)
+    before = integers(4, 5)
+    layer.weight.grad = stored(before.clone())
+
+    with accumulate_gradients():
+        layer(x).sum().backward()
+
+    expected = before + torch.ones(6, 4).t() @ x
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad.to_dense(), expected)
+    assert added == [False]
+
+
+def test_a_gradient_in_the_memory_of_an_operand_is_left_to_autograd(added: list[bool]) -> None:
+    layer, memory = layer_of(5, 4), integers(6, 5)
+    layer.weight.grad = memory[:4]
+    before, x = memory.clone(), memory
+
+    with accumulate_gradients():
+        y = layer(x)
+    y.sum().backward()
+
+    assert torch.equal(layer.weight.grad, before[:4] + torch.ones(6, 4).t() @ before)
+    assert added == [False]
+
+
+def test_a_weight_that_is_no_leaf_passes_its_gradient_on(added: list[bool]) -> None:
+    weight, x = integers(4, 5).requires_grad_(), integers(6, 5)
+    weight.grad = torch.zeros(4, 5)
+
+    with accumulate_gradients():
+        outblas.linear(x, 2 * weight).sum().backward()
+
+    assert torch.equal(weight.grad, 2 * torch.ones(6, 4).t() @ x)
+    assert added == [False]
+
+
+def test_autocast_gives_torchs_gradients(added: list[bool]) -> None:
+    layer = layer_of(5, 4)
+    theirs, inputs = by_torch(layer), [integers(6, 5) for _ in range(2)]
+
+    with accumulate_gradients(), torch.autocast("cpu", torch.bfloat16):
+        losses = [layer(x).float().sum() for x in inputs]
+    for loss in losses:
+        loss.backward()
+
+    steps(theirs, inputs, lambda model, x: model(x).sum())
+    torch.testing.assert_close(gradients(layer), gradients(theirs))
+    assert True not in added
+
+
+def test_compiled_programs_give_torchs_gradients(added: list[bool]) -> None:
+    layer = layer_of(5, 4)
+    theirs, inputs = by_torch(layer), [integers(6, 5) for _ in range(2)]
+    compiled = torch.compile(layer, backend="aot_eager")
+
+    with accumulate_gradients():
+        steps(compiled, inputs, lambda model, x: model(x).sum())
+
+    steps(theirs, inputs, lambda model, x: model(x).sum())
+    torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
+    assert True not in added
+
+
+def test_per_sample_gradients_are_torchs() -> None:
+    layer, samples = layer_of(5, 4), integers(3, 5)
+    weight = layer.weight
+    weight.grad = torch.zeros(4, 5)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return outblas.linear(x[None], w).square().sum()
+
+    with accumulate_gradients():
+        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weight, samples)
+
+    assert found.shape == (3, 4, 5)
+    assert not weight.grad.any()
+
+
+# ---- torch's data parallelism, which hooks the nodes that accumulate
+@pytest.mark.parametrize("views", [False, True])
+def test_data_parallel_layers_average_what_was_added(
+    views: bool, tmp_path: Path, added: list[bool]
+) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("torch is built without torch.distributed")
+
+    def note(
+        reduced: list[Tensor], bucket: torch.distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        reduced.append(bucket.buffer().clone())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    layer, inputs = layer_of(5, 4), [integers(6, 5) for _ in range(3)]
+    theirs = by_torch(layer)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(layer, gradient_as_bucket_view=views)
+        reduced: list[Tensor] = []
+        parallel.register_comm_hook(reduced, note)
+        with accumulate_gradients():
+            with parallel.no_sync():
+                steps(parallel, inputs[:2], lambda model, x: model(x).sum())
+            parallel(inputs[2]).sum().backward()
+    finally:
+        distributed.destroy_process_group()
+
+    steps(theirs, inputs, lambda model, x: model(x).sum())
+    torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
+    wanted = torch.cat([g.flatten() for g in gradients(theirs) if g is not None])
+    assert len(reduced) == 1
+    assert torch.equal(reduced[0].sort().values, wanted.sort().values)
+    assert added == [False, True, True]
