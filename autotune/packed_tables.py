@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..core import pack
+from ..core.epilogue import glu_split
 from ..core.ownership import shown
 from ..core.pack import Pack
 from ..core.products import Products, parse_line
@@ -73,9 +74,12 @@ def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:
     return entries({name: given.table(name) for name in given.tables}, gpu)
 
 
-def covers(given: Pack, workload: Workload) -> bool:
-    """Returns whether a pack was built for a product, in plain form or with its epilogue."""
-    return any(_is_of(each, workload) for each in _products(given))
+def covers(given: Pack, workload: Workload, *, fp8: bool = False) -> bool:
+    """Returns whether a pack was built for a product, in plain form or with its epilogue. `fp8`:
+    the workload stands for a product of fp8 operands, of which two are one element.
+    """
+    listed = (each for each in _products(given) if fp8 == (each.scaling is not None))
+    return any((_stands_for if fp8 else _is_of)(each, workload) for each in listed)
 
 
 def described(given: Pack) -> list[dict[str, object]]:
@@ -131,10 +135,21 @@ def _products(given: Pack) -> tuple[Products, ...]:
         return ()
 
 
+def _has_rows(products: Products, workload: Workload) -> bool:
+    return any(first <= workload.M <= last for first, last in products.rows)
+
+
+def _stands_for(products: Products, workload: Workload) -> bool:
+    """Returns whether a workload is the one whose tuned choices products of fp8 operands take."""
+    columns = products.N // glu_split(products.steps.activation)
+    words = max(2, -(-products.K // 2))
+    return _has_rows(products, workload) and (columns, words) == (workload.N, workload.K)
+
+
 def _is_of(products: Products, workload: Workload) -> bool:
     return (
         not products.batch_invariant
-        and any(first <= workload.M <= last for first, last in products.rows)
+        and _has_rows(products, workload)
         and (products.N, products.K) == (workload.N, workload.K)
         and (products.dtype, products.dtype) == (workload.dtype, workload.out_dtype)
         and (products.layout, str(products.steps)) == (workload.layout, workload.epilogue)

@@ -125,6 +125,19 @@ def test_a_product_of_another_kind_is_not_listed(
     assert lookup.packed_index(0, replace(LISTED, epilogue="bias")) is not None
 
 
+def test_products_of_fp8_operands_are_listed_as_those_of_half_as_many_terms(
+    gpu: ImaginedGpu, build: Build
+) -> None:
+    """They take what was tuned for 16-bit operands of as many bytes, which are other products."""
+    lines = {"products": ["128x1024x1024 fp8-e4m3 rowwise swiglu fast-accum"]}
+    outblas.load_pack(build(winner(FIRST), about=lines))
+
+    assert lookup.packed_index(0, LISTED, fp8=True) is not None
+    assert lookup.packed_index(0, LISTED) is None
+    assert lookup.packed_index(0, replace(LISTED, M=129), fp8=True) is None
+    assert lookup.packed_index(0, replace(LISTED, K=1024), fp8=True) is None
+
+
 def test_batch_invariant_products_list_none(gpu: ImaginedGpu, build: Build) -> None:
     """They take the kernel's own config, whatever was tuned."""
     lines = {"products": ["128x512x512 bfloat16 nt batch-invariant"]}

@@ -25,11 +25,15 @@ from outblas.packing import build
 
 pytestmark = pytest.mark.compile
 
-# Few rows by several tiles, an epilogue, and an order of K of its own.
+# Few rows by several tiles, an epilogue, and an order of K of its own; fp8 operands that are scaled
+# by blocks, by rows, and with a result in fp8.
 LINES = (
     "1-20,128x4096x4096",
     "16x6144x4096 bias+gelu",
     "1-2x4096x4096 nn batch-invariant",
+    "16x4096x4096 fp8-e4m3 1x128:128x128",
+    "16x4096x4096 fp8-e4m3 rowwise fast-accum",
+    "256x8192x4096 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
 )
 PRODUCTS = [parse_line(line) for line in LINES]
 
@@ -69,7 +73,7 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
     missing = []
 
     for products in PRODUCTS:
-        for problem in build._problems(products):
+        for problem in build._problems(products, machine):
             for choice in (
                 build.chosen(index, machine, problem),
                 build.ruled(machine, problem),
@@ -98,7 +102,7 @@ machine, module = machines.find("H100"), registry.load("hopper.gemm")
 (loaded,) = pack.loaded()
 index, seen = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine), set()
 for line in sys.argv[1:]:
-    for problem in build._problems(parse_line(line)):
+    for problem in build._problems(parse_line(line), machine):
         for _, config in build.chosen(index, machine, problem), build.ruled(machine, problem):
             given = build.configs.from_text(module.Config, config) if config else None
             for variant in module.pack_variants(problem, given, machine):

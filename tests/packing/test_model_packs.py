@@ -3,9 +3,10 @@ from 1 to 512, on an H100 that this machine has not.
 """
 
 import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,9 @@ from support.probed_gpu import unprobed_context
 import outblas
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu as gpus
-from outblas.core import cache, pack
+from outblas.core import cache, machines, pack
 from outblas.core.facts import digest
+from outblas.core.products import Products, parse_line
 from outblas.core.shapes import LAYERS
 from outblas.device import driver
 from outblas.hopper.core import compile, tile_order
@@ -32,6 +34,15 @@ from outblas.packing.products import of_model
 from outblas.runtime import launcher
 
 ROWS = "1-512"
+FP8 = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+    "hidden_act": "silu",
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # as Qwen3-8B-FP8
 # Those around which a choice changes, and some between.
 SOME_ROWS = "1-17,24,32,33,48,64-66,96,100,128,129,200,256,257,320,384,500,511-512"
 
@@ -79,9 +90,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
 
 
 def built_without_compiling(
-    model: str, rows: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    products: Sequence[Products], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pack.Pack:
-    """A pack of a model, whose kernels have no code."""
+    """A pack whose kernels have no code."""
 
     def compiled(variants: Any, *_: Any) -> list[dict[str, object]]:
         return [variant.cache_key_fields for variant in variants]
@@ -89,7 +100,7 @@ def built_without_compiling(
     with monkeypatch.context() as patch:
         patch.setattr(build, "_compiled", compiled)
         patch.setattr(cache, "packed_object", lambda facts: b"")
-        done = build.build(of_model(model, rows), path)
+        done = build.build(products, path)
     assert done.left_out == {}
     return pack.read(path)
 
@@ -108,18 +119,43 @@ def test_a_pack_has_exactly_what_all_calls_of_a_model_load(
 ) -> None:
     """Choices are those of a call, from the tables in the pack, and of OUTBLAS_TUNE=off."""
     path = tmp_path / "model.outblas"
-    opened = built_without_compiling(model, rows, path, monkeypatch)
+    opened = built_without_compiling(of_model(model, rows), path, monkeypatch)
     outblas.load_pack(path)
 
-    calls = 0
+    calls, machine = 0, machines.find("H100")
     for products in of_model(model, rows):
-        for problem in build._problems(products):
+        for problem in build._problems(products, machine):
             on_gpu = replace(problem, device=torch.device("cuda", 0))
             for tune in ("lookup", "off"):
                 launcher.best_launcher(on_gpu, tune, no_product=False)
                 calls += 1
 
     assert calls == 2 * 5 * (512 if rows == ROWS else 36)
+    assert asked == set(opened.objects)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_pack_has_exactly_what_calls_of_fp8_operands_load(
+    asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a checkpoint take the kernel's rule. Those with fast sums take the tuned choice of
+    16-bit operands, here from the tables of the pack.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(FP8), encoding="utf-8")
+    fast = [
+        parse_line(f"16,128,512x{N}x8192 fp8-e4m3 rowwise fast-accum") for N in (4096, 6144, 28672)
+    ]
+    wanted = [*of_model(str(tmp_path), "1,2,16,64,100,512"), *fast]
+    path, machine = tmp_path / "model.outblas", machines.find("H100")
+    opened = built_without_compiling(wanted, path, monkeypatch)
+    outblas.load_pack(path)
+
+    for products in wanted:
+        for problem in build._problems(products, machine):
+            on_gpu = replace(problem, device=torch.device("cuda", 0))
+            for tune in ("lookup", "off"):
+                launcher.best_launcher(on_gpu, tune, no_product=False)
+
     assert asked == set(opened.objects)
 
 

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from outblas.core.products import Products, parse_line, parse_rows
-from outblas.core.shapes import HEADS, LAYERS
+from outblas.core.scaling import Scaling
+from outblas.core.shapes import DEEPGEMM, HEADS, LAYERS
 from outblas.core.steps import Steps
-from outblas.packing.products import of_config, of_model, parse_file
+from outblas.packing.model_config import of_config, products_of
+from outblas.packing.products import of_model, parse_file
+
+
+def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
+    return Products(((8, 8),), 64, 96, dtype, scaling=scaling, **changes)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,18 @@ from outblas.packing.products import of_config, of_model, parse_file
         (
             "8x64x96 bias+gelu+residual batch-invariant",
             Products(((8, 8),), 64, 96, steps=Steps(True, "gelu", True), batch_invariant=True),
+        ),
+        (
+            "8x64x96 fp8-e4m3 1x128:128x128 bias",
+            fp8(Scaling("1x128", "128x128"), steps=Steps(True)),
+        ),
+        (
+            "8x64x96 fp8-e4m3 tensorwise to-e4m3-pow2",
+            fp8(Scaling("tensorwise", "tensorwise", result="e4m3-pow2")),
+        ),
+        (
+            "8x64x96 fp8-e5m2-e4m3 rowwise fast-accum to-float16",
+            fp8(Scaling("rowwise", "rowwise", True, "float16"), dtype="fp8-e5m2-e4m3"),
         ),
     ],
 )
@@ -42,6 +60,15 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("5-4x8x8", "expected numbers and ranges such as 1-512,1024"),
         ("0x8x8", "expected numbers and ranges"),
         ("1-x8x8", "expected numbers and ranges"),
+        ("8x8x8 fp8-e4m3", "the dtype is fp8-e4m3, expected the recipes of scales"),
+        ("8x8x8 tensorwise", "recipes given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 float16 to-float32", "result given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 fp8-e4m3 tensorwise:1x128", "recipes are tensorwise and 1x128, expected both of"),
+        ("8x8x8 fp8-e4m3 1x128 fast-accum", "fast-accum is given, expected scales of tensorwise"),
+        ("8x8x8 fp8-e4m3 1x128 rowwise", "expected one recipes"),
+        ("8x8x8 fp8-e4m3 tensorwise:rowwise:rowwise", "epilogue is 'tensorwise:rowwise:rowwise'"),
+        ("8x8x8 fp8-e4m3 rowwise nn", "expected nt and no batch-invariant with fp8"),
+        ("8x8x8 fp8-e4m3 rowwise batch-invariant", "expected nt and no batch-invariant with fp8"),
     ],
 )
 def test_a_line_that_says_something_else_is_refused(line: str, message: str) -> None:
@@ -163,3 +190,80 @@ def test_an_unknown_model_is_refused() -> None:
 def test_a_model_by_name_is_not_divided() -> None:
     with pytest.raises(ValueError, match="--tensor-parallel is 2 with llama-3-8b"):
         of_model("llama-3-8b", "1", 2)
+
+
+# ---- fp8 checkpoints
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+
+def lines(**changes: Any) -> list[str]:
+    return [str(each) for each in products_of(LLAMA | changes, ((8, 8),), 1, "config.json")]
+
+
+def test_layers_of_an_fp8_checkpoint_have_scales_of_blocks_and_its_head_none() -> None:
+    found = lines(quantization_config=BLOCKS, hidden_act="silu")
+
+    assert "8x6144x4096 fp8-e4m3 nt 1x128:128x128" in found
+    assert "8x28672x4096 fp8-e4m3 nt swiglu 1x128:128x128 to-e4m3" in found
+    assert "8x4096x14336 fp8-e4m3 nt 1x128:128x128" in found
+    assert [line for line in found if "fp8" not in line] == ["8x128256x4096 bfloat16 nt"]
+
+
+def test_results_have_the_dtype_of_the_checkpoint() -> None:
+    found = lines(quantization_config=BLOCKS, torch_dtype="float16")
+
+    assert "8x6144x4096 fp8-e4m3 nt 1x128:128x128 to-float16" in found
+    assert found[-1] == "8x128256x4096 float16 nt"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "line"),
+    [
+        ({"quant_method": "fp8"}, "8x6144x4096 fp8-e4m3 nt tensorwise"),
+        ({"quant_method": "fbgemm_fp8"}, "8x6144x4096 fp8-e4m3 nt rowwise"),
+        ({"quant_method": "awq"}, "8x6144x4096 bfloat16 nt"),
+        (None, "8x6144x4096 bfloat16 nt"),
+    ],
+)
+def test_the_method_of_quantization_says_how_layers_are_scaled(
+    quantization: Any, line: str
+) -> None:
+    assert lines(quantization_config=quantization)[0] == line
+
+
+def test_blocks_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight_block_size is \[64, 64\] in config\.json"):
+        lines(quantization_config=BLOCKS | {"weight_block_size": [64, 64]})
+
+
+def test_a_head_of_the_size_of_a_layer_is_a_product_of_its_own() -> None:
+    found = lines(quantization_config=BLOCKS, vocab_size=6144)
+
+    assert found[0] == "8x6144x4096 fp8-e4m3 nt 1x128:128x128"
+    assert found[-1] == "8x6144x4096 bfloat16 nt"
+
+
+DEEPSEEK_V3 = {
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def test_latent_attention_has_the_sizes_that_deepgemm_measures() -> None:
+    sizes = of_config(DEEPSEEK_V3, 1, "config.json")
+
+    assert {(N, K) for _, N, K in DEEPGEMM} - {(4096, 7168), (7168, 2048)} <= set(sizes)
+
+
+def test_queries_of_latent_attention_may_be_projected_at_once() -> None:
+    sizes = of_config(DEEPSEEK_V3 | {"q_lora_rank": None}, 8, "config.json")
+
+    assert sizes[:4] == ((3072, 7168), (576, 7168), (4096, 512), (7168, 2048))

@@ -25,14 +25,16 @@ def build(
         Path | None,
         typer.Option(
             help="A file with products, one to a line: M or FIRST-LAST, then xNxK, and if wanted a "
-            "dtype, a layout, an epilogue and batch-invariant. # begins a comment."
+            "dtype, a layout, an epilogue and batch-invariant; with fp8 also the recipes of "
+            "scales, fast-accum and the dtype of the result. # begins a comment."
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             help="llama-3-8b, llama-3-70b or qwen3-32b, or the path of a config.json as Hugging "
-            "Face has it: the linear layers of that model and its head."
+            "Face has it: the linear layers of that model and its head. Layers of an fp8 "
+            "checkpoint are products of fp8 operands."
         ),
     ] = None,
     rows: Annotated[

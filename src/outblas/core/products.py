@@ -6,11 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from . import scaling as scalings
+from .scaling import FP8_DTYPES, Scaling
 from .shapes import LAYOUTS
 from .steps import NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
-_LINE = "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant"
+_FP8_LAYOUT = "nt"  # fp8 operands are contiguous along K, or copied before
+_LINE = (
+    "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
+    f"also {scalings.WORDS}"
+)
 
 
 @dataclass(frozen=True)
@@ -21,10 +27,11 @@ class Products:
         rows: Ranges of M, first and last.
         N, K: The other sizes. With a gated activation N counts the columns of B, two for each
             column of the result.
-        dtype: bfloat16 or float16.
+        dtype: bfloat16, float16, or one of `FP8_DTYPES`.
         layout: How A and B are stored.
         steps: The epilogue.
         batch_invariant: Whether the calls have batch_invariant=True.
+        scaling: How fp8 operands are scaled; None for others.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -34,6 +41,7 @@ class Products:
     layout: str = "nt"
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
+    scaling: Scaling | None = None
 
     def each_M(self) -> Iterator[int]:
         """Yields every number of rows once, in order."""
@@ -42,6 +50,7 @@ class Products:
     def __str__(self) -> str:
         rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
+        parts += [] if self.scaling is None else self.scaling.words
         parts += ["batch-invariant"] * self.batch_invariant
         return " ".join(part for part in parts if part)
 
@@ -70,17 +79,29 @@ def parse_line(line: str) -> Products:
     if len(extents) != 2 or not all(size.isdecimal() and int(size) for size in extents):
         raise ValueError(f"the line is {line!r}, expected {_LINE}")
     given: dict[str, Any] = {}
+    of_scaling: dict[str, Any] = {}
     for word in rest:
-        field, value = _field(word, line)
-        if field in given:
+        found = scalings.field(word)
+        field, value = found or _field(word, line)
+        fields = given if found is None else of_scaling
+        if field in fields:
             raise ValueError(f"the line is {line!r}, expected one {field}")
-        given[field] = value
+        fields[field] = value
     N, K = map(int, extents)
-    return Products(parse_rows(rows, f"the line {line!r}"), N, K, **given)
+    try:
+        scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
+    except ValueError as error:
+        raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
+    products = Products(parse_rows(rows, f"the line {line!r}"), N, K, **given, scaling=scaling)
+    if scaling and (products.layout != _FP8_LAYOUT or products.batch_invariant):
+        raise ValueError(
+            f"the line is {line!r}, expected {_FP8_LAYOUT} and no batch-invariant with fp8"
+        )
+    return products
 
 
 def _field(word: str, line: str) -> tuple[str, Any]:
-    if word in DTYPES:
+    if word in DTYPES or word in FP8_DTYPES:
         return "dtype", word
     if word in LAYOUTS:
         return "layout", word

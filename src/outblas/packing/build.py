@@ -6,22 +6,20 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..core import cache, configs, machines, pack, registry
-from ..core.artifact import example
 from ..core.facts import Facts
 from ..core.machines import Machine
 from ..core.problem import Problem
 from ..core.products import Products
-from ..runtime import default_kernel
+from ..runtime import default_kernel, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.launcher import PORTABLE
+from . import examples
 
 if TYPE_CHECKING:
     from ..autotune.lookup import TuningIndex
@@ -103,7 +101,7 @@ def _variants(
     left_out: Counter[str] = Counter()
     module = registry.load(PRODUCTION)
     for each in products:
-        for problem in _problems(each):
+        for problem in _problems(each, machine):
             best = chosen(index, machine, problem)
             if best[0] != PRODUCTION:
                 left_out[best[0]] += 1
@@ -137,12 +135,11 @@ def _imagined(machine: Machine) -> "Gpu":
     return imagined(machine.name)
 
 
-def _problems(products: Products) -> Iterator[Problem]:
-    dtype = getattr(torch, products.dtype)
-    for M in products.each_M():
-        shape = (M, products.N, products.K)
-        problem = example(dtype, None, products.layout, shape, steps=products.steps)
-        yield replace(problem, batch_invariant=products.batch_invariant)
+def _problems(products: Products, machine: Machine) -> Iterator[Problem]:
+    """Yields what the kernel computes of each call on a GPU."""
+    module = registry.load(PRODUCTION)
+    for problem in examples.problems(products):
+        yield module.pack_problem(problem, machine)
 
 
 def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[str, str]:
@@ -152,9 +149,10 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
     """
     from ..autotune import automatic
 
-    workload = None if problem.batch_invariant else automatic.of_problem(problem)
-    if workload is not None:
-        for kernel, config in automatic.choices_of(index, problem, workload):
+    tuned_as = launcher.tuned_as(problem)
+    workload = None if tuned_as is None else automatic.of_problem(tuned_as)
+    if tuned_as is not None and workload is not None:
+        for kernel, config in automatic.choices_of(index, tuned_as, workload):
             if kernel != PRODUCTION:
                 continue
             module = registry.load(kernel)
@@ -166,7 +164,8 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
 
 def ruled(machine: Machine, problem: Problem) -> tuple[str, str]:
     """Returns what a call takes on a GPU where no tuning result is used."""
-    kernel = default_kernel.by_rule(problem, machine.arch, machine.sms)
+    by_rule = default_kernel.by_rule(problem, machine.arch, machine.sms)
+    kernel = PRODUCTION if problem.formats else by_rule
     supported = registry.load(kernel).unsupported(problem, None) is None
     return kernel if supported else PORTABLE, ""
 

@@ -10,6 +10,7 @@ from ..core import problem as operands
 from ..core.problem import Problem
 from ..core.products import DTYPES, Products, ranges
 from ..core.steps import Steps
+from . import recorded_scaling
 
 
 class RecordedShapes:
@@ -55,22 +56,25 @@ class RecordedShapes:
         Path(path).write_text("\n".join([*self.lines, *comments, ""]), encoding="utf-8")
 
     def _note(self, problem: Problem) -> None:
+        is_fp8 = bool(problem.formats)
+        K, dtype = problem.K, operands.dtype_name(problem.dtype)
+        if is_fp8:
+            K, dtype = recorded_scaling.TERMS * K, recorded_scaling.dtype_of(problem)
         reason = _unpacked_reason(problem)
         if reason:
-            dtype = operands.dtype_name(problem.dtype)
-            shape = "x".join(map(str, (*problem.batch, problem.M, problem.columns, problem.K)))
+            shape = "x".join(map(str, (*problem.batch, problem.M, problem.columns, K)))
             self._others[f"{shape} {dtype}, {reason}"] = None
             return
         epilogue = problem.epilogue
-        steps = Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None)
         kind = Products(
             (),
             problem.columns,
-            problem.K,
-            operands.dtype_name(problem.dtype),
+            K,
+            dtype,
             operands.layout_of(problem),
-            steps,
+            Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
             problem.batch_invariant,
+            recorded_scaling.scaling_of(problem) if is_fp8 else None,
         )
         self._rows.setdefault(kind, set()).add(problem.M)
 
@@ -92,6 +96,11 @@ def recorded() -> Iterator[RecordedShapes]:
             _active.remove(shapes)
 
 
+def is_recording() -> bool:
+    """Returns whether anybody records."""
+    return bool(_active)
+
+
 def note(problem: Problem) -> None:
     """Tells everybody who records of a product that is planned."""
     if not _active:
@@ -105,11 +114,11 @@ def _unpacked_reason(problem: Problem) -> str:
     """Returns why a line cannot describe a product; "" if it can."""
     if problem.batch:
         return "a batch"
-    if problem.formats:
-        return "fp8 operands"
     if operands.dtype_name(problem.dtype) not in DTYPES:
         return "a dtype of Triton's kernels"
-    if problem.out_dtype != problem.dtype:
+    if problem.formats and (reason := recorded_scaling.unpacked_reason(problem)):
+        return reason
+    if problem.out_dtype != problem.dtype and not problem.formats:
         return "a result of another dtype"
     if problem.epilogue.aux is not None:
         return "aux"

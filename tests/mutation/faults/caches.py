@@ -105,7 +105,7 @@ FAULTS = (
     Fault(
         "packed_tables_for_any_rows",
         _PACKED_TABLES,
-        "        and any(first <= workload.M <= last for first, last in products.rows)\n",
+        "        and _has_rows(products, workload)\n",
         "",
         PACKED_TABLES,
         "The tables of a pack choose kernels at numbers of rows that it does not list.",
