@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core import pack
+from ..core.grouped import GroupedProblem
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
@@ -423,6 +424,16 @@ def packed_index(device: int, workload: Workload, *, fp8: bool = False) -> Tunin
     """
     for each in pack.loaded():
         if packed_tables.covers(each, workload, fp8=fp8):
+            index = _index_of(device, each)
+            if index is not None:
+                return index
+    return None
+
+
+def packed_index_of_groups(device: int, problem: GroupedProblem) -> TuningIndex | None:
+    """Returns `packed_index` for a product that groups divide."""
+    for each in pack.loaded():
+        if packed_tables.covers_groups(each, problem):
             index = _index_of(device, each)
             if index is not None:
                 return index

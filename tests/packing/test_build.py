@@ -35,23 +35,28 @@ LINES = (
     "16x4096x4096 fp8-e4m3 rowwise fast-accum",
     "256x8192x4096 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
 )
+# Groups of 16-bit rows, and places for rows of fp8 operands.
+GROUPED = (
+    "64,8192x1024x512 groups:4",
+    "64x1024x512 fp8-e4m3 1x128:128x128 groups:4:masked",
+)
 PRODUCTS = [parse_line(line) for line in LINES]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, shared_store: shared_compiles.Store) -> Path:
-    """A pack of `LINES`, by the command, once for all processes of a run."""
+    """A pack of `LINES` and `GROUPED`, by the command, once for all processes of a run."""
     folder = tmp_path_factory.mktemp("pack")
     shapes, path = folder / "products.txt", folder / "built.outblas"
 
     def build_it() -> bytes:
-        shapes.write_text("\n".join(LINES), encoding="utf-8")
+        shapes.write_text("\n".join((*LINES, *GROUPED)), encoding="utf-8")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
             commands.invoke("pack", "build", "--shapes", shapes, "-o", path, "--jobs", 2, code=0)
         return path.read_bytes()
 
-    path.write_bytes(shared_store.kept(("a pack", LINES), build_it))
+    path.write_bytes(shared_store.kept(("a pack", LINES, GROUPED), build_it))
     return path
 
 
@@ -61,7 +66,7 @@ def opened(built: Path) -> pack.Pack:
 
 
 def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
-    assert opened.about["products"] == [str(each) for each in PRODUCTS]
+    assert opened.about["products"] == [str(parse_line(line)) for line in (*LINES, *GROUPED)]
     assert opened.about["gpu"] == "NVIDIA H100 80GB HBM3"
     assert opened.toolchain["arch"] == "sm_90a"
 
@@ -90,7 +95,7 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
 
 SERVED = """
 import sys
-from outblas.core import machines, pack, registry
+from outblas.core import machines, pack
 from outblas.hopper.core import compile
 from outblas.packing import build
 from outblas.core.products import parse_line
@@ -98,18 +103,12 @@ from outblas.core.products import parse_line
 def never():
     raise AssertionError("something was compiled")
 
-machine, module = machines.find("H100"), registry.load("hopper.gemm")
-(loaded,) = pack.loaded()
-index, seen = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine), set()
-for line in sys.argv[1:]:
-    for problem in build._problems(parse_line(line), machine):
-        for _, config in build.chosen(index, machine, problem), build.ruled(machine, problem):
-            given = build.configs.from_text(module.Config, config) if config else None
-            for variant in module.pack_variants(problem, given, machine):
-                if variant not in seen:
-                    seen.add(variant)
-                    assert callable(compile.load(variant, never))
-print(len(seen))
+machine, (loaded,) = machines.find("H100"), pack.loaded()
+index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
+products = [parse_line(line) for line in sys.argv[1:]]
+variants, _ = build._variants(products, machine, lambda text: None, index)
+assert all(callable(compile.load(variant, never)) for variant in variants)
+print(len(variants))
 """
 
 
@@ -122,7 +121,7 @@ def test_a_fresh_process_compiles_nothing(
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
 
     done = subprocess.run(
-        [sys.executable, "-c", SERVED, *LINES],
+        [sys.executable, "-c", SERVED, *LINES, *GROUPED],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -252,6 +251,15 @@ def test_a_product_that_the_kernel_does_not_support_is_not_packed(tmp_path: Path
     done = build.build(products, tmp_path / "x.outblas", jobs=1)
 
     assert (done.kernels, done.left_out) == (0, {"portable": 1})
+
+
+def test_groups_of_other_kernels_are_counted(tmp_path: Path) -> None:
+    """TMA cannot load rows of seven terms."""
+    products = [parse_line("64,128x64x7 groups:4")]
+
+    done = build.build(products, tmp_path / "x.outblas", jobs=1)
+
+    assert (done.kernels, done.left_out) == (0, {"portable": 2})
 
 
 def test_products_of_other_kernels_are_counted(tmp_path: Path) -> None:

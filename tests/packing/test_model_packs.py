@@ -27,9 +27,11 @@ from outblas.core.facts import digest
 from outblas.core.products import Products, parse_line
 from outblas.core.shapes import LAYERS
 from outblas.device import driver
+from outblas.hopper import grouped
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import host, smid_probe
-from outblas.packing import build
+from outblas.hopper.grouped import host as grouped_host
+from outblas.packing import build, examples
 from outblas.packing.products import of_model
 from outblas.runtime import launcher
 
@@ -156,6 +158,39 @@ def test_a_pack_has_exactly_what_calls_of_fp8_operands_load(
             for tune in ("lookup", "off"):
                 launcher.best_launcher(on_gpu, tune, no_product=False)
 
+    assert asked == set(opened.objects)
+
+
+def test_a_pack_has_exactly_what_calls_of_groups_load(
+    asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The products of experts without an epilogue take tuned choices, here from the tables of the
+    pack.
+    """
+    lines = (
+        "64,4096,65536x28672x4096 groups:8",
+        "1024x1536x2048 swiglu groups:128 gathered",
+        "1024x4096x2048 swiglu groups:128 gathered",
+        "4096x2048x768 residual groups:128 scattered weighted",
+        "4096x1536x2048 groups:128:terms",
+        "128x4096x7168 swiglu fp8-e4m3 1x128:128x128 groups:8:masked",
+        "4096x4096x7168 fp8-e4m3 1x128:128x128 groups:8 gathered",
+    )
+    wanted, path = [parse_line(line) for line in lines], tmp_path / "experts.outblas"
+    opened = built_without_compiling(wanted, path, monkeypatch)
+    outblas.load_pack(path)
+    grouped_host.launch.cache_clear()
+
+    for products in wanted:
+        assert products.groups is not None
+        for problem in examples.grouped_problems(products, products.groups):
+            on_gpu = replace(grouped.pack_problem(problem), device=torch.device("cuda", 0))
+            grouped_host.launch(on_gpu)
+            monkeypatch.setenv("OUTBLAS_TUNE", "off")
+            grouped_host.launch(on_gpu, carveout=0)
+            monkeypatch.delenv("OUTBLAS_TUNE")
+
+    grouped_host.launch.cache_clear()
     assert asked == set(opened.objects)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from outblas.core.product_groups import Groups
 from outblas.core.products import Products, parse_line, parse_rows
 from outblas.core.scaling import Scaling
 from outblas.core.shapes import DEEPGEMM, HEADS, LAYERS
@@ -43,6 +44,25 @@ def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
             "8x64x96 fp8-e5m2-e4m3 rowwise fast-accum to-float16",
             fp8(Scaling("rowwise", "rowwise", True, "float16"), dtype="fp8-e5m2-e4m3"),
         ),
+        ("8x64x96 groups:4", Products(((8, 8),), 64, 96, groups=Groups(4))),
+        (
+            "8x64x96 swiglu groups:4 gathered scattered weighted zero-tail",
+            Products(
+                ((8, 8),),
+                64,
+                96,
+                steps=Steps(activation="swiglu"),
+                groups=Groups(4, "rows", True, True, True, True),
+            ),
+        ),
+        (
+            "8x64x96 groups:4:terms",
+            Products(((8, 8),), 64, 96, layout="tn", groups=Groups(4, "terms")),
+        ),
+        (
+            "8x64x96 fp8-e4m3 1x128-rows:128x128 groups:4:masked",
+            fp8(Scaling("1x128-rows", "128x128"), groups=Groups(4, "masked")),
+        ),
     ],
 )
 def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
@@ -67,8 +87,18 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("8x8x8 fp8-e4m3 1x128 fast-accum", "fast-accum is given, expected scales of tensorwise"),
         ("8x8x8 fp8-e4m3 1x128 rowwise", "expected one recipes"),
         ("8x8x8 fp8-e4m3 tensorwise:rowwise:rowwise", "epilogue is 'tensorwise:rowwise:rowwise'"),
-        ("8x8x8 fp8-e4m3 rowwise nn", "expected nt and no batch-invariant with fp8"),
-        ("8x8x8 fp8-e4m3 rowwise batch-invariant", "expected nt and no batch-invariant with fp8"),
+        ("8x8x8 fp8-e4m3 rowwise nn", "the layout is nn, expected nt"),
+        ("8x8x8 fp8-e4m3 rowwise batch-invariant", "batch-invariant is given, expected none"),
+        ("8x8x8 groups:0", "epilogue is 'groups:0'"),
+        ("8x8x8 groups:4:columns", "epilogue is 'groups:4:columns'"),
+        ("8x8x8 gathered", "gathered given, expected groups:NUMBER beside it"),
+        ("8x8x8 groups:4:masked gathered", "gathered given, expected groups:NUMBER beside it"),
+        ("8x8x8 groups:4 weighted", "weighted is given without scattered, expected both"),
+        ("8x8x8 groups:4 tn", "the layout is tn, expected nt or nn"),
+        ("8x8x8 groups:4:terms nt", "the layout is nt, expected tn"),
+        ("8x8x8 groups:4 batch-invariant", "batch-invariant is given, expected none"),
+        ("8x8x8 fp8-e4m3 groups:4 rowwise", "recipes are rowwise and rowwise, expected 1x128 and"),
+        ("8x8x8 fp8-e4m3 groups:4 1x128:128x128 to-e4m3", "the result is e4m3, expected 16 bits"),
     ],
 )
 def test_a_line_that_says_something_else_is_refused(line: str, message: str) -> None:
@@ -267,3 +297,82 @@ def test_queries_of_latent_attention_may_be_projected_at_once() -> None:
     sizes = of_config(DEEPSEEK_V3 | {"q_lora_rank": None}, 8, "config.json")
 
     assert sizes[:4] == ((3072, 7168), (576, 7168), (4096, 512), (7168, 2048))
+
+
+# ---- experts
+MIXTRAL = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}
+QWEN3_MOE = LLAMA | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+ROUTED_DEEPSEEK = DEEPSEEK_V3 | {
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "num_experts_per_tok": 8,
+    "hidden_act": "silu",
+    "quantization_config": BLOCKS,
+}
+
+
+def of_experts(config: dict[str, Any], parallel: int = 1) -> list[str]:
+    """The lines of a configuration that are not those of its attention and head, at 1 to 4 rows."""
+    found = products_of(config, ((1, 4),), parallel, "config.json")
+    return [str(each) for each in found if each.N not in (config["vocab_size"] // parallel,)]
+
+
+def test_experts_multiply_every_row_as_often_as_a_token_has_some() -> None:
+    found = of_experts(MIXTRAL)
+
+    assert "2-8x28672x4096 bfloat16 nt swiglu groups:8" in found
+    assert "2-8x4096x14336 bfloat16 nt groups:8" in found
+    assert "1-4x8x4096 bfloat16 nt" in found  # the choice of experts
+
+
+def test_no_layer_of_experts_alone_has_a_product_of_its_inner_size() -> None:
+    assert not [line for line in of_experts(MIXTRAL) if line.startswith("1-4x28672x")]
+    assert not [line for line in of_experts(QWEN3_MOE) if line.startswith("1-4x12288x")]
+
+
+def test_layers_without_experts_among_others_are_there() -> None:
+    found = of_experts(QWEN3_MOE | {"mlp_only_layers": [0]})
+
+    assert "1-4x12288x2048 bfloat16 nt" in found
+
+
+def test_rows_of_narrow_experts_are_gathered() -> None:
+    found = of_experts(QWEN3_MOE)
+
+    assert "8-32x1536x2048 bfloat16 nt swiglu groups:128 gathered" in found
+    assert "8-32x2048x768 bfloat16 nt groups:128" in found
+
+
+def test_experts_of_an_fp8_checkpoint_are_scaled_and_shared_ones_are_layers() -> None:
+    found = of_experts(ROUTED_DEEPSEEK)
+
+    assert "8-32x4096x7168 fp8-e4m3 nt swiglu 1x128:128x128 groups:256" in found
+    assert "8-32x7168x2048 fp8-e4m3 nt 1x128:128x128 groups:256" in found
+    assert "1-4x4096x7168 fp8-e4m3 nt 1x128:128x128" in found  # the shared expert
+    assert "1-4x36864x7168 fp8-e4m3 nt 1x128:128x128" in found  # the first layers
+    assert "1-4x256x7168 bfloat16 nt" in found
+
+
+def test_experts_are_not_scaled_but_by_blocks() -> None:
+    found = of_experts(MIXTRAL | {"quantization_config": {"quant_method": "fp8"}})
+
+    assert "2-8x4096x14336 bfloat16 nt groups:8" in found
+
+
+def test_processes_share_the_columns_of_experts() -> None:
+    found = of_experts(MIXTRAL, 4)
+
+    assert "2-8x7168x4096 bfloat16 nt swiglu groups:8" in found
+    assert "2-8x4096x3584 bfloat16 nt groups:8" in found

@@ -8,8 +8,10 @@ import torch
 
 import outblas
 from outblas.core import machines, registry
+from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
 from outblas.core.products import parse_line
+from outblas.hopper import grouped
 from outblas.packing import build, examples
 from outblas.runtime.recorded_shapes import RecordedShapes
 
@@ -79,6 +81,183 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
         "fp8-e4m3 nt bias+gelu+residual tensorwise",
     ),
 }
+
+
+def rows(M: int, count: int = 3) -> torch.Tensor:
+    """Ends of groups of M rows."""
+    return torch.tensor([M // 3, M // 2, M][:count], dtype=torch.int32)
+
+
+def weights(*shape: int) -> torch.Tensor:
+    """Matrices of groups, stored by columns."""
+    return half(3, *shape[::-1]).mT
+
+
+def experts(M: int, F: int) -> Any:
+    """A layer of 3 experts, of which every token has two."""
+    chosen = torch.rand(M, 3).topk(2)
+    return outblas.moe_mlp(half(M, K), weights(K, 2 * F), weights(F, K), chosen[1], chosen[0])
+
+
+def scaled_groups(M: int, shape: tuple[int, ...], **how: Any) -> Any:
+    a, scale_a = outblas.quantize(torch.ones(*shape), "1x128")
+    b, scale_b = outblas.quantize(torch.ones(3, N, K), "128x128")
+    return outblas.scaled_grouped_mm(a, b.mT, scale_a, scale_b.mT, **how)
+
+
+def scaled_terms(terms: int) -> Any:
+    """Sums of the terms of three groups, of which columns of B have scales of their own."""
+    a, scale_a = outblas.quantize(torch.ones(K, terms), "1x128")
+    b, scale_b = outblas.quantize(torch.ones(N, terms), "1x128")
+    ends = rows(terms // 128) * 128
+    return outblas.scaled_grouped_mm(a, b.mT, scale_a, scale_b.mT, offs=ends)
+
+
+GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
+    "rows": (
+        lambda M: outblas.grouped_mm(half(M, K), weights(K, N), offs=rows(M)),
+        ["256x512x384 bfloat16 nt groups:3"],
+    ),
+    "experts whose rows are gathered": (
+        lambda M: experts(M // 2, 128),
+        [
+            "256x256x384 bfloat16 nt swiglu groups:3 gathered",
+            "256x384x128 bfloat16 nt groups:3",
+        ],
+    ),
+    "experts whose rows are stored": (
+        lambda M: experts(M // 2, 1104),
+        ["256x2208x384 bfloat16 nt swiglu groups:3", "256x384x1104 bfloat16 nt groups:3"],
+    ),
+    "an epilogue": (
+        lambda M: outblas.grouped_mm(
+            half(M, K),
+            half(3, K, N),
+            offs=rows(M),
+            bias=half(3, N),
+            residual=half(M, N),
+            activation="relu",
+            scatter_index=torch.arange(M),
+            scatter_weights=torch.ones(M),
+        ),
+        ["256x512x384 bfloat16 nn bias+relu+residual groups:3 scattered weighted"],
+    ),
+    "terms": (
+        lambda M: outblas.grouped_mm(half(M, K).t(), half(M, N), offs=rows(M)),
+        ["256x512x384 bfloat16 tn groups:3:terms"],
+    ),
+    "places": (
+        lambda M: outblas.grouped_mm(half(3, M, K), weights(K, N), counts=rows(M)),
+        ["256x512x384 bfloat16 nt groups:3:masked"],
+    ),
+    "rows in fp8": (
+        lambda M: scaled_groups(M, (M, K), offs=rows(M), activation="swiglu"),
+        ["256x512x384 fp8-e4m3 nt swiglu 1x128:128x128 groups:3"],
+    ),
+    "gathered rows in fp8": (
+        lambda M: scaled_groups(M, (M, K), offs=rows(M), a_index=torch.arange(M)),
+        ["256x512x384 fp8-e4m3 nt 1x128:128x128 groups:3 gathered"],
+    ),
+    "places in fp8": (
+        lambda M: scaled_groups(M, (3, M, K), counts=rows(M), out_dtype=torch.float32),
+        ["256x512x384 fp8-e4m3 nt 1x128:128x128 to-float32 groups:3:masked"],
+    ),
+    "terms in fp8": (scaled_terms, ["256x512x384 fp8-e4m3 nt 1x128 groups:3:terms"]),
+}
+
+
+@pytest.mark.parametrize("M", [16, 256])
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_recorded_call_of_groups_launches_what_its_line_packs(
+    name: str, M: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (call, expected), machine = GROUPS[name], machines.find("H100")
+    noted: list[GroupedProblem] = []
+    note = RecordedShapes._note_groups
+
+    def keep(self: RecordedShapes, problem: GroupedProblem) -> None:
+        noted.append(problem)
+        note(self, problem)
+
+    monkeypatch.setattr(RecordedShapes, "_note_groups", keep)
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    assert recorded.others == []
+    if M == 256:
+        assert recorded.lines == expected
+    for line, called in zip(recorded.lines, noted, strict=True):
+        products = parse_line(line)
+        assert products.groups is not None
+        (packed,) = examples.grouped_problems(products, products.groups)
+        assert grouped.unsupported(packed) == grouped.unsupported(called) is None
+        assert grouped.pack_variant(
+            grouped.pack_problem(packed), None, machine
+        ) == grouped.pack_variant(grouped.pack_problem(called), None, machine)
+
+
+def test_a_call_that_names_portable_is_not_recorded() -> None:
+    with outblas.record_shapes() as recorded:
+        outblas.grouped_mm(half(4, 8), half(3, 8, 8), offs=rows(4), kernel="portable")
+
+    assert recorded.lines == recorded.others == []
+
+
+OTHER_GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
+    "columns": (
+        lambda: outblas.grouped_mm(half(3, 8, 8), half(8, 8), offs=rows(8)),
+        "8x8x8 bfloat16 groups:3, groups of columns",
+    ),
+    "float32": (
+        lambda: outblas.grouped_mm(torch.ones(4, 8), torch.ones(3, 8, 8), offs=rows(4)),
+        "4x8x8 float32 groups:3, a dtype of Triton's kernels",
+    ),
+    "wider": (
+        lambda: outblas.grouped_mm(
+            half(4, 8), half(3, 8, 8), offs=rows(4), out_dtype=torch.float32
+        ),
+        "4x8x8 bfloat16 groups:3, a result of another dtype",
+    ),
+    "aux": (
+        lambda: outblas.grouped_mm(
+            half(4, 8), half(3, 8, 8), offs=rows(4), activation="relu", aux=half(4, 8)
+        ),
+        "4x8x8 bfloat16 groups:3, aux",
+    ),
+    "no rows": (
+        lambda: outblas.grouped_mm(half(0, 8), half(3, 8, 8), offs=rows(0)),
+        "0x8x8 bfloat16 groups:3, nothing is multiplied",
+    ),
+    "an odd address": (
+        lambda: outblas.grouped_mm(half(33)[1:].view(4, 8), half(3, 8, 8), offs=rows(4)),
+        "4x8x8 bfloat16 groups:3, operands at addresses that are no multiples of 16",
+    ),
+    "odd strides": (
+        lambda: outblas.grouped_mm(half(4, 7), half(3, 7, 8), offs=rows(4)),
+        "4x8x7 bfloat16 groups:3, operands that TMA cannot load",
+    ),
+    "a residual that repeats": (
+        lambda: outblas.grouped_mm(
+            half(4, 8), half(3, 8, 8), offs=rows(4), residual=half(1, 8).expand(4, 8)
+        ),
+        "4x8x8 bfloat16 groups:3, a residual that does not lie as the result",
+    ),
+    "a bias by columns": (
+        lambda: outblas.grouped_mm(half(4, 8), half(3, 8, 8), offs=rows(4), bias=half(8, 3).t()),
+        "4x8x8 bfloat16 groups:3, a bias whose rows are not contiguous",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_GROUPS)
+def test_groups_that_a_pack_does_not_hold_are_named(name: str) -> None:
+    call, other = OTHER_GROUPS[name]
+
+    with outblas.record_shapes() as recorded:
+        call()
+
+    assert recorded.lines == []
+    assert recorded.others == [other]
 
 
 @pytest.fixture

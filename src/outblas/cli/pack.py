@@ -26,15 +26,16 @@ def build(
         typer.Option(
             help="A file with products, one to a line: M or FIRST-LAST, then xNxK, and if wanted a "
             "dtype, a layout, an epilogue and batch-invariant; with fp8 also the recipes of "
-            "scales, fast-accum and the dtype of the result. # begins a comment."
+            "scales, fast-accum and the dtype of the result, and with experts groups:NUMBER. # "
+            "begins a comment."
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             help="llama-3-8b, llama-3-70b or qwen3-32b, or the path of a config.json as Hugging "
-            "Face has it: the linear layers of that model and its head. Layers of an fp8 "
-            "checkpoint are products of fp8 operands."
+            "Face has it: the linear layers of that model, its experts and its head. Layers of an "
+            "fp8 checkpoint are products of fp8 operands."
         ),
     ] = None,
     rows: Annotated[
@@ -62,7 +63,7 @@ def build(
 
     The shipped tables and the kernel's own rule choose the configs, as in a process without tuning
     results of its own. The tables are packed too: a process with others takes the kernels that the
-    pack has. Products that another kernel than hopper.gemm computes are counted and left out.
+    pack has. Products that kernels of Triton compute are counted and left out.
     """
     from ..autotune.store.store import StoreError
     from ..packing import build as building

@@ -2,21 +2,23 @@
 are built from.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from . import product_groups
 from . import scaling as scalings
+from .product_groups import Groups
 from .scaling import FP8_DTYPES, Scaling
 from .shapes import LAYOUTS
 from .steps import NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
-_FP8_LAYOUT = "nt"  # fp8 operands are contiguous along K, or copied before
 _LINE = (
     "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
-    f"also {scalings.WORDS}"
+    f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}"
 )
+_Field = Callable[[str], tuple[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,16 @@ class Products:
     """Products that differ in the number of rows only.
 
     Attributes:
-        rows: Ranges of M, first and last.
+        rows: Ranges of M, first and last. Of groups M counts the rows of all of them, or those
+            that each has places for; where they divide terms, it counts the terms.
         N, K: The other sizes. With a gated activation N counts the columns of B, two for each
-            column of the result.
+            column of the result. Where groups divide terms, K counts the rows of each result.
         dtype: bfloat16, float16, or one of `FP8_DTYPES`.
         layout: How A and B are stored.
         steps: The epilogue.
         batch_invariant: Whether the calls have batch_invariant=True.
         scaling: How fp8 operands are scaled; None for others.
+        groups: How groups divide the product; None for one without groups.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -42,6 +46,7 @@ class Products:
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
     scaling: Scaling | None = None
+    groups: Groups | None = None
 
     def each_M(self) -> Iterator[int]:
         """Yields every number of rows once, in order."""
@@ -51,6 +56,7 @@ class Products:
         rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
         parts += [] if self.scaling is None else self.scaling.words
+        parts += [] if self.groups is None else self.groups.words
         parts += ["batch-invariant"] * self.batch_invariant
         return " ".join(part for part in parts if part)
 
@@ -80,37 +86,54 @@ def parse_line(line: str) -> Products:
         raise ValueError(f"the line is {line!r}, expected {_LINE}")
     given: dict[str, Any] = {}
     of_scaling: dict[str, Any] = {}
-    for word in rest:
-        found = scalings.field(word)
-        field, value = found or _field(word, line)
-        fields = given if found is None else of_scaling
-        if field in fields:
-            raise ValueError(f"the line is {line!r}, expected one {field}")
-        fields[field] = value
-    N, K = map(int, extents)
+    of_groups: dict[str, Any] = {}
+    kinds: tuple[tuple[dict[str, Any], _Field], ...] = (
+        (of_scaling, scalings.field),
+        (of_groups, product_groups.field),
+        (given, _field),
+    )
     try:
+        for word in rest:
+            fields, (name, value) = next(
+                (fields, found) for fields, read in kinds if (found := read(word))
+            )
+            if name in fields:
+                raise ValueError(f"{name} is given twice, expected one {name}")
+            fields[name] = value
         scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
+        groups = product_groups.of_fields(of_groups)
+        layouts = _layouts(scaling is not None, groups)
+        given.setdefault("layout", layouts[0])
+        if given["layout"] not in layouts:
+            raise ValueError(f"the layout is {given['layout']}, expected {' or '.join(layouts)}")
+        if scaling is not None and groups is not None:
+            product_groups.check_scaling(groups, scaling)
+        if (scaling or groups) and "batch_invariant" in given:
+            raise ValueError("batch-invariant is given, expected none with fp8 or groups")
     except ValueError as error:
         raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
-    products = Products(parse_rows(rows, f"the line {line!r}"), N, K, **given, scaling=scaling)
-    if scaling and (products.layout != _FP8_LAYOUT or products.batch_invariant):
-        raise ValueError(
-            f"the line is {line!r}, expected {_FP8_LAYOUT} and no batch-invariant with fp8"
-        )
-    return products
+    ranges_of_M = parse_rows(rows, f"the line {line!r}")
+    N, K = map(int, extents)
+    return Products(ranges_of_M, N, K, **given, scaling=scaling, groups=groups)
 
 
-def _field(word: str, line: str) -> tuple[str, Any]:
+def _layouts(is_fp8: bool, groups: Groups | None) -> tuple[str, ...]:
+    """Returns how the operands of a product may be stored, the usual way first."""
+    if is_fp8:  # fp8 operands are contiguous along K, or copied before
+        return ("nt",)
+    if groups is None:
+        return ("nt", *(layout for layout in LAYOUTS if layout != "nt"))
+    return ("tn",) if groups.form == "terms" else ("nt", "nn")
+
+
+def _field(word: str) -> tuple[str, Any]:
     if word in DTYPES or word in FP8_DTYPES:
         return "dtype", word
     if word in LAYOUTS:
         return "layout", word
     if word == "batch-invariant":
         return "batch_invariant", True
-    try:
-        return "steps", Steps.parse(word)
-    except ValueError as error:
-        raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
+    return "steps", Steps.parse(word)
 
 
 def ranges(rows: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -36,8 +36,8 @@ class Built:
 
     Attributes:
         kernels: How many kernels it has.
-        left_out: How many products another kernel than `hopper.gemm` computes, by its name. Triton
-            compiles them when they are called.
+        left_out: How many products another kernel than `hopper.gemm` and `hopper.grouped` computes,
+            by its name. Triton compiles them when they are called.
     """
 
     kernels: int
@@ -99,18 +99,47 @@ def _variants(
     index = _index(machine) if index is None else index
     found: dict[Any, None] = {}
     left_out: Counter[str] = Counter()
-    module = registry.load(PRODUCTION)
     for each in products:
-        for problem in _problems(each, machine):
-            best = chosen(index, machine, problem)
-            if best[0] != PRODUCTION:
-                left_out[best[0]] += 1
-            for kernel, config in dict.fromkeys((best, ruled(machine, problem))):
-                if kernel == PRODUCTION:
-                    given = configs.from_text(module.Config, config) if config else None
-                    found |= dict.fromkeys(module.pack_variants(problem, given, machine))
+        variants = _of_groups if each.groups is not None else _of_products
+        found |= dict.fromkeys(variants(each, machine, index, left_out))
         say(f"{each}: {len(found)} kernels so far")
     return list(found), left_out
+
+
+def _of_products(
+    products: Products, machine: Machine, index: "TuningIndex", left_out: Counter[str]
+) -> Iterator[Any]:
+    """Yields the keys of the compiles of products without groups; counts what is left out."""
+    module = registry.load(PRODUCTION)
+    for problem in _problems(products, machine):
+        best = chosen(index, machine, problem)
+        if best[0] != PRODUCTION:
+            left_out[best[0]] += 1
+        for kernel, config in dict.fromkeys((best, ruled(machine, problem))):
+            if kernel == PRODUCTION:
+                given = configs.from_text(module.Config, config) if config else None
+                yield from module.pack_variants(problem, given, machine)
+
+
+def _of_groups(
+    products: Products, machine: Machine, index: "TuningIndex", left_out: Counter[str]
+) -> Iterator[Any]:
+    """Yields the keys of the compiles of products that groups divide; counts what is left out."""
+    from ..autotune import lookup_grouped
+    from ..hopper import grouped
+
+    assert products.groups is not None, "the caller has looked"
+    for problem in examples.grouped_problems(products, products.groups):
+        if grouped.unsupported(problem) is not None:
+            left_out[PORTABLE] += 1
+            continue
+        launched = grouped.pack_problem(problem)
+        tuned = ""
+        if lookup_grouped.is_measured(launched):
+            tuned = lookup_grouped.chosen(index.grouped, launched)
+        for config in dict.fromkeys((tuned, "")):
+            given = configs.from_text(grouped.Config, config) if config else None
+            yield grouped.pack_variant(launched, given, machine)
 
 
 def index_of(tables: Mapping[str, bytes], machine: Machine) -> "TuningIndex":
@@ -189,5 +218,9 @@ def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
 
 
 def _keep(variant: Any) -> Facts:
+    from ..hopper import grouped
+
+    if isinstance(variant, grouped.GroupedVariant):
+        return grouped.keep_variant(variant)
     facts: Facts = registry.load(PRODUCTION).keep_variant(variant)
     return facts

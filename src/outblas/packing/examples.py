@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from ..core import quantization
+from ..core import grouped, quantization
 from ..core.artifact import example
 from ..core.epilogue import EpilogueArgs, glu_split
+from ..core.grouped import GroupedProblem, GroupedTensors
 from ..core.problem import Problem
+from ..core.product_groups import Groups
 from ..core.products import Products
 from ..core.scaling import BY_ROWS, FP8_DTYPES, Scaling
 from ..runtime import dispatch
@@ -19,6 +21,7 @@ from ..torch_ops import scaled_mm, scaled_output
 Tensor = torch.Tensor
 
 _FORMATS = {name: dtype for dtype, name in scaled_mm.FORMATS.items()}
+_FORMS: dict[str, grouped.Form] = {"rows": "ragged_m", "terms": "ragged_k", "masked": "masked"}
 
 
 def problems(products: Products) -> Iterator[Problem]:
@@ -59,10 +62,68 @@ def _of_fp8(products: Products, scaling: Scaling, M: int) -> Problem:
     return dispatch.problem_of(call)
 
 
-def _scale(of: tuple[int, int], recipe: str) -> Tensor:
+def grouped_problems(products: Products, groups: Groups) -> Iterator[GroupedProblem]:
+    """Yields the problem of each number of rows of products that groups divide."""
+    for rows in products.each_M():
+        yield _of_groups(products, groups, rows)
+
+
+def _of_groups(products: Products, groups: Groups, rows: int) -> GroupedProblem:
+    """Returns the problem of `grouped_mm` or `scaled_grouped_mm`."""
+    N, K, count, steps = products.N, products.K, groups.count, products.steps
+    # The shapes of A, of B as its columns are stored, and of the result.
+    shape_a: tuple[int, ...] = (rows, K)
+    shape_b: tuple[int, ...] = (count, N, K)
+    product: tuple[int, ...] = (rows, N)
+    if groups.form == "masked":
+        shape_a, product = (count, rows, K), (count, rows, N)
+    elif groups.form == "terms":
+        shape_a, shape_b, product = (K, rows), (N, rows), (count, K, N)
+    of_a, of_b, dtype = _grouped_dtypes(products)
+    result = (*product[:-1], N // glu_split(steps.activation))
+    index = _empty(rows, dtype=torch.int32)
+    tensors = GroupedTensors(
+        bias=_empty(count, N, dtype=dtype) if steps.bias else None,
+        residual=_empty(*result, dtype=dtype) if steps.residual else None,
+        a_index=index if groups.gathers else None,
+        scatter_index=index if groups.scatters else None,
+        scatter_weights=_empty(rows, dtype=torch.float32) if groups.weighted else None,
+    )
+    if scaling := products.scaling:
+        scale_a, scale_b = _scale(shape_a, scaling.a), _scale(shape_b, scaling.b).mT
+        tensors = tensors._replace(scale_a=scale_a, scale_b=scale_b)
+    return grouped.describe(
+        _FORMS[groups.form],
+        _stored(shape_a, of_a, by_columns=products.layout[0] == "t"),
+        _stored(shape_b, of_b, by_columns=products.layout[1] == "n").mT,
+        _empty(*result, dtype=dtype),
+        count,
+        tensors,
+        activation=steps.activation,
+        zero_tail=groups.zero_tail,
+    )
+
+
+def _grouped_dtypes(products: Products) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """Returns the dtypes of A, B and the result of a product that groups divide."""
+    if products.scaling is None:
+        dtype: torch.dtype = getattr(torch, products.dtype)
+        return dtype, dtype, dtype
+    a, b = (_FORMATS[name] for name in FP8_DTYPES[products.dtype])
+    return a, b, getattr(torch, products.scaling.result)
+
+
+def _stored(shape: tuple[int, ...], dtype: torch.dtype, *, by_columns: bool) -> Tensor:
+    """Returns matrices whose rows, or columns, are contiguous."""
+    if by_columns:
+        return _empty(*shape[:-2], shape[-1], shape[-2], dtype=dtype).mT
+    return _empty(*shape, dtype=dtype)
+
+
+def _scale(of: tuple[int, ...], recipe: str) -> Tensor:
     """Returns the scales of a matrix whose columns are terms."""
     if recipe == BY_ROWS:
-        return _empty(of[0], quantization.blocks(of[1]), dtype=torch.float32)
+        return _empty(*of[:-1], quantization.blocks(of[-1]), dtype=torch.float32)
     return quantization.empty_scales(of, recipe, torch.device("meta"))
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.grouped import GATHERING_COLUMNS
+from ..core.product_groups import Groups
 from ..core.products import DTYPES, Products
 from ..core.scaling import Scaling
 from ..core.steps import GATED, Steps
@@ -55,22 +57,52 @@ class _Sizes:
 
 
 def products_of(config: Mapping[str, Any], rows: Rows, parallel: int, where: str) -> list[Products]:
-    """Returns the products of a decoder's linear layers and of its head. Those of an fp8 checkpoint
-    are scaled as it says, without the head. Raises ValueError for a configuration that lacks a
-    size, or whose sizes are no multiples of `parallel`.
+    """Returns the products of a decoder's linear layers, of its experts and of its head. Those of
+    an fp8 checkpoint are scaled as it says, without the head and the choice of experts. Raises
+    ValueError for a configuration that lacks a size, or whose sizes are no multiples of `parallel`.
     """
     *layers, head = of_config(config, parallel, where)
+    sizes = _Sizes(config, parallel, where)
     given = config.get("torch_dtype") or config.get("dtype")
     dtype = given if given in DTYPES else DTYPES[0]
     recipes = _recipes(config, where)
-    if recipes is None:
-        found = [Products(rows, N, K, dtype) for N, K in layers]
-    else:
-        scaling = Scaling(*recipes, result=dtype)
-        found = [Products(rows, N, K, "fp8-e4m3", scaling=scaling) for N, K in layers]
-        if scaling.in_blocks:
-            found += _fused_mlp(_Sizes(config, parallel, where), rows, scaling)
+    scaling = None if recipes is None else Scaling(*recipes, result=dtype)
+    name = dtype if scaling is None else "fp8-e4m3"
+    found = [Products(rows, N, K, name, scaling=scaling) for N, K in layers]
+    if scaling is not None and scaling.in_blocks:
+        found += _fused_mlp(sizes, rows, scaling)
+    if experts := _experts(config):
+        found += _products_of_experts(sizes, experts, rows, name, scaling)
+        found.append(Products(rows, experts, sizes.size("hidden_size"), dtype))
     return list(dict.fromkeys((*found, Products(rows, *head, dtype))))
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    """Returns how many experts share the rows of a layer; 0 without any."""
+    return _Sizes(config, 1, "").optional("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def _products_of_experts(
+    sizes: _Sizes, experts: int, rows: Rows, dtype: str, scaling: Scaling | None
+) -> list[Products]:
+    """Returns the products of experts, as `outblas.moe_mlp` computes them: every token is a row of
+    some of them. Processes share the columns of each expert. Without scales of blocks none are
+    scaled.
+    """
+    if scaling is not None and not scaling.in_blocks:
+        dtype, scaling = scaling.result, None
+    chosen = sizes.size("num_experts_per_tok")
+    of_experts = tuple((chosen * first, chosen * last) for first, last in rows)
+    name = "moe_intermediate_size"
+    inner = sizes.share(sizes.optional(name) or sizes.size("intermediate_size"), name)
+    hidden, gated = sizes.size("hidden_size"), _GATED.get(str(sizes.config.get("hidden_act")), "")
+    gathers = scaling is None and 2 * inner <= GATHERING_COLUMNS
+    first, second = Groups(experts, gathers=gathers), Groups(experts)
+    steps = Steps(activation=gated)
+    return [
+        Products(of_experts, 2 * inner, hidden, dtype, steps=steps, scaling=scaling, groups=first),
+        Products(of_experts, hidden, inner, dtype, scaling=scaling, groups=second),
+    ]
 
 
 def _recipes(config: Mapping[str, Any], where: str) -> tuple[str, str] | None:
@@ -147,5 +179,24 @@ def _latent_attention(sizes: _Sizes, hidden: int) -> tuple[Size, ...]:
 
 
 def _inner_sizes(sizes: _Sizes) -> tuple[int, ...]:
-    """Returns the columns between gate or up and down."""
-    return (sizes.share(sizes.size("intermediate_size", "n_inner"), "intermediate_size"),)
+    """Returns the columns between gate or up and down, of layers without experts and of experts
+    that all rows share.
+    """
+    config, found = sizes.config, []
+    if not _experts(config) or _has_dense_layers(config):
+        found.append(("intermediate_size", sizes.size("intermediate_size", "n_inner")))
+    if _experts(config):
+        shared = sizes.optional("n_shared_experts") * sizes.optional("moe_intermediate_size")
+        found.append(("n_shared_experts", shared))
+        name = "shared_expert_intermediate_size"
+        found.append((name, sizes.optional(name)))
+    return tuple(sizes.share(inner, name) for name, inner in found if inner)
+
+
+def _has_dense_layers(config: Mapping[str, Any]) -> bool:
+    """Returns whether some layers of a decoder with experts have none."""
+    return bool(
+        config.get("first_k_dense_replace")
+        or config.get("mlp_only_layers")
+        or config.get("decoder_sparse_step", 1) != 1
+    )

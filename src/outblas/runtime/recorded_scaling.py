@@ -7,14 +7,14 @@ from ..core.problem import Problem
 from ..core.scaling import BY_ROWS, FP8_DTYPES, RESULTS, Scaling
 
 TERMS = 2  # fp8 values in an element of a problem
-_DTYPES = {formats: dtype for dtype, formats in FP8_DTYPES.items()}
+DTYPES = {formats: dtype for dtype, formats in FP8_DTYPES.items()}
 _GRANULE = 4  # scales in 16 bytes, which TMA loads together
 
 
 def dtype_of(problem: Problem) -> str:
     """Returns the dtype of the operands, one of `FP8_DTYPES`."""
     formats = fp8.formats(problem.formats)
-    return _DTYPES[formats.a, formats.b]
+    return DTYPES[formats.a, formats.b]
 
 
 def unpacked_reason(problem: Problem) -> str:
@@ -73,6 +73,14 @@ def _recipe_of_blocks(rows: int, view: View | None, extent: int) -> str:
     assert view, "a product of fp8 operands has scales"
     if rows > 1:
         return "128x128"
+    may_be_wide = extent % _GRANULE == 0
     row, block = view.strides
-    by_columns = row == 1 and block % _GRANULE == 0 and view.alignment >= 16
-    return "1x128" if by_columns or extent % _GRANULE else BY_ROWS
+    return recipe_by_row(row, block, view.alignment, may_be_wide=may_be_wide)
+
+
+def recipe_by_row(row: int, block: int, alignment: int, *, may_be_wide: bool) -> str:
+    """Returns the recipe of scales of single rows, of which neighbouring ones are `row` apart and
+    those of neighbouring blocks `block`. `may_be_wide`: whether TMA can load some of as many rows.
+    """
+    by_columns = row == 1 and block % _GRANULE == 0 and alignment >= 16
+    return "1x128" if by_columns or not may_be_wide else BY_ROWS

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ..core import forks
 from ..core import problem as operands
+from ..core.grouped import GroupedProblem
 from ..core.problem import Problem
 from ..core.products import DTYPES, Products, ranges
 from ..core.steps import Steps
-from . import recorded_scaling
+from . import recorded_groups, recorded_scaling
 
 
 class RecordedShapes:
@@ -78,6 +79,17 @@ class RecordedShapes:
         )
         self._rows.setdefault(kind, set()).add(problem.M)
 
+    def _note_groups(self, problem: GroupedProblem) -> None:
+        rows = recorded_groups.rows_of(problem)
+        if reason := recorded_groups.unpacked_reason(problem):
+            dtype, groups = recorded_groups.dtype_of(problem), recorded_groups.groups_of(problem)
+            K = problem.M if problem.form == "ragged_k" else problem.K
+            words = " ".join((f"{rows}x{problem.N}x{K}", dtype, *groups.words))
+            self._others[f"{words}, {reason}"] = None
+            return
+        kind = replace(recorded_groups.products_of(problem), rows=())
+        self._rows.setdefault(kind, set()).add(rows)
+
 
 _active: list[RecordedShapes] = []
 _lock = forks.Lock()
@@ -108,6 +120,13 @@ def note(problem: Problem) -> None:
     with _lock:
         for shapes in _active:
             shapes._note(problem)
+
+
+def note_groups(problem: GroupedProblem) -> None:
+    """Tells everybody who records of a product that groups divide."""
+    with _lock:
+        for shapes in _active:
+            shapes._note_groups(problem)
 
 
 def _unpacked_reason(problem: Problem) -> str:

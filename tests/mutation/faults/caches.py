@@ -7,6 +7,8 @@ CHOICE = (Check("test_lookup.py"),)
 PACKS = (Check("test_pack.py"),)
 PACKED = (Check("test_products.py"),)
 PACKED_TABLES = (Check("test_packed_tables.py"),)
+RECORDED = (Check("test_recorded_calls.py"),)
+MODEL_PACKS = (Check("test_model_packs.py"),)
 KEY = (Check("test_compile_key.py"),)
 PLANS = (Check("test_plan_keys.py"),)
 
@@ -95,6 +97,38 @@ FAULTS = (
         "A range of rows leaves out its last one.",
     ),
     Fault(
+        "recorded_fp8_terms_halved",
+        "src/outblas/runtime/recorded_shapes.py",
+        "K, dtype = recorded_scaling.TERMS * K, ",
+        "K, dtype = K, ",
+        RECORDED,
+        "A line of fp8 operands has half of their terms.",
+    ),
+    Fault(
+        "packed_wide_result_in_fp8",
+        "hopper/gemm/packed.py",
+        "    return heuristic.unquantized(problem)\n",
+        "    return problem\n",
+        RECORDED,
+        "A pack has a kernel with a result in fp8 where another kernel quantizes.",
+    ),
+    Fault(
+        "packed_groups_by_rule_alone",
+        "src/outblas/packing/build.py",
+        'dict.fromkeys((tuned, ""))',
+        '("",)',
+        MODEL_PACKS,
+        "A pack lacks the tuned kernels of products that groups divide.",
+    ),
+    Fault(
+        "packed_tables_for_any_groups",
+        _PACKED_TABLES,
+        "(each.groups, each.steps) == (groups, NO_STEPS)",
+        "each.groups is not None and each.steps == NO_STEPS",
+        PACKED_TABLES,
+        "The tables of a pack choose kernels for other groups than it lists.",
+    ),
+    Fault(
         "packed_tables_for_any_gpu",
         _PACKED_TABLES,
         'given.about.get("gpu") != gpu.name or not given.tables',
@@ -105,7 +139,7 @@ FAULTS = (
     Fault(
         "packed_tables_for_any_rows",
         _PACKED_TABLES,
-        "        and _has_rows(products, workload)\n",
+        "        and _has_rows(products, workload.M)\n",
         "",
         PACKED_TABLES,
         "The tables of a pack choose kernels at numbers of rows that it does not list.",
@@ -113,7 +147,7 @@ FAULTS = (
     Fault(
         "packed_tables_choose_triton",
         _PACKED_TABLES,
-        "[entry for entry in known if entry.kernel == PRODUCTION]",
+        "[entry for entry in known if entry.kernel in _PACKED]",
         "known",
         PACKED_TABLES,
         "A call that a pack serves takes a kernel that Triton compiles.",
