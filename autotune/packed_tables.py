@@ -17,6 +17,7 @@ kernel that the pack lacks.
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..core import pack
@@ -97,7 +98,8 @@ def covers_groups(given: Pack, problem: GroupedProblem) -> bool:
     K = problem.M if groups.form == "terms" else problem.K
     sizes = problem.N, K, dtype_name(problem.dtype)
     return any(
-        (each.groups, each.steps) == (groups, NO_STEPS)
+        each.groups is not None
+        and (replace(each.groups, top=0), each.steps) == (groups, NO_STEPS)
         and (each.N, each.K, each.dtype) == sizes
         and _has_rows(each, rows)
         for each in _products(given)

@@ -24,9 +24,15 @@ LINES = (
     "64x512x512 groups:4",
     "64x512x512 swiglu groups:4 gathered",
     "64x512x512 fp8-e4m3 1x128:128x128 groups:4",
+    "3x64x33 nn",  # of Triton
+    "48x512x512 fp8-e4m3 1x128:128x128",  # the input of a layer is quantized by Triton
+    "48x512x512 fp8-e4m3 rowwise",
+    "48x512x512 fp8-e4m3 tensorwise",
+    "96x512x512 swiglu groups:4 gathered top:2",  # with the passes of experts, of Triton
+    "96x512x256 groups:4",
 )
 
-# Torch quantizes: Triton would compile the kernel that does.
+# Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
 PROGRAM = """
 import torch, outblas
 from outblas.torch_ops.quantize import by_torch
@@ -92,6 +98,32 @@ check("gathered", got, gated(by_group(a.float()[index], experts.float())))
 (x, s, wide), (y, t, wide_y) = quantized(a, "1x128"), quantized(experts, "128x128")
 got = outblas.scaled_grouped_mm(x, y.mT, s, t.mT, offs=offs)
 check("fp8 groups", got, by_group(wide, wide_y))
+
+# What Triton compiled before
+small, tall = random(3, 33), random(33, 64)
+check("portable", outblas.matmul(small, tall), small.float() @ tall.float())
+
+few = random(48, K)
+for recipe in ("1x128", "rowwise", "tensorwise"):
+    values, scales = outblas.quantize(few, recipe)
+    known, wanted = by_torch(few, recipe, E4M3, False)
+    assert torch.equal(values.view(torch.uint8), known.view(torch.uint8)), recipe
+    assert torch.equal(scales, wanted), recipe
+layer = outblas.FP8Linear.from_linear(torch.nn.Linear(K, N, bias=False, dtype=BF16)).to(CUDA)
+with torch.no_grad():
+    _, _, wide = quantized(few, "1x128")
+    spread = layer.weight_scale_inv.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    check("layer", layer(few), wide @ (layer.weight.float() * spread).T)
+
+gate_up, down = random(4, 512, K) / 16, random(4, 512, 256) / 16
+weights, chosen = torch.rand(48, 4, device=CUDA).softmax(-1).topk(2)
+got = outblas.moe_mlp(few, gate_up.mT, down.mT, chosen, weights)
+wanted = torch.zeros(48, 512, device=CUDA)
+for token in range(48):
+    for w, e in zip(weights[token], chosen[token].tolist()):
+        inner = gated(few[token].float() @ gate_up[e].float().T)
+        wanted[token] += w * (inner @ down[e].float().T)
+check("experts", got, wanted)
 """
 
 

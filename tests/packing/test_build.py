@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,19 @@ from outblas.core import machines, pack, registry
 from outblas.core.artifact import example
 from outblas.core.facts import digest
 from outblas.core.products import Products, parse_line
-from outblas.packing import build
+from outblas.device.triton_variant import TritonVariant
+from outblas.kernels import portable
+from outblas.packing import build, triton_kernels
 
 pytestmark = pytest.mark.compile
 
-# Few rows by several tiles, an epilogue, and an order of K of its own; fp8 operands that are scaled
-# by blocks, by rows, and with a result in fp8.
+# Few rows by several tiles, an epilogue, and an order of K of its own; rows that TMA cannot load;
+# fp8 operands that are scaled by blocks, by rows, and with a result in fp8.
 LINES = (
     "1-20,128x4096x4096",
     "16x6144x4096 bias+gelu",
     "1-2x4096x4096 nn batch-invariant",
+    "2x64x33 nn",
     "16x4096x4096 fp8-e4m3 1x128:128x128",
     "16x4096x4096 fp8-e4m3 rowwise fast-accum",
     "256x8192x4096 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
@@ -69,6 +73,7 @@ def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
     assert opened.about["products"] == [str(parse_line(line)) for line in (*LINES, *GROUPED)]
     assert opened.about["gpu"] == "NVIDIA H100 80GB HBM3"
     assert opened.toolchain["arch"] == "sm_90a"
+    assert opened.triton_toolchain["arch"] == "sm_90"
 
 
 def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
@@ -84,7 +89,11 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
                 build.ruled(machine, problem),
             ):
                 kernel, config = choice
-                assert kernel == "hopper.gemm"
+                assert kernel == ("portable" if products.K == 33 else "hopper.gemm")
+                if kernel == "portable":
+                    facts = portable.pack_variant(problem, machine).cache_key_fields
+                    assert digest(facts) in opened.objects
+                    continue
                 given = build.configs.from_text(module.Config, config) if config else None
                 for variant in module.pack_variants(problem, given, machine):
                     if digest(variant.cache_key_fields) not in opened.objects:
@@ -95,19 +104,27 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
 
 SERVED = """
 import sys
+import triton
+from outblas.device.triton_variant import Kept, TritonVariant
 from outblas.core import machines, pack
 from outblas.hopper.core import compile
 from outblas.packing import build
 from outblas.core.products import parse_line
 
-def never():
+def never(*given, **options):
     raise AssertionError("something was compiled")
 
 machine, (loaded,) = machines.find("H100"), pack.loaded()
 index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
 products = [parse_line(line) for line in sys.argv[1:]]
 variants, _ = build._variants(products, machine, lambda text: None, index)
-assert all(callable(compile.load(variant, never)) for variant in variants)
+triton.compile = never
+for variant in variants:
+    if isinstance(variant, TritonVariant):
+        code = pack.packed_code(variant.cache_key_fields)
+        assert Kept.from_bytes(code).cubin.startswith(b"\\x7fELF")
+    else:
+        assert callable(compile.load(variant, never))
 print(len(variants))
 """
 
@@ -244,13 +261,29 @@ def test_results_of_a_store_choose_kernels_and_are_packed(
     assert config in packed.table(packed_tables.OWN_RESULTS).decode()
 
 
-def test_a_product_that_the_kernel_does_not_support_is_not_packed(tmp_path: Path) -> None:
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a build would compile; nothing is compiled."""
+    found: list[Any] = []
+
+    def compiled(variants: list[Any], *_: Any) -> list[Any]:
+        found.extend(variants)
+        return []
+
+    monkeypatch.setattr(build, "_compiled", compiled)
+    return found
+
+
+def test_a_product_that_the_kernel_does_not_support_is_one_of_portable(
+    wanted: list[Any], tmp_path: Path
+) -> None:
     """Gated pairs come in eights of columns where the rows of B are contiguous."""
     products = [parse_line("64x12x64 nn swiglu batch-invariant")]
 
-    done = build.build(products, tmp_path / "x.outblas", jobs=1)
+    done = build.build(products, tmp_path / "x.outblas")
 
-    assert (done.kernels, done.left_out) == (0, {"portable": 1})
+    assert done.left_out == {}
+    assert [each.name for each in wanted] == ["portable.matmul_kernel"]
 
 
 def test_groups_of_other_kernels_are_counted(tmp_path: Path) -> None:
@@ -262,10 +295,54 @@ def test_groups_of_other_kernels_are_counted(tmp_path: Path) -> None:
     assert (done.kernels, done.left_out) == (0, {"portable": 2})
 
 
-def test_products_of_other_kernels_are_counted(tmp_path: Path) -> None:
+def test_kernels_of_triton_are_counted_where_it_is_not_installed(
+    wanted: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Rows that TMA cannot load are copied by `hopper.gemm`, which does not pay for few of them."""
+
+    def missing(*_: Any) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(triton_kernels, "of_problem", missing)
     products = [Products(((2, 3),), 64, 33, layout="nn")]
 
-    done = build.build(products, tmp_path / "x.outblas", jobs=1)
+    done = build.build(products, tmp_path / "x.outblas")
 
-    assert (done.kernels, done.left_out) == (0, {"portable": 2})
+    assert (wanted, done.left_out) == ([], {"portable": 2})
+
+
+@pytest.mark.parametrize(
+    ("line", "kernels"),
+    [
+        ("16x512x512 fp8-e4m3 1x128:128x128", {"quantize.tile_kernel": 1}),
+        ("1-512x512x512 fp8-e4m3 1x128:128x128", {"quantize.tile_kernel": 5}),
+        ("16x512x512 fp8-e4m3 rowwise", {"quantize.row_kernel": 1}),
+        (
+            "16x512x512 fp8-e4m3 tensorwise",
+            {"quantize.largest_kernel": 1, "quantize.tile_kernel": 1},
+        ),
+        # A result of 200 columns is quantized by a kernel of its own.
+        ("16x200x512 fp8-e4m3 1x128:128x128 to-e4m3", {"quantize.tile_kernel": 2}),
+        ("16x512x512 fp8-e4m3 1x128:128x128 groups:4:masked", {"quantize.tile_kernel": 1}),
+        ("512x512x512 fp8-e4m3 1x128 groups:4:terms", {}),
+        (
+            "64x256x512 swiglu groups:4 top:2",
+            {
+                "moe.count_kernel": 1,
+                "moe.rank_kernel": 1,
+                "moe.dispatch_kernel": 1,
+                "moe.combine_kernel": 2,
+            },
+        ),
+        ("63x256x512 swiglu groups:4 top:2", {}),  # no number of tokens has so many rows
+        ("16x512x512", {}),
+    ],
+)
+def test_kernels_of_triton_around_products_are_packed(
+    line: str, kernels: dict[str, int], wanted: list[Any], tmp_path: Path
+) -> None:
+    done = build.build([parse_line(line)], tmp_path / "x.outblas")
+
+    found = Counter(each.name for each in wanted if isinstance(each, TritonVariant))
+    assert found == kernels
+    assert done.left_out == {}

@@ -93,6 +93,8 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("8x8x8 groups:4:columns", "epilogue is 'groups:4:columns'"),
         ("8x8x8 gathered", "gathered given, expected groups:NUMBER beside it"),
         ("8x8x8 groups:4:masked gathered", "gathered given, expected groups:NUMBER beside it"),
+        ("8x8x8 groups:4 top:0", "epilogue is 'top:0'"),
+        ("8x8x8 groups:4:terms top:2", "top:2 given, expected groups:NUMBER beside it"),
         ("8x8x8 groups:4 weighted", "weighted is given without scattered, expected both"),
         ("8x8x8 groups:4 tn", "the layout is tn, expected nt or nn"),
         ("8x8x8 groups:4:terms nt", "the layout is nt, expected tn"),
@@ -332,7 +334,7 @@ def of_experts(config: dict[str, Any], parallel: int = 1) -> list[str]:
 def test_experts_multiply_every_row_as_often_as_a_token_has_some() -> None:
     found = of_experts(MIXTRAL)
 
-    assert "2-8x28672x4096 bfloat16 nt swiglu groups:8" in found
+    assert "2-8x28672x4096 bfloat16 nt swiglu groups:8 top:2" in found
     assert "2-8x4096x14336 bfloat16 nt groups:8" in found
     assert "1-4x8x4096 bfloat16 nt" in found  # the choice of experts
 
@@ -351,7 +353,7 @@ def test_layers_without_experts_among_others_are_there() -> None:
 def test_rows_of_narrow_experts_are_gathered() -> None:
     found = of_experts(QWEN3_MOE)
 
-    assert "8-32x1536x2048 bfloat16 nt swiglu groups:128 gathered" in found
+    assert "8-32x1536x2048 bfloat16 nt swiglu groups:128 gathered top:8" in found
     assert "8-32x2048x768 bfloat16 nt groups:128" in found
 
 
@@ -374,5 +376,5 @@ def test_experts_are_not_scaled_but_by_blocks() -> None:
 def test_processes_share_the_columns_of_experts() -> None:
     found = of_experts(MIXTRAL, 4)
 
-    assert "2-8x7168x4096 bfloat16 nt swiglu groups:8" in found
+    assert "2-8x7168x4096 bfloat16 nt swiglu groups:8 top:2" in found
     assert "2-8x4096x3584 bfloat16 nt groups:8" in found

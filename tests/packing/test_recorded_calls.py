@@ -121,13 +121,13 @@ GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
     "experts whose rows are gathered": (
         lambda M: experts(M // 2, 128),
         [
-            "256x256x384 bfloat16 nt swiglu groups:3 gathered",
+            "256x256x384 bfloat16 nt swiglu groups:3 gathered top:2",
             "256x384x128 bfloat16 nt groups:3",
         ],
     ),
     "experts whose rows are stored": (
         lambda M: experts(M // 2, 1104),
-        ["256x2208x384 bfloat16 nt swiglu groups:3", "256x384x1104 bfloat16 nt groups:3"],
+        ["256x2208x384 bfloat16 nt swiglu groups:3 top:2", "256x384x1104 bfloat16 nt groups:3"],
     ),
     "an epilogue": (
         lambda M: outblas.grouped_mm(
@@ -175,9 +175,9 @@ def test_a_recorded_call_of_groups_launches_what_its_line_packs(
     noted: list[GroupedProblem] = []
     note = RecordedShapes._note_groups
 
-    def keep(self: RecordedShapes, problem: GroupedProblem) -> None:
+    def keep(self: RecordedShapes, problem: GroupedProblem, top: int) -> None:
         noted.append(problem)
-        note(self, problem)
+        note(self, problem, top)
 
     monkeypatch.setattr(RecordedShapes, "_note_groups", keep)
     with outblas.record_shapes() as recorded:

@@ -11,14 +11,17 @@ from .scaling import BY_ROWS, Scaling
 # places for, of which `counts` says how many are there.
 Form = Literal["rows", "terms", "masked"]
 FORMS: tuple[Form, ...] = get_args(Form)
-_COUNT = "groups:"
+_COUNT, _TOP = "groups:", "top:"
 _FLAGS = {
     "gathered": "gathers",
     "scattered": "scatters",
     "weighted": "weighted",
     "zero-tail": "zero_tail",
 }
-WORDS = f"{_COUNT}NUMBER, {_COUNT}NUMBER:terms or {_COUNT}NUMBER:masked, {', '.join(_FLAGS)}"
+WORDS = (
+    f"{_COUNT}NUMBER, {_COUNT}NUMBER:terms or {_COUNT}NUMBER:masked, {', '.join(_FLAGS)}, "
+    f"{_TOP}NUMBER"
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Groups:
         gathers, scatters, weighted: Whether there are `a_index`, `scatter_index` and
             `scatter_weights`.
         zero_tail: Whether rows beyond the last group become zeros, as in gradients.
+        top: How many groups each token chooses, where `moe_mlp` multiplies its rows first; else 0.
     """
 
     count: int
@@ -39,12 +43,14 @@ class Groups:
     scatters: bool = False
     weighted: bool = False
     zero_tail: bool = False
+    top: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
         """What stands in a line."""
         form = "" if self.form == "rows" else f":{self.form}"
-        flags = (word for word, name in _FLAGS.items() if getattr(self, name))
+        flags = [word for word, name in _FLAGS.items() if getattr(self, name)]
+        flags += [f"{_TOP}{self.top}"] if self.top else []
         return (f"{_COUNT}{self.count}{form}", *flags)
 
 
@@ -52,6 +58,9 @@ def field(word: str) -> tuple[str, Any] | None:
     """Returns what a word of a line says of groups, and that; None for another word."""
     if word in _FLAGS:
         return _FLAGS[word], True
+    chosen = word.removeprefix(_TOP)
+    if word.startswith(_TOP) and chosen.isdecimal() and int(chosen):
+        return "top", int(chosen)
     number, _, form = word.removeprefix(_COUNT).partition(":")
     if not word.startswith(_COUNT) or not number.isdecimal() or not int(number):
         return None
@@ -85,5 +94,5 @@ def check_scaling(groups: Groups, scaling: Scaling) -> None:
             f"the recipes are {scaling.a} and {scaling.b}, expected {by_row[0]} and {of_b[0]} with "
             f"{_COUNT}{groups.count}"
         )
-    if scaling.result.startswith("e4m3"):
+    if scaling.in_fp8:
         raise ValueError(f"the result is {scaling.result}, expected 16 bits or float32 with groups")

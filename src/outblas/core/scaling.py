@@ -45,6 +45,16 @@ class Scaling:
         return self.a in BLOCKS
 
     @property
+    def in_fp8(self) -> bool:
+        """Whether the result is fp8."""
+        return self.result.startswith("e4m3")
+
+    @property
+    def in_powers_of_two(self) -> bool:
+        """Whether the scales of a result in fp8 are powers of two."""
+        return self.result.endswith("pow2")
+
+    @property
     def words(self) -> tuple[str, ...]:
         """What stands in a line."""
         recipes = self.a if self.a == self.b else f"{self.a}:{self.b}"

@@ -4,22 +4,25 @@ processes without a GPU, and writes them into one file.
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..core import cache, configs, machines, pack, registry
 from ..core.facts import Facts
 from ..core.machines import Machine
 from ..core.problem import Problem
 from ..core.products import Products
+from ..device.triton_variant import TritonVariant
 from ..runtime import default_kernel, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.launcher import PORTABLE
-from . import examples
+from . import examples, triton_kernels
 
 if TYPE_CHECKING:
     from ..autotune.lookup import TuningIndex
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+QUANTIZE, EXPERTS = "quantize", "moe_mlp"
 NO_STORE = Path("/nonexistent/tuning.sqlite")
 
 
@@ -36,8 +40,8 @@ class Built:
 
     Attributes:
         kernels: How many kernels it has.
-        left_out: How many products another kernel than `hopper.gemm` and `hopper.grouped` computes,
-            by its name. Triton compiles them when they are called.
+        left_out: How many products have a kernel that packs do not hold, by its name. Triton
+            compiles them when they are called.
     """
 
     kernels: int
@@ -89,7 +93,8 @@ def compile_ahead(
     known of the GPU; None for the shipped tables.
     """
     wanted, _ = _variants(products, machine, lambda text: None, index)
-    return len(_compiled(wanted, jobs, lambda text: None))
+    kept = [each for each in wanted if not isinstance(each, TritonVariant)]
+    return len(_compiled(kept, jobs, lambda text: None))
 
 
 def _variants(
@@ -113,12 +118,30 @@ def _of_products(
     module = registry.load(PRODUCTION)
     for problem in _problems(products, machine):
         best = chosen(index, machine, problem)
-        if best[0] != PRODUCTION:
-            left_out[best[0]] += 1
         for kernel, config in dict.fromkeys((best, ruled(machine, problem))):
             if kernel == PRODUCTION:
                 given = configs.from_text(module.Config, config) if config else None
                 yield from module.pack_variants(problem, given, machine)
+            else:
+                yield from _by_triton(left_out, kernel, triton_kernels.of_problem, problem, machine)
+        scaling = products.scaling
+        if scaling is not None and scaling.in_fp8 and problem.out_dtype == torch.float32:
+            pow2 = scaling.in_powers_of_two
+            yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_result, problem, pow2)
+    yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_operands, products)
+
+
+def _by_triton(
+    left_out: Counter[str], kernel: str, variants: Callable[..., Iterable[Any]], *given: Any
+) -> Iterable[Any]:
+    """Returns the kernels of Triton that a function finds; counts a kernel where Triton is not
+    installed.
+    """
+    try:
+        return list(variants(*given))
+    except ImportError:
+        left_out[kernel] += 1
+        return ()
 
 
 def _of_groups(
@@ -140,6 +163,8 @@ def _of_groups(
         for config in dict.fromkeys((tuned, "")):
             given = configs.from_text(grouped.Config, config) if config else None
             yield grouped.pack_variant(launched, given, machine)
+    yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_operands, products)
+    yield from _by_triton(left_out, EXPERTS, triton_kernels.of_experts, products)
 
 
 def index_of(tables: Mapping[str, bytes], machine: Machine) -> "TuningIndex":
@@ -220,6 +245,8 @@ def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
 def _keep(variant: Any) -> Facts:
     from ..hopper import grouped
 
+    if isinstance(variant, TritonVariant):
+        return variant.keep()
     if isinstance(variant, grouped.GroupedVariant):
         return grouped.keep_variant(variant)
     facts: Facts = registry.load(PRODUCTION).keep_variant(variant)

@@ -97,7 +97,8 @@ def _products_of_experts(
     inner = sizes.share(sizes.optional(name) or sizes.size("intermediate_size"), name)
     hidden, gated = sizes.size("hidden_size"), _GATED.get(str(sizes.config.get("hidden_act")), "")
     gathers = scaling is None and 2 * inner <= GATHERING_COLUMNS
-    first, second = Groups(experts, gathers=gathers), Groups(experts)
+    top = chosen if scaling is None else 0  # `moe_mlp` takes no fp8
+    first, second = Groups(experts, gathers=gathers, top=top), Groups(experts)
     steps = Steps(activation=gated)
     return [
         Products(of_experts, 2 * inner, hidden, dtype, steps=steps, scaling=scaling, groups=first),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import compiling, configs, fp8, registry
+from ..core import compiling, configs, fp8, pack, registry
 from ..core import problem as operands
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import NONE, Epilogue, apply
@@ -158,8 +158,9 @@ def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bo
         )
     if reason := _unsupported_config_reason(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
-    if registry.find(kernel).dsl != "cute" and not on_cpu:  # nobody knows what Triton's cache has
-        compiling.check_allowed(kernel)
+    asks_packs = bool(getattr(module, "PACKED", False) and pack.loaded())
+    if registry.find(kernel).dsl != "cute" and not on_cpu and not asks_packs:
+        compiling.check_allowed(kernel)  # nobody knows what Triton's cache has
     with contextlib.nullcontext() if on_cpu else torch.cuda.device(problem.device):
         launch: Callable[..., None] = module.plan(problem, chosen)
     return launch

@@ -1,5 +1,7 @@
 """Products that groups divide, in the words of a line of a pack."""
 
+from dataclasses import replace
+
 from ..core.fp8 import BLOCK
 from ..core.grouped import GroupedProblem
 from ..core.grouped_scales import BlockScales
@@ -11,20 +13,21 @@ from ..core.steps import Steps
 from . import recorded_scaling
 
 
-def products_of(problem: GroupedProblem) -> Products:
-    """Returns the products of a problem that no `unpacked_reason` excludes."""
-    rows = rows_of(problem)
+def products_of(problem: GroupedProblem, top: int = 0) -> Products:
+    """Returns the products, without their rows, of a problem that no `unpacked_reason` excludes.
+    `top`: as in `Groups`.
+    """
     scales, epilogue = problem.scales, problem.epilogue
     result = dtype_name(problem.out_dtype)
     return Products(
-        ((rows, rows),),
+        (),
         problem.N,
         problem.M if problem.form == "ragged_k" else problem.K,
         dtype_of(problem),
         _layout(problem),
         Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
         scaling=None if scales is None else Scaling(*_recipes(problem, scales), result=result),
-        groups=groups_of(problem),
+        groups=replace(groups_of(problem), top=top),
     )
 
 

@@ -1,6 +1,7 @@
 """Records which products a program calls, so that a pack can be built for them."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,7 @@ class RecordedShapes:
         )
         self._rows.setdefault(kind, set()).add(problem.M)
 
-    def _note_groups(self, problem: GroupedProblem) -> None:
+    def _note_groups(self, problem: GroupedProblem, top: int) -> None:
         rows = recorded_groups.rows_of(problem)
         if reason := recorded_groups.unpacked_reason(problem):
             dtype, groups = recorded_groups.dtype_of(problem), recorded_groups.groups_of(problem)
@@ -87,12 +88,13 @@ class RecordedShapes:
             words = " ".join((f"{rows}x{problem.N}x{K}", dtype, *groups.words))
             self._others[f"{words}, {reason}"] = None
             return
-        kind = replace(recorded_groups.products_of(problem), rows=())
+        kind = recorded_groups.products_of(problem, top)
         self._rows.setdefault(kind, set()).add(rows)
 
 
 _active: list[RecordedShapes] = []
 _lock = forks.Lock()
+_chosen = threading.local()
 
 
 @contextlib.contextmanager
@@ -126,7 +128,19 @@ def note_groups(problem: GroupedProblem) -> None:
     """Tells everybody who records of a product that groups divide."""
     with _lock:
         for shapes in _active:
-            shapes._note_groups(problem)
+            shapes._note_groups(problem, getattr(_chosen, "top", 0))
+
+
+@contextlib.contextmanager
+def chosen_by_tokens(top: int) -> Iterator[None]:
+    """Says of the products that this thread plans meanwhile that their rows are tokens, each of
+    which chooses so many groups.
+    """
+    _chosen.top = top
+    try:
+        yield
+    finally:
+        _chosen.top = 0
 
 
 def _unpacked_reason(problem: Problem) -> str:

@@ -8,6 +8,7 @@ PACKS = (Check("test_pack.py"),)
 PACKED = (Check("test_products.py"),)
 PACKED_TABLES = (Check("test_packed_tables.py"),)
 RECORDED = (Check("test_recorded_calls.py"),)
+CUBINS = (Check("test_cubin.py"),)
 MODEL_PACKS = (Check("test_model_packs.py"),)
 KEY = (Check("test_compile_key.py"),)
 PLANS = (Check("test_plan_keys.py"),)
@@ -123,10 +124,34 @@ FAULTS = (
     Fault(
         "packed_tables_for_any_groups",
         _PACKED_TABLES,
-        "(each.groups, each.steps) == (groups, NO_STEPS)",
-        "each.groups is not None and each.steps == NO_STEPS",
+        "(replace(each.groups, top=0), each.steps) == (groups, NO_STEPS)",
+        "each.steps == NO_STEPS",
         PACKED_TABLES,
         "The tables of a pack choose kernels for other groups than it lists.",
+    ),
+    Fault(
+        "packed_triton_of_any_version",
+        _PACK,
+        'return TRITON_TOOLCHAIN if "triton" in facts else TOOLCHAIN',
+        "return TOOLCHAIN",
+        CUBINS,
+        "Nobody is told that the kernels of Triton in a pack are of another version.",
+    ),
+    Fault(
+        "packed_triton_of_other_parameters",
+        "src/outblas/device/cubin.py",
+        "if kept.types != [kind for _, kind in variant.parameters]:",
+        "if not kept.types:",
+        CUBINS,
+        "A kernel of Triton is launched with the parameters of another one.",
+    ),
+    Fault(
+        "portable_compiled_though_forbidden",
+        "kernels/portable.py",
+        "        compiling.check_allowed(KERNEL.name)\n",
+        "",
+        CUBINS,
+        "Triton compiles what no pack has, though OUTBLAS_COMPILE forbids it.",
     ),
     Fault(
         "packed_tables_for_any_gpu",
