@@ -25,6 +25,7 @@ LINES = (
     "64x512x512 swiglu groups:4 gathered",
     "64x512x512 fp8-e4m3 1x128:128x128 groups:4",
     "3x64x33 nn",  # of Triton
+    "64x512x500 nn lda:512 align-a:8",  # TMA cannot load A
     "48x512x512 fp8-e4m3 1x128:128x128",  # the input of a layer is quantized by Triton
     "48x512x512 fp8-e4m3 rowwise",
     "48x512x512 fp8-e4m3 tensorwise",
@@ -102,6 +103,9 @@ check("fp8 groups", got, by_group(wide, wide_y))
 # What Triton compiled before
 small, tall = random(3, 33), random(33, 64)
 check("portable", outblas.matmul(small, tall), small.float() @ tall.float())
+
+within, tall = random(64, 512)[:, 4:504], random(500, N)
+check("a slice", outblas.matmul(within, tall), within.float() @ tall.float())
 
 few = random(48, K)
 for recipe in ("1x128", "rowwise", "tensorwise"):

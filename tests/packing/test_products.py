@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from outblas.core.product_groups import Groups
+from outblas.core.product_storage import Storage
 from outblas.core.products import Products, parse_line, parse_rows
 from outblas.core.scaling import Scaling
 from outblas.core.shapes import DEEPGEMM, HEADS, LAYERS
 from outblas.core.steps import Steps
 from outblas.packing.model_config import of_config, products_of
 from outblas.packing.products import of_model, parse_file
+
+GATED = Steps(activation="swiglu")
 
 
 def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
@@ -45,6 +48,14 @@ def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
             fp8(Scaling("rowwise", "rowwise", True, "float16"), dtype="fp8-e5m2-e4m3"),
         ),
         ("8x64x96 groups:4", Products(((8, 8),), 64, 96, groups=Groups(4))),
+        (
+            "8x64x96 lda:100 ldb:97 ldc:65 align-a:2 align-b:16 align-out:8",
+            Products(((8, 8),), 64, 96, storage=Storage(100, 97, 65, 2, 16, 8)),
+        ),
+        (
+            "8x64x96 swiglu tn lda:8 ldc:32",
+            Products(((8, 8),), 64, 96, layout="tn", steps=GATED, storage=Storage(lda=8, ldc=32)),
+        ),
         (
             "8x64x96 swiglu groups:4 gathered scattered weighted zero-tail",
             Products(
@@ -89,6 +100,15 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("8x8x8 fp8-e4m3 tensorwise:rowwise:rowwise", "epilogue is 'tensorwise:rowwise:rowwise'"),
         ("8x8x8 fp8-e4m3 rowwise nn", "the layout is nn, expected nt"),
         ("8x8x8 fp8-e4m3 rowwise batch-invariant", "batch-invariant is given, expected none"),
+        ("8x8x16 lda:15", "lda is 15, expected at least 16"),
+        ("1-8x8x4 tn lda:7", "lda is 7, expected at least 8"),
+        ("8x9x8 nn ldb:8", "ldb is 8, expected at least 9"),
+        ("8x9x8 ldc:8", "ldc is 8, expected at least 9"),
+        ("8x8x8 align-b:3", "align-b is 3, expected one of 1, 2, 4, 8, 16"),
+        ("8x8x8 lda:0", "epilogue is 'lda:0'"),
+        ("8x8x8 ldd:8", "epilogue is 'ldd:8'"),
+        ("8x8x8 lda:8 groups:4", "lda given, expected packed matrices with groups"),
+        ("8x8x8 fp8-e4m3 rowwise lda:9", "lda is 9, expected an even number with fp8"),
         ("8x8x8 groups:0", "epilogue is 'groups:0'"),
         ("8x8x8 groups:4:columns", "epilogue is 'groups:4:columns'"),
         ("8x8x8 gathered", "gathered given, expected groups:NUMBER beside it"),

@@ -1,6 +1,7 @@
 """The kernels that a pack has for a recorded call are those that the call launches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,14 @@ import outblas
 from outblas.core import machines, registry
 from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
+from outblas.core.product_storage import Storage
 from outblas.core.products import parse_line
+from outblas.core.tensor_memory import LINE
 from outblas.hopper import grouped
+from outblas.kernels import portable
 from outblas.packing import build, examples
 from outblas.runtime.recorded_shapes import RecordedShapes
+from outblas.runtime.recorded_storage import storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -295,6 +300,66 @@ def test_a_recorded_call_launches_what_its_line_packs(
     assert module.pack_variants(packed, None, machine) == module.pack_variants(
         called, None, machine
     )
+
+
+UNALIGNED: dict[str, tuple[Callable[[int], Any], str]] = {
+    "slices": (
+        lambda M: outblas.matmul(half(M, 2 * K)[:, 8 : 8 + K], half(K, N)),
+        "bfloat16 nn lda:768",
+    ),
+    "slices between granules": (
+        lambda M: outblas.matmul(half(M, K + 8)[:, 4 : 4 + K], half(N, K + 3)[:, :K].t()),
+        "bfloat16 nt lda:392 ldb:387 align-a:8",
+    ),
+    "odd rows": (lambda M: outblas.matmul(half(M, 33), half(33, N)), "bfloat16 nn"),
+    "odd rows of a gated product": (
+        lambda M: outblas.matmul(half(M, 33), half(N, 33).t(), activation="swiglu"),
+        "bfloat16 nt swiglu",
+    ),
+    "an odd result": (
+        lambda M: outblas.matmul(half(M, K), half(K, N), out=half(M, N + 1)[:, 1:]),
+        "bfloat16 nn ldc:513 align-out:2",
+    ),
+    "fp8 within wider rows": (
+        lambda M: outblas.scaled_mm(fp8(M, 2 * K)[:, 2 : 2 + K], fp8(N, K).t(), ONE, ONE),
+        "fp8-e4m3 nt tensorwise lda:768 align-a:2",
+    ),
+}
+
+
+@pytest.mark.parametrize("M", [2, 32, 300])
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_a_call_of_unpacked_matrices_launches_what_its_line_packs(
+    name: str, M: int, noted: list[Problem]
+) -> None:
+    call, words = UNALIGNED[name]
+    machine, module = machines.find("H100"), registry.load("hopper.gemm")
+
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    ((line,), (problem,)) = recorded.lines, noted
+    (packed,) = build._problems(parse_line(line), machine)
+    # The CPU's memory need not begin at whole cache lines, as that of a GPU does.
+    in_lines = tuple(LINE if each == 16 else each for each in problem.alignment[:2])
+    called = replace(problem, alignment=(*in_lines, *problem.alignment[2:]))
+    assert line.split(" ", 1)[1] == words
+    assert recorded.others == []
+    (kernel, _) = build.ruled(machine, packed)
+    assert build.ruled(machine, called) == (kernel, "")
+    if kernel == "portable":
+        assert portable.pack_variant(packed, machine) == portable.pack_variant(called, machine)
+    else:
+        assert module.pack_variants(packed, None, machine) == module.pack_variants(
+            called, None, machine
+        )
+
+
+@pytest.mark.parametrize(("device", "told"), [("cpu", Storage()), ("cuda:0", Storage(align_a=16))])
+def test_a_place_within_a_cache_line_is_told_of_a_gpu(device: str, told: Storage) -> None:
+    (problem,) = examples.problems(parse_line("8x64x96 align-a:16"))
+
+    assert storage_of(replace(problem, device=torch.device(device))) == told
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(512, E4M3), (200, torch.float32)])

@@ -26,8 +26,8 @@ def build(
         typer.Option(
             help="A file with products, one to a line: M or FIRST-LAST, then xNxK, and if wanted a "
             "dtype, a layout, an epilogue and batch-invariant; with fp8 also the recipes of "
-            "scales, fast-accum and the dtype of the result, and with experts groups:NUMBER. # "
-            "begins a comment."
+            "scales, fast-accum and the dtype of the result, with experts groups:NUMBER, and "
+            "for slices lda:NUMBER, align-a:NUMBER and others. # begins a comment."
         ),
     ] = None,
     model: Annotated[

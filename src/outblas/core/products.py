@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import product_groups
+from . import product_groups, product_storage
 from . import scaling as scalings
 from .product_groups import Groups
+from .product_storage import PACKED, Storage
 from .scaling import FP8_DTYPES, Scaling
 from .shapes import LAYOUTS
-from .steps import NO_STEPS, Steps
+from .steps import GATED, NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
 _LINE = (
     "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
-    f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}"
+    f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}; for matrices that "
+    f"are not packed also {product_storage.WORDS}"
 )
 _Field = Callable[[str], tuple[str, Any] | None]
 
@@ -36,6 +38,7 @@ class Products:
         batch_invariant: Whether the calls have batch_invariant=True.
         scaling: How fp8 operands are scaled; None for others.
         groups: How groups divide the product; None for one without groups.
+        storage: How its matrices lie in memory.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -47,6 +50,7 @@ class Products:
     batch_invariant: bool = False
     scaling: Scaling | None = None
     groups: Groups | None = None
+    storage: Storage = PACKED
 
     def each_M(self) -> Iterator[int]:
         """Yields every number of rows once, in order."""
@@ -57,6 +61,7 @@ class Products:
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
         parts += [] if self.scaling is None else self.scaling.words
         parts += [] if self.groups is None else self.groups.words
+        parts += self.storage.words
         parts += ["batch-invariant"] * self.batch_invariant
         return " ".join(part for part in parts if part)
 
@@ -84,37 +89,66 @@ def parse_line(line: str) -> Products:
     rows, *extents = sizes.lower().split("x")
     if len(extents) != 2 or not all(size.isdecimal() and int(size) for size in extents):
         raise ValueError(f"the line is {line!r}, expected {_LINE}")
-    given: dict[str, Any] = {}
-    of_scaling: dict[str, Any] = {}
-    of_groups: dict[str, Any] = {}
-    kinds: tuple[tuple[dict[str, Any], _Field], ...] = (
-        (of_scaling, scalings.field),
-        (of_groups, product_groups.field),
-        (given, _field),
-    )
+    ranges_of_M = parse_rows(rows, f"the line {line!r}")
     try:
-        for word in rest:
-            fields, (name, value) = next(
-                (fields, found) for fields, read in kinds if (found := read(word))
-            )
-            if name in fields:
-                raise ValueError(f"{name} is given twice, expected one {name}")
-            fields[name] = value
-        scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
-        groups = product_groups.of_fields(of_groups)
-        layouts = _layouts(scaling is not None, groups)
-        given.setdefault("layout", layouts[0])
-        if given["layout"] not in layouts:
-            raise ValueError(f"the layout is {given['layout']}, expected {' or '.join(layouts)}")
-        if scaling is not None and groups is not None:
-            product_groups.check_scaling(groups, scaling)
-        if (scaling or groups) and "batch_invariant" in given:
-            raise ValueError("batch-invariant is given, expected none with fp8 or groups")
+        return _described(ranges_of_M, int(extents[0]), int(extents[1]), rest)
     except ValueError as error:
         raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
-    ranges_of_M = parse_rows(rows, f"the line {line!r}")
-    N, K = map(int, extents)
-    return Products(ranges_of_M, N, K, **given, scaling=scaling, groups=groups)
+
+
+def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[str]) -> Products:
+    """Returns the products of these sizes that the words of a line describe. Raises ValueError."""
+    given, of_scaling, of_groups, of_storage = _fields(words)
+    scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
+    groups, storage = product_groups.of_fields(of_groups), Storage(**of_storage)
+    layouts = _layouts(scaling is not None, groups)
+    given.setdefault("layout", layouts[0])
+    if given["layout"] not in layouts:
+        raise ValueError(f"the layout is {given['layout']}, expected {' or '.join(layouts)}")
+    if scaling is not None and groups is not None:
+        product_groups.check_scaling(groups, scaling)
+    if (scaling or groups) and "batch_invariant" in given:
+        raise ValueError("batch-invariant is given, expected none with fp8 or groups")
+    if of_storage and groups:
+        raise ValueError(f"{', '.join(of_storage)} given, expected packed matrices with groups")
+    products = Products(rows, N, K, **given, scaling=scaling, groups=groups, storage=storage)
+    product_storage.check(storage, _least(products), fp8=scaling is not None)
+    return products
+
+
+def _fields(words: list[str]) -> tuple[dict[str, Any], ...]:
+    """Returns what words say of the products themselves, their scaling, groups and storage, each by
+    name. Raises ValueError.
+    """
+    readers: tuple[_Field, ...] = (
+        scalings.field,
+        product_groups.field,
+        product_storage.field,
+        _field,
+    )
+    found: list[dict[str, Any]] = [{} for _ in readers]
+    for word in words:
+        for read, known in zip(readers, found, strict=True):
+            said = read(word)  # the last one knows every word, or raises
+            if said is None:
+                continue
+            name, value = said
+            if name in known:
+                raise ValueError(f"{name} is given twice, expected one {name}")
+            known[name] = value
+            break
+    return (found[-1], *found[:-1])
+
+
+def _least(products: Products) -> tuple[int, int, int]:
+    """Returns the least lda, ldb and ldc of products."""
+    rows = max(last for _, last in products.rows)
+    a, b = products.layout
+    return (
+        products.K if a == "n" else rows,
+        products.N if b == "n" else products.K,
+        products.N // (2 if products.steps.activation in GATED else 1),
+    )
 
 
 def _layouts(is_fp8: bool, groups: Groups | None) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ from ..core import grouped, quantization
 from ..core.artifact import example
 from ..core.epilogue import EpilogueArgs, glu_split
 from ..core.grouped import GroupedProblem, GroupedTensors
-from ..core.problem import Problem
+from ..core.problem import Problem, Strides
 from ..core.product_groups import Groups
 from ..core.products import Products
 from ..core.scaling import BY_ROWS, FP8_DTYPES, Scaling
 from ..runtime import dispatch
+from ..runtime.recorded_scaling import TERMS
 from ..torch_ops import scaled_mm, scaled_output
 
 Tensor = torch.Tensor
@@ -28,11 +29,32 @@ def problems(products: Products) -> Iterator[Problem]:
     """Yields the problem of each number of rows."""
     for M in products.each_M():
         if products.scaling is not None:
-            yield _of_fp8(products, products.scaling, M)
-            continue
-        shape, dtype = (M, products.N, products.K), getattr(torch, products.dtype)
-        problem = example(dtype, None, products.layout, shape, steps=products.steps)
-        yield replace(problem, batch_invariant=products.batch_invariant)
+            problem = _of_fp8(products, products.scaling, M)
+        else:
+            shape, dtype = (M, products.N, products.K), getattr(torch, products.dtype)
+            problem = example(dtype, None, products.layout, shape, steps=products.steps)
+            problem = replace(problem, batch_invariant=products.batch_invariant)
+        yield _stored_as(problem, products)
+
+
+def _stored_as(problem: Problem, products: Products) -> Problem:
+    """Returns a problem of packed matrices as one of those that products have."""
+    storage, terms = products.storage, 1 if products.scaling is None else TERMS
+
+    def strides(packed: Strides, apart: int) -> Strides:
+        if not apart:
+            return packed
+        return (apart, 1) if packed[1] == 1 else (1, apart)
+
+    given = storage.align_a, storage.align_b, storage.align_out
+    known = problem.alignment[:3]
+    return replace(
+        problem,
+        a=strides(problem.a, storage.lda // terms),
+        b=strides(problem.b, storage.ldb // terms),
+        out=strides(problem.out, storage.ldc),
+        alignment=tuple(new or old for new, old in zip(given, known, strict=True)),
+    )
 
 
 def _of_fp8(products: Products, scaling: Scaling, M: int) -> Problem:

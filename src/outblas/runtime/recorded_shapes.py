@@ -12,7 +12,7 @@ from ..core.grouped import GroupedProblem
 from ..core.problem import Problem
 from ..core.products import DTYPES, Products, ranges
 from ..core.steps import Steps
-from . import recorded_groups, recorded_scaling
+from . import recorded_groups, recorded_scaling, recorded_storage
 
 
 class RecordedShapes:
@@ -77,6 +77,7 @@ class RecordedShapes:
             Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
             problem.batch_invariant,
             recorded_scaling.scaling_of(problem) if is_fp8 else None,
+            storage=recorded_storage.storage_of(problem),
         )
         self._rows.setdefault(kind, set()).add(problem.M)
 
@@ -164,8 +165,8 @@ def _unpacked_reason(problem: Problem) -> str:
     residual = problem.epilogue.residual
     if residual is not None and 0 in residual.strides and residual.strides != problem.out:
         return "a residual that repeats"
-    if any(alignment < 16 for alignment in problem.alignment[:3]):
-        return "operands at addresses that are no multiples of 16"
     if 0 in (problem.M, problem.N, problem.K):
         return "nothing is multiplied"
-    return "" if len(operands.layout_of(problem)) == 2 else "operands without a unit stride"
+    if len(operands.layout_of(problem)) < 2:
+        return "operands without a unit stride"
+    return "rows that overlap" if recorded_storage.overlaps(problem) else ""

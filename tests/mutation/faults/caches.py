@@ -130,6 +130,14 @@ FAULTS = (
         "The tables of a pack choose kernels for other groups than it lists.",
     ),
     Fault(
+        "packed_rows_taken_for_packed",
+        "src/outblas/packing/examples.py",
+        "        a=strides(problem.a, storage.lda // terms),\n",
+        "",
+        RECORDED,
+        "A pack has the kernels of packed rows for rows that are further apart.",
+    ),
+    Fault(
         "packed_triton_of_any_version",
         _PACK,
         'return TRITON_TOOLCHAIN if "triton" in facts else TOOLCHAIN',
