@@ -144,6 +144,7 @@ def test_a_compiled_kernel_takes_the_parameters_that_a_launch_passes() -> None:
 @pytest.mark.parametrize(
     ("changes", "parameters", "message"),
     [
+        ({}, 0, r"has parameters \['u64', .*\], expected \['u64', 'u64', 'u64', 'f32'"),
         ({"global_scratch_size": 64}, 0, "needs global_scratch_size"),
         ({"launch_pdl": True}, 0, "needs launch_pdl"),
         ({"num_ctas": 2}, 0, "needs clusters"),

@@ -45,6 +45,17 @@ FP8 = {
     "hidden_act": "silu",
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # as Qwen3-8B-FP8
+EXPERTS = {
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "hidden_act": "silu",
+}  # as Qwen3-30B-A3B
 # Those around which a choice changes, and some between.
 SOME_ROWS = "1-17,24,32,33,48,64-66,96,100,128,129,200,256,257,320,384,500,511-512"
 
@@ -227,12 +238,16 @@ print(len(variants))
 
 @pytest.mark.slow
 @pytest.mark.compile
-@pytest.mark.parametrize("model", LAYERS)
+@pytest.mark.parametrize("model", [*LAYERS, "fp8", "experts"])
 def test_a_model_is_served_by_its_pack_where_nothing_may_be_compiled(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.outblas"
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    if model not in LAYERS:
+        config = FP8 if model == "fp8" else EXPERTS
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        model = str(tmp_path)
     commands.invoke("pack", "build", "--model", model, "--rows", ROWS, "-o", path, code=0)
     monkeypatch.setenv("OUTBLAS_PACK", str(path))
     monkeypatch.setenv("OUTBLAS_COMPILE", "never")

@@ -143,7 +143,7 @@ def _fields(words: list[str]) -> tuple[dict[str, Any], ...]:
 def _least(products: Products) -> tuple[int, int, int]:
     """Returns the least lda, ldb and ldc of products."""
     rows = max(last for _, last in products.rows)
-    a, b = products.layout
+    a, b = products.layout[0], products.layout[1]
     return (
         products.K if a == "n" else rows,
         products.N if b == "n" else products.K,

@@ -18,6 +18,7 @@ from .launch import Specialization
 
 Place = tuple[int, ...]  # positions that lead to an argument, or into a tuple
 NUMBERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+_IN_PTX = {"i32": "u32", "i64": "u64", "fp32": "f32"}  # pointers are u64
 SCRATCH = ("global_scratch_size", "profile_scratch_size")
 
 
@@ -141,9 +142,13 @@ class Kept(NamedTuple):
             raise ValueError(f"{variant.name} has parameters of type {', '.join(sorted(others))}")
         entry = re.search(r"\.entry[^{]*\{", compiled.asm["ptx"], re.DOTALL)
         assert entry, "a kernel has an entry"
-        scratch = entry[0].count(".param ") - len(types)
+        found = re.findall(r"\.param \.(\w+)", entry[0])
+        scratch = len(found) - len(types)
         if not 0 <= scratch <= len(SCRATCH):
             raise ValueError(f"{variant.name} has {scratch} parameters more than arguments")
+        wanted = [_IN_PTX.get(kind, "u64") for kind in types]
+        if found != wanted + ["u64"] * scratch:
+            raise ValueError(f"{variant.name} has parameters {found}, expected {wanted} first")
         threads = facts["num_warps"] * facts["warp_size"]
         cubin = bytes(compiled.asm["cubin"])
         return Kept(facts["name"], facts["shared"], threads, types, scratch, cubin)
