@@ -47,15 +47,11 @@ class Cubin:
 
     def _launch(self, grid: tuple[int, int, int], *arguments: Any) -> None:
         values = [convert(_at(arguments, place)) for place, convert in self._places]
-        driver.ensure_context(self._device)
-        driver.launch(
-            self._function,
-            grid,
-            self._threads,
-            self._shared,
-            torch.cuda.current_stream(self._device).cuda_stream,
-            [*values, *self._scratch],
-        )
+        device = self._device
+        driver.ensure_context(device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        shape = grid, self._threads, self._shared
+        driver.launch(self._function, *shape, stream, [*values, *self._scratch])
 
 
 def _at(arguments: Any, place: Place) -> Any:
