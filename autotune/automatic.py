@@ -78,7 +78,8 @@ def _choices(
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
     if not transposed:  # packs have results by rows
-        index = lookup.packed_index(device, _with_epilogue(workload, problem)) or index
+        listed = _with_epilogue(workload, problem)
+        index = lookup.packed_index(device, listed, fp8=bool(problem.formats)) or index
     return choices_of(index, problem, workload, transposed=transposed)
 
 

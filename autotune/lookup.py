@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core import pack
+from ..core.grouped import GroupedProblem
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
@@ -473,12 +474,23 @@ def tuning_index(device: int) -> TuningIndex:
     return TuningIndex(current(device))
 
 
-def packed_index(device: int, workload: Workload) -> TuningIndex | None:
+def packed_index(device: int, workload: Workload, *, fp8: bool = False) -> TuningIndex | None:
     """Returns the index that chooses for a product by the tables of a pack: of the first loaded one
     that was built for the product and for this model of GPU. None where there is no such pack.
+    `fp8`: the workload stands for a product of fp8 operands.
     """
     for each in pack.loaded():
-        if packed_tables.covers(each, workload):
+        if packed_tables.covers(each, workload, fp8=fp8):
+            index = _index_of(device, each)
+            if index is not None:
+                return index
+    return None
+
+
+def packed_index_of_groups(device: int, problem: GroupedProblem) -> TuningIndex | None:
+    """Returns `packed_index` for a product that groups divide."""
+    for each in pack.loaded():
+        if packed_tables.covers_groups(each, problem):
             index = _index_of(device, each)
             if index is not None:
                 return index

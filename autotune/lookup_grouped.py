@@ -27,18 +27,25 @@ def config(problem: GroupedProblem) -> str:
     The sizes of groups are not known here. Of two results that differ in them alone, that of
     balanced groups is taken. With counts of rows, that for as many rows as are likely is.
     """
-    if problem.epilogue != NONE or problem.gathers or problem.scatters:
-        return ""
-    if problem.scales is not None:
+    if not is_measured(problem):
         return ""
     try:
         if lookup.mode(None, os.environ.get("OUTBLAS_TUNE")) == "off":
             return ""
         device = problem.device.index
-        return "" if device is None else chosen(lookup.tuning_index(device).grouped, problem)
+        if device is None:
+            return ""
+        index = lookup.packed_index_of_groups(device, problem) or lookup.tuning_index(device)
+        return chosen(index.grouped, problem)
     except Exception as error:  # costs only speed: the caller has a rule
         fallback.warn_once(f"no tuning result of groups is used: {error}")
         return ""
+
+
+def is_measured(problem: GroupedProblem) -> bool:
+    """Returns whether sweeps measure products like this one."""
+    is_plain = problem.epilogue == NONE and problem.scales is None
+    return is_plain and not problem.gathers and not problem.scatters
 
 
 def chosen(entries: Iterable[TunedEntry], problem: GroupedProblem) -> str:

@@ -8,7 +8,7 @@ for. Their names are
                          and that of the nearest other model, which the lookup reads too
     own/results.json     the builder's own results for that model of GPU, in the same form
 
-They choose among the configs of the kernel that packs hold: a call that a pack serves compiles
+They choose among the configs of the kernels that packs hold: a call that a pack serves compiles
 nothing, and a kernel of Triton, which may have been measured to be faster, would be compiled.
 
 The results of a user who loads a pack come before both, as before shipped tables: they may choose a
@@ -17,18 +17,26 @@ kernel that the pack lacks.
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..core import pack
+from ..core.epilogue import glu_split
+from ..core.grouped import GroupedProblem
 from ..core.ownership import shown
 from ..core.pack import Pack
+from ..core.problem import dtype_name
 from ..core.products import Products, parse_line
+from ..core.steps import NO_STEPS
+from ..runtime import recorded_groups
 from ..runtime.default_kernel import PRODUCTION
+from .search.target import HOPPER_GROUPED
 from .store import tables
 from .store.records import Gpu, Workload
 from .store.store import Store
 from .tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
 
+_PACKED = PRODUCTION, HOPPER_GROUPED.name
 SHIPPED_FOLDER, OWN_RESULTS = "shipped/", "own/results.json"
 
 
@@ -51,8 +59,8 @@ def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) 
 
 
 def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
-    """Returns the winners that tables have for a GPU, as the lookup reads them, of the kernel that
-    packs hold. Raises ValueError for a text that is no table.
+    """Returns the winners that tables have for a GPU, as the lookup reads them, of the kernels
+    that packs hold. Raises ValueError for a text that is no table.
     """
     found = {name: _table(name, text) for name, text in texts.items()}
     known = []
@@ -60,7 +68,7 @@ def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
     if own is not None and own.gpu.model == gpu.model:
         known += [entry_of(MODEL, own.gpu, each) for each in own.entries]
     known += from_shipped(gpu, [(Path(name), table) for name, table in sorted(found.items())])
-    return [entry for entry in known if entry.kernel == PRODUCTION]
+    return [entry for entry in known if entry.kernel in _PACKED]
 
 
 def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:
@@ -73,9 +81,29 @@ def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:
     return entries({name: given.table(name) for name in given.tables}, gpu)
 
 
-def covers(given: Pack, workload: Workload) -> bool:
-    """Returns whether a pack was built for a product, in plain form or with its epilogue."""
-    return any(_is_of(each, workload) for each in _products(given))
+def covers(given: Pack, workload: Workload, *, fp8: bool = False) -> bool:
+    """Returns whether a pack was built for a product, in plain form or with its epilogue. `fp8`:
+    the workload stands for a product of fp8 operands, of which two are one element.
+    """
+    listed = (each for each in _products(given) if fp8 == (each.scaling is not None))
+    is_listed = _stands_for if fp8 else _is_of
+    return any(each.groups is None and is_listed(each, workload) for each in listed)
+
+
+def covers_groups(given: Pack, problem: GroupedProblem) -> bool:
+    """Returns whether a pack was built for a product that groups divide, without an epilogue, a
+    gather, a scatter or scales.
+    """
+    groups, rows = recorded_groups.groups_of(problem), recorded_groups.rows_of(problem)
+    K = problem.M if groups.form == "terms" else problem.K
+    sizes = problem.N, K, dtype_name(problem.dtype)
+    return any(
+        each.groups is not None
+        and (replace(each.groups, top=0), each.steps) == (groups, NO_STEPS)
+        and (each.N, each.K, each.dtype) == sizes
+        and _has_rows(each, rows)
+        for each in _products(given)
+    )
 
 
 def described(given: Pack) -> list[dict[str, object]]:
@@ -131,10 +159,21 @@ def _products(given: Pack) -> tuple[Products, ...]:
         return ()
 
 
+def _has_rows(products: Products, rows: int) -> bool:
+    return any(first <= rows <= last for first, last in products.rows)
+
+
+def _stands_for(products: Products, workload: Workload) -> bool:
+    """Returns whether a workload is the one whose tuned choices products of fp8 operands take."""
+    columns = products.N // glu_split(products.steps.activation)
+    words = max(2, -(-products.K // 2))
+    return _has_rows(products, workload.M) and (columns, words) == (workload.N, workload.K)
+
+
 def _is_of(products: Products, workload: Workload) -> bool:
     return (
         not products.batch_invariant
-        and any(first <= workload.M <= last for first, last in products.rows)
+        and _has_rows(products, workload.M)
         and (products.N, products.K) == (workload.N, workload.K)
         and (products.dtype, products.dtype) == (workload.dtype, workload.out_dtype)
         and (products.layout, str(products.steps)) == (workload.layout, workload.epilogue)

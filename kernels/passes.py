@@ -2,16 +2,19 @@
 GPU, and on the CPU in the interpreter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import triton
 
-from ..core import compiling
+from ..core import compiling, forks, pack
 from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from ..device import language
+from ..device.cubin import Cubin, packed
+from ..device.launch import arch_of
+from ..device.triton_variant import TritonVariant
 from ..runtime.cuda_graphs import capturing, not_ready
 
 WARPS = 4
@@ -27,7 +30,7 @@ class Passes:
     def __init__(self, name: str, *kernels: Any) -> None:
         """`name` tells what is missing where no kernel may be compiled."""
         self._name = name
-        self._loaded: dict[tuple[Any, ...], CompiledKernel] = {}  # compiled, and put onto a GPU
+        self._loaded: dict[tuple[Any, ...], CompiledKernel | Cubin] = {}  # those on a GPU
         self.interpreted = {kernel: language.interpreted(kernel) for kernel in kernels}
 
     def launch(
@@ -47,8 +50,13 @@ class Passes:
             with language.lock, np.errstate(all="ignore"):
                 self.interpreted[kernel][grid](*given, **constants)
             return
+        if device.type == "meta":
+            _planned.append(_variant(kernel, given, constants, warps))
+            return
         key = kernel, _kinds(given), tuple(constants.values()), warps, device.index
         found = self._loaded.get(key)
+        if found is None:
+            found = self._packed(key, given, constants)
         if found is None:
             compiling.check_allowed(self._name)
             if capturing(device):
@@ -60,6 +68,95 @@ class Passes:
         named = (constants[name] for name in kernel.arg_names[len(given) :])
         with torch.cuda.device(device):
             found[*grid, *(1,) * (3 - len(grid))](*given, *named)
+
+    def _packed(
+        self, key: tuple[Any, ...], given: tuple[Any, ...], constants: Mapping[str, Any]
+    ) -> Cubin | None:
+        """Returns a kernel from a pack, where one has it. Raises RuntimeError while a CUDA graph is
+        captured.
+        """
+        if not pack.loaded():
+            return None
+        device = given[0].device
+        if capturing(device):
+            raise not_ready()
+        kernel, _, _, warps, index = key
+        variant = _variant(kernel, given, constants, warps, arch_of(device))
+        with torch.cuda.device(device):
+            found = packed(variant, index)
+        if found is not None:
+            self._loaded[key] = found
+        return found
+
+
+# ---- what is launched without a GPU
+_PLANNED_ARCH = 90  # of tensors on the meta device
+_planned: list[TritonVariant] = []
+_planning = forks.Lock()
+
+
+def arch(device: torch.device) -> int:
+    """Returns the architecture of a device; 0 for the CPU."""
+    if device.type == "cuda":
+        return arch_of(device)
+    return _PLANNED_ARCH if device.type == "meta" else 0
+
+
+def planned(run: Callable[[], object]) -> list[TritonVariant]:
+    """Returns the kernels that a function launches on an sm_90 GPU, which it calls with tensors on
+    the meta device.
+    """
+    with _planning:
+        _planned.clear()
+        run()
+        return list(_planned)
+
+
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def _variant(
+    kernel: Any,
+    given: tuple[Any, ...],
+    constants: Mapping[str, Any],
+    warps: int,
+    arch: int = _PLANNED_ARCH,
+) -> TritonVariant:
+    """Returns the key of the kernel that a launch needs, specialized as Triton does: by `_kinds`
+    of its arguments.
+    """
+    names = kernel.arg_names
+    signature: dict[str, str] = {}
+    known: dict[tuple[int, ...], Any] = {}
+    divisors: dict[tuple[int, ...], int] = {}
+    for i, (name, value) in enumerate(zip(names, given, strict=False)):
+        if value is None or (not isinstance(value, torch.Tensor) and value == 1):
+            signature[name], known[i,] = "constexpr", value
+            continue
+        is_tensor = isinstance(value, torch.Tensor)
+        number = value.data_ptr() if is_tensor else value
+        signature[name] = _TYPES[value.dtype] if is_tensor else "i32" if value < 2**31 else "i64"
+        if number % 16 == 0:
+            divisors[i,] = 16
+    for i, name in enumerate(names[len(given) :], len(given)):
+        signature[name], known[i,] = "constexpr", constants[name]
+    return TritonVariant(
+        kernel.fn.__module__,
+        kernel.fn.__name__,
+        tuple(signature.items()),
+        tuple(known.items()),
+        tuple(divisors.items()),
+        tuple(sorted(_options(warps).items())),
+        arch,
+    )
 
 
 def _options(warps: int) -> dict[str, Any]:

@@ -21,12 +21,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ..core import machines
+from ..core import compiling, machines
 from ..core.artifact import Artifact, example
-from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
+from ..core.compat.triton_private import CompiledKernel
 from ..core.problem import Launch, Problem, dtype_name
 from ..core.registry import Kernel
 from ..device import language, launch
+from ..device.cubin import Cubin, packed
 from ..device.fused import gated_columns, quarter_columns, split_columns, store_outputs
 from ..device.grid import (
     MAX_PROGRAMS,
@@ -39,6 +40,7 @@ from ..device.grid import (
 )
 from ..device.launch import Specialization
 from ..device.records import EpilogueTensors, OutputCoord, TensorRef, TileTraits
+from ..device.triton_variant import TritonVariant
 from ..device.work_tile import current_tile, matrix_ptr
 from .portable_config import (
     CANDIDATES,
@@ -58,6 +60,7 @@ __all__ = [
     "choose",
     "compile_for",
     "invalid_reason",
+    "pack_variant",
     "plan",
     "precompile",
     "space",
@@ -68,6 +71,8 @@ Config = PortableConfig
 # All rows use one config, and every output sums over K in the order of its k-blocks.
 BATCH_INVARIANT = True
 EPILOGUES = True
+# A plan asks packs for its kernel, and says itself where it may not be compiled.
+PACKED = True
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
@@ -298,6 +303,15 @@ def compile_for(problem: Problem, config: PortableConfig, arch: int) -> Compiled
     return _compile(_specialize(problem, config, arch), arch, None)
 
 
+def pack_variant(problem: Problem, machine: machines.Machine) -> TritonVariant:
+    """Returns the kernel that `plan` would launch by its own choice on a GPU that need not be
+    there.
+    """
+    limits = machine.sms, machine.arch, machine.shared_memory_per_cta
+    specialization = _specialize(problem, choose(problem, *limits), machine.arch)
+    return TritonVariant.of(matmul_kernel, specialization, machine.arch)
+
+
 def artifact(
     config: PortableConfig | None = None,
     *,
@@ -340,17 +354,21 @@ def artifact(
 
 
 @cache
-def _compile(specialization: Specialization, arch: int, device: int | None) -> CompiledKernel:
+def _compile(
+    specialization: Specialization, arch: int, device: int | None
+) -> CompiledKernel | Cubin:
     """Compiles a kernel. `device` is the index of the GPU on which the caller loads it, because a
-    loaded kernel belongs to one GPU.
+    loaded kernel belongs to one GPU: there it may come from a pack instead. Raises CompileForbidden
+    where it does not, and nothing may be compiled.
     """
-    signature, constants = dict(specialization.signature), dict(specialization.constants)
-    assert list(signature) == matmul_kernel.arg_names, "the host passes what the kernel takes"
-    source = ASTSource(matmul_kernel, signature, constants, specialization.attributes)
-    with language.lock:
-        return triton.compile(
-            source, target=GPUTarget("cuda", arch, 32), options=specialization.options
-        )
+    names = [name for name, _ in specialization.signature]
+    assert names == matmul_kernel.arg_names, "the host passes what the kernel takes"
+    variant = TritonVariant.of(matmul_kernel, specialization, arch)
+    if device is not None:
+        if found := packed(variant, device):
+            return found
+        compiling.check_allowed(KERNEL.name)
+    return variant.compile()
 
 
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:

@@ -14,8 +14,7 @@ import triton.language as tl
 
 from ..core import quantization
 from ..core.fp8 import BLOCK
-from ..device.launch import arch_of
-from .passes import Passes
+from .passes import Passes, arch
 
 Tensor = torch.Tensor
 
@@ -220,7 +219,7 @@ def quantize(
     it may not be compiled.
     """
     out, scale = quantization.empty(x, recipe, dtype)
-    is_native = x.device.type == "cuda" and arch_of(x.device) >= _NATIVE_ARCH
+    is_native = arch(x.device) >= _NATIVE_ARCH
     rounding = {
         "MANTISSA": _MANTISSA[dtype],
         "POWER_OF_TWO": power_of_two,

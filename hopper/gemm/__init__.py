@@ -63,6 +63,7 @@ KERNEL = Kernel(
     precompile,
     space,
     remarks,
+    pack_problem,
     pack_variants,
     keep_variant,
     quantizes,

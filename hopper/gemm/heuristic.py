@@ -117,13 +117,15 @@ def quantizes(problem: Problem, gpu: Rates, base: HopperConfig) -> bool:
     """Returns whether a C in fp8 with scales costs fewer cycles than one in fp32 and a pass that
     quantizes it, which reads four bytes of each element and writes one.
     """
-    wide = replace(
-        problem,
-        out_dtype=torch.float32,
-        epilogue=replace(problem.epilogue, scale_out=None, power_of_two=False),
-    )
+    wide = _best(unquantized(problem), gpu, base)[0]
     quantized = QUANTIZE_CYCLES + 5 * problem.M * problem.N / gpu.dram_bytes_per_clock
-    return _best(problem, gpu, base)[0] <= _best(wide, gpu, base)[0] + quantized
+    return _best(problem, gpu, base)[0] <= wide + quantized
+
+
+def unquantized(problem: Problem) -> Problem:
+    """Returns the problem with a C in fp32 in the place of one in fp8 with scales."""
+    plain = replace(problem.epilogue, scale_out=None, power_of_two=False)
+    return replace(problem, out_dtype=torch.float32, epilogue=plain)
 
 
 def sums_halves(problem: Problem) -> bool:

@@ -37,8 +37,8 @@ MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a
 
 def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
     """Returns what the kernel's module exports: `unsupported`, `plan`, `artifact`, `precompile`,
-    `space`, `remarks`, `pack_variants`, `keep_variant` and `quantizes`. `config()` is the kernel's
-    default config.
+    `space`, `remarks`, `pack_problem`, `pack_variants`, `keep_variant` and `quantizes`. `config()`
+    is the kernel's default config.
     """
     rung = Rung(gemm, traits, config())
     can_take = functools.partial(unsupported, gemm)
@@ -49,6 +49,7 @@ def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[
         functools.partial(precompile, rung),
         functools.partial(search_space.space, gemm, rung.config, can_take),
         operand_copies.remarks,
+        functools.partial(packed.computed, rung, can_take),
         functools.partial(packed.variants, rung),
         functools.partial(packed.keep, rung),
         functools.partial(quantizes, rung),

@@ -1,5 +1,6 @@
 """What `hopper.gemm` compiles for a product on a GPU that need not be there: for packs."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ...core.machines import Machine
@@ -26,6 +27,20 @@ def variants(
         return (product,)
     sizes = sorted({1, gpc_placement.CLUSTER, config.cluster})
     return (product, *map(smid_probe.Variant, sizes))
+
+
+def computed(
+    rung: Rung, unsupported: Callable[[Problem], str | None], problem: Problem, machine: Machine
+) -> Problem:
+    """Returns the problem that a call leaves to the kernel on a GPU: where the kernel does not
+    store a C in fp8 with scales, as in `host.quantizes`, that with a C in fp32.
+    """
+    if problem.epilogue.scale_out is None:
+        return problem
+    rates = heuristic.rates(machine)
+    if unsupported(problem) is None and heuristic.quantizes(problem, rates, rung.config):
+        return problem
+    return heuristic.unquantized(problem)
 
 
 def keep(rung: Rung, variant: Compiled) -> dict[str, object]:

@@ -9,6 +9,17 @@ Why it pays: the host reads no size, and no descriptor is written for a group. T
     products of experts need no pass over memory that puts them back in order.
 """
 
+from ..gemm.kernel import Config
 from .host import run, unsupported
+from .packed import keep_variant, pack_problem, pack_variant
+from .variant import GroupedVariant
 
-__all__ = ["run", "unsupported"]
+__all__ = [
+    "Config",
+    "GroupedVariant",
+    "keep_variant",
+    "pack_problem",
+    "pack_variant",
+    "run",
+    "unsupported",
+]

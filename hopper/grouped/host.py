@@ -353,9 +353,14 @@ def run(
     """
     if 0 in (problem.M, problem.N):
         return
-    if problem.gathers and (problem.N > GATHERING_COLUMNS or problem.scales is not None):
+    if gathers_before(problem):
         problem, a, tensors = _gathered(problem, a, tensors)
     launch(problem, carveout=reserved())(a, b, out, offs, tensors)
+
+
+def gathers_before(problem: GroupedProblem) -> bool:
+    """Returns whether rows are gathered into memory before the kernel multiplies them."""
+    return problem.gathers and (problem.N > GATHERING_COLUMNS or problem.scales is not None)
 
 
 def _gathered(

@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import stored
 from support.imagined_gpu import ImaginedGpu, empty, imagine, on_gpu
 from support.known import H100, H200, OLDER
 
 import outblas
-from outblas.autotune import lookup, packed_tables
+from outblas.autotune import lookup, lookup_grouped, packed_tables
+from outblas.autotune.search import prune
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import TABLES, newest, read_table, ship, to_bytes
 from outblas.core import pack
 from outblas.core.configs import to_text
+from outblas.core.grouped import GroupedProblem
 from outblas.hopper.core.compile import toolchain_fields
 from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.grouped import host as grouped_host
 from outblas.kernels.portable_config import PortableConfig
 
 LINES = ["100-200x512x512 bfloat16 nt", "128x512x512 bfloat16 nt bias"]
@@ -125,12 +129,67 @@ def test_a_product_of_another_kind_is_not_listed(
     assert lookup.packed_index(0, replace(LISTED, epilogue="bias")) is not None
 
 
+def test_products_of_fp8_operands_are_listed_as_those_of_half_as_many_terms(
+    gpu: ImaginedGpu, build: Build
+) -> None:
+    """They take what was tuned for 16-bit operands of as many bytes, which are other products."""
+    lines = {"products": ["128x1024x1024 fp8-e4m3 rowwise swiglu fast-accum"]}
+    outblas.load_pack(build(winner(FIRST), about=lines))
+
+    assert lookup.packed_index(0, LISTED, fp8=True) is not None
+    assert lookup.packed_index(0, LISTED) is None
+    assert lookup.packed_index(0, replace(LISTED, M=129), fp8=True) is None
+    assert lookup.packed_index(0, replace(LISTED, K=1024), fp8=True) is None
+
+
 def test_batch_invariant_products_list_none(gpu: ImaginedGpu, build: Build) -> None:
     """They take the kernel's own config, whatever was tuned."""
     lines = {"products": ["128x512x512 bfloat16 nt batch-invariant"]}
     outblas.load_pack(build(winner(FIRST), about=lines))
 
     assert lookup.packed_index(0, LISTED) is None
+
+
+# ---- products of groups
+GROUPED = Workload(4096, 1536, 2048, grouping="128")
+TILES = [to_text(config) for config in grouped_host._candidates()]
+
+
+def of_groups(i: int) -> BestConfig:
+    """A winner of `hopper.grouped` at `GROUPED`."""
+    return winner(TILES[i], workload=GROUPED, kernel="hopper.grouped")
+
+
+def asked(**changes: Any) -> GroupedProblem:
+    """A product of groups on the GPU."""
+    return replace(prune.grouped_problem(GROUPED), device=torch.device("cuda", 0), **changes)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "from_pack"),
+    [
+        ("1-4096x1536x2048 groups:128", {}, True),
+        ("1-4095x1536x2048 groups:128", {}, False),
+        ("4096x1536x2048 groups:64", {}, False),
+        ("4096x1536x2048 groups:128:terms", {}, False),
+        ("4096x1536x2048 swiglu groups:128", {}, False),
+        ("4096x1536x2048 groups:128 zero-tail", {}, False),
+        ("4096x1536x2048 groups:128 zero-tail", {"zero_tail": True}, True),
+        ("32x1536x2048 groups:128:masked", {"capacity": 32}, True),
+        ("4096x1536x2048", {}, False),
+        ("4096x1536x2048 fp8-e4m3 1x128:128x128 groups:128", {}, False),
+    ],
+)
+def test_listed_groups_are_chosen_by_the_table_of_the_pack(
+    line: str, changes: dict[str, Any], from_pack: bool, gpu: ImaginedGpu, build: Build
+) -> None:
+    ship([of_groups(3)], gpu.path.parent)
+    lookup.clear_cache()
+    outblas.load_pack(build(of_groups(5), about={"products": [line]}))
+
+    found = lookup_grouped.config(asked(**changes))
+
+    assert TILES.index(found) == (5 if from_pack else 3)
 
 
 # ---- results of one's own

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core import compiling
+from outblas.core import compiling, pack
 from outblas.core.compiling import CompileForbidden
-from outblas.kernels import passes
+from outblas.device.triton_variant import TritonVariant
+from outblas.kernels import moe, passes, quantize
 from outblas.kernels.passes import Passes
 
 Launch = tuple[str, tuple[int, ...], tuple[Any, ...]]
@@ -120,3 +121,121 @@ def test_a_kernel_that_is_there_needs_no_compiler(
         start(of_passes, kernel, tensor(), tensor(), 65)
 
     assert [by for by, *_ in kernel.launches] == ["Triton", "compiled"]
+
+
+# ---- kernels of packs
+@pytest.fixture
+def served(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> list[TritonVariant]:
+    """What a pack is asked for, which has the first kernel that it is asked for."""
+    asked: list[TritonVariant] = []
+
+    def packed(variant: TritonVariant, device: int) -> Compiled | None:
+        asked.append(variant)
+        return Compiled(kernel.launches) if variant == asked[0] else None
+
+    def forbid(name: str) -> None:
+        raise CompileForbidden(name)
+
+    monkeypatch.setattr(kernel, "fn", forbid, raising=False)
+    monkeypatch.setattr(passes, "packed", packed)
+    monkeypatch.setattr(passes, "arch_of", lambda device: 90)
+    monkeypatch.setattr(pack, "loaded", lambda: ("a pack",))
+    monkeypatch.setattr(compiling, "check_allowed", forbid)
+    return asked
+
+
+def test_a_kernel_of_a_pack_is_started_without_triton(
+    kernel: Kernel, served: list[TritonVariant]
+) -> None:
+    x, out, of_passes = tensor(), tensor(), Passes("kernels", kernel)
+
+    start(of_passes, kernel, x, out, 32)
+    start(of_passes, kernel, x, out, 48)
+
+    assert kernel.launches == [
+        ("compiled", (7, 1, 1), (x, out, 32, 128, True)),
+        ("compiled", (7, 1, 1), (x, out, 48, 128, True)),
+    ]
+    (variant,) = served
+    assert variant.signature == (
+        ("x", "*fp32"),
+        ("out", "*fp32"),
+        ("rows", "i32"),
+        ("WIDTH", "constexpr"),
+        ("FAST", "constexpr"),
+    )
+    assert variant.constants == (((3,), 128), ((4,), True))
+    assert variant.divisors == (((0,), 16), ((1,), 16), ((2,), 16))
+    assert dict(variant.options) == {"num_warps": 8, "enable_fp_fusion": True}
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ((tensor(1), tensor(), 32), {"divisors": (((1,), 16), ((2,), 16))}),
+        ((tensor(), tensor(), 33), {"divisors": (((0,), 16), ((1,), 16))}),
+        ((tensor(), None, 32), {}),
+        ((tensor(), tensor(), 1), {}),
+        ((tensor(), tensor(), 2**31), {}),
+    ],
+    ids=["address", "odd", "none", "one", "wide"],
+)
+def test_a_pack_is_asked_for_what_triton_would_compile_anew(
+    kernel: Kernel, served: list[TritonVariant], other: Any, differs: dict[str, Any]
+) -> None:
+    of_passes = Passes("kernels", kernel)
+    start(of_passes, kernel, tensor(), tensor(), 32)
+
+    with pytest.raises(CompileForbidden):
+        start(of_passes, kernel, *other)
+
+    first, second = served
+    assert first != second
+    assert {name: getattr(second, name) for name in differs} == differs
+
+
+def test_a_kernel_of_a_pack_is_not_loaded_while_a_graph_is_captured(
+    kernel: Kernel, served: list[TritonVariant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "capturing", lambda device: True)
+
+    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+        start(Passes("kernels", kernel), kernel, tensor(), tensor(), 32)
+
+    assert served == []
+
+
+# ---- what is planned without a GPU
+def of_quantize(device: str) -> None:
+    for recipe in ("tensorwise", "rowwise", "1x128", "128x128"):
+        for rows in (1, 3, 64):
+            x = torch.ones(rows, 384, dtype=torch.bfloat16, device=device)
+            quantize.quantize(x, recipe, torch.float8_e4m3fn, False)
+
+
+def of_experts(device: str) -> None:
+    for tokens in (1, 5, 256):
+        index = torch.zeros(tokens, 2, dtype=torch.int64, device=device)
+        _, row_of_slot, _ = moe.route(index, 4)
+        rows = moe.dispatch(torch.ones(tokens, 64, device=device), row_of_slot)
+        moe.combine(rows, row_of_slot, torch.ones(tokens, 2, device=device))
+
+
+@pytest.mark.parametrize("run", [of_quantize, of_experts])
+def test_what_is_planned_is_what_tensors_in_memory_launch(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = passes.planned(lambda: run("meta"))
+    launched = []
+
+    def note(kernel: Any, grid: Any, given: Any, constants: Any, warps: int = 4) -> None:
+        launched.append(passes._variant(kernel, given, constants, warps))
+
+    for module in (quantize, moe):
+        monkeypatch.setattr(module, "_launch", note)
+    monkeypatch.setattr(quantize, "arch", lambda device: 90)
+    monkeypatch.setattr(moe, "_tile", lambda device: moe._COMPILED)
+    run("cpu")
+
+    assert planned == launched
+    assert len(set(planned)) > 3

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +22,45 @@ from outblas.core import machines, pack, registry
 from outblas.core.artifact import example
 from outblas.core.facts import digest
 from outblas.core.products import Products, parse_line
-from outblas.packing import build
+from outblas.device.triton_variant import TritonVariant
+from outblas.kernels import portable
+from outblas.packing import build, triton_kernels
 
 pytestmark = pytest.mark.compile
 
-# Few rows by several tiles, an epilogue, and an order of K of its own.
+# Few rows by several tiles, an epilogue, and an order of K of its own; rows that TMA cannot load;
+# fp8 operands that are scaled by blocks, by rows, and with a result in fp8.
 LINES = (
     "1-20,128x4096x4096",
     "16x6144x4096 bias+gelu",
     "1-2x4096x4096 nn batch-invariant",
+    "2x64x33 nn",
+    "16x4096x4096 fp8-e4m3 1x128:128x128",
+    "16x4096x4096 fp8-e4m3 rowwise fast-accum",
+    "256x8192x4096 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
+)
+# Groups of 16-bit rows, and places for rows of fp8 operands.
+GROUPED = (
+    "64,8192x1024x512 groups:4",
+    "64x1024x512 fp8-e4m3 1x128:128x128 groups:4:masked",
 )
 PRODUCTS = [parse_line(line) for line in LINES]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, shared_store: shared_compiles.Store) -> Path:
-    """A pack of `LINES`, by the command, once for all processes of a run."""
+    """A pack of `LINES` and `GROUPED`, by the command, once for all processes of a run."""
     folder = tmp_path_factory.mktemp("pack")
     shapes, path = folder / "products.txt", folder / "built.outblas"
 
     def build_it() -> bytes:
-        shapes.write_text("\n".join(LINES), encoding="utf-8")
+        shapes.write_text("\n".join((*LINES, *GROUPED)), encoding="utf-8")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
             commands.invoke("pack", "build", "--shapes", shapes, "-o", path, "--jobs", 2, code=0)
         return path.read_bytes()
 
-    path.write_bytes(shared_store.kept(("a pack", LINES), build_it))
+    path.write_bytes(shared_store.kept(("a pack", LINES, GROUPED), build_it))
     return path
 
 
@@ -57,9 +70,10 @@ def opened(built: Path) -> pack.Pack:
 
 
 def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
-    assert opened.about["products"] == [str(each) for each in PRODUCTS]
+    assert opened.about["products"] == [str(parse_line(line)) for line in (*LINES, *GROUPED)]
     assert opened.about["gpu"] == "NVIDIA H100 80GB HBM3"
     assert opened.toolchain["arch"] == "sm_90a"
+    assert opened.triton_toolchain["arch"] == "sm_90"
 
 
 def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
@@ -69,13 +83,17 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
     missing = []
 
     for products in PRODUCTS:
-        for problem in build._problems(products):
+        for problem in build._problems(products, machine):
             for choice in (
                 build.chosen(index, machine, problem),
                 build.ruled(machine, problem),
             ):
                 kernel, config = choice
-                assert kernel == "hopper.gemm"
+                assert kernel == ("portable" if products.K == 33 else "hopper.gemm")
+                if kernel == "portable":
+                    facts = portable.pack_variant(problem, machine).cache_key_fields
+                    assert digest(facts) in opened.objects
+                    continue
                 given = build.configs.from_text(module.Config, config) if config else None
                 for variant in module.pack_variants(problem, given, machine):
                     if digest(variant.cache_key_fields) not in opened.objects:
@@ -86,26 +104,28 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
 
 SERVED = """
 import sys
-from outblas.core import machines, pack, registry
+import triton
+from outblas.device.triton_variant import Kept, TritonVariant
+from outblas.core import machines, pack
 from outblas.hopper.core import compile
 from outblas.packing import build
 from outblas.core.products import parse_line
 
-def never():
+def never(*given, **options):
     raise AssertionError("something was compiled")
 
-machine, module = machines.find("H100"), registry.load("hopper.gemm")
-(loaded,) = pack.loaded()
-index, seen = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine), set()
-for line in sys.argv[1:]:
-    for problem in build._problems(parse_line(line)):
-        for _, config in build.chosen(index, machine, problem), build.ruled(machine, problem):
-            given = build.configs.from_text(module.Config, config) if config else None
-            for variant in module.pack_variants(problem, given, machine):
-                if variant not in seen:
-                    seen.add(variant)
-                    assert callable(compile.load(variant, never))
-print(len(seen))
+machine, (loaded,) = machines.find("H100"), pack.loaded()
+index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
+products = [parse_line(line) for line in sys.argv[1:]]
+variants, _ = build._variants(products, machine, lambda text: None, index)
+triton.compile = never
+for variant in variants:
+    if isinstance(variant, TritonVariant):
+        code = pack.packed_code(variant.cache_key_fields)
+        assert Kept.from_bytes(code).cubin.startswith(b"\\x7fELF")
+    else:
+        assert callable(compile.load(variant, never))
+print(len(variants))
 """
 
 
@@ -118,7 +138,7 @@ def test_a_fresh_process_compiles_nothing(
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
 
     done = subprocess.run(
-        [sys.executable, "-c", SERVED, *LINES],
+        [sys.executable, "-c", SERVED, *LINES, *GROUPED],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -241,19 +261,88 @@ def test_results_of_a_store_choose_kernels_and_are_packed(
     assert config in packed.table(packed_tables.OWN_RESULTS).decode()
 
 
-def test_a_product_that_the_kernel_does_not_support_is_not_packed(tmp_path: Path) -> None:
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a build would compile; nothing is compiled."""
+    found: list[Any] = []
+
+    def compiled(variants: list[Any], *_: Any) -> list[Any]:
+        found.extend(variants)
+        return []
+
+    monkeypatch.setattr(build, "_compiled", compiled)
+    return found
+
+
+def test_a_product_that_the_kernel_does_not_support_is_one_of_portable(
+    wanted: list[Any], tmp_path: Path
+) -> None:
     """Gated pairs come in eights of columns where the rows of B are contiguous."""
     products = [parse_line("64x12x64 nn swiglu batch-invariant")]
 
-    done = build.build(products, tmp_path / "x.outblas", jobs=1)
+    done = build.build(products, tmp_path / "x.outblas")
 
-    assert (done.kernels, done.left_out) == (0, {"portable": 1})
+    assert done.left_out == {}
+    assert [each.name for each in wanted] == ["portable.matmul_kernel"]
 
 
-def test_products_of_other_kernels_are_counted(tmp_path: Path) -> None:
-    """Rows that TMA cannot load are copied by `hopper.gemm`, which does not pay for few of them."""
-    products = [Products(((2, 3),), 64, 33, layout="nn")]
+def test_groups_of_other_kernels_are_counted(tmp_path: Path) -> None:
+    """TMA cannot load rows of seven terms."""
+    products = [parse_line("64,128x64x7 groups:4")]
 
     done = build.build(products, tmp_path / "x.outblas", jobs=1)
 
     assert (done.kernels, done.left_out) == (0, {"portable": 2})
+
+
+def test_kernels_of_triton_are_counted_where_it_is_not_installed(
+    wanted: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rows that TMA cannot load are copied by `hopper.gemm`, which does not pay for few of them."""
+
+    def missing(*_: Any) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(triton_kernels, "of_problem", missing)
+    products = [Products(((2, 3),), 64, 33, layout="nn")]
+
+    done = build.build(products, tmp_path / "x.outblas")
+
+    assert (wanted, done.left_out) == ([], {"portable": 2})
+
+
+@pytest.mark.parametrize(
+    ("line", "kernels"),
+    [
+        ("16x512x512 fp8-e4m3 1x128:128x128", {"quantize.tile_kernel": 1}),
+        ("1-512x512x512 fp8-e4m3 1x128:128x128", {"quantize.tile_kernel": 5}),
+        ("16x512x512 fp8-e4m3 rowwise", {"quantize.row_kernel": 1}),
+        (
+            "16x512x512 fp8-e4m3 tensorwise",
+            {"quantize.largest_kernel": 1, "quantize.tile_kernel": 1},
+        ),
+        # A result of 200 columns is quantized by a kernel of its own.
+        ("16x200x512 fp8-e4m3 1x128:128x128 to-e4m3", {"quantize.tile_kernel": 2}),
+        ("16x512x512 fp8-e4m3 1x128:128x128 groups:4:masked", {"quantize.tile_kernel": 1}),
+        ("512x512x512 fp8-e4m3 1x128 groups:4:terms", {}),
+        (
+            "64x256x512 swiglu groups:4 top:2",
+            {
+                "moe.count_kernel": 1,
+                "moe.rank_kernel": 1,
+                "moe.dispatch_kernel": 1,
+                "moe.combine_kernel": 2,
+            },
+        ),
+        ("63x256x512 swiglu groups:4 top:2", {}),  # no number of tokens has so many rows
+        ("16x512x512", {}),
+    ],
+)
+def test_kernels_of_triton_around_products_are_packed(
+    line: str, kernels: dict[str, int], wanted: list[Any], tmp_path: Path
+) -> None:
+    done = build.build([parse_line(line)], tmp_path / "x.outblas")
+
+    found = Counter(each.name for each in wanted if isinstance(each, TritonVariant))
+    assert found == kernels
+    assert done.left_out == {}

@@ -3,9 +3,10 @@ from 1 to 512, on an H100 that this machine has not.
 """
 
 import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,17 +22,40 @@ from support.probed_gpu import unprobed_context
 import outblas
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu as gpus
-from outblas.core import cache, pack
+from outblas.core import cache, machines, pack
 from outblas.core.facts import digest
+from outblas.core.products import Products, parse_line
 from outblas.core.shapes import LAYERS
 from outblas.device import driver
+from outblas.hopper import grouped
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import host, smid_probe
-from outblas.packing import build
+from outblas.hopper.grouped import host as grouped_host
+from outblas.packing import build, examples
 from outblas.packing.products import of_model
 from outblas.runtime import launcher
 
 ROWS = "1-512"
+FP8 = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+    "hidden_act": "silu",
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # as Qwen3-8B-FP8
+EXPERTS = {
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "hidden_act": "silu",
+}  # as Qwen3-30B-A3B
 # Those around which a choice changes, and some between.
 SOME_ROWS = "1-17,24,32,33,48,64-66,96,100,128,129,200,256,257,320,384,500,511-512"
 
@@ -79,9 +103,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
 
 
 def built_without_compiling(
-    model: str, rows: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    products: Sequence[Products], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pack.Pack:
-    """A pack of a model, whose kernels have no code."""
+    """A pack whose kernels have no code."""
 
     def compiled(variants: Any, *_: Any) -> list[dict[str, object]]:
         return [variant.cache_key_fields for variant in variants]
@@ -89,9 +113,14 @@ def built_without_compiling(
     with monkeypatch.context() as patch:
         patch.setattr(build, "_compiled", compiled)
         patch.setattr(cache, "packed_object", lambda facts: b"")
-        done = build.build(of_model(model, rows), path)
+        done = build.build(products, path)
     assert done.left_out == {}
     return pack.read(path)
+
+
+def of_the_dsl(opened: pack.Pack) -> set[str]:
+    """The names of the kernels that Triton did not compile."""
+    return {name for name, each in opened.objects.items() if "triton" not in each.facts}
 
 
 @pytest.mark.long
@@ -108,12 +137,12 @@ def test_a_pack_has_exactly_what_all_calls_of_a_model_load(
 ) -> None:
     """Choices are those of a call, from the tables in the pack, and of OUTBLAS_TUNE=off."""
     path = tmp_path / "model.outblas"
-    opened = built_without_compiling(model, rows, path, monkeypatch)
+    opened = built_without_compiling(of_model(model, rows), path, monkeypatch)
     outblas.load_pack(path)
 
-    calls = 0
+    calls, machine = 0, machines.find("H100")
     for products in of_model(model, rows):
-        for problem in build._problems(products):
+        for problem in build._problems(products, machine):
             on_gpu = replace(problem, device=torch.device("cuda", 0))
             for tune in ("lookup", "off"):
                 launcher.best_launcher(on_gpu, tune, no_product=False)
@@ -123,32 +152,102 @@ def test_a_pack_has_exactly_what_all_calls_of_a_model_load(
     assert asked == set(opened.objects)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_pack_has_exactly_what_calls_of_fp8_operands_load(
+    asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a checkpoint take the kernel's rule. Those with fast sums take the tuned choice of
+    16-bit operands, here from the tables of the pack.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(FP8), encoding="utf-8")
+    fast = [
+        parse_line(f"16,128,512x{N}x8192 fp8-e4m3 rowwise fast-accum") for N in (4096, 6144, 28672)
+    ]
+    wanted = [*of_model(str(tmp_path), "1,2,16,64,100,512"), *fast]
+    path, machine = tmp_path / "model.outblas", machines.find("H100")
+    opened = built_without_compiling(wanted, path, monkeypatch)
+    outblas.load_pack(path)
+
+    for products in wanted:
+        for problem in build._problems(products, machine):
+            on_gpu = replace(problem, device=torch.device("cuda", 0))
+            for tune in ("lookup", "off"):
+                launcher.best_launcher(on_gpu, tune, no_product=False)
+
+    assert asked == of_the_dsl(opened)
+
+
+def test_a_pack_has_exactly_what_calls_of_groups_load(
+    asked: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The products of experts without an epilogue take tuned choices, here from the tables of the
+    pack.
+    """
+    lines = (
+        "64,4096,65536x28672x4096 groups:8",
+        "1024x1536x2048 swiglu groups:128 gathered",
+        "1024x4096x2048 swiglu groups:128 gathered",
+        "4096x2048x768 residual groups:128 scattered weighted",
+        "4096x1536x2048 groups:128:terms",
+        "128x4096x7168 swiglu fp8-e4m3 1x128:128x128 groups:8:masked",
+        "4096x4096x7168 fp8-e4m3 1x128:128x128 groups:8 gathered",
+    )
+    wanted, path = [parse_line(line) for line in lines], tmp_path / "experts.outblas"
+    opened = built_without_compiling(wanted, path, monkeypatch)
+    outblas.load_pack(path)
+    grouped_host.launch.cache_clear()
+
+    for products in wanted:
+        assert products.groups is not None
+        for problem in examples.grouped_problems(products, products.groups):
+            on_gpu = replace(grouped.pack_problem(problem), device=torch.device("cuda", 0))
+            grouped_host.launch(on_gpu)
+            monkeypatch.setenv("OUTBLAS_TUNE", "off")
+            grouped_host.launch(on_gpu, carveout=0)
+            monkeypatch.delenv("OUTBLAS_TUNE")
+
+    grouped_host.launch.cache_clear()
+    assert asked == of_the_dsl(opened)
+
+
 SERVED = """
 import sys
+import triton
+from outblas.device.triton_variant import Kept, TritonVariant
 from outblas.core import machines, pack
 from outblas.hopper.core import compile
 from outblas.packing import build
 from outblas.packing.products import of_model
 
-def never():
+def never(*given, **options):
     raise AssertionError("something was compiled")
 
 machine, (loaded,) = machines.find("H100"), pack.loaded()
 index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
 variants, _ = build._variants(of_model(sys.argv[1], sys.argv[2]), machine, lambda _: None, index)
-assert all(callable(compile.load(variant, never)) for variant in variants)
+triton.compile = never
+for variant in variants:
+    if isinstance(variant, TritonVariant):
+        code = pack.packed_code(variant.cache_key_fields)
+        assert Kept.from_bytes(code).cubin.startswith(b"\\x7fELF")
+    else:
+        assert callable(compile.load(variant, never))
 print(len(variants))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.compile
-@pytest.mark.parametrize("model", LAYERS)
+@pytest.mark.parametrize("model", [*LAYERS, "fp8", "experts"])
 def test_a_model_is_served_by_its_pack_where_nothing_may_be_compiled(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.outblas"
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    if model not in LAYERS:
+        config = FP8 if model == "fp8" else EXPERTS
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        model = str(tmp_path)
     commands.invoke("pack", "build", "--model", model, "--rows", ROWS, "-o", path, code=0)
     monkeypatch.setenv("OUTBLAS_PACK", str(path))
     monkeypatch.setenv("OUTBLAS_COMPILE", "never")

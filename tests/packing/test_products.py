@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
+from outblas.core.product_groups import Groups
+from outblas.core.product_storage import Storage
 from outblas.core.products import Products, parse_line, parse_rows
-from outblas.core.shapes import HEADS, LAYERS
+from outblas.core.scaling import Scaling
+from outblas.core.shapes import DEEPGEMM, HEADS, LAYERS
 from outblas.core.steps import Steps
-from outblas.packing.products import of_config, of_model, parse_file
+from outblas.packing.model_config import of_config, products_of
+from outblas.packing.products import of_model, parse_file
+
+GATED = Steps(activation="swiglu")
+
+
+def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
+    return Products(((8, 8),), 64, 96, dtype, scaling=scaling, **changes)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +34,45 @@ from outblas.packing.products import of_config, of_model, parse_file
         (
             "8x64x96 bias+gelu+residual batch-invariant",
             Products(((8, 8),), 64, 96, steps=Steps(True, "gelu", True), batch_invariant=True),
+        ),
+        (
+            "8x64x96 fp8-e4m3 1x128:128x128 bias",
+            fp8(Scaling("1x128", "128x128"), steps=Steps(True)),
+        ),
+        (
+            "8x64x96 fp8-e4m3 tensorwise to-e4m3-pow2",
+            fp8(Scaling("tensorwise", "tensorwise", result="e4m3-pow2")),
+        ),
+        (
+            "8x64x96 fp8-e5m2-e4m3 rowwise fast-accum to-float16",
+            fp8(Scaling("rowwise", "rowwise", True, "float16"), dtype="fp8-e5m2-e4m3"),
+        ),
+        ("8x64x96 groups:4", Products(((8, 8),), 64, 96, groups=Groups(4))),
+        (
+            "8x64x96 lda:100 ldb:97 ldc:65 align-a:2 align-b:16 align-out:8",
+            Products(((8, 8),), 64, 96, storage=Storage(100, 97, 65, 2, 16, 8)),
+        ),
+        (
+            "8x64x96 swiglu tn lda:8 ldc:32",
+            Products(((8, 8),), 64, 96, layout="tn", steps=GATED, storage=Storage(lda=8, ldc=32)),
+        ),
+        (
+            "8x64x96 swiglu groups:4 gathered scattered weighted zero-tail",
+            Products(
+                ((8, 8),),
+                64,
+                96,
+                steps=Steps(activation="swiglu"),
+                groups=Groups(4, "rows", True, True, True, True),
+            ),
+        ),
+        (
+            "8x64x96 groups:4:terms",
+            Products(((8, 8),), 64, 96, layout="tn", groups=Groups(4, "terms")),
+        ),
+        (
+            "8x64x96 fp8-e4m3 1x128-rows:128x128 groups:4:masked",
+            fp8(Scaling("1x128-rows", "128x128"), groups=Groups(4, "masked")),
         ),
     ],
 )
@@ -42,6 +91,36 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("5-4x8x8", "expected numbers and ranges such as 1-512,1024"),
         ("0x8x8", "expected numbers and ranges"),
         ("1-x8x8", "expected numbers and ranges"),
+        ("8x8x8 fp8-e4m3", "the dtype is fp8-e4m3, expected the recipes of scales"),
+        ("8x8x8 tensorwise", "recipes given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 float16 to-float32", "result given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 fp8-e4m3 tensorwise:1x128", "recipes are tensorwise and 1x128, expected both of"),
+        ("8x8x8 fp8-e4m3 1x128 fast-accum", "fast-accum is given, expected scales of tensorwise"),
+        ("8x8x8 fp8-e4m3 1x128 rowwise", "expected one recipes"),
+        ("8x8x8 fp8-e4m3 tensorwise:rowwise:rowwise", "epilogue is 'tensorwise:rowwise:rowwise'"),
+        ("8x8x8 fp8-e4m3 rowwise nn", "the layout is nn, expected nt"),
+        ("8x8x8 fp8-e4m3 rowwise batch-invariant", "batch-invariant is given, expected none"),
+        ("8x8x16 lda:15", "lda is 15, expected at least 16"),
+        ("1-8x8x4 tn lda:7", "lda is 7, expected at least 8"),
+        ("8x9x8 nn ldb:8", "ldb is 8, expected at least 9"),
+        ("8x9x8 ldc:8", "ldc is 8, expected at least 9"),
+        ("8x8x8 align-b:3", "align-b is 3, expected one of 1, 2, 4, 8, 16"),
+        ("8x8x8 lda:0", "epilogue is 'lda:0'"),
+        ("8x8x8 ldd:8", "epilogue is 'ldd:8'"),
+        ("8x8x8 lda:8 groups:4", "lda given, expected packed matrices with groups"),
+        ("8x8x8 fp8-e4m3 rowwise lda:9", "lda is 9, expected an even number with fp8"),
+        ("8x8x8 groups:0", "epilogue is 'groups:0'"),
+        ("8x8x8 groups:4:columns", "epilogue is 'groups:4:columns'"),
+        ("8x8x8 gathered", "gathered given, expected groups:NUMBER beside it"),
+        ("8x8x8 groups:4:masked gathered", "gathered given, expected groups:NUMBER beside it"),
+        ("8x8x8 groups:4 top:0", "epilogue is 'top:0'"),
+        ("8x8x8 groups:4:terms top:2", "top:2 given, expected groups:NUMBER beside it"),
+        ("8x8x8 groups:4 weighted", "weighted is given without scattered, expected both"),
+        ("8x8x8 groups:4 tn", "the layout is tn, expected nt or nn"),
+        ("8x8x8 groups:4:terms nt", "the layout is nt, expected tn"),
+        ("8x8x8 groups:4 batch-invariant", "batch-invariant is given, expected none"),
+        ("8x8x8 fp8-e4m3 groups:4 rowwise", "recipes are rowwise and rowwise, expected 1x128 and"),
+        ("8x8x8 fp8-e4m3 groups:4 1x128:128x128 to-e4m3", "the result is e4m3, expected 16 bits"),
     ],
 )
 def test_a_line_that_says_something_else_is_refused(line: str, message: str) -> None:
@@ -163,3 +242,159 @@ def test_an_unknown_model_is_refused() -> None:
 def test_a_model_by_name_is_not_divided() -> None:
     with pytest.raises(ValueError, match="--tensor-parallel is 2 with llama-3-8b"):
         of_model("llama-3-8b", "1", 2)
+
+
+# ---- fp8 checkpoints
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+
+def lines(**changes: Any) -> list[str]:
+    return [str(each) for each in products_of(LLAMA | changes, ((8, 8),), 1, "config.json")]
+
+
+def test_layers_of_an_fp8_checkpoint_have_scales_of_blocks_and_its_head_none() -> None:
+    found = lines(quantization_config=BLOCKS, hidden_act="silu")
+
+    assert "8x6144x4096 fp8-e4m3 nt 1x128:128x128" in found
+    assert "8x28672x4096 fp8-e4m3 nt swiglu 1x128:128x128 to-e4m3" in found
+    assert "8x4096x14336 fp8-e4m3 nt 1x128:128x128" in found
+    assert [line for line in found if "fp8" not in line] == ["8x128256x4096 bfloat16 nt"]
+
+
+def test_results_have_the_dtype_of_the_checkpoint() -> None:
+    found = lines(quantization_config=BLOCKS, torch_dtype="float16")
+
+    assert "8x6144x4096 fp8-e4m3 nt 1x128:128x128 to-float16" in found
+    assert found[-1] == "8x128256x4096 float16 nt"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "line"),
+    [
+        ({"quant_method": "fp8"}, "8x6144x4096 fp8-e4m3 nt tensorwise"),
+        ({"quant_method": "fbgemm_fp8"}, "8x6144x4096 fp8-e4m3 nt rowwise"),
+        ({"quant_method": "awq"}, "8x6144x4096 bfloat16 nt"),
+        (None, "8x6144x4096 bfloat16 nt"),
+    ],
+)
+def test_the_method_of_quantization_says_how_layers_are_scaled(
+    quantization: Any, line: str
+) -> None:
+    assert lines(quantization_config=quantization)[0] == line
+
+
+def test_blocks_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight_block_size is \[64, 64\] in config\.json"):
+        lines(quantization_config=BLOCKS | {"weight_block_size": [64, 64]})
+
+
+def test_a_head_of_the_size_of_a_layer_is_a_product_of_its_own() -> None:
+    found = lines(quantization_config=BLOCKS, vocab_size=6144)
+
+    assert found[0] == "8x6144x4096 fp8-e4m3 nt 1x128:128x128"
+    assert found[-1] == "8x6144x4096 bfloat16 nt"
+
+
+DEEPSEEK_V3 = {
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def test_latent_attention_has_the_sizes_that_deepgemm_measures() -> None:
+    sizes = of_config(DEEPSEEK_V3, 1, "config.json")
+
+    assert {(N, K) for _, N, K in DEEPGEMM} - {(4096, 7168), (7168, 2048)} <= set(sizes)
+
+
+def test_queries_of_latent_attention_may_be_projected_at_once() -> None:
+    sizes = of_config(DEEPSEEK_V3 | {"q_lora_rank": None}, 8, "config.json")
+
+    assert sizes[:4] == ((3072, 7168), (576, 7168), (4096, 512), (7168, 2048))
+
+
+# ---- experts
+MIXTRAL = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}
+QWEN3_MOE = LLAMA | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+ROUTED_DEEPSEEK = DEEPSEEK_V3 | {
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "num_experts_per_tok": 8,
+    "hidden_act": "silu",
+    "quantization_config": BLOCKS,
+}
+
+
+def of_experts(config: dict[str, Any], parallel: int = 1) -> list[str]:
+    """The lines of a configuration that are not those of its attention and head, at 1 to 4 rows."""
+    found = products_of(config, ((1, 4),), parallel, "config.json")
+    return [str(each) for each in found if each.N not in (config["vocab_size"] // parallel,)]
+
+
+def test_experts_multiply_every_row_as_often_as_a_token_has_some() -> None:
+    found = of_experts(MIXTRAL)
+
+    assert "2-8x28672x4096 bfloat16 nt swiglu groups:8 top:2" in found
+    assert "2-8x4096x14336 bfloat16 nt groups:8" in found
+    assert "1-4x8x4096 bfloat16 nt" in found  # the choice of experts
+
+
+def test_no_layer_of_experts_alone_has_a_product_of_its_inner_size() -> None:
+    assert not [line for line in of_experts(MIXTRAL) if line.startswith("1-4x28672x")]
+    assert not [line for line in of_experts(QWEN3_MOE) if line.startswith("1-4x12288x")]
+
+
+def test_layers_without_experts_among_others_are_there() -> None:
+    found = of_experts(QWEN3_MOE | {"mlp_only_layers": [0]})
+
+    assert "1-4x12288x2048 bfloat16 nt" in found
+
+
+def test_rows_of_narrow_experts_are_gathered() -> None:
+    found = of_experts(QWEN3_MOE)
+
+    assert "8-32x1536x2048 bfloat16 nt swiglu groups:128 gathered top:8" in found
+    assert "8-32x2048x768 bfloat16 nt groups:128" in found
+
+
+def test_experts_of_an_fp8_checkpoint_are_scaled_and_shared_ones_are_layers() -> None:
+    found = of_experts(ROUTED_DEEPSEEK)
+
+    assert "8-32x4096x7168 fp8-e4m3 nt swiglu 1x128:128x128 groups:256" in found
+    assert "8-32x7168x2048 fp8-e4m3 nt 1x128:128x128 groups:256" in found
+    assert "1-4x4096x7168 fp8-e4m3 nt 1x128:128x128" in found  # the shared expert
+    assert "1-4x36864x7168 fp8-e4m3 nt 1x128:128x128" in found  # the first layers
+    assert "1-4x256x7168 bfloat16 nt" in found
+
+
+def test_experts_are_not_scaled_but_by_blocks() -> None:
+    found = of_experts(MIXTRAL | {"quantization_config": {"quant_method": "fp8"}})
+
+    assert "2-8x4096x14336 bfloat16 nt groups:8" in found
+
+
+def test_processes_share_the_columns_of_experts() -> None:
+    found = of_experts(MIXTRAL, 4)
+
+    assert "2-8x7168x4096 bfloat16 nt swiglu groups:8 top:2" in found
+    assert "2-8x4096x3584 bfloat16 nt groups:8" in found

@@ -54,6 +54,26 @@ RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(8, 2).t(), of(8, 4)),
         "2x4x8 bfloat16 tn",
     ),
+    "an odd address": (
+        lambda: outblas.matmul(of(17)[1:].view(2, 8), of(8, 4)),
+        "2x4x8 bfloat16 nn align-a:2",
+    ),
+    "rows of a wider matrix": (
+        lambda: outblas.linear(of(2, 24)[:, 8:16], of(4, 9)[:, :8]),
+        "2x4x8 bfloat16 nt lda:24 ldb:9",
+    ),
+    "columns of a taller matrix": (
+        lambda: outblas.matmul(of(8, 6).t()[:2], of(8, 4)),
+        "2x4x8 bfloat16 tn lda:6",
+    ),
+    "a result within a wider one": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), out=of(2, 9)[:, 2:6]),
+        "2x4x8 bfloat16 nn ldc:9 align-out:4",
+    ),
+    "one row of a wider matrix": (
+        lambda: outblas.matmul(of(1, 24)[:, 8:16], of(8, 4)),
+        "1x4x8 bfloat16 nn",
+    ),
 }
 
 
@@ -96,9 +116,13 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(2, 8), of(8, 4), residual=of(1, 4).expand(2, 4)),
         "2x4x8 bfloat16, a residual that repeats",
     ),
-    "an odd address": (
-        lambda: outblas.matmul(of(17)[1:].view(2, 8), of(8, 4)),
-        "2x4x8 bfloat16, operands at addresses that are no multiples of 16",
+    "rows that repeat": (
+        lambda: outblas.matmul(of(8).expand(2, 8), of(8, 4)),
+        "2x4x8 bfloat16, rows that overlap",
+    ),
+    "rows that begin within each other": (
+        lambda: outblas.matmul(of(16).as_strided((2, 8), (4, 1)), of(8, 4)),
+        "2x4x8 bfloat16, rows that overlap",
     ),
     "nothing": (
         lambda: outblas.matmul(of(0, 8), of(8, 4)),

@@ -25,14 +25,17 @@ def build(
         Path | None,
         typer.Option(
             help="A file with products, one to a line: M or FIRST-LAST, then xNxK, and if wanted a "
-            "dtype, a layout, an epilogue and batch-invariant. # begins a comment."
+            "dtype, a layout, an epilogue and batch-invariant; with fp8 also the recipes of "
+            "scales, fast-accum and the dtype of the result, with experts groups:NUMBER, and "
+            "for slices lda:NUMBER, align-a:NUMBER and others. # begins a comment."
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             help="llama-3-8b, llama-3-70b or qwen3-32b, or the path of a config.json as Hugging "
-            "Face has it: the linear layers of that model and its head."
+            "Face has it: the linear layers of that model, its experts and its head. Layers of an "
+            "fp8 checkpoint are products of fp8 operands."
         ),
     ] = None,
     rows: Annotated[
@@ -60,7 +63,8 @@ def build(
 
     The shipped tables and the kernel's own rule choose the configs, as in a process without tuning
     results of its own. The tables are packed too: a process with others takes the kernels that the
-    pack has. Products that another kernel than hopper.gemm computes are counted and left out.
+    pack has. Kernels of Triton that products need besides are packed as well. Products whose kernel
+    packs do not hold are counted and left out.
     """
     from ..autotune.store.store import StoreError
     from ..packing import build as building
@@ -97,6 +101,7 @@ def show(file: FileArgument, json: JsonOption = False) -> None:
         "file": str(file),
         "about": dict(found.about),
         "toolchain": found.toolchain,
+        "triton_toolchain": found.triton_toolchain,
         "objects": len(found.objects),
         "bytes": size,
         "tables": tables,
@@ -104,7 +109,8 @@ def show(file: FileArgument, json: JsonOption = False) -> None:
 
     def shown() -> None:
         facts = [(name, text) for name, text in found.about.items() if name != "products"]
-        table(str(file), ("fact", "value"), [*facts, *found.toolchain.items()])
+        of_triton = [(f"of Triton: {name}", text) for name, text in found.triton_toolchain.items()]
+        table(str(file), ("fact", "value"), [*facts, *found.toolchain.items(), *of_triton])
         for line in found.about.get("products", ()):
             typer.echo(line)
         rows = [
@@ -146,12 +152,17 @@ def _opened(file: Path) -> pack.Pack:
 def _other_versions(found: pack.Pack) -> list[str]:
     """What differs between the versions that a pack was built with and those that are here."""
     try:
-        from ..hopper.core.compile import toolchain_fields
-    except ImportError as error:
+        from ..device import triton_variant
+        from ..hopper.core import compile
+
+        pairs = [(found.toolchain, compile.toolchain_fields())]
+        if found.triton_toolchain:
+            pairs.append((found.triton_toolchain, triton_variant.toolchain_fields()))
+    except ImportError as error:  # PackageNotFoundError is one
         return [f"this installation cannot use it: {error}"]
-    here = toolchain_fields()
     return [
         f"it was built with {name} {value}, here is {here[name]}"
-        for name, value in found.toolchain.items()
+        for there, here in pairs
+        for name, value in there.items()
         if value != here[name]
     ]

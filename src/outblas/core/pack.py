@@ -43,8 +43,13 @@ MAGIC = b"outblas pack\n\0\0\2"
 _DIGEST, _SIZE = 32, 8
 _HEAD = len(MAGIC) + _DIGEST + _SIZE
 LARGEST_MANIFEST = 1 << 28  # bytes; a damaged size must not ask for all memory
-# Facts that describe where and with what a kernel was compiled. A pack has one value of each.
+# Facts that describe where and with what a kernel was compiled. A pack has one value of each: of
+# kernels of the CuTe DSL, and of those of Triton.
 TOOLCHAIN = ("arch", "options", "machine", "dsl", "tvm_ffi", "source")
+TRITON_TOOLCHAIN = ("arch", "triton", "source")
+
+
+_SHOWN = {"source": "the sources of the kernels", "dsl": "the CuTe DSL", "triton": "Triton"}
 
 
 class PackError(ValueError):
@@ -89,9 +94,19 @@ class Pack:
 
     @property
     def toolchain(self) -> Facts:
-        """The facts that all objects share; empty for a pack without objects."""
+        """The facts that all kernels of the CuTe DSL share; empty for a pack without any."""
+        return self.toolchain_of(TOOLCHAIN)
+
+    @property
+    def triton_toolchain(self) -> Facts:
+        """The facts that all kernels of Triton share; empty for a pack without any."""
+        return self.toolchain_of(TRITON_TOOLCHAIN)
+
+    def toolchain_of(self, names: tuple[str, ...]) -> Facts:
+        """Returns what the kernels share whose toolchain has these names."""
         for each in self.objects.values():
-            return {name: each.facts.get(name) for name in TOOLCHAIN}
+            if toolchain_names(each.facts) == names:
+                return {name: each.facts.get(name) for name in names}
         return {}
 
     def code(self, name: str) -> bytes | None:
@@ -225,11 +240,18 @@ def _manifest(
     return about, objects, tables
 
 
+def toolchain_names(facts: Facts) -> tuple[str, ...]:
+    """Returns the names of the facts that kernels share which were compiled as this one was."""
+    return TRITON_TOOLCHAIN if "triton" in facts else TOOLCHAIN
+
+
 def _check_one_toolchain(facts: list[Facts]) -> None:
-    for name in TOOLCHAIN:
-        values = {str(each.get(name)) for each in facts}
-        if len(values) > 1:
-            raise PackError(f"objects differ in {name}: {', '.join(sorted(values))}")
+    for names in (TOOLCHAIN, TRITON_TOOLCHAIN):
+        alike = [each for each in facts if toolchain_names(each) == names]
+        for name in names:
+            values = {str(each.get(name)) for each in alike}
+            if len(values) > 1:
+                raise PackError(f"objects differ in {name}: {', '.join(sorted(values))}")
 
 
 # ---- packs that are loaded
@@ -297,10 +319,11 @@ def _load_from_environment() -> None:
 
 
 def _warn_of_other_versions(pack: Pack, facts: Facts) -> None:
-    wanted = json.loads(json.dumps({name: facts.get(name) for name in TOOLCHAIN}, default=str))
-    for name, value in pack.toolchain.items():
+    names = toolchain_names(facts)
+    wanted = json.loads(json.dumps({name: facts.get(name) for name in names}, default=str))
+    for name, value in pack.toolchain_of(names).items():
         if value != wanted[name]:
-            what = {"source": "the sources of the kernels", "dsl": "the CuTe DSL"}.get(name, name)
+            what = _SHOWN.get(name, name)
             warn_once(
                 f"{shown(pack.path)} is not used: it was built with another version of {what} "
                 f"({value}, here {wanted[name]})"

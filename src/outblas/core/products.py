@@ -2,15 +2,25 @@
 are built from.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from . import product_groups, product_storage
+from . import scaling as scalings
+from .product_groups import Groups
+from .product_storage import PACKED, Storage
+from .scaling import FP8_DTYPES, Scaling
 from .shapes import LAYOUTS
-from .steps import NO_STEPS, Steps
+from .steps import GATED, NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
-_LINE = "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant"
+_LINE = (
+    "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
+    f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}; for matrices that "
+    f"are not packed also {product_storage.WORDS}"
+)
+_Field = Callable[[str], tuple[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -18,13 +28,17 @@ class Products:
     """Products that differ in the number of rows only.
 
     Attributes:
-        rows: Ranges of M, first and last.
+        rows: Ranges of M, first and last. Of groups M counts the rows of all of them, or those
+            that each has places for; where they divide terms, it counts the terms.
         N, K: The other sizes. With a gated activation N counts the columns of B, two for each
-            column of the result.
-        dtype: bfloat16 or float16.
+            column of the result. Where groups divide terms, K counts the rows of each result.
+        dtype: bfloat16, float16, or one of `FP8_DTYPES`.
         layout: How A and B are stored.
         steps: The epilogue.
         batch_invariant: Whether the calls have batch_invariant=True.
+        scaling: How fp8 operands are scaled; None for others.
+        groups: How groups divide the product; None for one without groups.
+        storage: How its matrices lie in memory.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -34,6 +48,9 @@ class Products:
     layout: str = "nt"
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
+    scaling: Scaling | None = None
+    groups: Groups | None = None
+    storage: Storage = PACKED
 
     def each_M(self) -> Iterator[int]:
         """Yields every number of rows once, in order."""
@@ -42,6 +59,9 @@ class Products:
     def __str__(self) -> str:
         rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
+        parts += [] if self.scaling is None else self.scaling.words
+        parts += [] if self.groups is None else self.groups.words
+        parts += self.storage.words
         parts += ["batch-invariant"] * self.batch_invariant
         return " ".join(part for part in parts if part)
 
@@ -69,27 +89,85 @@ def parse_line(line: str) -> Products:
     rows, *extents = sizes.lower().split("x")
     if len(extents) != 2 or not all(size.isdecimal() and int(size) for size in extents):
         raise ValueError(f"the line is {line!r}, expected {_LINE}")
-    given: dict[str, Any] = {}
-    for word in rest:
-        field, value = _field(word, line)
-        if field in given:
-            raise ValueError(f"the line is {line!r}, expected one {field}")
-        given[field] = value
-    N, K = map(int, extents)
-    return Products(parse_rows(rows, f"the line {line!r}"), N, K, **given)
+    ranges_of_M = parse_rows(rows, f"the line {line!r}")
+    try:
+        return _described(ranges_of_M, int(extents[0]), int(extents[1]), rest)
+    except ValueError as error:
+        raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
 
 
-def _field(word: str, line: str) -> tuple[str, Any]:
-    if word in DTYPES:
+def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[str]) -> Products:
+    """Returns the products of these sizes that the words of a line describe. Raises ValueError."""
+    given, of_scaling, of_groups, of_storage = _fields(words)
+    scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
+    groups, storage = product_groups.of_fields(of_groups), Storage(**of_storage)
+    layouts = _layouts(scaling is not None, groups)
+    given.setdefault("layout", layouts[0])
+    if given["layout"] not in layouts:
+        raise ValueError(f"the layout is {given['layout']}, expected {' or '.join(layouts)}")
+    if scaling is not None and groups is not None:
+        product_groups.check_scaling(groups, scaling)
+    if (scaling or groups) and "batch_invariant" in given:
+        raise ValueError("batch-invariant is given, expected none with fp8 or groups")
+    if of_storage and groups:
+        raise ValueError(f"{', '.join(of_storage)} given, expected packed matrices with groups")
+    products = Products(rows, N, K, **given, scaling=scaling, groups=groups, storage=storage)
+    product_storage.check(storage, _least(products), fp8=scaling is not None)
+    return products
+
+
+def _fields(words: list[str]) -> tuple[dict[str, Any], ...]:
+    """Returns what words say of the products themselves, their scaling, groups and storage, each by
+    name. Raises ValueError.
+    """
+    readers: tuple[_Field, ...] = (
+        scalings.field,
+        product_groups.field,
+        product_storage.field,
+        _field,
+    )
+    found: list[dict[str, Any]] = [{} for _ in readers]
+    for word in words:
+        for read, known in zip(readers, found, strict=True):
+            said = read(word)  # the last one knows every word, or raises
+            if said is None:
+                continue
+            name, value = said
+            if name in known:
+                raise ValueError(f"{name} is given twice, expected one {name}")
+            known[name] = value
+            break
+    return (found[-1], *found[:-1])
+
+
+def _least(products: Products) -> tuple[int, int, int]:
+    """Returns the least lda, ldb and ldc of products."""
+    rows = max(last for _, last in products.rows)
+    a, b = products.layout[0], products.layout[1]
+    return (
+        products.K if a == "n" else rows,
+        products.N if b == "n" else products.K,
+        products.N // (2 if products.steps.activation in GATED else 1),
+    )
+
+
+def _layouts(is_fp8: bool, groups: Groups | None) -> tuple[str, ...]:
+    """Returns how the operands of a product may be stored, the usual way first."""
+    if is_fp8:  # fp8 operands are contiguous along K, or copied before
+        return ("nt",)
+    if groups is None:
+        return ("nt", *(layout for layout in LAYOUTS if layout != "nt"))
+    return ("tn",) if groups.form == "terms" else ("nt", "nn")
+
+
+def _field(word: str) -> tuple[str, Any]:
+    if word in DTYPES or word in FP8_DTYPES:
         return "dtype", word
     if word in LAYOUTS:
         return "layout", word
     if word == "batch-invariant":
         return "batch_invariant", True
-    try:
-        return "steps", Steps.parse(word)
-    except ValueError as error:
-        raise ValueError(f"the line is {line!r}, expected {_LINE}: {error}") from None
+    return "steps", Steps.parse(word)
 
 
 def ranges(rows: Iterable[int]) -> tuple[tuple[int, int], ...]:

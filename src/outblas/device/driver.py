@@ -1,8 +1,8 @@
-"""Queries to the CUDA driver that torch does not offer: the current context, the stream behind a
-handle, and the capture mode of a thread.
+"""What torch does not offer of the CUDA driver: the current context, the stream behind a handle,
+the capture mode of a thread, and loading and launching machine code.
 
-Where there is no driver, or it is too old for a query, every function returns None and
-`relaxed_capture` does nothing.
+Where there is no driver, or it is too old for a query, every query returns None and
+`relaxed_capture` does nothing. What loads and launches raises RuntimeError then.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ import ctypes
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 # Handles that stand for a different stream in every context, or in every thread.
 LEGACY, PER_THREAD = 1, 2
@@ -73,3 +74,58 @@ def relaxed_capture() -> Iterator[None]:
     finally:
         if exchange is not None and changed:
             exchange(ctypes.byref(mode))  # mode now holds the previous mode
+
+
+# ---- machine code
+def _call(name: str, *given: Any) -> None:
+    """Calls a function of the driver. Raises RuntimeError where it fails."""
+    function = _function(name)
+    if function is None:
+        raise RuntimeError(f"the CUDA driver has no {name}")
+    if status := function(*given):
+        raise RuntimeError(f"{name} of the CUDA driver failed with {status}")
+
+
+def ensure_context(device: int) -> None:
+    """Makes the primary context of a GPU current, as torch does, in a thread without any."""
+    current = ctypes.c_void_p()
+    _call("cuCtxGetCurrent", ctypes.byref(current))
+    if current.value:
+        return
+    handle, primary = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuDeviceGet", ctypes.byref(handle), device)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(primary), handle)
+    _call("cuCtxSetCurrent", primary)
+
+
+def load_module(code: bytes) -> ctypes.c_void_p:
+    """Loads machine code into the current context, for as long as that lives."""
+    module = ctypes.c_void_p()
+    _call("cuModuleLoadData", ctypes.byref(module), code)
+    return module
+
+
+def module_function(module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+    """Returns a kernel of a module."""
+    function = ctypes.c_void_p()
+    _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+    return function
+
+
+def set_attribute(function: ctypes.c_void_p, attribute: int, value: int) -> None:
+    """Sets an attribute of a kernel, such as how much shared memory a launch may ask for."""
+    _call("cuFuncSetAttribute", function, attribute, value)
+
+
+def launch(
+    function: ctypes.c_void_p,
+    grid: tuple[int, int, int],
+    threads: int,
+    shared: int,
+    stream: int,
+    parameters: Sequence[Any],
+) -> None:
+    """Starts a kernel on a stream. `parameters` are C values."""
+    addresses = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
+    sizes = (*grid, threads, 1, 1, shared)
+    _call("cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), addresses, None)

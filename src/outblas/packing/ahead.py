@@ -23,8 +23,8 @@ def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | 
 
     Calls of these products then find their kernels on disk. Processes that start together on one
     empty cache compile each kernel once between them. Products that another kernel than
-    `hopper.gemm` computes are skipped: Triton compiles them when they are called. What was tuned on
-    this GPU is used, and without a GPU the shipped tables for an H100.
+    `hopper.gemm` or `hopper.grouped` computes are skipped: Triton compiles them when they are
+    called. What was tuned on this GPU is used, and without a GPU the shipped tables for an H100.
 
     A script that calls it needs `if __name__ == "__main__":`, because it starts processes.
 

@@ -4,9 +4,9 @@ processes without a GPU, and writes them into one file.
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core import cache, configs, machines, pack, registry
-from ..core.artifact import example
 from ..core.facts import Facts
 from ..core.machines import Machine
 from ..core.problem import Problem
 from ..core.products import Products
-from ..runtime import default_kernel
+from ..device.triton_variant import TritonVariant
+from ..runtime import default_kernel, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.launcher import PORTABLE
+from . import examples, triton_kernels
 
 if TYPE_CHECKING:
     from ..autotune.lookup import TuningIndex
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+QUANTIZE, EXPERTS = "quantize", "moe_mlp"
 NO_STORE = Path("/nonexistent/tuning.sqlite")
 
 
@@ -38,7 +40,7 @@ class Built:
 
     Attributes:
         kernels: How many kernels it has.
-        left_out: How many products another kernel than `hopper.gemm` computes, by its name. Triton
+        left_out: How many products have a kernel that packs do not hold, by its name. Triton
             compiles them when they are called.
     """
 
@@ -91,7 +93,8 @@ def compile_ahead(
     known of the GPU; None for the shipped tables.
     """
     wanted, _ = _variants(products, machine, lambda text: None, index)
-    return len(_compiled(wanted, jobs, lambda text: None))
+    kept = [each for each in wanted if not isinstance(each, TritonVariant)]
+    return len(_compiled(kept, jobs, lambda text: None))
 
 
 def _variants(
@@ -101,18 +104,67 @@ def _variants(
     index = _index(machine) if index is None else index
     found: dict[Any, None] = {}
     left_out: Counter[str] = Counter()
-    module = registry.load(PRODUCTION)
     for each in products:
-        for problem in _problems(each):
-            best = chosen(index, machine, problem)
-            if best[0] != PRODUCTION:
-                left_out[best[0]] += 1
-            for kernel, config in dict.fromkeys((best, ruled(machine, problem))):
-                if kernel == PRODUCTION:
-                    given = configs.from_text(module.Config, config) if config else None
-                    found |= dict.fromkeys(module.pack_variants(problem, given, machine))
+        variants = _of_groups if each.groups is not None else _of_products
+        found |= dict.fromkeys(variants(each, machine, index, left_out))
         say(f"{each}: {len(found)} kernels so far")
     return list(found), left_out
+
+
+def _of_products(
+    products: Products, machine: Machine, index: "TuningIndex", left_out: Counter[str]
+) -> Iterator[Any]:
+    """Yields the keys of the compiles of products without groups; counts what is left out."""
+    module = registry.load(PRODUCTION)
+    for problem in _problems(products, machine):
+        best = chosen(index, machine, problem)
+        for kernel, config in dict.fromkeys((best, ruled(machine, problem))):
+            if kernel == PRODUCTION:
+                given = configs.from_text(module.Config, config) if config else None
+                yield from module.pack_variants(problem, given, machine)
+            else:
+                yield from _by_triton(left_out, kernel, triton_kernels.of_problem, problem, machine)
+        scaling = products.scaling
+        if scaling is not None and scaling.in_fp8 and problem.out_dtype == torch.float32:
+            pow2 = scaling.in_powers_of_two
+            yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_result, problem, pow2)
+    yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_operands, products)
+
+
+def _by_triton(
+    left_out: Counter[str], kernel: str, variants: Callable[..., Iterable[Any]], *given: Any
+) -> Iterable[Any]:
+    """Returns the kernels of Triton that a function finds; counts a kernel where Triton is not
+    installed.
+    """
+    try:
+        return list(variants(*given))
+    except ImportError:
+        left_out[kernel] += 1
+        return ()
+
+
+def _of_groups(
+    products: Products, machine: Machine, index: "TuningIndex", left_out: Counter[str]
+) -> Iterator[Any]:
+    """Yields the keys of the compiles of products that groups divide; counts what is left out."""
+    from ..autotune import lookup_grouped
+    from ..hopper import grouped
+
+    assert products.groups is not None, "the caller has looked"
+    for problem in examples.grouped_problems(products, products.groups):
+        if grouped.unsupported(problem) is not None:
+            left_out[PORTABLE] += 1
+            continue
+        launched = grouped.pack_problem(problem)
+        tuned = ""
+        if lookup_grouped.is_measured(launched):
+            tuned = lookup_grouped.chosen(index.grouped, launched)
+        for config in dict.fromkeys((tuned, "")):
+            given = configs.from_text(grouped.Config, config) if config else None
+            yield grouped.pack_variant(launched, given, machine)
+    yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_operands, products)
+    yield from _by_triton(left_out, EXPERTS, triton_kernels.of_experts, products)
 
 
 def index_of(tables: Mapping[str, bytes], machine: Machine) -> "TuningIndex":
@@ -137,12 +189,11 @@ def _imagined(machine: Machine) -> "Gpu":
     return imagined(machine.name)
 
 
-def _problems(products: Products) -> Iterator[Problem]:
-    dtype = getattr(torch, products.dtype)
-    for M in products.each_M():
-        shape = (M, products.N, products.K)
-        problem = example(dtype, None, products.layout, shape, steps=products.steps)
-        yield replace(problem, batch_invariant=products.batch_invariant)
+def _problems(products: Products, machine: Machine) -> Iterator[Problem]:
+    """Yields what the kernel computes of each call on a GPU."""
+    module = registry.load(PRODUCTION)
+    for problem in examples.problems(products):
+        yield module.pack_problem(problem, machine)
 
 
 def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[str, str]:
@@ -152,9 +203,10 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
     """
     from ..autotune import automatic
 
-    workload = None if problem.batch_invariant else automatic.of_problem(problem)
-    if workload is not None:
-        for kernel, config in automatic.choices_of(index, problem, workload):
+    tuned_as = launcher.tuned_as(problem)
+    workload = None if tuned_as is None else automatic.of_problem(tuned_as)
+    if tuned_as is not None and workload is not None:
+        for kernel, config in automatic.choices_of(index, tuned_as, workload):
             if kernel != PRODUCTION:
                 continue
             module = registry.load(kernel)
@@ -166,7 +218,8 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
 
 def ruled(machine: Machine, problem: Problem) -> tuple[str, str]:
     """Returns what a call takes on a GPU where no tuning result is used."""
-    kernel = default_kernel.by_rule(problem, machine.arch, machine.sms)
+    by_rule = default_kernel.by_rule(problem, machine.arch, machine.sms)
+    kernel = PRODUCTION if problem.formats else by_rule
     supported = registry.load(kernel).unsupported(problem, None) is None
     return kernel if supported else PORTABLE, ""
 
@@ -190,5 +243,11 @@ def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
 
 
 def _keep(variant: Any) -> Facts:
+    from ..hopper import grouped
+
+    if isinstance(variant, TritonVariant):
+        return variant.keep()
+    if isinstance(variant, grouped.GroupedVariant):
+        return grouped.keep_variant(variant)
     facts: Facts = registry.load(PRODUCTION).keep_variant(variant)
     return facts

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import compiling, configs, fp8, registry
+from ..core import compiling, configs, fp8, pack, registry
 from ..core import problem as operands
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import NONE, Epilogue, apply
@@ -106,13 +106,10 @@ def best_launcher(problem: Problem, tune: str, *, no_product: bool) -> Launch:
 
 def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
     """Returns the launch of the best tuned kernel that supports the problem, if there is one."""
-    if problem.device.type != "cuda" or problem.batch or problem.batch_invariant:
+    asked = tuned_as(problem) if problem.device.type == "cuda" else None
+    if asked is None:
         return None
-    if problem.formats and fp8.formats(problem.formats).promoted:
-        return None  # what is best for them was not tuned, and the kernel's rule knows them
-    # Other fp8 operands use the tuned choice for 16-bit operands of the same number of bytes.
-    tuned_as = replace(problem, out_dtype=problem.dtype) if problem.formats else problem
-    for kernel, config in hooks.tuner.get().choices(tuned_as, tune):
+    for kernel, config in hooks.tuner.get().choices(asked, tune):
         try:
             if unsupported_reason(registry.find(kernel), problem) is None:
                 return named_launcher(kernel, config, problem, no_product=False)
@@ -122,6 +119,20 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
         except Exception as error:
             fallback.warn_once(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
     return None
+
+
+def tuned_as(problem: Problem) -> Problem | None:
+    """Returns the problem whose tuned choices a problem takes, or None if it takes none."""
+    if problem.batch or problem.batch_invariant:
+        return None
+    if not problem.formats:
+        return problem
+    # What is best for promoted sums was not tuned, and the kernel's rule knows them. A call whose
+    # result is fp8 names the kernel.
+    if fp8.formats(problem.formats).promoted or problem.epilogue.scale_out is not None:
+        return None
+    # Other fp8 operands use the tuned choice for 16-bit operands of the same number of bytes.
+    return replace(problem, out_dtype=problem.dtype)
 
 
 def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bool) -> Launch:
@@ -147,8 +158,9 @@ def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bo
         )
     if reason := _unsupported_config_reason(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
-    if registry.find(kernel).dsl != "cute" and not on_cpu:  # nobody knows what Triton's cache has
-        compiling.check_allowed(kernel)
+    asks_packs = bool(getattr(module, "PACKED", False) and pack.loaded())
+    if registry.find(kernel).dsl != "cute" and not on_cpu and not asks_packs:
+        compiling.check_allowed(kernel)  # nobody knows what Triton's cache has
     with contextlib.nullcontext() if on_cpu else torch.cuda.device(problem.device):
         launch: Callable[..., None] = module.plan(problem, chosen)
     return launch

@@ -12,7 +12,8 @@ def record_shapes() -> Iterator[RecordedShapes]:
     """Record the products that are called meanwhile, by any thread, on any device.
 
     Save them to build a pack: `outblas pack build --shapes FILE`. A run on a CPU records the same
-    products as one on a GPU, and computes them by torch.
+    products as one on a GPU, and computes them by torch. Products of fp8 operands and of groups are
+    among them.
 
     All plans are forgotten first, so that products that were called before are seen again.
 

@@ -1,15 +1,18 @@
 """Records which products a program calls, so that a pack can be built for them."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ..core import forks
 from ..core import problem as operands
+from ..core.grouped import GroupedProblem
 from ..core.problem import Problem
 from ..core.products import DTYPES, Products, ranges
 from ..core.steps import Steps
+from . import recorded_groups, recorded_scaling, recorded_storage
 
 
 class RecordedShapes:
@@ -55,28 +58,44 @@ class RecordedShapes:
         Path(path).write_text("\n".join([*self.lines, *comments, ""]), encoding="utf-8")
 
     def _note(self, problem: Problem) -> None:
+        is_fp8 = bool(problem.formats)
+        K, dtype = problem.K, operands.dtype_name(problem.dtype)
+        if is_fp8:
+            K, dtype = recorded_scaling.TERMS * K, recorded_scaling.dtype_of(problem)
         reason = _unpacked_reason(problem)
         if reason:
-            dtype = operands.dtype_name(problem.dtype)
-            shape = "x".join(map(str, (*problem.batch, problem.M, problem.columns, problem.K)))
+            shape = "x".join(map(str, (*problem.batch, problem.M, problem.columns, K)))
             self._others[f"{shape} {dtype}, {reason}"] = None
             return
         epilogue = problem.epilogue
-        steps = Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None)
         kind = Products(
             (),
             problem.columns,
-            problem.K,
-            operands.dtype_name(problem.dtype),
+            K,
+            dtype,
             operands.layout_of(problem),
-            steps,
+            Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
             problem.batch_invariant,
+            recorded_scaling.scaling_of(problem) if is_fp8 else None,
+            storage=recorded_storage.storage_of(problem),
         )
         self._rows.setdefault(kind, set()).add(problem.M)
+
+    def _note_groups(self, problem: GroupedProblem, top: int) -> None:
+        rows = recorded_groups.rows_of(problem)
+        if reason := recorded_groups.unpacked_reason(problem):
+            dtype, groups = recorded_groups.dtype_of(problem), recorded_groups.groups_of(problem)
+            K = problem.M if problem.form == "ragged_k" else problem.K
+            words = " ".join((f"{rows}x{problem.N}x{K}", dtype, *groups.words))
+            self._others[f"{words}, {reason}"] = None
+            return
+        kind = recorded_groups.products_of(problem, top)
+        self._rows.setdefault(kind, set()).add(rows)
 
 
 _active: list[RecordedShapes] = []
 _lock = forks.Lock()
+_chosen = threading.local()
 
 
 @contextlib.contextmanager
@@ -92,6 +111,11 @@ def recorded() -> Iterator[RecordedShapes]:
             _active.remove(shapes)
 
 
+def is_recording() -> bool:
+    """Returns whether anybody records."""
+    return bool(_active)
+
+
 def note(problem: Problem) -> None:
     """Tells everybody who records of a product that is planned."""
     if not _active:
@@ -101,15 +125,34 @@ def note(problem: Problem) -> None:
             shapes._note(problem)
 
 
+def note_groups(problem: GroupedProblem) -> None:
+    """Tells everybody who records of a product that groups divide."""
+    with _lock:
+        for shapes in _active:
+            shapes._note_groups(problem, getattr(_chosen, "top", 0))
+
+
+@contextlib.contextmanager
+def chosen_by_tokens(top: int) -> Iterator[None]:
+    """Says of the products that this thread plans meanwhile that their rows are tokens, each of
+    which chooses so many groups.
+    """
+    _chosen.top = top
+    try:
+        yield
+    finally:
+        _chosen.top = 0
+
+
 def _unpacked_reason(problem: Problem) -> str:
     """Returns why a line cannot describe a product; "" if it can."""
     if problem.batch:
         return "a batch"
-    if problem.formats:
-        return "fp8 operands"
     if operands.dtype_name(problem.dtype) not in DTYPES:
         return "a dtype of Triton's kernels"
-    if problem.out_dtype != problem.dtype:
+    if problem.formats and (reason := recorded_scaling.unpacked_reason(problem)):
+        return reason
+    if problem.out_dtype != problem.dtype and not problem.formats:
         return "a result of another dtype"
     if problem.epilogue.aux is not None:
         return "aux"
@@ -122,8 +165,8 @@ def _unpacked_reason(problem: Problem) -> str:
     residual = problem.epilogue.residual
     if residual is not None and 0 in residual.strides and residual.strides != problem.out:
         return "a residual that repeats"
-    if any(alignment < 16 for alignment in problem.alignment[:3]):
-        return "operands at addresses that are no multiples of 16"
     if 0 in (problem.M, problem.N, problem.K):
         return "nothing is multiplied"
-    return "" if len(operands.layout_of(problem)) == 2 else "operands without a unit stride"
+    if len(operands.layout_of(problem)) < 2:
+        return "operands without a unit stride"
+    return "rows that overlap" if recorded_storage.overlaps(problem) else ""

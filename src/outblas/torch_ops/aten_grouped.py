@@ -14,6 +14,7 @@ from ..core.compat.torch_private import current_device as _current_device
 from ..core.errors import OperandError
 from ..core.grouped import NO_TENSORS, Form, GroupedProblem
 from ..core.tensor_memory import read_address
+from ..runtime import recorded_shapes
 from ..runtime.dispatch import Plan
 from ..runtime.hooks import GroupedKernels
 from . import grouped_mm
@@ -164,6 +165,8 @@ class Grouped(NamedTuple):
 
     def plan(self, problem: GroupedProblem, kernels: GroupedKernels) -> Plan:
         """Returns the plan for calls like this one: plan(a, b, offs) returns the result."""
+        if recorded_shapes.is_recording():
+            recorded_shapes.note_groups(problem)
         form, shape, strides = self._output()
         device = self.a.device
         several = device.type == "cuda" and torch.cuda.device_count() > 1

@@ -18,7 +18,7 @@ from ..core.compiling import CompileForbidden
 from ..core.epilogue import Activation
 from ..core.grouped import NO_TENSORS, Checked, GroupedTensors
 from ..core.sm_carveout import limit
-from ..runtime import fallback, hooks
+from ..runtime import fallback, hooks, recorded_shapes
 from ..runtime.cuda_graphs import capturing, not_ready
 from . import grouped_gradients, grouped_plans, ops
 from .flop_formulas import register_if_counted
@@ -302,6 +302,15 @@ def _compute_as_given(
     ends = grouped.ends(offs, tensors)
     out = torch.empty(checked.result, dtype=checked.dtype, device=mat_a.device)
     reason = _no_kernel_reason(mat_a) if not kernel_name else None
+    if recorded_shapes.is_recording() and kernel_name != PORTABLE:
+        recorded_shapes.note_groups(
+            grouped.describe(
+                *(checked.form, mat_a, mat_b, out, checked.groups),
+                grouped.in_kernel_form(tensors, mat_a.shape[0]),
+                activation=activation,
+                zero_tail=zero_tail,
+            )
+        )
     if reason is not None:
         fallback.warn_fallback(reason)
         by_torch(checked, mat_a, mat_b, ends, out, tensors, activation)

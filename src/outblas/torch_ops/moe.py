@@ -24,7 +24,7 @@ from ..core.epilogue import ACTIVATIONS, Activation
 from ..core.grouped import GATHERING_COLUMNS
 from ..core.moe import Layer
 from ..core.problem import check_name
-from ..runtime import fallback, hooks
+from ..runtime import fallback, hooks, recorded_shapes
 from . import grouped_mm, moe_passes, ops
 from .autograd_levels import autograd_kernel, within_forward
 from .flop_formulas import register_if_counted
@@ -180,15 +180,16 @@ def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
     index = expert_index.contiguous()
     offs, row_of_slot, slot_of_row = _run(layer, x.device, lambda p: p.route(index, layer.experts))
     tokens = x.contiguous()
-    if keep or gate_up.shape[-1] > GATHERING_COLUMNS:
-        rows = _run(layer, x.device, lambda p: p.dispatch(tokens, row_of_slot))
-        inner, before = _first_product(rows, gate_up, offs, gate_up_bias, activation, keep)
-    else:
-        token_of_row = slot_of_row.div(max(index.shape[1], 1), rounding_mode="floor")
-        inner = ops.grouped_gemm(
-            tokens, gate_up, offs, gate_up_bias, None, token_of_row, None, None, activation
-        )
-        before = x.new_empty(0)
+    with recorded_shapes.chosen_by_tokens(layer.k):
+        if keep or gate_up.shape[-1] > GATHERING_COLUMNS:
+            rows = _run(layer, x.device, lambda p: p.dispatch(tokens, row_of_slot))
+            inner, before = _first_product(rows, gate_up, offs, gate_up_bias, activation, keep)
+        else:
+            token_of_row = slot_of_row.div(max(index.shape[1], 1), rounding_mode="floor")
+            inner = ops.grouped_gemm(
+                tokens, gate_up, offs, gate_up_bias, None, token_of_row, None, None, activation
+            )
+            before = x.new_empty(0)
     if not keep:
         rows = before  # frees as much memory as the second product takes
     results = _product(inner, down, offs, down_bias)

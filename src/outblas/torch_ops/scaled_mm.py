@@ -19,7 +19,7 @@ from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
 from ..core.errors import A, B, OperandError
 from ..core.sm_carveout import limit
-from ..runtime import dispatch, fallback, launcher
+from ..runtime import dispatch, fallback, launcher, recorded_shapes
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
 from . import block_scales, eager_scaled, ops, scaled_output, scaling_recipes
@@ -450,6 +450,10 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
     invariance.refuse_promise("scaled_mm")
     reason = _no_kernel_reason(a)
     if reason is not None:
+        if recorded_shapes.is_recording():  # what a kernel computes is recorded as it is planned
+            recorded_shapes.note(
+                dispatch.problem_of(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
+            )
         return _by_torch(reason, a, b, scale_a, scale_b, dtype, extra)
     if 0 in (*a.shape, *b.shape):
         x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
@@ -476,8 +480,15 @@ def _scaled_mm_quantized(
     kind = scaled_output.recipe_name(recipe)
     given = bias, torch.float32, use_fast_accum, activation, residual
     shape, dtype, _, extra = _checked(a, b, scale_a, scale_b, *given)
-    if _no_kernel_reason(a) is None and 0 not in (*a.shape, *b.shape):
-        invariance.refuse_promise("scaled_mm")
+    invariance.refuse_promise("scaled_mm")
+    reason = _no_kernel_reason(a)
+    if reason is not None:
+        if recorded_shapes.is_recording():
+            call = _call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
+            scaled_output.record(call, shape, power_of_two)
+        x = _by_torch(reason, a, b, scale_a, scale_b, dtype, extra)
+        return scaled_output.quantized(x, kind, power_of_two)
+    if 0 not in (*a.shape, *b.shape):
         call = _call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
         found = scaled_output.fused(call, shape, power_of_two)
         if found is not None:

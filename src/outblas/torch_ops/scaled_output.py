@@ -14,7 +14,7 @@ from ..core.compiling import CompileForbidden
 from ..core.context_flag import check_bool
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import A, B, OperandError
-from ..runtime import dispatch
+from ..runtime import dispatch, recorded_shapes
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
 from . import quantize
@@ -103,6 +103,14 @@ def fused_call(call: Call, scale: Tensor, power_of_two: bool) -> Call:
     return call._replace(
         out_dtype=DTYPE, scales=scales, power_of_two=power_of_two, kernel=PRODUCTION
     )
+
+
+def record(call: Call, shape: tuple[int, ...], power_of_two: bool) -> None:
+    """Tells everybody who records of a call that no kernel computes here, as `fused` would plan
+    it.
+    """
+    scale = quantization.empty_scales(shape, RECIPES[0], call.a.device)
+    recorded_shapes.note(dispatch.problem_of(fused_call(call, scale, power_of_two)))
 
 
 def _is_fused(call: Call) -> bool:

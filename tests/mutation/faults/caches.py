@@ -7,6 +7,9 @@ CHOICE = (Check("test_lookup.py"),)
 PACKS = (Check("test_pack.py"),)
 PACKED = (Check("test_products.py"),)
 PACKED_TABLES = (Check("test_packed_tables.py"),)
+RECORDED = (Check("test_recorded_calls.py"),)
+CUBINS = (Check("test_cubin.py"),)
+MODEL_PACKS = (Check("test_model_packs.py"),)
 KEY = (Check("test_compile_key.py"),)
 PLANS = (Check("test_plan_keys.py"),)
 
@@ -95,6 +98,70 @@ FAULTS = (
         "A range of rows leaves out its last one.",
     ),
     Fault(
+        "recorded_fp8_terms_halved",
+        "src/outblas/runtime/recorded_shapes.py",
+        "K, dtype = recorded_scaling.TERMS * K, ",
+        "K, dtype = K, ",
+        RECORDED,
+        "A line of fp8 operands has half of their terms.",
+    ),
+    Fault(
+        "packed_wide_result_in_fp8",
+        "hopper/gemm/packed.py",
+        "    return heuristic.unquantized(problem)\n",
+        "    return problem\n",
+        RECORDED,
+        "A pack has a kernel with a result in fp8 where another kernel quantizes.",
+    ),
+    Fault(
+        "packed_groups_by_rule_alone",
+        "src/outblas/packing/build.py",
+        'dict.fromkeys((tuned, ""))',
+        '("",)',
+        MODEL_PACKS,
+        "A pack lacks the tuned kernels of products that groups divide.",
+    ),
+    Fault(
+        "packed_tables_for_any_groups",
+        _PACKED_TABLES,
+        "(replace(each.groups, top=0), each.steps) == (groups, NO_STEPS)",
+        "each.steps == NO_STEPS",
+        PACKED_TABLES,
+        "The tables of a pack choose kernels for other groups than it lists.",
+    ),
+    Fault(
+        "packed_rows_taken_for_packed",
+        "src/outblas/packing/examples.py",
+        "        a=strides(problem.a, storage.lda // terms),\n",
+        "",
+        RECORDED,
+        "A pack has the kernels of packed rows for rows that are further apart.",
+    ),
+    Fault(
+        "packed_triton_of_any_version",
+        _PACK,
+        'return TRITON_TOOLCHAIN if "triton" in facts else TOOLCHAIN',
+        "return TOOLCHAIN",
+        CUBINS,
+        "Nobody is told that the kernels of Triton in a pack are of another version.",
+    ),
+    Fault(
+        "packed_triton_of_other_parameters",
+        "src/outblas/device/cubin.py",
+        "if kept.types != [kind for _, kind in variant.parameters]:",
+        "if not kept.types:",
+        CUBINS,
+        "A kernel of Triton is launched with the parameters of another one.",
+    ),
+    Fault(
+        "portable_compiled_though_forbidden",
+        "kernels/portable.py",
+        "        compiling.check_allowed(KERNEL.name)\n",
+        "",
+        CUBINS,
+        "Triton compiles what no pack has, though OUTBLAS_COMPILE forbids it.",
+    ),
+    Fault(
         "packed_tables_for_any_gpu",
         _PACKED_TABLES,
         'given.about.get("gpu") != gpu.name or not given.tables',
@@ -105,7 +172,7 @@ FAULTS = (
     Fault(
         "packed_tables_for_any_rows",
         _PACKED_TABLES,
-        "        and any(first <= workload.M <= last for first, last in products.rows)\n",
+        "        and _has_rows(products, workload.M)\n",
         "",
         PACKED_TABLES,
         "The tables of a pack choose kernels at numbers of rows that it does not list.",
@@ -113,7 +180,7 @@ FAULTS = (
     Fault(
         "packed_tables_choose_triton",
         _PACKED_TABLES,
-        "[entry for entry in known if entry.kernel == PRODUCTION]",
+        "[entry for entry in known if entry.kernel in _PACKED]",
         "known",
         PACKED_TABLES,
         "A call that a pack serves takes a kernel that Triton compiles.",

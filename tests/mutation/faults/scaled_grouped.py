@@ -141,8 +141,8 @@ FAULTS = (
     Fault(
         "scaled_products_take_what_was_tuned",
         "autotune/lookup_grouped.py",
-        "if problem.scales is not None:",
-        "if problem.scales is None is not None:",
+        "is_plain = problem.epilogue == NONE and problem.scales is None",
+        "is_plain = problem.epilogue == NONE",
         LOOKUP,
         "A product with scales takes a config that was tuned for 16-bit operands.",
     ),

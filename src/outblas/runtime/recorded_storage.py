@@ -1,0 +1,50 @@
+"""How the matrices of a recorded product lie in memory, in the words of a line of a pack."""
+
+from ..core.problem import Problem, Strides
+from ..core.product_storage import Storage
+from ..core.tensor_memory import LINE
+from .recorded_scaling import TERMS
+
+
+def storage_of(problem: Problem) -> Storage:
+    """Returns how the matrices of a product lie in memory, whose operands have a unit stride.
+
+    Where they begin within a cache line is told of a GPU alone, where memory begins at whole lines.
+    """
+    terms = TERMS if problem.formats else 1
+    M, K = problem.M, problem.K
+    aligned = LINE if problem.device.type == "cuda" else 16
+    a, b, out = problem.alignment[:3]
+    return Storage(
+        terms * _apart(problem.a, (M, K)),
+        terms * _apart(problem.b, (K, problem.columns)),
+        _apart(problem.out, (M, problem.N)),
+        a if a < aligned else 0,
+        b if b < aligned else 0,
+        out if out < 16 else 0,
+    )
+
+
+def overlaps(problem: Problem) -> bool:
+    """Returns whether rows, or columns that are contiguous, share memory, as repeated ones do."""
+    shapes = (problem.M, problem.K), (problem.K, problem.columns), (problem.M, problem.N)
+    of_each = zip((problem.a, problem.b, problem.out), shapes, strict=True)
+    return any(
+        count > 1 and apart < length
+        for apart, count, length in (_walk(strides, shape) for strides, shape in of_each)
+    )
+
+
+def _apart(strides: Strides, shape: tuple[int, int]) -> int:
+    """Returns how far rows, or columns that are contiguous, are apart; 0 where they follow one
+    another, or there is one.
+    """
+    apart, count, length = _walk(strides, shape)
+    return apart if count > 1 and apart != length else 0
+
+
+def _walk(strides: Strides, shape: tuple[int, int]) -> tuple[int, int, int]:
+    """Returns how far rows, or columns that are contiguous, are apart, their number and length."""
+    if strides[-1] == 1 or shape[1] == 1:
+        return strides[-2], *shape
+    return strides[-1], shape[1], shape[0]

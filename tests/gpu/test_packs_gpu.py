@@ -1,0 +1,167 @@
+"""Calls that a pack serves on a GPU, in a process that may compile nothing, are right."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.paths import ROOT
+
+from outblas.core import machines
+from outblas.core.products import parse_line
+from outblas.packing import build
+
+pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
+
+LINES = (
+    "64x512x512 bias",
+    "64x512x512 fp8-e4m3 1x128:128x128",
+    "64x512x512 fp8-e4m3 rowwise fast-accum",
+    "64x512x512 fp8-e4m3 tensorwise bias",
+    "256x1024x512 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
+    "64x512x512 groups:4",
+    "64x512x512 swiglu groups:4 gathered",
+    "64x512x512 fp8-e4m3 1x128:128x128 groups:4",
+    "3x64x33 nn",  # of Triton
+    "64x512x500 nn lda:512 align-a:8",  # TMA cannot load A
+    "48x512x512 fp8-e4m3 1x128:128x128",  # the input of a layer is quantized by Triton
+    "48x512x512 fp8-e4m3 rowwise",
+    "48x512x512 fp8-e4m3 tensorwise",
+    "96x512x512 swiglu groups:4 gathered top:2",  # with the passes of experts, of Triton
+    "96x512x256 groups:4",
+)
+
+# Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
+PROGRAM = """
+import torch, outblas
+from outblas.torch_ops.quantize import by_torch
+
+torch.manual_seed(0)
+CUDA = torch.device("cuda")
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+K, N = 512, 512
+
+def random(*shape):
+    return torch.randn(shape, device=CUDA).to(BF16)
+
+def quantized(t, recipe):
+    values, scale = by_torch(t, recipe, E4M3, False)
+    wide = {"1x128": (1, 128), "128x128": (128, 128)}.get(recipe)
+    spread = scale
+    if wide is not None:
+        spread = scale.repeat_interleave(wide[1], -1)
+        spread = spread.repeat_interleave(wide[0], -2)
+    return values, scale, values.float() * spread
+
+def check(name, got, wanted):
+    error = float((got.float() - wanted).norm() / wanted.norm())
+    assert error < 0.01, (name, error)
+    print(name, error)
+
+def gated(x):
+    gate, up = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+a, w, bias = random(64, K), random(N, K), random(N)
+check("linear", outblas.linear(a, w, bias), a.float() @ w.float().T + bias.float())
+
+for of_a, of_b, fast in (
+    ("1x128", "128x128", False), ("rowwise", "rowwise", True), ("tensorwise", "tensorwise", False)
+):
+    (x, s, wide), (y, t, wide_y) = quantized(a, of_a), quantized(w, of_b)
+    added = bias if of_a == "tensorwise" else None
+    got = outblas.scaled_mm(x, y.t(), s, t.t(), added, use_fast_accum=fast)
+    wanted = wide @ wide_y.T + (0 if added is None else added.float())
+    check(of_a, got, wanted)
+
+x, s, wide = quantized(random(256, K), "1x128")
+y, t, wide_y = quantized(random(1024, K), "128x128")
+values, scales = outblas.scaled_mm(
+    x, y.t(), s, t.t(), activation="swiglu", out_dtype=E4M3, out_recipe="1x128"
+)
+wanted = gated(wide @ wide_y.T)
+near = values.float() * scales.repeat_interleave(128, 1)
+assert float((near - wanted).norm() / wanted.norm()) < 0.05
+
+ends = [10, 10, 40, 64]
+offs = torch.tensor(ends, dtype=torch.int32, device=CUDA)
+experts, index = random(4, N, K), torch.randperm(64, device=CUDA)
+
+def by_group(rows, matrices):
+    parts = [rows[i:j] @ m.T for i, j, m in zip([0, *ends], ends, matrices)]
+    return torch.cat(parts)
+
+check("groups", outblas.grouped_mm(a, experts.mT, offs=offs), by_group(a.float(), experts.float()))
+got = outblas.grouped_mm(a, experts.mT, offs=offs, a_index=index, activation="swiglu")
+check("gathered", got, gated(by_group(a.float()[index], experts.float())))
+(x, s, wide), (y, t, wide_y) = quantized(a, "1x128"), quantized(experts, "128x128")
+got = outblas.scaled_grouped_mm(x, y.mT, s, t.mT, offs=offs)
+check("fp8 groups", got, by_group(wide, wide_y))
+
+# What Triton compiled before
+small, tall = random(3, 33), random(33, 64)
+check("portable", outblas.matmul(small, tall), small.float() @ tall.float())
+
+within, tall = random(64, 512)[:, 4:504], random(500, N)
+check("a slice", outblas.matmul(within, tall), within.float() @ tall.float())
+
+few = random(48, K)
+for recipe in ("1x128", "rowwise", "tensorwise"):
+    values, scales = outblas.quantize(few, recipe)
+    known, wanted = by_torch(few, recipe, E4M3, False)
+    assert torch.equal(values.view(torch.uint8), known.view(torch.uint8)), recipe
+    assert torch.equal(scales, wanted), recipe
+layer = outblas.FP8Linear.from_linear(torch.nn.Linear(K, N, bias=False, dtype=BF16)).to(CUDA)
+with torch.no_grad():
+    _, _, wide = quantized(few, "1x128")
+    spread = layer.weight_scale_inv.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    check("layer", layer(few), wide @ (layer.weight.float() * spread).T)
+
+gate_up, down = random(4, 512, K) / 16, random(4, 512, 256) / 16
+weights, chosen = torch.rand(48, 4, device=CUDA).softmax(-1).topk(2)
+got = outblas.moe_mlp(few, gate_up.mT, down.mT, chosen, weights)
+wanted = torch.zeros(48, 512, device=CUDA)
+for token in range(48):
+    for w, e in zip(weights[token], chosen[token].tolist()):
+        inner = gated(few[token].float() @ gate_up[e].float().T)
+        wanted[token] += w * (inner @ down[e].float().T)
+check("experts", got, wanted)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of `LINES` for this GPU."""
+    machine = machines.of_device(torch.cuda.get_device_name())
+    if machine is None:
+        pytest.skip("no table lists this GPU")
+    folder = tmp_path_factory.mktemp("pack")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
+        build.build([parse_line(line) for line in LINES], folder / "x", gpu=machine.name)
+    return folder / "x"
+
+
+def test_a_process_that_may_compile_nothing_is_served(built: Path, tmp_path: Path) -> None:
+    """No call goes to torch, and no cache is made."""
+    how = {
+        "OUTBLAS_PACK": str(built),
+        "OUTBLAS_COMPILE": "never",
+        "OUTBLAS_STRICT": "1",
+        "OUTBLAS_CACHE_DIR": str(tmp_path / "none"),
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM],
+        cwd=ROOT,
+        env={**os.environ, **how},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "none").exists()
