@@ -62,6 +62,20 @@ def test_every_16_bit_number_and_every_magnitude(
 
 
 @recipes
+@formats
+def test_torchs_functions_give_the_same_bits(recipe: str, dtype: torch.dtype) -> None:
+    """They compute where no kernel can."""
+    torch.manual_seed(0)
+    x = (torch.randn(300, 520) * torch.logspace(-20, 20, 520)).cuda()
+
+    found = module.by_torch(x, recipe, dtype, False)
+
+    expected = module.by_torch(x.cpu(), recipe, dtype, False)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(bits(one), bits(other))
+
+
+@recipes
 def test_strides_are_free(recipe: str) -> None:
     torch.manual_seed(0)
     wide = torch.randn(300, 3, 520, device="cuda").bfloat16()

@@ -153,7 +153,8 @@ def by_torch(
     most, wide = FORMATS[dtype], x.float()
     is_finite = wide.isfinite()
     largest = _largest(wide.abs().where(is_finite, 0), recipe, scale.shape)
-    found = (largest / most).clamp(min=LEAST_SCALE)
+    # By a tensor, because torch divides by a number on a GPU as it multiplies by its reciprocal.
+    found = (largest / largest.new_full((), most)).clamp(min=LEAST_SCALE)
     if power_of_two:
         found = ((found.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     scale.copy_(found.where(largest > 0, 1))
