@@ -190,6 +190,8 @@ TIMINGS = (
     pytest.param(1, marks=pytest.mark.slow),
     pytest.param(2, marks=pytest.mark.slow),
 )
+# The same, where a case has one of three grids in each of three timings.
+TIMINGS_OF_GRIDS = (0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)))
 
 
 def case_of(
