@@ -2,7 +2,8 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
 #include "aten.h"
 #include "entry.h"

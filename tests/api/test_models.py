@@ -99,9 +99,9 @@ CASES = {
     ),
     "Swin": Case(
         "Swin:Model",
-        {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1], "num_heads": [2]}
+        {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [1], "num_heads": [2]}
         | {"window_size": 4},
-        OF_IMAGES,
+        {"pixel_values": IMAGES[..., :16, :16].contiguous()},  # of four windows each
         {"encoder.layers.0.blocks.0.mlp.fc1": "computes the gelu of activation_fn"},
     ),
     "DiT": Case(

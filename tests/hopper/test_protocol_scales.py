@@ -11,7 +11,16 @@ import pytest
 from protocol.fault import ProtocolFault
 from protocol.launch import Case, simulate, traits_of
 from protocol.scale_faults import SCALE_FAULTS
-from protocol.schedules import FORMATS, OWN, SCALED, SMALL_TILES, case_of, runs_clean
+from protocol.schedules import (
+    FORMATS,
+    OWN,
+    SCALED,
+    SMALL_TILES,
+    TIMINGS,
+    TIMINGS_OF_GRIDS,
+    case_of,
+    runs_clean,
+)
 
 from outblas.core import fp8
 from outblas.hopper.core.config import (
@@ -22,7 +31,7 @@ from outblas.hopper.core.config import (
 from outblas.hopper.gemm import heuristic, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 
-SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "80")) // 2
+SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "56")) // 2
 
 
 def refused_reason(case: Case) -> str | None:
@@ -46,49 +55,50 @@ def test_a_schedule_is_one_that_the_host_takes(name: str) -> None:
     assert traits.wide_scales == ("loaded" in name)
 
 
-@pytest.mark.parametrize(
-    "timing", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("timing", TIMINGS_OF_GRIDS)
 @pytest.mark.parametrize("name", SCALED)
 def test_sums_are_multiplied_by_the_scales_of_their_stage_in_every_timing(
     name: str, timing: int
 ) -> None:
-    """Each number of k tiles with two of the three grids in a timing, and with all in two."""
+    """Each number of k tiles with one of the three grids; with each, and thrice, in all nine."""
     config, words = SCALED[name]
     grids = (1, 1, 2), (2, 3, 1), (2, 2, 2)
     for place, k_tiles in enumerate((1, 2, config.stages + 1, 2 * config.stages + 1)):
         k_tiles = max(k_tiles, config.cluster_k)
-        for number, (rows, columns, clusters) in enumerate(grids):
-            if number == (timing + place) % 3:
-                continue
-            case = case_of(
-                config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
-            )
-            seed = (timing + number) % 3 + 10 * k_tiles
-            runs_clean(case, seed, calls=2 if config.split else 1)
+        number = (timing + place) % 3
+        rows, columns, clusters = grids[number]
+        case = case_of(
+            config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
+        )
+        seed = (timing + timing // 3 + number) % 3 + 10 * k_tiles
+        runs_clean(case, seed, calls=2 if config.split else 1)
 
 
+@pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize(("rows", "columns"), [(64, 200), (132, 8)])
 @pytest.mark.parametrize(
     "name",
     ["scales copied", "scales loaded", "scales of columns, gated", "scales of columns loaded"],
 )
-def test_scales_end_where_their_rows_and_columns_do(name: str, rows: int, columns: int) -> None:
+def test_scales_end_where_their_rows_and_columns_do(
+    name: str, rows: int, columns: int, timing: int
+) -> None:
     """Which is inside of a tile. Nothing behind the last one is read."""
     case = replace(case_of(*SCALED[name], k_tiles=6), M=rows, N=columns)
-    for seed in range(3):
-        runs_clean(case, seed)
+
+    runs_clean(case, timing)
 
 
+@pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize(
     "slow", ["load A", "load B", "load scales", "load residual", "copy", "wgmma", "store", "wake"]
 )
 @pytest.mark.parametrize("word", ["wide", "", "columns", "columns wide"])
-def test_scales_with_one_kind_of_long_delay(word: str, slow: str) -> None:
+def test_scales_with_one_kind_of_long_delay(word: str, slow: str, timing: int) -> None:
     words = f"{word} residual" if "columns" in word else f"blocks residual {word}"
     case = case_of(replace(OWN, stages=2), words, k_tiles=5, clusters=1)
-    for seed in range(1, 3):
-        runs_clean(case, seed, slow={slow: 100_000.0})
+
+    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
 
 
 @pytest.mark.parametrize("name", ["scales loaded", "scales copied, split", "scales loaded, stream"])
@@ -96,7 +106,7 @@ def test_scaled_sums_are_added_in_one_order_in_every_timing(name: str) -> None:
     config, words = SCALED[name]
     case = case_of(config, words, columns=4, k_tiles=7, clusters=3)
 
-    orders = [runs_clean(case, seed).order for seed in range(5)]
+    orders = [runs_clean(case, seed).order for seed in range(3)]
 
     assert all(order == orders[0] for order in orders)
 
@@ -151,7 +161,17 @@ def sampled(number: int) -> Case:
 
 @pytest.mark.parametrize("quarter", range(4))
 def test_samples_of_the_space_with_scales_run_clean(quarter: int) -> None:
-    for number in range(quarter, SAMPLES, 4):
+    samples_run_clean(range(quarter, SAMPLES, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quarter", range(4))
+def test_more_samples_of_the_space_with_scales_run_clean(quarter: int) -> None:
+    samples_run_clean(range(SAMPLES + quarter, 3 * SAMPLES, 4))
+
+
+def samples_run_clean(numbers: range) -> None:
+    for number in numbers:
         case = sampled(number)
         runs_clean(case, number + 1, calls=2 if case.config.split else 1)
 

@@ -183,6 +183,16 @@ SCALED: dict[str, tuple[HopperConfig, str]] = {
     "scales loaded, from registers": (replace(OWN, epilogue_stages=0), "blocks wide fp32"),
 }
 
+# Of three timings in which a test runs all of its cases, CI takes one. Cases choose it by their
+# number, so that each of the three runs.
+TIMINGS = (
+    0,
+    pytest.param(1, marks=pytest.mark.slow),
+    pytest.param(2, marks=pytest.mark.slow),
+)
+# The same, where a case has one of three grids in each of three timings.
+TIMINGS_OF_GRIDS = (0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)))
+
 
 def case_of(
     config: HopperConfig,

@@ -45,13 +45,13 @@ class Sample:
         """What samples that differ only in sizes above 1 have in common: their numbers of
         dimensions, the empty ones, those of one element, the order of the strides, the keywords.
         """
-        tensors = [
-            (t.dtype, tuple(min(n, 2) for n in t.shape), tuple(storage_order(t)))
-            if isinstance(t, Tensor)
-            else t
-            for t in self.given
-        ]
-        return (*tensors, *self.how.items())
+        return _kind_of([*self.given, *self.how.items()])
+
+
+def _kind_of(given: Any) -> object:
+    if isinstance(given, Tensor):
+        return given.dtype, tuple(min(n, 2) for n in given.shape), tuple(storage_order(given))
+    return tuple(map(_kind_of, given)) if isinstance(given, list | tuple) else given
 
 
 @functools.cache
@@ -68,13 +68,19 @@ def samples(name: str, device: str, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample((sample.input, *sample.args), sample.kwargs)
 
 
-def one_of_each_kind(found: Iterator[Sample]) -> Iterator[Sample]:
-    """The first sample of each kind, with at most two matrices along a dimension of a batch."""
+def first_of_each_kind(found: Iterator[Sample]) -> Iterator[Sample]:
+    """The samples without those of a kind that came before."""
     seen = set()
     for sample in found:
         if sample.kind() not in seen:
             seen.add(sample.kind())
-            yield sample.relaid(narrowed)
+            yield sample
+
+
+def one_of_each_kind(found: Iterator[Sample]) -> Iterator[Sample]:
+    """The first sample of each kind, with at most two matrices along a dimension of a batch."""
+    for sample in first_of_each_kind(found):
+        yield sample.relaid(narrowed)
 
 
 # ---- tensors of other sizes that lie as a sample's do

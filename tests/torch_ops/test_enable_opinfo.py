@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.opinfo import Sample, operator, samples
+from support.opinfo import Sample, first_of_each_kind, operator, samples
 
 import outblas
 from outblas.torch_ops import aten
@@ -99,6 +99,14 @@ def assert_as_near_as_torchs(name: str, sample: Sample) -> None:
             assert my_error <= max(2 * their_error, unit * max(1.0, largest)), sample
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@names
+def test_each_kind_of_sample_is_near_with_gradients_of_both_orders(name: str) -> None:
+    for sample in first_of_each_kind(samples(name, "cpu", torch.float32)):
+        assert_as_near_as_torchs(name, sample)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @names
 def test_every_sample_is_near_with_gradients_of_both_orders(name: str) -> None:

@@ -246,6 +246,7 @@ def test_the_config_that_was_left_has_no_lease(given_up: Ended) -> None:
     assert leased(given_up.path, [*given_up.trials, left]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_the_next_sweep_measures_the_config_that_was_left(given_up: Ended, tmp_path: Path) -> None:
     with Store(Path(shutil.copy(given_up.path, tmp_path / "store.sqlite"))) as store:
@@ -255,6 +256,7 @@ def test_the_next_sweep_measures_the_config_that_was_left(given_up: Ended, tmp_p
     assert [outcome.new for outcome in again.outcomes] == [1]
 
 
+@pytest.mark.slow
 def test_a_workload_whose_workers_always_die_fails(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +291,9 @@ def with_a_failure(tried: Store) -> Store:
     ("options", "new"),
     [
         pytest.param({}, 0, id="by default nothing", marks=pytest.mark.slow),
-        pytest.param({"retry_failed": True}, 1, id="retry_failed: what has failed"),
+        pytest.param(
+            {"retry_failed": True}, 1, id="retry_failed: what has failed", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"resume": False}, MEASURED, id="no resume: everything", marks=pytest.mark.slow
         ),
@@ -320,6 +324,7 @@ def test_a_strategy_of_ones_own_works_on_a_cluster(store: Store) -> None:
     assert outcome.new == len(outcome.plan.ranked) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_an_error_of_a_strategy_on_a_worker_is_the_callers(store: Store) -> None:
     with pytest.raises(StrategyError, match="strategy Lost proposed 7, expected a list"):
