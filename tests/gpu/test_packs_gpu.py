@@ -31,6 +31,9 @@ LINES = (
     "48x512x512 fp8-e4m3 tensorwise",
     "96x512x512 swiglu groups:4 gathered top:2",  # with the passes of experts, of Triton
     "96x512x256 groups:4",
+    "64x64x33 float32 nn",  # of Gluon, as tuned on an H100
+    "64x512x512 float32",  # of Triton, as tuned there
+    "64x512x512 tf32",
 )
 
 # Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
@@ -106,6 +109,14 @@ check("portable", outblas.matmul(small, tall), small.float() @ tall.float())
 
 within, tall = random(64, 512)[:, 4:504], random(500, N)
 check("a slice", outblas.matmul(within, tall), within.float() @ tall.float())
+
+x, y = torch.randn(64, 33, device=CUDA), torch.randn(33, 64, device=CUDA)
+check("gluon", outblas.matmul(x, y), x.double() @ y.double())
+x, y = torch.randn(64, K, device=CUDA), torch.randn(N, K, device=CUDA)
+check("float32", outblas.linear(x, y), x.double() @ y.double().T)
+torch.set_float32_matmul_precision("high")
+check("tf32", outblas.linear(x, y), x.double() @ y.double().T)
+torch.set_float32_matmul_precision("highest")
 
 few = random(48, K)
 for recipe in ("1x128", "rowwise", "tensorwise"):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,13 @@ from outblas.core import cache, machines, pack
 from outblas.core.facts import digest
 from outblas.core.products import Products, parse_line
 from outblas.core.shapes import LAYERS
-from outblas.device import driver
+from outblas.device import driver, rung
+from outblas.device.triton_variant import TritonVariant
 from outblas.hopper import grouped
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import host, smid_probe
 from outblas.hopper.grouped import host as grouped_host
+from outblas.kernels import portable
 from outblas.packing import build, examples
 from outblas.packing.products import of_model
 from outblas.runtime import launcher
@@ -208,6 +211,59 @@ def test_a_pack_has_exactly_what_calls_of_groups_load(
 
     grouped_host.launch.cache_clear()
     assert asked == of_the_dsl(opened)
+
+
+@pytest.fixture
+def asked_of_triton(asked: set[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """As `asked`, with the kernels of Triton and Gluon, where nothing may be compiled."""
+    limit = machines.find("H100").shared_memory_per_cta
+    properties = torch.cuda.get_device_properties(0)
+
+    def packed(variant: TritonVariant, device: int) -> Any:
+        found = digest(variant.cache_key_fields)
+        if pack.packed_code(variant.cache_key_fields) is None:
+            return None
+        asked.add(found)
+        return defaultdict(lambda: None, loaded=None)
+
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+    monkeypatch.setattr(properties, "shared_memory_per_block_optin", limit, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for module in (portable, rung):
+        monkeypatch.setattr(module, "packed", packed)
+        module._compile.cache_clear()
+    yield asked
+    for module in (portable, rung):
+        module._compile.cache_clear()
+
+
+OF_TRITON = (
+    "1-2,64,300,4096x4096x4096 float32 nn",
+    "2,64,300x4096x4096 float32 bias",
+    "64x64x33 float32 nn",
+    "64,4096x512x512 tf32 nn relu",
+    "64x512x512 float32 batch-invariant",
+)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_pack_has_exactly_what_calls_of_float32_load(
+    asked_of_triton: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of tuned configs of `simt.pipelined` and of `portable`, and those of the rule."""
+    wanted, path = [parse_line(line) for line in OF_TRITON], tmp_path / "model.outblas"
+    opened = built_without_compiling(wanted, path, monkeypatch)
+    outblas.load_pack(path)
+
+    for products in wanted:
+        for problem in examples.problems(products):
+            on_gpu = replace(problem, device=torch.device("cuda", 0))
+            for tune in ("lookup", "off"):
+                launcher.best_launcher(on_gpu, tune, no_product=False)
+
+    kernels = {each.facts["kernel"] for each in opened.objects.values()}
+    assert kernels == {"portable.matmul_kernel", "pipelined.pipelined"}
+    assert asked_of_triton == set(opened.objects)
 
 
 SERVED = """

@@ -47,6 +47,8 @@ def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
             "8x64x96 fp8-e5m2-e4m3 rowwise fast-accum to-float16",
             fp8(Scaling("rowwise", "rowwise", True, "float16"), dtype="fp8-e5m2-e4m3"),
         ),
+        ("8x64x96 float32 nn", Products(((8, 8),), 64, 96, "float32", "nn")),
+        ("8x64x96 tf32 bias", Products(((8, 8),), 64, 96, "tf32", steps=Steps(True))),
         ("8x64x96 groups:4", Products(((8, 8),), 64, 96, groups=Groups(4))),
         (
             "8x64x96 lda:100 ldb:97 ldc:65 align-a:2 align-b:16 align-out:8",
@@ -118,6 +120,8 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("8x8x8 groups:4 weighted", "weighted is given without scattered, expected both"),
         ("8x8x8 groups:4 tn", "the layout is tn, expected nt or nn"),
         ("8x8x8 groups:4:terms nt", "the layout is nt, expected tn"),
+        ("8x8x8 float32 groups:4", "the dtype is float32, expected 16 bits or fp8 with groups"),
+        ("8x8x8 tf32 rowwise", "recipes given, expected a dtype of fp8-e4m3"),
         ("8x8x8 groups:4 batch-invariant", "batch-invariant is given, expected none"),
         ("8x8x8 fp8-e4m3 groups:4 rowwise", "recipes are rowwise and rowwise, expected 1x128 and"),
         ("8x8x8 fp8-e4m3 groups:4 1x128:128x128 to-e4m3", "the result is e4m3, expected 16 bits"),

@@ -70,6 +70,10 @@ RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(2, 8), of(8, 4), out=of(2, 9)[:, 2:6]),
         "2x4x8 bfloat16 nn ldc:9 align-out:4",
     ),
+    "float32": (
+        lambda: outblas.linear(torch.ones(2, 8), torch.ones(4, 8), activation="relu"),
+        "2x4x8 float32 nt relu",
+    ),
     "one row of a wider matrix": (
         lambda: outblas.matmul(of(1, 24)[:, 8:16], of(8, 4)),
         "1x4x8 bfloat16 nn",
@@ -92,9 +96,9 @@ def test_a_product_is_recorded_as_a_line_of_a_pack(name: str) -> None:
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch": (lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4)), "2x3x4x8 bfloat16, a batch"),
-    "float32": (
-        lambda: outblas.matmul(torch.ones(2, 8), torch.ones(8, 4)),
-        "2x4x8 float32, a dtype of Triton's kernels",
+    "float64": (
+        lambda: outblas.matmul(torch.ones(2, 8).double(), torch.ones(8, 4).double()),
+        "2x4x8 float64, a dtype that torch multiplies",
     ),
     "wider": (
         lambda: outblas.matmul(of(2, 8), of(8, 4), out_dtype=torch.float32),

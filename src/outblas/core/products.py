@@ -15,6 +15,9 @@ from .shapes import LAYOUTS
 from .steps import GATED, NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
+# Of float32 operands: IEEE products, and those for which torch's settings ask for tf32.
+TF32 = "tf32"
+WIDE = ("float32", TF32)
 _LINE = (
     "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
     f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}; for matrices that "
@@ -32,7 +35,7 @@ class Products:
             that each has places for; where they divide terms, it counts the terms.
         N, K: The other sizes. With a gated activation N counts the columns of B, two for each
             column of the result. Where groups divide terms, K counts the rows of each result.
-        dtype: bfloat16, float16, or one of `FP8_DTYPES`.
+        dtype: One of `DTYPES`, of `WIDE` or of `FP8_DTYPES`.
         layout: How A and B are stored.
         steps: The epilogue.
         batch_invariant: Whether the calls have batch_invariant=True.
@@ -101,6 +104,8 @@ def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[st
     given, of_scaling, of_groups, of_storage = _fields(words)
     scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
     groups, storage = product_groups.of_fields(of_groups), Storage(**of_storage)
+    if groups and given.get("dtype") in WIDE:
+        raise ValueError(f"the dtype is {given['dtype']}, expected 16 bits or fp8 with groups")
     layouts = _layouts(scaling is not None, groups)
     given.setdefault("layout", layouts[0])
     if given["layout"] not in layouts:
@@ -161,7 +166,7 @@ def _layouts(is_fp8: bool, groups: Groups | None) -> tuple[str, ...]:
 
 
 def _field(word: str) -> tuple[str, Any]:
-    if word in DTYPES or word in FP8_DTYPES:
+    if word in (*DTYPES, *WIDE) or word in FP8_DTYPES:
         return "dtype", word
     if word in LAYOUTS:
         return "layout", word

@@ -13,7 +13,7 @@ from ..core.epilogue import EpilogueArgs, glu_split
 from ..core.grouped import GroupedProblem, GroupedTensors
 from ..core.problem import Problem, Strides
 from ..core.product_groups import Groups
-from ..core.products import Products
+from ..core.products import TF32, Products
 from ..core.scaling import BY_ROWS, FP8_DTYPES, Scaling
 from ..runtime import dispatch
 from ..runtime.recorded_scaling import TERMS
@@ -31,10 +31,17 @@ def problems(products: Products) -> Iterator[Problem]:
         if products.scaling is not None:
             problem = _of_fp8(products, products.scaling, M)
         else:
-            shape, dtype = (M, products.N, products.K), getattr(torch, products.dtype)
-            problem = example(dtype, None, products.layout, shape, steps=products.steps)
-            problem = replace(problem, batch_invariant=products.batch_invariant)
+            problem = _of_plain(products, M)
         yield _stored_as(problem, products)
+
+
+def _of_plain(products: Products, M: int) -> Problem:
+    """Returns the problem of `matmul`, of packed matrices."""
+    tf32 = products.dtype == TF32
+    dtype = torch.float32 if tf32 else getattr(torch, products.dtype)
+    shape = M, products.N, products.K
+    problem = example(dtype, None, products.layout, shape, tf32=tf32, steps=products.steps)
+    return replace(problem, batch_invariant=products.batch_invariant)
 
 
 def _stored_as(problem: Problem, products: Products) -> Problem:

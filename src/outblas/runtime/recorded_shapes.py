@@ -10,7 +10,7 @@ from ..core import forks
 from ..core import problem as operands
 from ..core.grouped import GroupedProblem
 from ..core.problem import Problem
-from ..core.products import DTYPES, Products, ranges
+from ..core.products import DTYPES, TF32, WIDE, Products, ranges
 from ..core.steps import Steps
 from . import recorded_groups, recorded_scaling, recorded_storage
 
@@ -59,7 +59,7 @@ class RecordedShapes:
 
     def _note(self, problem: Problem) -> None:
         is_fp8 = bool(problem.formats)
-        K, dtype = problem.K, operands.dtype_name(problem.dtype)
+        K, dtype = problem.K, TF32 if problem.tf32 else operands.dtype_name(problem.dtype)
         if is_fp8:
             K, dtype = recorded_scaling.TERMS * K, recorded_scaling.dtype_of(problem)
         reason = _unpacked_reason(problem)
@@ -148,8 +148,8 @@ def _unpacked_reason(problem: Problem) -> str:
     """Returns why a line cannot describe a product; "" if it can."""
     if problem.batch:
         return "a batch"
-    if operands.dtype_name(problem.dtype) not in DTYPES:
-        return "a dtype of Triton's kernels"
+    if operands.dtype_name(problem.dtype) not in (*DTYPES, *WIDE):
+        return "a dtype that torch multiplies"
     if problem.formats and (reason := recorded_scaling.unpacked_reason(problem)):
         return reason
     if problem.out_dtype != problem.dtype and not problem.formats:
