@@ -181,15 +181,13 @@ def _stands_for(products: Products, workload: Workload) -> bool:
 
 
 def _is_of(products: Products, workload: Workload) -> bool:
+    N, steps = products.N, str(products.steps)
+    if products.out_dtype:  # they take what was tuned without an epilogue
+        N, steps = N // glu_split(products.steps.activation), ""
     return (
         not products.batch_invariant
         and _has_rows(products, workload.M)
-        and (products.N, products.K) == (workload.N, workload.K)
-        and (products.dtype, _result(products)) == (workload.dtype, workload.out_dtype)
-        and (products.layout, str(products.steps)) == (workload.layout, workload.epilogue)
+        and (N, products.K) == (workload.N, workload.K)
+        and (products.dtype, products.result) == (workload.dtype, workload.out_dtype)
+        and (products.layout, steps) == (workload.layout, workload.epilogue)
     )
-
-
-def _result(products: Products) -> str:
-    """Returns the dtype of the result of products whose operands are not fp8."""
-    return "float32" if products.dtype in WIDE else products.dtype

@@ -34,6 +34,7 @@ LINES = (
     "64x64x33 float32 nn",  # of Gluon, as tuned on an H100
     "64x512x512 float32",  # of Triton, as tuned there
     "64x512x512 tf32",
+    "64x512x512 to-float32",
 )
 
 # Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
@@ -109,6 +110,10 @@ check("portable", outblas.matmul(small, tall), small.float() @ tall.float())
 
 within, tall = random(64, 512)[:, 4:504], random(500, N)
 check("a slice", outblas.matmul(within, tall), within.float() @ tall.float())
+
+got = outblas.matmul(a, w.T, out_dtype=torch.float32)
+assert got.dtype == torch.float32
+check("a wider result", got, a.float() @ w.float().T)
 
 x, y = torch.randn(64, 33, device=CUDA), torch.randn(33, 64, device=CUDA)
 check("gluon", outblas.matmul(x, y), x.double() @ y.double())

@@ -39,6 +39,7 @@ LINES = (
     "256x8192x4096 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
     "64x64x33 float32 nn",  # of Gluon, and by the rule of Triton
     "16x512x512 tf32",
+    "16x4096x4096 bias to-float32",
 )
 # Groups of 16-bit rows, and places for rows of fp8 operands.
 GROUPED = (

@@ -246,12 +246,34 @@ OF_TRITON = (
 )
 
 
+WIDER = (
+    "1-2,64,4096x4096x4096 to-float32",
+    "64,300x8192x4096 bias+swiglu to-float32",
+    "64x4096x4096 float16 nn batch-invariant to-float32",
+    "2x64x33 nn relu to-float32",
+)
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_pack_has_exactly_what_calls_of_float32_load(
-    asked_of_triton: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lines", "of_triton"),
+    [
+        (OF_TRITON, {"portable.matmul_kernel", "pipelined.pipelined"}),
+        (WIDER, {"portable.matmul_kernel"}),
+    ],
+    ids=["float32", "wider results"],
+)
+def test_a_pack_has_exactly_what_calls_of_other_dtypes_load(
+    lines: tuple[str, ...],
+    of_triton: set[str],
+    asked_of_triton: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of tuned configs of `simt.pipelined` and of `portable`, and those of the rule."""
-    wanted, path = [parse_line(line) for line in OF_TRITON], tmp_path / "model.outblas"
+    """Those of tuned configs, for float32 of `simt.pipelined` and of `portable` too, and those of
+    the rule.
+    """
+    wanted, path = [parse_line(line) for line in lines], tmp_path / "model.outblas"
     opened = built_without_compiling(wanted, path, monkeypatch)
     outblas.load_pack(path)
 
@@ -261,8 +283,8 @@ def test_a_pack_has_exactly_what_calls_of_float32_load(
             for tune in ("lookup", "off"):
                 launcher.best_launcher(on_gpu, tune, no_product=False)
 
-    kernels = {each.facts["kernel"] for each in opened.objects.values()}
-    assert kernels == {"portable.matmul_kernel", "pipelined.pipelined"}
+    facts = [each.facts for each in opened.objects.values()]
+    assert {each["kernel"] for each in facts if "triton" in each} == of_triton
     assert asked_of_triton == set(opened.objects)
 
 

@@ -48,6 +48,7 @@ def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
             fp8(Scaling("rowwise", "rowwise", True, "float16"), dtype="fp8-e5m2-e4m3"),
         ),
         ("8x64x96 float32 nn", Products(((8, 8),), 64, 96, "float32", "nn")),
+        ("8x64x96 to-float32", Products(((8, 8),), 64, 96, out_dtype="float32")),
         ("8x64x96 tf32 bias", Products(((8, 8),), 64, 96, "tf32", steps=Steps(True))),
         ("8x64x96 groups:4", Products(((8, 8),), 64, 96, groups=Groups(4))),
         (
@@ -95,7 +96,9 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("1-x8x8", "expected numbers and ranges"),
         ("8x8x8 fp8-e4m3", "the dtype is fp8-e4m3, expected the recipes of scales"),
         ("8x8x8 tensorwise", "recipes given, expected a dtype of fp8-e4m3"),
-        ("8x8x8 float16 to-float32", "result given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 float16 to-bfloat16", "result given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 float32 to-float32", "result given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 to-float32 groups:4", "the result is float32, expected bfloat16 with groups"),
         ("8x8x8 fp8-e4m3 tensorwise:1x128", "recipes are tensorwise and 1x128, expected both of"),
         ("8x8x8 fp8-e4m3 1x128 fast-accum", "fast-accum is given, expected scales of tensorwise"),
         ("8x8x8 fp8-e4m3 1x128 rowwise", "expected one recipes"),

@@ -370,6 +370,27 @@ FLOAT32: dict[str, tuple[Callable[[int], Any], str]] = {
 }
 
 
+WIDER: dict[str, tuple[Callable[[int], Any], str]] = {
+    "a product": (lambda M: outblas.matmul(half(M, K), half(K, N), **WIDE), "bfloat16 nn"),
+    "an epilogue": (
+        lambda M: outblas.matmul(
+            half(M, K),
+            half(N, K).t(),
+            bias=torch.ones(N),
+            residual=torch.ones(M, N // 2),
+            activation="swiglu",
+            **WIDE,
+        ),
+        "bfloat16 nt bias+swiglu+residual",
+    ),
+    "odd rows": (
+        lambda M: outblas.matmul(half(M, 33).half(), half(33, N).half(), **WIDE),
+        "float16 nn",
+    ),
+}
+WIDE: dict[str, Any] = {"out_dtype": torch.float32}
+
+
 def launched(problem: Problem, machine: machines.Machine) -> dict[str, list[Any]]:
     """What a product launches with what was tuned, and by the rule."""
     index, module = build._index(machine), registry.load("hopper.gemm")
@@ -413,6 +434,21 @@ def test_a_call_of_float32_launches_what_its_line_packs(
     ((line,), (problem,)) = recorded.lines, noted
     assert recorded.others == []
     check_line(line, words.replace("float32", "tf32") if tf32 else words, problem)
+
+
+@pytest.mark.parametrize("M", [2, 300, 4096])
+@pytest.mark.parametrize("name", WIDER)
+def test_a_call_with_a_wider_result_launches_what_its_line_packs(
+    name: str, M: int, noted: list[Problem]
+) -> None:
+    call, words = WIDER[name]
+
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    ((line,), (problem,)) = recorded.lines, noted
+    assert recorded.others == []
+    check_line(line, f"{words} to-float32", problem)
 
 
 @pytest.mark.parametrize(("device", "told"), [("cpu", Storage()), ("cuda:0", Storage(align_a=16))])

@@ -70,6 +70,10 @@ RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(2, 8), of(8, 4), out=of(2, 9)[:, 2:6]),
         "2x4x8 bfloat16 nn ldc:9 align-out:4",
     ),
+    "a wider result": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), activation="gelu", out_dtype=torch.float32),
+        "2x4x8 bfloat16 nn gelu to-float32",
+    ),
     "float32": (
         lambda: outblas.linear(torch.ones(2, 8), torch.ones(4, 8), activation="relu"),
         "2x4x8 float32 nt relu",
@@ -99,10 +103,6 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "float64": (
         lambda: outblas.matmul(torch.ones(2, 8).double(), torch.ones(8, 4).double()),
         "2x4x8 float64, a dtype that torch multiplies",
-    ),
-    "wider": (
-        lambda: outblas.matmul(of(2, 8), of(8, 4), out_dtype=torch.float32),
-        "2x4x8 bfloat16, a result of another dtype",
     ),
     "an addend": (
         lambda: outblas.addmm(of(2, 4), of(2, 8), of(8, 4), alpha=2),

@@ -20,8 +20,8 @@ TF32 = "tf32"
 WIDE = ("float32", TF32)
 _LINE = (
     "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
-    f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}; for matrices that "
-    f"are not packed also {product_storage.WORDS}"
+    f"also {scalings.WORDS}; with 16 bits also to-float32; for products of groups also "
+    f"{product_groups.WORDS}; for matrices that are not packed also {product_storage.WORDS}"
 )
 _Field = Callable[[str], tuple[str, Any] | None]
 
@@ -39,6 +39,8 @@ class Products:
         layout: How A and B are stored.
         steps: The epilogue.
         batch_invariant: Whether the calls have batch_invariant=True.
+        out_dtype: float32, for 16-bit operands whose result has it; "" for the operands' own, and
+            with fp8 operands, whose scaling says it.
         scaling: How fp8 operands are scaled; None for others.
         groups: How groups divide the product; None for one without groups.
         storage: How its matrices lie in memory.
@@ -51,9 +53,17 @@ class Products:
     layout: str = "nt"
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
+    out_dtype: str = ""
     scaling: Scaling | None = None
     groups: Groups | None = None
     storage: Storage = PACKED
+
+    @property
+    def result(self) -> str:
+        """The dtype of the result."""
+        if self.scaling is not None:
+            return self.scaling.result
+        return "float32" if self.out_dtype or self.dtype in WIDE else self.dtype
 
     def each_M(self) -> Iterator[int]:
         """Yields every number of rows once, in order."""
@@ -62,6 +72,7 @@ class Products:
     def __str__(self) -> str:
         rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
+        parts += [f"to-{self.out_dtype}"] if self.out_dtype else []
         parts += [] if self.scaling is None else self.scaling.words
         parts += [] if self.groups is None else self.groups.words
         parts += self.storage.words
@@ -102,10 +113,15 @@ def parse_line(line: str) -> Products:
 def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[str]) -> Products:
     """Returns the products of these sizes that the words of a line describe. Raises ValueError."""
     given, of_scaling, of_groups, of_storage = _fields(words)
-    scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
+    dtype = given.setdefault("dtype", DTYPES[0])
+    if dtype in DTYPES and of_scaling == {"result": "float32"}:
+        given["out_dtype"] = of_scaling.pop("result")
+    scaling = scalings.of_fields(dtype, of_scaling)
     groups, storage = product_groups.of_fields(of_groups), Storage(**of_storage)
-    if groups and given.get("dtype") in WIDE:
-        raise ValueError(f"the dtype is {given['dtype']}, expected 16 bits or fp8 with groups")
+    if groups and dtype in WIDE:
+        raise ValueError(f"the dtype is {dtype}, expected 16 bits or fp8 with groups")
+    if groups and "out_dtype" in given:
+        raise ValueError(f"the result is {given['out_dtype']}, expected {dtype} with groups")
     layouts = _layouts(scaling is not None, groups)
     given.setdefault("layout", layouts[0])
     if given["layout"] not in layouts:

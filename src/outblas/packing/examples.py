@@ -40,7 +40,8 @@ def _of_plain(products: Products, M: int) -> Problem:
     tf32 = products.dtype == TF32
     dtype = torch.float32 if tf32 else getattr(torch, products.dtype)
     shape = M, products.N, products.K
-    problem = example(dtype, None, products.layout, shape, tf32=tf32, steps=products.steps)
+    result, steps = getattr(torch, products.result), products.steps
+    problem = example(dtype, result, products.layout, shape, tf32=tf32, steps=steps)
     return replace(problem, batch_invariant=products.batch_invariant)
 
 

@@ -76,6 +76,7 @@ class RecordedShapes:
             operands.layout_of(problem),
             Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
             problem.batch_invariant,
+            "" if is_fp8 or problem.out_dtype == problem.dtype else "float32",
             recorded_scaling.scaling_of(problem) if is_fp8 else None,
             storage=recorded_storage.storage_of(problem),
         )
@@ -152,8 +153,6 @@ def _unpacked_reason(problem: Problem) -> str:
         return "a dtype that torch multiplies"
     if problem.formats and (reason := recorded_scaling.unpacked_reason(problem)):
         return reason
-    if problem.out_dtype != problem.dtype and not problem.formats:
-        return "a result of another dtype"
     if problem.epilogue.aux is not None:
         return "aux"
     if problem.c is not None or problem.scaled:
