@@ -186,6 +186,7 @@ def _is_of(products: Products, workload: Workload) -> bool:
         N, steps = N // glu_split(products.steps.activation), ""
     return (
         not products.batch_invariant
+        and not products.batch
         and _has_rows(products, workload.M)
         and (N, products.K) == (workload.N, workload.K)
         and (products.dtype, products.result) == (workload.dtype, workload.out_dtype)

@@ -143,9 +143,12 @@ def test_products_of_fp8_operands_are_listed_as_those_of_half_as_many_terms(
     assert lookup.packed_index(0, replace(LISTED, K=1024), fp8=True) is None
 
 
-def test_batch_invariant_products_list_none(gpu: ImaginedGpu, build: Build) -> None:
+@pytest.mark.parametrize("word", ["batch-invariant", "batch:4"])
+def test_products_that_take_no_tuned_config_list_none(
+    word: str, gpu: ImaginedGpu, build: Build
+) -> None:
     """They take the kernel's own config, whatever was tuned."""
-    lines = {"products": ["128x512x512 bfloat16 nt batch-invariant"]}
+    lines = {"products": [f"128x512x512 bfloat16 nt {word}"]}
     outblas.load_pack(build(winner(FIRST), about=lines))
 
     assert lookup.packed_index(0, LISTED) is None

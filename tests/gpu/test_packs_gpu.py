@@ -35,6 +35,7 @@ LINES = (
     "64x512x512 float32",  # of Triton, as tuned there
     "64x512x512 tf32",
     "64x512x512 to-float32",
+    "64x256x512 nn batch:6",
 )
 
 # Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
@@ -113,6 +114,8 @@ check("a slice", outblas.matmul(within, tall), within.float() @ tall.float())
 
 got = outblas.matmul(a, w.T, out_dtype=torch.float32)
 assert got.dtype == torch.float32
+left, right = random(2, 3, 64, K), random(2, 3, K, 256)
+check("a batch", outblas.matmul(left, right), left.float() @ right.float())
 check("a wider result", got, a.float() @ w.float().T)
 
 x, y = torch.randn(64, 33, device=CUDA), torch.randn(33, 64, device=CUDA)

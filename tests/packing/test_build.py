@@ -40,6 +40,7 @@ LINES = (
     "64x64x33 float32 nn",  # of Gluon, and by the rule of Triton
     "16x512x512 tf32",
     "16x4096x4096 bias to-float32",
+    "64x128x512 batch:16",
 )
 # Groups of 16-bit rows, and places for rows of fp8 operands.
 GROUPED = (

@@ -252,6 +252,13 @@ WIDER = (
     "64x4096x4096 float16 nn batch-invariant to-float32",
     "2x64x33 nn relu to-float32",
 )
+BATCHES = (
+    "1-3,64,512x128x512 batch:16",
+    "64x512x128 nn bias+gelu batch:8",
+    "512x512x512 tn to-float32 batch:4",
+    "3x64x33 nn batch:2",
+    "64x512x512 float32 batch:4",
+)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -260,10 +267,11 @@ WIDER = (
     [
         (OF_TRITON, {"portable.matmul_kernel", "pipelined.pipelined"}),
         (WIDER, {"portable.matmul_kernel"}),
+        (BATCHES, {"portable.matmul_kernel"}),
     ],
-    ids=["float32", "wider results"],
+    ids=["float32", "wider results", "batches"],
 )
-def test_a_pack_has_exactly_what_calls_of_other_dtypes_load(
+def test_a_pack_has_exactly_what_calls_of_float32_and_of_batches_load(
     lines: tuple[str, ...],
     of_triton: set[str],
     asked_of_triton: set[str],

@@ -49,6 +49,7 @@ def fp8(scaling: Scaling, dtype: str = "fp8-e4m3", **changes: Any) -> Products:
         ),
         ("8x64x96 float32 nn", Products(((8, 8),), 64, 96, "float32", "nn")),
         ("8x64x96 to-float32", Products(((8, 8),), 64, 96, out_dtype="float32")),
+        ("8x64x96 batch:4 nn", Products(((8, 8),), 64, 96, layout="nn", batch=4)),
         ("8x64x96 tf32 bias", Products(((8, 8),), 64, 96, "tf32", steps=Steps(True))),
         ("8x64x96 groups:4", Products(((8, 8),), 64, 96, groups=Groups(4))),
         (
@@ -98,6 +99,10 @@ def test_a_line_says_what_is_multiplied(line: str, products: Products) -> None:
         ("8x8x8 tensorwise", "recipes given, expected a dtype of fp8-e4m3"),
         ("8x8x8 float16 to-bfloat16", "result given, expected a dtype of fp8-e4m3"),
         ("8x8x8 float32 to-float32", "result given, expected a dtype of fp8-e4m3"),
+        ("8x8x8 batch:1", "epilogue is 'batch:1'"),
+        ("8x8x8 batch:4 groups:4", "batch:NUMBER is given, expected none with fp8 or groups"),
+        ("8x8x8 fp8-e4m3 rowwise batch:4", "batch:NUMBER is given, expected none with fp8"),
+        ("8x8x8 batch:4 lda:9", "lda given, expected packed matrices in a batch"),
         ("8x8x8 to-float32 groups:4", "the result is float32, expected bfloat16 with groups"),
         ("8x8x8 fp8-e4m3 tensorwise:1x128", "recipes are tensorwise and 1x128, expected both of"),
         ("8x8x8 fp8-e4m3 1x128 fast-accum", "fast-accum is given, expected scales of tensorwise"),

@@ -388,6 +388,35 @@ WIDER: dict[str, tuple[Callable[[int], Any], str]] = {
         "float16 nn",
     ),
 }
+BATCHES: dict[str, tuple[Callable[[int], Any], str]] = {
+    "a batch": (lambda M: outblas.matmul(half(5, M, K), half(5, K, N)), "bfloat16 nn batch:5"),
+    "two dimensions": (
+        lambda M: outblas.matmul(half(2, 3, M, K), half(2, 3, N, K).mT, **WIDE),
+        "bfloat16 nt to-float32 batch:6",
+    ),
+    "columns": (
+        lambda M: outblas.matmul(half(5, K, M).mT, half(5, K, N)),
+        "bfloat16 tn batch:5",
+    ),
+    "an epilogue": (
+        lambda M: outblas.matmul(
+            half(5, M, K),
+            half(5, N, K).mT,
+            bias=half(N),
+            activation="swiglu",
+            residual=half(5, M, N // 2),
+        ),
+        "bfloat16 nt bias+swiglu+residual batch:5",
+    ),
+    "odd rows": (
+        lambda M: outblas.matmul(half(5, M, 33), half(5, 33, N)),
+        "bfloat16 nn batch:5",
+    ),
+    "float32": (
+        lambda M: outblas.matmul(torch.ones(5, M, K), torch.ones(5, N, K).mT),
+        "float32 nt batch:5",
+    ),
+}
 WIDE: dict[str, Any] = {"out_dtype": torch.float32}
 
 
@@ -449,6 +478,21 @@ def test_a_call_with_a_wider_result_launches_what_its_line_packs(
     ((line,), (problem,)) = recorded.lines, noted
     assert recorded.others == []
     check_line(line, f"{words} to-float32", problem)
+
+
+@pytest.mark.parametrize("M", [2, 3, 300])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_call_of_a_batch_launches_what_its_line_packs(
+    name: str, M: int, noted: list[Problem]
+) -> None:
+    call, words = BATCHES[name]
+
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    ((line,), (problem,)) = recorded.lines, noted
+    assert recorded.others == []
+    check_line(line, words, problem)
 
 
 @pytest.mark.parametrize(("device", "told"), [("cpu", Storage()), ("cuda:0", Storage(align_a=16))])

@@ -18,9 +18,11 @@ DTYPES = ("bfloat16", "float16")
 # Of float32 operands: IEEE products, and those for which torch's settings ask for tf32.
 TF32 = "tf32"
 WIDE = ("float32", TF32)
+_BATCH = "batch:"
 _LINE = (
     "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
-    f"also {scalings.WORDS}; with 16 bits also to-float32; for products of groups also "
+    f"also {scalings.WORDS}; with 16 bits also to-float32; for batches also "
+    f"{_BATCH}NUMBER; for products of groups also "
     f"{product_groups.WORDS}; for matrices that are not packed also {product_storage.WORDS}"
 )
 _Field = Callable[[str], tuple[str, Any] | None]
@@ -41,6 +43,7 @@ class Products:
         batch_invariant: Whether the calls have batch_invariant=True.
         out_dtype: float32, for 16-bit operands whose result has it; "" for the operands' own, and
             with fp8 operands, whose scaling says it.
+        batch: How many products of packed matrices a call has; 0 for one.
         scaling: How fp8 operands are scaled; None for others.
         groups: How groups divide the product; None for one without groups.
         storage: How its matrices lie in memory.
@@ -54,6 +57,7 @@ class Products:
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
     out_dtype: str = ""
+    batch: int = 0
     scaling: Scaling | None = None
     groups: Groups | None = None
     storage: Storage = PACKED
@@ -73,6 +77,7 @@ class Products:
         rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
         parts += [f"to-{self.out_dtype}"] if self.out_dtype else []
+        parts += [f"{_BATCH}{self.batch}"] if self.batch else []
         parts += [] if self.scaling is None else self.scaling.words
         parts += [] if self.groups is None else self.groups.words
         parts += self.storage.words
@@ -130,11 +135,23 @@ def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[st
         product_groups.check_scaling(groups, scaling)
     if (scaling or groups) and "batch_invariant" in given:
         raise ValueError("batch-invariant is given, expected none with fp8 or groups")
+    if "batch" in given:
+        _check_batch(scaling, groups, of_storage)
     if of_storage and groups:
         raise ValueError(f"{', '.join(of_storage)} given, expected packed matrices with groups")
     products = Products(rows, N, K, **given, scaling=scaling, groups=groups, storage=storage)
     product_storage.check(storage, _least(products), fp8=scaling is not None)
     return products
+
+
+def _check_batch(
+    scaling: Scaling | None, groups: Groups | None, of_storage: dict[str, Any]
+) -> None:
+    """Raises ValueError for what the products of a batch do not have."""
+    if scaling or groups:
+        raise ValueError(f"{_BATCH}NUMBER is given, expected none with fp8 or groups")
+    if of_storage:
+        raise ValueError(f"{', '.join(of_storage)} given, expected packed matrices in a batch")
 
 
 def _fields(words: list[str]) -> tuple[dict[str, Any], ...]:
@@ -188,6 +205,9 @@ def _field(word: str) -> tuple[str, Any]:
         return "layout", word
     if word == "batch-invariant":
         return "batch_invariant", True
+    number = word.removeprefix(_BATCH)
+    if word.startswith(_BATCH) and number.isdecimal() and int(number) > 1:
+        return "batch", int(number)
     return "steps", Steps.parse(word)
 
 

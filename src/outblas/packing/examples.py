@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..core import grouped, quantization
+from ..core import problem as operands
 from ..core.artifact import example
 from ..core.epilogue import EpilogueArgs, glu_split
 from ..core.grouped import GroupedProblem, GroupedTensors
@@ -32,7 +33,7 @@ def problems(products: Products) -> Iterator[Problem]:
             problem = _of_fp8(products, products.scaling, M)
         else:
             problem = _of_plain(products, M)
-        yield _stored_as(problem, products)
+        yield problem if products.batch else _stored_as(problem, products)
 
 
 def _of_plain(products: Products, M: int) -> Problem:
@@ -41,8 +42,30 @@ def _of_plain(products: Products, M: int) -> Problem:
     dtype = torch.float32 if tf32 else getattr(torch, products.dtype)
     shape = M, products.N, products.K
     result, steps = getattr(torch, products.result), products.steps
-    problem = example(dtype, result, products.layout, shape, tf32=tf32, steps=steps)
+    if products.batch:
+        problem = _of_batch(products, M, dtype, result, tf32=tf32)
+    else:
+        problem = example(dtype, result, products.layout, shape, tf32=tf32, steps=steps)
     return replace(problem, batch_invariant=products.batch_invariant)
+
+
+def _of_batch(
+    products: Products, M: int, dtype: torch.dtype, result: torch.dtype, *, tf32: bool
+) -> Problem:
+    """Returns the problem of `matmul` of batches whose matrices follow one another."""
+    count, N, K, steps = products.batch, products.N, products.K, products.steps
+    stored = count, M, N // glu_split(steps.activation)
+    return operands.problem(
+        _stored((count, M, K), dtype, by_columns=products.layout[0] == "t"),
+        _stored((count, N, K), dtype, by_columns=products.layout[1] == "n").mT,
+        _empty(*stored, dtype=result),
+        tf32=tf32,
+        extra=EpilogueArgs(
+            steps.activation,
+            _empty(N, dtype=result) if steps.bias else None,
+            _empty(*stored, dtype=result) if steps.residual else None,
+        ),
+    )
 
 
 def _stored_as(problem: Problem, products: Products) -> Problem:

@@ -77,6 +77,7 @@ class RecordedShapes:
             Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
             problem.batch_invariant,
             "" if is_fp8 or problem.out_dtype == problem.dtype else "float32",
+            problem.batch[0] if problem.batch else 0,
             recorded_scaling.scaling_of(problem) if is_fp8 else None,
             storage=recorded_storage.storage_of(problem),
         )
@@ -147,8 +148,6 @@ def chosen_by_tokens(top: int) -> Iterator[None]:
 
 def _unpacked_reason(problem: Problem) -> str:
     """Returns why a line cannot describe a product; "" if it can."""
-    if problem.batch:
-        return "a batch"
     if operands.dtype_name(problem.dtype) not in (*DTYPES, *WIDE):
         return "a dtype that torch multiplies"
     if problem.formats and (reason := recorded_scaling.unpacked_reason(problem)):
@@ -168,4 +167,6 @@ def _unpacked_reason(problem: Problem) -> str:
         return "nothing is multiplied"
     if len(operands.layout_of(problem)) < 2:
         return "operands without a unit stride"
+    if problem.batch and (reason := recorded_storage.unpacked_batch_reason(problem)):
+        return reason
     return "rows that overlap" if recorded_storage.overlaps(problem) else ""
