@@ -118,7 +118,15 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a bias of each matrix": (
         lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4), bias=of(2, 1, 4)),
-        "2x3x4x8 bfloat16, a batch with a bias of several rows",
+        "2x3x4x8 bfloat16, a bias that is not one contiguous row",
+    ),
+    "a bias of each row": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), bias=of(2, 1)),
+        "2x4x8 bfloat16, a bias that is not one contiguous row",
+    ),
+    "a bias of one value": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), bias=of(1)),
+        "2x4x8 bfloat16, a bias that is not one contiguous row",
     ),
     "a residual that a batch shares": (
         lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4), residual=of(2, 3, 5)[:, :, :4]),

@@ -160,6 +160,8 @@ def _unpacked_reason(problem: Problem) -> str:
         return "weights_ready"
     if problem.out[-1] != 1 and problem.N > 1:
         return "a result whose columns are contiguous"
+    if not recorded_storage.has_bias_by_columns(problem):
+        return "a bias that is not one contiguous row"
     residual = problem.epilogue.residual
     if residual is not None and 0 in residual.strides and residual.strides != problem.out:
         return "a residual that repeats"

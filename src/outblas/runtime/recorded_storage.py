@@ -35,6 +35,17 @@ def overlaps(problem: Problem) -> bool:
     )
 
 
+def has_bias_by_columns(problem: Problem) -> bool:
+    """Returns whether a bias, if there is one, has a value for each column, one after the other."""
+    bias = problem.epilogue.bias
+    if bias is None:
+        return True
+    extents = *problem.batch, problem.M
+    *apart, column = bias.strides
+    varies = any(step and size > 1 for step, size in zip(apart, extents, strict=True))
+    return column == 1 and not varies
+
+
 def unpacked_batch_reason(problem: Problem) -> str:
     """Returns why a line cannot describe the matrices of a batch: they, or those of a residual, do
     not follow one another; "" if it can.
@@ -46,9 +57,7 @@ def unpacked_batch_reason(problem: Problem) -> str:
     of_each = zip((problem.a, problem.b, problem.out), sizes, strict=True)
     if storage_of(problem) != PACKED or any(strides[0] != size for strides, size in of_each):
         return "a batch of matrices that do not follow one another"
-    bias, residual = problem.epilogue.bias, problem.epilogue.residual
-    if bias is not None and any(bias.strides[:-1]):
-        return "a batch with a bias of several rows"
+    residual = problem.epilogue.residual
     if residual is not None and residual.strides != problem.out:
         return "a batch with a residual that does not lie as the result"
     return ""
