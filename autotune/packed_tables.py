@@ -9,7 +9,8 @@ for. Their names are
     own/results.json     the builder's own results for that model of GPU, in the same form
 
 They choose among the configs of the kernels that packs hold: a call that a pack serves compiles
-nothing, and a kernel of Triton, which may have been measured to be faster, would be compiled.
+nothing, and a kernel of Triton for 16-bit operands, which may have been measured to be faster,
+would be compiled. For float32 operands packs hold every kernel that is tuned.
 
 The results of a user who loads a pack come before both, as before shipped tables: they may choose a
 kernel that the pack lacks.
@@ -26,10 +27,11 @@ from ..core.grouped import GroupedProblem
 from ..core.ownership import shown
 from ..core.pack import Pack
 from ..core.problem import dtype_name
-from ..core.products import Products, parse_line
+from ..core.products import WIDE, Products, parse_line
 from ..core.steps import NO_STEPS
+from ..device import triton_variant
 from ..runtime import recorded_groups
-from ..runtime.default_kernel import PRODUCTION
+from ..runtime.default_kernel import PRODUCTION, candidates
 from .search.target import HOPPER_GROUPED
 from .store import tables
 from .store.records import Gpu, Workload
@@ -37,6 +39,7 @@ from .store.store import Store
 from .tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
 
 _PACKED = PRODUCTION, HOPPER_GROUPED.name
+_ARCH = 90  # that of the GPUs that packs are built for
 SHIPPED_FOLDER, OWN_RESULTS = "shipped/", "own/results.json"
 
 
@@ -68,7 +71,12 @@ def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
     if own is not None and own.gpu.model == gpu.model:
         known += [entry_of(MODEL, own.gpu, each) for each in own.entries]
     known += from_shipped(gpu, [(Path(name), table) for name, table in sorted(found.items())])
-    return [entry for entry in known if entry.kernel in _PACKED]
+    return [entry for entry in known if entry.kernel in _packed_kernels(entry.workload.dtype)]
+
+
+def _packed_kernels(dtype: str) -> tuple[str, ...]:
+    """Returns the kernels whose configs packs hold, for operands of a dtype of workloads."""
+    return candidates(_ARCH, dtype) if dtype in WIDE else _PACKED
 
 
 def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:
@@ -143,8 +151,10 @@ def _table(name: str, text: bytes) -> tables.Table:
 def _is_usable(given: Pack) -> bool:
     """Returns whether the kernels of a pack were built with the versions that are here."""
     try:
+        if not given.toolchain:  # all are of Triton
+            return given.triton_toolchain == triton_variant.toolchain_fields()
         from ..hopper.core.compile import toolchain_fields
-    except ImportError:  # without the DSL
+    except ImportError:  # without the DSL, or without Triton
         return False
     return given.toolchain == toolchain_fields()
 
@@ -171,10 +181,14 @@ def _stands_for(products: Products, workload: Workload) -> bool:
 
 
 def _is_of(products: Products, workload: Workload) -> bool:
+    N, steps = products.N, str(products.steps)
+    if products.out_dtype:  # they take what was tuned without an epilogue
+        N, steps = N // glu_split(products.steps.activation), ""
     return (
         not products.batch_invariant
+        and not products.batch
         and _has_rows(products, workload.M)
-        and (products.N, products.K) == (workload.N, workload.K)
-        and (products.dtype, products.dtype) == (workload.dtype, workload.out_dtype)
-        and (products.layout, str(products.steps)) == (workload.layout, workload.epilogue)
+        and (N, products.K) == (workload.N, workload.K)
+        and (products.dtype, products.result) == (workload.dtype, workload.out_dtype)
+        and (products.layout, steps) == (workload.layout, workload.epilogue)
     )

@@ -139,6 +139,7 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact, precompile, space = simt_host.entry(
-    KERNEL, pipelined, Config, buffers=2, steps=2
-)
+_RUNG = simt_host.SimtRung(KERNEL, pipelined, Config, buffers=2, steps=2)
+unsupported, plan, artifact, precompile, space = _RUNG.entry()
+# Tuned for products of float32, so that packs hold it.
+pack_variant, PACKED = _RUNG.pack_variant, True

@@ -250,10 +250,16 @@ def unsupported(problem: Problem, config: PortableConfig | None = None) -> str |
         return "needs CPU tensors while TRITON_INTERPRET=1 is set, but was given CUDA tensors"
     if config is not None:
         limit = None if problem.device.type == "cpu" else launch.shared_memory_limit(problem.device)
-        if reason := invalid_reason(config, problem.dtype, limit):
-            return reason
-        if tiles(config, problem) > MAX_PROGRAMS:
-            return f"needs at most {MAX_PROGRAMS} tiles, but was given {tiles(config, problem)}"
+        return _unsupported_config(problem, config, limit)
+    return None
+
+
+def _unsupported_config(problem: Problem, config: PortableConfig, limit: int | None) -> str | None:
+    """Returns why a config cannot take a call with this limit of shared memory; None if it can."""
+    if reason := invalid_reason(config, problem.dtype, limit):
+        return reason
+    if tiles(config, problem) > MAX_PROGRAMS:
+        return f"needs at most {MAX_PROGRAMS} tiles, but was given {tiles(config, problem)}"
     return None
 
 
@@ -303,12 +309,18 @@ def compile_for(problem: Problem, config: PortableConfig, arch: int) -> Compiled
     return _compile(_specialize(problem, config, arch), arch, None)
 
 
-def pack_variant(problem: Problem, machine: machines.Machine) -> TritonVariant:
-    """Returns the kernel that `plan` would launch by its own choice on a GPU that need not be
-    there.
+def pack_variant(
+    problem: Problem, machine: machines.Machine, config: PortableConfig | None = None
+) -> TritonVariant:
+    """Returns the kernel that `plan` would launch on a GPU that need not be there. Raises
+    ValueError for a config that is not supported.
     """
-    limits = machine.sms, machine.arch, machine.shared_memory_per_cta
-    specialization = _specialize(problem, choose(problem, *limits), machine.arch)
+    limit = machine.shared_memory_per_cta
+    if config is None:
+        config = choose(problem, machine.sms, machine.arch, limit)
+    elif reason := _unsupported_config(problem, config, limit):
+        raise ValueError(f"kernel 'portable': {reason}")
+    specialization = _specialize(problem, config, machine.arch)
     return TritonVariant.of(matmul_kernel, specialization, machine.arch)
 
 

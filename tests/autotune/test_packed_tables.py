@@ -22,6 +22,7 @@ from outblas.autotune.store.tables import TABLES, newest, read_table, ship, to_b
 from outblas.core import pack
 from outblas.core.configs import to_text
 from outblas.core.grouped import GroupedProblem
+from outblas.device import triton_variant
 from outblas.hopper.core.compile import toolchain_fields
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.grouped import host as grouped_host
@@ -142,9 +143,12 @@ def test_products_of_fp8_operands_are_listed_as_those_of_half_as_many_terms(
     assert lookup.packed_index(0, replace(LISTED, K=1024), fp8=True) is None
 
 
-def test_batch_invariant_products_list_none(gpu: ImaginedGpu, build: Build) -> None:
+@pytest.mark.parametrize("word", ["batch-invariant", "batch:4"])
+def test_products_that_take_no_tuned_config_list_none(
+    word: str, gpu: ImaginedGpu, build: Build
+) -> None:
     """They take the kernel's own config, whatever was tuned."""
-    lines = {"products": ["128x512x512 bfloat16 nt batch-invariant"]}
+    lines = {"products": [f"128x512x512 bfloat16 nt {word}"]}
     outblas.load_pack(build(winner(FIRST), about=lines))
 
     assert lookup.packed_index(0, LISTED) is None
@@ -252,8 +256,33 @@ def test_a_pack_chooses_as_the_shipped_tables_that_it_has() -> None:
     shipped = lookup.TuningIndex(H100, nowhere, TABLES).entries
     assert packed
     assert lookup.TuningIndex(H100, nowhere, packed=packed).entries == tuple(
-        entry for entry in shipped if entry.kernel == "hopper.gemm"
+        entry
+        for entry in shipped
+        if entry.kernel == "hopper.gemm" or entry.workload.dtype == "float32"
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"source": "older"}], ids=["of these sources", "of older"])
+def test_a_pack_of_kernels_of_triton_alone_has_tables_that_choose(
+    changes: dict[str, str], gpu: ImaginedGpu, tmp_path: Path
+) -> None:
+    """For products of float32, of which packs hold every kernel that is tuned."""
+    wide = Workload(128, 512, 512, "float32", "float32", "nt")
+    tuned = winner(FASTER, workload=wide, kernel="portable")
+    path, toolchain = tmp_path / "made.outblas", triton_variant.toolchain_fields() | changes
+    about = {"gpu": H100.name, "products": ["128x512x512 float32 nt"]}
+    texts = {"shipped/NVIDIA_H100_80GB_HBM3.json": to_bytes(newest([tuned]))}
+    pack.write(path, about, [({"kernel": "one", **toolchain}, b"code")], texts)
+    outblas.load_pack(path)
+    a, b = (torch.empty(n, 512, device="meta") for n in (128, 512))
+
+    index = lookup.packed_index(0, wide)
+
+    assert (index is None) == bool(changes)
+    if index is not None:
+        assert [(entry.kernel, entry.config) for entry in index.entries] == [("portable", FASTER)]
+        assert gpu.launched(on_gpu(a, b.t())) == ("portable", FASTER)
+    assert lookup.packed_index(0, replace(wide, dtype="tf32")) is None
 
 
 def test_a_faster_kernel_that_packs_do_not_hold_is_not_taken(

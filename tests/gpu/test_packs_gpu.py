@@ -31,6 +31,11 @@ LINES = (
     "48x512x512 fp8-e4m3 tensorwise",
     "96x512x512 swiglu groups:4 gathered top:2",  # with the passes of experts, of Triton
     "96x512x256 groups:4",
+    "64x64x33 float32 nn",  # of Gluon, as tuned on an H100
+    "64x512x512 float32",  # of Triton, as tuned there
+    "64x512x512 tf32",
+    "64x512x512 to-float32",
+    "64x256x512 nn batch:6",
 )
 
 # Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
@@ -106,6 +111,20 @@ check("portable", outblas.matmul(small, tall), small.float() @ tall.float())
 
 within, tall = random(64, 512)[:, 4:504], random(500, N)
 check("a slice", outblas.matmul(within, tall), within.float() @ tall.float())
+
+got = outblas.matmul(a, w.T, out_dtype=torch.float32)
+assert got.dtype == torch.float32
+left, right = random(2, 3, 64, K), random(2, 3, K, 256)
+check("a batch", outblas.matmul(left, right), left.float() @ right.float())
+check("a wider result", got, a.float() @ w.float().T)
+
+x, y = torch.randn(64, 33, device=CUDA), torch.randn(33, 64, device=CUDA)
+check("gluon", outblas.matmul(x, y), x.double() @ y.double())
+x, y = torch.randn(64, K, device=CUDA), torch.randn(N, K, device=CUDA)
+check("float32", outblas.linear(x, y), x.double() @ y.double().T)
+torch.set_float32_matmul_precision("high")
+check("tf32", outblas.linear(x, y), x.double() @ y.double().T)
+torch.set_float32_matmul_precision("highest")
 
 few = random(48, K)
 for recipe in ("1x128", "rowwise", "tensorwise"):

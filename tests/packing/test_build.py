@@ -21,9 +21,8 @@ from outblas.autotune.store.tables import TABLES
 from outblas.core import machines, pack, registry
 from outblas.core.artifact import example
 from outblas.core.facts import digest
-from outblas.core.products import Products, parse_line
+from outblas.core.products import WIDE, Products, parse_line
 from outblas.device.triton_variant import TritonVariant
-from outblas.kernels import portable
 from outblas.packing import build, triton_kernels
 
 pytestmark = pytest.mark.compile
@@ -38,6 +37,10 @@ LINES = (
     "16x4096x4096 fp8-e4m3 1x128:128x128",
     "16x4096x4096 fp8-e4m3 rowwise fast-accum",
     "256x8192x4096 fp8-e4m3 1x128:128x128 swiglu to-e4m3",
+    "64x64x33 float32 nn",  # of Gluon, and by the rule of Triton
+    "16x512x512 tf32",
+    "16x4096x4096 bias to-float32",
+    "64x128x512 batch:16",
 )
 # Groups of 16-bit rows, and places for rows of fp8 operands.
 GROUPED = (
@@ -89,10 +92,12 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
                 build.ruled(machine, problem),
             ):
                 kernel, config = choice
-                assert kernel == ("portable" if products.K == 33 else "hopper.gemm")
-                if kernel == "portable":
-                    facts = portable.pack_variant(problem, machine).cache_key_fields
-                    assert digest(facts) in opened.objects
+                is_of_triton = products.K == 33 or products.dtype in WIDE
+                assert (kernel != "hopper.gemm") == is_of_triton
+                if is_of_triton:
+                    given = problem, machine, kernel, config
+                    (variant,) = triton_kernels.of_problem(*given)
+                    assert digest(variant.cache_key_fields) in opened.objects
                     continue
                 given = build.configs.from_text(module.Config, config) if config else None
                 for variant in module.pack_variants(problem, given, machine):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,13 @@ from outblas.core import cache, machines, pack
 from outblas.core.facts import digest
 from outblas.core.products import Products, parse_line
 from outblas.core.shapes import LAYERS
-from outblas.device import driver
+from outblas.device import driver, rung
+from outblas.device.triton_variant import TritonVariant
 from outblas.hopper import grouped
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import host, smid_probe
 from outblas.hopper.grouped import host as grouped_host
+from outblas.kernels import portable
 from outblas.packing import build, examples
 from outblas.packing.products import of_model
 from outblas.runtime import launcher
@@ -208,6 +211,89 @@ def test_a_pack_has_exactly_what_calls_of_groups_load(
 
     grouped_host.launch.cache_clear()
     assert asked == of_the_dsl(opened)
+
+
+@pytest.fixture
+def asked_of_triton(asked: set[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """As `asked`, with the kernels of Triton and Gluon, where nothing may be compiled."""
+    limit = machines.find("H100").shared_memory_per_cta
+    properties = torch.cuda.get_device_properties(0)
+
+    def packed(variant: TritonVariant, device: int) -> Any:
+        found = digest(variant.cache_key_fields)
+        if pack.packed_code(variant.cache_key_fields) is None:
+            return None
+        asked.add(found)
+        return defaultdict(lambda: None, loaded=None)
+
+    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
+    monkeypatch.setattr(properties, "shared_memory_per_block_optin", limit, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for module in (portable, rung):
+        monkeypatch.setattr(module, "packed", packed)
+        module._compile.cache_clear()
+    yield asked
+    for module in (portable, rung):
+        module._compile.cache_clear()
+
+
+OF_TRITON = (
+    "1-2,64,300,4096x4096x4096 float32 nn",
+    "2,64,300x4096x4096 float32 bias",
+    "64x64x33 float32 nn",
+    "64,4096x512x512 tf32 nn relu",
+    "64x512x512 float32 batch-invariant",
+)
+
+
+WIDER = (
+    "1-2,64,4096x4096x4096 to-float32",
+    "64,300x8192x4096 bias+swiglu to-float32",
+    "64x4096x4096 float16 nn batch-invariant to-float32",
+    "2x64x33 nn relu to-float32",
+)
+BATCHES = (
+    "1-3,64,512x128x512 batch:16",
+    "64x512x128 nn bias+gelu batch:8",
+    "512x512x512 tn to-float32 batch:4",
+    "3x64x33 nn batch:2",
+    "64x512x512 float32 batch:4",
+)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("lines", "of_triton"),
+    [
+        (OF_TRITON, {"portable.matmul_kernel", "pipelined.pipelined"}),
+        (WIDER, {"portable.matmul_kernel"}),
+        (BATCHES, {"portable.matmul_kernel"}),
+    ],
+    ids=["float32", "wider results", "batches"],
+)
+def test_a_pack_has_exactly_what_calls_of_float32_and_of_batches_load(
+    lines: tuple[str, ...],
+    of_triton: set[str],
+    asked_of_triton: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of tuned configs, for float32 of `simt.pipelined` and of `portable` too, and those of
+    the rule.
+    """
+    wanted, path = [parse_line(line) for line in lines], tmp_path / "model.outblas"
+    opened = built_without_compiling(wanted, path, monkeypatch)
+    outblas.load_pack(path)
+
+    for products in wanted:
+        for problem in examples.problems(products):
+            on_gpu = replace(problem, device=torch.device("cuda", 0))
+            for tune in ("lookup", "off"):
+                launcher.best_launcher(on_gpu, tune, no_product=False)
+
+    facts = [each.facts for each in opened.objects.values()]
+    assert {each["kernel"] for each in facts if "triton" in each} == of_triton
+    assert asked_of_triton == set(opened.objects)
 
 
 SERVED = """

@@ -16,7 +16,8 @@ from outblas.core.products import parse_line
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import grouped
 from outblas.kernels import portable
-from outblas.packing import build, examples
+from outblas.packing import build, examples, triton_kernels
+from outblas.runtime import dispatch
 from outblas.runtime.recorded_shapes import RecordedShapes
 from outblas.runtime.recorded_storage import storage_of
 
@@ -353,6 +354,145 @@ def test_a_call_of_unpacked_matrices_launches_what_its_line_packs(
         assert module.pack_variants(packed, None, machine) == module.pack_variants(
             called, None, machine
         )
+
+
+FLOAT32: dict[str, tuple[Callable[[int], Any], str]] = {
+    "ieee": (lambda M: outblas.matmul(torch.ones(M, K), torch.ones(K, N)), "float32 nn"),
+    "a layer": (
+        lambda M: outblas.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N)),
+        "float32 nt bias",
+    ),
+    "odd rows": (lambda M: outblas.matmul(torch.ones(M, 33), torch.ones(33, 65)), "float32 nn"),
+    "slices": (
+        lambda M: outblas.matmul(torch.ones(M, K + 6)[:, 2 : K + 2], torch.ones(K, N)),
+        "float32 nn lda:390 align-a:8",
+    ),
+}
+
+
+WIDER: dict[str, tuple[Callable[[int], Any], str]] = {
+    "a product": (lambda M: outblas.matmul(half(M, K), half(K, N), **WIDE), "bfloat16 nn"),
+    "an epilogue": (
+        lambda M: outblas.matmul(
+            half(M, K),
+            half(N, K).t(),
+            bias=torch.ones(N),
+            residual=torch.ones(M, N // 2),
+            activation="swiglu",
+            **WIDE,
+        ),
+        "bfloat16 nt bias+swiglu+residual",
+    ),
+    "odd rows": (
+        lambda M: outblas.matmul(half(M, 33).half(), half(33, N).half(), **WIDE),
+        "float16 nn",
+    ),
+}
+BATCHES: dict[str, tuple[Callable[[int], Any], str]] = {
+    "a batch": (lambda M: outblas.matmul(half(5, M, K), half(5, K, N)), "bfloat16 nn batch:5"),
+    "two dimensions": (
+        lambda M: outblas.matmul(half(2, 3, M, K), half(2, 3, N, K).mT, **WIDE),
+        "bfloat16 nt to-float32 batch:6",
+    ),
+    "columns": (
+        lambda M: outblas.matmul(half(5, K, M).mT, half(5, K, N)),
+        "bfloat16 tn batch:5",
+    ),
+    "an epilogue": (
+        lambda M: outblas.matmul(
+            half(5, M, K),
+            half(5, N, K).mT,
+            bias=half(N),
+            activation="swiglu",
+            residual=half(5, M, N // 2),
+        ),
+        "bfloat16 nt bias+swiglu+residual batch:5",
+    ),
+    "odd rows": (
+        lambda M: outblas.matmul(half(5, M, 33), half(5, 33, N)),
+        "bfloat16 nn batch:5",
+    ),
+    "float32": (
+        lambda M: outblas.matmul(torch.ones(5, M, K), torch.ones(5, N, K).mT),
+        "float32 nt batch:5",
+    ),
+}
+WIDE: dict[str, Any] = {"out_dtype": torch.float32}
+
+
+def launched(problem: Problem, machine: machines.Machine) -> dict[str, list[Any]]:
+    """What a product launches with what was tuned, and by the rule."""
+    index, module = build._index(machine), registry.load("hopper.gemm")
+    found = {}
+    for kernel, config in (
+        build.chosen(index, machine, problem),
+        build.ruled(machine, problem),
+    ):
+        if kernel == "hopper.gemm":
+            given = build.configs.from_text(module.Config, config) if config else None
+            found[f"{kernel} {config}"] = list(module.pack_variants(problem, given, machine))
+        else:
+            variants = triton_kernels.of_problem(problem, machine, kernel, config)
+            found[f"{kernel} {config}"] = list(variants)
+    return found
+
+
+def check_line(line: str, words: str, problem: Problem) -> None:
+    """Checks that a recorded line has these words, and the kernels of the recorded problem."""
+    machine = machines.find("H100")
+    (packed,) = build._problems(parse_line(line), machine)
+    # The CPU's memory need not begin at whole cache lines, as that of a GPU does.
+    in_lines = tuple(LINE if each == 16 else each for each in problem.alignment[:2])
+    called = replace(problem, alignment=(*in_lines, *problem.alignment[2:]))
+    assert line.split(" ", 1)[1] == words
+    assert launched(packed, machine) == launched(called, machine)
+
+
+@pytest.mark.parametrize("M", [2, 300, 4096])
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("name", FLOAT32)
+def test_a_call_of_float32_launches_what_its_line_packs(
+    name: str, tf32: bool, M: int, noted: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, words = FLOAT32[name]
+    monkeypatch.setattr(dispatch, "tf32_requested", lambda: tf32)
+
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    ((line,), (problem,)) = recorded.lines, noted
+    assert recorded.others == []
+    check_line(line, words.replace("float32", "tf32") if tf32 else words, problem)
+
+
+@pytest.mark.parametrize("M", [2, 300, 4096])
+@pytest.mark.parametrize("name", WIDER)
+def test_a_call_with_a_wider_result_launches_what_its_line_packs(
+    name: str, M: int, noted: list[Problem]
+) -> None:
+    call, words = WIDER[name]
+
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    ((line,), (problem,)) = recorded.lines, noted
+    assert recorded.others == []
+    check_line(line, f"{words} to-float32", problem)
+
+
+@pytest.mark.parametrize("M", [2, 3, 300])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_call_of_a_batch_launches_what_its_line_packs(
+    name: str, M: int, noted: list[Problem]
+) -> None:
+    call, words = BATCHES[name]
+
+    with outblas.record_shapes() as recorded:
+        call(M)
+
+    ((line,), (problem,)) = recorded.lines, noted
+    assert recorded.others == []
+    check_line(line, words, problem)
 
 
 @pytest.mark.parametrize(("device", "told"), [("cpu", Storage()), ("cuda:0", Storage(align_a=16))])

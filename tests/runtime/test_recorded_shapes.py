@@ -70,6 +70,19 @@ RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(2, 8), of(8, 4), out=of(2, 9)[:, 2:6]),
         "2x4x8 bfloat16 nn ldc:9 align-out:4",
     ),
+    "a batch": (
+        lambda: outblas.matmul(of(2, 5, 3, 8), of(2, 5, 4, 8).mT),
+        "3x4x8 bfloat16 nt batch:10",
+    ),
+    "a batch of one": (lambda: outblas.matmul(of(1, 3, 8), of(1, 8, 4)), "3x4x8 bfloat16 nn"),
+    "a wider result": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), activation="gelu", out_dtype=torch.float32),
+        "2x4x8 bfloat16 nn gelu to-float32",
+    ),
+    "float32": (
+        lambda: outblas.linear(torch.ones(2, 8), torch.ones(4, 8), activation="relu"),
+        "2x4x8 float32 nt relu",
+    ),
     "one row of a wider matrix": (
         lambda: outblas.matmul(of(1, 24)[:, 8:16], of(8, 4)),
         "1x4x8 bfloat16 nn",
@@ -91,14 +104,37 @@ def test_a_product_is_recorded_as_a_line_of_a_pack(name: str) -> None:
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a batch": (lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4)), "2x3x4x8 bfloat16, a batch"),
-    "float32": (
-        lambda: outblas.matmul(torch.ones(2, 8), torch.ones(8, 4)),
-        "2x4x8 float32, a dtype of Triton's kernels",
+    "a batch of slices": (
+        lambda: outblas.matmul(of(2, 3, 9)[:, :, :8], of(2, 8, 4)),
+        "2x3x4x8 bfloat16, a batch of matrices that do not follow one another",
     ),
-    "wider": (
-        lambda: outblas.matmul(of(2, 8), of(8, 4), out_dtype=torch.float32),
-        "2x4x8 bfloat16, a result of another dtype",
+    "a matrix that a batch shares": (
+        lambda: outblas.matmul(of(3, 8), of(2, 8, 4)),
+        "2x3x4x8 bfloat16, a batch of matrices that do not follow one another",
+    ),
+    "heads": (
+        lambda: outblas.matmul(of(2, 3, 5, 8).transpose(1, 2), of(2, 5, 8, 4)),
+        "2x5x3x4x8 bfloat16, a batch of several dimensions that do not follow one another",
+    ),
+    "a bias of each matrix": (
+        lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4), bias=of(2, 1, 4)),
+        "2x3x4x8 bfloat16, a bias that is not one contiguous row",
+    ),
+    "a bias of each row": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), bias=of(2, 1)),
+        "2x4x8 bfloat16, a bias that is not one contiguous row",
+    ),
+    "a bias of one value": (
+        lambda: outblas.matmul(of(2, 8), of(8, 4), bias=of(1)),
+        "2x4x8 bfloat16, a bias that is not one contiguous row",
+    ),
+    "a residual that a batch shares": (
+        lambda: outblas.matmul(of(2, 3, 8), of(2, 8, 4), residual=of(2, 3, 5)[:, :, :4]),
+        "2x3x4x8 bfloat16, a batch with a residual that does not lie as the result",
+    ),
+    "float64": (
+        lambda: outblas.matmul(torch.ones(2, 8).double(), torch.ones(8, 4).double()),
+        "2x4x8 float64, a dtype that torch multiplies",
     ),
     "an addend": (
         lambda: outblas.addmm(of(2, 4), of(2, 8), of(8, 4), alpha=2),
@@ -213,7 +249,7 @@ def test_batch_invariant_products_are_lines_of_their_own(monkeypatch: pytest.Mon
 def test_a_file_of_a_recording_is_one_of_a_pack(tmp_path: Path) -> None:
     with outblas.record_shapes() as recorded:
         outblas.matmul(of(2, 8), of(8, 4))
-        outblas.matmul(of(2, 3, 8), of(2, 8, 4))
+        outblas.matmul(of(2, 3, 9)[:, :, :8], of(2, 8, 4))
 
     recorded.save(tmp_path / "shapes.txt")
 

@@ -15,10 +15,15 @@ from .shapes import LAYOUTS
 from .steps import GATED, NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
+# Of float32 operands: IEEE products, and those for which torch's settings ask for tf32.
+TF32 = "tf32"
+WIDE = ("float32", TF32)
+_BATCH = "batch:"
 _LINE = (
     "M or FIRST-LAST, then xNxK, a dtype, a layout, and an epilogue or batch-invariant; with fp8 "
-    f"also {scalings.WORDS}; for products of groups also {product_groups.WORDS}; for matrices that "
-    f"are not packed also {product_storage.WORDS}"
+    f"also {scalings.WORDS}; with 16 bits also to-float32; for batches also "
+    f"{_BATCH}NUMBER; for products of groups also "
+    f"{product_groups.WORDS}; for matrices that are not packed also {product_storage.WORDS}"
 )
 _Field = Callable[[str], tuple[str, Any] | None]
 
@@ -32,10 +37,13 @@ class Products:
             that each has places for; where they divide terms, it counts the terms.
         N, K: The other sizes. With a gated activation N counts the columns of B, two for each
             column of the result. Where groups divide terms, K counts the rows of each result.
-        dtype: bfloat16, float16, or one of `FP8_DTYPES`.
+        dtype: One of `DTYPES`, of `WIDE` or of `FP8_DTYPES`.
         layout: How A and B are stored.
         steps: The epilogue.
         batch_invariant: Whether the calls have batch_invariant=True.
+        out_dtype: float32, for 16-bit operands whose result has it; "" for the operands' own, and
+            with fp8 operands, whose scaling says it.
+        batch: How many products of packed matrices a call has; 0 for one.
         scaling: How fp8 operands are scaled; None for others.
         groups: How groups divide the product; None for one without groups.
         storage: How its matrices lie in memory.
@@ -48,9 +56,18 @@ class Products:
     layout: str = "nt"
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
+    out_dtype: str = ""
+    batch: int = 0
     scaling: Scaling | None = None
     groups: Groups | None = None
     storage: Storage = PACKED
+
+    @property
+    def result(self) -> str:
+        """The dtype of the result."""
+        if self.scaling is not None:
+            return self.scaling.result
+        return "float32" if self.out_dtype or self.dtype in WIDE else self.dtype
 
     def each_M(self) -> Iterator[int]:
         """Yields every number of rows once, in order."""
@@ -59,6 +76,8 @@ class Products:
     def __str__(self) -> str:
         rows = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.rows)
         parts = [f"{rows}x{self.N}x{self.K}", self.dtype, self.layout, str(self.steps)]
+        parts += [f"to-{self.out_dtype}"] if self.out_dtype else []
+        parts += [f"{_BATCH}{self.batch}"] if self.batch else []
         parts += [] if self.scaling is None else self.scaling.words
         parts += [] if self.groups is None else self.groups.words
         parts += self.storage.words
@@ -99,8 +118,15 @@ def parse_line(line: str) -> Products:
 def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[str]) -> Products:
     """Returns the products of these sizes that the words of a line describe. Raises ValueError."""
     given, of_scaling, of_groups, of_storage = _fields(words)
-    scaling = scalings.of_fields(given.get("dtype", DTYPES[0]), of_scaling)
+    dtype = given.setdefault("dtype", DTYPES[0])
+    if dtype in DTYPES and of_scaling == {"result": "float32"}:
+        given["out_dtype"] = of_scaling.pop("result")
+    scaling = scalings.of_fields(dtype, of_scaling)
     groups, storage = product_groups.of_fields(of_groups), Storage(**of_storage)
+    if groups and dtype in WIDE:
+        raise ValueError(f"the dtype is {dtype}, expected 16 bits or fp8 with groups")
+    if groups and "out_dtype" in given:
+        raise ValueError(f"the result is {given['out_dtype']}, expected {dtype} with groups")
     layouts = _layouts(scaling is not None, groups)
     given.setdefault("layout", layouts[0])
     if given["layout"] not in layouts:
@@ -109,11 +135,23 @@ def _described(rows: tuple[tuple[int, int], ...], N: int, K: int, words: list[st
         product_groups.check_scaling(groups, scaling)
     if (scaling or groups) and "batch_invariant" in given:
         raise ValueError("batch-invariant is given, expected none with fp8 or groups")
+    if "batch" in given:
+        _check_batch(scaling, groups, of_storage)
     if of_storage and groups:
         raise ValueError(f"{', '.join(of_storage)} given, expected packed matrices with groups")
     products = Products(rows, N, K, **given, scaling=scaling, groups=groups, storage=storage)
     product_storage.check(storage, _least(products), fp8=scaling is not None)
     return products
+
+
+def _check_batch(
+    scaling: Scaling | None, groups: Groups | None, of_storage: dict[str, Any]
+) -> None:
+    """Raises ValueError for what the products of a batch do not have."""
+    if scaling or groups:
+        raise ValueError(f"{_BATCH}NUMBER is given, expected none with fp8 or groups")
+    if of_storage:
+        raise ValueError(f"{', '.join(of_storage)} given, expected packed matrices in a batch")
 
 
 def _fields(words: list[str]) -> tuple[dict[str, Any], ...]:
@@ -161,12 +199,15 @@ def _layouts(is_fp8: bool, groups: Groups | None) -> tuple[str, ...]:
 
 
 def _field(word: str) -> tuple[str, Any]:
-    if word in DTYPES or word in FP8_DTYPES:
+    if word in (*DTYPES, *WIDE) or word in FP8_DTYPES:
         return "dtype", word
     if word in LAYOUTS:
         return "layout", word
     if word == "batch-invariant":
         return "batch_invariant", True
+    number = word.removeprefix(_BATCH)
+    if word.startswith(_BATCH) and number.isdecimal() and int(number) > 1:
+        return "batch", int(number)
     return "steps", Steps.parse(word)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from ..core import machines
+from ..core import compiling, machines
 from ..core.artifact import Artifact, example
 from ..core.compat.triton_private import CompiledKernel
 from ..core.configs import mistyped, unread_reason
@@ -18,8 +18,10 @@ from ..core.problem import Launch, Problem, dtype_name
 from ..core.registry import Kernel
 from ..core.space import Axes, Footprint, Space
 from . import gluon, launch, triton_artifact
+from .cubin import Cubin, packed
 from .grid import MAX_PROGRAMS, Tile, chunks_of, tiles
 from .launch import Specialization
+from .triton_variant import TritonVariant
 
 C = TypeVar("C", bound=Tile)
 
@@ -152,20 +154,28 @@ class Rung(ABC, Generic[C]):
 
     def unsupported(self, problem: Problem, config: C | None = None) -> str | None:
         """Returns why this kernel cannot take a call (with this config); None if it can."""
-        if reason := launch.unsupported_dtype(problem):
+        if reason := self._unsupported_problem(problem):
             return reason
-        if problem.epilogue != NONE and not self.fused:
-            return f"has no epilogue besides alpha and C, but was given {problem.epilogue}"
         if problem.device.type != "cuda":
             return f"needs CUDA tensors, but was given tensors on {problem.device}"
         limit = launch.shared_memory_limit(problem.device)
         chosen = config or self.default(problem, launch.sm_count(problem.device), limit)
-        if reason := self._invalid(chosen, limit):
+        return self._unsupported_config(problem, chosen, launch.arch_of(problem.device), limit)
+
+    def _unsupported_config(self, problem: Problem, config: C, arch: int, limit: int) -> str | None:
+        if reason := self._invalid(config, limit):
             return reason
-        if reason := self.unsupported_reason(problem, chosen, launch.arch_of(problem.device)):
+        if reason := self.unsupported_reason(problem, config, arch):
             return reason
-        if tiles(chosen, problem) > MAX_PROGRAMS:
-            return f"needs at most {MAX_PROGRAMS} tiles, but was given {tiles(chosen, problem)}"
+        if tiles(config, problem) > MAX_PROGRAMS:
+            return f"needs at most {MAX_PROGRAMS} tiles, but was given {tiles(config, problem)}"
+        return None
+
+    def _unsupported_problem(self, problem: Problem) -> str | None:
+        if reason := launch.unsupported_dtype(problem):
+            return reason
+        if problem.epilogue != NONE and not self.fused:
+            return f"has no epilogue besides alpha and C, but was given {problem.epilogue}"
         return None
 
     def plan(self, problem: Problem, config: C | None = None) -> Launch:
@@ -188,6 +198,21 @@ class Rung(ABC, Generic[C]):
                 lambda programs: compiled[programs, 1, 1],
                 constants,
             )
+
+    def pack_variant(
+        self, problem: Problem, machine: machines.Machine, config: C | None = None
+    ) -> TritonVariant:
+        """Returns the kernel that `plan` would launch on a GPU that need not be there. Raises
+        ValueError when the call or the config is not supported.
+        """
+        arch, limit = machine.arch, machine.shared_memory_per_cta
+        chosen = config or self.default(problem, machine.sms, limit)
+        reason = self._unsupported_problem(problem)
+        if reason := reason or self._unsupported_config(problem, chosen, arch, limit):
+            raise ValueError(f"kernel {self.kernel.name!r}: {reason}")
+        constants = self.constants(chosen, problem, arch)
+        specialization = self.specialization(chosen, problem, constants, arch)
+        return TritonVariant.of(self.body, specialization, arch)
 
     def artifact(
         self,
@@ -241,10 +266,11 @@ class Rung(ABC, Generic[C]):
 
     def _compiled(
         self, config: C, problem: Problem, constants: dict[str, Any], arch: int, device: int | None
-    ) -> CompiledKernel:
+    ) -> CompiledKernel | Cubin:
         target = self.target(config, arch)
         specialization = self.specialization(config, problem, constants, target)
-        return _compile(self.body, specialization, target, target != arch, device)
+        name = self.kernel.name
+        return _compile(self.body, specialization, target, target != arch, device, name)
 
 
 def readable_name(specialization: Any) -> str:
@@ -256,11 +282,21 @@ def readable_name(specialization: Any) -> str:
 
 @cache
 def _compile(
-    body: Any, specialization: Specialization, target: int, as_ptx: bool, device: int | None
-) -> CompiledKernel:
+    body: Any,
+    specialization: Specialization,
+    target: int,
+    as_ptx: bool,
+    device: int | None,
+    name: str,
+) -> CompiledKernel | Cubin:
     """Compiles a kernel. `device` is the index of the GPU on which the caller loads it, because a
-    loaded kernel belongs to one GPU.
+    loaded kernel belongs to one GPU: there it may come from a pack instead. Raises CompileForbidden
+    with the rung's name where it does not, and nothing may be compiled.
     """
+    if device is not None:
+        if not as_ptx and (found := packed(TritonVariant.of(body, specialization, target), device)):
+            return found
+        compiling.check_allowed(name)
     signature, constants = dict(specialization.signature), dict(specialization.constants)
     assert list(signature) == body.arg_names, "the host passes what the body takes"
     options = specialization.options | (gluon.OLD_PTX if as_ptx else {})

@@ -1,5 +1,5 @@
-"""Kernels of Triton by all that their code depends on: compiled without a GPU, and kept as machine
-code with what a launch has to know.
+"""Kernels of Triton and Gluon by all that their code depends on: compiled without a GPU, and kept
+as machine code with what a launch has to know.
 """
 
 import ctypes
@@ -83,13 +83,14 @@ class TritonVariant:
         """Returns what Triton compiles."""
         import triton
 
-        from ..core.compat.triton_private import ASTSource, GPUTarget
+        from ..core.compat.triton_private import ASTSource, GluonASTSource, GPUTarget
         from . import language
 
         kernel = getattr(importlib.import_module(self.module), self.function)
         attributes = {place: [["tt.divisibility", by]] for place, by in self.divisors}
         with language.lock:
-            source = ASTSource(kernel, dict(self.signature), dict(self.constants), attributes)
+            language_of = GluonASTSource if kernel.is_gluon() else ASTSource
+            source = language_of(kernel, dict(self.signature), dict(self.constants), attributes)
             target = GPUTarget("cuda", self.arch, 32)
             return triton.compile(source, target=target, options=dict(self.options))
 

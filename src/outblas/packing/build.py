@@ -123,7 +123,8 @@ def _of_products(
                 given = configs.from_text(module.Config, config) if config else None
                 yield from module.pack_variants(problem, given, machine)
             else:
-                yield from _by_triton(left_out, kernel, triton_kernels.of_problem, problem, machine)
+                given = problem, machine, kernel, config
+                yield from _by_triton(left_out, kernel, triton_kernels.of_problem, *given)
         scaling = products.scaling
         if scaling is not None and scaling.in_fp8 and problem.out_dtype == torch.float32:
             pow2 = scaling.in_powers_of_two
@@ -198,8 +199,8 @@ def _problems(products: Products, machine: Machine) -> Iterator[Problem]:
 
 def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[str, str]:
     """Returns the kernel and the config (as text; "" for its own) that a call takes on a GPU that
-    need not be there, where it may not compile: kernels of Triton, which packs do not hold, are
-    passed over among the tuned ones.
+    need not be there, where it may not compile: tuned kernels that packs do not hold are passed
+    over.
     """
     from ..autotune import automatic
 
@@ -207,13 +208,25 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
     workload = None if tuned_as is None else automatic.of_problem(tuned_as)
     if tuned_as is not None and workload is not None:
         for kernel, config in automatic.choices_of(index, tuned_as, workload):
-            if kernel != PRODUCTION:
-                continue
-            module = registry.load(kernel)
-            given = configs.from_text(module.Config, config) if config else None
-            if module.unsupported(problem, given) is None:
+            if _is_packed(kernel, config, problem, machine):
                 return kernel, config
     return ruled(machine, problem)
+
+
+def _is_packed(kernel: str, config: str, problem: Problem, machine: Machine) -> bool:
+    """Returns whether a pack has a tuned kernel for a product. Of kernels of Triton, packs hold
+    those that were tuned for float32 operands, which `hopper.gemm` does not multiply.
+    """
+    if kernel == PRODUCTION:
+        module = registry.load(kernel)
+        given = configs.from_text(module.Config, config) if config else None
+        return module.unsupported(problem, given) is None
+    if problem.dtype != torch.float32:
+        return False
+    try:
+        return any(triton_kernels.of_problem(problem, machine, kernel, config))
+    except (ValueError, ImportError):  # the kernel, or the config, does not support the product
+        return False
 
 
 def ruled(machine: Machine, problem: Problem) -> tuple[str, str]:

@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 
 from ..core import grouped, quantization
+from ..core import problem as operands
 from ..core.artifact import example
 from ..core.epilogue import EpilogueArgs, glu_split
 from ..core.grouped import GroupedProblem, GroupedTensors
 from ..core.problem import Problem, Strides
 from ..core.product_groups import Groups
-from ..core.products import Products
+from ..core.products import TF32, Products
 from ..core.scaling import BY_ROWS, FP8_DTYPES, Scaling
 from ..runtime import dispatch
 from ..runtime.recorded_scaling import TERMS
@@ -31,10 +32,40 @@ def problems(products: Products) -> Iterator[Problem]:
         if products.scaling is not None:
             problem = _of_fp8(products, products.scaling, M)
         else:
-            shape, dtype = (M, products.N, products.K), getattr(torch, products.dtype)
-            problem = example(dtype, None, products.layout, shape, steps=products.steps)
-            problem = replace(problem, batch_invariant=products.batch_invariant)
-        yield _stored_as(problem, products)
+            problem = _of_plain(products, M)
+        yield problem if products.batch else _stored_as(problem, products)
+
+
+def _of_plain(products: Products, M: int) -> Problem:
+    """Returns the problem of `matmul`, of packed matrices."""
+    tf32 = products.dtype == TF32
+    dtype = torch.float32 if tf32 else getattr(torch, products.dtype)
+    shape = M, products.N, products.K
+    result, steps = getattr(torch, products.result), products.steps
+    if products.batch:
+        problem = _of_batch(products, M, dtype, result, tf32=tf32)
+    else:
+        problem = example(dtype, result, products.layout, shape, tf32=tf32, steps=steps)
+    return replace(problem, batch_invariant=products.batch_invariant)
+
+
+def _of_batch(
+    products: Products, M: int, dtype: torch.dtype, result: torch.dtype, *, tf32: bool
+) -> Problem:
+    """Returns the problem of `matmul` of batches whose matrices follow one another."""
+    count, N, K, steps = products.batch, products.N, products.K, products.steps
+    stored = count, M, N // glu_split(steps.activation)
+    return operands.problem(
+        _stored((count, M, K), dtype, by_columns=products.layout[0] == "t"),
+        _stored((count, N, K), dtype, by_columns=products.layout[1] == "n").mT,
+        _empty(*stored, dtype=result),
+        tf32=tf32,
+        extra=EpilogueArgs(
+            steps.activation,
+            _empty(N, dtype=result) if steps.bias else None,
+            _empty(*stored, dtype=result) if steps.residual else None,
+        ),
+    )
 
 
 def _stored_as(problem: Problem, products: Products) -> Problem:

@@ -1,12 +1,13 @@
-"""The kernels of Triton that the calls of a list of products launch on a GPU: products that
-`portable` computes, what quantizes operands and results to fp8, and what lies between the products
-of experts.
+"""The kernels of Triton and Gluon that the calls of a list of products launch on a GPU: products
+that `hopper.gemm` does not compute, what quantizes operands and results to fp8, and what lies
+between the products of experts.
 """
 
 from collections.abc import Iterator
 
 import torch
 
+from ..core import configs, registry
 from ..core.machines import Machine
 from ..core.problem import Problem
 from ..core.products import DTYPES, Products
@@ -16,13 +17,18 @@ from ..device.triton_variant import TritonVariant
 Shape = tuple[int, ...]
 
 
-def of_problem(problem: Problem, machine: Machine) -> Iterator[TritonVariant]:
-    """Yields the kernel with which `portable` computes a product. Raises ImportError without
-    Triton.
+def of_problem(
+    problem: Problem, machine: Machine, kernel: str, config: str = ""
+) -> Iterator[TritonVariant]:
+    """Yields what a kernel with a config (as text; "" for its own) launches for a product. Raises
+    ValueError where the kernel does not support it, or is none that packs hold, and ImportError
+    without Triton.
     """
-    from ..kernels import portable
-
-    yield portable.pack_variant(problem, machine)
+    module = registry.load(kernel)
+    if not getattr(module, "PACKED", False):
+        raise ValueError(f"packs do not hold {kernel}")
+    given = configs.from_text(module.Config, config) if config else None
+    yield module.pack_variant(problem, machine, given)
 
 
 def of_operands(products: Products) -> Iterator[TritonVariant]:

@@ -10,7 +10,7 @@ from ..core import forks
 from ..core import problem as operands
 from ..core.grouped import GroupedProblem
 from ..core.problem import Problem
-from ..core.products import DTYPES, Products, ranges
+from ..core.products import DTYPES, TF32, WIDE, Products, ranges
 from ..core.steps import Steps
 from . import recorded_groups, recorded_scaling, recorded_storage
 
@@ -59,7 +59,7 @@ class RecordedShapes:
 
     def _note(self, problem: Problem) -> None:
         is_fp8 = bool(problem.formats)
-        K, dtype = problem.K, operands.dtype_name(problem.dtype)
+        K, dtype = problem.K, TF32 if problem.tf32 else operands.dtype_name(problem.dtype)
         if is_fp8:
             K, dtype = recorded_scaling.TERMS * K, recorded_scaling.dtype_of(problem)
         reason = _unpacked_reason(problem)
@@ -76,6 +76,8 @@ class RecordedShapes:
             operands.layout_of(problem),
             Steps(epilogue.bias is not None, epilogue.activation, epilogue.residual is not None),
             problem.batch_invariant,
+            "" if is_fp8 or problem.out_dtype == problem.dtype else "float32",
+            problem.batch[0] if problem.batch else 0,
             recorded_scaling.scaling_of(problem) if is_fp8 else None,
             storage=recorded_storage.storage_of(problem),
         )
@@ -146,14 +148,10 @@ def chosen_by_tokens(top: int) -> Iterator[None]:
 
 def _unpacked_reason(problem: Problem) -> str:
     """Returns why a line cannot describe a product; "" if it can."""
-    if problem.batch:
-        return "a batch"
-    if operands.dtype_name(problem.dtype) not in DTYPES:
-        return "a dtype of Triton's kernels"
+    if operands.dtype_name(problem.dtype) not in (*DTYPES, *WIDE):
+        return "a dtype that torch multiplies"
     if problem.formats and (reason := recorded_scaling.unpacked_reason(problem)):
         return reason
-    if problem.out_dtype != problem.dtype and not problem.formats:
-        return "a result of another dtype"
     if problem.epilogue.aux is not None:
         return "aux"
     if problem.c is not None or problem.scaled:
@@ -162,6 +160,8 @@ def _unpacked_reason(problem: Problem) -> str:
         return "weights_ready"
     if problem.out[-1] != 1 and problem.N > 1:
         return "a result whose columns are contiguous"
+    if not recorded_storage.has_bias_by_columns(problem):
+        return "a bias that is not one contiguous row"
     residual = problem.epilogue.residual
     if residual is not None and 0 in residual.strides and residual.strides != problem.out:
         return "a residual that repeats"
@@ -169,4 +169,6 @@ def _unpacked_reason(problem: Problem) -> str:
         return "nothing is multiplied"
     if len(operands.layout_of(problem)) < 2:
         return "operands without a unit stride"
+    if problem.batch and (reason := recorded_storage.unpacked_batch_reason(problem)):
+        return reason
     return "rows that overlap" if recorded_storage.overlaps(problem) else ""

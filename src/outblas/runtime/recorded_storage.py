@@ -1,7 +1,7 @@
 """How the matrices of a recorded product lie in memory, in the words of a line of a pack."""
 
 from ..core.problem import Problem, Strides
-from ..core.product_storage import Storage
+from ..core.product_storage import PACKED, Storage
 from ..core.tensor_memory import LINE
 from .recorded_scaling import TERMS
 
@@ -33,6 +33,34 @@ def overlaps(problem: Problem) -> bool:
         count > 1 and apart < length
         for apart, count, length in (_walk(strides, shape) for strides, shape in of_each)
     )
+
+
+def has_bias_by_columns(problem: Problem) -> bool:
+    """Returns whether a bias, if there is one, has a value for each column, one after the other."""
+    bias = problem.epilogue.bias
+    if bias is None:
+        return True
+    extents = *problem.batch, problem.M
+    *apart, column = bias.strides
+    varies = any(step and size > 1 for step, size in zip(apart, extents, strict=True))
+    return column == 1 and not varies
+
+
+def unpacked_batch_reason(problem: Problem) -> str:
+    """Returns why a line cannot describe the matrices of a batch: they, or those of a residual, do
+    not follow one another; "" if it can.
+    """
+    if len(problem.batch) > 1:
+        return "a batch of several dimensions that do not follow one another"
+    M, N, K = problem.M, problem.N, problem.K
+    sizes = M * K, K * problem.columns, M * N
+    of_each = zip((problem.a, problem.b, problem.out), sizes, strict=True)
+    if storage_of(problem) != PACKED or any(strides[0] != size for strides, size in of_each):
+        return "a batch of matrices that do not follow one another"
+    residual = problem.epilogue.residual
+    if residual is not None and residual.strides != problem.out:
+        return "a batch with a residual that does not lie as the result"
+    return ""
 
 
 def _apart(strides: Strides, shape: tuple[int, int]) -> int:

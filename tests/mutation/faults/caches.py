@@ -180,7 +180,7 @@ FAULTS = (
     Fault(
         "packed_tables_choose_triton",
         _PACKED_TABLES,
-        "[entry for entry in known if entry.kernel in _PACKED]",
+        "[entry for entry in known if entry.kernel in _packed_kernels(entry.workload.dtype)]",
         "known",
         PACKED_TABLES,
         "A call that a pack serves takes a kernel that Triton compiles.",
