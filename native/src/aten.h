@@ -32,6 +32,12 @@ inline std::optional<at::Tensor> attempt(const Operands& operands, Options optio
   if (is_choosing) {
     return std::nullopt;
   }
+  for (const at::Tensor* read : {operands.a, operands.b, operands.c}) {
+    if (operands.out != nullptr && read != nullptr && all_have_memory(operands) &&
+        overlap(*operands.out, *read)) {
+      return std::nullopt;  // torch accepts some of them
+    }
+  }
   options.batch_invariant = overrides().batch_invariant || is_on(state().invariance);
   const auto plan = find_plan(operands, options);
   if (!plan) {
@@ -40,10 +46,12 @@ inline std::optional<at::Tensor> attempt(const Operands& operands, Options optio
   return plan->run(operands, options.alpha, options.beta);
 }
 
+using py::literals::operator""_a;
+
 template <typename... Given>
-at::Tensor by_python(const char* name, const Given&... given) {
+at::Tensor by_python(const char* name, Given&&... given) {
   const auto kernel = py::reinterpret_borrow<py::object>(overrides().kernels.at(name));
-  return THPVariable_Unpack(kernel(given...).ptr());
+  return THPVariable_Unpack(kernel(std::forward<Given>(given)...).ptr());
 }
 
 inline at::Tensor mm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& b) {
@@ -52,10 +60,32 @@ inline at::Tensor mm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Te
   return found ? *found : by_python("mm", keys, a, b);
 }
 
+inline at::Tensor& mm_out(
+    c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  const py::gil_scoped_acquire gil;
+  Operands operands{&a, &b};
+  operands.out = &out;
+  if (!attempt(operands, {Kind::aten_mm})) {
+    by_python("mm.out", keys, a, b, "out"_a = out);
+  }
+  return out;
+}
+
 inline at::Tensor bmm(c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& b) {
   const py::gil_scoped_acquire gil;
   const auto found = attempt({&a, &b}, {Kind::aten_bmm});
   return found ? *found : by_python("bmm", keys, a, b);
+}
+
+inline at::Tensor& bmm_out(
+    c10::DispatchKeySet keys, const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  const py::gil_scoped_acquire gil;
+  Operands operands{&a, &b};
+  operands.out = &out;
+  if (!attempt(operands, {Kind::aten_bmm})) {
+    by_python("bmm.out", keys, a, b, "out"_a = out);
+  }
+  return out;
 }
 
 // A number as Python has it: integers stay integers.
@@ -70,6 +100,17 @@ inline py::object number(const at::Scalar& given) {
                            : py::object(py::float_(given.toDouble()));
 }
 
+inline std::optional<at::Tensor> attempt_addmm(
+    const Operands& operands, const at::Scalar& beta, const at::Scalar& alpha) {
+  if (alpha.isComplex() || beta.isComplex() || alpha.isBoolean() || beta.isBoolean()) {
+    return std::nullopt;
+  }
+  Options options{Kind::aten_addmm};
+  options.alpha = alpha.toDouble();
+  options.beta = beta.toDouble();
+  return attempt(operands, options);
+}
+
 inline at::Tensor addmm(
     c10::DispatchKeySet keys,
     const at::Tensor& c,
@@ -78,19 +119,36 @@ inline at::Tensor addmm(
     const at::Scalar& beta,
     const at::Scalar& alpha) {
   const py::gil_scoped_acquire gil;
-  if (!alpha.isComplex() && !beta.isComplex() && !alpha.isBoolean() && !beta.isBoolean()) {
-    Options options{Kind::aten_addmm};
-    options.alpha = alpha.toDouble();
-    options.beta = beta.toDouble();
-    if (const auto found = attempt({&a, &b, &c}, options)) {
-      return *found;
-    }
+  if (const auto found = attempt_addmm({&a, &b, &c}, beta, alpha)) {
+    return *found;
   }
-  const auto kernel = py::reinterpret_borrow<py::object>(overrides().kernels.at("addmm"));
-  using py::literals::operator""_a;
-  const auto found =
-      kernel(keys, c, a, b, "beta"_a = number(beta), "alpha"_a = number(alpha));
-  return THPVariable_Unpack(found.ptr());
+  return by_python(
+      "addmm", keys, c, a, b, "beta"_a = number(beta), "alpha"_a = number(alpha));
+}
+
+inline at::Tensor& addmm_out(
+    c10::DispatchKeySet keys,
+    const at::Tensor& c,
+    const at::Tensor& a,
+    const at::Tensor& b,
+    const at::Scalar& beta,
+    const at::Scalar& alpha,
+    at::Tensor& out) {
+  const py::gil_scoped_acquire gil;
+  Operands operands{&a, &b, &c};
+  operands.out = &out;
+  if (!attempt_addmm(operands, beta, alpha)) {
+    by_python(
+        "addmm.out",
+        keys,
+        c,
+        a,
+        b,
+        "beta"_a = number(beta),
+        "alpha"_a = number(alpha),
+        "out"_a = out);
+  }
+  return out;
 }
 
 // torch warns, once in a process, that an operator has a kernel already.
@@ -107,10 +165,16 @@ inline bool install(const std::string& name, const std::string& key, py::object 
       torch::Library::IMPL, "aten", c10::parseDispatchKey(key), __FILE__, __LINE__);
   if (name == "mm") {
     library->impl("mm", TORCH_FN(mm));
+  } else if (name == "mm.out") {
+    library->impl("mm.out", TORCH_FN(mm_out));
   } else if (name == "bmm") {
     library->impl("bmm", TORCH_FN(bmm));
+  } else if (name == "bmm.out") {
+    library->impl("bmm.out", TORCH_FN(bmm_out));
   } else if (name == "addmm") {
     library->impl("addmm", TORCH_FN(addmm));
+  } else if (name == "addmm.out") {
+    library->impl("addmm.out", TORCH_FN(addmm_out));
   } else {
     return false;
   }

@@ -30,6 +30,7 @@ struct Operands {
   const at::Tensor* c = nullptr;
   const at::Tensor* bias = nullptr;
   const at::Tensor* residual = nullptr;
+  const at::Tensor* out = nullptr;  // what the call writes; null where it allocates its result
 };
 
 // What a call asks for besides its tensors.
@@ -58,6 +59,7 @@ class CallKey {
     add(operands.c, local, GRANULE);
     add(operands.bias, local, GRANULE);
     add(operands.residual, local, GRANULE);
+    add(operands.out, local, GRANULE);
   }
 
   uint64_t hash() const {

@@ -89,7 +89,8 @@ inline int64_t number_of(PyObject* activation) {
 // Returns whether all tensors of a call have memory: wrappers of transforms, and sparse and nested
 // tensors, have none.
 inline bool all_have_memory(const Operands& operands) {
-  for (const at::Tensor* t : {operands.a, operands.b, operands.c, operands.bias, operands.residual}) {
+  for (const at::Tensor* t :
+       {operands.a, operands.b, operands.c, operands.bias, operands.residual, operands.out}) {
     if (t != nullptr && !(t->has_storage() && t->layout() == at::kStrided && !t->is_nested())) {
       return false;
     }

@@ -136,11 +136,11 @@ std::optional<FfiLaunch> ffi_launch(const py::object& given, double alpha, doubl
 // Remembers the plan of calls like this one, which must be made in the state of torch in which the
 // calls are.
 //
-// tensors: a, b, c, bias, residual; None for those that the call has not. `b` of linear is the
+// tensors: a, b, c, bias, residual, out; None for those that the call has not. `b` of linear is the
 // weight. output: its sizes, strides, dtype and device.
 void remember(
     int kind,
-    const std::array<std::optional<at::Tensor>, 5>& tensors,
+    const std::array<std::optional<at::Tensor>, 6>& tensors,
     const std::string& activation,
     bool batch_invariant,
     bool recorded,
@@ -153,7 +153,7 @@ void remember(
     const py::object& ffi,
     size_t most_plans) {
   const auto given = [&](int i) { return tensors[i] ? &*tensors[i] : nullptr; };
-  const Operands operands{given(0), given(1), given(2), given(3), given(4)};
+  const Operands operands{given(0), given(1), given(2), given(3), given(4), given(5)};
   Options options{static_cast<Kind>(kind), batch_invariant, recorded};
   if (!activation.empty()) {
     auto& known = state().activations;

@@ -26,6 +26,21 @@ inline at::Tensor transposed(const at::Tensor& t) {
   return at::Tensor(std::move(view));
 }
 
+// Returns whether the memory that two tensors span has bytes in common.
+inline bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  const auto begin = [](const at::Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  };
+  const auto end = [&](const at::Tensor& t) {
+    int64_t last = 0;
+    for (int64_t i = 0; i < t.dim(); ++i) {
+      last += (t.size(i) - 1) * t.stride(i);
+    }
+    return t.numel() == 0 ? begin(t) : begin(t) + (last + 1) * t.element_size();
+  };
+  return begin(one) < end(other) && begin(other) < end(one);
+}
+
 struct Plan {
   py::object execute;  // Python's own plan(a, b, c, out, alpha, beta, ...)
   py::object launch;  // launch(a, b, c, out, alpha, beta, ...)
@@ -43,10 +58,11 @@ struct Plan {
     const auto& context = at::globalContext();
     const bool fills =
         context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
-    if (elsewhere || fills) {
-      return by_python(execute, given, alpha, beta, at::Tensor());
+    if (elsewhere || (fills && given.out == nullptr)) {
+      const at::Tensor none;
+      return by_python(execute, given, alpha, beta, given.out == nullptr ? none : *given.out);
     }
-    at::Tensor out = empty();
+    const at::Tensor out = given.out == nullptr ? empty() : *given.out;
     if (ffi_launch) {
       const Tensors tensors{given.a, given.b, given.c, &out, given.bias, given.residual};
       if ((*ffi_launch)(tensors, device)) {

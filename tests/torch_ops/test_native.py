@@ -436,7 +436,11 @@ def test_threads_share_a_graph(package: Any) -> None:
 
 # ---- aten
 RULES = aten.Rules((torch.float32,), 0, 0, None, "CPU")
+OUT, BATCH_OUT = torch.empty(6, 4), torch.empty(3, 6, 4)
 OF_TORCH: dict[str, Callable[[], Tensor]] = {
+    "mm out": lambda: torch.mm(A, W.t(), out=OUT),
+    "bmm out": lambda: torch.bmm(A.expand(3, 6, 5), W.t().expand(3, 5, 4), out=BATCH_OUT),
+    "addmm out": lambda: torch.addmm(BIAS, A, W.t(), beta=2, out=OUT),
     "mm": lambda: torch.mm(A, W.t()),
     "bmm": lambda: torch.bmm(A.expand(3, 6, 5), W.t().expand(3, 5, 4)),
     "addmm": lambda: torch.addmm(BIAS, A, W.t(), beta=2, alpha=0.5),
@@ -447,7 +451,7 @@ OF_TORCH: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("name", OF_TORCH)
 def test_products_of_torch_are_computed(package: Any, name: str) -> None:
     call = OF_TORCH[name]
-    want = call()
+    want = call().clone()
 
     with aten._enable(RULES):
         assert hits(package, call) == 1
@@ -455,6 +459,21 @@ def test_products_of_torch_are_computed(package: Any, name: str) -> None:
 
     torch.testing.assert_close(got, want)
     assert hits(package, call) == 0, "the operators are torch's again"
+
+
+def test_an_output_that_overlaps_an_operand_is_left_to_python(package: Any) -> None:
+    """torch computes what it accepts of them. The plan of calls alike would compute it."""
+    memory, b, apart = torch.randn(80), torch.randn(6, 6), torch.empty(6, 6)
+    a, beside = memory[:36].view(6, 6), memory[40:76].view(6, 6)
+    within = memory[4:40].view(6, 6)
+    assert within.data_ptr() % 16 == beside.data_ptr() % 16 == apart.data_ptr() % 16
+    with aten._enable(RULES):
+        torch.mm(a, b, out=apart)
+        before = package.counts()[1]
+        torch.mm(a, b, out=beside)
+        torch.mm(a, b, out=within)
+
+    assert package.counts()[1] == before + 1, "what lies beside the operand is computed"
 
 
 def test_scalars_that_differ_have_plans_of_their_own(package: Any) -> None:

@@ -153,8 +153,9 @@ def attempt(
         rules = enabled.rules
         call = Call(a, b, c, out, None, alpha, beta, rules.kernel, "", "", invariant, extra)
         plan = _decide(enabled, partial(choose, rules, operator, call), key, tensors)
-        if not isinstance(plan, str) and out is None and extra is None and operator in _NATIVE:
-            operands = a, b, c, None, None
+        is_plain = extra is None and (out is None or out is not c)
+        if not isinstance(plan, str) and is_plain and operator in _NATIVE:
+            operands = a, b, c, None, None, out
             native.remember(
                 _NATIVE[operator],
                 operands,

@@ -188,7 +188,7 @@ def run(
         if found is None:
             return None
         if plain and (found[2] is None or not found[2].requires_grad):
-            operands = a, b, None, None, None
+            operands = a, b, None, None, None, None
             native.remember(native.Kind.MATMUL, operands, found[1], batch_invariant=batch_invariant)
     _, plan, conditions = found
     if conditions is not None and conditions.requires_grad and _recorded_run is not None:

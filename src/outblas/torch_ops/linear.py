@@ -187,7 +187,7 @@ def _planned(
     if is_plain and (not recorded or (_is_common(x, weight, bias) and not activation)):
         native.remember(
             native.Kind.LINEAR,
-            (x, weight, None, bias, residual),
+            (x, weight, None, bias, residual, None),
             plan,
             batch_invariant=batch_invariant,
             recorded=recorded,

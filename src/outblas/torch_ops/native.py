@@ -3,7 +3,7 @@
 It keeps the plans of calls that were made before, finds them by what `eager` and `linear` compare,
 and runs them: it allocates the output and launches the kernel, through the C interface of TVM FFI
 where the kernel has one. Of `linear` it also has the autograd function, and of aten's `mm`, `bmm`
-and `addmm` the kernels that `outblas.enable` installs. Calls that it does not know go the way that
+and `addmm`, with `out` too, the kernels that `outblas.enable` installs. Calls that it does not know go the way that
 all calls go without it.
 """
 
@@ -89,7 +89,7 @@ def configure(product: Callable[[Tensor, Tensor, bool], Tensor]) -> None:
 
 def remember(
     kind: Kind,
-    tensors: tuple[MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor],
+    tensors: tuple[MaybeTensor, ...],
     plan: dispatch.Plan,
     *,
     batch_invariant: bool,
@@ -100,8 +100,8 @@ def remember(
 ) -> None:
     """Lets the package compute calls like this one, if the plan launches a kernel.
 
-    tensors: A, B, C, bias and residual, None for those that the call has not. B of `Kind.LINEAR` is
-    the weight. `recorded`: whether autograd records the call.
+    tensors: A, B, C, bias, residual and `out`, None for those that the call has not. B of
+    `Kind.LINEAR` is the weight. `recorded`: whether autograd records the call.
     """
     parts = None if _package is None else dispatch.parts_of(plan)
     if parts is None:
