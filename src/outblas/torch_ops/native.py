@@ -3,8 +3,8 @@
 It keeps the plans of calls that were made before, finds them by what `eager` and `linear` compare,
 and runs them: it allocates the output and launches the kernel, through the C interface of TVM FFI
 where the kernel has one. Of `linear` it also has the autograd function, and of aten's `mm`, `bmm`
-and `addmm`, with `out` too, the kernels that `outblas.enable` installs. Calls that it does not know go the way that
-all calls go without it.
+and `addmm`, with `out` too, the kernels that `outblas.enable` installs. Calls that it does not know
+go the way that all calls go without it.
 """
 
 import ctypes
