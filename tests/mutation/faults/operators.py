@@ -451,6 +451,14 @@ FAULTS = (
         "bmm multiplies batches of which torch refuses one.",
     ),
     Fault(
+        "enabled_takes_torchs_plan",
+        _ATEN_CHOICE,
+        "    if known is not None and (reason := dispatch.torch_reason(known)):",
+        '    if False and (reason := ""):',
+        ENABLE,
+        "A product that torch computed for matmul calls the overridden operator for ever.",
+    ),
+    Fault(
         "enabled_choice_not_marked",
         _ATEN_CALLS,
         "    _thread.inside = True\n",
