@@ -58,22 +58,26 @@ class Launcher:
         return launch
 
     @property
+    def is_one_launch(self) -> bool:
+        """Whether a call is one launch on the caller's own A, B and C, without a workspace."""
+        canonical = self.canonical
+        return not (canonical.loops or any(canonical.copies) or self.schedule.workspace)
+
+    @property
     def is_plain(self) -> bool:
         """Whether a call is one launch on the caller's own A, B and C, without an epilogue and a
         workspace.
         """
-        needs_more = self.canonical.loops or any(self.canonical.copies) or self.schedule.workspace
-        return not needs_more and bool(self.variant.traits.plain)
+        return self.is_one_launch and bool(self.variant.traits.plain)
 
     @property
     def is_one_call(self) -> bool:
         """Whether a call is one launch with views of the caller's own tensors, none of them in
         fp8.
         """
-        needs_more = self.canonical.loops or any(self.canonical.copies) or self.schedule.workspace
         viewed = zip(EPILOGUE_TENSORS, self.epilogue_views, strict=True)
         is_viewed = all(how is None or name in EPILOGUE_INDEX for name, how in viewed)
-        return is_viewed and not needs_more and not self.canonical.given.formats
+        return self.is_one_launch and is_viewed and not self.canonical.given.formats
 
     def _ffi_call(self, table: torch.Tensor | None) -> FfiCall:
         """Returns what `_launch` calls, as data."""

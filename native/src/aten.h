@@ -27,16 +27,22 @@ inline Overrides& overrides() {
 // know.
 inline thread_local bool is_choosing = false;
 
+// Returns whether a call writes memory that it reads. torch accepts some of these calls.
+inline bool writes_over_an_operand(const Operands& operands) {
+  const auto overlaps = [&](const at::Tensor* read) {
+    return read != nullptr && overlap(*operands.out, *read);
+  };
+  return operands.out != nullptr &&
+      (overlaps(operands.a) || overlaps(operands.b) || overlaps(operands.c));
+}
+
 // Runs the plan of a call that was decided before. The GIL is held.
 inline std::optional<at::Tensor> attempt(const Operands& operands, Options options) {
   if (is_choosing) {
     return std::nullopt;
   }
-  for (const at::Tensor* read : {operands.a, operands.b, operands.c}) {
-    if (operands.out != nullptr && read != nullptr && all_have_memory(operands) &&
-        overlap(*operands.out, *read)) {
-      return std::nullopt;  // torch accepts some of them
-    }
+  if (!all_have_memory(operands) || writes_over_an_operand(operands)) {
+    return std::nullopt;
   }
   options.batch_invariant = overrides().batch_invariant || is_on(state().invariance);
   const auto plan = find_plan(operands, options);

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.fp8 import BLOCK
 from ..core.grouped import GATHERING_COLUMNS
 from ..core.product_groups import Groups
 from ..core.products import DTYPES, Products
@@ -13,7 +14,6 @@ from ..core.steps import GATED, Steps
 Rows = tuple[tuple[int, int], ...]
 Size = tuple[int, int]  # N and K
 
-_BLOCK = 128
 # What a linear layer of an fp8 checkpoint is, by `quantization_config.quant_method`, where its
 # weights have no scales of blocks.
 _WHOLE_SCALES = {"fp8": "tensorwise", "fbgemm_fp8": "rowwise"}
@@ -117,8 +117,8 @@ def _recipes(config: Mapping[str, Any], where: str) -> tuple[str, str] | None:
     block = quantization.get("weight_block_size")
     if block is None:
         return _WHOLE_SCALES[method], _WHOLE_SCALES[method]
-    if list(block) != [_BLOCK, _BLOCK]:
-        raise ValueError(f"weight_block_size is {block} in {where}, expected {[_BLOCK, _BLOCK]}")
+    if list(block) != [BLOCK, BLOCK]:
+        raise ValueError(f"weight_block_size is {block} in {where}, expected {[BLOCK, BLOCK]}")
     return "1x128", "128x128"
 
 
@@ -134,7 +134,7 @@ def _fused_mlp(sizes: _Sizes, rows: Rows, scaling: Scaling) -> list[Products]:
     return [
         Products(rows, 2 * inner, hidden, "fp8-e4m3", steps=steps, scaling=to_fp8)
         for inner in _inner_sizes(sizes)
-        if inner % _BLOCK == 0
+        if inner % BLOCK == 0
     ]
 
 

@@ -119,11 +119,10 @@ def run(
     Arguments may have any type. Dynamo must not trace this function, because it must see the
     operator.
     """
-    plain = c is None and out is None and extra is None and choice is None
-    if plain and _native_matmul is not None:
-        found_by_native: Tensor | None = _native_matmul(a, b, batch_invariant)
-        if found_by_native is not None:
-            return found_by_native
+    if _native_matmul is not None and _is_bare(c, out, extra, choice):
+        computed = _native_matmul(a, b, batch_invariant)
+        if computed is not None:
+            return computed
     if function_modes() and not _modes_disabled():
         return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra, choice)
     if _dispatch_modes():
@@ -187,7 +186,8 @@ def run(
         found = planned(key, plans, tensors, call)
         if found is None:
             return None
-        if plain and (found[2] is None or not found[2].requires_grad):
+        recorded = found[2] is not None and found[2].requires_grad
+        if _is_bare(c, out, extra, choice) and not recorded:
             operands = a, b, None, None, None, None
             native.remember(native.Kind.MATMUL, operands, found[1], batch_invariant=batch_invariant)
     _, plan, conditions = found
@@ -203,6 +203,13 @@ def run(
     if out is not None:
         _increment_version((out,))
     return result
+
+
+def _is_bare(
+    c: Tensor | None, out: Tensor | None, extra: EpilogueArgs | None, choice: EagerChoice | None
+) -> bool:
+    """Returns whether a call is a product of two operands and asks for nothing else."""
+    return c is None and out is None and extra is None and choice is None
 
 
 def _run_without_modes(*call: Any) -> Tensor | None:

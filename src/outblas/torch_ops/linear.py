@@ -183,8 +183,9 @@ def _planned(
         return None
     _, plan, conditions = planned
     recorded = conditions is not None and bool(conditions.requires_grad)
-    is_plain = choice is None and out is None and weight.dim() == 2 and not weights_ready
-    if is_plain and (not recorded or (_is_common(x, weight, bias) and not activation)):
+    is_common = recorded and _is_common(x, weight, bias)
+    is_bare = choice is None and out is None and weight.dim() == 2 and not weights_ready
+    if is_bare and (not recorded or (is_common and not activation)):
         native.remember(
             native.Kind.LINEAR,
             (x, weight, None, bias, residual, None),
@@ -193,7 +194,7 @@ def _planned(
             recorded=recorded,
             activation=activation,
         )
-    if conditions is not None and conditions.requires_grad and _is_common(x, weight, bias):
+    if conditions is not None and is_common:
         conditions.layer = _Layer(
             plan,
             extra is None,
