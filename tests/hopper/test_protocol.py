@@ -27,6 +27,7 @@ from protocol.schedules import (
     TIMINGS,
     TIMINGS_OF_GRIDS,
     case_of,
+    run_grids,
     runs_clean,
 )
 
@@ -109,18 +110,8 @@ def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
 @pytest.mark.parametrize("timing", TIMINGS_OF_GRIDS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_runs_clean_in_every_timing(name: str, timing: int) -> None:
-    """Each number of k tiles with one of the three grids; with each, and thrice, in all nine."""
     config, words = SCHEDULES[name]
-    grids = (1, 1, 2), (2, 3, 1), (3, 3, 2)
-    for place, k_tiles in enumerate((1, 2, config.stages, 2 * config.stages + 1)):
-        k_tiles = max(k_tiles, config.cluster_k)
-        number = (timing + place) % 3
-        rows, columns, clusters = grids[number]
-        case = case_of(
-            config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
-        )
-        seed = (timing + timing // 3 + number) % 3 + 10 * k_tiles
-        runs_clean(case, seed, calls=2 if config.split else 1)
+    run_grids(config, words, timing, ((1, 1, 2), (2, 3, 1), (3, 3, 2)), stages=config.stages)
 
 
 @pytest.mark.parametrize("timing", TIMINGS)

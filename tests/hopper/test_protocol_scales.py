@@ -19,6 +19,7 @@ from protocol.schedules import (
     TIMINGS,
     TIMINGS_OF_GRIDS,
     case_of,
+    run_grids,
     runs_clean,
 )
 
@@ -60,18 +61,8 @@ def test_a_schedule_is_one_that_the_host_takes(name: str) -> None:
 def test_sums_are_multiplied_by_the_scales_of_their_stage_in_every_timing(
     name: str, timing: int
 ) -> None:
-    """Each number of k tiles with one of the three grids; with each, and thrice, in all nine."""
     config, words = SCALED[name]
-    grids = (1, 1, 2), (2, 3, 1), (2, 2, 2)
-    for place, k_tiles in enumerate((1, 2, config.stages + 1, 2 * config.stages + 1)):
-        k_tiles = max(k_tiles, config.cluster_k)
-        number = (timing + place) % 3
-        rows, columns, clusters = grids[number]
-        case = case_of(
-            config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
-        )
-        seed = (timing + timing // 3 + number) % 3 + 10 * k_tiles
-        runs_clean(case, seed, calls=2 if config.split else 1)
+    run_grids(config, words, timing, ((1, 1, 2), (2, 3, 1), (2, 2, 2)), stages=config.stages + 1)
 
 
 @pytest.mark.parametrize("timing", TIMINGS)

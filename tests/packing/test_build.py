@@ -13,6 +13,7 @@ import torch
 from support import commands, shared_compiles, stored
 from support.known import H100
 from support.paths import ROOT
+from support.served_by_pack import SERVED
 
 from outblas.autotune import packed_tables
 from outblas.autotune.store.records import Workload
@@ -105,33 +106,6 @@ def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
                         missing.append((str(products), problem.M, choice))
 
     assert missing == []
-
-
-SERVED = """
-import sys
-import triton
-from outblas.device.triton_variant import Kept, TritonVariant
-from outblas.core import machines, pack
-from outblas.hopper.core import compile
-from outblas.packing import build
-from outblas.core.products import parse_line
-
-def never(*given, **options):
-    raise AssertionError("something was compiled")
-
-machine, (loaded,) = machines.find("H100"), pack.loaded()
-index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
-products = [parse_line(line) for line in sys.argv[1:]]
-variants, _ = build._variants(products, machine, lambda text: None, index)
-triton.compile = never
-for variant in variants:
-    if isinstance(variant, TritonVariant):
-        code = pack.packed_code(variant.cache_key_fields)
-        assert Kept.from_bytes(code).cubin.startswith(b"\\x7fELF")
-    else:
-        assert callable(compile.load(variant, never))
-print(len(variants))
-"""
 
 
 def test_a_fresh_process_compiles_nothing(

@@ -19,6 +19,7 @@ from support import commands
 from support.known import H100
 from support.paths import ROOT
 from support.probed_gpu import unprobed_context
+from support.served_by_pack import SERVED
 
 import outblas
 from outblas.autotune import lookup
@@ -296,32 +297,6 @@ def test_a_pack_has_exactly_what_calls_of_float32_and_of_batches_load(
     assert asked_of_triton == set(opened.objects)
 
 
-SERVED = """
-import sys
-import triton
-from outblas.device.triton_variant import Kept, TritonVariant
-from outblas.core import machines, pack
-from outblas.hopper.core import compile
-from outblas.packing import build
-from outblas.packing.products import of_model
-
-def never(*given, **options):
-    raise AssertionError("something was compiled")
-
-machine, (loaded,) = machines.find("H100"), pack.loaded()
-index = build.index_of({name: loaded.table(name) for name in loaded.tables}, machine)
-variants, _ = build._variants(of_model(sys.argv[1], sys.argv[2]), machine, lambda _: None, index)
-triton.compile = never
-for variant in variants:
-    if isinstance(variant, TritonVariant):
-        code = pack.packed_code(variant.cache_key_fields)
-        assert Kept.from_bytes(code).cubin.startswith(b"\\x7fELF")
-    else:
-        assert callable(compile.load(variant, never))
-print(len(variants))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("model", [*LAYERS, "fp8", "experts"])
@@ -340,7 +315,7 @@ def test_a_model_is_served_by_its_pack_where_nothing_may_be_compiled(
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
 
     done = subprocess.run(
-        [sys.executable, "-c", SERVED, model, ROWS],
+        [sys.executable, "-c", SERVED, *map(str, of_model(model, ROWS))],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -194,6 +194,24 @@ TIMINGS = (
 TIMINGS_OF_GRIDS = (0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)))
 
 
+Grid = tuple[int, int, int]  # rows and columns of tiles, and clusters
+
+
+def run_grids(
+    config: HopperConfig, text: str, timing: int, grids: tuple[Grid, Grid, Grid], stages: int
+) -> None:
+    """Runs each number of k tiles with one of three grids; with each, and thrice, in all nine
+    timings of `TIMINGS_OF_GRIDS`. `stages`: as many k tiles as fill the pipeline, or one more.
+    """
+    for place, k_tiles in enumerate((1, 2, stages, 2 * config.stages + 1)):
+        k_tiles = max(k_tiles, config.cluster_k)
+        number = (timing + place) % 3
+        rows, columns, clusters = grids[number]
+        case = case_of(config, text, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters)
+        seed = (timing + timing // 3 + number) % 3 + 10 * k_tiles
+        runs_clean(case, seed, calls=2 if config.split else 1)
+
+
 def case_of(
     config: HopperConfig,
     text: str = "",
