@@ -238,13 +238,22 @@ def ruled(machine: Machine, problem: Problem) -> tuple[str, str]:
 
 
 def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
-    """Compiles kernels onto disk, and returns the facts that they are found by."""
-    if not wanted:
-        return []
+    """Compiles kernels onto disk, and returns the facts that they are found by. Starts processes
+    for those that are not there.
+    """
     found: list[Facts] = []
+    missing = []
+    for variant in wanted:
+        facts: Facts = variant.cache_key_fields
+        if cache.is_kept(facts):
+            found.append(facts)
+        else:
+            missing.append(variant)
+    if not missing:
+        return found
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawned) as pool:
-        tasks = [pool.submit(_keep, variant) for variant in wanted]
+        tasks = [pool.submit(_keep, variant) for variant in missing]
         try:
             for task in as_completed(tasks):
                 found.append(task.result())
