@@ -2,6 +2,7 @@
 GPU tests.
 """
 
+import atexit
 import gc
 import logging
 import os
@@ -28,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: what they import stays
     real_stderr()
     _one_thread_for_torch()
     _no_vectors_for_inductor()
@@ -90,11 +92,10 @@ def pytest_collection_finish() -> None:
     interpreter_shortcuts.take()
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Libraries of C++ say at the end what was never freed."""
-    gc.unfreeze()
+    gc.enable()
+    # Libraries of C++ say at the end what was never freed. Before that, pytest collects garbage
+    # several times.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,6 @@ from outblas.torch_ops import aten
 from outblas.torch_ops.aten import Rules
 
 transformers = pytest.importorskip("transformers")
-diffusers = pytest.importorskip("diffusers")
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -125,6 +124,7 @@ def made(case: Case) -> nn.Module:
         config = getattr(transformers, f"{name}Config")(**case.settings)
         model = getattr(transformers, name + ending)(config)
     else:
+        diffusers = pytest.importorskip("diffusers")  # takes seconds, and few tests need it
         model = getattr(diffusers, name)(**case.settings)
     return model.eval()
 
