@@ -71,7 +71,10 @@ _PROMOTED_TILES = (
     (64, 1, 2, 1, False, (192, 128, 64)),
     (64, 1, 1, 1, False, (192, 128, 96, 64, 32, 16)),
     (64, 1, 1, 1, True, (64, 32, 16)),
+    (64, 1, 2, 1, True, (64, 32)),
     (128, 2, 1, 1, True, (64, 32, 16)),
+    (128, 2, 2, 1, True, (64, 32)),
+    (192, 3, 1, 1, True, (32, 16)),
 )
 # Where a stage sums one half of gated pairs after the other, 128 columns each. Those that become
 # outputs in fp8 all do: 128 columns of them share a scale. tile_m, consumers, cluster_m, cluster_n.

@@ -33,6 +33,15 @@ PROMOTED_BYTES = 48.0  # bytes of operands that reach an SM per cycle
 PROMOTED_STEADY_BYTES = 36.0  # the same in several waves of many rows and columns
 PROMOTED_TILE_CYCLES = 300.0  # between two tiles of a CTA, besides those of its sums:
 PROMOTED_SUM_CYCLES = 0.036  # for each of them, and twice that with one epilogue stage for several
+# Where sums are promoted and few rows or columns meet weights, which come from DRAM in a model that
+# decodes; fitted to 729 times of 48 products on an H200 (WORKLOG.md):
+PROMOTED_FEW = 128  # that few
+FEW_CALL_CYCLES = 6000.0  # of a call besides its tiles
+FEW_STAGE_CYCLES = 200.0  # of a stage besides its products
+FEW_BYTES = 41.0  # bytes of weights that reach an SM per cycle
+FEW_SHARE = 0.25  # the part of the bytes of the few that counts: they come from L2
+FEW_SUM_CYCLES = 0.3  # for each sum of a tile, and twice that where an epilogue stage is waited for
+DRAM_REACHED = 0.79  # the fraction of the data sheet's bandwidth that is reached
 # Of a pass that quantizes C, besides its bytes, which are estimates: a launch, and waiting for it.
 QUANTIZE_CYCLES = 3500.0
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers
@@ -168,6 +177,8 @@ class ConfigCycles:
 
     def promoted_cycles(self, call: Call, _most: float = math.inf) -> float:
         """Returns the cycles of a call where sums are promoted."""
+        if min(call.M, call.N) <= PROMOTED_FEW:
+            return self._promoted_few_cycles(call)
         c, gpu, K = self.config, call.gpu, call.problem.K
         waves = -(-self.cluster_tiles(call) * c.split_k // clusters.at_once(gpu.sms, self.cluster))
         products = 2 * c.tile_m * max(c.tile_n, 16) * c.tile_k / gpu.flops_per_clock
@@ -176,14 +187,48 @@ class ConfigCycles:
         rate = PROMOTED_STEADY_BYTES if steady else PROMOTED_BYTES
         stage = max(products + PROMOTED_STAGE_CYCLES, stage_bytes / rate)
         stages = -(-K // c.tile_k) / (c.cluster_k * c.split_k)
-        sums = PROMOTED_SUM_CYCLES * c.tile_m * c.tile_n
-        if c.epilogue_stages < min(2, c.epilogue_subtiles):
-            sums *= 2  # each subtile waits until the one before has left
+        sums = PROMOTED_SUM_CYCLES * self._sums()
         tile = stages * stage + PROMOTED_TILE_CYCLES + sums + self._exchange + self._reduction
         operands = 2 * K * (call.M + call.N)
         dram = operands / gpu.dram_bytes_per_clock if operands > HELD * gpu.l2_bytes else 0.0
         together: float = ((waves * tile) ** 4 + dram**4) ** 0.25
         return CALL_CYCLES + (clusters.TOGETHER if self.cluster > 1 else 0) + together
+
+    def _promoted_few_cycles(self, call: Call) -> float:
+        """Returns `promoted_cycles` where few rows or columns meet weights from DRAM.
+
+        Waves that occupy all SMs share what DRAM gives. In the last one fewer CTAs ask for less, so
+        that it may take no longer than DRAM needs for it.
+        """
+        c, gpu, K = self.config, call.gpu, call.problem.K
+        few = min(call.M, call.N)
+        if c.swap_ab == (call.M <= call.N):  # the few are the columns of tiles
+            of_few, of_weights, along_weights = c.tile_n, c.tile_m, c.cluster_m
+        else:
+            of_few, of_weights, along_weights = c.tile_m, c.tile_n, c.cluster_n
+        products = 2 * c.tile_m * max(c.tile_n, 16) * c.tile_k / gpu.flops_per_clock
+        rows = of_weights + FEW_SHARE * min(of_few, few) / along_weights
+        stage = max(products + FEW_STAGE_CYCLES, 2 * c.tile_k * rows / FEW_BYTES)
+        partitions = c.cluster_k * c.split_k
+        stages = -(-K // c.tile_k) / partitions
+        tile = stages * stage + FEW_SUM_CYCLES * self._sums() + self._exchange + self._reduction
+
+        bytes_of_one = 2 * K * of_weights * along_weights / c.split_k
+        dram = bytes_of_one / (DRAM_REACHED * gpu.dram_bytes_per_clock)
+        at_once = clusters.at_once(gpu.sms, self.cluster)
+        waves, rest = divmod(self.cluster_tiles(call) * c.split_k, at_once)
+        together = waves * (tile**6 + (at_once * dram) ** 6) ** (1 / 6)
+        if rest:
+            together += (tile**6 + (rest * dram) ** 6) ** (1 / 6)
+        return float(FEW_CALL_CYCLES + together)
+
+    def _sums(self) -> float:
+        """Returns the sums of a tile, and twice as many where each subtile of the epilogue waits
+        until the one before has left.
+        """
+        c = self.config
+        waits = c.epilogue_stages < min(2, c.epilogue_subtiles)
+        return c.tile_m * c.tile_n * (2 if waits else 1)
 
 
 def loads_per_term(c: HopperConfig, call: Call, waves: int) -> float:

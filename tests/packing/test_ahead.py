@@ -30,19 +30,27 @@ def compiled(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.compile
-def test_kernels_are_compiled_once_and_are_in_the_cache(
-    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where all are there no process is started."""
+def test_kernels_are_compiled_once_and_are_in_the_cache(empty: Path, tmp_path: Path) -> None:
     (tmp_path / "products.txt").write_text("\n".join(LINES), encoding="utf-8")
 
     from_lines = outblas.precompile(LINES, jobs=2)
     there = compiled(empty)
-    monkeypatch.delattr(build, "ProcessPoolExecutor")
     from_file = outblas.precompile(tmp_path / "products.txt", jobs=1)
 
     assert from_lines == from_file == len(there) > 5
     assert compiled(empty) == there
+
+
+def test_no_process_is_started_where_all_kernels_are_there(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*given: Any, **options: Any) -> Any:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(cache, "is_kept", lambda facts: True)
+    monkeypatch.setattr(build, "ProcessPoolExecutor", started)
+
+    assert outblas.precompile(LINES) > 5
 
 
 def _log_compiles(folder: str, log: str) -> None:

@@ -278,6 +278,22 @@ FAULTS = (
         "The rule gives fp8 products tiles whose promoted sums do not fit registers.",
     ),
     Fault(
+        "rule_takes_few_rows_for_weights",
+        "hopper/gemm/rule_cycles.py",
+        "if c.swap_ab == (call.M <= call.N):  # the few",
+        "if c.swap_ab != (call.M <= call.N):  # the few",
+        RULE,
+        "The rule thinks that few rows of a scaled product come from DRAM, and weights from L2.",
+    ),
+    Fault(
+        "rule_last_wave_as_the_others",
+        "hopper/gemm/rule_cycles.py",
+        "(rest * dram)",
+        "(at_once * dram)",
+        RULE,
+        "The rule thinks that few CTAs wait as long for DRAM as all of them.",
+    ),
+    Fault(
         "rule_turns_k_for_batch_invariance",
         _RULE,
         "        base = replace(base, k_serpentine=False)\n",

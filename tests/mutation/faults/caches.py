@@ -114,6 +114,14 @@ FAULTS = (
         "A pack has a kernel with a result in fp8 where another kernel quantizes.",
     ),
     Fault(
+        "processes_for_what_is_compiled",
+        "src/outblas/packing/build.py",
+        "        if cache.is_kept(facts):\n",
+        "        if False:\n",
+        (Check("test_ahead.py"),),
+        "Precompiling starts processes where all kernels are on disk.",
+    ),
+    Fault(
         "packed_groups_by_rule_alone",
         "src/outblas/packing/build.py",
         'dict.fromkeys((tuned, ""))',
