@@ -133,17 +133,16 @@ def test_operands_are_the_same_every_time(
 
 
 # ---- the check
-@pytest.mark.parametrize(
-    "name",
-    [
-        "torch",
-        "outblas",
-        pytest.param("portable", marks=pytest.mark.interpreter),
-    ],
-)
+@pytest.mark.parametrize("name", ["torch", "outblas"])
 @TASKS
 def test_right_products_pass(task: ScaledTask, name: str) -> None:
     assert ScaledCase(task, "cpu").fault(scaled_groups.parse(name).prepare) is None
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("task", [ROWS, pytest.param(TERMS, marks=pytest.mark.slow)])
+def test_right_products_of_the_portable_kernel_pass(task: ScaledTask) -> None:
+    assert ScaledCase(task, "cpu").fault(scaled_groups.parse("portable").prepare) is None
 
 
 def changed(change: Callable[[Tensor], object]) -> Prepare:

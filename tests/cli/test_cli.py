@@ -229,11 +229,19 @@ def test_an_architecture_has_several_names(arch: str, inspected: list[int]) -> N
 @pytest.mark.interpreter
 @pytest.mark.compile
 @pytest.mark.no_gpu
-def test_the_demo_checks_products_and_shows_machine_code() -> None:
+@pytest.mark.parametrize("rungs", [2, pytest.param(11, marks=pytest.mark.slow)])
+def test_the_demo_checks_products_and_shows_machine_code(
+    rungs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = registry.ladder("hopper")
+    monkeypatch.setattr(registry, "ladder", lambda name: ladder[:rungs])
+
     result = invoke("demo", code=0)
 
+    assert len(ladder) == 11
     assert result.stdout.count("every element is exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
+    assert sum(line.startswith("│ hopper.") for line in result.stdout.splitlines()) == rungs
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

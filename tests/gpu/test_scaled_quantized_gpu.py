@@ -17,7 +17,7 @@ from outblas.core.problem import problem as describe
 from outblas.hopper import gemm
 from outblas.runtime import dispatch
 from outblas.torch_ops import eager_scaled, scaled_output
-from outblas.torch_ops import scaled_mm as module
+from outblas.torch_ops import scaled_operator as module
 
 Tensor = torch.Tensor
 

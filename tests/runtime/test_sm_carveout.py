@@ -23,7 +23,7 @@ from outblas.core import sm_carveout
 from outblas.core.compat.torch_private import get_sm_carveout, set_sm_carveout
 from outblas.core.problem import Problem
 from outblas.runtime import dispatch, launcher
-from outblas.torch_ops import scaled_mm as scaled
+from outblas.torch_ops import scaled_operator as scaled
 
 Tensor = torch.Tensor
 
@@ -199,7 +199,7 @@ def test_a_limit_leaves_no_more_than_the_setting_does(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("on_132_sms")
 def test_products_of_scaled_operands_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Recorder(monkeypatch)
-    monkeypatch.setattr(scaled, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled, "no_kernel_reason", lambda a: None)
     a, b, one = torch.ones(16, 32).to(E4M3), torch.ones(48, 32).to(E4M3), torch.ones(())
     recipe = torch.nn.functional.ScalingType.TensorWise
 
@@ -276,7 +276,7 @@ def test_products_of_scaled_operands_have_a_plan_for_each_carveout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned = Recorder(monkeypatch)
-    monkeypatch.setattr(scaled, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled, "no_kernel_reason", lambda a: None)
     a, b, one = torch.ones(16, 32).to(E4M3), torch.ones(48, 32).to(E4M3), torch.ones(())
 
     for count in (0, 16, 16, 0):

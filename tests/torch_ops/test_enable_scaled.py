@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import outblas
 from outblas.runtime import dispatch
-from outblas.torch_ops import aten, scaled_mm
+from outblas.torch_ops import aten, scaled_operator
 from outblas.torch_ops.aten import Enabled, Rules
 from outblas.torch_ops.aten_scaled import scales_of
 
@@ -47,7 +47,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     """A kernel runs here, and this plans it."""
     planned = Planned()
     dispatch.clear_cache()
-    monkeypatch.setattr(scaled_mm, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled_operator, "no_kernel_reason", lambda a: None)
     monkeypatch.setattr(dispatch, "find_plan", planned)
     return planned
 

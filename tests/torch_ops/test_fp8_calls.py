@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import outblas
-from outblas.torch_ops import scaled_mm as module
+from outblas.torch_ops import scaled_operator as module
 
 FP8 = torch.float8_e4m3fn
 
@@ -27,7 +27,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(call)
         return torch.empty(call.a.shape[0], call.b.shape[1], dtype=call.out_dtype)
 
-    monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(module, "no_kernel_reason", lambda a: None)
     monkeypatch.setattr(module.dispatch, "run", run)
     return calls
 

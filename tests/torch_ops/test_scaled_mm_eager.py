@@ -14,6 +14,7 @@ import outblas
 from outblas.core.epilogue import apply
 from outblas.runtime import dispatch, launcher
 from outblas.torch_ops import scaled_mm as module
+from outblas.torch_ops import scaled_operator
 
 Tensor = torch.Tensor
 M, N, K = 16, 24, 32
@@ -55,7 +56,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return by_operator(*given)
 
     monkeypatch.setattr(module, "_by_operator", record)
-    monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled_operator, "no_kernel_reason", lambda a: None)
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", stand_in_launcher)
     dispatch.clear_cache()

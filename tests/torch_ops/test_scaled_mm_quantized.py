@@ -22,7 +22,7 @@ from outblas.device import launch
 from outblas.runtime import dispatch, launcher
 from outblas.runtime.default_kernel import PRODUCTION
 from outblas.torch_ops import scaled_mm as module
-from outblas.torch_ops import scaled_output
+from outblas.torch_ops import scaled_operator, scaled_output
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -207,7 +207,7 @@ class Kernel:
 @pytest.fixture(params=[True, False], ids=["fused", "composed"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     found = Kernel(request.param)
-    monkeypatch.setattr(module, "_no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled_operator, "no_kernel_reason", lambda a: None)
     monkeypatch.setattr(registry, "load", lambda name: found)
     monkeypatch.setattr(launcher, "unsupported_reason", lambda record, problem: None)
     monkeypatch.setattr(launcher, "no_kernel_reason", launch.unsupported_dtype)  # of all kernels

@@ -18,11 +18,11 @@ from ..core.products import TF32, Products
 from ..core.scaling import BY_ROWS, FP8_DTYPES, Scaling
 from ..runtime import dispatch
 from ..runtime.recorded_scaling import TERMS
-from ..torch_ops import scaled_mm, scaled_output
+from ..torch_ops import scaled_operator, scaled_output
 
 Tensor = torch.Tensor
 
-_FORMATS = {name: dtype for dtype, name in scaled_mm.FORMATS.items()}
+_FORMATS = {name: dtype for dtype, name in scaled_operator.FORMATS.items()}
 _FORMS: dict[str, grouped.Form] = {"rows": "ragged_m", "terms": "ragged_k", "masked": "masked"}
 
 
@@ -100,7 +100,7 @@ def _of_fp8(products: Products, scaling: Scaling, M: int) -> Problem:
         _empty(N, dtype=dtype) if steps.bias else None,
         _empty(*stored, dtype=dtype) if steps.residual else None,
     )
-    call = scaled_mm._call(
+    call = scaled_operator.call_of(
         _empty(M, K, dtype=of_a),
         _empty(N, K, dtype=of_b).t(),
         _scale((M, K), scaling.a),

@@ -16,7 +16,7 @@ from ..core.errors import OperandError
 from ..core.fp8 import BLOCK
 from ..core.problem import DTYPES
 from ..fp8_linear import check, product
-from ..torch_ops.scaled_mm import unsupported_reason
+from ..torch_ops.scaled_operator import unsupported_reason
 from . import replaced
 
 Tensor = torch.Tensor

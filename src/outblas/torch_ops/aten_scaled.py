@@ -12,12 +12,12 @@ from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
 from ..core.tensor_memory import LINE, read_address
 from ..runtime.dispatch import Call, Plan
-from . import block_scales, eager_scaled, scaled_mm
+from . import block_scales, eager_scaled, scaled_operator
 
 Tensor = torch.Tensor
 
 OPERATOR = "_scaled_mm"
-DTYPES = tuple(scaled_mm.FORMATS)
+DTYPES = tuple(scaled_operator.FORMATS)
 NOT_INVARIANT = "_scaled_mm has no batch-invariant kernel"
 _LINE_MASK = LINE - 1
 
@@ -75,13 +75,15 @@ class Scaled(NamedTuple):
         a, b, scale_a, scale_b, out_dtype = *self[:4], self.out_dtype
         if self.scale_result is not None:
             return "scale_result scales its result"
-        if out_dtype not in scaled_mm.OUT_DTYPES:
+        if out_dtype not in scaled_operator.OUT_DTYPES:
             return f"its result is {out_dtype or a.dtype}"
         try:
-            scaled_mm._checked(a, b, scale_a, scale_b, self.bias, out_dtype, self.use_fast_accum)
+            scaled_operator.checked(
+                a, b, scale_a, scale_b, self.bias, out_dtype, self.use_fast_accum
+            )
         except OperandError as error:  # torch says what is wrong, or has other recipes
             return str(error)
-        return self._refusal() or scaled_mm._no_kernel_reason(a) or ""
+        return self._refusal() or scaled_operator.no_kernel_reason(a) or ""
 
     def _refusal(self) -> str:
         """Returns what torch does not accept of a call that `outblas.scaled_mm` accepts: it raises
@@ -128,7 +130,7 @@ class Scaled(NamedTuple):
         """Returns the call in the form that is planned."""
         assert self.out_dtype is not None
         extra = EpilogueArgs("", self.bias, None, None)
-        call = scaled_mm._call(
+        call = scaled_operator.call_of(
             self.a,
             self.b,
             self.scale_a,

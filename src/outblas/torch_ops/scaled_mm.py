@@ -11,26 +11,16 @@ from typing import Any, overload
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import epilogue, invariance, problem, registry
+from ..core import problem
 from ..core.arguments import renamed, show_signature
-from ..core.compat.torch_private import autocast_off, has_override
-from ..core.compiling import CompileForbidden
+from ..core.compat.torch_private import has_override
 from ..core.context_flag import check_bool
 from ..core.epilogue import Activation, EpilogueArgs
-from ..core.errors import A, B, OperandError
+from ..core.errors import OperandError
 from ..core.sm_carveout import limit
-from ..runtime import dispatch, fallback, launcher, recorded_shapes
-from ..runtime.default_kernel import PRODUCTION
-from ..runtime.dispatch import Call
-from . import block_scales, eager_scaled, ops, scaled_output, scaling_recipes
-from .schema import library
+from . import eager_scaled, scaled_operator, scaled_output, scaling_recipes
 
 Tensor = torch.Tensor
-
-FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
-
-_autocast_off = autocast_off("cpu", "cuda")
 
 
 _REQUIRED: Any = None  # default of a parameter that may be passed by its other name
@@ -286,7 +276,9 @@ def _by_scales(
     if not traced and eager_scaled.can_remember(operands, options):
         extra = EpilogueArgs(activation or "", bias, residual)
         dtype = out_dtype if rounding is None else torch.float32
-        calls = [_call(input, mat2, scale_a, scale_b, dtype, use_fast_accum, extra)]
+        calls = [
+            scaled_operator.call_of(input, mat2, scale_a, scale_b, dtype, use_fast_accum, extra)
+        ]
         if rounding is not None:
             calls.insert(0, scaled_output.fused_call(calls[0], result[1], out_power_of_two))
         eager_scaled.remember(operands, options, *calls)
@@ -399,201 +391,3 @@ def _by_operator(operator: Any, *given: Any) -> Any:
 
 
 show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"), _by_scales)
-
-
-def _checked(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    activation: str = "",
-    residual: Tensor | None = None,
-) -> tuple[tuple[int, ...], torch.dtype, bool, EpilogueArgs]:
-    """Checks the arguments. Returns the shape and dtype of the output, whether to accumulate fast,
-    and the epilogue. Raises OperandError.
-    """
-    ops.check_activation(activation)
-    for name, t in ((A, a), (B, b)):
-        if t.dim() != 2:
-            raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
-        if t.dtype not in FORMATS:
-            raise OperandError(
-                f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}"
-            )
-        if t.device != a.device:
-            raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
-    if a.shape[1] != b.shape[0]:
-        raise OperandError(f"{A}.shape[1] is {a.shape[1]} but {B}.shape[0] is {b.shape[0]}")
-    shape = a.shape[0], b.shape[1]
-    for name, t in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if t.dtype != torch.float32 or t.device != a.device:
-            raise OperandError(
-                f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}"
-            )
-    if block_scales.recipes(*shape, a.shape[1], scale_a, scale_b) and use_fast_accum:
-        raise OperandError(block_scales.NO_FAST_SUMS)
-    dtype = out_dtype or torch.bfloat16
-    if dtype not in OUT_DTYPES:
-        known = ", ".join(map(str, OUT_DTYPES))
-        others = f", or {scaled_output.DTYPE} with out_recipe" if dtype in FORMATS else ""
-        raise OperandError(f"out_dtype is {dtype}, expected one of {known}{others}")
-    extra = EpilogueArgs(activation, bias, residual)
-    return problem.check_epilogue_args(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
-
-
-def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
-    _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
-    activation, bias, residual, _ = extra
-    invariance.refuse_promise("scaled_mm")
-    reason = _no_kernel_reason(a)
-    if reason is not None:
-        if recorded_shapes.is_recording():  # what a kernel computes is recorded as it is planned
-            recorded_shapes.note(
-                dispatch.problem_of(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
-            )
-        return _by_torch(reason, a, b, scale_a, scale_b, dtype, extra)
-    if 0 in (*a.shape, *b.shape):
-        x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
-        x = x if bias is None else x + bias
-        return epilogue.apply(x, activation, residual).to(dtype)
-    try:
-        return dispatch.run(_call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra))
-    except CompileForbidden as error:
-        return _by_torch(str(error), a, b, scale_a, scale_b, dtype, extra)
-
-
-def _scaled_mm_quantized(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    recipe: str,
-    bias: Tensor | None = None,
-    power_of_two: bool = False,
-    use_fast_accum: bool = False,
-    activation: str = "",
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    kind = scaled_output.recipe_name(recipe)
-    given = bias, torch.float32, use_fast_accum, activation, residual
-    shape, dtype, _, extra = _checked(a, b, scale_a, scale_b, *given)
-    invariance.refuse_promise("scaled_mm")
-    reason = _no_kernel_reason(a)
-    if reason is not None:
-        if recorded_shapes.is_recording():
-            call = _call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
-            scaled_output.record(call, shape, power_of_two)
-        x = _by_torch(reason, a, b, scale_a, scale_b, dtype, extra)
-        return scaled_output.quantized(x, kind, power_of_two)
-    if 0 not in (*a.shape, *b.shape):
-        call = _call(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
-        found = scaled_output.fused(call, shape, power_of_two)
-        if found is not None:
-            return found
-    x = _scaled_mm(a, b, scale_a, scale_b, *given)
-    return scaled_output.quantized(x, kind, power_of_two)
-
-
-def _by_torch(
-    reason: str,
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    dtype: torch.dtype,
-    extra: EpilogueArgs,
-) -> Tensor:
-    """Computes a call in float32 by torch, also under autocast, and warns of the reason."""
-    fallback.warn_fallback(reason)
-    activation, bias, residual, _ = extra
-    wide = EpilogueArgs(activation, *(t if t is None else t.float() for t in (bias, residual)))
-    (M, K), N = a.shape, b.shape[1]
-    if found := block_scales.recipes(M, N, K, scale_a, scale_b):
-        scale_a = block_scales.expanded(scale_a, found[0], (M, K), terms=1)
-        scale_b = block_scales.expanded(scale_b, found[1], (K, N), terms=0)
-    with _autocast_off():
-        x = fallback.fused(scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide)
-    return x.to(dtype)
-
-
-def _call(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    dtype: torch.dtype,
-    use_fast_accum: bool,
-    extra: EpilogueArgs,
-) -> Call:
-    """Returns a checked call in the form that is planned."""
-    scales = scale_a, scale_b
-    found = block_scales.recipes(a.shape[0], b.shape[1], a.shape[1], *scales)
-    if found is None:
-        scales = eager_scaled.as_scale(scale_a), eager_scaled.as_scale(scale_b)
-    promotion = "" if use_fast_accum else " promoted"
-    blocks = " ".join(("", *found)) if found else ""
-    return Call(
-        a=eager_scaled.as_16_bit_pairs(a),
-        b=eager_scaled.as_16_bit_pairs(b.t()).t(),
-        c=None,
-        out=None,
-        out_dtype=dtype,
-        alpha=1,
-        beta=0,
-        kernel="",
-        config="",
-        extra=extra,
-        scales=scales,
-        formats=f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}{promotion}{blocks}",
-    )
-
-
-def _no_kernel_reason(a: Tensor) -> str | None:
-    """Returns why torch computes a call, or None if a kernel does."""
-    return unsupported_reason(a.device)
-
-
-def unsupported_reason(device: torch.device) -> str | None:
-    """Returns why no kernel multiplies fp8 operands on a device, or None if one does."""
-    if device.type != "cuda":
-        return "fp8 CPU tensors"
-    if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), device):
-        return f"fp8 operands, for which {PRODUCTION} {reason}"
-    try:
-        registry.load(PRODUCTION)
-    except ImportError as error:
-        return str(error)
-    return None
-
-
-for _key in ("CPU", "CUDA"):
-    library.impl("scaled_mm", _scaled_mm, _key)
-    library.impl("scaled_mm_quantized", _scaled_mm_quantized, _key)
-
-
-@ops.fake("scaled_mm")
-def _(a: Tensor, *given: Any) -> Tensor:
-    shape, dtype, *_ = _checked(a, *given)
-    return a.new_empty(shape, dtype=dtype)
-
-
-@ops.fake("scaled_mm_quantized")
-def _(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    recipe: str,
-    bias: Tensor | None = None,
-    power_of_two: bool = False,
-    use_fast_accum: bool = False,
-    activation: str = "",
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    kind = scaled_output.recipe_name(recipe)
-    given = bias, torch.float32, use_fast_accum, activation, residual
-    shape, dtype, *_ = _checked(a, b, scale_a, scale_b, *given)
-    return scaled_output.empty(a.new_empty(shape, dtype=dtype), kind)

@@ -211,7 +211,7 @@ def test_what_was_measured_is_not_measured_again(survived: Ended, tried: Store) 
     assert tried.trials() == survived.trials
 
 
-# A config that workers do not survive.
+# A config that workers do not survive. Ray takes half a minute for it, so these tests run by name.
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +221,7 @@ def given_up(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return ended_sweep(folder, path, kills=(KILL_ONCE, KILL_AGAIN), shapes=1)
 
 
+@pytest.mark.slow
 def test_a_config_with_which_two_workers_die_is_left_unmeasured(given_up: Ended) -> None:
     """Their deaths say nothing about it."""
     (outcome,) = given_up.sweep.outcomes
@@ -232,6 +233,7 @@ def test_a_config_with_which_two_workers_die_is_left_unmeasured(given_up: Ended)
     assert (given_up.sweep.failures, given_up.sweep.finished) == ([], False)
 
 
+@pytest.mark.slow
 def test_the_other_configs_are_measured_all_the_same(given_up: Ended) -> None:
     (outcome,) = given_up.sweep.outcomes
 
@@ -240,6 +242,7 @@ def test_the_other_configs_are_measured_all_the_same(given_up: Ended) -> None:
     assert len(given_up.sweep.winners) == 1
 
 
+@pytest.mark.slow
 def test_the_config_that_was_left_has_no_lease(given_up: Ended) -> None:
     left = replace(given_up.trials[0], config=given_up.victim)
 

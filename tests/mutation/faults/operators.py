@@ -38,7 +38,7 @@ GROUPED_PLANS = (Check("test_grouped_plans.py"),)
 _GROUPED_PLANS = "src/outblas/torch_ops/grouped_plans.py"
 _ATEN_SCALED = "src/outblas/torch_ops/aten_scaled.py"
 _AUTOCAST = "src/outblas/torch_ops/autocast_vmap.py"
-_SCALED = "src/outblas/torch_ops/scaled_mm.py"
+_SCALED = "src/outblas/torch_ops/scaled_operator.py"
 _OUTPUT = "src/outblas/torch_ops/scaled_output.py"
 _BLOCKS = "src/outblas/torch_ops/block_scales.py"
 _FALLBACK = "src/outblas/runtime/fallback.py"
@@ -369,8 +369,8 @@ FAULTS = (
     Fault(
         "fp8_fake_dtype",
         _SCALED,
-        "    shape, dtype, *_ = _checked(a, *given)\n    return a.new_empty(shape, dtype=dtype)\n",
-        "    shape, dtype, *_ = _checked(a, *given)\n"
+        "    shape, dtype, *_ = checked(a, *given)\n    return a.new_empty(shape, dtype=dtype)\n",
+        "    shape, dtype, *_ = checked(a, *given)\n"
         "    return a.new_empty(shape, dtype=torch.bfloat16)\n",
         FP8,
         "The fake of an fp8 product is bf16, whatever is asked for.",
@@ -485,8 +485,8 @@ FAULTS = (
     Fault(
         "enabled_fp8_takes_what_torch_refuses",
         _ATEN_SCALED,
-        "return self._refusal() or scaled_mm._no_kernel_reason(a)",
-        "return scaled_mm._no_kernel_reason(a)",
+        "return self._refusal() or scaled_operator.no_kernel_reason(a)",
+        "return scaled_operator.no_kernel_reason(a)",
         ENABLED_FP8,
         "An fp8 product that torch refuses has a result under enable.",
     ),
