@@ -13,7 +13,7 @@ from ...core.machines import Machine
 from ...core.space import Footprint, Space
 from ...hopper.core.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
 from ...hopper.core.search_space import footprint_of
-from ...hopper.gemm import heuristic, term_mask
+from ...hopper.gemm import heuristic, rule_tiles, term_mask
 from ...hopper.gemm.kernel import Config as Config
 from ...hopper.grouped import host, variant
 from ...hopper.grouped.kernel import Grouped
@@ -89,9 +89,9 @@ def _shapes(own: HopperConfig) -> Iterator[HopperConfig]:
     """Yields configs that differ from the rule's in the tile, the clusters and the stages."""
     for tile_m, consumers in _TILES:
         for cluster_m, cluster_n in _CLUSTERS:
-            shaped = heuristic.shaped(own, tile_m, consumers, cluster_m, cluster_n)
+            shaped = rule_tiles.shaped(own, tile_m, consumers, cluster_m, cluster_n)
             for tile_n in _WIDTHS:
-                most = _beside_schedule(heuristic.filled(replace(shaped, tile_n=tile_n)))
+                most = _beside_schedule(rule_tiles.filled(replace(shaped, tile_n=tile_n)))
                 yield most
                 if most.stages > 3:
                     yield replace(most, stages=most.stages - 1)

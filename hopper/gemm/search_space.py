@@ -13,7 +13,7 @@ from ...core.tensor_memory import LINE
 from ..core import tile_order
 from ..core.config import HopperConfig, compile_key, gated_reason
 from ..core.search_space import Unsupported, footprint_of
-from . import heuristic, operand_copies
+from . import heuristic, operand_copies, rule_tiles
 from .rule_cycles import FEW
 
 # tile_m, consumers, pingpong, in_flight. Three consumers keep the tensor cores busy without groups
@@ -136,7 +136,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
         tile_m, consumers, pingpong, in_flight = tile
         split_k, stream_k, cluster_k = partition
         shape = replace(
-            heuristic.shaped(base, tile_m, consumers, *cluster),
+            rule_tiles.shaped(base, tile_m, consumers, *cluster),
             pingpong=pingpong,
             in_flight=in_flight,
             swap_ab=swap,
@@ -156,7 +156,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
         ):
             if tile_k == 128 and order == "hilbert":
                 continue
-            yield heuristic.filled(
+            yield rule_tiles.filled(
                 replace(shape, tile_n=tile_n, variable_tile_n=variable, order=order, tile_k=tile_k)
             )
 

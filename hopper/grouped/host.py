@@ -22,7 +22,7 @@ from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
 from ..core import bounds, compile, tile_order
 from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
-from ..gemm import heuristic, rule_cycles
+from ..gemm import rule_cycles, rule_tiles
 from ..gemm.host import device_rates
 from ..gemm.kernel import Config
 from ..gemm.rule_cycles import Rates
@@ -228,8 +228,8 @@ def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperCo
     base = replace(Config(), k_serpentine=False, gpc_local=False, stagger="never")
     found = []
     for tile_m, consumers, cluster_m, cluster_n, tile_n in tiles:
-        shaped = heuristic.shaped(base, tile_m, consumers, cluster_m, cluster_n)
-        found.append(heuristic.filled(replace(shaped, tile_n=tile_n)))
+        shaped = rule_tiles.shaped(base, tile_m, consumers, cluster_m, cluster_n)
+        found.append(rule_tiles.filled(replace(shaped, tile_n=tile_n)))
     return tuple(found)
 
 
@@ -289,7 +289,7 @@ def _with_registers_to_load(
 
 def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
     """Returns the config with as many stages as fit beside their scales and the schedule. Where few
-    fit, another stage is worth more than an epilogue stage, as in `heuristic.filled`.
+    fit, another stage is worth more than an epilogue stage, as in `rule_tiles.filled`.
     """
     most = SHARED_MEMORY - 4 * MOST_GROUPS
     while True:

@@ -21,7 +21,7 @@ from outblas.autotune.tuned_entries import COUSIN, HERE, MODEL, SHIPPED
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import Problem
 from outblas.hopper import gemm, hilbert
-from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm import rule_tiles
 from outblas.kernels.portable_config import PortableConfig
 
 # One binary order of magnitude from SQUARE, which is within reach, and two, which is beyond.
@@ -45,7 +45,7 @@ def gemm_text(text: str, **changes: Any) -> str:
     """The text of a config of hopper.gemm with one consumer and 64 rows."""
     one = "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,cluster_m=1"
     config = from_text(gemm.Config, f"{one},{text}")
-    return to_text(heuristic.filled(replace(config, **changes)))
+    return to_text(rule_tiles.filled(replace(config, **changes)))
 
 
 def kernels(known: TuningIndex) -> list[str]:

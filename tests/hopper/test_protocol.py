@@ -34,7 +34,7 @@ from protocol.schedules import (
 from outblas.core.registry import LADDERS
 from outblas.hopper.core.compile import NUMERIC
 from outblas.hopper.core.config import STAGGERS, gated_reason
-from outblas.hopper.gemm import epilogue_store, heuristic, search_space
+from outblas.hopper.gemm import epilogue_store, rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "56"))
@@ -216,7 +216,7 @@ def sampled(number: int) -> Case:
         )
         words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
         config = replace(
-            heuristic.shaped(Config(), *tile[:2], *cluster),
+            rule_tiles.shaped(Config(), *tile[:2], *cluster),
             pingpong=bool(tile[2]),
             in_flight=tile[3],
             tile_n=draw.choice((32, 64, 96, 104, 128, 160, 192, 208, 256)),
@@ -230,7 +230,7 @@ def sampled(number: int) -> Case:
             stagger=STAGGERS[number % 3],
             stagger_k_tiles=number % 5,
         )
-        config = heuristic.filled(config)
+        config = rule_tiles.filled(config)
         if draw.random() < 0.5:
             config = replace(config, stages=draw.randint(1, config.stages))
         config = replace(

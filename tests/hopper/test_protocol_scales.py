@@ -29,7 +29,7 @@ from outblas.hopper.core.config import (
     gated_reason,
     promoted_reason,
 )
-from outblas.hopper.gemm import heuristic, search_space
+from outblas.hopper.gemm import rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "56")) // 2
@@ -121,7 +121,7 @@ def sampled(number: int) -> Case:
             ("", "", "addend", "residual", "gated aux", "bias", "unstaged", "transposed", "fp32")
         )
         config = replace(
-            heuristic.shaped(Config(), *tile[:2], *cluster),
+            rule_tiles.shaped(Config(), *tile[:2], *cluster),
             pingpong=bool(tile[2]),
             in_flight=tile[3],
             tile_n=draw.choice((32, 64, 96, 104, 128, 160, 192)),
@@ -131,7 +131,7 @@ def sampled(number: int) -> Case:
             cluster_k=cut[2],
             k_serpentine=cut[0] == 1,
         )
-        config = heuristic.filled(config)
+        config = rule_tiles.filled(config)
         config = replace(config, stages=draw.randint(1, min(config.stages, 4)))
         config = replace(
             config,

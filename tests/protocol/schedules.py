@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm import rule_tiles
 from outblas.hopper.gemm.kernel import Config
 
 from .fault import ProtocolFault
 from .launch import Case, simulate
 
 OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
-SMALL = heuristic.shaped(OWN, 64, 1, 1, 1)
+SMALL = rule_tiles.shaped(OWN, 64, 1, 1, 1)
 
 
 COOPERATIVE = OWN
 PINGPONG = replace(OWN, tile_n=192, stages=5, pingpong=True, epilogue_stages=1)
-THREE = replace(heuristic.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, stages=4)
+THREE = replace(rule_tiles.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, stages=4)
 MULTICAST = replace(OWN, cluster_m=2, cluster_n=2)
 ELASTIC = replace(OWN, tile_n=160, variable_tile_n=True)
 CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, epilogue_stages=1)

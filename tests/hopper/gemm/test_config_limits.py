@@ -15,7 +15,7 @@ from outblas.hopper.core.config import (
     invalid_reason,
     promoted_reason,
 )
-from outblas.hopper.gemm import heuristic, search_space
+from outblas.hopper.gemm import heuristic, rule_tiles, search_space
 
 H100 = machines.find("H100")
 CONFIG = replace(gemm.Config(), cluster_m=1)
@@ -28,7 +28,7 @@ def product(M: int, N: int, K: int):
 
 
 def test_no_config_takes_more_shared_memory_than_there_is() -> None:
-    config = heuristic.filled(replace(CONFIG, tile_n=128))
+    config = rule_tiles.filled(replace(CONFIG, tile_n=128))
     more = replace(config, stages=config.stages + 1)
 
     assert config.shared_memory_bytes <= SHARED_MEMORY < more.shared_memory_bytes
@@ -39,7 +39,7 @@ def test_no_config_takes_more_shared_memory_than_there_is() -> None:
 def test_no_tile_is_tried_whose_accumulators_spill() -> None:
     problem = product(4096, 4096, 4096)
     wide, wider = (
-        heuristic.filled(replace(CONFIG, tile_m=256, tile_n=n, consumers=2)) for n in (192, 224)
+        rule_tiles.filled(replace(CONFIG, tile_m=256, tile_n=n, consumers=2)) for n in (192, 224)
     )
 
     assert "spill" not in str(search_space.pruned_reason(wide, H100, problem))
@@ -48,7 +48,7 @@ def test_no_tile_is_tried_whose_accumulators_spill() -> None:
 
 @pytest.mark.parametrize(("size", "pays"), [(256, True), (4096, False)])
 def test_k_is_cut_only_where_tiles_leave_sms_idle(size: int, pays: bool) -> None:
-    config = heuristic.filled(replace(CONFIG, tile_n=128, split_k=16, k_serpentine=False))
+    config = rule_tiles.filled(replace(CONFIG, tile_n=128, split_k=16, k_serpentine=False))
 
     reason = search_space.pruned_reason(config, H100, product(size, size, 16384))
 

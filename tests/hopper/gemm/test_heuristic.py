@@ -14,7 +14,7 @@ from outblas.core.artifact import example
 from outblas.core.problem import Problem
 from outblas.core.products import parse_line
 from outblas.hopper import gemm
-from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm import heuristic, rule_tiles
 from outblas.packing import examples
 
 H100 = heuristic.Rates()
@@ -72,7 +72,7 @@ def test_tiles_of_variable_width_take_together_what_each_takes_alone(
     problem: Problem, rates: heuristic.Rates
 ) -> None:
     """For calls whose weights do not stream: the others have tiles of their own."""
-    tiles = heuristic._tiles_of(OWN_CONFIG)
+    tiles = rule_tiles.tiles_of(OWN_CONFIG)
     call = heuristic._call_of(problem, rates)._replace(streams=False)
 
     for swap in (False, True):
@@ -90,7 +90,7 @@ def test_a_config_that_is_given_up_early_is_none_of_the_fastest(
     problem: Problem, rates: heuristic.Rates
 ) -> None:
     call = heuristic._call_of(problem, rates)
-    models = list(heuristic._candidates(call, heuristic._tiles_of(OWN_CONFIG)))
+    models = list(heuristic._candidates(call, rule_tiles.tiles_of(OWN_CONFIG)))
     whole = [each.cycles(call) for each in models]
 
     for most in (min(whole), max(whole)):

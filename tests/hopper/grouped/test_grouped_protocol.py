@@ -11,7 +11,7 @@ from protocol.grouped import GroupedCase, simulate_grouped
 from protocol.schedules import TIMINGS
 
 from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm import rule_tiles
 from outblas.hopper.gemm.kernel import Config
 
 OWN = replace(
@@ -19,7 +19,7 @@ OWN = replace(
 )
 TILES = {
     "two consumers": OWN,
-    "one consumer": replace(heuristic.shaped(OWN, 64, 1, 1, 1), tile_n=64, epilogue_stages=1),
+    "one consumer": replace(rule_tiles.shaped(OWN, 64, 1, 1, 1), tile_n=64, epilogue_stages=1),
     "B multicast": replace(OWN, cluster_m=2),
     "A multicast": replace(OWN, cluster_n=2),
     "few stages": replace(OWN, stages=2, epilogue_stages=1),

@@ -15,6 +15,7 @@ _MODEL = "autotune/search/cost_model.py"
 _PRUNE = "autotune/search/prune.py"
 _SPACE = "hopper/gemm/search_space.py"
 _RULE = "hopper/gemm/heuristic.py"
+_RULE_TILES = "hopper/gemm/rule_tiles.py"
 _CONFIG = "hopper/core/config.py"
 _RACE = "autotune/measure/race.py"
 _COMPILERS = "autotune/measure/compile_pool.py"
@@ -199,7 +200,7 @@ FAULTS = (
     ),
     Fault(
         "rule_one_stage_too_many",
-        _RULE,
+        _RULE_TILES,
         "return max(1, min(_MOST_STAGES, room // c.stage_bytes))",
         "return max(1, min(_MOST_STAGES, room // c.stage_bytes + 1))",
         RULE,
@@ -207,7 +208,7 @@ FAULTS = (
     ),
     Fault(
         "rule_cluster_too_large",
-        _RULE,
+        _RULE_TILES,
         "if of_tile.cluster * cluster_k <= 8 and tile.tile_n % (8 * cluster_k) == 0",
         "if tile.tile_n % (8 * cluster_k) == 0",
         RULE,
@@ -215,7 +216,7 @@ FAULTS = (
     ),
     Fault(
         "rule_cluster_k_cuts_granules",
-        _RULE,
+        _RULE_TILES,
         "if of_tile.cluster * cluster_k <= 8 and tile.tile_n % (8 * cluster_k) == 0",
         "if of_tile.cluster * cluster_k <= 8",
         RULE,
