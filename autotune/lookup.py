@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from ..core import pack
 from ..core.grouped import GroupedProblem
@@ -19,9 +18,10 @@ from ..core.shapes import to_text
 from ..runtime import default_kernel
 from ..runtime.default_kernel import MODES, PRODUCTION, Mode
 from . import packed_tables
+from .choice_reasons import ByEntry, ByModel, ByRule, figure
 from .named_configs import Choice, brief_text
 from .predictions import GpuModel, Predictions
-from .store.records import WEIGHTS, Gpu, Workload, base_name
+from .store.records import WEIGHTS, Gpu, Workload
 from .store.tables import TABLES
 from .tuned_entries import (
     COUSIN,
@@ -242,7 +242,8 @@ class TuningIndex:
         own = ours.within(_REACHED, workload, NEIGHBOURS)
         twins = [entry for entry in others.at(workload) if entry.sms == self.gpu.sms]
         before = twins if own and not ours.at(workload) else []
-        left = NEIGHBOURS - len(own)
+        # Where some of ours are near, the others would only be alternatives to alternatives.
+        left = NEIGHBOURS - len(own) if len(own) < SHORTLIST else 0
         cousins = others.within(_REACHED, workload, left) if left else []
         here = self._model.at(workload)
         return [
@@ -335,7 +336,7 @@ class TuningIndex:
         by_rule = at.us(PRODUCTION, "") if shares else None
         if by_rule is not None:
             us = by_rule * statistics.median(shares)
-            found.append((us * elsewhere, Choice(PRODUCTION, "", _ByRule(us))))
+            found.append((us * elsewhere, Choice(PRODUCTION, "", ByRule(us))))
         found.sort(key=itemgetter(0))
         return [choice for _, choice in found]
 
@@ -364,7 +365,7 @@ class TuningIndex:
             us = at.us(kernel, config)
             if us is not None:
                 weight = us if kernel == PRODUCTION else TIE * us
-                found.append((weight, Choice(kernel, config, _ByModel(us))))
+                found.append((weight, Choice(kernel, config, ByModel(us))))
         found.sort(key=itemgetter(0))
         return [choice for _, choice in found]
 
@@ -402,53 +403,11 @@ class TuningIndex:
 
     def _describe(self, entry: TunedEntry) -> str:
         return (
-            f"{brief_text(Choice(entry.kernel, entry.config, ''))}, {_figure(entry, self._on_gpu)}"
+            f"{brief_text(Choice(entry.kernel, entry.config, ''))}, {figure(entry, self._on_gpu)}"
         )
 
-    def _why(self, entry: TunedEntry, workload: Workload, us: float = math.inf) -> "_ByEntry":
-        return _ByEntry(entry, workload, us, self._on_gpu)
-
-
-class _ByEntry(NamedTuple):
-    """Says that a winner was chosen for a workload, where so many µs are expected; infinity where
-    it is the winner there, or nothing is expected.
-    """
-
-    entry: TunedEntry
-    workload: Workload
-    us: float
-    on_gpu: bool
-
-    def __str__(self) -> str:
-        entry = self.entry
-        is_there = entry.workload.plain == self.workload.plain
-        place = str(entry.workload) if is_there else f"neighbour {entry.workload}"
-        expected = f", {self.us:.1f} µs expected here" if self.us < math.inf else ""
-        return f"{entry.origin}, {place}, {_figure(entry, self.on_gpu)} there{expected}"
-
-
-def _figure(entry: TunedEntry, on_gpu: bool) -> str:
-    """Formats the ratio of a winner, or its time where there is nothing to compare it with."""
-    base = base_name(entry.workload, on_gpu=on_gpu)
-    return f"{entry.ratio:.3f} × {base}" if base else f"{entry.us:.1f} µs"
-
-
-class _ByRule(NamedTuple):
-    """Says that the production kernel's own rule was chosen, from which so many µs are expected."""
-
-    us: float
-
-    def __str__(self) -> str:
-        return f"its own heuristic, {self.us:.1f} µs expected from the times of neighbouring shapes"
-
-
-class _ByModel(NamedTuple):
-    """Says that the model chose, which expects so many µs."""
-
-    us: float
-
-    def __str__(self) -> str:
-        return f"analytic model, {self.us:.1f} µs expected"
+    def _why(self, entry: TunedEntry, workload: Workload, us: float = math.inf) -> "ByEntry":
+        return ByEntry(entry, workload, us, self._on_gpu)
 
 
 def mode(given: str | None, environment: str | None) -> Mode:

@@ -7,7 +7,6 @@ import platform
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +22,7 @@ from ...core import cache, forks
 from ...core.artifact import Artifact, cta_threads, example
 from ...core.compat import cute_private
 from ...core.configs import to_text
+from ...core.facts import version_of
 from ...core.problem import Problem, dtype_name
 from .config import HopperConfig
 
@@ -134,8 +134,8 @@ def toolchain_fields() -> dict[str, object]:
         "arch": ARCH,
         "options": OPTIONS,
         "machine": platform.machine(),
-        "dsl": metadata.version("nvidia-cutlass-dsl"),
-        "tvm_ffi": metadata.version("apache-tvm-ffi"),
+        "dsl": version_of("nvidia-cutlass-dsl"),
+        "tvm_ffi": version_of("apache-tvm-ffi"),
         "source": source_fingerprint(),
     }
 

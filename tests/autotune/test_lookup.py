@@ -221,6 +221,20 @@ def test_the_table_of_the_gpu_itself_comes_before_that_of_the_nearest(know: Know
     assert configs(known) == [0, 1]
 
 
+@pytest.mark.parametrize(("ours", "asked"), [(2, True), (3, False)])
+def test_another_model_gives_alternatives_where_few_of_ours_are_near(
+    know: Know, ours: int, asked: bool
+) -> None:
+    """To predict them takes as long as to predict ours."""
+    near = [winner(i, workload=replace(SQUARE, M=M)) for i, M in enumerate((3072, 5120, 6144))]
+
+    known = know(shipped=(*near[:ours], NEAR_IN_COUSINS))
+
+    found = configs(known)
+    assert set(found[:ours]) == set(range(ours))
+    assert (4 in found) == asked
+
+
 def test_the_tables_of_another_architecture_are_not_used(know: Know) -> None:
     assert know(shipped=(winner(2, gpu=A100),)).entries == ()
 

@@ -1,7 +1,9 @@
 """The facts that determine a compiled kernel: its config, dtypes, versions and sources."""
 
+import functools
 import hashlib
 import json
+from importlib import metadata
 
 Facts = dict[str, object]
 
@@ -9,6 +11,14 @@ Facts = dict[str, object]
 def digest(facts: Facts) -> str:
     """Returns the name of the kernel that `facts` determine, 32 hexadecimal digits."""
     return hashlib.sha256(text(facts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """Returns the version of an installed package. To look it up takes half a millisecond, so a
+    process does it once. Raises PackageNotFoundError.
+    """
+    return metadata.version(package)
 
 
 def text(facts: Facts) -> str:

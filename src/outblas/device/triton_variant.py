@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import cache
+from ..core.facts import version_of
 from .launch import Specialization
 
 Place = tuple[int, ...]  # positions that lead to an argument, or into a tuple
@@ -173,7 +173,7 @@ def toolchain_fields(arch: int = 90, module: str = "outblas.kernels") -> dict[st
     """Returns the facts that all kernels of Triton in the folder of a module depend on."""
     return {
         "arch": f"sm_{arch}",
-        "triton": metadata.version("triton"),
+        "triton": version_of("triton"),
         "source": source_fingerprint(module),
     }
 

@@ -2,7 +2,6 @@
 
 import platform
 from dataclasses import fields, replace
-from importlib import metadata
 from typing import Any
 
 import pytest
@@ -54,16 +53,16 @@ TOOLCHAIN = {
     "options": lambda patch: patch.setattr(compile, "OPTIONS", "--opt-level 0"),
     "architecture": lambda patch: patch.setattr(compile, "ARCH", "sm_100a"),
     "machine": lambda patch: patch.setattr(platform, "machine", lambda: "riscv64"),
-    "DSL": lambda patch: version_of(patch, "nvidia-cutlass-dsl"),
-    "TVM FFI": lambda patch: version_of(patch, "apache-tvm-ffi"),
+    "DSL": lambda patch: install_another(patch, "nvidia-cutlass-dsl"),
+    "TVM FFI": lambda patch: install_another(patch, "apache-tvm-ffi"),
     "source": lambda patch: patch.setattr(compile, "source_fingerprint", lambda: "edited"),
 }
 
 
-def version_of(patch: pytest.MonkeyPatch, package: str) -> None:
+def install_another(patch: pytest.MonkeyPatch, package: str) -> None:
     """Another version of a package is installed."""
-    version = metadata.version
-    patch.setattr(metadata, "version", lambda name: "0.0" if name == package else version(name))
+    version = compile.version_of
+    patch.setattr(compile, "version_of", lambda name: "0.0" if name == package else version(name))
 
 
 @pytest.mark.parametrize("what", TOOLCHAIN)

@@ -236,7 +236,7 @@ FAULTS = (
     Fault(
         "compile_key_without_dsl",
         "hopper/core/compile.py",
-        '        "dsl": metadata.version("nvidia-cutlass-dsl"),\n',
+        '        "dsl": version_of("nvidia-cutlass-dsl"),\n',
         "",
         KEY,
         "Kernels that another version of the DSL compiled are loaded from disk.",
