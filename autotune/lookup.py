@@ -406,7 +406,7 @@ class TuningIndex:
             f"{brief_text(Choice(entry.kernel, entry.config, ''))}, {figure(entry, self._on_gpu)}"
         )
 
-    def _why(self, entry: TunedEntry, workload: Workload, us: float = math.inf) -> "ByEntry":
+    def _why(self, entry: TunedEntry, workload: Workload, us: float = math.inf) -> ByEntry:
         return ByEntry(entry, workload, us, self._on_gpu)
 
 
