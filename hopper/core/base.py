@@ -13,7 +13,8 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from . import phase_clock, roles
-from .config import WARPGROUP, HopperConfig, invalid_reason
+from .config import WARPGROUP, HopperConfig
+from .config_limits import invalid_reason
 from .phase_clock import STORE, lap
 from .pipeline import Pipeline
 from .records import (

@@ -18,8 +18,8 @@ from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ...core.sm_carveout import usable
 from ..core import bounds, compile, tile_order
-from ..core.config import (
-    HopperConfig,
+from ..core.config import HopperConfig
+from ..core.config_limits import (
     block_scaled_reason,
     gated_reason,
     promoted_reason,

@@ -24,11 +24,7 @@ from protocol.schedules import (
 )
 
 from outblas.core import fp8
-from outblas.hopper.core.config import (
-    block_scaled_reason,
-    gated_reason,
-    promoted_reason,
-)
+from outblas.hopper.core.config_limits import block_scaled_reason, gated_reason, promoted_reason
 from outblas.hopper.gemm import rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 

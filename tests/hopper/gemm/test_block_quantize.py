@@ -20,8 +20,8 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
-from outblas.hopper.core.config import (
-    SHARED_MEMORY,
+from outblas.hopper.core.config import SHARED_MEMORY
+from outblas.hopper.core.config_limits import (
     block_scaled_reason,
     gated_reason,
     promoted_reason,

@@ -9,12 +9,8 @@ from outblas.core import machines
 from outblas.core.artifact import example
 from outblas.core.epilogue import Epilogue
 from outblas.hopper import gemm
-from outblas.hopper.core.config import (
-    SHARED_MEMORY,
-    gated_reason,
-    invalid_reason,
-    promoted_reason,
-)
+from outblas.hopper.core.config import SHARED_MEMORY
+from outblas.hopper.core.config_limits import gated_reason, invalid_reason, promoted_reason
 from outblas.hopper.gemm import heuristic, rule_tiles, search_space
 
 H100 = machines.find("H100")

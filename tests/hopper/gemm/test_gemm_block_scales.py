@@ -16,12 +16,8 @@ from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
-from outblas.hopper.core.config import (
-    SHARED_MEMORY,
-    block_scaled_reason,
-    promoted_reason,
-    stage_scales,
-)
+from outblas.hopper.core.config import SHARED_MEMORY, stage_scales
+from outblas.hopper.core.config_limits import block_scaled_reason, promoted_reason
 from outblas.hopper.gemm import block_scales, heuristic
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.variant import Variant

@@ -11,7 +11,8 @@ from outblas.core import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.core import compile
-from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, gated_reason
+from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig
+from outblas.hopper.core.config_limits import gated_reason
 from outblas.hopper.gemm.heuristic import Rates, rates
 from outblas.hopper.grouped import host
 from outblas.hopper.grouped.kernel import Grouped

@@ -26,13 +26,8 @@ from outblas.core.grouped import (
     in_planned_form,
 )
 from outblas.hopper.core import compile
-from outblas.hopper.core.config import (
-    SHARED_MEMORY,
-    HopperConfig,
-    block_scaled_reason,
-    gated_reason,
-    promoted_reason,
-)
+from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig
+from outblas.hopper.core.config_limits import block_scaled_reason, gated_reason, promoted_reason
 from outblas.hopper.gemm import block_scales, scale_loads
 from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.grouped import host, layouts

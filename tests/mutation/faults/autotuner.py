@@ -16,7 +16,7 @@ _PRUNE = "autotune/search/prune.py"
 _SPACE = "hopper/gemm/search_space.py"
 _RULE = "hopper/gemm/heuristic.py"
 _RULE_TILES = "hopper/gemm/rule_tiles.py"
-_CONFIG = "hopper/core/config.py"
+_CONFIG_LIMITS = "hopper/core/config_limits.py"
 _RACE = "autotune/measure/race.py"
 _COMPILERS = "autotune/measure/compile_pool.py"
 
@@ -184,7 +184,7 @@ FAULTS = (
     ),
     Fault(
         "config_beyond_shared_memory",
-        _CONFIG,
+        _CONFIG_LIMITS,
         "    if c.shared_memory_bytes > SHARED_MEMORY:\n",
         "    if c.shared_memory_bytes > 2 * SHARED_MEMORY:\n",
         LIMITS,
@@ -192,7 +192,7 @@ FAULTS = (
     ),
     Fault(
         "config_registers_deadlock",
-        _CONFIG,
+        _CONFIG_LIMITS,
         "    if requested > available:  # the last warpgroup would wait for ever\n",
         "    if requested > 2 * available:\n",
         (Check("test_config.py"), Check("hopper/core")),

@@ -20,7 +20,7 @@ _LOADS = "hopper/gemm/scale_loads.py"
 _PROMOTION = "hopper/gemm/promotion.py"
 _LAYOUT = "hopper/gemm/scale_layout.py"
 _VARIANT = "hopper/gemm/variant.py"
-_CONFIG = "hopper/core/config.py"
+_CONFIG_LIMITS = "hopper/core/config_limits.py"
 _RELEASE = "        pipeline.consumer_release(state.index)\n"
 _ADD = "    add(cta, row, groups[-1], state, factors, boundaries)\n"
 
@@ -127,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         "promoted_sums_in_one_stage",
-        _CONFIG,
+        _CONFIG_LIMITS,
         "    if c.stages == 1:\n        return",
         "    if c.stages == 0:\n        return",
         REFUSED,
@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         "block_scales_need_no_memory",
-        _CONFIG,
+        _CONFIG_LIMITS,
         "c.shared_memory_bytes + 4 * c.stages * stage_scales(c, block_b)",
         "c.shared_memory_bytes",
         REFUSED,
