@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected: what they import stays
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        gc.disable()  # until all tests are collected: what they import stays
     real_stderr()
     _one_thread_for_torch()
     _no_vectors_for_inductor()
