@@ -10,11 +10,9 @@ from ...core.configs import RenamedFields
 SHARED_MEMORY = 232448  # bytes that one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
-REGISTERS = 65536  # per SM
 MAX_STAGES = BARRIER_BYTES // 16  # a stage has two mbarriers of 8 bytes
 # Registers per thread that may hold accumulators: 255 minus those of addresses and loop state.
 ACCUMULATOR_LIMIT = 208
-MAX_SPLIT_K = 64
 STAGGERS = ("never", "rule", "always")
 SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
 SUBTILE_BYTES = 64 * 128

@@ -1,18 +1,19 @@
 """Which combinations of the fields of a `HopperConfig` can be built, and for which products."""
 
 from ...core.fp8 import BLOCK
+from ...device.grid import REGISTERS
 from ...device.raster import ORDERS
 from .config import (
     ACCUMULATOR_LIMIT,
-    MAX_SPLIT_K,
     MAX_STAGES,
-    REGISTERS,
     SHARED_MEMORY,
     STAGGERS,
     WARPGROUP,
     HopperConfig,
     stage_scales,
 )
+
+MAX_SPLIT_K = 64
 
 
 def invalid_reason(config: HopperConfig) -> str | None:

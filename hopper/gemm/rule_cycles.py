@@ -35,13 +35,13 @@ PROMOTED_TILE_CYCLES = 300.0  # between two tiles of a CTA, besides those of its
 PROMOTED_SUM_CYCLES = 0.036  # for each of them, and twice that with one epilogue stage for several
 # Where sums are promoted and few rows or columns meet weights, which come from DRAM in a model that
 # decodes; fitted to 729 times of 48 products on an H200 (WORKLOG.md):
-PROMOTED_FEW = 128  # that few
+PROMOTED_FEW = 128  # up to this many rows or columns
 FEW_CALL_CYCLES = 6000.0  # of a call besides its tiles
 FEW_STAGE_CYCLES = 200.0  # of a stage besides its products
 FEW_BYTES = 41.0  # bytes of weights that reach an SM per cycle
 FEW_SHARE = 0.25  # the part of the bytes of the few that counts: they come from L2
 FEW_SUM_CYCLES = 0.3  # for each sum of a tile, and twice that where an epilogue stage is waited for
-DRAM_REACHED = 0.79  # the fraction of the data sheet's bandwidth that is reached
+DRAM_REACHED = 0.79  # of the data sheet's bandwidth, beside the cycles of a call
 # Of a pass that quantizes C, besides its bytes, which are estimates: a launch, and waiting for it.
 QUANTIZE_CYCLES = 3500.0
 THREE_CONSUMERS = 1.03  # factor for tiles of three consumers

@@ -47,7 +47,7 @@ def test_no_process_is_started_where_all_kernels_are_there(
     def started(*given: Any, **options: Any) -> Any:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(cache, "is_kept", lambda facts: True)
+    monkeypatch.setattr(cache, "packed_object", lambda facts: b"")
     monkeypatch.setattr(build, "ProcessPoolExecutor", started)
 
     assert outblas.precompile(LINES) > 5

@@ -199,7 +199,7 @@ def test_a_limit_leaves_no_more_than_the_setting_does(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("on_132_sms")
 def test_products_of_scaled_operands_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Recorder(monkeypatch)
-    monkeypatch.setattr(scaled, "no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled, "unsupported_reason", lambda device: None)
     a, b, one = torch.ones(16, 32).to(E4M3), torch.ones(48, 32).to(E4M3), torch.ones(())
     recipe = torch.nn.functional.ScalingType.TensorWise
 
@@ -276,7 +276,7 @@ def test_products_of_scaled_operands_have_a_plan_for_each_carveout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned = Recorder(monkeypatch)
-    monkeypatch.setattr(scaled, "no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled, "unsupported_reason", lambda device: None)
     a, b, one = torch.ones(16, 32).to(E4M3), torch.ones(48, 32).to(E4M3), torch.ones(())
 
     for count in (0, 16, 16, 0):

@@ -47,7 +47,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     """A kernel runs here, and this plans it."""
     planned = Planned()
     dispatch.clear_cache()
-    monkeypatch.setattr(scaled_operator, "no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(dispatch, "find_plan", planned)
     return planned
 

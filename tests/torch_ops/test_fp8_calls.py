@@ -27,7 +27,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(call)
         return torch.empty(call.a.shape[0], call.b.shape[1], dtype=call.out_dtype)
 
-    monkeypatch.setattr(module, "no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(module, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(module.dispatch, "run", run)
     return calls
 

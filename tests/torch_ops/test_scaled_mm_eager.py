@@ -56,7 +56,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return by_operator(*given)
 
     monkeypatch.setattr(module, "_by_operator", record)
-    monkeypatch.setattr(scaled_operator, "no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", stand_in_launcher)
     dispatch.clear_cache()

@@ -207,7 +207,7 @@ class Kernel:
 @pytest.fixture(params=[True, False], ids=["fused", "composed"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     found = Kernel(request.param)
-    monkeypatch.setattr(scaled_operator, "no_kernel_reason", lambda a: None)
+    monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(registry, "load", lambda name: found)
     monkeypatch.setattr(launcher, "unsupported_reason", lambda record, problem: None)
     monkeypatch.setattr(launcher, "no_kernel_reason", launch.unsupported_dtype)  # of all kernels

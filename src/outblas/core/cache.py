@@ -205,13 +205,6 @@ def fetch(
         return built if saved is None else saved
 
 
-def is_kept(facts: dict[str, object]) -> bool:
-    """Returns whether `fetch` would find the object on disk. Raises OSError where the folder cannot
-    be used.
-    """
-    return _checked(objects_folder() / f"{digest(facts)}.o", facts) is not None
-
-
 def warm(
     facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from ..core import cache, configs, machines, pack, registry
 from ..core.facts import Facts
 from ..core.machines import Machine
+from ..core.ownership import Refused
 from ..core.problem import Problem
 from ..core.products import Products
 from ..device.triton_variant import TritonVariant
@@ -245,7 +246,7 @@ def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
     missing = []
     for variant in wanted:
         facts: Facts = variant.cache_key_fields
-        if cache.is_kept(facts):
+        if _is_kept(facts):
             found.append(facts)
         else:
             missing.append(variant)
@@ -262,6 +263,15 @@ def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return found
+
+
+def _is_kept(facts: Facts) -> bool:
+    """Returns whether the code of a kernel is on disk, sound and to be trusted."""
+    try:
+        cache.packed_object(facts)
+    except (OSError, cache.Damaged, Refused):
+        return False
+    return True
 
 
 def _keep(variant: Any) -> Facts:

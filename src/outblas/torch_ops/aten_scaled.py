@@ -83,7 +83,7 @@ class Scaled(NamedTuple):
             )
         except OperandError as error:  # torch says what is wrong, or has other recipes
             return str(error)
-        return self._refusal() or scaled_operator.no_kernel_reason(a) or ""
+        return self._refusal() or scaled_operator.unsupported_reason(a.device) or ""
 
     def _refusal(self) -> str:
         """Returns what torch does not accept of a call that `outblas.scaled_mm` accepts: it raises

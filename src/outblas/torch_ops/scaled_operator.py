@@ -72,7 +72,7 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
     _, dtype, use_fast_accum, extra = checked(a, b, scale_a, scale_b, *given)
     activation, bias, residual, _ = extra
     invariance.refuse_promise("scaled_mm")
-    reason = no_kernel_reason(a)
+    reason = unsupported_reason(a.device)
     if reason is not None:
         if recorded_shapes.is_recording():  # what a kernel computes is recorded as it is planned
             recorded_shapes.note(
@@ -89,7 +89,7 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
         return _by_torch(str(error), a, b, scale_a, scale_b, dtype, extra)
 
 
-def _scaled_mm_quantized(
+def _checked_quantized(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -100,12 +100,23 @@ def _scaled_mm_quantized(
     use_fast_accum: bool = False,
     activation: str = "",
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[str, bool, tuple[int, ...], tuple[Any, ...], EpilogueArgs]:
+    """Checks the arguments. Returns the recipe's name, whether scales are powers of two, the shape
+    of the output, what `_scaled_mm` takes after the scales, and the epilogue. Raises OperandError.
+    """
     kind = scaled_output.recipe_name(recipe)
     given = bias, torch.float32, use_fast_accum, activation, residual
-    shape, dtype, _, extra = checked(a, b, scale_a, scale_b, *given)
+    shape, _, _, extra = checked(a, b, scale_a, scale_b, *given)
+    return kind, power_of_two, shape, given, extra
+
+
+def _scaled_mm_quantized(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
+    kind, power_of_two, shape, given, extra = _checked_quantized(a, b, scale_a, scale_b, *options)
+    _, dtype, use_fast_accum, *_ = given
     invariance.refuse_promise("scaled_mm")
-    reason = no_kernel_reason(a)
+    reason = unsupported_reason(a.device)
     if reason is not None:
         if recorded_shapes.is_recording():
             call = call_of(a, b, scale_a, scale_b, dtype, use_fast_accum, extra)
@@ -175,11 +186,6 @@ def call_of(
     )
 
 
-def no_kernel_reason(a: Tensor) -> str | None:
-    """Returns why torch computes a call, or None if a kernel does."""
-    return unsupported_reason(a.device)
-
-
 def unsupported_reason(device: torch.device) -> str | None:
     """Returns why no kernel multiplies fp8 operands on a device, or None if one does."""
     if device.type != "cuda":
@@ -205,19 +211,6 @@ def _(a: Tensor, *given: Any) -> Tensor:
 
 
 @ops.fake("scaled_mm_quantized")
-def _(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    recipe: str,
-    bias: Tensor | None = None,
-    power_of_two: bool = False,
-    use_fast_accum: bool = False,
-    activation: str = "",
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    kind = scaled_output.recipe_name(recipe)
-    given = bias, torch.float32, use_fast_accum, activation, residual
-    shape, dtype, *_ = checked(a, b, scale_a, scale_b, *given)
-    return scaled_output.empty(a.new_empty(shape, dtype=dtype), kind)
+def _(a: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    kind, _, shape, *_ = _checked_quantized(a, *given)
+    return scaled_output.empty(a.new_empty(shape, dtype=torch.float32), kind)

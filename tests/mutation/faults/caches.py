@@ -116,7 +116,7 @@ FAULTS = (
     Fault(
         "processes_for_what_is_compiled",
         "src/outblas/packing/build.py",
-        "        if cache.is_kept(facts):\n",
+        "        if _is_kept(facts):\n",
         "        if False:\n",
         (Check("test_ahead.py"),),
         "Precompiling starts processes where all kernels are on disk.",

@@ -485,8 +485,8 @@ FAULTS = (
     Fault(
         "enabled_fp8_takes_what_torch_refuses",
         _ATEN_SCALED,
-        "return self._refusal() or scaled_operator.no_kernel_reason(a)",
-        "return scaled_operator.no_kernel_reason(a)",
+        "return self._refusal() or scaled_operator.unsupported_reason(a.device)",
+        "return scaled_operator.unsupported_reason(a.device)",
         ENABLED_FP8,
         "An fp8 product that torch refuses has a result under enable.",
     ),
