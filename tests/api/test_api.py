@@ -128,13 +128,27 @@ def test_addmm_without_terms_is_beta_times_c(shape: tuple[int, ...], kernel: str
     assert torch.equal(addmm(c, a, b, beta=3, kernel=kernel), (3 * c).expand(6, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @addend_shapes
 def test_addmm_with_an_alpha_of_zero_reads_neither_operand(
-    shape: tuple[int, ...], kernel: str | None
+    shape: tuple[int, ...], dtype: torch.dtype, kernel: str | None
 ) -> None:
-    a, b, c = integers((6, 5), (5, 4), shape)
+    a, b, c = (t.to(dtype).requires_grad_() for t in integers((6, 5), (5, 4), shape))
+    a.data.fill_(torch.nan), b.data.fill_(torch.inf)
+    out, residual = torch.empty_like(a @ b).detach(), torch.ones(6, 4, dtype=dtype)
 
-    assert torch.equal(addmm(c, a * torch.nan, b, alpha=0, kernel=kernel), c.expand(6, 4))
+    got = addmm(c, a, b, alpha=0, kernel=kernel)
+    got.sum().backward()
+    with torch.no_grad():
+        addmm(c, a, b, alpha=torch.tensor(0.0), out=out, kernel=kernel)
+        more = addmm(c, a, b, alpha=0.0, beta=0, residual=residual, kernel=kernel)
+
+    assert torch.equal(got, c.expand(6, 4))
+    assert torch.equal(out, got)
+    assert torch.equal(more, residual)
+    for gradient in (a.grad, b.grad):
+        assert gradient is not None
+        assert not gradient.any()
 
 
 def test_addmm_in_place(kernel: str | None) -> None:

@@ -155,8 +155,9 @@ def _alpha_zero(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -
     alpha = spec.get("alpha", {})
     none = alpha.get("value") == 0 and alpha.get("kind") not in ("nan", "inf", "None", "complex")
     backward = found.detail.startswith(("gradient of", "second gradient of")) or "transform" in spec
+    narrow = spec["tensors"]["a"]["dtype"] in ("bfloat16", "float16")
     return (
-        backward
+        (backward or (narrow and spec.get("device", "cpu") == "cpu"))
         and (none or _empty(spec))
         and "c" in spec["tensors"]
         and found.kind == "values"
@@ -411,7 +412,8 @@ KNOWN = [
         "alpha of 0",
         "With alpha = 0, or if there is nothing to multiply, outblas does not compute the "
         "product, and the gradients of its operands are 0. torch multiplies by alpha in the "
-        "backward pass, which lets NaN and infinity through.",
+        "backward pass, and on a CPU in products of 16-bit operands, which lets NaN and infinity "
+        "through.",
         _alpha_zero,
         call(
             "addmm",

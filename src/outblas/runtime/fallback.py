@@ -86,6 +86,10 @@ def addmm(
     beta: float,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
+    """Computes torch.addmm, without a product where alpha is 0."""
+    if alpha == 0 and a.layout is b.layout is torch.strided:
+        # As in BLAS. torch's kernels for 16-bit operands on a CPU would compute 0 * NaN.
+        a, b = a[:, :0], b[:0]
     if out is None:
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
     return torch.addmm(c, a, b, alpha=alpha, beta=beta, out=out)
