@@ -57,14 +57,14 @@ class DurableFile:
         none    yes       no file is possible; or the store is read-only and the file unreadable
         none    none      closed; or the store is read-only and reads the file each time
 
-    Any number of threads may use it. Raises StoreError for a file of a newer version, which is left
-    unchanged, and for another program's database.
+    Any number of threads may use it. Raises StoreError for a file of a newer version and for one
+    that is no store; both are left unchanged.
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
-        self.path = (cache.directory() / "tuning.sqlite" if path is None else Path(path)).absolute()
+        self.path = (cache.directory() / sqlite.NAME if path is None else Path(path)).absolute()
         if os.path.islink(self.path):  # SQLite puts its log beside the file itself
-            self.path = self.path.resolve()
+            self.path = Path(os.path.realpath(self.path))
         self.read_only = read_only
         self.warning: str | None = None
         self._mutex = threading.RLock()
@@ -208,6 +208,7 @@ class DurableFile:
             self._memory = None
             self._opened = self._state_now()
             try:
+                sqlite.check(self.path)
                 if reason := places.unusable_reason(self.path, create=False):
                     raise sqlite3.OperationalError(reason)
                 return sqlite.read(self.path, operation)
@@ -357,6 +358,7 @@ class DurableFile:
             previous.close()
             previous = None
         try:
+            sqlite.check(self.path)
             if reason := places.unusable_reason(self.path):
                 raise OSError(reason)
             with sqlite.opening:

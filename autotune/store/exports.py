@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ...core import ownership
 from . import validation
 from .records import BestConfig, Gpu, Trial
 from .validation import Fields, shown
@@ -87,7 +88,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def is_lines(path: Path) -> bool:
     """Returns whether the file begins like an export in JSON Lines. Raises OSError."""
-    with path.open("rb") as file:
+    with ownership.open_regular(path) as file:
         first = file.readline(4096)
     try:
         head = json.loads(first)
@@ -155,7 +156,7 @@ def _batches(path: Path) -> Iterator[tuple[Batch, bytes]]:
     the errors of `read`.
     """
     reader, digest = _Reader(), hashlib.sha256()
-    with path.open("rb") as file:
+    with ownership.open_regular(path) as file:
         line = _line(file, 1)
         _check_head(_object(line, "line 1"))
         digest.update(line)

@@ -26,11 +26,8 @@ def unusable_reason(path: Path, *, create: bool = True) -> str | None:
     therefore share a store in a folder that all of them can write. Where any user can write, one
     could replace the file.
     """
-    folder = path.parent
+    folder = Path(os.path.realpath(path.parent))
     try:
-        if path.is_dir():
-            return "it is a folder"
-        folder = folder.resolve()
         for each in (*reversed(folder.parents), folder):
             if create and not each.exists():
                 each.mkdir(mode=0o700, exist_ok=True)

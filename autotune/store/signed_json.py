@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...core import ownership
 from . import exports, validation
 from .validation import Fields, shown
 
@@ -69,13 +70,7 @@ def checksum(content: Mapping[str, Any]) -> str:
 def text_of(path: Path) -> str:
     """Returns the contents of a file. Raises ValueError that names the file and the reason."""
     try:
-        if not path.is_file():
-            raise ValueError(f"{path} is not a file")
-        with path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
-        if len(data) > SIZE_LIMIT:
-            raise ValueError(f"{path} is larger than {SIZE_LIMIT >> 20} MiB")
-        return data.decode("utf-8")
+        return ownership.read_regular(path, SIZE_LIMIT).decode("utf-8")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -7,14 +7,18 @@ time for a million rows as for none. Damage elsewhere is found when it is read, 
 
 import contextlib
 import datetime
+import errno
 import os
 import shutil
 import sqlite3
+import stat
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...core import forks
+from ...core import cache, forks, ownership
+from ...core.ownership import shown
 from . import queries, salvage
 from .migrations import VERSION, migrate, show_as_newest, version_of
 from .queries import INDEXES, SCHEMA, Operation
@@ -22,7 +26,11 @@ from .queries import INDEXES, SCHEMA, Operation
 T = TypeVar("T")
 State = tuple[int, ...] | None
 
+NAME = "tuning.sqlite"  # of the store in the cache directory
+MAGIC = b"SQLite format 3\0"
 APPLICATION = 0x6F757462  # "outb", in the header of the file
+_APPLICATION_PLACE = slice(68, 72)  # of the header
+EXPECTED = "expected a file of tuning results that outblas wrote, or a name that nothing has"
 BUSY_SECONDS = 30.0  # to wait for writes of other processes
 COPY = ".before-migration"  # suffix of the copy of a file during its migration
 # Limit for repairing a truncated file, whose header may give a damaged length.
@@ -40,8 +48,8 @@ opening = forks.Lock()
 class StoreError(RuntimeError):
     """An error for a store that cannot be used as asked.
 
-    Its file is of a newer version or another program's, it is closed, it was opened for reading
-    only, or it cannot be written.
+    Its file is of a newer version, or is none that outblas wrote; it is closed, it was opened for
+    reading only, or it cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -56,11 +64,67 @@ class StoreError(RuntimeError):
     """
 
 
+class _Connection(sqlite3.Connection):
+    """A connection. `inode`: the device and the inode of a file that it has open for writing."""
+
+    inode: State = None
+
+    def close(self) -> None:
+        super().close()
+        self.inode = None
+
+
+_writers: weakref.WeakSet[_Connection] = weakref.WeakSet()
+
+
+def check(path: Path) -> None:
+    """Raises StoreError for what is at `path` and is no store; leaves it as it is.
+
+    A store is a regular file that has the application id of outblas in SQLite's header. In the
+    cache directory, a file of the default name is one that was damaged beyond recognition. An empty
+    file is one where a process of outblas was stopped while it created it.
+    """
+    with opening:
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _refusal(path, "a loop of links") from None
+            return  # nothing is there, or nobody can say what
+        if not stat.S_ISREG(status.st_mode):
+            raise _refusal(path, ownership.kind_of(status.st_mode))
+        if (status.st_dev, status.st_ino) in {each.inode for each in _writers}:
+            return  # it was checked, and closing it would drop the locks of that connection
+        try:
+            header = ownership.read_regular(path, HEADER, cut=True)
+        except PermissionError:
+            return  # SQLite cannot open it either
+        except (OSError, ValueError) as error:
+            raise _refusal(path, f"which cannot be read: {error}") from None
+        if header.startswith(MAGIC):
+            if header[_APPLICATION_PLACE] != APPLICATION.to_bytes(4, "big"):
+                raise _refusal(path, "a database of another program")
+        elif not (_is_default(path) or (not header and beside(path, ".lock").exists())):
+            raise _refusal(path, "which is no database" if header else "an empty file")
+
+
+def _refusal(path: Path, what: str) -> StoreError:
+    return StoreError(f"store is '{shown(path)}', {what}, {EXPECTED}")
+
+
+def _is_default(path: Path) -> bool:
+    try:
+        folder = cache.directory()
+    except ValueError:
+        return False
+    return path.name == NAME and os.path.realpath(path.parent) == os.path.realpath(folder)
+
+
 def writer(path: Path) -> sqlite3.Connection:
     """Returns a connection to the file, which is created if it is missing, and migrated if it is of
     an older version.
 
-    Raises StoreError for files that are not outblas's, sqlite3.Error and OSError. Call it only
+    Raises the errors of `check`, sqlite3.Error and OSError. Call it only
     under `opening`, and in one process at a time.
     """
     with contextlib.suppress(sqlite3.Error):
@@ -87,6 +151,9 @@ def writer(path: Path) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+    if file := state(path):
+        connection.inode = file[:2]
+        _writers.add(connection)
     return connection
 
 
@@ -111,6 +178,7 @@ def read(path: Path, operation: Operation[T]) -> T:
     """
     with opening:
         for _ in range(ATTEMPTS):
+            check(path)
             before = state(path)
             if before is None:
                 return _in_nothing(operation)
@@ -310,7 +378,7 @@ def _with_constants(header: bytes) -> bytes:
     to SQLite's file format. If one of them is wrong, SQLite reads nothing of the file.
     """
     found = bytearray(header)
-    found[:16] = b"SQLite format 3\0"
+    found[:16] = MAGIC
     if (size := _page_size(header)) < 512 or size & (size - 1):
         found[16:18] = USUAL_PAGE.to_bytes(2, "big")
     # There is no log, or it would have been read.
@@ -339,10 +407,14 @@ def _size_in_whole_pages(header: bytes, size: int) -> int:
     return max(expected if expected <= MOST_GROWTH * size else 0, size + page - size % page)
 
 
-def _connection(uri: str) -> sqlite3.Connection:
-    of_file = uri.startswith("file:")
-    connection = sqlite3.connect(
-        uri, uri=of_file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+def _connection(uri: str) -> _Connection:
+    connection: _Connection = sqlite3.connect(
+        uri,
+        uri=uri.startswith("file:"),
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=_Connection,
     )
     connection.row_factory = sqlite3.Row
     connection.text_factory = _decoded
@@ -356,23 +428,18 @@ def _decoded(data: bytes) -> str:
 
 def _examine(connection: sqlite3.Connection, path: Path) -> int:
     """Returns the version of the tables, 0 if there are none yet, from the header, the names of
-    tables and columns and the size of the file. Raises StoreError for files that are not outblas's,
+    tables and columns and the size of the file. Raises StoreError for files of a newer version,
     DatabaseError for damaged ones.
     """
     version = version_of(connection)
-    application, page = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("application_id", "page_size")
-    )
+    page = connection.execute("PRAGMA page_size").fetchone()[0]
     tables = {
         row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     }
-    if version > VERSION and application in (0, APPLICATION):
+    if version > VERSION:
         raise StoreError(
             f"{path} is of version {version}, expected {VERSION}: a newer outblas wrote it"
         )
-    if application != APPLICATION and (tables or version or application):
-        raise StoreError(f"{path} is a database of another program")
     found, log = state(path), beside(path, "-wal")
     if found and found[2] % page and not (log.exists() and log.stat().st_size):
         raise sqlite3.DatabaseError("its last page is cut off")

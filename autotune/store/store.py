@@ -43,8 +43,8 @@ class Store(DurableFile):
         read_only: True writes nothing, and treats what cannot be read as empty.
 
     Raises:
-        StoreError: The file is of a newer version of outblas, or is another program's database. It
-            is left as it is.
+        StoreError: The file is of a newer version of outblas, or is none that outblas wrote. It is
+            left as it is.
 
     Example:
         >>> from pathlib import Path

@@ -91,8 +91,6 @@ def import_into(store: Store, path: Path) -> tuple[int, int]:
 
 def _is_lines(path: Path) -> bool:
     with _errors(path):
-        if not path.is_file():
-            raise ValueError(f"{path} is not a file")
         return exports.is_lines(path)
 
 

@@ -21,6 +21,7 @@ only slower. It warns once per reason.
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -33,13 +34,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import compiling, ownership, pack
 from .facts import digest as digest
 from .facts import text as facts_text
 from .filesystems import network_filesystem as network_filesystem
 from .ownership import Refused, shown
+
+if TYPE_CHECKING:
+    import filelock
 
 T = TypeVar("T")
 
@@ -479,7 +483,7 @@ def locked(
 
     lock = filelock.FileLock(path, timeout=LOCK_TIMEOUT if timeout is None else timeout)
     try:
-        lock.acquire()
+        _acquire(lock, path)
     # Callers may turn filelock's warnings into errors.
     except (OSError, NotImplementedError, Warning) as error:
         if remove and not isinstance(error, TimeoutError):  # nobody can hold it
@@ -496,3 +500,18 @@ def locked(
             # makes another.
             _remove(path)
         lock.release()
+
+
+def _acquire(lock: "filelock.BaseFileLock", path: Path) -> None:
+    """Acquires a lock. Raises FileNotFoundError in a folder that takes no files, such as /proc,
+    where filelock tries again until its time is over.
+    """
+    for _ in range(5):
+        try:
+            lock.acquire(timeout=0)
+            return
+        except TimeoutError:
+            if os.path.lexists(path):  # another process holds it
+                lock.acquire()
+                return
+    raise FileNotFoundError(errno.ENOENT, "no file can be made there", str(path))

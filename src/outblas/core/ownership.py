@@ -11,19 +11,20 @@ import functools
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from .terminal import printable
 
 ROOT = 0
 SHOWN = 160  # longest path in a message, in characters
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_OPEN_FLAGS = (
+_FOLLOW_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO would wait for a writer
 )
+_OPEN_FLAGS = _FOLLOW_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 
 
 class Refused(Exception):
@@ -85,6 +86,37 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
+def read_regular(path: Path, limit: int, *, cut: bool = False) -> bytes:
+    """Returns the bytes of a regular file, whoever wrote it, without ever waiting. A link stands
+    for what it leads to. Of a file of more than `limit` bytes, `cut` returns the first ones.
+
+    Raises ValueError, with the reason, for a larger file without `cut` and for what is no regular
+    file; FileNotFoundError and other kinds of OSError as `open` does.
+    """
+    with open_regular(path) as file:
+        content = file.read(limit if cut else limit + 1) or b""  # None: a file of /proc must wait
+    if len(content) > limit:
+        raise ValueError(f"{shown(path)} has more than {limit >> 20} MiB, expected fewer")
+    return content
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading as `read_regular` does, and raises its errors."""
+    _check_regular(path, os.stat(path))  # before opening, because opening a device can do things
+    descriptor = os.open(path, _FOLLOW_FLAGS)
+    try:
+        _check_regular(path, os.fstat(descriptor))  # the path may name another file by now
+    except ValueError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
+
+
 def open_shared(path: Path) -> int:
     """Returns a descriptor of a regular file that only this user or root can have written, such as
     one that is part of an image.
@@ -107,7 +139,7 @@ def _check_shared(path: Path, status: os.stat_result) -> None:
     have written.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise Refused(f"{shown(path)} is {_kind(status.st_mode)}, expected a regular file")
+        raise Refused(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
     if not hasattr(os, "geteuid"):
         return
     if status.st_uid not in (os.geteuid(), ROOT):
@@ -133,7 +165,7 @@ def _check(path: Path, status: os.stat_result) -> None:
     written.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise Refused(f"{shown(path)} is {_kind(status.st_mode)}, expected a regular file")
+        raise Refused(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
     if not hasattr(os, "geteuid"):
         return
     if status.st_uid != os.geteuid():
@@ -146,7 +178,8 @@ def _check(path: Path, status: os.stat_result) -> None:
         raise Refused(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
 
 
-def _kind(mode: int) -> str:
+def kind_of(mode: int) -> str:
+    """Returns what a file is by its mode, for a message."""
     names = {
         stat.S_IFLNK: "a symbolic link",
         stat.S_IFDIR: "a folder",

@@ -13,7 +13,7 @@ import pytest
 from support.old_versions import VERSIONS, write_version
 from support.stored import BARE, H100, WORKLOAD, fill, set_aside, sql, trial, warned, winner
 
-from outblas.autotune.store import migrations, queries
+from outblas.autotune.store import migrations, queries, sqlite
 from outblas.autotune.store.records import BestConfig, Trial
 from outblas.autotune.store.store import Store, StoreError
 
@@ -238,16 +238,10 @@ def test_a_migration_that_failed_is_done_when_there_is_room(
 def test_a_migration_without_room_for_a_copy_is_not_begun(
     old: Path, older: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class WithoutRoomForCopies(sqlite3.Connection):
-        def backup(self, *arguments: Any, **options: Any) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
+    def backup(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
 
-    connect = sqlite3.connect
-    monkeypatch.setattr(
-        sqlite3,
-        "connect",
-        lambda *a, **options: connect(*a, **options, factory=WithoutRoomForCopies),
-    )
+    monkeypatch.setattr(sqlite._Connection, "backup", backup)
 
     with warned("is full", old) as store:
         assert store.trials() == TRIALS
@@ -262,7 +256,7 @@ def test_a_migration_that_is_killed_is_done_by_the_next(
     killed = f"""{BARE}
 import os
 from pathlib import Path
-from outblas.autotune.store import migrations, queries
+from outblas.autotune.store import migrations, queries, sqlite
 from outblas.autotune.store.store import Store
 step = migrations.STEPS[{LAST}]
 def killed(connection):

@@ -187,7 +187,10 @@ def test_altered_rows_are_not_carried(path: Path) -> None:
         pytest.param(47, id="the format of the schema"),
     ],
 )
-def test_a_header_that_sqlite_refuses_costs_no_row(path: Path, offset: int) -> None:
+def test_a_header_that_sqlite_refuses_costs_no_row(
+    path: Path, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     fill(path, 50)
     content = bytearray(path.read_bytes())
     content[offset] ^= 0x55

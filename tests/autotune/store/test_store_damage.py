@@ -31,6 +31,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
+@pytest.fixture(autouse=True)
+def _of_the_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere a file that lacks the application id is not ours to set aside."""
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
+
+
 # Damage that is there when the store is opened.
 
 
@@ -271,9 +277,7 @@ def of_another_program(path: Path) -> None:
             f"is of version {VERSION + 1}, expected {VERSION}",
             id="a newer version's",
         ),
-        pytest.param(
-            of_another_program, "is a database of another program", id="another program's"
-        ),
+        pytest.param(of_another_program, "a database of another program", id="another program's"),
     ],
 )
 def test_what_is_not_ours_is_an_error_and_not_touched(

@@ -99,13 +99,10 @@ def test_what_is_only_read_is_not_persistent(path: Path) -> None:
             store.check_persistent()
 
 
-@pytest.fixture(params=["a folder", "below a file"])
-def no_file(request: pytest.FixtureRequest, path: Path) -> Path:
+@pytest.fixture
+def no_file(path: Path) -> Path:
     """A place at which no file can be."""
-    if request.param == "a folder":
-        path.mkdir(parents=True)
-    else:
-        path.parent.write_text("")
+    path.parent.write_text("")
     return path
 
 

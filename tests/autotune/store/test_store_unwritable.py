@@ -95,44 +95,29 @@ def test_a_store_in_a_place_that_cannot_be_reads_as_empty(below_a_file: Path) ->
         assert store.trials() == []
 
 
-def be_a_folder(path: Path) -> None:
-    path.mkdir(parents=True)
-
-
-def be_in_a_folder_that_all_can_write(path: Path) -> None:
+@pytest.fixture
+def others_can_write(path: Path) -> None:
+    """A store is at `path`, in a folder that all can write."""
     fill(path)
     path.parent.chmod(0o777)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param((be_a_folder, "it is a folder"), id="a folder"),
-        pytest.param(
-            (be_in_a_folder_that_all_can_write, "can be written by others"), id="all can write"
-        ),
-    ]
-)
-def unusable(path: Path, request: pytest.FixtureRequest) -> str:
-    """Why `path`, where something is, is no place for a store."""
-    make, reason = request.param
-    make(path)
-    return reason
-
-
-def test_a_place_that_is_not_used_is_warned_of_and_left_alone(path: Path, unusable: str) -> None:
+@pytest.mark.usefixtures("others_can_write")
+def test_a_place_that_is_not_used_is_warned_of_and_left_alone(path: Path) -> None:
     before = snapshot(path)
 
-    with warned(unusable, path) as store:
+    with warned("can be written by others", path) as store:
         assert store.trials() == []
         assert store.add(trial())
 
     assert snapshot(path) == before
 
 
-def test_a_place_that_is_not_used_reads_as_empty(path: Path, unusable: str) -> None:
+@pytest.mark.usefixtures("others_can_write")
+def test_a_place_that_is_not_used_reads_as_empty(path: Path) -> None:
     before = snapshot(path)
 
-    with warned(unusable, path, read_only=True) as store:
+    with warned("can be written by others", path, read_only=True) as store:
         assert store.trials() == []
 
     assert snapshot(path) == before
