@@ -150,6 +150,54 @@ def test_deepgemm_has_a_table_beside_torch(tmp_path: Path) -> None:
     assert found[1][8] == "1.050"
 
 
+def test_a_table_of_deepgemm_has_the_mean_of_outblas_over_the_same_rows(tmp_path: Path) -> None:
+    entries = [
+        timing(name, ratio, GroupedWorkload(4, rows, 4096, 7168), dtype="fp8-block")
+        for name, ratio, rows in (
+            ("torch", 1.0, 4096),
+            ("outblas", 1.2, 4096),
+            ("deepgemm", 1.1, 4096),
+            ("torch", 1.0, 256),
+            ("outblas", 2.0, 256),
+        )
+    ]
+
+    found = rows_of(page(tmp_path, *entries, part=PART.replace("outblas", "deepgemm")))
+
+    assert [(row[0], row[8]) for row in found[-4:]] == [
+        ("geometric mean", "**1.100**"),
+        ("least", "**1.100**"),
+        ("outblas in these rows, geometric mean", "**1.200**"),
+        ("outblas in these rows, least", "**1.200**"),
+    ]
+
+
+def test_means_have_a_row_for_each_base_over_the_workloads_of_both(tmp_path: Path) -> None:
+    entries = [
+        *both(1.21, with_rows(256)),
+        *both(1.0, with_rows(4096)),
+        *both(1.5, with_rows(256), dtype="fp8-block", us=100.0),
+        *both(1.3, with_rows(4096), dtype="fp8-block", us=100.0),
+        timing("deepgemm", 1.2, with_rows(4096), dtype="fp8-block", us=105.0),
+    ]
+
+    _, *found = rows_of(page(tmp_path, *entries, part=PART.replace(" outblas", "-means")))
+
+    h100 = "H100 80GB HBM3"
+    assert found == [
+        ["bfloat16, forward", h100, "torch's `grouped_mm`", "2", "1.100", "1.000"],
+        ["fp8-block, forward", h100, "DeepGEMM", "1", "1.050", "1.050"],
+        [
+            "fp8-block, forward",
+            h100,
+            "one `torch._scaled_mm` for each group",
+            "2",
+            "1.396",
+            "1.300",
+        ],
+    ]
+
+
 def test_each_gpu_has_a_table_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     write(tmp_path / "results" / "h200.json", *both(1.3, MIXTRAL), gpu="NVIDIA H200")
@@ -186,7 +234,7 @@ def test_other_parts_need_their_files(tmp_path: Path) -> None:
 
 
 def test_a_provider_that_was_not_timed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="portable was not timed at grouped products in burst"):
+    with pytest.raises(ValueError, match="portable was not timed at grouped GEMMs in burst"):
         page(tmp_path, *both(1.1, MIXTRAL), part=PART.replace("outblas", "portable"))
 
 

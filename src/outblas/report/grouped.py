@@ -1,4 +1,4 @@
-"""The tables of grouped products beside torch's, for each GPU and kind of product."""
+"""The tables of grouped GEMMs compared with torch's, for each GPU and kind of GEMM."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ _SCALES = {
     "rows": campaigns.FP8_SCALES["fp8-block"],
     "terms": "one for each 1×128 block of A and 128×1 block of B, in groups of whole blocks",
 }
+OUTBLAS = "outblas"
+# Whose time over that of outblas `means` has: torch is the base of every ratio.
+_COMPARED = {GROUPED_BASE: "torch", "deepgemm": "DeepGEMM"}
 _HEADINGS = {
     ("rows", ""): "Forward",
     ("rows", "dA"): "Gradients of rows",
@@ -46,25 +49,68 @@ _HEADINGS = {
 
 
 def tables(evidence: Evidence, argument: str) -> str:
-    """A table for each GPU and kind of product, each with the geometric mean of its ratios and the
-    least. The argument is the provider and, after a space, the mode where it is not burst.
+    """A table for each GPU and kind of GEMM, each with the geometric mean of its ratios and the
+    least. The argument is the provider and, after a space, the mode where it is not burst. The
+    table of another provider than outblas also has the mean of outblas over the same rows.
 
     Raises ValueError where the provider was not timed, or twice at one workload.
     """
     provider, _, mode = argument.partition(" ")
     mode = mode or "burst"
     if mode not in MODES:
-        raise ValueError(f"a table of grouped products is in {mode!r}, expected {', '.join(MODES)}")
+        raise ValueError(f"a table of grouped GEMMs is in {mode!r}, expected {', '.join(MODES)}")
+    grouped = _grouped(evidence, mode)
+    timed = _of(provider, grouped, mode)
+    return "\n".join(_table(heading, rows, grouped) for heading, rows in _by_heading(timed).items())
+
+
+def means(evidence: Evidence, argument: str) -> str:
+    """A row for each kind of GEMM, GPU and provider that outblas is compared with: over how many
+    workloads, the geometric mean of the ratios, and the least.
+
+    Raises ValueError where outblas was not timed in burst.
+    """
+    grouped = _grouped(evidence, "burst")
+    cells = []
+    for heading, rows in _by_heading(_of(OUTBLAS, grouped, "burst")).items():
+        kind, device, dtype, _ = heading.split(", ")
+        for provider, name in _COMPARED.items():
+            ratios = [ratio for m in rows if (ratio := _over(provider, m, grouped)) is not None]
+            if ratios:
+                base = name if provider != GROUPED_BASE else _torch_call(dtype)
+                mean, least = (f"{value:.3f}" for value in (geometric_mean(ratios), min(ratios)))
+                gpu = device.removeprefix("NVIDIA ")
+                cells.append((f"{dtype}, {kind.lower()}", gpu, base, str(len(ratios)), mean, least))
+    columns = ("experts", "GPU", "compared with", "GEMMs", "geometric mean", "least")
+    lines = [f"| {' | '.join(row)} |" for row in (columns, *sorted(cells))]
+    lines.insert(1, "|---" * len(columns) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def _torch_call(dtype: str) -> str:
+    if dtype in campaigns.FP8_SCALES:
+        return "one `torch._scaled_mm` for each group"
+    return "torch's `grouped_mm`"
+
+
+def _grouped(evidence: Evidence, mode: str) -> list[Measurement]:
     timed = [m for m in evidence.measurements if m.mode == mode and m.ratio is not None]
-    grouped = [m for m in timed if m.workload is not None]
-    ours = [m for m in grouped if m.label == provider]
-    if not ours:
-        raise ValueError(f"{provider} was not timed at grouped products in {mode}")
-    made = [
-        _table(heading, found, [m for m in grouped if m.label == GROUPED_BASE])
-        for heading, found in _by_heading(ours).items()
-    ]
-    return "\n".join(made)
+    return [m for m in timed if m.workload is not None]
+
+
+def _of(provider: str, grouped: Sequence[Measurement], mode: str) -> list[Measurement]:
+    timed = [m for m in grouped if m.label == provider]
+    if not timed:
+        raise ValueError(f"{provider} was not timed at grouped GEMMs in {mode}")
+    return timed
+
+
+def _over(provider: str, m: Measurement, grouped: Sequence[Measurement]) -> float | None:
+    """The provider's time over that of the call: torch's by rounds, others' by medians."""
+    if provider == GROUPED_BASE:
+        return m.ratio
+    other = _beside(provider, m, grouped)
+    return other.us / m.us if other else None
 
 
 def _by_heading(ours: Sequence[Measurement]) -> dict[str, list[Measurement]]:
@@ -75,13 +121,15 @@ def _by_heading(ours: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     return found
 
 
-def _table(heading: str, ours: Sequence[Measurement], base: Sequence[Measurement]) -> str:
-    rows = sorted(ours, key=lambda m: _order(_workload(m)))
+def _table(heading: str, timed: Sequence[Measurement], grouped: Sequence[Measurement]) -> str:
+    rows = sorted(timed, key=lambda m: _order(_workload(m)))
     if len({_workload(m) for m in rows}) != len(rows):
         raise ValueError(f"{heading}: a workload was timed twice, expected one campaign")
-    cells = [_cells(m, _torch_us(m, base)) for m in rows]
-    ratios = [m.ratio for m in rows if m.ratio is not None]
-    cells += [_summary("geometric mean", geometric_mean(ratios)), _summary("least", min(ratios))]
+    cells = [_cells(m, _beside(GROUPED_BASE, m, grouped)) for m in rows]
+    cells += _summaries("", rows)
+    if rows[0].label != OUTBLAS:
+        same = [_beside(OUTBLAS, m, grouped) for m in rows]
+        cells += _summaries("outblas in these rows, ", [m for m in same if m is not None])
     head = f"**{heading}**"
     mode = rows[0].mode
     columns = (*_COLUMNS, _LAST[mode])
@@ -101,13 +149,13 @@ def _ratio_note(m: Measurement) -> str:
     if m.dtype not in campaigns.FP8_SCALES:
         return "*× torch*: the time of torch's `grouped_mm`"
     return (
-        f"scales: {_SCALES[m.form or 'rows']}; *torch*: one `torch._scaled_mm` for each group, for "
-        "torch has no grouped product with such scales; results in bfloat16; *× torch*: the time "
+        f"scales: {_SCALES[m.form or 'rows']}; *torch*: one `torch._scaled_mm` for each group, "
+        "because torch has no grouped GEMM with such scales; results in bfloat16; *× torch*: the time "
         "of all these"
     )
 
 
-def _cells(m: Measurement, torch_us: float | None) -> list[str]:
+def _cells(m: Measurement, torch: Measurement | None) -> list[str]:
     w = _workload(m)
     named = model_of(w)
     return [
@@ -116,7 +164,7 @@ def _cells(m: Measurement, torch_us: float | None) -> list[str]:
         str(w.rows),
         w.distribution,
         text.number(m.us),
-        text.number(torch_us),
+        text.number(torch.us if torch else None),
         text.number(m.tflops),
         text.figure(m.gbs, ".0f"),
         text.figure(m.ratio, ".3f"),
@@ -134,20 +182,31 @@ def _last(m: Measurement) -> str:
     return text.figure(m.watts, ".0f")
 
 
+def _summaries(whose: str, rows: Sequence[Measurement]) -> list[list[str]]:
+    ratios = [m.ratio for m in rows if m.ratio is not None]
+    if not ratios:
+        return []
+    return [
+        _summary(f"{whose}geometric mean", geometric_mean(ratios)),
+        _summary(f"{whose}least", min(ratios)),
+    ]
+
+
 def _summary(name: str, ratio: float) -> list[str]:
     cells = [name, *[""] * len(_COLUMNS)]
     cells[_RATIO] = f"**{ratio:.3f}**"
     return cells
 
 
-def _torch_us(m: Measurement, base: Sequence[Measurement]) -> float | None:
-    """The time of torch in the same campaign."""
+def _beside(provider: str, m: Measurement, grouped: Sequence[Measurement]) -> Measurement | None:
+    """The timing of a provider at the same workload in the same campaign."""
+    key = (m.workload, m.product, m.dtype, m.layout, m.environment)
     return next(
         (
-            each.us
-            for each in base
-            if (each.workload, each.product, each.dtype, each.layout, each.environment)
-            == (m.workload, m.product, m.dtype, m.layout, m.environment)
+            other
+            for other in grouped
+            if other.label == provider
+            and (other.workload, other.product, other.dtype, other.layout, other.environment) == key
         ),
         None,
     )

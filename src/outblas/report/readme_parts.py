@@ -181,6 +181,7 @@ TEXTS: dict[str, Callable[[Evidence, str], str]] = {
     "fp8": campaigns.fp8,
     "invariance": campaigns.invariance,
     "grouped": grouped.tables,
+    "grouped-means": grouped.means,
     "ladder": _ladder,
     "sizes": _sizes,
     "layouts": _layouts,
