@@ -5,7 +5,9 @@ interpreter, both beside products of single groups.
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -175,7 +177,7 @@ def test_what_no_group_covers_stays_untouched_or_gets_zeros(form: Form, zero_tai
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_wrong_ends_never_leave_the_operands(form: Form, ends: tuple[int, ...]) -> None:
-    """The result is undefined then, but memory around it is not."""
+    """The result of ends that decrease is undefined, but memory around it is not."""
     a, b = operands(form, 3)
     shape = (3, a.shape[0], b.shape[1]) if form == "ragged_k" else (a.shape[-2], b.shape[-1])
     guarded = torch.full((3, *shape), torch.nan, dtype=a.dtype)
@@ -187,6 +189,65 @@ def test_wrong_ends_never_leave_the_operands(form: Form, ends: tuple[int, ...]) 
 
     assert guarded[0].isnan().all()
     assert guarded[2].isnan().all()
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("kernel", [None, "portable"])
+@pytest.mark.parametrize(
+    "ends",
+    [(-7, 10, 31), (-9, -2, 90), (20, 20, 20), (60, 70, 2**31 - 1)],
+    ids=["negative", "beyond both ends", "equal", "beyond the end"],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_ends_outside_of_the_operand_count_as_its_own(
+    form: Form, ends: tuple[int, ...], kernel: str | None
+) -> None:
+    a, b = operands(form, 3)
+    inside = tuple(min(max(end, 0), EXTENT) for end in ends)
+
+    result = outblas.grouped_mm(a, b, offs=offsets(ends), kernel=kernel)
+
+    for got, want in zip(parts(form, result, inside), expected(form, a, b, inside), strict=True):
+        assert torch.equal(got, want.bfloat16())
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("kernel", [None, "portable"])
+@pytest.mark.parametrize("form", FORMS)
+def test_ends_that_decrease_are_refused_on_a_cpu(form: Form, kernel: str | None) -> None:
+    """On a GPU groups would share rows, and two CTAs write them."""
+    a, b = operands(form, 3)
+    message = r"offs\[2\] is 10 but offs\[1\] is 20, expected ends of groups that do not decrease"
+
+    # In the order in which a plan that is kept meets them, too.
+    outblas.grouped_mm(a, b, offs=offsets((10, 20, 30)), kernel=kernel)
+    with pytest.raises(OperandError, match=message):
+        outblas.grouped_mm(a, b, offs=offsets((10, 20, 10)), kernel=kernel)
+
+
+def test_ends_that_decrease_are_refused_on_a_gpu_where_they_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = Mock()
+    monkeypatch.setattr(grouped_mm, "_kernels_for", lambda problem, name: kernels)
+    a, b = operands("ragged_m", 2)
+    out = torch.empty(EXTENT, b.shape[-1])
+    problem = grouped.describe("ragged_m", a, b, out, 2)
+    there = replace(problem, device=torch.device("cuda", 0))
+    given = a, b, out, offsets((20, 10)), NO_TENSORS
+
+    assert grouped_mm.kernels_for(there, "") is kernels
+    monkeypatch.setenv("OUTBLAS_CHECK_OFFS", "1")
+    checking = grouped_mm.kernels_for(there, "")
+    with pytest.raises(OperandError, match=r"offs\[1\] is 10 but offs\[0\] is 20"):
+        checking.run(there, *given)
+    kernels.run.assert_not_called()
+
+    masked = replace(there, capacity=25)  # counts, which may be any
+    checking.run(masked, *given)
+    monkeypatch.setattr(grouped_mm, "capturing", lambda device: True)
+    checking.run(there, *given)
+    assert [called.args[0] for called in kernels.run.call_args_list] == [masked, there]
 
 
 @pytest.mark.compile

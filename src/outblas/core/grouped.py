@@ -5,6 +5,7 @@ A grouped product is one product per group, whose sizes differ in one dimension:
 groups in that dimension lie on the device, in `offs`. No size of a group is read by the host.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -384,6 +385,16 @@ def ends(offs: Tensor | None, tensors: GroupedTensors) -> Tensor:
     found = offs if tensors.counts is None else tensors.counts
     assert found is not None, "`check` demands it"
     return found.contiguous()
+
+
+def check_order(ends: Sequence[int]) -> None:
+    """Checks that the ends of groups do not decrease. Raises OperandError."""
+    for group, (before, end) in enumerate(itertools.pairwise(ends)):
+        if end < before:
+            raise OperandError(
+                f"offs[{group + 1}] is {end} but offs[{group}] is {before}, expected ends of "
+                "groups that do not decrease"
+            )
 
 
 def describe(

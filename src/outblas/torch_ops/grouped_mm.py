@@ -3,7 +3,8 @@ backward. The sizes of groups stay on the device.
 """
 
 import contextlib
-from typing import Any
+import os
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import handle_torch_function
@@ -89,9 +90,11 @@ def grouped_mm(
     Args:
         mat_a: bfloat16, float16 or float32, of any strides.
         mat_b: Of the same dtype, on the same device, of any strides.
-        offs: int32, (G,): where each group ends in the divided dimension; not decreasing. G is at
-            most 1024. What lies behind the last end belongs to no group: it is not read, and the
-            result there is undefined. Ends beyond the operand count as its own end.
+        offs: int32, (G,): where each group ends in the divided dimension; not decreasing (which
+            is checked on a CPU, and with OUTBLAS_CHECK_OFFS=1; else the result is undefined). G is
+            at most 1024. What lies behind the last end belongs to no group: it is not read, and
+            the result there is undefined. Ends below 0 count as 0, and those beyond the operand as
+            its own end.
         bias: (G, N), of the dtype of the result, added to each group's rows; not where N is
             divided.
         out_dtype: The dtype of the result: that of the operands, or float32.
@@ -123,7 +126,8 @@ def grouped_mm(
 
     Raises:
         TypeError: An argument has the wrong type.
-        OperandError: The operands do not fit together, or carry forward-mode gradients.
+        OperandError: The operands do not fit together, carry forward-mode gradients, or `offs` is
+            seen to decrease.
         ValueError: `activation` or `kernel` is unknown, or the kernel does not support the
             operands.
         RuntimeError: As in `matmul`, for CUDA graphs and OUTBLAS_STRICT.
@@ -356,11 +360,41 @@ def _check(
     return checked
 
 
+class _InOrder(NamedTuple):
+    """Kernels that look at the ends of groups first. Each `run` waits for the device."""
+
+    kernels: hooks.GroupedKernels
+
+    def unsupported(self, problem: grouped.GroupedProblem) -> str | None:
+        return self.kernels.unsupported(problem)
+
+    def run(
+        self,
+        problem: grouped.GroupedProblem,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        offs: Tensor,
+        tensors: GroupedTensors,
+    ) -> None:
+        """Raises OperandError where ends decrease."""
+        if not (problem.capacity or capturing(offs.device)):
+            grouped.check_order(offs.tolist())
+        self.kernels.run(problem, a, b, out, offs, tensors)
+
+
 def kernels_for(problem: grouped.GroupedProblem, name: str) -> hooks.GroupedKernels:
-    """Returns the module of the kernel `name`, or of the best one for "".
+    """Returns the module of the kernel `name`, or of the best one for "". On a CPU, and with
+    OUTBLAS_CHECK_OFFS=1, it refuses ends that decrease.
 
     Raises ValueError where the named kernel does not support the product.
     """
+    kernels = _kernels_for(problem, name)
+    is_checked = problem.device.type == "cpu" or os.environ.get("OUTBLAS_CHECK_OFFS") == "1"
+    return _InOrder(kernels) if is_checked else kernels
+
+
+def _kernels_for(problem: grouped.GroupedProblem, name: str) -> hooks.GroupedKernels:
     if name != PORTABLE:
         reason = _no_hopper_reason(problem)
         if reason is None:
