@@ -16,6 +16,7 @@ import torch
 
 from ..core import problem as operands
 from ..core.arguments import renamed, show_signature
+from ..core.epilogue import NONE
 from ..core.errors import OperandError
 from ..core.grouped import GroupedProblem
 from ..core.ownership import shown
@@ -24,6 +25,7 @@ from ..core.steps import Steps
 from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup, lookup_grouped, named_configs
+from .choice_reasons import is_faster
 from .lookup import TuningIndex
 from .search.target import TuneTarget
 from .store.records import PRECISIONS, BestConfig, Weights, Workload
@@ -46,7 +48,8 @@ _given_up: set[Workload] = set()
 
 def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     """Yields kernels and configs (as text) for a product that names none, the best first; possibly
-    none.
+    none. Of float32 operands only those that were faster than torch at this very product, unless
+    shapes are tuned when they are first met.
 
     Raises ValueError for an OUTBLAS_TUNE that is not a mode.
     """
@@ -70,6 +73,7 @@ def _choices(
     tuned before, if it is not tuned yet.
     """
     index, transposed = lookup.tuning_index(device), False
+    is_float32 = problem.dtype == torch.float32
     if PRODUCTION in candidates(index.gpu.arch, workload.dtype):
         # The production kernel computes a C stored by columns as C^T.
         problem, transposed = operands.with_row_major_output(problem)
@@ -80,7 +84,9 @@ def _choices(
     if not transposed:  # packs have results by rows
         listed = _with_epilogue(workload, problem)
         index = lookup.packed_index(device, listed, fp8=bool(problem.formats)) or index
-    return choices_of(index, problem, workload, transposed=transposed)
+    return choices_of(
+        index, problem, workload, transposed=transposed, only_faster=not tune_first and is_float32
+    )
 
 
 def grouped_config(problem: GroupedProblem) -> str:
@@ -89,18 +95,30 @@ def grouped_config(problem: GroupedProblem) -> str:
 
 
 def choices_of(
-    index: TuningIndex, problem: Problem, workload: Workload, *, transposed: bool = False
+    index: TuningIndex,
+    problem: Problem,
+    workload: Workload,
+    *,
+    transposed: bool = False,
+    only_faster: bool = False,
 ) -> list[tuple[str, str]]:
     """Returns the choices that an index has for a product, in the form that a call takes.
-    `transposed`: the output lay by columns.
+    `transposed`: the output lay by columns. `only_faster`: those that were measured to be faster
+    than torch at exactly this product; sweeps measure no addend.
     """
     # An epilogue was tuned for C stored by rows, where a bias is added to columns.
     whole = workload if transposed else _with_epilogue(workload, problem)
+    if only_faster:
+        unmeasured = problem.scaled or (problem.epilogue != NONE and not whole.epilogue)
+        if unmeasured or (index.measured_gain(whole) or 0) <= 1:
+            return []
     pruned: dict[str, bool] = {}
     keeps_config: dict[str, bool] = {}
     found = []
     for choice in index.choices(whole):
         kernel = choice.kernel
+        if only_faster and not is_faster(choice.reason, whole):
+            continue
         if kernel not in pruned:
             pruned[kernel] = index.pruned_reason(kernel, whole, problem) is not None
             keeps_config[kernel] = (kernel == PRODUCTION or not transposed) and named_configs.suits(
@@ -186,9 +204,9 @@ def tune(
 ) -> BestConfig:
     """Find the fastest kernel and config for `outblas.matmul(input, other)`.
 
-    `matmul` uses it from then on. It is kept in the user's store, for later programs too. Results
-    that were measured and could not be stored are exported to another file, with a warning that
-    names it.
+    `matmul` uses it from then on, for float32 operands if it is faster than torch. It is kept in
+    the user's store, for later programs too. Results that were measured and could not be stored are
+    exported to another file, with a warning that names it.
 
     Args:
         input: The left operand, as in `outblas.matmul`: 16-bit or float32, on an NVIDIA GPU. Only

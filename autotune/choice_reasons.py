@@ -1,10 +1,11 @@
 """Why a kernel and config were chosen: texts that are made when somebody asks for them."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from .store.records import Workload, base_name
-from .tuned_entries import TunedEntry
+from .tuned_entries import COUSIN, TunedEntry
 
 
 class ByEntry(NamedTuple):
@@ -23,6 +24,20 @@ class ByEntry(NamedTuple):
         place = str(entry.workload) if is_there else f"neighbour {entry.workload}"
         expected = f", {self.us:.1f} µs expected here" if self.us < math.inf else ""
         return f"{entry.origin}, {place}, {figure(entry, self.on_gpu)} there{expected}"
+
+
+def is_faster(reason: object, workload: Workload) -> bool:
+    """Returns whether a choice was made because its config was faster than torch at this very
+    workload, on this model of GPU.
+    """
+    if not isinstance(reason, ByEntry):
+        return False
+    entry = reason.entry
+    return (
+        entry.ratio > 1
+        and entry.origin != COUSIN
+        and replace(entry.workload, weights=workload.weights) == workload
+    )
 
 
 def figure(entry: TunedEntry, on_gpu: bool) -> str:

@@ -14,7 +14,6 @@ from ..core.compat.torch_private import (
     any_autocast,
     autocast_off,
     fp32_precision,
-    get_sm_carveout,
 )
 from ..core.compat.torch_private import current_device as _current_device
 from ..core.compat.torch_private import empty_strided as _empty_strided
@@ -218,7 +217,7 @@ def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[A
         call.formats,
         call.weights_ready,
         call.power_of_two,
-        get_sm_carveout(),
+        sm_carveout.reserved(),
     )
 
 
@@ -283,6 +282,8 @@ def _prepare(call: Call) -> Plan:
         if call.batch_invariant:
             raise invariance.unsupported(reason)
         return _fallback_plan(reason, call.out_dtype, call.extra)
+    elif reason := launcher.slower_reason(problem, call.tune):
+        return _fallback_plan(reason, call.out_dtype, call.extra, warns=False)
     if pairs_rows:
         return _swapped_plan(call)
     no_product = problem.K == 0 or call.alpha == 0
@@ -422,8 +423,10 @@ def _swapped(call: Call) -> Call:
     return call._replace(a=call.b, b=call.a.mT)
 
 
-def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None) -> Plan:
-    """Returns a plan that calls torch functions, and warns that it does."""
+def _fallback_plan(
+    reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None, *, warns: bool = True
+) -> Plan:
+    """Returns a plan that calls torch functions, and warns that it does where no kernel could."""
 
     def execute(
         a: Tensor,
@@ -434,7 +437,8 @@ def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueAr
         beta: Any,
         *tensors: Tensor | None,
     ) -> Tensor:
-        fallback.warn_fallback(reason)
+        if warns:
+            fallback.warn_fallback(reason)
         if out is not None:
             check_separate(a, b, c, out, beta)
         if extra is not None:

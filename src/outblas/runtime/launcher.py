@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -19,6 +20,10 @@ from . import default_kernel, fallback, hooks
 
 PORTABLE = "portable"
 KEEPS_CARVEOUT = default_kernel.PRODUCTION  # the kernel that leaves SMs to others
+SLOWER = (
+    "a float32 product takes a kernel only where a sweep on this model of GPU measured it to be "
+    "faster than torch"
+)
 
 
 # ---- why a kernel does not run
@@ -69,6 +74,38 @@ def no_kernel_reason(problem: Problem) -> str | None:
     except ImportError as error:
         return str(error)
     return _unsupported_config_reason(module, problem, None)
+
+
+def slower_reason(problem: Problem, tune: str) -> str | None:
+    """Returns why torch computes a call that names no kernel, although kernels support it; None for
+    calls that take a kernel.
+
+    On float32 operands the kernels are slower than cuBLAS at most sizes (0.28 to 0.53 of it where
+    `portable` was not tuned, on an H100). Such a call takes one only where it was measured to be
+    faster at exactly this product, where rows must be batch-invariant, and where shapes are tuned
+    when they are first met. Without terms nothing is multiplied.
+    """
+    if problem.dtype != torch.float32 or problem.formats or problem.batch_invariant:
+        return None
+    if problem.device.type != "cuda" or problem.K == 0 or is_empty(problem):
+        return None
+    if (tune or os.environ.get("OUTBLAS_TUNE")) == "on":
+        return None
+    posed = tuned_as(problem)
+    choices = () if posed is None else hooks.tuner.get().choices(posed, tune)
+    return None if any(_takes(*choice, problem) for choice in choices) else SLOWER
+
+
+def _takes(kernel: str, config: str, problem: Problem) -> bool:
+    """Returns whether a kernel supports a problem with a config."""
+    try:
+        module = registry.load(kernel)
+        _check_features(kernel, module, problem)
+        chosen = configs.from_text(module.Config, config) if config else None
+    except (ValueError, ImportError):
+        return False
+    record = registry.find(kernel)
+    return not (unsupported_reason(record, problem) or module.unsupported(problem, chosen))
 
 
 def _unsupported_config_reason(module: ModuleType, problem: Problem, config: Any) -> str | None:

@@ -74,15 +74,14 @@ def _planned(product: Product, call: Call) -> dispatch.Plan | str:
     known = dispatch.cached_plan(call)
     if known is None and capturing(call.a.device):
         return IN_CAPTURE
-    # A call of `matmul` may have found that torch computes such products. Its plan calls the
-    # operator that is overridden here.
-    if known is not None and (reason := dispatch.torch_reason(known)):
-        return reason
     try:
-        return known or dispatch.find_plan(call, by_torch=False)
+        plan = known or dispatch.find_plan(call, by_torch=False)
     except Exception as error:  # torch computed this product before `enable`, and still can
         fallback.warn_once(f"{product} stays with torch: {error}")
         return str(error)
+    # A call of `matmul` may have found that torch computes such products. Its plan calls the
+    # operator that is overridden here.
+    return dispatch.torch_reason(plan) or plan
 
 
 def _check_dimensions(operator: str, call: Call) -> None:
@@ -104,7 +103,7 @@ def _reason(rules: Rules, product: Product, problem: Problem) -> str:
         return reason
     if rules.kernel:
         return launcher.unsupported_reason(registry.find(rules.kernel), problem) or ""
-    if missing := launcher.no_kernel_reason(problem):
+    if missing := launcher.no_kernel_reason(problem) or launcher.slower_reason(problem, ""):
         return missing
     gain = hooks.tuner.get().measured_gain(problem)
     if gain is not None and gain < rules.min_gain:

@@ -453,8 +453,8 @@ FAULTS = (
     Fault(
         "enabled_takes_torchs_plan",
         _ATEN_CHOICE,
-        "    if known is not None and (reason := dispatch.torch_reason(known)):",
-        '    if False and (reason := ""):',
+        "    return dispatch.torch_reason(plan) or plan",
+        "    return plan",
         ENABLE,
         "A product that torch computed for matmul calls the overridden operator for ever.",
     ),
