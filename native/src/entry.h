@@ -86,12 +86,20 @@ inline int64_t number_of(PyObject* activation) {
   return known == state().activations.end() ? -1 : known->second;
 }
 
-// Returns whether all tensors of a call have memory: wrappers of transforms, and sparse and nested
-// tensors, have none.
-inline bool all_have_memory(const Operands& operands) {
+// Returns whether a tensor is a dense one of the CPU or of CUDA, and nothing but that. Subclasses,
+// fakes, wrappers of transforms, sparse, nested and lazy tensors have other keys: only torch's
+// dispatcher knows what they hold.
+inline bool is_plain(const at::Tensor& t) {
+  const auto keys = t.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView -
+      c10::autocast_dispatch_keyset;
+  return keys == c10::DispatchKeySet(c10::DispatchKey::CPU) ||
+      keys == c10::DispatchKeySet(c10::DispatchKey::CUDA);
+}
+
+inline bool are_plain(const Operands& operands) {
   for (const at::Tensor* t :
        {operands.a, operands.b, operands.c, operands.bias, operands.residual, operands.out}) {
-    if (t != nullptr && !(t->has_storage() && t->layout() == at::kStrided && !t->is_nested())) {
+    if (t != nullptr && !is_plain(*t)) {
       return false;
     }
   }
@@ -100,7 +108,7 @@ inline bool all_have_memory(const Operands& operands) {
 
 // Returns the plan of a call, if calls like it were planned. The caller holds the GIL.
 inline std::shared_ptr<Plan> find_plan(const Operands& operands, const Options& options) {
-  if (!all_have_memory(operands)) {
+  if (!are_plain(operands)) {
     return nullptr;
   }
   auto found = state().table.find(CallKey(operands, options));

@@ -27,6 +27,19 @@ inline at::Tensor product(const at::Tensor& a, const at::Tensor& b, bool batch_i
   return THPVariable_Unpack(found.ptr());
 }
 
+// Returns a batch of matrices as one matrix. `flatten` has no rule for batches of gradients.
+inline at::Tensor as_rows(const at::Tensor& t) {
+  if (t.dim() == 2) {
+    return t;
+  }
+  const auto sizes = t.sym_sizes();
+  c10::SymInt rows = 1;
+  for (const c10::SymInt& size : sizes.slice(0, sizes.size() - 1)) {
+    rows *= size;
+  }
+  return t.reshape_symint({rows, sizes.back()});
+}
+
 // What a call of `linear` was given besides input and weight.
 struct Given {
   bool bias = true;
@@ -81,7 +94,7 @@ struct LinearBackward : torch::autograd::Function<LinearBackward> {
     const Given given = unusual == ctx->saved_data.end() ? Given() : Given(unusual->second.toInt());
     size_t edge = 2;  // there is one for each tensor that the call had
     if (given.bias && ctx->needs_input_grad(edge++)) {
-      found[2] = g.dim() == 2 ? g.sum(0) : g.flatten(0, -2).sum(0);
+      found[2] = as_rows(g).sum(0);
     }
     if (given.residual && ctx->needs_input_grad(edge)) {
       found[3] = g;  // autograd itself sums the gradient of a residual of fewer elements
@@ -90,11 +103,10 @@ struct LinearBackward : torch::autograd::Function<LinearBackward> {
       found[0] = product(g, saved[1], given.batch_invariant);
     }
     if (ctx->needs_input_grad(1)) {
-      const bool is_matrix = g.dim() == 2;
-      const at::Tensor rows = is_matrix ? g : g.flatten(0, -2);
+      const at::Tensor rows = as_rows(g);
       found[1] = product(
-          c10::GradMode::is_enabled() ? rows.t() : transposed(rows),
-          is_matrix ? saved[0] : saved[0].flatten(0, -2),
+          is_plain(rows) && !c10::GradMode::is_enabled() ? transposed(rows) : rows.t(),
+          as_rows(saved[0]),
           given.batch_invariant);
     }
     return found;

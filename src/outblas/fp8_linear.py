@@ -11,6 +11,7 @@ from .core.errors import OperandError
 from .core.problem import DTYPES, check_tensor
 from .core.quantization import FORMATS, blocks, spread
 from .torch_ops import ops
+from .torch_ops.autograd_levels import has_tangent, is_transformed, requires_grad
 from .torch_ops.call import is_autocast
 from .torch_ops.quantize import quantize
 from .torch_ops.scaled_mm import scaled_mm
@@ -210,12 +211,8 @@ def product(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
         raise OperandError(f"input is on {input.device}, expected {weight.device}, as the weight")
     rows = input.reshape(-1, input.shape[-1])
     given = rows, weight.detach(), scale.detach(), bias
-    if torch.is_grad_enabled() and (
-        input.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        out = _with_gradients(*given)
-    else:
-        out = _computed(*given)
+    is_recorded = requires_grad(input, bias) or has_tangent(input, bias) or is_transformed()
+    out = (_with_gradients if is_recorded else _computed)(*given)
     return out.view(*input.shape[:-1], weight.shape[0])
 
 
@@ -229,13 +226,17 @@ def _computed(rows: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
 class _WithGradients(torch.autograd.Function):
     """The product with a frozen weight. Its gradient passes through the dequantized weight."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def forward(rows: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return _computed(rows, weight, scale, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, weight, scale, bias = inputs
         ctx.save_for_backward(weight, scale)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _computed(rows, weight, scale, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,18 +1,21 @@
 """`FP8Linear`: what it computes, its gradients, and what it is made of."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.fp8 import E4M3, E5M2, scaled
-from torch import nn
+from torch import nn, vmap
+from torch.func import functional_call, grad, jacrev, vjp
 
 from outblas import FP8Linear, OperandError, quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 Tensor = torch.Tensor
+Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +103,42 @@ def test_gradients_are_those_of_the_dequantized_weight(bias: bool) -> None:
     assert layer.weight.grad is layer.weight_scale_inv.grad is None
     if layer.bias is not None:
         torch.testing.assert_close(layer.bias.grad, grad.sum((0, 1)))
+
+
+def loss(y: Tensor) -> Tensor:
+    return y.sin().sum()
+
+
+TRANSFORMS: dict[str, Callable[[Function], Function]] = {
+    "grad": lambda layer: grad(lambda *given: loss(layer(*given)), (0, 1)),
+    "vjp": lambda layer: lambda *given: vjp(layer, *given)[1](torch.ones(2, 3, 200)),
+    "jacrev": lambda layer: jacrev(lambda *given: layer(*given)[0, 0, :4], (0, 1)),
+    "grad of grad": lambda layer: grad(
+        lambda *given: loss(grad(lambda *inner: loss(layer(*inner)))(*given))
+    ),
+    "vmap": lambda layer: vmap(layer, (0, None)),
+    "vmap of grad": lambda layer: vmap(grad(lambda *given: loss(layer(*given)), (0, 1)), (0, None)),
+    "grad of vmap": lambda layer: grad(lambda *given: loss(vmap(layer, (0, None))(*given)), (0, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_the_formula(name: str) -> None:
+    layer, _ = layer_and_linear()
+    x, bias = torch.randn(2, 3, 300), torch.randn(200)
+    weight = dequantized(layer).float()
+
+    def by_layer(x: Tensor, bias: Tensor) -> Tensor:
+        return functional_call(layer, {"bias": bias}, (x,))
+
+    def by_formula(x: Tensor, bias: Tensor) -> Tensor:
+        rounding = by_layer(x.detach(), bias.detach()) - nn.functional.linear(x, weight, bias)
+        return nn.functional.linear(x, weight, bias) + rounding.detach()
+
+    got, want = (TRANSFORMS[name](function)(x, bias) for function in (by_layer, by_formula))
+
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
 
 
 def test_a_layer_that_is_frozen_gives_a_result_without_gradient() -> None:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 Tensor = torch.Tensor
 
@@ -43,3 +46,48 @@ def second_order(output: Tensor, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     first = torch.autograd.grad(output.sin().sum(), tensors, create_graph=True)
     loss = torch.stack([gradient.square().sum() for gradient in first]).sum()
     return (*first, *torch.autograd.grad(loss, tensors))
+
+
+# ---- gradients that are no plain tensors of their own memory
+# What autograd passes on as the gradient of an output, from a plain tensor like the output.
+GRADIENT_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "wrapper": lambda g: TwoTensor(g, g.clone()),
+    "collective": AsyncCollectiveTensor,  # of tensor parallelism
+    "fake": lambda g: FakeTensorMode(allow_non_fake_inputs=True).from_tensor(g),
+    "batched": lambda g: torch.stack((g, 2 * g, -g)),
+    "repeated": lambda g: g.new_full((), 3).expand(g.shape),
+    "repeated rows": lambda g: g[..., :1, :].expand(g.shape),
+    "by columns": lambda g: g.mT.contiguous().mT,
+    "negated": torch._neg_view,
+    "zero": lambda g: torch._efficientzerotensor(g.shape, dtype=g.dtype),
+}
+
+
+def assert_gradients_of_a_kind_are_torchs(
+    kind: str,
+    ours: Callable[..., Tensor],
+    torchs: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    create_graph: bool = False,
+) -> None:
+    """A gradient of a kind passes through a function of ours as through torch's, twice: the second
+    pass is warm.
+    """
+    for _ in range(2):
+        found = []
+        for function in (ours, torchs):
+            y = function(*tensors)
+            g = GRADIENT_KINDS[kind](torch.arange(1.0, y.numel() + 1).view(y.shape) % 7 - 3)
+            found.append(
+                torch.autograd.grad(
+                    y, tensors, g, create_graph=create_graph, is_grads_batched=kind == "batched"
+                )
+            )
+        for got, want in zip(*found, strict=True):
+            assert type(got) is type(want)
+            assert got.shape == want.shape
+            assert got.requires_grad == want.requires_grad
+            if isinstance(got, TwoTensor):
+                torch.testing.assert_close((got.a, got.b), (want.a, want.b))
+            elif not isinstance(got, FakeTensor):
+                torch.testing.assert_close(got, want)

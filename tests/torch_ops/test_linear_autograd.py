@@ -1,10 +1,12 @@
 """Gradients of eager calls of `linear`: one node of autograd, products of the tensors as stored."""
 
+import weakref
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.gradients import GRADIENT_KINDS, assert_gradients_of_a_kind_are_torchs
 
 from outblas import batch_invariant, linear
 from outblas.core.epilogue import Activation
@@ -146,6 +148,44 @@ def test_a_gradient_of_an_operand_has_its_layout(name: str) -> None:
     got = torch.autograd.grad(y, (given.x, given.weight), torch.ones_like(y))
 
     assert [t.stride() for t in got] == [given.x.stride(), given.weight.stride()]
+
+
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("kind", GRADIENT_KINDS)
+@pytest.mark.parametrize("name", ["bias, residual, batch", "x by columns"])
+def test_a_gradient_may_be_of_any_kind(
+    name: str, kind: str, activation: Activation | None, create_graph: bool
+) -> None:
+    """That of `Linear`, and that of `Product`."""
+    given = [t.clone().requires_grad_() for t in LAYERS[name] if t is not None]
+
+    assert_gradients_of_a_kind_are_torchs(
+        kind,
+        lambda *tensors: by_us(Layer(*tensors), activation),
+        lambda *tensors: by_torch(Layer(*tensors), activation),
+        given,
+        create_graph,
+    )
+
+
+@pytest.mark.parametrize("frozen", ["weight", "x"])
+def test_what_only_a_frozen_tensor_needs_is_freed(frozen: str) -> None:
+    """The input of a frozen weight is needed for nothing: adapters are trained so."""
+    for _ in range(2):
+        x, weight = integers(6, 5), integers(4, 5)
+        if frozen == "weight":
+            x = x.requires_grad_() * 1
+        else:
+            weight = weight.requires_grad_() * 1
+        y = linear(x, weight)
+        other = weakref.ref(x if frozen == "weight" else weight)
+
+        del x, weight
+
+        assert other() is None
+        y.sum().backward()
 
 
 def test_gradients_are_recorded_after_calls_without_them() -> None:

@@ -15,6 +15,7 @@ from ..core.problem import DTYPES
 from ..runtime import fallback, hooks
 from . import ops
 from .autograd_levels import has_tangent, requires_grad, unobserved
+from .call import has_address
 from .schema import library
 
 
@@ -94,10 +95,11 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if requires_grad(grad, x) or has_tangent(grad, x):
         check(grad, x, activation)
         return formula(grad, x, activation)
-    # The dispatcher resolves lazily negated views before it calls a kernel, so such a view must go
-    # through it here too.
-    plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
-    if plain and unobserved():
+    # What the dispatcher resolves or unwraps before it calls a kernel goes through it here too.
+    is_plain = all(
+        type(t) is Tensor and has_address(t) and not (t.is_neg() or t.is_conj()) for t in (grad, x)
+    )
+    if is_plain and unobserved():
         return _compute(grad, x, activation)
     with below_autograd():
         found = ops.activation_backward(grad, x, activation)

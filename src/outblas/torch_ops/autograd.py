@@ -19,6 +19,7 @@ These formulas hold for real numbers. Where complex operands need gradients, and
 gradients are active, torch computes the call under its own autograd.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -233,7 +234,10 @@ def _gradient_of_a(g: Tensor, b: Tensor, saved: _Saved) -> Tensor:
         b = b.unsqueeze(-1)
     shared = b.element_size() == 2 and b.dim() > 2 and all(size == 1 for size in shape[:-2])
     if shared:
-        b, g = b.movedim(-2, 0).flatten(1), g.movedim(-2, 0).flatten(1)
+        b, g = (
+            t.reshape(t.shape[0], math.prod(t.shape[1:]))
+            for t in (b.movedim(-2, 0), g.movedim(-2, 0))
+        )
     d_a = _product(b, g.mT, saved) if columns else _product(g, b.mT, saved)
     stored = _transposed(shape) if columns else shape
     if len(shape) == 1:
@@ -252,7 +256,7 @@ def _gradient_of_b(g: Tensor, a: Tensor, saved: _Saved) -> Tensor:
         a = a.unsqueeze(0)
     batched = len(shape) > 2 and any(size != 1 for size in shape[:-2])
     if g.dim() > 2 and not batched:
-        a, g = a.flatten(0, -2), g.flatten(0, -2)
+        a, g = as_rows(a), as_rows(g)
     d_b = _product(g.mT, a, saved) if columns else _product(a.mT, g, saved)
     stored = _transposed(shape) if columns else shape
     if batched:
@@ -265,6 +269,13 @@ def _gradient_of_b(g: Tensor, a: Tensor, saved: _Saved) -> Tensor:
 def _transposed(shape: Sequence[int]) -> Sequence[int]:
     """Returns the shape of the transposed matrices."""
     return (*shape[:-2], shape[-1], shape[-2])
+
+
+def as_rows(t: Tensor) -> Tensor:
+    """Returns a batch of matrices as one matrix. `flatten` would do so too, but not for the batches
+    of gradients that `torch.autograd.grad(is_grads_batched=True)` passes on.
+    """
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 def summed(t: Tensor, shape: Sequence[int]) -> Tensor:

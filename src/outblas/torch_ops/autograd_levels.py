@@ -78,6 +78,13 @@ def unobserved() -> bool:
     return _dispatch_modes() == 0 and _tracing_state() is None and _level() is None
 
 
+def is_transformed() -> bool:
+    """Returns whether a call is inside torch.func's transforms, of which outer levels may need
+    gradients though the call's own tensors need none. Dynamo traces such a call at all levels.
+    """
+    return not torch.compiler.is_dynamo_compiling() and _level() is not None
+
+
 def requires_grad(*tensors: Tensor | None) -> bool:
     """Returns whether autograd must record operations on any of these tensors."""
     if torch.is_grad_enabled():

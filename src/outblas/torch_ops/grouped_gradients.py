@@ -23,6 +23,7 @@ from ..core.grouped import NO_TENSORS, Form
 from . import grouped_plans, ops
 from .autograd import gradient_of_x, without_gradients
 from .autograd_levels import autograd_kernel, within_forward
+from .call import has_address
 from .schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
@@ -133,17 +134,17 @@ def _products(offs: Tensor | None, kernel_name: str) -> Callable[..., Tensor]:
     """Returns a function that multiplies groups. What belongs to no group gets zeros."""
 
     def product(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        result: Tensor
         choice = out_dtype, kernel_name, True
-        if torch.compiler.is_dynamo_compiling():
-            result = ops.grouped_mm(a, b, offs, None, *choice)
-            return result
         call = a, b, offs, NO_TENSORS, ("", *choice)
-        found = grouped_plans.run(*call)
-        if found is None:
-            found = ops.grouped_mm(a, b, offs, None, *choice)
-            grouped_plans.remember_call(*call)
-        return found
+        may_have_plan = not torch.compiler.is_dynamo_compiling() and all(
+            t is None or has_address(t) for t in (a, b, offs)
+        )
+        result = grouped_plans.run(*call) if may_have_plan else None
+        if result is None:
+            result = ops.grouped_mm(a, b, offs, None, *choice)
+            if may_have_plan:
+                grouped_plans.remember_call(*call)
+        return result
 
     return product
 
