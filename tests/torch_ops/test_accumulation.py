@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.gradients import GRADIENT_KINDS
 from torch.utils.checkpoint import checkpoint
 
 import outblas
@@ -336,6 +337,23 @@ def test_a_gradient_in_another_layout_is_left_to_autograd(
     assert layer.weight.grad is not None
     assert torch.equal(layer.weight.grad.to_dense(), expected)
     assert added == [False]
+
+
+@pytest.mark.parametrize("kind", ["collective", "wrapper"])
+def test_a_gradient_in_a_wrapper_is_left_to_autograd(kind: str, added: list[bool]) -> None:
+    layer, x = layer_of(5, 4), integers(6, 5)
+    theirs = by_torch(layer)
+
+    for model in (layer, theirs):
+        for _ in range(2):
+            with accumulate_gradients():
+                y = model(x)
+            y.backward(GRADIENT_KINDS[kind](torch.ones(6, 4)))
+
+    assert added == [False, False]
+    for got, want in zip(gradients(layer), gradients(theirs), strict=True):
+        assert type(got) is type(want)
+        assert str(got) == str(want)
 
 
 def test_a_gradient_in_the_memory_of_an_operand_is_left_to_autograd(added: list[bool]) -> None:

@@ -13,7 +13,7 @@ import torch
 from ..core.compat.torch_private import has_gradient_hooks, will_accumulate
 from ..core.errors import OperandError
 from . import eager, ops
-from .call import OperatorChoice
+from .call import OperatorChoice, has_address
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -43,9 +43,13 @@ def add_to_grad(node: Any, g: Tensor, input: Tensor, choice: OperatorChoice) -> 
 
 
 def _is_addend(grad: Tensor, g: Tensor, input: Tensor) -> bool:
-    """Returns whether a product of g and the input can be added to `.grad` in place."""
+    """Returns whether a product of g and the input can be added to `.grad` in place: g may be a
+    wrapper, or a batch of gradients, of which only the dispatcher knows what they hold.
+    """
     return (
         (type(grad) is Tensor or type(grad) is Parameter)
+        and type(g) is Tensor
+        and has_address(g)
         and grad.layout is torch.strided
         and grad.dtype is g.dtype
         and grad.device == g.device
