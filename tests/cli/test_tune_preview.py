@@ -15,6 +15,7 @@ from outblas.autotune.store.store import Store
 from outblas.core import configs
 from outblas.hopper import gemm
 from outblas.hopper.core.config_limits import gated_reason
+from outblas.runtime import launcher
 
 
 def shown(line: str) -> str:
@@ -118,6 +119,30 @@ def test_an_explanation_with_an_epilogue_says_what_a_call_with_it_takes() -> Non
     assert choice["kernel"] == "hopper.gemm"
     assert choice["steps"][0]["place"] == "tuned, bias+gelu"
     assert choice["steps"][0]["found"] == "nothing for bfloat16 nt bias+gelu"
+
+
+@pytest.mark.parametrize(
+    ("call", "mode", "kernel"),
+    [
+        ("2048 --dtype float32", "lookup", "simt.pipelined"),
+        ("1024 --dtype float32", "lookup", "torch"),  # 0.790 of cuBLAS
+        ("2000 --dtype float32", "lookup", "torch"),
+        ("2048 --dtype tf32", "lookup", "torch"),
+        ("2048 --dtype float32", "off", "torch"),
+        ("2000 --dtype float32", "on", "simt.pipelined"),
+    ],
+)
+def test_an_explanation_of_float32_names_torch_where_no_kernel_was_measured_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch, call: str, mode: str, kernel: str
+) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", mode)
+
+    (choice,) = parsed(f"--explain {call} --gpu h100")["choices"]
+
+    assert choice["kernel"] == kernel
+    if kernel == "torch":
+        assert choice["why"] == launcher.SLOWER
+        assert "matmul takes torch: a float32" in shown(f"--explain {call} --gpu h100")
 
 
 def test_a_dry_run_of_the_interpreter_has_portable_alone() -> None:

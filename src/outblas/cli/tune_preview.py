@@ -159,7 +159,7 @@ def explain(
     index = lookup.TuningIndex(gpu, store)
     choices = []
     for workload in workloads:
-        found = _explanation(index, workload, looks_up=mode != "off")
+        found = _explanation(index, workload, mode)
         choices.append(
             {
                 "workload": str(workload),
@@ -176,14 +176,18 @@ def explain(
     return {"gpu": gpu.name, "mode": mode, "choices": choices}
 
 
-def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _Explanation:
+def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanation:
     from ..autotune import named_configs
+    from ..autotune.choice_reasons import is_faster
     from ..autotune.search import prune
-    from ..runtime import default_kernel
+    from ..runtime import default_kernel, launcher
 
-    gpu = index.gpu
+    gpu, looks_up = index.gpu, mode != "off"
+    only_faster = workload.operand_dtype == "float32" and mode != "on"
     choice, passed_over = None, []
     for option in index.choices(workload) if looks_up else ():
+        if only_faster and not is_faster(option.reason, workload):
+            continue
         if reason := named_configs.unsupported_reason(option.kernel, option.config, workload, gpu):
             passed_over.append(f"{option.kernel} does not run here: {reason}")
         elif reason := index.pruned_reason(option.kernel, workload, prune.problem(workload)):
@@ -191,6 +195,8 @@ def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _
         else:
             choice = option
             break
+    if choice is None and only_faster:
+        choice = named_configs.Choice("torch", "", launcher.SLOWER)
     if choice is None:
         rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
         cause = "nothing that was tuned applies" if looks_up else "OUTBLAS_TUNE is off"
@@ -214,6 +220,7 @@ def _show_explanation(found: _Explanation, workload: Workload, gpu: Gpu) -> None
     choice = found.choice
     config = short(choice.kernel, choice.config) if choice.config else ""
     shown = config.replace(",", ", ") if config else "its default config"
-    note(f"matmul takes {choice.kernel} with {shown}: {choice.why}.", None)
+    taken = "torch" if choice.kernel == "torch" else f"{choice.kernel} with {shown}"
+    note(f"matmul takes {taken}: {choice.why}.", None)
     for line in found.remarks:
         note(f"{line}.", None)
