@@ -13,7 +13,7 @@
 namespace outblas {
 
 struct Overrides {
-  std::map<std::string, PyObject*> kernels;  // of Python, by the operator's name
+  std::map<std::string, py::object> kernels;  // of Python, by the operator's name
   std::vector<std::unique_ptr<torch::Library>> registrations;
   bool batch_invariant = false;
 };
@@ -41,7 +41,7 @@ inline std::optional<at::Tensor> attempt(const Operands& operands, Options optio
   if (is_choosing) {
     return std::nullopt;
   }
-  if (!all_have_memory(operands) || writes_over_an_operand(operands)) {
+  if (!are_plain(operands) || writes_over_an_operand(operands)) {
     return std::nullopt;
   }
   options.batch_invariant = overrides().batch_invariant || is_on(state().invariance);
@@ -56,7 +56,7 @@ using py::literals::operator""_a;
 
 template <typename... Given>
 at::Tensor by_python(const char* name, Given&&... given) {
-  const auto kernel = py::reinterpret_borrow<py::object>(overrides().kernels.at(name));
+  const py::object kernel = overrides().kernels.at(name);  // another may take its place meanwhile
   return THPVariable_Unpack(kernel(std::forward<Given>(given)...).ptr());
 }
 
@@ -184,13 +184,13 @@ inline bool install(const std::string& name, const std::string& key, py::object 
   } else {
     return false;
   }
-  overrides().kernels[name] = kernel.release().ptr();
+  std::swap(overrides().kernels[name], kernel);  // freed at the end: that may run Python code
   overrides().registrations.push_back(std::move(library));
   return true;
 }
 
-// Gives the operators back to the kernels that they had before. Those of Python stay: a thread may
-// be inside of one.
+// Gives the operators back to the kernels that they had before. Those of Python stay until others
+// take their places: a thread may be on the way to one.
 inline void uninstall() { overrides().registrations.clear(); }
 
 }  // namespace outblas

@@ -43,6 +43,10 @@ struct Options {
   double beta = 0;
 };
 
+// The SMs that the call of this thread leaves free; 0 without a limit. A limit exceeds the setting of
+// torch, which is that of the process.
+inline thread_local int64_t sm_limit = 0;
+
 class CallKey {
  public:
   CallKey(const Operands& operands, const Options& options) {
@@ -51,7 +55,7 @@ class CallKey {
     add(static_cast<int64_t>(options.kind) | int64_t{options.batch_invariant} << 8 |
         int64_t{options.recorded} << 9 | int64_t{uses_tf32(*operands.a)} << 10 |
         options.activation << 16);
-    add(context._SMCarveout_EXPERIMENTAL().value_or(0));
+    add(sm_limit != 0 ? sm_limit : context._SMCarveout_EXPERIMENTAL().value_or(0));
     add(std::bit_cast<int64_t>(options.alpha));
     add(std::bit_cast<int64_t>(options.beta));
     add(operands.a, local, LINE);

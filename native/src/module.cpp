@@ -181,7 +181,7 @@ void remember(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace outblas;
   m.attr("TORCH") = TORCH_VERSION;
-  m.attr("INTERFACE") = 1;
+  m.attr("INTERFACE") = 2;
   if (PyModule_AddFunctions(m.ptr(), FAST) != 0) {
     throw py::error_already_set();
   }
@@ -196,4 +196,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("uninstall", &uninstall);
   m.def("set_batch_invariant", [](bool value) { overrides().batch_invariant = value; });
   m.def("set_choosing", [](bool value) { is_choosing = value; });
+  m.def("set_sm_limit", [](int64_t count) { sm_limit = count; });
 }

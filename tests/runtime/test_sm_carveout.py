@@ -4,7 +4,9 @@ kernels that keep it.
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,10 +50,28 @@ def test_the_setting_is_torchs_and_ends_with_its_context() -> None:
     with outblas.sm_carveout(16):
         assert (get_sm_carveout(), sm_carveout.reserved()) == (16, 16)
         with outblas.sm_carveout(0):
-            assert sm_carveout.reserved() == 0
+            assert sm_carveout.reserved() == 16
         assert sm_carveout.reserved() == 16
 
     assert get_sm_carveout() is None
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations((8, 32, 16))])
+def test_contexts_that_overlap_end_in_any_order(order: tuple[int, ...]) -> None:
+    """And in any thread: what is left free is what the others need, and at last what it was."""
+    assert set_sm_carveout is not None
+    set_sm_carveout(4)
+    contexts = {count: outblas.sm_carveout(count) for count in (8, 32, 16)}
+    for context in contexts.values():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(context.__enter__).result()
+
+    for count in order:
+        assert get_sm_carveout() == max(contexts)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(contexts.pop(count).__exit__, None, None, None).result()
+
+    assert get_sm_carveout() == 4
 
 
 def test_an_error_ends_the_context() -> None:
@@ -182,6 +202,52 @@ def test_one_call_is_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         LIMITED[name](x, w, sms)
 
     assert planned.carveouts == [0, 32]
+    assert get_sm_carveout() is None
+
+
+@pytest.mark.usefixtures("on_132_sms")
+def test_a_limit_is_of_its_call_and_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other threads see while a call with a limit is planned."""
+    seen: list[int] = []
+
+    def plan(problem: Problem, *given: Any, **how: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(sm_carveout.reserved).result())
+        return lambda *operands: seen.append(sm_carveout.reserved())
+
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", plan)
+
+    outblas.matmul(torch.ones(8, 16), torch.ones(16, 24), sms=100)
+
+    assert seen == [0, 32]
+    assert sm_carveout.reserved() == 0
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("on_132_sms")
+def test_what_torch_computes_on_a_gpu_keeps_the_limit_of_its_call() -> None:
+    """By torch's own setting, for as long as it computes; on a CPU nothing is set."""
+    settings: list[int | None] = []
+
+    @sm_carveout.kept_by_torch
+    def product(a: Tensor) -> None:
+        settings.append(get_sm_carveout())
+
+    on_gpu = torch.ones(2).as_subclass(OnGpu)
+    with sm_carveout.limit(100):
+        product(on_gpu)
+        product(torch.ones(2))
+        with outblas.sm_carveout(48):
+            product(on_gpu)
+    product(on_gpu)
+
+    assert settings == [32, None, 48, None]
     assert get_sm_carveout() is None
 
 

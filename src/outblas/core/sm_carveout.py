@@ -1,12 +1,23 @@
-"""How many SMs products leave to other kernels: torch's setting for its own products."""
+"""How many SMs products leave to other kernels: torch's setting for its own products, and the limit
+of a single call.
+
+torch has one setting for the whole process. Contexts of several threads share it through a list of
+those that have not ended. The limit of a call stays in its thread, where plans and their keys read
+it; torch's setting takes part only while torch itself computes the call.
+"""
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from . import forks
 from .compat.torch_private import get_sm_carveout, set_sm_carveout
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 def sm_carveout(count: int) -> contextlib.AbstractContextManager[None]:
@@ -18,15 +29,17 @@ def sm_carveout(count: int) -> contextlib.AbstractContextManager[None]:
     are left to torch, and those that name one of them raise ValueError.
 
     The setting is torch's own for its products, for the whole process: a program that sets it for
-    torch has set it for outblas. It counts when a call is made, or captured; what a CUDA graph
-    recorded stays as it is. Kernels that only pass over memory, such as `quantize`, do not keep it.
-    One call has the argument `sms` in its place.
+    torch has set it for outblas. Where contexts overlap, in one thread or in several, the largest
+    count holds. It counts when a call is made, or captured; what a CUDA graph recorded stays as it
+    is. Kernels that only pass over memory, such as `quantize`, do not keep it. One call has the
+    argument `sms` in its place.
 
     Args:
         count: The number of SMs, at least 0. At least one SM, or one cluster, computes.
 
     Returns:
-        The context manager. At its end the setting is what it was before.
+        The context manager. When the last one that overlaps with it ends, the setting is what it
+        was before the first.
 
     Raises:
         TypeError: `count` is no int.
@@ -50,9 +63,77 @@ def sm_carveout(count: int) -> contextlib.AbstractContextManager[None]:
     return _within(count)
 
 
+_lock = forks.Lock()
+_counts: list[int] = []  # of the contexts that have not ended, in any thread
+_before: int | None = None  # torch's setting before the first of them
+
+
+@contextlib.contextmanager
+def _within(count: int) -> Iterator[None]:
+    global _before
+    assert set_sm_carveout is not None, "`sm_carveout` asks"
+    with _lock:
+        if not _counts:
+            _before = get_sm_carveout()
+        _counts.append(count)
+        set_sm_carveout(max(_counts))
+    try:
+        yield
+    finally:
+        with _lock:
+            _counts.remove(count)
+            set_sm_carveout(max(_counts, default=_before))
+
+
+# ---- the limit of a call
+class _Thread(threading.local):
+    """count: the SMs that the call of this thread leaves free; 0 without a limit."""
+
+    count = 0
+
+
+_thread = _Thread()
+
+
+class CallLimit:
+    """The limit of the call that is running in this thread.
+
+    Attributes:
+        ever: Whether a call ever had a limit in this process. Until then calls look no further.
+        on_change: Called with the SMs to leave free in this thread, and with 0 after the call.
+    """
+
+    ever = False
+    on_change: Callable[[int], None] | None = None
+
+    @staticmethod
+    def count() -> int:
+        """Returns how many SMs the call leaves free; 0 without a limit."""
+        return _thread.count
+
+    @contextlib.contextmanager
+    def within(self, count: int) -> Iterator[None]:
+        """Calls within the context leave so many SMs free."""
+        self.ever, before = True, _thread.count
+        self._change(count)
+        try:
+            yield
+        finally:
+            self._change(before)
+
+    def _change(self, count: int) -> None:
+        _thread.count = count
+        if self.on_change is not None:
+            self.on_change(count)
+
+
+call_limit = CallLimit()
+
+
 def limit(sms: int, *operands: Any) -> contextlib.AbstractContextManager[None]:
-    """Returns a context within which a product of these operands uses at most so many SMs of their
-    device, or fewer where torch's setting leaves fewer. Without a GPU it changes nothing.
+    """Returns a context within which this thread's products of these operands use at most so many
+    SMs of their device, or fewer where torch's setting leaves fewer. Without a GPU it changes
+    nothing.
 
     Raises TypeError or ValueError for what is no number of SMs, and in a program that is compiled,
     whose graph would not have it.
@@ -67,7 +148,25 @@ def limit(sms: int, *operands: Any) -> contextlib.AbstractContextManager[None]:
             "outblas.sm_carveout"
         )
     count = _present(operands) - sms
-    return sm_carveout(count) if count > reserved() else contextlib.nullcontext()
+    return call_limit.within(count) if count > reserved() else contextlib.nullcontext()
+
+
+def kept_by_torch(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorates a function that computes a call by torch's products: these keep its limit.
+
+    It becomes torch's setting, for the whole process: products that other threads launch meanwhile
+    leave as many SMs free. Without tensors on a GPU nothing is set.
+    """
+
+    @functools.wraps(function)
+    def limited(*given: P.args, **named: P.kwargs) -> T:
+        count = call_limit.ever and not torch.compiler.is_compiling() and call_limit.count()
+        if count and any(isinstance(t, torch.Tensor) and t.is_cuda for t in given):
+            with sm_carveout(count):
+                return function(*given, **named)
+        return function(*given, **named)
+
+    return limited
 
 
 def _present(operands: Iterable[Any]) -> int:
@@ -78,20 +177,10 @@ def _present(operands: Iterable[Any]) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _within(count: int) -> Iterator[None]:
-    assert set_sm_carveout is not None, "`sm_carveout` asks"
-    before = get_sm_carveout()
-    set_sm_carveout(count)
-    try:
-        yield
-    finally:
-        set_sm_carveout(before)
-
-
 def reserved() -> int:
-    """Returns how many SMs products are to leave free."""
-    return get_sm_carveout() or 0
+    """Returns how many SMs the products of this thread are to leave free."""
+    # A limit that is set is larger than torch's setting was.
+    return (call_limit.ever and call_limit.count()) or get_sm_carveout() or 0
 
 
 def usable(present: int, asked: int, count: int, cluster: int = 1) -> int:

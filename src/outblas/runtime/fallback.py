@@ -13,6 +13,7 @@ import torch
 from ..core import epilogue, problem
 from ..core.compat.torch_private import as_plain
 from ..core.epilogue import EpilogueArgs, apply
+from ..core.sm_carveout import kept_by_torch
 
 # Frames of files below these folders do not belong to the caller.
 _OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -64,6 +65,7 @@ def _caller_level() -> int:
     return level
 
 
+@kept_by_torch
 def matmul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
@@ -78,6 +80,7 @@ def matmul(
     return out.copy_(torch.matmul(a, b))
 
 
+@kept_by_torch
 def addmm(
     c: torch.Tensor,
     a: torch.Tensor,
@@ -95,6 +98,7 @@ def addmm(
     return torch.addmm(c, a, b, alpha=alpha, beta=beta, out=out)
 
 
+@kept_by_torch
 def fused(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -148,6 +152,7 @@ def _check_written(written: torch.Tensor, value: torch.Tensor, name: str) -> Non
     problem.check_out(written, value.shape, value.dtype, value.device, name)
 
 
+@kept_by_torch
 def whole(
     function: str,
     a: torch.Tensor,

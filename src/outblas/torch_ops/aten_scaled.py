@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.compat.torch_private import get_sm_carveout
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
+from ..core.sm_carveout import reserved
 from ..core.tensor_memory import LINE, read_address
 from ..runtime.dispatch import Call, Plan
 from . import block_scales, eager_scaled, scaled_operator
@@ -68,7 +68,7 @@ class Scaled(NamedTuple):
         scales_result = self.scale_result is not None
         options = self.scale_b is self.scale_a, scales_result, self.out_dtype, self.use_fast_accum
         shapes = self.a.shape, self.b.shape
-        return (OPERATOR, *shapes, *in_line, *rest, *options, get_sm_carveout())
+        return (OPERATOR, *shapes, *in_line, *rest, *options, reserved())
 
     def reason(self) -> str:
         """Returns why torch computes the call, whatever the rules are; "" if it need not."""

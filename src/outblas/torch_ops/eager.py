@@ -34,6 +34,7 @@ from ..core.compat.torch_private import profiled as _profiled
 from ..core.epilogue import EpilogueArgs
 from ..core.invariance import flag as _invariance
 from ..core.problem import check_writable
+from ..core.sm_carveout import call_limit as _limit
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.cuda_graphs import capturing
@@ -144,26 +145,26 @@ def run(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line_a, in_line_b = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        left = _sm_carveout()
+        left = (_limit.ever and _limit.count()) or _sm_carveout()
         key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant, left)
         if out is not None:
             tensors = (a, b, out)
-            key = (key, _address(out) & 15)
+            key = (key, "out", _address(out) & 15)
         if c is not None:
             tensors = (*tensors, c)
-            key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
+            key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
         if extra is not None:
             for t in extra[1:]:
                 if t is None:
-                    key = (key, None)
+                    key = (key, "no tensor")
                     continue
                 if type(t) is not Tensor and type(t) is not Parameter:
                     return None
                 tensors = (*tensors, t)
-                key = (key, _address(t) & 15)
-            key = (key, extra[0])
+                key = (key, "tensor", _address(t) & 15)
+            key = (key, "activation", extra[0])
         if choice is not None:
-            key = (key, choice)
+            key = (key, "choice", choice)
     except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     plans = _cache.get(key, ())

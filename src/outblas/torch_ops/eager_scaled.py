@@ -15,10 +15,11 @@ from ..core import quantization
 from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from ..core.compat.torch_private import forward_levels as _forward_levels
 from ..core.compat.torch_private import function_mode_count as _function_modes
-from ..core.compat.torch_private import get_sm_carveout, tensor_guard
 from ..core.compat.torch_private import profiled as _profiled
+from ..core.compat.torch_private import tensor_guard
 from ..core.epilogue import glu_split
 from ..core.invariance import flag as _invariance
+from ..core.sm_carveout import reserved
 from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
@@ -182,4 +183,4 @@ def _key(operands: Operands, options: Options) -> tuple[Any, ...] | None:
     except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     shared = operands[2] is operands[3]
-    return ("scaled_mm", a.shape, b.shape, *lines, *rest, shared, options, get_sm_carveout())
+    return ("scaled_mm", a.shape, b.shape, *lines, *rest, shared, options, reserved())

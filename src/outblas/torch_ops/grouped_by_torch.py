@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import torch
 
 from ..core.epilogue import composed
-from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors
+from ..core.grouped import NO_TENSORS, Checked, Form, GroupedTensors, check_order
 from ..core.grouped_scales import spread
+from ..core.sm_carveout import kept_by_torch
 
 Tensor = torch.Tensor
 
 
+@kept_by_torch
 def by_torch(
     checked: Checked,
     mat_a: Tensor,
@@ -21,7 +23,7 @@ def by_torch(
     activation: str,
 ) -> None:
     """Computes the products group by group. `ends`, or the counts of groups, are read by the host.
-    What no group covers is zero.
+    What no group covers is zero. Raises OperandError where ends decrease.
     """
     form, dtype = checked.form, checked.dtype
     is_bare = tensors is NO_TENSORS and not activation
@@ -32,8 +34,11 @@ def by_torch(
         if tensors.scale_a is not None:
             tensors = tensors._replace(scale_a=tensors.scale_a[chosen])
     out.zero_()
+    sizes = ends.tolist()
+    if form != "masked":
+        check_order(sizes)
     extent = mat_b.shape[-1] if form == "ragged_n" else mat_a.shape[0 if form == "ragged_m" else 1]
-    for group, part in enumerate(_parts(form, ends.tolist(), extent)):
+    for group, part in enumerate(_parts(form, sizes, extent)):
         a, b = (t.to(wide) for t in _pair(form, mat_a, mat_b, group, part))
         if not (tensors.scale_a is tensors.scale_b is None):
             a, b = _scaled_pair(form, a, b, group, part, tensors)

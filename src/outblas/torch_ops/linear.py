@@ -30,13 +30,14 @@ from ..core.compat.torch_private import increment_version as _increment_version
 from ..core.compat.torch_private import profiled as _profiled
 from ..core.invariance import flag as _invariance
 from ..core.readiness import flag as _readiness
+from ..core.sm_carveout import call_limit as _limit
 from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan
 from . import eager, native, ops
 from .accumulation import add_to_grad
-from .autograd import gradient_of_x, product, recorded_run
+from .autograd import as_rows, gradient_of_x, product, recorded_run
 from .autograd_levels import direct_apply
 from .call import EagerChoice, OperatorChoice
 from .flop_formulas import register_if_counted
@@ -116,7 +117,7 @@ def run(
             in_line_weight,
             batch_invariant,
             weights_ready,
-            _sm_carveout(),
+            (_limit.ever and _limit.count()) or _sm_carveout(),
             activation,
             bias_at,
             residual_at,
@@ -285,7 +286,7 @@ class Linear(torch.autograd.Function):
             d_input = product(g, weight, layer.choice)
         if needs_weight:
             if g.dim() > 2:
-                g, input = g.flatten(0, -2), input.flatten(0, -2)
+                g, input = as_rows(g), as_rows(input)
             node = ctx.next_functions[1][0] if layer.accumulates else None
             if node is None or not add_to_grad(node, g, input, layer.choice):
                 d_weight = product(g.mT, input, layer.choice)

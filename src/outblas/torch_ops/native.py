@@ -22,12 +22,13 @@ from ..core.compat.torch_private import forward_levels
 from ..core.invariance import flag as _invariance
 from ..core.problem import Launch
 from ..core.readiness import flag as _readiness
+from ..core.sm_carveout import call_limit
 from ..runtime import dispatch, fallback
 
 Tensor = torch.Tensor
 MaybeTensor = Tensor | None
 
-INTERFACE = 1  # of the package, which this module calls
+INTERFACE = 2  # of the package, which this module calls
 
 
 class Kind(IntEnum):
@@ -85,6 +86,7 @@ def configure(product: Callable[[Tensor, Tensor, bool], Tensor]) -> None:
     levels = vars(forward_levels)
     _package.configure(_invariance, _readiness, _accumulation, levels, product)
     dispatch.on_clear.append(_package.clear)
+    call_limit.on_change = _package.set_sm_limit
 
 
 def remember(

@@ -236,7 +236,7 @@ FAULTS = (
     Fault(
         "compile_key_without_dsl",
         "hopper/core/compile.py",
-        '        "dsl": version_of("nvidia-cutlass-dsl"),\n',
+        """        "dsl": f"{version_of('nvidia-cutlass-dsl')} for CUDA {cuda}",\n""",
         "",
         KEY,
         "Kernels that another version of the DSL compiled are loaded from disk.",
@@ -260,15 +260,15 @@ FAULTS = (
     Fault(
         "eager_key_without_beta",
         _EAGER,
-        "key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)",
-        "key = (key, _address(c) & 15, alpha == 1, alpha == 0)",
+        'key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)',
+        'key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0)',
         PLANS,
         "A warm call with beta takes the plan of one that ignores C.",
     ),
     Fault(
         "eager_key_without_activation",
         _EAGER,
-        "            key = (key, extra[0])\n",
+        '            key = (key, "activation", extra[0])\n',
         "            key = (key, None)\n",
         PLANS,
         "A warm call takes the plan of another activation.",
@@ -276,7 +276,7 @@ FAULTS = (
     Fault(
         "eager_key_without_a_named_kernel",
         _EAGER,
-        "            key = (key, choice)\n",
+        '            key = (key, "choice", choice)\n',
         "            key = (key, None)\n",
         PLANS,
         "A warm call that names a kernel takes the plan of one that names another.",

@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         "linear_has_one_plan_for_every_carveout",
         _LINEAR,
-        "            _sm_carveout(),\n",
+        "            (_limit.ever and _limit.count()) or _sm_carveout(),\n",
         "",
         CARVEOUT,
         "A layer runs the plan of a call that left other SMs free.",
@@ -37,7 +37,7 @@ FAULTS = (
     Fault(
         "products_have_one_plan_for_every_carveout",
         "src/outblas/torch_ops/eager.py",
-        "        left = _sm_carveout()\n",
+        "        left = (_limit.ever and _limit.count()) or _sm_carveout()\n",
         "        left = 0\n",
         CARVEOUT,
         "A product runs the plan of a call that left other SMs free.",
@@ -45,7 +45,7 @@ FAULTS = (
     Fault(
         "plans_forget_the_carveout",
         "src/outblas/runtime/dispatch.py",
-        "        get_sm_carveout(),\n    )\n",
+        "        sm_carveout.reserved(),\n    )\n",
         "    )\n",
         CARVEOUT,
         "Calls that operators plan have one plan for every carveout.",
@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "weights_ready_without_the_promise",
         _LINEAR,
-        "            weights_ready,\n            _sm_carveout(),\n",
-        "            activation,\n",
+        "            weights_ready,\n            (_limit",
+        "            (_limit",
         READY,
         "A layer runs the plan of a call within the context, which loads weights early.",
     ),

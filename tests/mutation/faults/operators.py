@@ -361,8 +361,8 @@ FAULTS = (
     Fault(
         "warm_scaled_mm_forgets_its_options",
         "src/outblas/torch_ops/eager_scaled.py",
-        "*rest, shared, options, get_sm_carveout())",
-        "*rest, shared, get_sm_carveout())",
+        "*rest, shared, options, reserved())",
+        "*rest, shared, reserved())",
         WARM_FP8,
         "Warm calls of one shape share a plan, whatever dtype and sums they ask for.",
     ),
@@ -469,8 +469,8 @@ FAULTS = (
     Fault(
         "enabled_fp8_unasked",
         _ATEN,
-        "if operator != SCALED or takes_fp8]",
-        "]",
+        "left_out = set() if any(dtype in FP8 for dtype in rules.dtypes) else {SCALED}",
+        "left_out: set[str] = set()",
         ENABLED_FP8,
         "Products of fp8 operands are overridden though nobody asked for them.",
     ),
