@@ -644,6 +644,7 @@ def test_the_last_of_two_calls_holds() -> None:
     assert (first.decisions, len(second.decisions)) == ({}, 1)
 
 
+@pytest.mark.filterwarnings("ignore:outblas. enable")
 def test_it_takes_no_products_of_a_cpu() -> None:
     with outblas.enable() as enabled:
         got = torch.mm(A.half(), B.half())

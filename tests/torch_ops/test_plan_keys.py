@@ -1,142 +1,520 @@
-"""Calls share a plan only where it is right for both: what tells them apart is in the keys of both
-caches, that of eager calls and that of the operators.
+"""Calls share a plan only where it is right for both: every field of a call that a plan depends on
+changes its key. From one call each field is varied, alone and together with each other one.
 
-A stand-in for the kernels fills an output with the number of the plan that ran.
+A stand-in for the kernels says which plan ran. Calls run cold and warm, so that the keys of all
+caches are asked, with outblas-native that of C++ too.
 """
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from support.fp8 import E4M3, E5M2
 
 import outblas
+from outblas.core import sm_carveout
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.grouped import NO_TENSORS, GroupedTensors
 from outblas.kernels import portable
 from outblas.runtime import dispatch
+from outblas.runtime.dispatch import Call
+from outblas.torch_ops import aten, eager_scaled, grouped_plans, native
+from outblas.torch_ops.aten_grouped import Grouped
+from outblas.torch_ops.aten_scaled import Scaled
 
-WARM = 4  # calls after which the eager cache has a plan
+Tensor = torch.Tensor
+Fields = dict[str, Sequence[Any]]  # the values of each field, of which the first is a call's own
+
+M, N, K = 16, 24, 32
+F32, BF16 = torch.float32, torch.bfloat16
+TF32 = "float32 as tf32"
+LEFT = ((0, 0), (16, 0), (32, 0), (0, 48), (16, 64))  # SMs of a context, and of a call
 
 
-@pytest.fixture(autouse=True)
-def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every plan has a number, which its launches write."""
-    numbers = itertools.count(1)
+@functools.cache
+def matrix(
+    rows: int, columns: int, dtype: torch.dtype, place: int | str = 0, use: str = ""
+) -> Tensor:
+    """A matrix that begins so many elements past a cache line, or lies "by columns"; another one
+    for each use.
+    """
+    memory = torch.zeros(rows * columns + 256, dtype=dtype)
+    start = -memory.data_ptr() % 128 // memory.element_size()
+    start += 0 if isinstance(place, str) else place
+    flat = memory[start : start + rows * columns]
+    return flat.view(columns, rows).t() if isinstance(place, str) else flat.view(rows, columns)
 
-    def plan(*_: object, no_product: bool) -> Callable[..., object]:
+
+def variants(fields: Fields) -> Iterator[dict[str, Any]]:
+    """The call of all first values; those with one other value; those with two."""
+    first = {name: values[0] for name, values in fields.items()}
+    changes = [(name, value) for name, values in fields.items() for value in values[1:]]
+    yield first
+    yield from (first | {name: value} for name, value in changes)
+    for (name, value), (other, beside) in itertools.combinations(changes, 2):
+        if name != other:
+            yield first | {name: value, other: beside}
+
+
+def described(value: Any) -> Any:
+    """A value of a field as a message shows it: of a tensor, what a key has."""
+    if not isinstance(value, Tensor):
+        return value
+    where = value.data_ptr() % 128
+    return f"{value.dtype} {tuple(value.shape)}, strides {value.stride()}, at {where} of 128"
+
+
+# ---- plans that run
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The numbers of the plans that ran. Operands count as those of a GPU of 132 SMs."""
+    numbers, ran = itertools.count(), list[int]()
+
+    def plan(*_: object, no_product: bool) -> Callable[..., None]:
         number = next(numbers)
-        return lambda a, b, c, out, *_: out.fill_(number)
+        return lambda *_: ran.append(number)
 
     monkeypatch.setattr(dispatch.launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(dispatch.launcher, "unsupported_reason", lambda kernel, problem: None)
     monkeypatch.setattr(dispatch.launcher, "best_launcher", plan)
     monkeypatch.setattr(dispatch.launcher, "named_launcher", plan)
+    monkeypatch.setattr(sm_carveout, "_present", lambda operands: 132)
     dispatch.clear_cache()
-    yield
+    yield ran
+    outblas.disable()
     dispatch.clear_cache()
 
 
-@functools.cache
-def matrix(rows: int, columns: int, offset: int = 0, by_columns: bool = False) -> torch.Tensor:
-    """A matrix that begins so many elements past a cache line."""
-    memory = torch.zeros(rows * columns + 128)
-    start = (-memory.data_ptr() % 128) // 4 + offset
-    flat = memory[start : start + rows * columns]
-    return flat.view(columns, rows).t() if by_columns else flat.view(rows, columns)
+def assert_plans_differ(call: Callable[..., object], fields: Fields, ran: list[int]) -> None:
+    """Every call has a plan of its own, cold and warm and in another order."""
+    calls = list(variants(fields))
+    plans: dict[int, int] = {}
+    for order in (range(len(calls)), range(len(calls)), reversed(range(len(calls)))):
+        for i in order:
+            ran.clear()
+            call(**calls[i])
+            (plan,) = ran
+            assert plans.setdefault(i, plan) == plan, f"two plans serve {calls[i]}"
+    others: dict[int, int] = {}
+    for i, plan in plans.items():
+        other = others.setdefault(plan, i)
+        assert other == i, f"one plan serves {calls[other]} and {calls[i]}"
 
 
-def matmul(a=0, b=0, out=None, **arguments) -> torch.Tensor:
-    """A product whose operands, and whose output if it is given, begin at these offsets."""
-    given = None if out is None else matrix(16, 24, out)
-    return outblas.matmul(matrix(16, 32, a), matrix(32, 24, b), out=given, **arguments)
+@contextlib.contextmanager
+def state(numbers: torch.dtype | str, carveout: int = 0, limit: int = 0) -> Iterator[torch.dtype]:
+    """Settings of torch and a limit of SMs to leave free, and the dtype of operands."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if numbers == TF32 else "ieee"
+    try:
+        with outblas.sm_carveout(carveout), sm_carveout.call_limit.within(limit):
+            yield numbers if isinstance(numbers, torch.dtype) else F32
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
-def addmm(c=0, **arguments) -> torch.Tensor:
-    """A product with an addend that begins at this offset."""
-    return outblas.addmm(matrix(16, 24, c), matrix(16, 32), matrix(32, 24), **arguments)
-
-
-def fused(residual=0, activation="relu") -> torch.Tensor:
-    """A product with an epilogue."""
-    return matmul(activation=activation, residual=matrix(16, 24, residual))
-
-
-def linear(x=0, weight=0, bias=None, residual=None, out=None, **arguments) -> torch.Tensor:
-    """A layer whose tensors begin at these offsets."""
-    return outblas.linear(
-        matrix(16, 32, x),
-        matrix(24, 32, weight),
-        None if bias is None else matrix(1, 24, bias)[0],
-        residual=None if residual is None else matrix(16, 24, residual),
-        out=None if out is None else matrix(16, 24, out),
-        **arguments,
-    )
-
-
-def by_columns() -> torch.Tensor:
-    """A product of an A that lies by columns."""
-    return outblas.matmul(matrix(16, 32, by_columns=True), matrix(32, 24))
-
-
-def narrow(out_dtype: torch.dtype) -> torch.Tensor:
-    """A product of 16-bit operands."""
-    a = matrix(16, 32).view(torch.bfloat16)
-    return outblas.matmul(a, a.mT, out_dtype=out_dtype)
-
-
-PAIRS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
-    "address of A": (matmul, lambda: matmul(a=1)),
-    "address of B": (matmul, lambda: matmul(b=4)),
-    "address of C": (addmm, lambda: addmm(c=1)),
-    "address of the output": (lambda: matmul(out=0), lambda: matmul(out=1)),
-    "address of the residual": (fused, lambda: fused(residual=1)),
-    "strides": (matmul, by_columns),
-    "beta of 0": (lambda: addmm(beta=2), lambda: addmm(beta=0)),
-    "alpha of 1": (lambda: addmm(alpha=2), lambda: addmm(alpha=1)),
-    "alpha of 0": (lambda: addmm(alpha=2), lambda: addmm(alpha=0)),
-    "activation": (fused, lambda: fused(activation="gelu")),
-    "epilogue": (matmul, fused),
-    "batch invariance": (matmul, lambda: matmul(batch_invariant=True)),
-    "named kernel": (matmul, lambda: matmul(kernel="portable")),
-    "name of the kernel": (
-        lambda: matmul(kernel="simt.naive"),
-        lambda: matmul(kernel="portable"),
-    ),
-    "config of a named kernel": (
-        lambda: matmul(kernel="portable"),
-        lambda: matmul(kernel="portable", config=portable.Config(block_m=32)),
-    ),
-    "mode": (matmul, lambda: matmul(tune="off")),
-    "address of a layer's input": (linear, lambda: linear(x=1)),
-    "address of a weight": (linear, lambda: linear(weight=4)),
-    "bias": (linear, lambda: linear(bias=0)),
-    "address of a bias": (lambda: linear(bias=0), lambda: linear(bias=1)),
-    "address of a layer's residual": (lambda: linear(residual=0), lambda: linear(residual=1)),
-    "address of a layer's output": (lambda: linear(out=0), lambda: linear(out=1)),
-    "bias or residual": (lambda: linear(bias=0), lambda: linear(residual=0)),
-    "activation of a layer": (
-        lambda: linear(activation="relu"),
-        lambda: linear(activation="gelu"),
-    ),
-    "batch invariance of a layer": (linear, lambda: linear(batch_invariant=True)),
-    "named kernel of a layer": (linear, lambda: linear(kernel="portable")),
-    "mode of a layer": (linear, lambda: linear(tune="off")),
-    "dtype of the output": (lambda: narrow(torch.bfloat16), lambda: narrow(torch.float32)),
+OPERANDS: Fields = {
+    "a": (0, 1, 16, "by columns"),
+    "b": (0, 1, 16, "by columns"),
+    "numbers": (F32, BF16, TF32),
+    "left": LEFT,
+}
+TENSOR = (None, 0, 1)
+CHOICE: Fields = {
+    "kernel": (None, "portable", "simt.naive"),
+    "tune": (None, "off", "lookup"),
+    "batch_invariant": (False, True),
 }
 
 
-def number_of(call: Callable[[], torch.Tensor]) -> float:
-    """The plan that a call takes, cold and warm."""
-    numbers = {float(call().flatten()[0]) for _ in range(WARM)}
-    assert len(numbers) == 1, f"plans {numbers} serve one call"
-    return numbers.pop()
+def optional(*shape: Any, place: Any, use: str = "") -> Tensor | None:
+    return None if place is None else matrix(*shape, place, use)
 
 
-@pytest.mark.parametrize("what", PAIRS)
-def test_calls_that_differ_have_plans_of_their_own(what: str) -> None:
-    one, other = PAIRS[what]
+def matmul(
+    a: Any,
+    b: Any,
+    numbers: Any,
+    left: Any,
+    out: Any,
+    wide: bool,
+    bias: Any,
+    residual: Any,
+    aux: Any,
+    **named: Any,
+) -> None:
+    with state(numbers, left[0]) as dtype:
+        result = F32 if wide else dtype
+        outblas.matmul(
+            matrix(M, K, dtype, a),
+            matrix(K, N, dtype, b),
+            out=optional(M, N, result, place=out, use="out"),
+            out_dtype=F32 if wide else None,
+            bias=optional(M, N, result, place=bias, use="bias"),
+            residual=optional(M, N, result, place=residual, use="residual"),
+            aux=optional(M, N, result, place=aux, use="aux"),
+            sms=132 - left[1] if left[1] else None,
+            **named,
+        )
 
-    first, second, again = number_of(one), number_of(other), number_of(one)
 
-    assert first != second
-    assert again == first
+def addmm(a: Any, b: Any, c: Any, numbers: Any, left: Any, out: Any, **named: Any) -> None:
+    with state(numbers, left[0]) as dtype:
+        outblas.addmm(
+            matrix(M, N, dtype, c),
+            matrix(M, K, dtype, a),
+            matrix(K, N, dtype, b),
+            out=optional(M, N, dtype, place=out, use="out"),
+            sms=132 - left[1] if left[1] else None,
+            **named,
+        )
+
+
+def linear(
+    a: Any,
+    b: Any,
+    numbers: Any,
+    left: Any,
+    bias: Any,
+    residual: Any,
+    out: Any,
+    ready: bool,
+    **named: Any,
+) -> None:
+    with state(numbers, left[0]) as dtype, outblas.weights_ready(ready), torch.no_grad():
+        outblas.linear(
+            matrix(M, K, dtype, a),
+            matrix(N, K, dtype, b),
+            None if bias is None else matrix(1, N, dtype, bias)[0],
+            residual=optional(M, N, dtype, place=residual),
+            out=optional(M, N, dtype, place=out, use="out"),
+            sms=132 - left[1] if left[1] else None,
+            **named,
+        )
+
+
+def with_config(config: Any, kernel: str) -> None:
+    a, b = matrix(M, K, F32), matrix(K, N, F32)
+    outblas.matmul(a, b, kernel=kernel, config=config)
+
+
+ACTIVATION = {"activation": (None, "relu", "gelu")}
+CALLS: dict[str, tuple[Callable[..., None], Fields]] = {
+    "matmul": (
+        matmul,
+        OPERANDS
+        | CHOICE
+        | ACTIVATION
+        | dict.fromkeys(("out", "bias", "residual", "aux"), TENSOR)
+        | {"wide": (False, True)},
+    ),
+    "addmm": (
+        addmm,
+        OPERANDS
+        | CHOICE
+        | ACTIVATION
+        | {"c": (0, 1), "out": TENSOR, "alpha": (2, 0, 1), "beta": (2, 0)},
+    ),
+    "linear": (
+        linear,
+        OPERANDS
+        | CHOICE
+        | ACTIVATION
+        | {"bias": TENSOR, "residual": TENSOR, "out": TENSOR, "ready": (False, True)},
+    ),
+    "configs": (
+        with_config,
+        {"config": [None, portable.Config(block_m=32), portable.Config(block_m=64)]}
+        | {"kernel": ["portable"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_that_differ_have_plans_of_their_own(name: str, ran: list[int]) -> None:
+    call, fields = CALLS[name]
+
+    assert_plans_differ(call, fields, ran)
+
+
+# ---- products of torch
+def product(
+    operator: str,
+    a: Any,
+    b: Any,
+    c: Any,
+    numbers: Any,
+    left: Any,
+    out: Any,
+    invariant: bool,
+    **scalars: Any,
+) -> None:
+    with state(numbers, *left) as dtype, outblas.batch_invariant(invariant):
+        tensors = [matrix(M, K, dtype, a), matrix(K, N, dtype, b)]
+        where = optional(M, N, dtype, place=out, use="out")
+        if operator in ("bmm", "baddbmm"):
+            tensors = [t[None] for t in tensors]
+            where = None if where is None else where[None]
+        if operator.endswith(("addmm", "addbmm", "addmm_")):
+            tensors.insert(0, matrix(M, N, dtype, c))
+        into = {} if where is None else {"out": where}
+        if operator == "addmm_":
+            tensors[0].addmm_(*tensors[1:], **scalars)
+        else:
+            getattr(torch, operator)(*tensors, **into, **scalars)
+
+
+BARE = OPERANDS | {"c": (0,), "invariant": (False, True), "out": TENSOR}
+SCALARS = {"alpha": (2, 0, 1), "beta": (2, 0)}
+PRODUCTS: dict[str, Fields] = {
+    "mm or bmm": BARE | {"operator": ("mm", "bmm")},
+    "addmm": BARE | SCALARS | {"operator": ("addmm",), "c": (0, 1)},
+    "addmm_": BARE | SCALARS | {"operator": ("addmm_",), "c": (0, 1), "out": (None,)},
+    "baddbmm": BARE | {"operator": ("baddbmm",), "c": (0, 1)},
+    "baddbmm that reads no addend": BARE | {"operator": ("baddbmm",), "beta": (0,)},
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_torch_that_differ_have_plans_of_their_own(name: str, ran: list[int]) -> None:
+    rules = aten.Rules((F32, BF16), 0, 0, None, key="CPU", kernel="portable")
+
+    with aten._enable(rules):
+        assert_plans_differ(product, PRODUCTS[name], ran)
+
+
+# ---- keys
+Keyed = tuple[Any, Sequence[Tensor]]  # a key, and the tensors that a guard compares
+
+
+def assert_keys_differ(keyed: Callable[..., Keyed], fields: Fields) -> None:
+    """Calls of equal keys have as many tensors, which a guard tells apart by their layouts."""
+    alike: dict[Any, list[tuple[list[Any], dict[str, Any]]]] = {}
+    for call in variants(fields):
+        key, tensors = keyed(**call)
+        layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
+        told = {name: described(value) for name, value in call.items()}
+        for others, other in alike.setdefault(key, []):
+            assert len(others) == len(layouts), f"one guard for {other} and {told}"
+            assert others != layouts, f"equal keys of {other} and {told}"
+        alike[key].append((layouts, told))
+
+
+def epilogue(activation: str, bias: Any, residual: Any, aux: Any) -> EpilogueArgs:
+    tensors = (optional(M, N, F32, place=place) for place in (bias, residual, aux))
+    return EpilogueArgs(activation, *tensors)
+
+
+SCALES = tuple(torch.ones(M)[i : i + 1] for i in range(3))
+CALL: Fields = {
+    "a": [matrix(M, K, F32, place) for place in (0, 1, 16, "by columns")]
+    + [matrix(M, K, BF16), torch.zeros(2, M, K)],
+    "b": [matrix(K, N, F32, place) for place in (0, 1, "by columns")] + [matrix(K, N, BF16)],
+    "c": [None, *(matrix(M, N, F32, place) for place in (0, 1, "by columns"))],
+    "out": [None, *(matrix(M, N, F32, place) for place in (0, 1, "by columns"))],
+    "out_dtype": [None, F32, BF16],
+    "alpha": [1],
+    "beta": [1],
+    "kernel": ["", "portable"],
+    "config": ["", "block_m=32"],
+    "tune": ["", "off", "lookup"],
+    "batch_invariant": [False, True],
+    "extra": [
+        None,
+        *(
+            epilogue(*given)
+            for given in (
+                ("", None, None, None),
+                ("relu", None, None, None),
+                ("", 0, None, None),
+                ("", 1, None, None),
+                ("", None, 0, None),
+                ("", None, None, 0),
+                ("relu", 0, 0, 0),
+            )
+        ),
+    ],
+    "scales": [None],
+    "formats": ["", "e4m3 e4m3", "e4m3 e4m3 promoted"],
+    "weights_ready": [False, True],
+    "power_of_two": [False, True],
+}
+WITH_C: Fields = CALL | {
+    "c": CALL["c"][1:],
+    "alpha": [2, 1, 0],
+    "beta": [2, 0],
+}
+WITH_SCALES: Fields = CALL | {
+    "extra": CALL["extra"][1:],
+    "scales": [None, SCALES[:2], SCALES, (SCALES[1], SCALES[1])],
+}
+
+
+@pytest.mark.parametrize("fields", [CALL, WITH_C, WITH_SCALES], ids=["bare", "c", "scales"])
+def test_every_field_of_a_call_is_in_its_key(fields: Fields) -> None:
+    assert list(fields) == list(Call._fields), "a field is new"
+    settings = {"numbers": (F32, TF32), "left": LEFT}
+
+    def keyed(numbers: Any, left: Any, **call: Any) -> Keyed:
+        with state(numbers, *left):
+            return dispatch._cache_key(Call(**call)), ()
+
+    is_float32 = {**fields, "a": [t for t in fields["a"] if t.dtype is F32]}
+    assert_keys_differ(keyed, is_float32 | settings)
+    assert_keys_differ(keyed, fields | {"numbers": (F32,), "left": LEFT})
+
+
+FP8: Fields = {
+    "a": [matrix(M, K, E4M3, place) for place in (0, 1, 16)] + [matrix(M, K, E5M2)],
+    "b": [matrix(N, K, E4M3, place).t() for place in (0, 1)] + [matrix(2 * N, K, E4M3).t()],
+    "scale_a": [matrix(1, 1, F32), matrix(1, 1, F32, 1), matrix(M, 1, F32)],
+    "scale_b": [matrix(1, 1, F32, 2), matrix(1, 1, F32, 3), matrix(1, N, F32), None],
+    "bias": [None, *(matrix(1, N, BF16, place)[0] for place in (0, 1))],
+    "use_fast_accum": [False, True],
+    "left": LEFT,
+}
+
+
+def scales(scale_a: Tensor, scale_b: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both scales; they are one tensor where that of B is None."""
+    return scale_a, scale_a if scale_b is None else scale_b
+
+
+def test_keys_of_scaled_products_differ() -> None:
+    def keyed(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, left: Any, residual: Any, **options: Any
+    ) -> Keyed:
+        bias, fast = options.pop("bias"), options.pop("use_fast_accum")
+        operands = a, b, *scales(scale_a, scale_b), bias, residual
+        given = options.pop("out_dtype"), fast, options.pop("activation"), *options.pop("rounding")
+        with state(F32, *left):
+            key = eager_scaled._key(operands, given)
+        assert key is not None
+        return key, eager_scaled._guarded(operands)
+
+    options: Fields = {
+        "out_dtype": [BF16, F32, torch.float16],
+        "activation": [None, "", "relu"],
+        "residual": [None, matrix(M, N, BF16), matrix(M, N, BF16, 1)],
+        "rounding": [(), ("row", False), ("row", True), ("block", False)],
+    }
+    assert_keys_differ(keyed, FP8 | options)
+
+
+def test_keys_of_torchs_scaled_products_differ() -> None:
+    def keyed(a: Any, b: Any, scale_a: Any, scale_b: Any, left: Any, **options: Any) -> Keyed:
+        given = Scaled(a, b, *scales(scale_a, scale_b), **options)
+        with state(F32, *left):
+            return given.key(), given.tensors
+
+    options: Fields = {
+        "scale_result": [None, torch.ones(())],
+        "out_dtype": [None, BF16, F32],
+        "out": [None, *(matrix(M, N, BF16, place) for place in (0, 1, "by columns"))],
+    }
+    assert_keys_differ(keyed, FP8 | options)
+
+
+TOKENS: Fields = {
+    "mat_a": [matrix(M, K, F32, place) for place in (0, 1, "by columns")] + [matrix(M, K, BF16)],
+    "mat_b": [torch.zeros(3, K, N), torch.zeros(3, K, 2 * N), torch.zeros(4, K, N)],
+    "offs": [
+        matrix(1, 8, torch.int32, place)[0, :size] for place, size in ((0, 3), (1, 3), (0, 4))
+    ],
+}
+
+
+def test_keys_of_torchs_grouped_products_differ() -> None:
+    def keyed(mat_a: Any, mat_b: Any, offs: Any, bias: Any, out_dtype: Any) -> Keyed:
+        given = Grouped(mat_a, mat_b, offs, bias, out_dtype)
+        return given.key(), given.tensors
+
+    options: Fields = {"bias": [None, torch.zeros(3, N)], "out_dtype": [None, F32, BF16]}
+    assert_keys_differ(keyed, TOKENS | options)
+
+
+def test_keys_of_grouped_products_differ() -> None:
+    beside = {
+        name: [None, *(torch.zeros(8)[place : place + 3] for place in (0, 1))]
+        for name in GroupedTensors._fields
+        if name not in ("aux", "counts")
+    }
+
+    def keyed(level: str, mat_a: Any, mat_b: Any, offs: Any, options: Any, **tensors: Any) -> Keyed:
+        is_bare = all(t is None for t in tensors.values())
+        others = NO_TENSORS if is_bare else GroupedTensors(**tensors)
+        given = grouped_plans._given(mat_a, mat_b, offs, others)
+        key = grouped_plans._key(level, given, others, options)
+        assert key is not None
+        return key, given
+
+    options = [
+        (activation, out_dtype, kernel, zero_tail)
+        for activation in ("", "relu")
+        for out_dtype in (None, F32, BF16)
+        for kernel in ("", "portable")
+        for zero_tail in (False, True)
+    ]
+    levels: Fields = {"level": ["operator", "call"], "options": options}
+    assert_keys_differ(keyed, TOKENS | levels | beside)
+
+
+# ---- keys of C++
+NATIVE: Fields = {
+    "kind": list(native.Kind),
+    "a": [matrix(M, K, F32, place) for place in (0, 1, 16, "by columns")] + [matrix(M, K, BF16)],
+    "b": [matrix(K, N, F32, place) for place in (0, 1, "by columns")] + [matrix(K, 2 * N, F32)],
+    "c": [None, *(matrix(M, N, F32, place) for place in (0, 1, "by columns"))],
+    "bias": [None, *(matrix(1, N, F32, place)[0] for place in (0, 1))],
+    "residual": [None, *(matrix(M, N, F32, place) for place in (0, 1))],
+    "out": [None, *(matrix(M, N, F32, place) for place in (0, 1))],
+    "activation": ["", "relu", "gelu"],
+    "batch_invariant": [False, True],
+    "recorded": [False, True],
+    "alpha": [1.0, 0.0, 0.5],
+    "beta": [0.0, 1.0, 0.5],
+    "left": LEFT,
+    "autocast": [False, True],
+    "inference": [False, True],
+}
+
+
+def test_keys_of_cpp_differ() -> None:
+    """A plan is added where there is none of an equal key."""
+    package = native._package
+    if package is None:
+        pytest.skip("needs outblas-native")
+    output = [M, N], [N, 1], F32, torch.device("cpu")
+    dispatch.clear_cache()
+    for numbers in (F32, TF32):
+        for fields in variants(NATIVE):
+            call = dict(fields)
+            tensors = tuple(call.pop(name) for name in ("a", "b", "c", "bias", "residual", "out"))
+            if numbers == TF32 and tensors[0].dtype is BF16:
+                continue
+            scalars = call.pop("alpha"), call.pop("beta")
+            with (
+                state(numbers, *call.pop("left")),
+                torch.autocast("cpu", enabled=call.pop("autocast")),
+                torch.inference_mode(call.pop("inference")),
+            ):
+                size = package.counts()[0]
+                package.remember(
+                    int(call.pop("kind")),
+                    tensors,
+                    call.pop("activation"),
+                    call.pop("batch_invariant"),
+                    call.pop("recorded"),
+                    scalars,
+                    *(lambda *_: None, lambda *_: None),
+                    output,
+                    *(False, False, None, dispatch.PLAN_LIMIT),
+                )
+            told = {name: described(value) for name, value in fields.items()}
+            assert package.counts()[0] == size + 1, f"another call has the key of {numbers} {told}"
+            assert not call
+    dispatch.clear_cache()

@@ -5,6 +5,9 @@ aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and 
 lies below autograd, autocast, vmap and tracing, so these see torch's own operators, and only the
 arithmetic changes. The kernels that the operators had before are kept: they compute whatever
 outblas does not cover, and `disable` gives the operators back to them.
+
+Rules hold for the whole process. Blocks of several threads overlap, and end in any order: those
+that have not ended are listed, and the rules of the last one hold.
 """
 
 import warnings
@@ -13,9 +16,10 @@ from types import TracebackType
 
 import torch
 
+from ..runtime import fallback
 from . import native
 from .aten_calls import OURS, Active, activate, lock
-from .aten_operators import OVERRIDES
+from .aten_operators import OVERRIDES, REFUSED
 from .aten_rules import Product, Rules, checked_rules
 from .aten_scaled import DTYPES as FP8
 from .aten_scaled import OPERATOR as SCALED
@@ -40,18 +44,23 @@ class Enabled:
     """
 
     _rules: Rules
-    _before: "Enabled | None"
+    _depth: int  # of the blocks that were entered and not left
 
     def __init__(self) -> None:
         self.decisions: dict[str, str] = {}
 
     @classmethod
-    def _by(cls, rules: Rules, before: "Enabled | None") -> "Enabled":
-        made = cls()
-        made._rules, made._before = rules, before
-        return made
+    def _by(cls, rules: Rules) -> "Enabled":
+        block = cls()
+        block._rules, block._depth = rules, 0
+        return block
 
     def __enter__(self) -> "Enabled":
+        """Enables once more what has ended."""
+        with lock:
+            self._depth += 1
+            if self not in _blocks:
+                _begin(self)
         return self
 
     def __exit__(
@@ -60,10 +69,18 @@ class Enabled:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Goes back to what was enabled when this was made."""
-        _activate(self._before)
+        """Ends what was enabled, with the last of the blocks that entered it: then the most recent
+        one that has not ended holds.
+        """
+        with lock:
+            self._depth = max(self._depth - 1, 0)
+            if not self._depth and self in _blocks:
+                _blocks.remove(self)
+                if _active is self:
+                    _activate(_blocks[-1] if _blocks else None)
 
 
+_blocks: list[Enabled] = []  # what was enabled and has not ended, the most recent last
 _active: Enabled | None = None
 _library: torch.library.Library | None = None
 
@@ -86,8 +103,9 @@ def enable(
     calls. Everything else stays with torch, errors included. Results differ from cuBLAS's in the
     last bits.
 
-    The call takes effect at once and until `disable`. As a context manager it ends with the block,
-    and then what was enabled before holds again. All threads are affected.
+    The call takes effect at once and until `disable`. As a context manager it ends with the block.
+    All threads are affected: of what was enabled and has not ended, by whichever thread, the most
+    recent holds. Without a CUDA device it does nothing, and warns once.
 
     Args:
         dtypes: The dtypes of operands that are taken; by default float16 and bfloat16, and float32
@@ -109,8 +127,13 @@ def enable(
         batch_invariant: True gives a row of a product the same bits alone, in any batch and beside
             any other rows, in every thread, as `outblas.batch_invariant` does for one. A product
             that no kernel computes raises ValueError, rather than be torch's unnoticed, and so does
-            a grouped product with an `offs`. Products of a vector (aten's `mv` and `dot`) and of
-            fp8 operands are not overridden.
+            a grouped product with an `offs`, and so do aten's products that have no kernel here:
+            `mm`, `addmm`, `bmm` and `baddbmm` with an `out_dtype`, `_addmm_activation`, behind
+            which layers of `nn.TransformerEncoder` are in inference, and `addmv`, behind which
+            `mv` is. What else multiplies stays with torch: `dot` and `vdot`, fp8 operands,
+            integers (`_int_mm`), packed weights (`_weight_int4pack_mm`, `_weight_int8pack_mm`,
+            `_mixed_dtypes_linear`), sparse and nested tensors, convolutions, recurrent layers of
+            cuDNN, fused attention, and solvers and factorizations of `torch.linalg`.
 
     Returns:
         A context manager, whose `decisions` say what became of each kind of product.
@@ -128,27 +151,39 @@ def enable(
         torch.Size([2, 4])
         >>> outblas.disable()
     """
-    return _enable(checked_rules(dtypes, min_flops, min_gain, filter, batch_invariant))
+    rules = checked_rules(dtypes, min_flops, min_gain, filter, batch_invariant)
+    if not torch.cuda.device_count():
+        fallback.warn_once(
+            "enable() does nothing on this machine, because torch has no CUDA device"
+        )
+    return _enable(rules)
 
 
 def disable() -> None:
     """Give aten's products back to the kernels that they had before `enable`.
 
-    Without a call of `enable` before it does nothing. All threads are affected.
+    It ends all that was enabled, in all threads. Without a call of `enable` before it does nothing.
 
     Example:
         >>> import outblas
         >>> _ = outblas.enable()
         >>> outblas.disable()
     """
-    _activate(None)
+    with lock:
+        _blocks.clear()
+        _activate(None)
 
 
 def _enable(rules: Rules) -> Enabled:
+    block = Enabled._by(rules)
+    _begin(block)
+    return block
+
+
+def _begin(block: Enabled) -> None:
     with lock:
-        made = Enabled._by(rules, _active)
-        _activate(made)
-    return made
+        _activate(block)
+        _blocks.append(block)
 
 
 def _activate(enabled: Enabled | None) -> None:
@@ -171,11 +206,11 @@ def _activate(enabled: Enabled | None) -> None:
 # ---- operators
 def _overridden(rules: Rules) -> tuple[str, tuple[str, ...]]:
     """Returns the dispatch key, and the names of the operators that are overridden there."""
-    takes_fp8 = any(dtype in FP8 for dtype in rules.dtypes)
-    names = [name for name, (operator, _) in OVERRIDES.items() if operator != SCALED or takes_fp8]
-    # An older torch does not have them all.
-    there = [name for name in names if hasattr(torch.ops.aten, name.partition(".")[0])]
-    return rules.key, tuple(there)
+    left_out = set() if any(dtype in FP8 for dtype in rules.dtypes) else {SCALED}
+    if not rules.batch_invariant:
+        left_out.add(REFUSED)
+    names = (name for name, (operator, _) in OVERRIDES.items() if operator not in left_out)
+    return rules.key, tuple(names)
 
 
 def _install(key: str, names: tuple[str, ...]) -> None:
@@ -189,8 +224,11 @@ def _install(key: str, names: tuple[str, ...]) -> None:
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name in names:
             operator, override = OVERRIDES[name]
-            previous = torch.library.get_kernel(f"aten::{name}", key)
-            kernel = override(operator, previous)
+            try:
+                previous = torch.library.get_kernel(f"aten::{name}", key)
+            except RuntimeError:  # an older torch, or one for a CPU, does not have them all
+                continue
+            kernel = override(name if operator == REFUSED else operator, previous)
             if native.install(name, key, kernel):
                 continue
             library.impl(name, kernel, key, with_keyset=True, allow_override=True)

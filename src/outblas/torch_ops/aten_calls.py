@@ -13,6 +13,7 @@ from ..core import forks, invariance
 from ..core.compat.torch_private import get_sm_carveout, tensor_guard
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
+from ..core.sm_carveout import call_limit as _limit
 from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
@@ -103,6 +104,20 @@ def _left_to_torch(reason: str) -> None:
         raise invariance.unsupported(reason)
 
 
+def refuse(name: str, a: Tensor, b: Tensor) -> None:
+    """Raises ValueError for a product by an operator that has no kernel here, where batch
+    invariance is promised.
+    """
+    enabled = _active
+    if enabled is None or _thread.inside or not (a.numel() and b.numel()):
+        return
+    if enabled.rules.batch_invariant:
+        raise ValueError(
+            f"batch_invariant is True, and torch alone has a kernel of aten's {name}, which does "
+            "not promise it: expected mm, addmm, bmm or baddbmm, or a call of outblas"
+        )
+
+
 def attempt(
     operator: str,
     a: Tensor,
@@ -128,23 +143,24 @@ def attempt(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant, get_sm_carveout())
+        left = (_limit.ever and _limit.count()) or get_sm_carveout()
+        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant, left)
         if c is not None:
             tensors = (a, b, c)
-            key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
+            key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
         if residual is not None:
             tensors = (*tensors, residual)
-            key = (key, _address(residual) & 15)
+            key = (key, "residual", _address(residual) & 15)
         if out is not None and out is c:
             key = (key, "in place")
         elif out is not None:
             tensors = (*tensors, out)
-            key = (key, _address(out) & 15)
+            key = (key, "out", _address(out) & 15)
     except RuntimeError:  # an operand without an address
         _left_to_torch("an operand has no address")
         return None
     if a.dtype is torch.float32:
-        key = (key, dispatch.tf32_requested())
+        key = (key, "tf32", dispatch.tf32_requested())
     for matches, known in _decided.get(key, ()):
         if matches(*tensors):
             plan = known

@@ -14,6 +14,7 @@ from .aten_calls import (
     attempt_grouped,
     attempt_grouped_batch,
     attempt_scaled,
+    refuse,
 )
 from .aten_grouped import Grouped
 from .aten_rules import GROUPED
@@ -149,6 +150,19 @@ def _grouped(operator: str, previous: Previous) -> Callable[..., Tensor]:
     return product
 
 
+REFUSED = "refused"  # where batch invariance is promised, and left alone elsewhere
+
+
+def _refused(name: str, previous: Previous) -> Callable[..., Tensor]:
+    """Returns what overrides an operator that multiplies, and that has no kernel here."""
+
+    def product(keys: Any, *given: Any, **named: Any) -> Tensor:
+        refuse(name, *[t for t in given if isinstance(t, Tensor)][-2:])
+        return _by_torch(previous, keys, *given, **named)
+
+    return product
+
+
 # What overrides an operator of aten: the product that it computes, and a function that makes the
 # kernel from this name and the kernel that the operator had before.
 OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]]] = {
@@ -167,4 +181,17 @@ OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]
     "_scaled_mm_v2": (SCALED, _scaled_by_recipe),
     "_scaled_mm_v2.out": (SCALED, _scaled_by_recipe),
     GROUPED: (GROUPED, _grouped),
+    "mm.dtype": (REFUSED, _refused),
+    "mm.dtype_out": (REFUSED, _refused),
+    "bmm.dtype": (REFUSED, _refused),
+    "bmm.dtype_out": (REFUSED, _refused),
+    "addmm.dtype": (REFUSED, _refused),
+    "addmm.dtype_out": (REFUSED, _refused),
+    "baddbmm.dtype": (REFUSED, _refused),
+    "baddbmm.dtype_out": (REFUSED, _refused),
+    "_addmm_activation": (REFUSED, _refused),
+    "_addmm_activation.out": (REFUSED, _refused),
+    "addmv": (REFUSED, _refused),
+    "addmv.out": (REFUSED, _refused),
+    "addmv_": (REFUSED, _refused),
 }
