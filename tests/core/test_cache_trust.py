@@ -372,6 +372,22 @@ def test_whatever_the_umask_others_cannot_write(place: Path) -> None:
     assert fetch(b"again") == b"built"
 
 
+@pytest.mark.parametrize("bit", [1 << i for i in range(12)], ids=oct)
+@pytest.mark.parametrize("which", ["cache", "objects", ".o", ".json"])
+def test_nothing_is_loaded_where_a_bit_lets_others_write(place: Path, which: str, bit: int) -> None:
+    fetch()
+    entry = object_path(place)
+    places = {"cache": place / "cache", "objects": entry.parent}
+    path = places.get(which) or entry.with_suffix(which)
+    path.chmod((0o700 if path.is_dir() else 0o600) | bit)
+
+    found, said = with_warnings(lambda: fetch(b"anew"))()
+
+    others_write = bit in (0o020, 0o002)
+    assert found == (b"anew" if others_write else b"built")
+    assert any("can be written by others" in line for line in said) == others_write
+
+
 # ---- advice
 def test_advice_is_to_remove_what_is_ours_alone(place: Path) -> None:
     """Not to change modes, which leaves what was planted."""

@@ -181,10 +181,11 @@ def test_a_process_that_is_killed_leaves_no_part_of_a_pack(
 
 
 # ---- whom a pack is taken from
-def test_a_pack_that_others_can_write_is_refused(file: Path) -> None:
-    file.chmod(0o666)
+@pytest.mark.parametrize("bit", [1 << i for i in range(12)], ids=oct)
+def test_a_pack_is_refused_for_the_bits_that_let_others_write(file: Path, bit: int) -> None:
+    file.chmod(0o400 | bit)
 
-    assert "can be written by others" in refusal(file)
+    assert ("can be written by others" in refusal(file)) == (bit in (0o020, 0o002))
 
 
 def test_a_link_stands_for_the_pack_that_it_leads_to(file: Path, tmp_path: Path) -> None:

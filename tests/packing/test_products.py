@@ -1,10 +1,13 @@
 """The products of a pack, from lines, models and configurations."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import children
 
 from outblas.core.product_groups import Groups
 from outblas.core.product_storage import Storage
@@ -12,6 +15,7 @@ from outblas.core.products import Products, parse_line, parse_rows
 from outblas.core.scaling import Scaling
 from outblas.core.shapes import DEEPGEMM, HEADS, LAYERS
 from outblas.core.steps import Steps
+from outblas.packing import build, products
 from outblas.packing.model_config import of_config, products_of
 from outblas.packing.products import of_model, parse_file
 
@@ -242,6 +246,64 @@ def test_a_configuration_is_read_from_its_file_or_folder(as_folder: bool, tmp_pa
     found = of_model(str(tmp_path if as_folder else path), "8", 2)
 
     assert (14336, 4096) in [(each.N, each.K) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"[1]", "has a JSON list, expected the object", id="list"),
+        pytest.param(b"[" * 100_000, "is not the JSON of .*: maximum recursion", id="deep list"),
+        pytest.param(b'{"a":' * 100_000, "is not the JSON of .*: maximum", id="deep object"),
+        pytest.param(b'{"vocab_size": ' + b"9" * 5000, "is not the JSON of", id="digits"),
+        pytest.param(b"\xff", "is not UTF-8", id="bytes"),
+        pytest.param(b" " * (products.LARGEST + 1), "has more than 16 MiB", id="large"),
+        pytest.param(
+            json.dumps(LLAMA | {"quantization_config": ["fp8"]}).encode(),
+            r"quantization_config is \['fp8'\] in .*, expected an object",
+            id="quantization",
+        ),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=message):
+        of_model(str(path), "8")
+
+
+@pytest.mark.parametrize("read", [products.parse_file, lambda path: of_model(str(path), "8")])
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+
+    def refuses() -> bool:
+        with pytest.raises(ValueError, match="is a FIFO, expected a regular file"):
+            read(path)
+        return True
+
+    assert children.succeeds(refuses)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1-1000000000000x4096x4096", "has matrices of 4096000000000000 elements"),
+        ("1-2000000x64x64", "have 2000000 numbers of rows, expected at most 1048576"),
+        ("16x2147483647x2147483647", "has matrices of .* elements"),
+        ("16x4096x4096 batch:9999999999", "has matrices of .* elements"),
+        ("16x4096x4096 groups:9999999999", "has matrices of .* elements"),
+    ],
+)
+def test_products_that_nobody_can_plan_are_refused_at_once(
+    line: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build.build([parse_line(line)], tmp_path / "a.outblas")
 
 
 def test_an_unknown_model_is_refused() -> None:

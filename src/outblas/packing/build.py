@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+MOST_ROWS = 1 << 20  # numbers of rows of all products together; each is planned
+MOST_ELEMENTS = 1 << 40  # of a matrix, or of the matrices of a batch
 QUANTIZE, EXPERTS = "quantize", "moe_mlp"
 NO_STORE = Path("/nonexistent/tuning.sqlite")
 
@@ -102,6 +104,7 @@ def _variants(
     products: Sequence[Products], machine: Machine, say: Say, index: "TuningIndex | None" = None
 ) -> tuple[list[Any], Counter[str]]:
     """Returns the keys of all compiles, and how many products other kernels compute."""
+    _check_sizes(products)
     index = _index(machine) if index is None else index
     found: dict[Any, None] = {}
     left_out: Counter[str] = Counter()
@@ -110,6 +113,23 @@ def _variants(
         found |= dict.fromkeys(variants(each, machine, index, left_out))
         say(f"{each}: {len(found)} kernels so far")
     return list(found), left_out
+
+
+def _check_sizes(products: Sequence[Products]) -> None:
+    """Raises ValueError for products that nobody could plan, before any is planned."""
+    for each in products:
+        M, N, K = max(last for _, last in each.rows), each.N, each.K
+        count = max(1, each.batch, 0 if each.groups is None else each.groups.count)
+        elements = count * max(M * N, M * K, N * K)
+        if elements > MOST_ELEMENTS:
+            raise ValueError(
+                f"{each} has matrices of {elements} elements, expected at most {MOST_ELEMENTS}"
+            )
+    rows = sum(last - first + 1 for each in products for first, last in each.rows)
+    if rows > MOST_ROWS:
+        raise ValueError(
+            f"the products have {rows} numbers of rows, expected at most {MOST_ROWS} in a pack"
+        )
 
 
 def _of_products(

@@ -111,13 +111,15 @@ def _recipes(config: Mapping[str, Any], where: str) -> tuple[str, str] | None:
     ValueError for blocks that no kernel takes.
     """
     quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, Mapping):
+        raise ValueError(f"quantization_config is {quantization!r} in {where}, expected an object")
     method = str(quantization.get("quant_method"))
     if method not in _WHOLE_SCALES:
         return None
     block = quantization.get("weight_block_size")
     if block is None:
         return _WHOLE_SCALES[method], _WHOLE_SCALES[method]
-    if list(block) != [BLOCK, BLOCK]:
+    if block != [BLOCK, BLOCK]:
         raise ValueError(f"weight_block_size is {block} in {where}, expected {[BLOCK, BLOCK]}")
     return "1x128", "128x128"
 

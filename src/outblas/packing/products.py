@@ -5,9 +5,12 @@ as Hugging Face has it.
 import json
 from pathlib import Path
 
+from ..core import ownership
 from ..core.products import Products, parse_line, parse_rows
 from ..core.shapes import HEADS, LAYERS
 from . import model_config
+
+LARGEST = 16 << 20  # bytes of a list of products, and of a configuration
 
 
 def parse_file(path: Path) -> list[Products]:
@@ -15,7 +18,7 @@ def parse_file(path: Path) -> list[Products]:
     and OSError.
     """
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text_of(path).splitlines(), 1):
         if text := line.partition("#")[0].strip():
             try:
                 found.append(parse_line(text))
@@ -47,5 +50,20 @@ def of_model(name: str, rows: str, tensor_parallel: int = 1) -> list[Products]:
     if not path.exists():
         known = ", ".join(LAYERS)
         raise ValueError(f"--model is {name!r}, expected {known} or the path of a config.json")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    text = _text_of(path)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not the JSON of a model's configuration: {error}") from None
+    if type(config) is not dict:
+        kind = type(config).__name__
+        raise ValueError(f"{path} has a JSON {kind}, expected the object of a configuration")
     return model_config.products_of(config, ranges, tensor_parallel, str(path))
+
+
+def _text_of(path: Path) -> str:
+    """Returns what a file of at most `LARGEST` bytes has. Raises ValueError and OSError."""
+    try:
+        return ownership.read_regular(path, LARGEST).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
