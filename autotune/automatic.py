@@ -46,10 +46,11 @@ _ALIASES = {"a": "input", "b": "other"}  # the operators' names of A and B
 _given_up: set[Workload] = set()
 
 
-def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
+def choices(
+    problem: Problem, tune: str = "", *, only_faster: bool = False
+) -> Iterator[tuple[str, str]]:
     """Yields kernels and configs (as text) for a product that names none, the best first; possibly
-    none. Of float32 operands only those that were faster than torch at this very product, unless
-    shapes are tuned when they are first met.
+    none. `only_faster`: those that were faster than torch at exactly this product.
 
     Raises ValueError for an OUTBLAS_TUNE that is not a mode.
     """
@@ -59,7 +60,8 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     if workload is None or device is None:
         return
     try:
-        found = _choices(problem, workload, device, tune_first=mode == "on")
+        tune_first = mode == "on"
+        found = _choices(problem, workload, device, tune_first=tune_first, only_faster=only_faster)
     except Exception as error:  # costs only speed: the caller still gets a product
         fallback.warn_once(f"no tuning result is used: {error}")
         return
@@ -67,13 +69,12 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _choices(
-    problem: Problem, workload: Workload, device: int, *, tune_first: bool
+    problem: Problem, workload: Workload, device: int, *, tune_first: bool, only_faster: bool
 ) -> list[tuple[str, str]]:
     """Returns the choices for a product on the GPU of this index. `tune_first`: the workload is
     tuned before, if it is not tuned yet.
     """
     index, transposed = lookup.tuning_index(device), False
-    is_float32 = problem.dtype == torch.float32
     if PRODUCTION in candidates(index.gpu.arch, workload.dtype):
         # The production kernel computes a C stored by columns as C^T.
         problem, transposed = operands.with_row_major_output(problem)
@@ -84,9 +85,7 @@ def _choices(
     if not transposed:  # packs have results by rows
         listed = _with_epilogue(workload, problem)
         index = lookup.packed_index(device, listed, fp8=bool(problem.formats)) or index
-    return choices_of(
-        index, problem, workload, transposed=transposed, only_faster=not tune_first and is_float32
-    )
+    return choices_of(index, problem, workload, transposed=transposed, only_faster=only_faster)
 
 
 def grouped_config(problem: GroupedProblem) -> str:

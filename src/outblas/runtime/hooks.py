@@ -22,8 +22,11 @@ T = TypeVar("T")
 class Tuner(Protocol):
     """Finds the kernels and configs that were tuned for a problem."""
 
-    def choices(self, problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
-        """Yields kernels and configs (as text) for a problem, the best first.
+    def choices(
+        self, problem: Problem, tune: str = "", *, only_faster: bool = False
+    ) -> Iterator[tuple[str, str]]:
+        """Yields kernels and configs (as text) for a problem, the best first. `only_faster`: those
+        that were measured to be faster than torch at exactly this problem.
 
         `tune` is "off", "lookup", "on", or "" for the value of OUTBLAS_TUNE. Raises ValueError for
         any other value of OUTBLAS_TUNE.

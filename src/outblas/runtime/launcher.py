@@ -92,7 +92,7 @@ def slower_reason(problem: Problem, tune: str) -> str | None:
     if (tune or os.environ.get("OUTBLAS_TUNE")) == "on":
         return None
     posed = tuned_as(problem)
-    choices = () if posed is None else hooks.tuner.get().choices(posed, tune)
+    choices = () if posed is None else hooks.tuner.get().choices(posed, tune, only_faster=True)
     return None if any(_takes(*choice, problem) for choice in choices) else SLOWER
 
 
