@@ -15,7 +15,7 @@ import pytest
 import torch
 from support import interpreter_shortcuts, own_cases, shared_compiles
 
-from outblas.runtime import fallback
+from outblas.runtime import dispatch, fallback, launcher
 from outblas.verify.watchdog import real_stderr, watchdog
 
 if TYPE_CHECKING:
@@ -168,6 +168,15 @@ def faulty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_seen", set())
     monkeypatch.delenv("OUTBLAS_STRICT", raising=False)
+
+
+@pytest.fixture
+def float32_by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Float32 calls that name no kernel take one, although torch is faster."""
+    monkeypatch.setattr(launcher, "slower_reason", lambda problem, tune: None)
+    dispatch.clear_cache()
+    yield
+    dispatch.clear_cache()
 
 
 @pytest.fixture

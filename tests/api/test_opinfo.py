@@ -71,7 +71,7 @@ def assert_near(name: str, sample: Sample) -> None:
 
 
 @pytest.fixture
-def ours_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ours_alone(monkeypatch: pytest.MonkeyPatch, float32_by_kernels: None) -> Iterator[None]:
     """A product that torch would compute raises (OUTBLAS_STRICT=1). On the CPU, `portable` takes
     all of them, as some kernel does on a GPU.
     """

@@ -53,6 +53,7 @@ def calls(draw: Any) -> Fused:
 HOPPER = pytest.param("hopper.gemm", 90, marks=pytest.mark.sm90)
 
 
+@pytest.mark.usefixtures("float32_by_kernels")
 @pytest.mark.parametrize(
     ("kernel", "examples"), [(None, 90), ("portable", 90), ("turing.cp_async", 30), HOPPER]
 )

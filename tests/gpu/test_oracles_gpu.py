@@ -15,7 +15,7 @@ import torch
 import outblas
 from outblas.core import registry
 from outblas.kernels.portable import CANDIDATES
-from outblas.runtime import launcher
+from outblas.runtime import dispatch, launcher
 from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused, check, oracles
@@ -111,6 +111,7 @@ dtypes = pytest.mark.parametrize("dtype", [BF16, torch.float16, FP32])
         pytest.param((4, 0), (0, 3), id="K=0"),
     ],
 )
+@pytest.mark.usefixtures("float32_by_kernels")
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
 def test_the_default_is_right_without_a_fallback(
     shape_a: tuple[int, ...], shape_b: tuple[int, ...], dtype: torch.dtype
@@ -124,6 +125,7 @@ def test_the_default_is_right_without_a_fallback(
 
 
 @dtypes
+@pytest.mark.usefixtures("float32_by_kernels")
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
 def test_the_default_of_addmm_is_right_without_a_fallback(dtype: torch.dtype) -> None:
     c = integers(33, dtype=dtype)
@@ -151,15 +153,17 @@ def tf32_allowed() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.usefixtures("float32_by_kernels")
 def test_fp32_is_not_rounded_to_tf32_by_itself() -> None:
     assert error_of_fp32() < 1e-6
 
 
-@pytest.mark.usefixtures("tf32_allowed")
+@pytest.mark.usefixtures("float32_by_kernels", "tf32_allowed")
 def test_fp32_is_rounded_to_tf32_when_torch_allows_it() -> None:
     assert 1e-5 < error_of_fp32() < 2e-3
 
 
+@pytest.mark.usefixtures("float32_by_kernels")
 def test_fp32_is_not_rounded_to_tf32_once_torch_forbids_it_again() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -169,6 +173,31 @@ def test_fp32_is_not_rounded_to_tf32_once_torch_forbids_it_again() -> None:
         torch.set_float32_matmul_precision(before)
 
     assert error_of_fp32() < 1e-6
+
+
+@pytest.mark.filterwarnings("error::outblas.FallbackWarning")
+def test_fp32_that_was_not_measured_to_be_faster_is_torchs() -> None:
+    """Bit for bit, with its epilogue and gradients, and in a capture without a warmup."""
+    dispatch.clear_cache()
+    x, w, bias = (torch.randn(*shape, device="cuda") for shape in ((300, 200), (100, 200), (100,)))
+    leaves, copies = ([t.clone().requires_grad_() for t in (x, w, bias)] for _ in range(2))
+
+    for _ in range(2):
+        y = outblas.linear(*leaves, activation="relu")
+        want = torch.nn.functional.linear(*copies).relu()
+        assert torch.equal(y, want)
+        ours, theirs = (
+            torch.autograd.grad(result.sum(), given)
+            for result, given in ((y, leaves), (want, copies))
+        )
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = outblas.matmul(x[:77], w.t())
+    graph.replay()
+
+    assert torch.equal(captured, x[:77] @ w.t())
 
 
 # ---- streams, graphs, other devices

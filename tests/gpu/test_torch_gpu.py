@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _ours(monkeypatch: pytest.MonkeyPatch, float32_by_kernels: None) -> Iterator[None]:
     """What torch would compute raises; nothing is compiled and counted yet."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     torch.manual_seed(0)
