@@ -59,7 +59,9 @@ def matmul(
 
     Bias, activation and residual are applied by the kernel that multiplies. Sums are accumulated
     in float32, the epilogue is computed in float32, and the result is rounded once. Products of
-    float32 operands are IEEE float32, unless torch's float32 precision setting allows TF32.
+    float32 operands are IEEE float32, unless torch's float32 precision setting allows TF32. Torch
+    computes them, unless a sweep on this model of GPU measured a kernel to be faster at exactly
+    this product, or the call names a kernel, is batch-invariant, or tunes.
 
     Calls that no kernel covers, such as those on CPU tensors or integer dtypes, are computed by
     `torch.matmul`, with one `FallbackWarning` per cause. Backward passes use the same kernels.
