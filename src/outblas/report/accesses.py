@@ -68,10 +68,9 @@ CONFLICTS_NOTE = (
     f"within {WITHIN:.0%} of our wavefronts: the difference of ncu's excess and ours"
 )
 COALESCING_NOTE = (
-    "a transaction has 128 bytes; efficiency: bytes that lanes ask for over bytes of the "
-    "transactions, as 003 has it: "
-    f"a word that all lanes ask for counts 32 times; within {WITHIN:.0%}: ncu's transactions and "
-    "ours"
+    "a transaction has 128 bytes; efficiency: the bytes that the lanes of a warp request, divided "
+    "by the bytes of the transactions (as in 003, a word that all lanes request counts 32 times); "
+    f"within {WITHIN:.0%}: whether ncu's transactions and ours agree"
 )
 
 

@@ -96,8 +96,8 @@ def cold(evidence: Evidence, provider: str) -> str:
     note = (
         f"{provider} in bursts over copies of the weights whose sum is twice L2; *of copy*: the "
         f"share of the {bandwidth} GB/s that a copy of a gigabyte reaches; {_SPREAD}; *× best*: "
-        f"beside {BEST}, the fastest of cuBLASLt's algorithms; *warm*: the ratio to cuBLAS with "
-        "the weights in L2"
+        f"compared with {BEST}, the fastest of cuBLASLt's algorithms; *warm*: the ratio to cuBLAS "
+        "with the weights in L2"
     )
     return markdown.closed(_plain(columns, rows), found, note)
 
@@ -309,7 +309,7 @@ def _of_provider(burst: Sequence[Measurement], provider: str) -> str:
     mean = ["geometric mean", "", "", "", _bold_mean(burst, provider, shapes), "", ""]
     if both:
         columns.append("× best")
-        note += f"; *× best*: the same beside {BEST}, the fastest of cuBLASLt's algorithms"
+        note += f"; *× best*: compared with {BEST}, the fastest of cuBLASLt's algorithms"
         best = [m.ratio_best for m in ours if m.ratio_best is not None]
         mean.append(f"**{_mean(best)}**" if len(best) == len(shapes) else text.NONE)
     used = [m for m in burst if m.label in (BASE, provider)]

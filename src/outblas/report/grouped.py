@@ -150,8 +150,8 @@ def _ratio_note(m: Measurement) -> str:
         return "*× torch*: the time of torch's `grouped_mm`"
     return (
         f"scales: {_SCALES[m.form or 'rows']}; *torch*: one `torch._scaled_mm` for each group, "
-        "because torch has no grouped GEMM with such scales; results in bfloat16; *× torch*: the time "
-        "of all these"
+        "because torch has no grouped GEMM with such scales; results in bfloat16; *× torch*: the "
+        "time of all these"
     )
 
 
