@@ -160,7 +160,8 @@ def kept_by_torch(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def limited(*given: P.args, **named: P.kwargs) -> T:
-        count = call_limit.ever and not torch.compiler.is_compiling() and call_limit.count()
+        # A compiled program has no limit, and is not to be compiled again for one elsewhere.
+        count = not torch.compiler.is_compiling() and call_limit.ever and call_limit.count()
         if count and any(isinstance(t, torch.Tensor) and t.is_cuda for t in given):
             with sm_carveout(count):
                 return function(*given, **named)
