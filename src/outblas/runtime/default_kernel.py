@@ -23,7 +23,8 @@ _LDMATRIX_TILE, _LDMATRIX_SHARE = 128, 0.4
 
 
 def kernel_for(problem: Problem) -> str:
-    """Returns the name of the kernel for a product that `portable` supports.
+    """Returns the name of the kernel for a product that `portable` supports. Of float32 products
+    few get here (`launcher.slower_reason`).
 
     sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there. Such products take
     `turing.ldmatrix`, or `turing.double_buffer` if there are few tiles.
