@@ -17,7 +17,8 @@ import torch
 from . import forks
 from .compat.torch_private import get_sm_carveout, set_sm_carveout
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def sm_carveout(count: int) -> contextlib.AbstractContextManager[None]:
