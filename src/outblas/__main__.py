@@ -1,5 +1,5 @@
 """`python -m outblas`: the command line."""
 
-from .cli import app
+from _outblas_command import main
 
-app(prog_name="outblas")
+main()
