@@ -332,6 +332,14 @@ def test_fingerprints_are_of_kernels_that_are_here(capsys: pytest.CaptureFixture
 # Arguments.
 
 
+def test_the_winner_of_a_shape_is_marked(path: Path) -> None:
+    with Store(path) as store:
+        store.record_best(winner(config=trial(2).config))
+
+    (row,) = [line for line in shown("show", "4096").splitlines() if " winner " in line]
+    assert "sms=2" in row
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -345,7 +353,7 @@ def test_fingerprints_are_of_kernels_that_are_here(capsys: pytest.CaptureFixture
         (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
         (("export", "--shapes", "x", "f.json"), "--shapes is 'x'"),
         (("export", "--kernels", "nothing", "f.json"), "kernel is 'nothing'"),
-        (("import", "/nowhere/x.json"), "is not a file"),
+        (("import", "/nowhere/x.json"), "/nowhere/x.json: No such file"),
         (("prune",), "expected at least one of"),
         (
             ("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"),

@@ -62,6 +62,15 @@ def test_help_ends_with_the_examples(name: str, help_of: Help) -> None:
         assert f"$ {line} # {what}" in text
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_an_example_can_be_copied_from_a_narrow_terminal(name: str, help_of: Help) -> None:
+    lines = [line.strip() for line in help_of(name, 80).splitlines()]
+
+    assert [f"$ {line}  # {what}" for line, what in EXAMPLES[name]] == [
+        line for line in lines if line.startswith("$ ")
+    ]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_says_in_one_short_sentence_what_a_command_does(name: str) -> None:
     summary = COMMANDS[name].help.split("\n\n")[0]

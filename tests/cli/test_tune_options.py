@@ -101,7 +101,7 @@ def test_a_bad_option_is_refused_by_its_name(
         ("--out-dtype=", "--out-dtype is ''"),
         ("--explain=", "--explain is ''"),
         ("--engine ray --gpus 0", "--gpus is '0', expected no --gpus with --engine ray"),
-        ("--store /", "--store is '/', which is a folder"),
+        ("--store /", "--store is '/', a folder, expected"),
     ],
 )
 def test_every_option_is_checked_before_anything_runs(
@@ -143,7 +143,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE list (item)")
 
-    refused("is a database of another program", f"--shapes 16 {PLAIN} --store {path}")
+    refused("a database of another program, expected", f"--shapes 16 {PLAIN} --store {path}")
 
 
 def test_a_cluster_that_is_not_there_is_named() -> None:

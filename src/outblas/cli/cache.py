@@ -132,7 +132,7 @@ def show(
 ) -> None:
     """Shows the trials of a shape or a kernel, the fastest first.
 
-    Trials that failed come last, each with the reason.
+    The winner of the finals is marked. Trials that failed come last, each with the reason.
     """
     from ..autotune.store.records import PRECISIONS, to_record
 
@@ -152,16 +152,27 @@ def show(
                 check_one_of(option, value, allowed)
         with _opened(store) as found:
             _check_kernels(names, found)
-            chosen, total = found.browse(
-                _selection(names, shapes, dtype, layout), _most(limit, json)
+            selection = _selection(names, shapes, dtype, layout)
+            chosen, total = found.browse(selection, _most(limit, json))
+            winners = found.stream(
+                lambda _, winners: {
+                    (each.gpu.key, each.workload, each.kernel, each.source, each.config)
+                    for each in winners
+                },
+                selection,
             )
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "ratio", "reason", "date")
         for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
-            table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
+            rows = [
+                _trial_cells(trial, won=trial.identity in winners)
+                for trial in chosen
+                if trial.gpu.name == gpu
+            ]
+            table(gpu, columns, rows)
         if chosen:
-            note(f"{RATIO} Times and ratios are of screening.")
+            note(f"{RATIO} Times and ratios are of screening; winner: the fastest of the finals.")
         more = "; --limit shows more" if limit is None and len(chosen) < total else ""
         note(f"{len(chosen)} of {total} trials{more}", None)
 
@@ -416,12 +427,12 @@ def _config(kernel: str, config: str) -> str:
     return brief(kernel, config).replace(",", ", ") or "default"
 
 
-def _trial_cells(trial: Trial) -> tuple[object, ...]:
+def _trial_cells(trial: Trial, *, won: bool) -> tuple[object, ...]:
     return (
         trial.workload,
         trial.kernel,
         _config(trial.kernel, trial.config),
-        trial.status,
+        "winner" if won else trial.status,
         figure(trial.us, ".2f"),
         figure(trial.ratio if trial.gpu.arch else None, ".3f"),
         " ".join(trial.reason.split()) or NONE,
@@ -463,12 +474,12 @@ def _problems_of(path: Path, read: Callable[[Path], object]) -> list[str]:
 
 
 def _compiled() -> list[Path]:
-    with usage_errors():
+    with usage_errors(OSError):
         return sorted(entry.path for entry in cache.objects(cache.directory() / "objects"))
 
 
 def _inspections() -> list[Path]:
-    with usage_errors():
+    with usage_errors(OSError):
         return sorted(cache.inspections().glob("*.json"))
 
 

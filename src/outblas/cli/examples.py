@@ -28,13 +28,13 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "bench": (
         ("outblas bench --shapes 4096,16x4096x4096", "time all kernels at two shapes"),
-        ("outblas bench --kernels outblas --shapes suite --save suite.json", "keep"),
-        ("outblas bench --kernels outblas --shapes suite --against suite.json", "compare"),
-        ("outblas bench --kernels outblas --shapes decode:llama-3-8b", "with cold weights"),
+        ("outblas bench --kernels outblas --shapes suite --save old.json", "keep"),
+        ("outblas bench --kernels outblas --shapes suite --against old.json", "compare"),
+        ("outblas bench --kernels outblas --shapes decode:llama-3-8b", "cold weights"),
         ("outblas bench --kernels outblas --epilogue bias+gelu+residual", "an epilogue"),
         ("outblas bench --kernels hopper.gemm[tile_n=128] --shapes 2048", "a config"),
         ("outblas bench --op grouped --shapes moe:mixtral-8x7b", "a model's experts"),
-        ("outblas bench --op grouped --dtype fp8-block --shapes deepgemm", "fp8 experts"),
+        ("outblas bench --op grouped --dtype fp8-block --shapes deepgemm", "in fp8"),
     ),
     "bench-host": (
         ("outblas bench-host", "compare with the recorded figures"),
@@ -51,7 +51,7 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "tune": (
         ("outblas tune --shapes 4096 --budget 20m", "the fastest config of a shape"),
-        ("outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4", "try it on a CPU"),
+        ("outblas tune --shapes 64 --gpus cpu --trials 4", "try it on a CPU"),
         ("outblas tune --explain 4096x4096x4096 --gpu H100", "what matmul chooses"),
     ),
     "cache ls": (("outblas cache ls", "list what was tuned"),),
@@ -63,12 +63,12 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         ("outblas cache prune --stale --dry-run", "count what would be removed"),
         (
             "outblas cache prune --older-than 30d --compiled",
-            "remove old results and compiled kernels",
+            "remove old ones",
         ),
     ),
     "pack build": (
-        ("outblas pack build --model llama-3-8b --rows 1-512 -o llama.outblas", "a model's layers"),
-        ("outblas pack build --shapes products.txt -o mine.outblas", "products of your own"),
+        ("outblas pack build --model llama-3-8b -o llama.outblas", "a model's layers"),
+        ("outblas pack build --shapes products.txt -o mine.outblas", "your products"),
     ),
     "pack show": (("outblas pack show llama.outblas", "its products and versions"),),
     "pack verify": (("outblas pack verify llama.outblas", "check every byte"),),

@@ -70,7 +70,7 @@ def build(
     from ..packing import build as building
     from ..packing import products
 
-    with usage_errors(ImportError, StoreError):
+    with usage_errors(ImportError, OSError, StoreError):
         check_writable(output, "--output")
         if store is not None and not store.exists():
             raise ValueError(f"--store is {str(store)!r}, expected a file that exists")
@@ -145,7 +145,7 @@ def verify(file: FileArgument) -> None:
 
 
 def _opened(file: Path) -> pack.Pack:
-    with usage_errors(pack.PackError):
+    with usage_errors(OSError):
         return pack.read(file)
 
 

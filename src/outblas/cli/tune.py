@@ -325,11 +325,12 @@ def _strategy(name: str) -> Strategy:
 
 
 def _check_store(store: Path | None) -> None:
-    if store is None:
-        return
-    check_length(store)
-    if store.is_dir():
-        raise ValueError(f"--store is {str(store)!r}, which is a folder, expected a file")
+    """Raises StoreError for a file that is no store."""
+    from ..autotune.store import sqlite
+
+    if store is not None:
+        check_length(store)
+        sqlite.check(store)
 
 
 def _check_kernels(kernels: str | None, workload: Workload) -> None:
