@@ -20,6 +20,7 @@ INVARIANT = RULES._replace(batch_invariant=True)
 
 A, B, C = torch.randn(6, 5), torch.randn(5, 4), torch.randn(6, 4)
 BATCH_A, BATCH_B, BATCH_C = torch.randn(3, 6, 5), torch.randn(3, 5, 4), torch.randn(3, 6, 4)
+ENCODER = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,6 @@ NO_KERNEL: dict[str, Callable[[], object]] = {
     "a matrix by a vector": lambda: A @ B[:, 0],
     "a layer of a transformer in inference": lambda: ENCODER(torch.randn(2, 3, 8)),
 }
-ENCODER = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("name", NO_KERNEL)
@@ -98,7 +98,7 @@ def test_products_with_a_dtype_break_no_promise_unnoticed(name: str) -> None:
         (lambda: torch.chain_matmul(A, B, B.t()), "mm"),
         (lambda: torch._foreach_mm([A], [B]), "mm"),
         (lambda: torch.linalg.matrix_power(A[:5], 3), "mm"),
-        (lambda: torch.cdist(A, B.t().contiguous(), compute_mode=MM), "mm"),
+        (lambda: torch.cdist(A, B.t().contiguous(), compute_mode="use_mm_for_euclid_dist"), "mm"),
     ],
 )
 def test_what_is_made_of_products_keeps_the_promise(
@@ -109,9 +109,6 @@ def test_what_is_made_of_products_keeps_the_promise(
 
     assert {name.split()[0] for name in enabled.decisions} == {operator}
     assert set(enabled.decisions.values()) == {aten.OURS}
-
-
-MM = "use_mm_for_euclid_dist"
 
 
 def test_nothing_that_a_vector_multiplies_keeps_the_promise() -> None:
