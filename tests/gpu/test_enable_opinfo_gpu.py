@@ -62,6 +62,8 @@ def assert_as_near(got: Tensor, want: Tensor, truth: Tensor, message: str) -> No
         assert my_error <= max(2 * their_error, unit * max(1.0, largest)), message
 
 
+# With float32 by kernels too, more kinds of calls meet in one table.
+@pytest.mark.usefixtures("float32_by_kernels")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("seed", range(3))
 def test_samples_in_random_order_are_near_plain_and_enabled(seed: int) -> None:
