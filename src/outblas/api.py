@@ -101,8 +101,9 @@ def matmul(
             says, or False.
         sms: The most SMs that the kernel may use, at least 1; by default all of them, but for those
             that `outblas.sm_carveout` leaves to others. As within that, torch computes what the
-            kernels of Hopper GPUs do not. Gradients are not limited, and the graph of a compiled
-            program breaks here.
+            kernels of Hopper GPUs do not, and has the limit as its own setting, that of the
+            process, until it has launched the call. Gradients are not limited, and the graph of a
+            compiled program breaks here.
 
     Returns:
         The product with its epilogue, of the shape that `torch.matmul` would give (with half as
