@@ -16,9 +16,10 @@ from .api import linear
 from .core import epilogue, problem
 from .core.epilogue import Activation
 from .fp8_linear import FP8Linear
+from .patching import activated, fp8_linears, fp8_mlps, fusion
 from .patching import experts as moe
-from .patching import fp8_linears, fp8_mlps, fusion
 from .patching.linears import bypassed, kept_reason, torch_takes
+from .patching.replaced import become, rebased
 from .patching.report import Report
 from .patching.unreached import unreached
 from .runtime import hooks
@@ -76,6 +77,8 @@ class Linear(torch.nn.Linear):
     activation: Activation | None = (
         None  # instances of torch.nn.Linear that become ones of this class have no other
     )
+    # Whether the layer computes the activation after it where it runs as `patch(fuse=True)` saw it.
+    _is_followed = False
 
     def __init__(
         self,
@@ -113,6 +116,8 @@ class Linear(torch.nn.Linear):
         else:  # TorchScript does not compile this branch
             weight, bias = self.weight, self.bias
             if type(input) is Tensor and type(weight) is Parameter and isinstance(self, Linear):
+                if self._is_followed:
+                    return _followed(self, input, weight, bias)
                 if _native_linear is not None and not is_traced():
                     found = _native_linear(input, weight, bias, self.activation, None, None)
                     if found is not None:
@@ -129,6 +134,19 @@ class Linear(torch.nn.Linear):
         return super().extra_repr() + (
             f", activation={self.activation!r}" if self.activation else ""
         )
+
+
+def _followed(layer: Linear, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Runs `Linear.forward` where an activation may follow that the layer computes."""
+    run, activation = activated.run_of(layer)
+    if run is None:
+        activation = layer.activation
+    y = None
+    if _native_linear is not None and not is_traced():
+        y = _native_linear(input, weight, bias, activation, None, None)
+    if y is None:
+        y = linear(input, weight, bias, activation=activation)
+    return y if run is None else activated.computed(run, y)
 
 
 def _unusual_call(layer: torch.nn.Module, input: Any, weight: Any, bias: Any) -> Tensor:
@@ -257,13 +275,15 @@ def patch(
     layers = {id(module): name for name, module in chosen.items()}
     fusions = fusion.find(model, layers, Linear) if fuse else []
     mlps = fp8_mlps.find(model, quantized) if fuse else []
+    unfused = {name: why for name, each in (*fusions, *mlps) if (why := each.remark())}
     if not dry_run:
         for module in chosen.values():
             if not _is_ours(type(module)):
                 _rebind(module, "forward", torch.nn.Linear, Linear)
-                _become(module, Linear)
-        for each in (*(fused for _, fused in fusions), *found.values(), *quantized.values()):
-            each.apply()
+                become(module, Linear)
+        fusion.apply(fused for _, fused in fusions)
+        for layer in (*found.values(), *quantized.values()):
+            layer.apply()
         for _, mlp in mlps:
             mlp.apply()
     bypasses = bypassed(model)
@@ -272,12 +292,14 @@ def patch(
     return Report(
         swapped=tuple(name for name, _ in _linears(model) if name in chosen or name in quantized),
         kept=kept,
-        remarks=remarks | {name: why for name, each in others.items() if (why := each.remark())},
+        remarks=remarks
+        | {name: why for name, each in others.items() if (why := each.remark())}
+        | unfused,
         notes=_NOTES if chosen else (),
         unreached=unreached(model, [each.module for each in others.values()]),
         gains={name: gains for name, module in chosen.items() if (gains := _gains(module))},
         experts={name: str(each) for name, each in found.items()},
-        fused={name: str(each) for name, each in (*fusions, *mlps)},
+        fused={name: str(each) for name, each in (*fusions, *mlps) if name not in unfused},
         dry_run=dry_run,
     )
 
@@ -379,14 +401,14 @@ def unpatch(model: torch.nn.Module) -> Report:
             for attribute in vars(module):
                 _rebind(module, attribute, Linear, torch.nn.Linear)
             vars(module).pop("activation", None)  # None, if `Linear` was called
-            _become(module, _restored(kind, restored))
+            become(module, rebased(kind, restored))
             swapped.append(name)
     for name, module in model.named_modules():
         if isinstance(module, torch.fx.GraphModule) and any(
             node.target is linear for node in module.graph.nodes
         ):
             kept[name or "(root)"] = "its graph calls outblas.linear: trace the model after unpatch"
-    return Report(tuple(swapped), kept, experts=restored_experts)
+    return Report(tuple(swapped), kept, experts=restored_experts, restored=True)
 
 
 def _check(model: object) -> None:
@@ -410,35 +432,6 @@ def _is_ours(kind: type) -> bool:
         for base in kind.__mro__
         if issubclass(base, Linear)
     )
-
-
-def _restored(kind: type, done: dict[type, type]) -> type:
-    """Returns a class that torch derived from `Linear`, derived from `torch.nn.Linear` instead. The
-    old class is not changed, because modules of other models may share it.
-    """
-    if not issubclass(kind, Linear):
-        return kind
-    if kind not in done:
-        own = {
-            name: value
-            for name, value in vars(kind).items()
-            if name not in ("__dict__", "__weakref__")
-        }
-        done[kind] = type(
-            kind.__name__, tuple(_restored(base, done) for base in kind.__bases__), own
-        )
-    return done[kind]
-
-
-def _become(module: torch.nn.Module, kind: type) -> None:
-    """Changes the class of a module in a way that compiled code notices.
-
-    The guards of torch 2.11 do not check a module whose dictionaries are all unchanged.
-    """
-    module.__class__ = kind
-    held, name = vars(module), "_class_has_changed"
-    held[name] = True
-    del held[name]
 
 
 def _rebind(

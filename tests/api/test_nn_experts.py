@@ -359,8 +359,10 @@ def test_a_report_shows_experts() -> None:
     assert report.remarks[EXPERTS[0]].startswith("on cpu: torch takes it")
     shown = str(report)
     assert shown.startswith("9 swapped, 0 kept, 2 swapped with experts, 2 unreached\n")
-    row = next(line for line in shown.splitlines() if line.startswith(EXPERTS[0]))
-    assert row.split(maxsplit=2)[1:] == [
+    row = next(line for line in shown.splitlines() if "experts are" in line)
+    assert row.split(maxsplit=3) == [
+        EXPERTS[0].replace("0", "{0..1}"),
+        "(2)",
         "swapped",
         "4 experts are one outblas.moe_mlp with swiglu; on cpu: torch takes it until it moves to "
         "an NVIDIA GPU",

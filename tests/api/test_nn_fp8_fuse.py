@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from outblas import patch, quantize, scaled_mm, unpatch
-from outblas.patching import fusion
+from outblas.patching.halves import are_joined
 
 pytest.importorskip("transformers")
 
@@ -130,8 +130,8 @@ def test_parameters_stay_what_they_are() -> None:
     for name, p in after.items():
         assert p is before[name]
         assert torch.equal(p.float(), values[name].float())
-    assert fusion.are_stacked(mlp.gate.weight, mlp.up.weight)
-    assert fusion.are_stacked(mlp.gate.weight_scale_inv, mlp.up.weight_scale_inv)
+    assert are_joined(mlp.gate.weight, mlp.up.weight)
+    assert are_joined(mlp.gate.weight_scale_inv, mlp.up.weight_scale_inv)
 
 
 # ---- what is computed as before
@@ -224,15 +224,28 @@ def assigned(mlp: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, loaded, assigned])
-def test_halves_that_were_moved_apart_come_together_again(change: Callable[[Any], Any]) -> None:
-    mlp, x = MLP(), torch.randn(5, 300)
+def test_halves_that_are_apart_are_computed_one_by_one(change: Callable[[Any], Any]) -> None:
+    mlp, x = MLP(), torch.randn(5, 300, dtype=torch.bfloat16)
     patch(mlp, fuse=True)
-    expected = result(mlp, x)
 
     changed = change(mlp)
 
-    assert torch.equal(result(changed, x), expected)
-    assert fusion.are_stacked(changed.gate.weight_scale_inv, changed.up.weight_scale_inv)
+    plain = copy.deepcopy(changed)
+    unpatch(plain)
+    patch(plain)
+    assert not are_joined(changed.gate.weight, changed.up.weight)
+    assert torch.equal(result(changed, x), result(plain, x))
+
+
+def test_an_activation_that_is_replaced_later_is_computed() -> None:
+    mlp, x = MLP(), torch.randn(5, 300)
+    patch(mlp, fuse=True)
+    mlp.act = nn.GELU()
+    plain = copy.deepcopy(mlp)
+    unpatch(plain)
+    patch(plain)
+
+    assert torch.equal(result(mlp, x), result(plain, x))
 
 
 def test_other_scales_are_read_at_the_next_call() -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from support.layers import names_of_ours
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import outblas
 from outblas import patch, unpatch
-from outblas.patching import fusion
+from outblas.patching import activated, gated
+from outblas.patching.halves import are_joined
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -48,17 +50,59 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The outputs of layers that computed the activation after them."""
+    outputs: list[Tensor] = []
+    computed = activated.computed
+
+    def recording(run: Any, output: Tensor) -> Tensor:
+        outputs.append(output)
+        return computed(run, output)
+
+    monkeypatch.setattr(activated, "computed", recording)
+    return outputs
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_layer_computes_the_activation_after_it(name: str) -> None:
+def test_a_layer_computes_the_activation_after_it(name: str, pairs: list[Tensor]) -> None:
     model = nn.Sequential(nn.Linear(8, 16), ACTIVATIONS[name](), nn.Linear(16, 8))
     expected, their_gradients = model(X), gradients(model, X)
 
     report = patch(model, fuse=True)
 
     assert report.fused == {"0": f"computes the {name} of 1"}
-    assert model[0].activation == name
     torch.testing.assert_close(model(X), expected)
+    torch.testing.assert_close(pairs, [ACTIVATIONS[name]()(nn.Sequential(model[0])(X))])
     torch.testing.assert_close(gradients(model, X), their_gradients)
+    assert len(pairs) == 2
+
+
+def test_a_compiled_layer_computes_the_activation_after_it() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    patch(model, fuse=True)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    got = torch.compile(model, backend=backend, fullgraph=True)(X)
+
+    torch.testing.assert_close(got, model(X))
+    assert "gelu" not in {getattr(node.target, "__name__", "") for node in graphs[0].graph.nodes}
+
+
+def test_equal_blocks_are_compiled_once() -> None:
+    blocks = [nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.GELU()), Mlp()]) for _ in range(10)]
+    counter = CompileCounter()
+    for pair, mlp in blocks:
+        for block in (pair, mlp):
+            patch(block, fuse=True)
+            block.compile(backend=counter, fullgraph=True)
+            block(X)
+
+    assert counter.frame_count == 2
 
 
 def test_nothing_is_fused_unless_it_is_asked_for() -> None:
@@ -104,6 +148,14 @@ class Decides(Branches):
         return self.act(self.up(x)) if x.sum() > 0 else x
 
 
+class Drops(Branches):
+    """Puts something between in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return self.act(y if not self.training else 2 * y)
+
+
 NOT_FUSED: dict[str, Callable[[], nn.Module]] = {
     "another function": lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()),
     "an activation of another class": lambda: nn.Sequential(
@@ -117,6 +169,7 @@ NOT_FUSED: dict[str, Callable[[], nn.Module]] = {
     "an output that is read twice": Branches,
     "a layer that is called twice": Twice,
     "a forward that depends on values": Decides,
+    "a forward that is another in training": Drops,
     "a layer that is not swapped": lambda: nn.Sequential(
         nn.Linear(8, 8, dtype=torch.float64), nn.GELU()
     ),
@@ -150,13 +203,13 @@ def test_a_layer_that_the_filter_does_not_take_is_not_fused() -> None:
 def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The activations of the products that fused MLPs compute."""
     activations: list[str | None] = []
-    linear = fusion.linear
+    linear = gated.linear
 
     def recording(*given: Any, activation: Any) -> Tensor:
         activations.append(activation)
         return linear(*given, activation=activation)
 
-    monkeypatch.setattr(fusion, "linear", recording)
+    monkeypatch.setattr(gated, "linear", recording)
     return activations
 
 
@@ -186,7 +239,24 @@ def test_the_weights_of_a_fused_mlp_are_halves_of_one_matrix() -> None:
     patch(model, fuse=True)
 
     assert dict(model.named_parameters()) == before, "the parameters are others"
-    assert fusion.are_stacked(model.w1.weight, model.w3.weight)
+    assert are_joined(model.w1.weight, model.w3.weight)
+    for weight in (model.w1.weight, model.w3.weight):
+        assert weight.storage_offset() == 0
+        assert weight.untyped_storage().nbytes() == weight.nbytes
+
+
+def test_a_matrix_is_free_when_its_halves_have_moved() -> None:
+    model = Mlp()
+    patch(model, fuse=True)
+    memory = torch.multiprocessing.reductions.StorageWeakRef(
+        torch.UntypedStorage._new_with_weak_ptr(vars(model)["_outblas_arguments"][1].memory.cdata)
+    )
+
+    model.w1.weight.data = model.w1.weight.data.clone()
+    assert not memory.expired()
+    model.w3.weight.data = model.w3.weight.data.clone()
+
+    assert memory.expired()
 
 
 def test_second_derivatives_of_a_fused_mlp() -> None:
@@ -205,15 +275,19 @@ def test_second_derivatives_of_a_fused_mlp() -> None:
     torch.testing.assert_close(curvature(model), curvature(theirs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
 @pytest.mark.parametrize("name", ["w1", "w3"])
-def test_a_weight_that_changes_before_the_backward_pass_is_refused(name: str) -> None:
-    model = Mlp()
+def test_a_weight_that_changes_before_the_backward_pass_is_refused(
+    name: str, is_frozen: bool, products: list[str | None]
+) -> None:
+    model = Mlp().requires_grad_(not is_frozen)
     patch(model, fuse=True)
     y = model(X.clone().requires_grad_())
 
     with torch.no_grad():
         getattr(model, name).weight.add_(1)
 
+    assert len(products) == 1
     with pytest.raises(RuntimeError, match=r"modified (inplace|by an inplace operation)"):
         y.sum().backward()
 
@@ -249,8 +323,12 @@ def converted(model: nn.Module) -> nn.Module:
     return model.half().float()
 
 
-@pytest.mark.parametrize("move", [deep_copied, saved_and_loaded, converted])
-def test_a_fused_mlp_is_fused_after_it_moved(
+# How often a copy or a converted model computes gate and up at once.
+MOVES = {deep_copied: 0, saved_and_loaded: 0, converted: 1}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_fused_mlp_that_moved_computes_the_same(
     move: Callable[[nn.Module], nn.Module], products: list[str | None]
 ) -> None:
     model = Mlp()
@@ -259,9 +337,12 @@ def test_a_fused_mlp_is_fused_after_it_moved(
     moved = move(model)
     got = moved(X)
 
-    assert products == ["swiglu"]
+    assert len(products) == MOVES[move]
+    again = patch(moved, fuse=True)  # of what was loaded the memory is a file's
+    assert len(again.fused) == (move is not saved_and_loaded)
+    torch.testing.assert_close(moved(X), got)
     unpatch(moved)
-    torch.testing.assert_close(got, moved(X))
+    torch.testing.assert_close(moved(X), got)
 
 
 def test_a_state_dict_has_the_weights_as_before(products: list[str | None]) -> None:
@@ -276,18 +357,32 @@ def test_a_state_dict_has_the_weights_as_before(products: list[str | None]) -> N
     assert products == ["swiglu"]
 
 
-def test_an_mlp_whose_weights_move_at_every_call_is_soon_left_alone(
-    products: list[str | None],
-) -> None:
+def test_weights_are_not_moved_by_a_call(products: list[str | None]) -> None:
     model = Mlp()
     expected = model(X)
     patch(model, fuse=True)
+    model.w1.weight.data = model.w1.weight.data.clone()
+    addresses = [p.data_ptr() for p in model.parameters()]
 
-    for _ in range(20):
-        model.w1.weight.data = model.w1.weight.data.clone()
-        torch.testing.assert_close(model(X), expected)
+    torch.testing.assert_close(model(X), expected)
 
-    assert len(products) == fusion._MOST_MOVES
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert products == []
+
+
+def test_weights_that_are_patched_again_stay_where_they_are(products: list[str | None]) -> None:
+    model = Mlp()
+    patch(model, fuse=True)
+    addresses = [p.data_ptr() for p in model.parameters()]
+    alias = model.w1.weight.detach()
+
+    unpatch(model)
+    patch(model, fuse=True)
+    model(X)
+
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert alias.data_ptr() == addresses[0]
+    assert products == ["swiglu"]
 
 
 def as_it_is(model: nn.Module) -> Tensor:
@@ -322,8 +417,37 @@ def of_inference(model: nn.Module) -> Tensor:
     return result
 
 
+def scripted(model: nn.Module) -> Tensor:
+    result: Tensor = torch.jit.script(model)(X)
+    return result
+
+
+def functional(model: nn.Module) -> Tensor:
+    """The gradient that torch.func computes."""
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        result: Tensor = torch.func.functional_call(model, weights, (X,)).square().sum()
+        return result
+
+    found = torch.func.grad(loss)(weights)
+    of_input = torch.func.grad(lambda x: model(x).square().sum())(X)
+    return torch.cat([of_input.flatten(), *(found[name].flatten() for name in sorted(found))])
+
+
+def mapped(model: nn.Module) -> Tensor:
+    return torch.func.vmap(model)(X)
+
+
+def named(model: nn.Module) -> Tensor:
+    result: Tensor = model(x=X)
+    return result
+
+
 @pytest.mark.parametrize("moved", [False, True], ids=["together", "apart"])
-@pytest.mark.parametrize("run", [compiled, autocast, traced, exported, of_inference])
+@pytest.mark.parametrize(
+    "run", [compiled, autocast, traced, exported, scripted, of_inference, functional, mapped, named]
+)
 def test_a_fused_mlp_computes_the_same_however_it_is_run(
     run: Callable[[nn.Module], Tensor], moved: bool
 ) -> None:
@@ -337,15 +461,29 @@ def test_a_fused_mlp_computes_the_same_however_it_is_run(
     torch.testing.assert_close(as_it_is(model), as_it_is(copy.deepcopy(model)))
 
 
-def test_a_hook_on_a_layer_of_a_fused_mlp_is_called() -> None:
+@pytest.mark.parametrize("name", ["w1", "w3", "w2", "act"])
+def test_a_hook_on_a_child_of_a_fused_mlp_is_called(name: str) -> None:
     model = Mlp()
     patch(model, fuse=True)
     seen: list[Tensor] = []
-    model.w1.register_forward_hook(lambda layer, given, y: seen.append(y))
+    getattr(model, name).register_forward_hook(lambda layer, given, y: seen.append(y))
 
     model(X)
 
     assert len(seen) == 1
+
+
+def test_a_hook_of_all_modules_sees_the_layers_of_a_fused_mlp() -> None:
+    model, seen = Mlp(), list[nn.Module]()
+    patch(model, fuse=True)
+
+    hook = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
+    try:
+        model(X)
+    finally:
+        hook.remove()
+
+    assert {model.w1, model.w3, model.act} < set(seen)
 
 
 class Ungated(Mlp):

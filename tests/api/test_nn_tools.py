@@ -135,7 +135,7 @@ def test_unpatch_says_that_a_graph_calls_ours(net: Net) -> None:
 def test_unpatch_says_nothing_of_a_graph_that_calls_torchs(net: Net) -> None:
     unpatch(net)
 
-    assert unpatch(torch.fx.symbolic_trace(net)) == outblas.nn.Report()
+    assert unpatch(torch.fx.symbolic_trace(net)) == outblas.nn.Report(restored=True)
 
 
 # ---- quantization
@@ -360,7 +360,7 @@ class TestSharded:
     def test_a_layer_of_fully_shard_is_restored(self, fully_sharded: tuple[Net, Tensor]) -> None:
         net, _ = fully_sharded
 
-        assert unpatch(net) == outblas.nn.Report(("up", "down"))
+        assert unpatch(net) == outblas.nn.Report(("up", "down"), restored=True)
 
         assert not any(Linear in type(module).__mro__ for module in net.modules())
         assert isinstance(net.get_submodule("up"), fsdp.FSDPModule)

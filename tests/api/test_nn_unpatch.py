@@ -67,7 +67,7 @@ def test_unpatching_again_does_nothing() -> None:
     patch(net)
     unpatch(net)
 
-    assert unpatch(net) == outblas.nn.Report()
+    assert unpatch(net) == outblas.nn.Report(restored=True)
 
 
 def test_a_layer_made_as_ours_becomes_torchs() -> None:
@@ -224,7 +224,7 @@ def test_unpatch_restores_a_layer_parametrized_after_patch(
 
     report = unpatch(parametrized)
 
-    assert report == outblas.nn.Report(("up", "down", "back"))
+    assert report == outblas.nn.Report(("up", "down", "back"), restored=True)
     assert names_of_ours(parametrized) == []
     assert torch.equal(parametrized(X), want)
     assert our_calls == []

@@ -19,7 +19,7 @@ from ..core.problem import DTYPES
 from ..torch_ops.call import is_autocast
 from ..torch_ops.moe import moe_mlp
 from . import replaced
-from .fusion import function_of
+from .functions import function_of
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -146,9 +146,11 @@ def _names(module: Any) -> Names | str:
 
 def _other_computation(module: Any) -> str | None:
     """Returns what a module computes besides the products of experts and an activation, or None."""
-    kind = type(module)
+    kind = replaced.kind_of(module)
     if "forward" in vars(module):
         return "its forward was replaced"
+    if not replaced.can_replace(module):
+        return f"no class can be derived from {kind.__name__}"
     if list(inspect.signature(inspect.unwrap(kind.forward)).parameters) != _ARGUMENTS:
         return f"the forward of {kind.__name__} has arguments of its own"
     if not isinstance(getattr(module, "act_fn", None), Module):
@@ -212,7 +214,7 @@ def _forward(
     """
     is_plain = type(hidden_states) in _PLAIN and hidden_states.dim() == 2
     if not is_plain or _changed(module, names):
-        result: Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
+        result: Tensor = replaced.compute(module, hidden_states, top_k_index, top_k_weights)
         return result
     dtype = _dtype(module, names, hidden_states)
     first, down = (_tensor(module, name).to(dtype) for name in names[:2])

@@ -90,7 +90,7 @@ def choose(
 
 def _class(module: Module) -> type | None:
     """Returns the class FP8Linear of transformers that a module's class is or has for a base."""
-    for kind in type(module).__mro__:
+    for kind in replaced.kind_of(module).__mro__:
         if kind.__name__ == "FP8Linear" and kind.__module__.startswith("transformers."):
             return kind
     return None
@@ -100,12 +100,14 @@ def _reason(module: Module) -> str | None:
     """Returns why a layer that nothing has changed is not swapped, or None."""
     if "forward" in vars(module):
         return "its forward was replaced"
+    if not replaced.can_replace(module):
+        return f"no class can be derived from {type(module).__name__}"
     return _other_computation(module)
 
 
 def _other_computation(module: Any) -> str | None:
     """Returns what a layer computes other than the product with blocks of 128 by 128, or None."""
-    kind, known = type(module), _class(module)
+    kind, known = replaced.kind_of(module), _class(module)
     if known is None or kind.forward is not known.forward:  # type: ignore[attr-defined]
         return f"{kind.__name__} has a forward of its own"
     held = {name: _tensor(module, name) for name in _PARAMETERS}
@@ -159,7 +161,7 @@ def _forward(module: Any, input: Any) -> Tensor:
     kernel; else as its class does. Compiled programs do not look for the kernel.
     """
     if type(input) not in _PLAIN or input.dtype not in DTYPES or not is_usual(module, input.device):
-        result: Tensor = type(module).forward(module, input)
+        result: Tensor = replaced.compute(module, input)
         return result
     return product(input, *(_tensor(module, name) for name in _PARAMETERS))
 

@@ -6,22 +6,25 @@ values between are rounded once, to fp8, where single layers round them to the d
 after each step.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from ..core.compat.torch_private import any_autocast
 from ..core.fp8 import BLOCK
 from ..core.problem import DTYPES
 from ..torch_ops.quantize import quantize
 from ..torch_ops.scaled_mm import scaled_mm
-from . import fp8_linears, fusion, replaced
+from . import fp8_linears, fusion, gated, replaced
 from .fp8_linears import FP8Layer
-from .fusion import GatedNames
+from .functions import computes
+from .gated import GatedNames
+from .halves import Halves
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
+
+_HALVES = "weight", "weight_scale_inv"
 
 
 class GatedFP8(NamedTuple):
@@ -31,18 +34,20 @@ class GatedFP8(NamedTuple):
     names: GatedNames
 
     def __str__(self) -> str:
-        gate, up, down, activation, _ = self.names
-        return f"{gate} and {up} are one product with {activation}, in fp8 for {down}"
+        gate, up, down, *_ = self.names
+        return f"{gate} and {up} are one product with {self.names.activation}, in fp8 for {down}"
 
     def apply(self) -> None:
-        """Stores weights and scales of gate and up in one matrix each, and replaces the module's
-        forward.
+        """Stores weights and scales of gate and up in one matrix each if nobody else uses their
+        memory, and replaces the module's forward.
         """
-        gate, up = (self.parent._modules[name] for name in self.names[:2])
-        for one, other in _halves(gate, up):
-            fusion.stack(one, other)
-        replaced.replace(self.parent, _forward, self.names)
-        vars(self.parent)[fusion.MOVES] = 0
+        arguments = self.names, Halves(), Halves()
+        _join(self.parent, *arguments)
+        replaced.replace(self.parent, _forward, *arguments, moved=_join)
+
+    def remark(self) -> str:
+        """Returns why the MLP cannot be two products for the time being; "" if it can, or is."""
+        return gated.apart(self.parent, self.names, _HALVES)
 
 
 def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, GatedFP8]]:
@@ -50,16 +55,10 @@ def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, Gated
     by_id = fusion.used_once(model, {id(layer.module): name for name, layer in layers.items()})
     found = []
     for name, module in model.named_modules():
-        names = _names(module) or fusion.gated_names(module, by_id, torch.nn.Linear)
+        names = fusion.gated_names(module, by_id, torch.nn.Linear)
         if names is not None and _fits(module, names, by_id):
             found.append((name or "(root)", GatedFP8(module, names)))
     return found
-
-
-def _names(module: Module) -> GatedNames | None:
-    """Returns the children of an MLP that is fused already; None for other modules."""
-    found = replaced.arguments(module, _forward)
-    return None if found is None else found[0]
 
 
 def _fits(module: Module, names: GatedNames, layers: Mapping[int, str]) -> bool:
@@ -69,28 +68,37 @@ def _fits(module: Module, names: GatedNames, layers: Mapping[int, str]) -> bool:
     return id(down) in layers and bool(gate.weight.shape[0] % BLOCK == 0)
 
 
-def _halves(gate: Any, up: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the pairs of tensors that are halves of one matrix."""
-    for name in ("weight", "weight_scale_inv"):
-        yield getattr(gate, name), getattr(up, name)
+def _join(mlp: Module, names: GatedNames, *halves: Halves) -> None:
+    """Makes weights and scales of an MLP halves of matrices, where that is possible."""
+    gate, up = (mlp._modules.get(name) for name in names[:2])
+    if gate is not None and up is not None and gated.alike(gate, up):
+        for of_both, name in zip(halves, _HALVES, strict=True):
+            of_both.join(getattr(gate, name), getattr(up, name))
 
 
 # ---- computing
-def _forward(mlp: Any, names: GatedNames, x: Any) -> Tensor:
+def _forward(
+    mlp: Any, names: GatedNames, weights: Halves, scales: Halves, *given: Any, **named: Any
+) -> Tensor:
     """Computes down(f(gate(x)) * up(x)) by two products in fp8, while the layers are as `patch`
     found them, nothing observes them, and no gradients are needed.
     """
-    gate, up, down = (mlp._modules[name] for name in names[:3])
-    if not _is_usual(mlp, x, (gate, up, down)):
-        result: Tensor = type(mlp).forward(mlp, x)
+    gate, up, down, act = (mlp._modules.get(name) for name in names[:4])
+    weight = scale = None
+    is_one_input = len(given) == 1 and not named
+    if is_one_input and _is_usual(given[0], gate, up, down) and computes(act, names.function):
+        weight = weights.matrix(gate.weight, up.weight)
+        scale = scales.matrix(gate.weight_scale_inv, up.weight_scale_inv)
+    if weight is None or scale is None:
+        result: Tensor = replaced.compute(mlp, *given, **named)
         return result
-    values, scales = quantize(x.reshape(-1, x.shape[-1]), "1x128")
-    weight, scale = (_whole(one) for one, _ in _halves(gate, up))
+    (x,) = given
+    values, value_scales = quantize(x.reshape(-1, x.shape[-1]), "1x128")
     biases = [layer.bias for layer in (gate, up) if layer.bias is not None]
     inner, of_inner = scaled_mm(
         values,
         weight.t(),
-        scales,
+        value_scales,
         scale.t(),
         torch.cat(biases).detach().float() if biases else None,
         activation=names.activation,
@@ -103,25 +111,16 @@ def _forward(mlp: Any, names: GatedNames, x: Any) -> Tensor:
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _whole(first: Tensor) -> Tensor:
-    """Returns the matrix whose first half a tensor is."""
-    rows, columns = first.shape
-    return first.detach().as_strided((2 * rows, columns), (columns, 1))
-
-
-def _is_usual(mlp: Any, x: Any, layers: tuple[Any, Any, Any]) -> bool:
-    """Returns whether an MLP may be two products, and moves the halves of gate and up together for
-    it.
-    """
+def _is_usual(x: Any, *layers: Any) -> bool:
+    """Returns whether gate, up and down may be two products."""
+    if type(x) is not Tensor or not gated.is_plain_call() or None in layers:
+        return False
     gate, up, down = layers
     return (
-        not torch.compiler.is_compiling()
-        and type(x) is Tensor
-        and x.dtype in DTYPES
+        x.dtype in DTYPES
         and x.dim() > 0
-        and not any_autocast()
         and all(
-            fp8_linears.is_usual(layer, x.device) and not fusion.has_hooks(layer)
+            fp8_linears.is_usual(layer, x.device) and not gated.has_other_forward(layer)
             for layer in layers
         )
         and (gate.bias is None) == (up.bias is None)
@@ -129,10 +128,6 @@ def _is_usual(mlp: Any, x: Any, layers: tuple[Any, Any, Any]) -> bool:
         and x.device == gate.weight.device == down.weight.device
         and gate.weight.shape[0] == down.weight.shape[1]
         and not _needs_gradients(x, *(layer.bias for layer in layers))
-        and all(
-            fusion.are_stacked(one, other) or fusion.stacked_again(mlp, one, other)
-            for one, other in _halves(gate, up)
-        )
     )
 
 
@@ -144,5 +139,4 @@ def _needs_gradients(*tensors: Tensor | None) -> bool:
 def undo(model: Module) -> None:
     """Gives fused MLPs their own forward back."""
     for module in model.modules():
-        if replaced.restore(module, _forward):
-            vars(module).pop(fusion.MOVES, None)
+        replaced.restore(module, _forward)

@@ -1,6 +1,10 @@
 """What `outblas.patch` and `outblas.unpatch` report."""
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+Row = tuple[str, str, str]  # the name of a layer, what became of it, and why
 
 
 @dataclass(frozen=True)
@@ -8,14 +12,17 @@ class Report:
     """What `patch` or `unpatch` did with each linear layer of a model.
 
     Layers are named as in `torch.nn.Module.named_modules`; "(root)" is the model itself. `str`
-    makes a table of one row per layer, followed by the notes.
+    makes a table, followed by the notes. Layers whose names differ in numbers only share a row if
+    the rest of it is equal: `model.layers.{0..31}.mlp.up_proj (32)`.
 
     Attributes:
         swapped: The linear layers that have the new class now, and fp8 layers that have the new
             forward, including those that had it before.
         kept: The layers that were left as they are, with the reason for each.
         remarks: The swapped layers and experts that outblas's kernels do not compute for the time
-            being, with the reason for each: because they are on the CPU, for example.
+            being, with the reason for each: because they are on the CPU, for example. And the gated
+            MLPs that `fuse` leaves to their class, because something else uses the memory of their
+            weights, for example.
         notes: Tools of torch that do not accept the model in its present state.
         unreached: Weights of products that outblas does not compute, with what computes them: the
             input projections of attention, the layers of GPT-2, experts and fp8 layers that were
@@ -27,6 +34,8 @@ class Report:
             activation after them, and the gated MLPs whose first two layers are one product.
         experts: Modules of experts that `outblas.moe_mlp` computes now, each with what it is.
         dry_run: Whether nothing was changed: the layers in `swapped` would be.
+        restored: Whether this is what `unpatch` did: the layers in `swapped` have their own class
+            or forward again.
 
     Example:
         >>> import torch, outblas
@@ -50,9 +59,12 @@ class Report:
     fused: dict[str, str] = field(default_factory=dict)
     experts: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
+    restored: bool = False
 
     def __str__(self) -> str:
         swaps, fuses = ("would swap", "would fuse") if self.dry_run else ("swapped", "fused")
+        if self.restored:
+            swaps = "restored"
         rows = [(name, swaps, self._said_of(name)) for name in self.swapped]
         rows += [(name, "kept", why) for name, why in self.kept.items()]
         rows += [
@@ -60,7 +72,10 @@ class Report:
             for name, what in self.experts.items()
         ]
         rows += [(name, fuses, what) for name, what in self.fused.items()]
+        others = self.remarks.keys() - set(self.swapped) - self.experts.keys()
+        rows += [(name, "not fused", why) for name, why in self.remarks.items() if name in others]
         rows += [(name, "unreached", why) for name, why in self.unreached.items()]
+        rows = list(_together(rows))
         width = max((len(name) for name, *_ in rows), default=0)
         words = max((len(what) for _, what, _ in rows), default=0)
         lines = [f"{name:{width}}  {what:{words}}  {why}".rstrip() for name, what, why in rows]
@@ -69,6 +84,8 @@ class Report:
             counts.append(f"{len(self.experts)} {swaps} with experts")
         if self.fused:
             counts.append(f"{len(self.fused)} {fuses}")
+        if others:
+            counts.append(f"{len(others)} not fused")
         if self.unreached:
             counts.append(f"{len(self.unreached)} unreached")
         return "\n".join([", ".join(counts), *lines, *self.notes])
@@ -78,3 +95,28 @@ class Report:
         gains = [f"{gain:.3f} at {rows}" for rows, gain in sorted(self.gains.get(name, {}).items())]
         measured = f"× cuBLAS by rows: {', '.join(gains)}" if gains else ""
         return "; ".join(filter(None, (self.remarks.get(name, ""), measured)))
+
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+def _together(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields one row for those that are equal but for numbers in their names, in the place of the
+    first one.
+    """
+    alike: dict[tuple[str, ...], list[list[str]]] = {}
+    for name, *rest in rows:
+        parts = _NUMBER.split(name)  # every second one is a number
+        alike.setdefault((*parts[::2], *rest), []).append(parts)
+    for (*_, what, why), names in alike.items():
+        columns = [dict.fromkeys(column) for column in zip(*names, strict=True)]
+        shown = "".join(next(iter(c)) if len(c) == 1 else _range(c) for c in columns)
+        yield shown if len(names) == 1 else f"{shown} ({len(names)})", what, why
+
+
+def _range(numbers: Iterable[str]) -> str:
+    """Returns the numbers in one place of several names."""
+    values = sorted(map(int, numbers))
+    if values == list(range(values[0], values[-1] + 1)):
+        return f"{{{values[0]}..{values[-1]}}}"
+    return f"{{{','.join(map(str, values))}}}"

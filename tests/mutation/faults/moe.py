@@ -110,11 +110,11 @@ FAULTS = (
     ),
     Fault(
         "moe_replicas_take_the_tensors_of_the_original",
-        "src/outblas/patching/replaced.py",
-        "functools.partial(function, replica, *given)",
-        "functools.partial(function, module, *given)",
+        _PATCH,
+        "    held = module.__dict__.get(name)\n",
+        "    held = None\n",
         LATER,
-        "Each GPU of nn.DataParallel multiplies by the matrices of the first one.",
+        "Replicas of nn.DataParallel, and pruned experts, have no matrices.",
     ),
     Fault(
         "moe_ignores_autocast",

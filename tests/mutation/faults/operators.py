@@ -24,6 +24,7 @@ LAYERS = (Check("test_linear_autograd.py"),)
 _ACCUMULATION = "src/outblas/torch_ops/accumulation.py"
 ACCUMULATED = (Check("test_accumulation.py"),)
 _FUSION = "src/outblas/patching/fusion.py"
+_GATED = "src/outblas/patching/gated.py"
 FUSED = (Check("test_nn_fuse.py"),)
 _ATEN = "src/outblas/torch_ops/aten.py"
 _ATEN_CALLS = "src/outblas/torch_ops/aten_calls.py"
@@ -47,16 +48,16 @@ FAULTS = (
     Fault(
         "gate_and_up_in_the_other_order",
         _FUSION,
-        "        return name, up_name, function\n",
-        "        return up_name, name, function\n",
+        "        return name, up_name, activation, function\n",
+        "        return up_name, name, activation, function\n",
         FUSED,
         "The activation of a fused MLP is that of the other half.",
     ),
     Fault(
         "gradients_of_gate_and_up_are_swapped",
-        _FUSION,
-        "        return g[:rows], g[rows:]\n",
-        "        return g[rows:], g[:rows]\n",
+        _GATED,
+        "        return None, g[: ctx.rows], g[ctx.rows :]\n",
+        "        return None, g[ctx.rows :], g[: ctx.rows]\n",
         FUSED,
         "The gradients of a fused MLP's halves are exchanged.",
     ),
@@ -70,17 +71,17 @@ FAULTS = (
     ),
     Fault(
         "fused_past_a_hook",
-        _FUSION,
-        'not any(has_hooks(layer) or "forward" in vars(layer) for layer in (gate, up))',
-        "True",
+        _GATED,
+        "and not has_other_forward(gate, up)",
+        "and True",
         FUSED,
         "A hook on a layer of a fused MLP is not called.",
     ),
     Fault(
         "weights_that_are_apart_taken_for_one_matrix",
-        _FUSION,
-        "(are_stacked(gate.weight, up.weight) or stacked_again(mlp, gate.weight, up.weight))",
-        "True",
+        "src/outblas/patching/halves.py",
+        "if memory is None or not _are_halves(memory, first, second):",
+        "if memory is None:",
         FUSED,
         "A fused MLP reads past the weight of its gate after that has moved.",
     ),

@@ -130,9 +130,9 @@ FAULTS = (
     ),
     Fault(
         "fp8_mlp_with_halves_that_are_apart",
-        _MLPS,
-        "fusion.are_stacked(one, other) or fusion.stacked_again(mlp, one, other)\n",
-        "True\n",
+        "src/outblas/patching/halves.py",
+        "if memory is None or not _are_halves(memory, first, second):",
+        "if memory is None:",
         MLP,
         "Weights and scales of a fused MLP are read as halves of matrices, which they are no more.",
     ),

@@ -172,6 +172,58 @@ any_autocast: Callable[[], bool] = take(
     "torch.is_autocast_enabled is asked for each type of device",
 )
 
+# ---- memory of tensors
+_MOVES_NOTHING = "`patch(fuse=True)` fuses no gated MLP"
+# A weak reference to a storage, and the storage that is at the address of one, or None.
+weak_storage: Any = take(
+    "torch.multiprocessing.reductions:StorageWeakRef",
+    None,
+    "knowing whether weights are still the halves of one matrix",
+    _MOVES_NOTHING,
+)
+storage_at: Callable[[int], Any] = take(
+    "torch:UntypedStorage._new_with_weak_ptr",
+    lambda address: None,
+    "knowing whether weights are still the halves of one matrix",
+    _MOVES_NOTHING,
+)
+_use_count = take(
+    "torch:_C._storage_Use_Count",
+    None,
+    "knowing whether tensors share the memory of a weight",
+    _MOVES_NOTHING,
+)
+_sent: dict[Any, Any] | None = take(
+    "torch.multiprocessing.reductions:shared_cache",
+    None,
+    "knowing whether a weight on a GPU is shared with other processes",
+    _MOVES_NOTHING,
+)
+
+
+def is_only_user(storage: Any) -> bool:
+    """Returns whether one tensor alone uses a storage, as far as torch tells."""
+    if _use_count is None or weak_storage is None:
+        return False
+    alone = _PLAIN.untyped_storage()
+    return bool(_use_count(storage._cdata) == _use_count(alone._cdata))
+
+
+def is_sent(storage: Any) -> bool:
+    """Returns whether torch sent a storage to other processes, or got it from one."""
+    if _sent is None or weak_storage is None:
+        return True
+    return weak_storage(storage) in list(_sent.values())
+
+
+# ---- hooks of all modules
+any_global_hook: Callable[[], Any] = take(
+    "torch.nn.modules.module:_has_any_global_hook",
+    lambda: False,
+    "whether hooks for all modules observe the layers of a fused one",
+    "such hooks see no fused layers",
+)
+
 # ---- types and modes that override functions of torch
 _PLAIN = torch.empty(0, device="cpu")
 

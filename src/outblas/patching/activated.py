@@ -1,0 +1,136 @@
+"""Linear layers that compute the activation after them, in one GEMM.
+
+A layer does so only while the forward runs in which `patch` saw the activation follow, and only if
+both are still there as it saw them. Called by anything else, such as a wrapper around the layer or
+another container, the layer computes what it always did, and so does the activation.
+"""
+
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+from . import replaced
+from .functions import function_of, has_hooks
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+
+
+class Activated(NamedTuple):
+    """A linear layer and the activation of its output, children of `parent` by name."""
+
+    parent: Module
+    layer: str
+    activation: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"computes the {self.function} of {self.activation}"
+
+    def remark(self) -> str:
+        """Returns what keeps the layer from computing it: nothing."""
+        return ""
+
+
+class _Run:
+    """One run of a forward: the layers that compute activations in it, each with its function, and
+    the last output of one, until its activation reads it.
+    """
+
+    def __init__(self, layers: list[tuple[Module, str]]) -> None:
+        self.layers = layers
+        self.output: Tensor | None = None
+        self.unread = 0
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.run: _Run | None = None
+
+
+_thread = _Thread()
+
+
+def apply(parent: Module, pairs: list[Activated]) -> None:
+    """Lets layers of a module compute the activations after them. The layers are an
+    `outblas.Linear`.
+    """
+    replaced.replace(parent, _forward, tuple(pair[1:] for pair in pairs))
+    for pair in pairs:
+        children: dict[str, Any] = parent._modules
+        vars(children[pair.layer])["_is_followed"] = True
+        replaced.replace(children[pair.activation], _activation_forward)
+
+
+def _forward(
+    parent: Any, pairs: tuple[tuple[str, str, str], ...], *given: Any, **named: Any
+) -> Any:
+    """Computes a module whose layers compute the activations after them."""
+    layers = [
+        (parent._modules[layer], function)
+        for layer, activation, function in pairs
+        if _is_pair(parent._modules, layer, activation, function)
+    ]
+    if not layers:
+        return replaced.compute(parent, *given, **named)
+    run, outer = _Run(layers), _thread.run
+    _thread.run = run
+    try:
+        result = replaced.compute(parent, *given, **named)
+    finally:
+        _thread.run = outer
+    if run.unread:  # something new is between a layer and its activation
+        result = replaced.compute(parent, *given, **named)
+    return result
+
+
+def _is_pair(children: Any, layer: str, activation: str, function: str) -> bool:
+    """Returns whether a layer and an activation are as `patch` left them."""
+    first, second = children.get(layer), children.get(activation)
+    return (
+        first is not None
+        and second is not None
+        and vars(first).get("_is_followed") is True
+        and first.activation is None
+        and "forward" not in vars(first)
+        and not has_hooks(first)
+        and replaced.arguments(second, _activation_forward) is not None
+        and function_of(second) == function
+    )
+
+
+def run_of(layer: Module) -> tuple[_Run | None, Any]:
+    """Returns the run in which a layer computes an activation, and which; None outside of one."""
+    run = _thread.run
+    if run is not None:
+        for other, function in run.layers:
+            if other is layer:
+                return run, function
+    return None, None
+
+
+def computed(run: _Run, output: Tensor) -> Tensor:
+    """Notes what a layer computed with its activation."""
+    run.output = output
+    run.unread += 1
+    return output
+
+
+def _activation_forward(activation: Any, *given: Any, **named: Any) -> Any:
+    """Computes an activation, unless the layer before did."""
+    run = _thread.run
+    if run is None or not given or run.output is not given[0]:
+        return replaced.compute(activation, *given, **named)
+    run.output = None
+    run.unread -= 1
+    return given[0]
+
+
+# ---- back
+def undo(model: Module) -> None:
+    """Lets layers and activations compute by themselves."""
+    for module in model.modules():
+        vars(module).pop("_is_followed", None)
+        for function in (_forward, _activation_forward):
+            replaced.restore(module, function)

@@ -1,0 +1,53 @@
+"""What a module computes that has no parameters, and whether anything observes a module."""
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ..core.compat.torch_private import any_global_hook
+from . import replaced
+
+Module = torch.nn.Module
+
+
+def function_of(module: Module) -> str | None:
+    """Returns the function that a module without parameters computes, by the name that it has in
+    an epilogue; None for other modules.
+    """
+    kind = replaced.kind_of(module)
+    if has_hooks(module) or "forward" in vars(module):
+        return None
+    if kind is torch.nn.ReLU:
+        return "relu"
+    if kind is torch.nn.SiLU:
+        return "silu"
+    if kind is torch.nn.GELU:
+        approximate: Any = module.approximate
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
+    if kind.__module__ != "transformers.activations":
+        return None
+    act: Any = getattr(module, "act", None)
+    if kind.__name__ == "GELUActivation" and act is functional.gelu:
+        return "gelu"
+    if kind.__name__ in ("GELUTanh", "PytorchGELUTanh"):
+        tanh = isinstance(act, functools.partial) and act.keywords == {"approximate": "tanh"}
+        return "gelu_tanh" if tanh and act.func is functional.gelu else None
+    return {"SiLUActivation": "silu", "NewGELUActivation": "gelu_tanh"}.get(kind.__name__)
+
+
+def computes(module: Module | None, function: str) -> bool:
+    """Returns whether a module is there and computes a function, which nothing observes."""
+    return module is not None and function_of(module) == function
+
+
+def has_hooks(module: Any) -> bool:
+    """Returns whether something observes or changes what a module computes."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or any_global_hook()
+    )

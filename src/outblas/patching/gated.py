@@ -1,0 +1,193 @@
+"""Gated MLPs whose first two layers are one GEMM.
+
+Their weights stay two parameters, which are the halves of one matrix. While that holds, and the
+layers and the activation are as `patch` saw them, an MLP is computed as down(glu(x @ matrix.T)),
+otherwise as its class does.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..api import linear
+from ..core.compat.torch_private import any_autocast, forward_levels
+from ..torch_ops.autograd_levels import unobserved
+from . import halves, replaced
+from .functions import computes, has_hooks
+from .halves import Halves
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+Parameter = torch.nn.Parameter
+
+
+class GatedNames(NamedTuple):
+    """The children of a gated MLP by name, the function of its activation, that of the product of
+    gate and up, and the class of these.
+    """
+
+    gate: str
+    up: str
+    down: str
+    act: str
+    function: str
+    activation: Any
+    kind: type[torch.nn.Linear]
+
+
+class Gated(NamedTuple):
+    """A gated MLP."""
+
+    parent: Module
+    names: GatedNames
+
+    def __str__(self) -> str:
+        return f"{self.names.gate} and {self.names.up} are one product with {self.names.activation}"
+
+    def apply(self) -> None:
+        """Makes the weights halves of one matrix if nobody else uses their memory, and replaces the
+        module's forward.
+        """
+        arguments = self.names, Halves()
+        join(self.parent, *arguments)
+        replaced.replace(self.parent, _forward, *arguments, moved=join)
+
+    def remark(self) -> str:
+        """Returns why gate and up cannot be one GEMM for the time being; "" if they can, or are."""
+        return apart(self.parent, self.names, ("weight",))
+
+
+def apart(mlp: Module, names: GatedNames, tensors: tuple[str, ...]) -> str:
+    """Returns why tensors of gate and up cannot be halves of matrices; "" if they can, or are."""
+    layers = [(name, mlp._modules[name]) for name in names[:2]]
+    for tensor in tensors:
+        if halves.are_joined(*(getattr(layer, tensor) for _, layer in layers)):
+            continue
+        for name, layer in layers:
+            if why := halves.reason(getattr(layer, tensor)):
+                kind = replaced.kind_of(mlp).__name__
+                return f"{name}.{tensor} {why}: {kind} computes as without patch"
+    return ""
+
+
+def join(mlp: Module, names: GatedNames, of_weights: Halves) -> None:
+    """Makes the weights of an MLP halves of one matrix, where that is possible."""
+    children: dict[str, Any] = mlp._modules
+    gate, up = (children.get(name) for name in names[:2])
+    if gate is not None and up is not None and alike(gate, up):
+        of_weights.join(gate.weight, up.weight)
+
+
+def alike(gate: Any, up: Any) -> bool:
+    """Returns whether the weights of two layers can be halves of one matrix."""
+    one, other = (layer._parameters.get("weight") for layer in (gate, up))
+    return (
+        type(one) is type(other) is Parameter
+        and one is not other
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+        and one.device == other.device
+        and one.requires_grad == other.requires_grad
+        and (gate.bias is None) == (up.bias is None)
+    )
+
+
+# ---- computing
+class _Joined(torch.autograd.Function):
+    """The matrix whose halves two weights are, which get its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.rows = gate.shape[0]
+        return matrix.view_as(matrix)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor]:
+        return None, g[: ctx.rows], g[ctx.rows :]
+
+
+class _Checked(torch.autograd.Function):
+    """A result whose backward pass raises if a weight has been modified since.
+
+    The matrix does not count what is written to the weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        _ = ctx.saved_tensors
+        return g, None, None
+
+
+_joined: Callable[..., Tensor] = _Joined.apply
+_checked: Callable[..., Tensor] = _Checked.apply
+
+
+def _forward(
+    mlp: Module, names: GatedNames, of_weights: Halves, *given: Any, **named: Any
+) -> Tensor:
+    """Computes down(f(gate(x)) * up(x))."""
+    matrix = None if named or len(given) != 1 else _matrix(mlp, names, of_weights, given[0])
+    if matrix is None:
+        result: Tensor = replaced.compute(mlp, *given, **named)
+        return result
+    (x,) = given
+    children: dict[str, Any] = mlp._modules
+    gate, up, down = (children[name] for name in names[:3])
+    weights = gate.weight, up.weight
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        matrix = _joined(matrix, *weights)
+    bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
+    inner = linear(x, matrix, bias, activation=names.activation)
+    if torch.is_grad_enabled() and x.requires_grad:
+        inner = _checked(inner, *weights)
+    result = down(inner)
+    return result
+
+
+def _matrix(mlp: Any, names: GatedNames, of_weights: Halves, x: Any) -> Tensor | None:
+    """Returns the matrix of both weights if gate and up may be one GEMM, otherwise None."""
+    if type(x) is not Tensor or not is_plain_call():
+        return None
+    gate, up, down, act = (mlp._modules.get(name) for name in names[:4])
+    if not (type(gate) is type(up) is names.kind) or down is None:
+        return None
+    weights: list[Any] = [layer._parameters.get("weight") for layer in (gate, up)]
+    is_usual = (
+        all(type(weight) is Parameter for weight in weights)
+        and gate.activation is None
+        and up.activation is None
+        and not has_other_forward(gate, up)
+        and (gate.bias is None) == (up.bias is None)
+        and computes(act, names.function)
+    )
+    return of_weights.matrix(*weights) if is_usual else None
+
+
+def is_plain_call() -> bool:
+    """Returns whether a call is computed at once, in the dtype of its operands and at one level of
+    gradients: by no compiler, tracer, transform or autocast.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not any_autocast()
+        and unobserved()
+        and forward_levels._current_level < 0
+    )
+
+
+def has_other_forward(*layers: Module) -> bool:
+    """Returns whether a layer computes more than its class does."""
+    return any(has_hooks(layer) or "forward" in vars(layer) for layer in layers)
+
+
+# ---- back
+def undo(model: Module) -> None:
+    """Gives gated MLPs their own forward back. Weights stay where they are."""
+    for module in model.modules():
+        replaced.restore(module, _forward)
