@@ -19,6 +19,7 @@ import torch
 
 from . import steps
 from .errors import OperandError
+from .sizes import holds
 
 Tensor = torch.Tensor
 
@@ -141,7 +142,7 @@ def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
     """
     if glu_split(activation) == 1:
         return tuple(shape)
-    if not shape or shape[-1] % 2:
+    if not shape or not holds(shape[-1] % 2 == 0):
         raise OperandError(
             f"activation {activation!r} pairs the columns of the product, expected an even number "
             f"of them, got shape {tuple(shape)}"

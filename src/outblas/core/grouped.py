@@ -19,6 +19,7 @@ from .errors import OperandError
 from .grouped_rows import Form as Form
 from .grouped_scales import BlockScales
 from .problem import DTYPES, Strides
+from .sizes import are_equal, holds
 from .tensor_memory import read_address
 
 Tensor = torch.Tensor
@@ -244,7 +245,7 @@ def _check_operands(mat_a: Tensor, mat_b: Tensor, is_scaled: bool) -> None:
         raise OperandError(f"mat_b.dtype is {mat_b.dtype} but mat_a.dtype is {mat_a.dtype}")
     if mat_b.device != mat_a.device:
         raise OperandError(f"mat_b is on {mat_b.device} but mat_a is on {mat_a.device}")
-    if mat_a.shape[-1] != mat_b.shape[-2]:
+    if not holds(mat_a.shape[-1] == mat_b.shape[-2]):
         raise OperandError(
             f"mat_a.shape[-1] is {mat_a.shape[-1]} but mat_b.shape[-2] is {mat_b.shape[-2]}"
         )
@@ -266,7 +267,7 @@ def _check_offs(form: Form, mat_a: Tensor, mat_b: Tensor, offs: Tensor | None) -
     if form == "batch":
         if offs is not None:
             raise OperandError("offs is given, expected None where both operands have 3 dimensions")
-        if mat_a.shape[0] != mat_b.shape[0]:
+        if not holds(mat_a.shape[0] == mat_b.shape[0]):
             raise OperandError(
                 f"mat_a.shape[0] is {mat_a.shape[0]} but mat_b.shape[0] is {mat_b.shape[0]}"
             )
@@ -318,11 +319,11 @@ def _check_groups(given: str, t: Tensor, mat_a: Tensor, mat_b: Tensor) -> int:
     """
     groups = t.shape[0]
     for name, operand in (("mat_a", mat_a), ("mat_b", mat_b)):
-        if operand.dim() == 3 and operand.shape[0] != groups:
+        if operand.dim() == 3 and not holds(operand.shape[0] == groups):
             raise OperandError(
                 f"{name}.shape[0] is {operand.shape[0]} but {given} has {groups} elements"
             )
-    if not 1 <= groups <= MAX_GROUPS:
+    if not (holds(groups >= 1) and holds(groups <= MAX_GROUPS)):
         raise OperandError(f"{given} has {groups} elements, expected 1 to {MAX_GROUPS}")
     return groups
 
@@ -356,7 +357,7 @@ def _check_bias(
 def _check_like(
     name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    if tuple(t.shape) != shape or t.dtype != dtype or t.device != device:
+    if t.dtype != dtype or t.device != device or not are_equal(t.shape, shape):
         raise OperandError(
             f"{name} is {t.dtype} of shape {tuple(t.shape)} on {t.device}, expected {dtype} of "
             f"shape {shape} on {device}"

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from .errors import OperandError
+from .sizes import are_equal, holds
 
 Tensor = torch.Tensor
 
@@ -24,7 +25,8 @@ def check_gather(form: Form, mat_a: Tensor, a_index: Tensor) -> None:
             "dimensions beside a mat_b of 3 has rows to choose from"
         )
     _check_index("a_index", a_index, None, mat_a.device)
-    if not mat_a.shape[0] and a_index.shape[0]:
+    rows, indices = mat_a.shape[0], a_index.shape[0]
+    if not holds(indices <= indices * rows):
         raise OperandError(
             f"mat_a.shape[0] is 0 but a_index has {a_index.shape[0]} elements, expected a row "
             "for them to choose"
@@ -53,7 +55,7 @@ def check_scatter(
         return
     if index is None:
         raise OperandError("scatter_weights is given without scatter_index, expected both")
-    if tuple(weights.shape) != (M,) or weights.device != device:
+    if weights.device != device or not are_equal(weights.shape, (M,)):
         raise OperandError(
             f"scatter_weights has shape {tuple(weights.shape)} on {weights.device}, expected "
             f"{(M,)} on {device}"
@@ -65,7 +67,7 @@ def check_scatter(
 
 def _check_index(name: str, index: Tensor, M: int | None, device: torch.device) -> None:
     """Checks an index of M rows, or of any number of rows for None."""
-    fits = index.dim() == 1 and (M is None or index.shape[0] == M)
+    fits = index.dim() == 1 and (M is None or holds(index.shape[0] == M))
     if not fits or index.dtype not in (torch.int32, torch.int64) or index.device != device:
         shape = "1 dimension" if M is None else f"shape {(M,)}"
         raise OperandError(

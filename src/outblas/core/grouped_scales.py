@@ -14,6 +14,7 @@ from . import fp8
 from .errors import OperandError
 from .grouped_rows import Form
 from .problem import Strides
+from .sizes import are_equal
 from .tensor_memory import read_address
 
 Tensor = torch.Tensor
@@ -80,7 +81,8 @@ def check_scales(
     wanted = {"scale_a": (*mat_a.shape[:-1], blocks), "scale_b": (*groups, blocks, columns)}
     for (name, shape), t in zip(wanted.items(), (scale_a, scale_b), strict=True):
         assert t is not None, "a call has both or none"
-        if t.dtype != torch.float32 or t.device != mat_a.device or tuple(t.shape) != shape:
+        is_float32 = t.dtype == torch.float32 and t.device == mat_a.device
+        if not (is_float32 and are_equal(t.shape, shape)):
             raise OperandError(
                 f"{name} is {t.dtype} of shape {tuple(t.shape)} on {t.device}, expected "
                 f"torch.float32 of shape {shape} on {mat_a.device}"

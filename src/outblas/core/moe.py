@@ -9,6 +9,7 @@ from .epilogue import ACTIVATIONS, glu_split
 from .errors import OperandError
 from .grouped import MAX_GROUPS
 from .problem import DTYPES
+from .sizes import are_equal, holds
 
 Tensor = torch.Tensor
 
@@ -64,14 +65,14 @@ def check(
     _check_matrices(x, gate_up, down)
     experts, H, W = gate_up.shape
     F = _inner_columns(W, activation)
-    if x.shape[1] != H:
+    if not holds(x.shape[1] == H):
         raise OperandError(f"gate_up.shape[1] is {H} but x.shape[1] is {x.shape[1]}")
-    if tuple(down.shape) != (experts, F, H):
+    if not are_equal(down.shape, (experts, F, H)):
         raise OperandError(
             f"down.shape is {tuple(down.shape)}, expected {(experts, F, H)} for gate_up.shape "
             f"{tuple(gate_up.shape)} and {activation!r}"
         )
-    if not 1 <= experts <= MAX_GROUPS:
+    if not (holds(experts >= 1) and holds(experts <= MAX_GROUPS)):
         raise OperandError(f"gate_up.shape[0] is {experts}, expected 1 to {MAX_GROUPS} experts")
     k = _check_routing(x, expert_index, expert_weights)
     for name, bias, columns in (("gate_up_bias", gate_up_bias, W), ("down_bias", down_bias, H)):
@@ -96,7 +97,7 @@ def _check_matrices(x: Tensor, gate_up: Tensor, down: Tensor) -> None:
 
 def _inner_columns(W: int, activation: str) -> int:
     split = glu_split(activation)
-    if W % split:
+    if not holds(W % split == 0):
         raise OperandError(
             f"gate_up.shape[2] is {W}, expected an even number of columns, which activation "
             f"{activation!r} pairs"
@@ -106,7 +107,7 @@ def _inner_columns(W: int, activation: str) -> int:
 
 def _check_routing(x: Tensor, expert_index: Tensor, expert_weights: Tensor) -> int:
     """Returns the number of experts of each token."""
-    if expert_index.dim() != 2 or expert_index.shape[0] != x.shape[0]:
+    if expert_index.dim() != 2 or not holds(expert_index.shape[0] == x.shape[0]):
         raise OperandError(
             f"expert_index.shape is {tuple(expert_index.shape)}, expected ({x.shape[0]}, k)"
         )
@@ -114,7 +115,7 @@ def _check_routing(x: Tensor, expert_index: Tensor, expert_weights: Tensor) -> i
         raise OperandError(
             f"expert_index.dtype is {expert_index.dtype}, expected torch.int32 or torch.int64"
         )
-    if expert_weights.shape != expert_index.shape:
+    if not are_equal(expert_weights.shape, expert_index.shape):
         raise OperandError(
             f"expert_weights.shape is {tuple(expert_weights.shape)} but expert_index.shape is "
             f"{tuple(expert_index.shape)}"
@@ -126,7 +127,7 @@ def _check_routing(x: Tensor, expert_index: Tensor, expert_weights: Tensor) -> i
     for name, t in (("expert_index", expert_index), ("expert_weights", expert_weights)):
         if t.device != x.device:
             raise OperandError(f"{name} is on {t.device} but x is on {x.device}")
-    if expert_index.numel() > MOST_SLOTS:
+    if not holds(expert_index.numel() <= MOST_SLOTS):
         raise OperandError(
             f"expert_index has {expert_index.numel()} elements, expected at most {MOST_SLOTS}"
         )
@@ -134,8 +135,8 @@ def _check_routing(x: Tensor, expert_index: Tensor, expert_weights: Tensor) -> i
 
 
 def _check_bias(name: str, bias: Tensor, shape: tuple[int, int], x: Tensor) -> None:
-    given = bias.dtype, tuple(bias.shape), bias.device
-    if given != (x.dtype, shape, x.device):
+    is_alike = (bias.dtype, bias.device) == (x.dtype, x.device)
+    if not (is_alike and are_equal(bias.shape, shape)):
         raise OperandError(
             f"{name} is {bias.dtype} of shape {tuple(bias.shape)} on {bias.device}, expected "
             f"{x.dtype} of shape {shape} on {x.device}"

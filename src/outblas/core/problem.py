@@ -18,6 +18,7 @@ from . import epilogue, fp8
 from .compat.torch_private import FakeTensor
 from .epilogue import Epilogue, EpilogueArgs, View, glu_split
 from .errors import A, B, C, OperandError
+from .sizes import are_equal, broadcasts, holds, is_one
 from .tensor_memory import (
     LINE,
     address_range,
@@ -135,13 +136,16 @@ def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
             raise OperandError(f"{name} has 0 dimensions, expected at least 1")
     check_alike(a, b)
     inner_b = b.dim() - 2 if b.dim() > 1 else 0
-    if a.shape[-1] != b.shape[inner_b]:
+    if not holds(a.shape[-1] == b.shape[inner_b]):
         raise OperandError(
             f"{A}.shape[{a.dim() - 1}] is {a.shape[-1]} but {B}.shape[{inner_b}] is "
             f"{b.shape[inner_b]}"
         )
     batch_a, batch_b = a.shape[:-2], b.shape[:-2]
-    if not all(x == y or 1 in (x, y) for x, y in zip(batch_a[::-1], batch_b[::-1], strict=False)):
+    if not all(
+        is_one(x) or is_one(y) or holds(x == y)
+        for x, y in zip(batch_a[::-1], batch_b[::-1], strict=False)
+    ):
         raise OperandError(
             f"{A}.shape[:-2] is {tuple(batch_a)} but {B}.shape[:-2] is {tuple(batch_b)}, "
             "expected batches that broadcast"
@@ -174,9 +178,7 @@ def check_epilogue_args(
             )
         if name == "aux":
             check_out(t, shape, dtype, device, "aux")
-        elif t.dim() > len(wanted) or any(
-            have not in (1, want) for have, want in zip(t.shape[::-1], wanted[::-1], strict=False)
-        ):
+        elif not broadcasts(t.shape, wanted):
             raise OperandError(
                 f"{name}.shape is {tuple(t.shape)}, expected a shape that broadcasts to "
                 f"{tuple(wanted)}"
@@ -193,9 +195,7 @@ def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int
             raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
     M, N = check_pair(a, b)
     check_alike(a, c, C)
-    if c.dim() > 2 or any(
-        have not in (1, want) for have, want in zip(c.shape[::-1], (N, M), strict=False)
-    ):
+    if not broadcasts(c.shape, (M, N)):
         raise OperandError(
             f"{C}.shape is {tuple(c.shape)}, expected a shape that broadcasts to {(M, N)}"
         )
@@ -219,7 +219,7 @@ def check_out(
     """Checks that `out`, called `name`, can hold the product and that no two of its elements share
     memory.
     """
-    if tuple(out.shape) != tuple(shape):
+    if not are_equal(out.shape, shape):
         raise OperandError(f"{name}.shape is {tuple(out.shape)}, expected {tuple(shape)}")
     if out.dtype != dtype:
         raise OperandError(f"{name}.dtype is {out.dtype}, expected {dtype}")
@@ -232,7 +232,8 @@ def check_out(
         raise OperandError(
             f"{name} requires grad, expected a tensor that does not (or torch.no_grad())"
         )
-    if overlaps_itself(out):
+    has_known_layout = all(type(n) is int for n in (*out.shape, *out.stride()))
+    if has_known_layout and overlaps_itself(out):  # else a run tells
         raise OperandError(
             f"{name} has strides {out.stride()} for shape {tuple(out.shape)}: its elements share "
             "memory"
@@ -453,9 +454,8 @@ def _broadcast_shapes(x: Sequence[int], y: Sequence[int]) -> list[int]:
     """Returns the result of torch.broadcast_shapes, whose first call takes seconds because it
     imports sympy.
     """
-    return [n if m == 1 else m for m, n in itertools.zip_longest(x[::-1], y[::-1], fillvalue=1)][
-        ::-1
-    ]
+    pairs = itertools.zip_longest(x[::-1], y[::-1], fillvalue=1)
+    return [n if is_one(m) else m for m, n in pairs][::-1]
 
 
 def _broadcast(strides: list[int], shape: Sequence[int], batch: list[int]) -> list[int]:

@@ -12,6 +12,7 @@ from ..core.compiling import CompileForbidden
 from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
 from ..core.errors import OperandError
 from ..core.problem import DTYPES
+from ..core.sizes import are_equal, holds
 from ..runtime import fallback, hooks
 from . import ops
 from .autograd_levels import has_tangent, requires_grad, unobserved
@@ -60,14 +61,14 @@ def check(grad: Tensor, x: Tensor, activation: str) -> None:
         if t.is_nested or t.layout is not torch.strided:
             layout = "nested" if t.is_nested else t.layout
             raise NotImplementedError(f"{name} has layout {layout}, expected {torch.strided}")
-    if activation in GATED and (not x.dim() or x.shape[-1] % 2):
+    if activation in GATED and not (x.dim() and holds(x.shape[-1] % 2 == 0)):
         raise OperandError(
             f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation "
             f"{activation!r} pairs"
         )
     shape = (*x.shape[:-1], x.shape[-1] // glu_split(activation)) if x.dim() else ()
     given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
-    if given != expected:
+    if given[1:] != expected[1:] or not are_equal(grad.shape, shape):
         raise OperandError(
             f"grad is {given}, expected {expected} for x.shape {tuple(x.shape)} and {activation!r}"
         )

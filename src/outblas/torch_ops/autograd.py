@@ -36,6 +36,7 @@ from ..core.compat.torch_private import (
 from ..core.epilogue import EpilogueArgs, apply
 from ..core.errors import OperandError
 from ..core.problem import dtype_name
+from ..core.sizes import is_one
 from ..runtime import fallback
 from ..runtime.dispatch import Plan
 from . import eager, native, ops
@@ -232,7 +233,7 @@ def _gradient_of_a(g: Tensor, b: Tensor, saved: _Saved) -> Tensor:
     shape, columns = saved.shape_a, _by_columns(saved.strides_a)
     if b.dim() == 1:
         b = b.unsqueeze(-1)
-    shared = b.element_size() == 2 and b.dim() > 2 and all(size == 1 for size in shape[:-2])
+    shared = b.element_size() == 2 and b.dim() > 2 and all(map(is_one, shape[:-2]))
     if shared:
         b, g = (
             t.reshape(t.shape[0], math.prod(t.shape[1:]))
@@ -254,7 +255,7 @@ def _gradient_of_b(g: Tensor, a: Tensor, saved: _Saved) -> Tensor:
     shape, columns = saved.shape_b, _by_columns(saved.strides_b)
     if a.dim() == 1:
         a = a.unsqueeze(0)
-    batched = len(shape) > 2 and any(size != 1 for size in shape[:-2])
+    batched = not all(map(is_one, shape[:-2]))
     if g.dim() > 2 and not batched:
         a, g = as_rows(a), as_rows(g)
     d_b = _product(g.mT, a, saved) if columns else _product(a.mT, g, saved)
@@ -280,10 +281,10 @@ def as_rows(t: Tensor) -> Tensor:
 
 def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
     """Returns the gradient of a tensor of `shape` that was broadcast to t's shape."""
-    if t.shape == shape:
-        return t
     lead = t.dim() - len(shape)
-    return t.sum(tuple(range(lead))) if t.shape[lead:] == shape else t.sum_to_size(shape)
+    repeated = [i for i, n in enumerate(shape, lead) if is_one(n) and not is_one(t.shape[i])]
+    dims = (*range(lead), *repeated)
+    return t.sum(dims, keepdim=True).reshape(shape) if dims else t
 
 
 def _product(a: Tensor, b: Tensor, saved: _Saved) -> Tensor:

@@ -20,6 +20,7 @@ from ..core.compat.torch_private import from_below
 from ..core.epilogue import composed
 from ..core.errors import OperandError
 from ..core.grouped import NO_TENSORS, Form
+from ..core.sizes import is_certain
 from . import grouped_plans, ops
 from .autograd import gradient_of_x, without_gradients
 from .autograd_levels import autograd_kernel, within_forward
@@ -159,7 +160,7 @@ def _of_a(
     if a_index is None:
         return product(g, mat_b.mT)
     wide = product(g, mat_b.mT, torch.float32)
-    if not wide.shape[0]:  # of which the operator below has no second gradient
+    if is_certain(wide.shape[0] == 0):  # of which the operator below has no second gradient
         empty = wide.new_zeros(saved.rows_of_a, wide.shape[1])
         return empty.index_add(0, a_index, wide).to(saved.dtype)
     # It sorts the indices: equal ones are added in one order, and not by atomics.
@@ -176,7 +177,7 @@ def _of_bias(product: Callable[..., Tensor], g: Tensor) -> Tensor:
 
 
 def _clamped(index: Tensor, count: int) -> Tensor:
-    return index.clamp(0, max(count - 1, 0))
+    return index.clamp(0, torch.sym_max(count - 1, 0))
 
 
 def _factors(scatter_index: Tensor, weights: Tensor | None, count: int) -> Tensor:

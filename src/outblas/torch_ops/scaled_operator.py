@@ -11,6 +11,7 @@ from ..core.compat.torch_private import autocast_off
 from ..core.compiling import CompileForbidden
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import A, B, OperandError
+from ..core.sizes import holds
 from ..runtime import dispatch, fallback, launcher, recorded_shapes
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
@@ -49,7 +50,7 @@ def checked(
             )
         if t.device != a.device:
             raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
-    if a.shape[1] != b.shape[0]:
+    if not holds(a.shape[1] == b.shape[0]):
         raise OperandError(f"{A}.shape[1] is {a.shape[1]} but {B}.shape[0] is {b.shape[0]}")
     shape = a.shape[0], b.shape[1]
     for name, t in (("scale_a", scale_a), ("scale_b", scale_b)):
