@@ -2,6 +2,7 @@
 point ends at once with what it is to end with, and leaves it as it was.
 """
 
+import functools
 import os
 import socket
 import sqlite3
@@ -32,6 +33,11 @@ Entries = dict[str, Callable[[], object]]
 def be_text(path: Path) -> None:
     path.write_text("127.0.0.1 localhost\n" * 500)
     path.chmod(0o640)
+
+
+def be_a_link_to_text(path: Path) -> None:
+    be_text(path.with_name("text"))
+    path.symlink_to("text")
 
 
 def be_of_another_program(path: Path) -> None:
@@ -111,10 +117,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], str]] = {
 # In the cache directory these are set aside, or filled.
 UNKNOWN: dict[str, tuple[Callable[[Path], None], str]] = {
     "text": (be_text, "which is no database"),
-    "link to text": (
-        lambda path: (be_text(path.with_name("text")), path.symlink_to("text"))[1],
-        "which is no database",
-    ),
+    "link to text": (be_a_link_to_text, "which is no database"),
     "of /proc": (be_a_link_to("/proc/version"), "which is no database"),
     "without a header": (be_a_store_without_its_header, "which is no database"),
     "empty": (Path.touch, "an empty file"),
@@ -140,11 +143,17 @@ def outcome(function: Callable[[], object]) -> Outcome:
 
 def outcomes(entries: Entries) -> dict[str, Outcome]:
     """What came of entry points in a process of their own, which is killed if it hangs."""
-    return as_user(
+    found: dict[str, Outcome] = as_user(
         os.geteuid(),
-        lambda: {name: outcome(each) for name, each in entries.items()},
+        lambda: {name: outcome(entry) for name, entry in entries.items()},
         seconds=SECONDS,
     )
+    return found
+
+
+def invoked(*lines: tuple[str, ...], options: tuple[object, ...] = ()) -> Entries:
+    """Commands as entry points, each with the same options."""
+    return {" ".join(line): functools.partial(invoke, *line, *options) for line in lines}
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -183,23 +192,19 @@ def objects(path: Path | None) -> Entries:
     }
 
 
-def commands(*options: object) -> Entries:
-    lines = (
-        TUNE,
-        ("tune", "--kernels", "portable", "--shapes", "16", "--dry-run"),
-        ("tune", "--explain", "64x64x64", "--gpu", "H100"),
-        ("cache", "ls"),
-        ("cache", "show", "4096"),
-        ("cache", "export", "results.jsonl"),
-        ("cache", "import", "results.jsonl"),
-        ("cache", "verify"),
-        ("cache", "prune", "--kernel", "portable"),
-        ("report", "tune", "--html", "tune.html"),
-        ("pack", "build", "--shapes", "products.txt", "-o", "it.outblas"),
-    )
-    return {" ".join(line): (lambda line=line: invoke(*line, *options)) for line in lines}
-
-
+COMMANDS = (
+    TUNE,
+    ("tune", "--kernels", "portable", "--shapes", "16", "--dry-run"),
+    ("tune", "--explain", "64x64x64", "--gpu", "H100"),
+    ("cache", "ls"),
+    ("cache", "show", "4096"),
+    ("cache", "export", "results.jsonl"),
+    ("cache", "import", "results.jsonl"),
+    ("cache", "verify"),
+    ("cache", "prune", "--kernel", "portable"),
+    ("report", "tune", "--html", "tune.html"),
+    ("pack", "build", "--shapes", "products.txt", "-o", "it.outblas"),
+)
 TARGETS = NO_FILES | FOREIGN | UNKNOWN
 
 
@@ -213,7 +218,7 @@ def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTBLAS_CACHE_DIR", str(path.parent / "cache"))
         patch.chdir(path.parent)
-        for each in (objects(path) | commands("--store", path)).values():
+        for each in (objects(path) | invoked(*COMMANDS, options=("--store", path))).values():
             outcome(each)
 
 
@@ -224,7 +229,7 @@ def test_what_is_no_store_is_refused_by_all_and_stays_as_it_was(folder: Path, ta
     make(path)
     before = contents(folder)
 
-    found = outcomes(objects(path) | commands("--store", path))
+    found = outcomes(objects(path) | invoked(*COMMANDS, options=("--store", path)))
 
     assert contents(folder) == before
     for name in ("Store", "Store to read"):
@@ -249,10 +254,8 @@ def test_what_is_in_the_place_of_the_store_of_the_cache_is_left_there(
     make(folder / "tuning.sqlite")
     before = contents(folder)
 
-    lines = (TUNE, ("cache", "ls"), ("cache", "prune", "--kernel", "x"))
-    found = outcomes(
-        objects(None) | {" ".join(line): (lambda line=line: invoke(*line)) for line in lines}
-    )
+    lines = TUNE, ("cache", "ls"), ("cache", "prune", "--kernel", "x")
+    found = outcomes(objects(None) | invoked(*lines))
 
     assert contents(folder) == before
     for name, (state, message) in found.items():
@@ -321,11 +324,7 @@ def test_two_stores_of_one_file_keep_their_locks(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
 def test_a_folder_that_takes_no_files_is_said(folder: Path) -> None:
     lines = TUNE, ("cache", "ls"), ("cache", "import", "results.jsonl")
-    options = "--store", PROC
-    found = outcomes(
-        objects(PROC)
-        | {" ".join(line): (lambda line=line: invoke(*line, *options)) for line in lines}
-    )
+    found = outcomes(objects(PROC) | invoked(*lines, options=("--store", PROC)))
 
     assert found.pop("Store")[1].startswith(f"{PROC}: unable to open database file; results are")
     assert found.pop("Store to read") == found.pop("lookup") == ("ok", "")
@@ -361,11 +360,7 @@ def test_what_is_no_folder_keeps_nothing_and_costs_no_call(
         assert cache.fetch({"i": 1}, build=lambda: 7, save=lambda *_: None, load=lambda _: 8) == 7
 
     lines = ("cache", "ls"), ("cache", "verify"), ("cache", "prune", "--compiled"), TUNE
-    found = outcomes(
-        objects(None)
-        | {"fetch": fetch}
-        | {" ".join(line): (lambda line=line: invoke(*line)) for line in lines}
-    )
+    found = outcomes(objects(None) | {"fetch": fetch} | invoked(*lines))
 
     assert contents(folder) == before
     state, message = found.pop("fetch")
@@ -390,16 +385,11 @@ def test_what_is_no_pack_is_refused_and_costs_no_call(
     path = folder / "some.outblas"
     PACKS[target][0](path)
     monkeypatch.setenv("OUTBLAS_PACK", str(path))
+    pack.unload()
     before = contents(folder)
 
-    found = outcomes(
-        {
-            "environment": lambda: (pack.unload(), pack.loaded()),
-            "load_pack": lambda: load_pack(path),
-            "pack show": lambda: invoke("pack", "show", path),
-            "pack verify": lambda: invoke("pack", "verify", path),
-        }
-    )
+    commands = invoked(("pack", "show"), ("pack", "verify"), options=(path,))
+    found = outcomes({"environment": pack.loaded, "load_pack": lambda: load_pack(path)} | commands)
 
     assert contents(folder) == before
     state, message = found["environment"]
