@@ -219,11 +219,11 @@ def apply(kind: str, seed: str, path: Path) -> None:
 
 
 def header_changed(before: bytes, path: Path) -> bool:
-    """Whether the file says another version or program: such a file may be refused, and is left
-    alone then.
+    """Whether the file says another version or program, or is no database: such a file may be
+    refused, and is left alone then.
     """
     after = path.read_bytes()[:100] if path.exists() else b""
-    return before[60:64] != after[60:64] or before[68:72] != after[68:72]
+    return any(before[part] != after[part] for part in (slice(16), slice(60, 64), slice(68, 72)))
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
