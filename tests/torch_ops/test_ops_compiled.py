@@ -9,7 +9,16 @@ from torch import vmap
 from torch._dynamo.testing import CompileCounter
 from torch.func import grad
 
-from outblas import addmm, linear, matmul
+from outblas import (
+    FP8Linear,
+    addmm,
+    grouped_mm,
+    linear,
+    matmul,
+    moe_mlp,
+    quantize,
+    scaled_mm,
+)
 from outblas.core.compat.torch_private import dataclasses_are_constants
 from outblas.core.configs import to_text
 from outblas.kernels import portable
@@ -202,23 +211,110 @@ def test_gradients_of_what_was_compiled_under_autocast() -> None:
     )
 
 
-@pytest.mark.parametrize("columns_first", [False, True], ids=["row-major", "column-major"])
-def test_a_gradient_of_an_unbacked_size(columns_first: bool) -> None:
-    """A size that no graph knows asks for no guard, where its operand lies by rows or by
-    columns.
-    """
+# ---- sizes that only a run tells
+EXPERTS, DOWN = torch.randn(3, 16, 16), torch.randn(3, 8, 16)
+SQUARE, ROW = torch.randn(16, 16), torch.randn(16)
+FP8_LAYER = FP8Linear.from_linear(torch.nn.Linear(16, 8))
+OFFS = torch.tensor([1, 2, 5], dtype=torch.int32)
+NARROW = torch.randn(16, 16).to(torch.float8_e4m3fn)
+ONE = torch.ones(())
+
+# Functions of a tensor of a size that the graph does not know, (u, 16), and of another one. Those
+# of a group are one program, because each program takes a second.
+UNBACKED: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "products": {
+        "by columns": lambda x, y: matmul(x.t().contiguous().t(), SQUARE),
+        "inner size": lambda x, y: matmul(x.t(), y),
+        "columns": lambda x, y: matmul(SQUARE, x.t(), bias=y[:, 0]),
+        "vector": lambda x, y: matmul(x[:, 0], y),
+        "batch": lambda x, y: matmul(x.view(-1, 4, 4), y.view(-1, 4, 4)),
+        "batch and one": lambda x, y: matmul(x.view(-1, 4, 4), SQUARE[None, :4, :4]),
+        "batch of batches": lambda x, y: matmul(x.view(-1, 1, 4, 4), DOWN[:, :4, :4]),
+        "residual": lambda x, y: matmul(x, SQUARE, residual=y),
+        "residual of a row": lambda x, y: matmul(x, SQUARE, residual=(ROW * x.sum())[None]),
+        "column bias": lambda x, y: matmul(x, SQUARE, bias=y[:, :1], activation="gelu"),
+        "gated pairs": lambda x, y: matmul(SQUARE, torch.cat((x, x)).t(), activation="swiglu"),
+        "addend": lambda x, y: addmm(y, x, SQUARE, beta=2),
+        "addend of one": lambda x, y: addmm(x.sum()[None, None], x, SQUARE),
+        "linear": lambda x, y: linear(x[None], SQUARE, ROW, activation="relu", residual=y),
+    },
+    "results written": {
+        "out": lambda x, y: matmul(
+            x.detach(), SQUARE, residual=y.detach(), out=torch.empty_like(x)
+        ),
+        "addmm out": lambda x, y: addmm(y.detach(), x.detach(), SQUARE, out=torch.empty_like(x)),
+        "aux": lambda x, y: matmul(x.detach(), SQUARE, activation="relu", aux=torch.empty_like(x)),
+    },
+    "groups": {
+        "groups": lambda x, y: grouped_mm(x, EXPERTS, offs=OFFS, residual=y, bias=EXPERTS[0, :3]),
+        "groups of terms": lambda x, y: grouped_mm(x.t(), y, offs=OFFS),
+        "a_index": lambda x, y: grouped_mm(
+            x, EXPERTS, offs=OFFS, a_index=torch.arange(y.shape[0]).clamp(max=2)
+        ),
+        "scatter_index": lambda x, y: grouped_mm(
+            x,
+            EXPERTS,
+            offs=OFFS,
+            scatter_index=torch.arange(y.shape[0]),
+            scatter_weights=y[:, 0],
+            residual=y,
+        ),
+        "moe_mlp": lambda x, y: moe_mlp(
+            x, EXPERTS, DOWN, torch.arange(y.shape[0])[:, None] % 3, y[:, :1]
+        ),
+    },
+    "fp8": {
+        "fp8 layer": lambda x, y: FP8_LAYER(x),
+        "scaled_mm": lambda x, y: scaled_mm(
+            x.detach().to(NARROW.dtype), NARROW.t(), ONE, ONE, residual=y.bfloat16()
+        ),
+        "scales of blocks": lambda x, y: scaled_mm(
+            *(lambda x8, scale: (x8, NARROW.t(), scale, ONE.view(1, 1)))(
+                *quantize(x.detach(), "1x128")
+            )
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("group", UNBACKED)
+def test_sizes_that_no_graph_knows_need_no_guard(group: str) -> None:
+    torch._dynamo.reset()
+    functions = UNBACKED[group]
+
+    def program(x: Tensor, y: Tensor) -> list[Tensor]:
+        x, y = x[x[:, 0] > 0], y[y[:, 0] > 0]
+        return [function(x, y) for function in functions.values()]
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for chosen in ((0, 3, 4, 5, 8), (1, 2, 3, 4, 6)):
+            x, y = torch.randn(9, 16), torch.randn(10, 16)
+            for t in (x, y):
+                t[:, 0] = -1
+                t[list(chosen), 0] = 1
+                t.requires_grad_()
+            got, want = compiled(x, y), program(x, y)
+            torch.testing.assert_close(got, want)
+            if any(t.requires_grad for t in want):
+                losses = [
+                    torch.stack([t.sum().float() for t in found]).sum() for found in (got, want)
+                ]
+                torch.testing.assert_close(*(torch.autograd.grad(t, (x, y)) for t in losses))
+
+
+def test_sizes_that_a_run_tells_to_differ_are_refused() -> None:
     torch._dynamo.reset()
 
-    def product(x: Tensor, w: Tensor) -> Tensor:
-        rows = x[torch.nonzero(x[:, 0]).squeeze(1)]
-        return matmul(rows.t().contiguous().t() if columns_first else rows, w.t()).sum()
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        return matmul(x[x[:, 0] > 0], SQUARE, residual=y[y[:, 0] > 0])
 
-    x = torch.randn(6, 5).requires_grad_()
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        y = torch.compile(product, backend="aot_eager", fullgraph=True)(x, W)
-        got = torch.autograd.grad(y, (x, W))
-
-    torch.testing.assert_close(got, torch.autograd.grad(product(x, W), (x, W)))
+    x, y = torch.ones(3, 16), torch.ones(4, 16)
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(RuntimeError, match=r"Runtime assertion failed|expected"),
+    ):
+        torch.compile(call, backend="aot_eager", fullgraph=True)(x, y)
 
 
 # ---- exported programs

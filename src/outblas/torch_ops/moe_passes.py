@@ -58,6 +58,6 @@ def activation_backward(
     x, grad = (t.float().where(used, 0) for t in (x, grad))
     inner = composed(x, activation, None)
     grad_x = formula(grad * w, x, activation).to(dtype)
-    of_weights = torch.zeros(weights.numel(), device=x.device)
+    of_weights = torch.zeros(weights.numel(), dtype=torch.float32, device=x.device)
     of_weights[slots] = (grad * inner).sum(1)
     return grad_x, (inner * w).to(dtype), of_weights.view(weights.shape)
