@@ -3,8 +3,8 @@
 Idea: one warpgroup only loads, another only multiplies, and a pipeline of stages lies between them.
 Parent: hopper.large_tile
 Changes: the body splits into `producer` and `consumer`. There are five stages, each with a second
-    barrier, "empty", beside "full". Everyone who waits on a barrier also arrives at it, as with
-    cuda::barrier (`core.pipeline.TokenPipeline`).
+    barrier, "empty", in addition to "full". Every thread that waits on a barrier also arrives at
+    it, as with cuda::barrier (`core.pipeline.TokenPipeline`).
 Why it pays: TMA fills up to five k tiles ahead while wgmma reads, so that latency is paid once a
     tile and not once a k tile. The kernel reaches 0.70 of cuBLAS at 4096, 1.07 of its parent.
 

@@ -108,7 +108,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "simt.vectorized": (
         Experiment(
             "Predict the bank conflicts of all four forms (with and without padding, with and "
-            "without split columns) from their layouts, without a GPU, beside ncu's counts.",
+            "without split columns) from their layouts, without a GPU, with ncu's counts.",
             "outblas report accesses",
             "",
         ),
@@ -157,7 +157,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
             "Compare what `tl.dot` becomes: FFMA below sm_80, `HMMA` on sm_80, `HGMMA` on sm_90.",
             "portable --arch 75,80,90",
         ),
-        _bench("Time it beside the production kernel.", "portable", "hopper.gemm"),
+        _bench("Compare its time with the production kernel's.", "portable", "hopper.gemm"),
     ),
     "turing.wmma": (
         _inspect(
@@ -196,7 +196,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     ),
     "turing.vectorized": (
         _inspect(
-            "Count the loads beside the parent's: 128-bit ones in place of 16-bit ones.",
+            "Compare the loads with the parent's: 128-bit ones in place of 16-bit ones.",
             "turing.double_buffer turing.vectorized --arch 75",
         ),
         _turing(
@@ -280,7 +280,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     ),
     "hopper.persistent": (
         Experiment(
-            "Rank orders of tiles by the model of L2, without a GPU, beside what ncu counted.",
+            "Rank orders of tiles by the model of L2, without a GPU, and compare ncu's counts.",
             "outblas report raster --shapes 8192",
             "shown: the model takes some seconds at this size",
         ),
@@ -299,7 +299,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
             "hopper.lean_barriers",
         ),
         _inspect(
-            "Count arrivals at barriers beside the parent's.",
+            "Compare the arrivals at barriers with the parent's.",
             "hopper.persistent hopper.lean_barriers",
         ),
     ),

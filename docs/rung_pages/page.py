@@ -97,11 +97,11 @@ class RungPage:
     def _measured(self) -> str:
         if self.kernel.name == PORTABLE:
             suite = self._link("the suite", DOCS / "results" / "suite.md")
-            text = f"Its times stand beside those of the production kernel in {suite}."
+            text = f"Its times are compared with those of the production kernel in {suite}."
             return join(("## Measured", fill(text)))
         timings, where = figures.measured(self.kernel)
         protocol = (
-            f"Square products in layout {figures.layouts(self.kernel)} by the burst protocol, with "
+            f"Square GEMMs in layout {figures.layouts(self.kernel)} by the burst protocol, with "
             "the 10th and 90th percentile of rounds in brackets. Results were checked before they "
             f"were timed: {figures.checks(self.kernel)}. *× parent* is the gain in the ratio to "
             f"cuBLAS within one campaign. {where}."
@@ -121,7 +121,7 @@ class RungPage:
     def _documents(self) -> str:
         rows = figures.documents(self.kernel)
         columns = ("document", "GPU", "N", "operands", "TFLOP/s", "× its cuBLAS")
-        opening = "What the documents report, beside the cuBLAS of their day:"
+        opening = "What the documents report, compared with the cuBLAS of their day:"
         return join((opening, table(columns, rows))) if rows else ""
 
     def _variants(self) -> str:

@@ -4,6 +4,7 @@ import json
 import platform
 
 import pytest
+import torch
 from support import commands
 
 from outblas.core import compat, requirements
@@ -93,6 +94,44 @@ def test_a_package_that_is_absent_is_named_with_a_command(install) -> None:
     install("apache-tvm-ffi", None)
 
     assert any(each.startswith("apache-tvm-ffi: not installed: pip install") for each in problems())
+
+
+@pytest.mark.parametrize(
+    ("cuda", "libraries"),
+    [
+        ("13.0", {"cu12": "4.8.1", "cu13": None}),
+        ("13.0", {"cu12": "4.8.1", "cu13": "4.8.0"}),
+        ("12.8", {"cu12": None, "cu13": "4.8.1"}),
+    ],
+)
+def test_libraries_of_the_dsl_that_torchs_cuda_lacks_are_named_with_a_command(
+    install, monkeypatch: pytest.MonkeyPatch, cuda: str, libraries: dict[str, str | None]
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    install("nvidia-cutlass-dsl", "4.8.1")
+    for name, version in libraries.items():
+        install(f"nvidia-cutlass-dsl-libs-{name}", version)
+
+    (problem,) = (line for line in problems() if line.startswith("nvidia-cutlass-dsl: "))
+
+    assert f"no libraries of version 4.8.1 for CUDA {cuda[:2]}" in problem
+    assert problem.endswith("pip install 'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'")
+
+
+@pytest.mark.parametrize("cuda", [None, "12.8", "13.0"])
+def test_libraries_of_the_dsl_for_both_cuda_versions_fit_any_torch(
+    install, monkeypatch: pytest.MonkeyPatch, cuda: str | None
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    for name in ("nvidia-cutlass-dsl", *(f"nvidia-cutlass-dsl-libs-cu{n}" for n in (12, 13))):
+        install(name, "4.8.1")
+
+    assert not [line for line in problems() if line.startswith("nvidia-cutlass-dsl:")]
+
+
+def test_what_pip_installs_brings_the_libraries_for_cuda_13() -> None:
+    """torch's wheels on PyPI are built for it; those for CUDA 12 come with the DSL itself."""
+    assert "[cu13]" in requirements.install_command("nvidia-cutlass-dsl")
 
 
 def test_a_private_name_that_a_version_lacks_is_shown_with_what_happens(

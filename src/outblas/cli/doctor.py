@@ -12,6 +12,8 @@ from ..core.ownership import shown
 from . import progress_line
 from .common import NONE, JsonOption, console, give, note, number_of, table
 
+_DSL = "nvidia-cutlass-dsl"
+
 
 def doctor(json: JsonOption = False) -> None:
     """Checks whether outblas runs well on this machine.
@@ -39,6 +41,8 @@ def examine() -> dict[str, Any]:
     gpus = _gpus()
     store = _cache()
     problems = [f"{v['name']}: {v['problem']}" for v in versions if v["problem"]]
+    cuda = _cuda_problem()
+    problems += [f"{_DSL}: {cuda}"] if cuda else []
     problems += [f"cache: {store['problem']}"] if store["problem"] else []
     tuning = _tuning()
     problems += [f"tuning: {tuning['problem']}"] if tuning["problem"] else []
@@ -61,6 +65,23 @@ def examine() -> dict[str, Any]:
         ],
         "problems": problems,
     }
+
+
+def _cuda_problem() -> str | None:
+    """What the CuTe DSL lacks to compile for the CUDA version that torch was built for, or None."""
+    import torch
+
+    cuda = torch.version.cuda
+    version = requirements.installed(_DSL)
+    if cuda is None or version is None:
+        return None
+    major = cuda.partition(".")[0]
+    if requirements.installed(f"{_DSL}-libs-cu{major}") == version:
+        return None
+    return (
+        f"no libraries of version {version} for CUDA {major}, which torch {torch.__version__} is "
+        f"built for: {requirements.install_command(_DSL)}"
+    )
 
 
 def _tuning() -> dict[str, Any]:

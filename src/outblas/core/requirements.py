@@ -57,7 +57,8 @@ def install_command(name: str) -> str:
     """Returns the command that installs a dependency in the tested range."""
     requirement = _requirement(name)
     where = "" if _applies(requirement) else " (Linux only)"
-    return f"pip install '{requirement.name}{_tested(requirement)}'{where}"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"pip install '{requirement.name}{extras}{_tested(requirement)}'{where}"
 
 
 def installed(name: str) -> str | None:

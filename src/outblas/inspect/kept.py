@@ -23,7 +23,13 @@ from .inspection import Inspection
 
 MOST = 500  # number of inspections in the folder; the oldest are removed first
 _PACKAGES = ("outblas", "outblas.hopper", "outblas.kernels", "outblas.turing")
-_COMPILERS = ("triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "torch")
+_COMPILERS = (
+    "triton",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-cu13",
+    "apache-tvm-ffi",
+    "torch",
+)
 # prefixes of the environment variables that compilers read
 _VARIABLES = ("TRITON_", "CUTE_", "CUTLASS_")
 _DROPPED = ("sass", "ptx_text")

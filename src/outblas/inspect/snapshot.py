@@ -143,7 +143,7 @@ def compilers() -> dict[str, str]:
     assemblers that Triton calls.
     """
     found = {}
-    for name in ("nvidia-cutlass-dsl", "triton"):
+    for name in ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu13", "triton"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,9 @@ TOOLCHAIN = {
     "architecture": lambda patch: patch.setattr(compile, "ARCH", "sm_100a"),
     "machine": lambda patch: patch.setattr(platform, "machine", lambda: "riscv64"),
     "DSL": lambda patch: install_another(patch, "nvidia-cutlass-dsl"),
+    "CUDA of the DSL": lambda patch: patch.setattr(
+        "cutlass.CUDA_VERSION", SimpleNamespace(major=11)
+    ),
     "TVM FFI": lambda patch: install_another(patch, "apache-tvm-ffi"),
     "source": lambda patch: patch.setattr(compile, "source_fingerprint", lambda: "edited"),
 }
