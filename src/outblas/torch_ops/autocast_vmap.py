@@ -2,7 +2,7 @@
 products.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -141,7 +141,8 @@ def _integer(name: str, value: Any, dtype: torch.dtype) -> int:
 
 
 def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
-    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = ops.completed(given)
+    given = ops.completed(given)
+    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = given
     dims = dim_a, dim_b, dim_c, dim_bias, dim_residual = (*dims, *[None] * 5)[:5]
     ops.check(*map(_sample, given, (*dims, *[None] * len(given))))
     mapped = _Operands(a, b, dim_a, dim_b)
@@ -153,6 +154,10 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
             mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice
         )
         return (tuple(map(mapped.output, found)), (0, 0)) if aux else (mapped.output(found), 0)
+    factors = (alpha, beta) if c is not None and (a.is_floating_point() or a.is_complex()) else ()
+    if any(factor not in (0, 1) for factor in factors) and info.batch_size:
+        # A single call rounds once; here each factor would.
+        return _one_by_one(ops.gemm_aux if aux else ops.gemm, info.batch_size, dims, given)
     # The operators take no batch of addends, and a single product may have several epilogues.
     wide = torch.float32 if c is not None and a.dtype in _NARROW else out_dtype
     x = ops.matmul(mapped.a, mapped.b, wide, *choice)
@@ -172,6 +177,20 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
     if aux:
         return (x.clone() if y is x else y, x), (0, 0)
     return y, 0
+
+
+def _one_by_one(operator: Any, count: int, dims: Sequence[int | None], given: Any) -> Any:
+    """Returns what so many single calls of an operator return, stacked."""
+    mapped = [*dims, *[None] * (len(given) - len(dims))]
+    results = [
+        operator(
+            *(t if dim is None else t.select(dim, i) for t, dim in zip(given, mapped, strict=True))
+        )
+        for i in range(count)
+    ]
+    if isinstance(results[0], tuple):
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+    return torch.stack(results), 0
 
 
 def _gemm_aux(info: Any, dims: Any, *given: Any) -> Any:
