@@ -82,7 +82,8 @@ def restore(module: Module, function: Function) -> bool:
     """Gives a module its own class back where a function replaced its forward. Returns whether
     anything was done.
     """
-    if arguments(module, function) is None:
+    replacement = _replacement(type(module))
+    if replacement is None or replacement.function is not function:
         return False
     _restore(module)
     return True

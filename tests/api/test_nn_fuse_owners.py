@@ -1,0 +1,267 @@
+"""`patch(model, fuse=True)` and others that use the memory of weights: they see every update, and
+so does the model.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import fsdp
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.multiprocessing import reductions
+from torch.nn.parallel import DistributedDataParallel
+
+from outblas import patch, unpatch
+from outblas.core.compat import torch_private
+from outblas.patching import gated
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Tensor = torch.Tensor
+X = torch.randn(5, 8)
+
+
+class Mlp(nn.Module):
+    """A gated MLP with names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3, self.w2 = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.w3(x) * self.act(self.w1(x)))
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(Mlp(), nn.Linear(8, 8), nn.GELU(), Mlp())
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The activations of the products that fused MLPs compute."""
+    activations: list[str | None] = []
+    linear = gated.linear
+
+    def recording(*given: Any, activation: Any) -> Tensor:
+        activations.append(activation)
+        return linear(*given, activation=activation)
+
+    monkeypatch.setattr(gated, "linear", recording)
+    return activations
+
+
+# ---- memory that others write to
+def flat(model: Any, parameters: list[Tensor]) -> list[Tensor]:
+    """A buffer of all parameters, as optimizers make it."""
+    buffer = torch.cat([p.detach().flatten() for p in parameters])
+    pieces = buffer.split([p.numel() for p in parameters])
+    for p, piece in zip(parameters, pieces, strict=True):
+        p.data = piece.view(p.shape)
+    return [buffer]
+
+
+def flat_in_order(model: Any) -> list[Tensor]:
+    return flat(model, list(model.parameters()))
+
+
+def flat_in_another_order(model: Any) -> list[Tensor]:
+    return flat(model, list(model.parameters())[::-1])
+
+
+def aliases(model: Any) -> list[Tensor]:
+    return [p.detach() for p in model.parameters()]
+
+
+def other_parameters(model: Any) -> list[Tensor]:
+    """Parameters of their own over the same memory."""
+    return [nn.Parameter(p.detach()) for p in model.parameters()]
+
+
+def arrays(model: Any) -> list[Any]:
+    """Memory of numpy, which may be that of another process in its turn."""
+    made = [p.detach().numpy().copy() for p in model.parameters()]
+    for p, array in zip(model.parameters(), made, strict=True):
+        p.data = torch.from_numpy(array)
+    return made
+
+
+def shared_memory(model: Any) -> list[Tensor]:
+    model.share_memory()
+    return [rebuild(*given) for rebuild, given in map(reductions.reduce_tensor, model.parameters())]
+
+
+OWNERS: dict[str, Callable[[Any], list[Any]]] = {
+    "a flat buffer": flat_in_order,
+    "a flat buffer in another order": flat_in_another_order,
+    "other tensors": aliases,
+    "other parameters": other_parameters,
+    "numpy": arrays,
+    "shared memory": shared_memory,
+}
+
+
+@torch.no_grad()
+def doubled(model: Any) -> Any:
+    """A copy that is not fused, with weights twice as large."""
+    plain = copy.deepcopy(model)
+    for p in plain.parameters():
+        p.mul_(2)
+    return plain
+
+
+@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_others_write_arrives(name: str, when: str, products: list[str | None]) -> None:
+    model = net()
+    expected = doubled(model)(X)
+    owned = OWNERS[name](model) if when == "before" else []
+
+    report = patch(model, fuse=True)
+    model(X)
+    fused = 0 if when == "before" else 2
+    assert len(products) == fused
+    assert len(report.fused) == 1 + fused
+    assert len([why for why in report.remarks.values() if "Mlp computes as without" in why]) == (
+        2 - fused
+    )
+    if when == "after":
+        owned = OWNERS[name](model)
+    with torch.no_grad():
+        for memory in owned:
+            memory *= 2
+
+    torch.testing.assert_close(model(X), expected)
+    unpatch(model)
+    torch.testing.assert_close(model(X), expected)
+
+
+def test_tied_weights_stay_tied(products: list[str | None]) -> None:
+    model = net()
+    model[3].w1.weight = model[0].w1.weight
+
+    patch(model, fuse=True)
+    with torch.no_grad():
+        model[0].w1.weight.mul_(2)
+
+    plain = copy.deepcopy(model)
+    unpatch(plain)
+    torch.testing.assert_close(model(X), plain(X))
+    assert model[3].w1.weight is model[0].w1.weight
+
+
+def test_a_weight_of_a_storage_that_was_sent_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those on a GPU, of which torch notes what it sends to other processes."""
+    model = net()
+    sent = reductions.StorageWeakRef(model[0].w3.weight.untyped_storage())
+    monkeypatch.setattr(torch_private, "_sent", {"handle": sent})
+
+    report = patch(model, fuse=True)
+
+    assert report.remarks["0"] == (
+        "w3.weight is shared with other processes: Mlp computes as without patch"
+    )
+    assert list(report.fused) == ["1", "3"]
+    assert re.search(r"^0 +not fused  w3.weight is shared", str(report), re.MULTILINE)
+
+
+# ---- training in groups of processes
+def trained(model: Any, optimizer: Any, steps: int = 3, x: Tensor = X) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(x) - x.sin()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def adam(model: Any) -> Any:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def of_blocks(model: Any) -> Any:
+    for block in model:
+        if isinstance(block, Mlp | nn.Linear):
+            fsdp.fully_shard(block)
+    return fsdp.fully_shard(model)
+
+
+def whole(model: Any) -> Any:
+    return fsdp.fully_shard(model)
+
+
+def of_layers(model: Any) -> Any:
+    fsdp.fully_shard(model[0].w1)
+    fsdp.fully_shard(model[1])
+    return fsdp.fully_shard(model)
+
+
+def ddp(model: Any) -> Any:
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def zero(model: Any) -> Any:
+    return ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=0.05
+    )
+
+
+# What is made of a model, its optimizer, and how many MLPs are fused in each step.
+WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = {
+    "fully_shard of blocks": (of_blocks, adam, 0),
+    "fully_shard of all": (whole, adam, 0),
+    "fully_shard of layers": (of_layers, adam, 0),
+    "DDP": (ddp, adam, 2),
+    "ZeRO": (lambda model: model, zero, 0),
+}
+
+
+class TestInOneProcess:
+    """Process groups of one CPU process."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def group(self) -> Iterator[None]:
+        """A process group."""
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        yield
+        distributed.destroy_process_group()
+
+    @pytest.mark.parametrize("name", WAYS)
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_fused_model_trains_as_any_other(
+        self, name: str, when: str, products: list[str | None]
+    ) -> None:
+        wrap, optimizer, fused = WAYS[name]
+        plain = wrap(net())
+        expected = trained(plain, optimizer(plain))
+        model = net()
+
+        if when == "before":
+            patch(model, fuse=True)
+        wrapped = wrap(model)
+        made = optimizer(wrapped)
+        addresses = [
+            p.data_ptr() for p in made.param_groups[0]["params"] if type(p) is nn.Parameter
+        ]
+        if when == "after":
+            patch(model, fuse=True)
+        losses = trained(wrapped, made)
+
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert len(products) == 3 * fused
+        if not fused:
+            parameters = [p for p in wrapped.parameters() if type(p) is nn.Parameter]
+            assert [p.data_ptr() for p in parameters] == addresses, "the optimizer has other memory"
+        for got, p in zip(wrapped.parameters(), plain.parameters(), strict=True):
+            full = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in (got, p)]
+            torch.testing.assert_close(*full, rtol=1e-4, atol=1e-5)
+        unpatch(model)
+        assert torch.equal(wrapped(X), wrapped(X))
+        torch.testing.assert_close(wrapped(X), plain(X), rtol=1e-4, atol=1e-5)
