@@ -2,7 +2,8 @@
 and enabled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from outblas.torch_ops import aten
 from outblas.torch_ops.aten import Rules
 
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -129,6 +131,13 @@ def made(case: Case) -> nn.Module:
     return model.eval()
 
 
+def expected_of(model: nn.Module, case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """What a model computes, and its gradients. Their graph does not stay, which would refer to the
+    weights.
+    """
+    return output(model, case).detach(), gradients(model, case)
+
+
 def output(model: nn.Module, case: Case) -> Tensor:
     found = model(**case.given)
     names = ("logits", "sample", "last_hidden_state")
@@ -163,11 +172,12 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize("fuse", [False, True], ids=["patched", "fused"])
 def test_a_patched_model_computes_what_it_did(case: Case, fuse: bool) -> None:
     model = made(case)
-    expected, theirs = output(model, case), gradients(model, case)
+    expected, theirs = expected_of(model, case)
 
     report = patch(model, fuse=fuse)
 
     assert report.swapped
+    assert report.fused == (case.fused if fuse else {})
     assert_alike(model, case, expected, theirs)
 
 
@@ -177,7 +187,7 @@ def test_a_report_names_what_is_fused(case: Case) -> None:
 
 def test_unpatch_restores_a_model(case: Case) -> None:
     model = made(case)
-    shown, expected, theirs = repr(model), output(model, case), gradients(model, case)
+    shown, (expected, theirs) = repr(model), expected_of(model, case)
     patch(model, fuse=True)
 
     report = unpatch(model)
@@ -205,7 +215,7 @@ def test_a_fused_model_generates_the_same_tokens(name: str) -> None:
 def test_a_fused_model_compiles(name: str) -> None:
     case = CASES[name]
     model = made(case)
-    expected, theirs = output(model, case), gradients(model, case)
+    expected, theirs = expected_of(model, case)
     patch(model, fuse=True)
 
     compiled: Any = torch.compile(model, backend="aot_eager")
@@ -219,7 +229,7 @@ def test_a_fused_model_compiles(name: str) -> None:
 def test_a_fused_model_computes_what_it_did_by_a_kernel(name: str, cpu_plans_run: None) -> None:
     case = CASES[name]
     model = made(case)
-    expected, theirs = output(model, case), gradients(model, case)
+    expected, theirs = expected_of(model, case)
 
     patch(model, fuse=True)
 
@@ -229,7 +239,7 @@ def test_a_fused_model_computes_what_it_did_by_a_kernel(name: str, cpu_plans_run
 @pytest.mark.interpreter
 def test_an_enabled_model_computes_what_it_did(case: Case) -> None:
     model = made(case)
-    expected, theirs = output(model, case), gradients(model, case)
+    expected, theirs = expected_of(model, case)
     rules = Rules((torch.float32,), 0, 0, None, "CPU", "portable")
 
     with aten._enable(rules) as enabled:
@@ -238,9 +248,94 @@ def test_an_enabled_model_computes_what_it_did(case: Case) -> None:
     assert aten.OURS in enabled.decisions.values()
 
 
+def of_torch(model: nn.Module, folder: Path) -> Any:
+    torch.save(model.state_dict(), folder / "model.pt")
+    return torch.load(folder / "model.pt")
+
+
+def of_a_whole_model(model: nn.Module, folder: Path) -> Any:
+    torch.save(model, folder / "model.pt")
+    return torch.load(folder / "model.pt", weights_only=False).state_dict()
+
+
+def of_save_file(model: nn.Module, folder: Path) -> Any:
+    names = {name: t for name, t in model.state_dict().items() if "lm_head" not in name}
+    safetensors.save_file(names, folder / "model.safetensors")
+    return safetensors.load_file(folder / "model.safetensors")
+
+
+def of_save_model(model: nn.Module, folder: Path) -> Any:
+    safetensors.save_model(model, str(folder / "model.safetensors"))
+    return safetensors.load_file(folder / "model.safetensors")
+
+
+def of_save_pretrained(model: Any, folder: Path) -> Any:
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder).state_dict()
+
+
+SAVES = [of_torch, of_a_whole_model, of_save_file, of_save_model, of_save_pretrained]
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("name", ["Llama", "BERT"])
+def test_a_fused_model_is_saved(name: str, save: Callable[..., Any], tmp_path: Path) -> None:
+    case = CASES[name]
+    model = made(case)
+    plain = {n: t.clone() for n, t in model.state_dict().items()}
+    size = sum(t.nbytes for t in plain.values())
+    patch(model, fuse=True)
+    output(model, case)
+
+    loaded = save(model, tmp_path)
+
+    assert len(loaded) >= len(plain) - 1  # without a tied weight
+    for n, t in loaded.items():
+        assert torch.equal(t, plain[n])
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < size + 100_000
+
+
+class Lora(nn.Module):
+    """A layer with a small one beside it, as peft makes it."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.a = nn.Linear(base_layer.in_features, 2, bias=False)
+        self.b = nn.Linear(2, base_layer.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x) + self.b(self.a(x))
+        return y
+
+
+TARGETS = {"Llama": "gate_proj", "BERT": "intermediate.dense", "T5": "wi", "ViT": "fc1"}
+
+
+@pytest.mark.parametrize("is_patched_first", [False, True])
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_fused_model_with_lora(name: str, is_patched_first: bool) -> None:
+    case = CASES[name]
+    models = made(case), made(case)
+    for model in models:
+        if is_patched_first and model is models[0]:
+            patch(model, fuse=True)
+        torch.manual_seed(1)
+        for path, layer in list(model.named_modules()):
+            if path.endswith(TARGETS[name]):
+                model.set_submodule(path, Lora(layer))  # type: ignore[arg-type]
+    expected, theirs = expected_of(models[1], case)
+
+    patch(models[0], fuse=True)
+
+    assert_alike(models[0], case, expected, theirs)
+    unpatch(models[0])
+    assert_alike(models[0], case, expected, theirs)
+
+
 def test_a_model_is_saved_and_loaded_across_patch(case: Case) -> None:
     model = made(case)
-    expected, theirs = output(model, case), gradients(model, case)
+    expected, theirs = expected_of(model, case)
     patch(model, fuse=True)
     saved = {name: t.clone() for name, t in model.state_dict().items()}
     other = made(case)

@@ -106,8 +106,37 @@ def test_a_dry_run_reports_what_patch_does() -> None:
 
 
 def test_a_report_says_that_nothing_was_changed() -> None:
-    assert str(patch(Net(), dry_run=True)).startswith("3 would swap, 0 kept\nup    would swap")
-    assert str(patch(Net())).startswith("3 swapped, 0 kept\nup    swapped")
+    net = Net()
+
+    assert str(patch(net, dry_run=True)).startswith("3 would swap, 0 kept\nup    would swap")
+    assert str(patch(net)).startswith("3 swapped, 0 kept\nup    swapped")
+    assert str(unpatch(net)).startswith("3 restored, 0 kept\nup    restored")
+
+
+def test_equal_layers_have_one_row() -> None:
+    blocks = [nn.ModuleDict({"q": nn.Linear(8, 8), "gate": nn.Linear(8, 8)}) for _ in range(12)]
+    blocks[3]["q"] = nn.Linear(8, 8, dtype=torch.float64)
+    net = nn.ModuleDict({"layers": nn.ModuleList(blocks), "head": nn.Linear(8, 8)})
+
+    shown = str(patch(net)).splitlines()
+
+    assert shown[0] == "24 swapped, 1 kept"
+    assert [line.split("  ")[0].strip() for line in shown[1:5]] == [
+        "layers.{0,1,2,4,5,6,7,8,9,10,11}.q (11)",
+        "layers.{0..11}.gate (12)",
+        "head",
+        "layers.3.q",
+    ]
+
+
+def test_layers_that_differ_have_rows_of_their_own() -> None:
+    report = Report(("0.up", "1.up", "2.up"), gains={"1.up": {1: 1.5}}, kept={"down": "why"})
+
+    assert str(report).splitlines()[1:] == [
+        "{0,2}.up (2)  swapped",
+        "1.up          swapped  × cuBLAS by rows: 1.500 at 1",
+        "down          kept     why",
+    ]
 
 
 # ---- products that are no linear layers
