@@ -39,7 +39,9 @@ def test_what_cannot_be_encoded_costs_a_character(
     assert "hopper." in written.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize("columns", ["0", "00", "-1", "wide", "9" * 5000, "", None])
+@pytest.mark.parametrize(
+    "columns", ["0", "00", "-1", "wide", pytest.param("9" * 5000, id="digits"), "", None]
+)
 def test_a_width_that_is_none_is_that_of_no_setting(
     columns: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
