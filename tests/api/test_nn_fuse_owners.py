@@ -30,7 +30,8 @@ class Mlp(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w1, self.w3, self.w2 = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        # In this order, gate and up are not side by side in buffers of all parameters.
+        self.w1, self.w2, self.w3 = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 16)
         self.act = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,6 +133,7 @@ def test_what_others_write_arrives(name: str, when: str, products: list[str | No
     )
     if when == "after":
         owned = OWNERS[name](model)
+        model(X)
     with torch.no_grad():
         for memory in owned:
             memory *= 2
