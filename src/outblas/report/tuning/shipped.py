@@ -82,7 +82,7 @@ def _of_others(best: Sequence[Entry]) -> list[str]:
         rows.append((*_kind_cells(kind, kinds), str(len(ratios)), mean, highest, str(below)))
     heads = _kind_heads(kinds)
     columns = (*heads, "shapes", "geometric mean", "highest", "below 1")
-    lines = ["", "Shapes beside the suite:", "", *markdown.table(columns, rows)]
+    lines = ["", "Shapes outside of the suite:", "", *markdown.table(columns, rows)]
     slower = [
         (
             to_text(entry.workload.shape),
