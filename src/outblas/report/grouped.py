@@ -110,7 +110,7 @@ def _over(provider: str, m: Measurement, grouped: Sequence[Measurement]) -> floa
     if provider == GROUPED_BASE:
         return m.ratio
     other = _beside(provider, m, grouped)
-    return other.us / m.us if other else None
+    return other.us / m.us if other and other.us and m.us else None
 
 
 def _by_heading(ours: Sequence[Measurement]) -> dict[str, list[Measurement]]:
