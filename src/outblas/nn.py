@@ -236,9 +236,11 @@ def patch(
             so: an activation that is a module of its own (relu, gelu, silu), and the two layers of
             a gated MLP with their activation, as in models of Llama's family. A fused product is
             rounded once, after the activation, where single ones are rounded one by one. The
-            weights of a gated MLP become halves of one matrix. Compiled programs, autocast and
-            layers with hooks compute such an MLP as before. A gated MLP of fp8 layers becomes two
-            products with fp8 between them, where no gradients are needed.
+            weights of a gated MLP become halves of one matrix, unless something else uses their
+            memory; no call moves them. Compiled programs, autocast and layers with hooks compute
+            such an MLP as before, and so does an MLP whose weights were sharded or replaced. A
+            gated MLP of fp8 layers becomes two products with fp8 between them, where no gradients
+            are needed.
         experts: Whether to swap experts.
         dry_run: Whether to report only, and change nothing.
 
