@@ -131,7 +131,8 @@ def grouped_gemm(draw: Draw, forms: str = "mkb") -> tuple[Any, ...]:
     form, (mat_a, mat_b, offs) = groups(draw, forms)
     bias = draw.maybe(draw.E, draw.columns)
     result = (draw.M, draw.N) if form == "m" else (draw.E, draw.M, draw.N)
-    residual, rows = draw.maybe(*result), (None, None, None)
+    residual = draw.maybe(*result)
+    rows: tuple[Tensor | None, ...] = (None, None, None)
     if form == "m" and draw.random() < 0.5:
         index, places = torch.randint(0, max(draw.M, 1), (draw.M,)), torch.randperm(draw.M)
         rows = index, places.int(), draw.maybe(draw.M, dtype=torch.float32)

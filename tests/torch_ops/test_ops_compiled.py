@@ -219,6 +219,12 @@ OFFS = torch.tensor([1, 2, 5], dtype=torch.int32)
 NARROW = torch.randn(16, 16).to(torch.float8_e4m3fn)
 ONE = torch.ones(())
 
+
+def quantized_product(x: Tensor) -> Tensor:
+    values, scale = quantize(x, "1x128")
+    return scaled_mm(values, NARROW.t(), scale, ONE.view(1, 1))
+
+
 # Functions of a tensor of a size that the graph does not know, (u, 16), and of another one. Those
 # of a group are one program, because each program takes a second.
 UNBACKED: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -268,11 +274,7 @@ UNBACKED: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
         "scaled_mm": lambda x, y: scaled_mm(
             x.detach().to(NARROW.dtype), NARROW.t(), ONE, ONE, residual=y.bfloat16()
         ),
-        "scales of blocks": lambda x, y: scaled_mm(
-            *(lambda x8, scale: (x8, NARROW.t(), scale, ONE.view(1, 1)))(
-                *quantize(x.detach(), "1x128")
-            )
-        ),
+        "scales of blocks": lambda x, y: quantized_product(x.detach()),
     },
 }
 

@@ -18,7 +18,7 @@ def holds(condition: bool | torch.SymBool) -> bool:
 
     assumed = bool(guard_or_true(condition))
     if assumed:
-        torch._check(condition)  # type: ignore[arg-type] # torch's stub lacks SymBool
+        torch._check(condition)
     return assumed
 
 
