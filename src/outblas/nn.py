@@ -284,8 +284,8 @@ def patch(
                 _rebind(module, "forward", torch.nn.Linear, Linear)
                 become(module, Linear)
         fusion.apply(fused for _, fused in fusions)
-        for layer in (*found.values(), *quantized.values()):
-            layer.apply()
+        for experts_or_layer in (found | quantized).values():
+            experts_or_layer.apply()
         for _, mlp in mlps:
             mlp.apply()
     bypasses = bypassed(model)

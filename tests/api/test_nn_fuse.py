@@ -282,14 +282,45 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused(
 ) -> None:
     model = Mlp().requires_grad_(not is_frozen)
     patch(model, fuse=True)
-    y = model(X.clone().requires_grad_())
+    x = X.clone().requires_grad_()
+    y = model(x)
 
     with torch.no_grad():
         getattr(model, name).weight.add_(1)
 
     assert len(products) == 1
     with pytest.raises(RuntimeError, match=r"modified (inplace|by an inplace operation)"):
-        y.sum().backward()
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_a_weight_may_change_that_no_gradient_needs(products: list[str | None]) -> None:
+    model = Mlp()
+    patch(model, fuse=True)
+    y = model(X)
+
+    with torch.no_grad():
+        model.w1.weight.add_(1)
+    y.sum().backward()
+
+    assert len(products) == 1
+
+
+@pytest.mark.parametrize("frozen", [[], ["w1"], ["w1", "w3"], ["x"], ["x", "w3"]])
+def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], products: list[str | None]) -> None:
+    model, found = Mlp(bias=True), []
+    patch(model, fuse=True)
+    plain = copy.deepcopy(model)
+    unpatch(plain)
+    for net in (model, plain):
+        x = X.clone().requires_grad_("x" not in frozen)
+        leaves = [x, net.w1.weight, net.w3.weight, net.w1.bias]
+        for leaf, at in zip(leaves, ("x", "w1", "w3"), strict=False):
+            leaf.requires_grad_(at not in frozen)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found.append(torch.autograd.grad(net(x).square().sum(), wanted))
+
+    assert len(products) == 1
+    torch.testing.assert_close(*found)
 
 
 def test_an_optimizer_trains_a_fused_mlp_as_any_other(products: list[str | None]) -> None:

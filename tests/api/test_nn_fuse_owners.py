@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing import reductions
 from torch.nn.parallel import DistributedDataParallel
@@ -184,25 +185,23 @@ def trained(model: Any, optimizer: Any, steps: int = 3, x: Tensor = X) -> list[f
     return losses
 
 
-def adam(model: Any) -> Any:
-    return torch.optim.AdamW(model.parameters(), lr=0.05)
+def sgd(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def sharded(*modules: Any) -> Any:
+    mesh = init_device_mesh("cpu", (1,))
+    for module in modules:
+        fsdp.fully_shard(module, mesh=mesh)
+    return modules[-1]
 
 
 def of_blocks(model: Any) -> Any:
-    for block in model:
-        if isinstance(block, Mlp | nn.Linear):
-            fsdp.fully_shard(block)
-    return fsdp.fully_shard(model)
-
-
-def whole(model: Any) -> Any:
-    return fsdp.fully_shard(model)
+    return sharded(model[0], model[1], model[3], model)
 
 
 def of_layers(model: Any) -> Any:
-    fsdp.fully_shard(model[0].w1)
-    fsdp.fully_shard(model[1])
-    return fsdp.fully_shard(model)
+    return sharded(model[0].w1, model[1], model)
 
 
 def ddp(model: Any) -> Any:
@@ -211,16 +210,16 @@ def ddp(model: Any) -> Any:
 
 def zero(model: Any) -> Any:
     return ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=0.05
+        model.parameters(), torch.optim.SGD, parameters_as_bucket_view=True, lr=0.5
     )
 
 
 # What is made of a model, its optimizer, and how many MLPs are fused in each step.
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = {
-    "fully_shard of blocks": (of_blocks, adam, 0),
-    "fully_shard of all": (whole, adam, 0),
-    "fully_shard of layers": (of_layers, adam, 0),
-    "DDP": (ddp, adam, 2),
+    "fully_shard of blocks": (of_blocks, sgd, 0),
+    "fully_shard of all": (sharded, sgd, 0),
+    "fully_shard of layers": (of_layers, sgd, 0),
+    "DDP": (ddp, sgd, 2),
     "ZeRO": (lambda model: model, zero, 0),
 }
 

@@ -12,7 +12,7 @@ import torch
 
 from ..api import linear
 from ..core.compat.torch_private import any_autocast, forward_levels
-from ..torch_ops.autograd_levels import unobserved
+from ..torch_ops.autograd_levels import requires_grad, unobserved
 from . import halves, replaced
 from .functions import computes, has_hooks
 from .halves import Halves
@@ -94,38 +94,36 @@ def alike(gate: Any, up: Any) -> bool:
 
 
 # ---- computing
-class _Joined(torch.autograd.Function):
-    """The matrix whose halves two weights are, which get its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.rows = gate.shape[0]
-        return matrix.view_as(matrix)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor]:
-        return None, g[: ctx.rows], g[ctx.rows :]
-
-
-class _Checked(torch.autograd.Function):
-    """A result whose backward pass raises if a weight has been modified since.
-
-    The matrix does not count what is written to the weights.
+class _Entered(torch.autograd.Function):
+    """The matrix and the input as the GEMM takes them. Gradients of the matrix go to gate and up.
+    The backward pass raises if one of these has been modified since, which the matrix cannot tell.
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, matrix: Tensor, gate: Tensor, up: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        _, of_gate, of_up, of_x = ctx.needs_input_grad
+        matrix, x = matrix.view_as(matrix), x.view_as(x)
+        idle = [t for t, is_needed in ((matrix, of_gate or of_up), (x, of_x)) if not is_needed]
+        ctx.mark_non_differentiable(*idle)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(gate, up)
-        return y.view_as(y)
+        return matrix, x
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        _ = ctx.saved_tensors
-        return g, None, None
+    def backward(
+        ctx: Any, g: Tensor | None, g_x: Tensor | None
+    ) -> tuple[None, Tensor | None, Tensor | None, Tensor | None]:
+        if ctx.needs_input_grad[3]:
+            _ = ctx.saved_tensors  # g_x comes from them
+        if g is None:
+            return None, None, None, g_x
+        rows = g.shape[0] // 2
+        return None, g[:rows], g[rows:], g_x
 
 
-_joined: Callable[..., Tensor] = _Joined.apply
-_checked: Callable[..., Tensor] = _Checked.apply
+_entered: Callable[..., tuple[Tensor, Tensor]] = _Entered.apply
 
 
 def _forward(
@@ -140,13 +138,10 @@ def _forward(
     children: dict[str, Any] = mlp._modules
     gate, up, down = (children[name] for name in names[:3])
     weights = gate.weight, up.weight
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        matrix = _joined(matrix, *weights)
+    if requires_grad(x, *weights):
+        matrix, x = _entered(matrix, *weights, x)
     bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
-    inner = linear(x, matrix, bias, activation=names.activation)
-    if torch.is_grad_enabled() and x.requires_grad:
-        inner = _checked(inner, *weights)
-    result = down(inner)
+    result = down(linear(x, matrix, bias, activation=names.activation))
     return result
 
 

@@ -28,14 +28,16 @@ class Halves:
 
     def __init__(self) -> None:
         self.memory: Any = None  # a weak reference
-        self.form: tuple[Any, ...] = ()
+        self.shape: tuple[int, ...] = ()
+        self.dtype: Any = None
 
     def __reduce__(self) -> tuple[type[Halves], tuple[()]]:
         return Halves, ()
 
     def join(self, first: Tensor, second: Tensor) -> None:
         """Makes two tensors the halves of a matrix, if no `reason` forbids it."""
-        self.memory, self.form = _matrix_of(first, second), _form(first)
+        self.memory = _matrix_of(first, second)
+        self.shape, self.dtype = first.shape, first.dtype
         if self.memory is None and not (reason(first) or reason(second)):
             self.memory = torch_private.weak_storage(_moved(first, second))
             _matrices[:] = [m for m in _matrices if storage_at(m.cdata) is not None]
@@ -49,9 +51,11 @@ class Halves:
         # While `memory` is referred to, no other tensor has these addresses.
         if memory is None or not _are_halves(memory, first, second):
             return None
-        if _form(first) != self.form or _form(second) != self.form:
+        if not (first.shape == second.shape == self.shape and first.dtype is self.dtype):
             return None
-        rows, columns = first.shape
+        if not (second.dtype is self.dtype and first.is_contiguous() and second.is_contiguous()):
+            return None
+        rows, columns = self.shape
         return _view(memory, (2 * rows, columns), first)
 
 
@@ -85,10 +89,6 @@ def reason(t: Tensor) -> str:
     return ""
 
 
-def _form(t: Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device
-
-
 def _are_halves(memory: Any, first: Tensor, second: Tensor) -> bool:
     """Returns whether two tensors begin where the halves of a matrix do."""
     begin: int = memory.data_ptr()
@@ -98,7 +98,9 @@ def _are_halves(memory: Any, first: Tensor, second: Tensor) -> bool:
 
 def _matrix_of(first: Tensor, second: Tensor) -> Any:
     """Returns a reference to the memory of which two tensors are the halves already, or None."""
-    if _form(first) != _form(second) or not first.is_contiguous():
+    if first.shape != second.shape or first.dtype is not second.dtype:
+        return None
+    if not (first.is_contiguous() and second.is_contiguous()):
         return None
     for reference in _matrices:
         memory = storage_at(reference.cdata)

@@ -56,8 +56,8 @@ FAULTS = (
     Fault(
         "gradients_of_gate_and_up_are_swapped",
         _GATED,
-        "        return None, g[: ctx.rows], g[ctx.rows :]\n",
-        "        return None, g[ctx.rows :], g[: ctx.rows]\n",
+        "        return None, g[:rows], g[rows:], g_x\n",
+        "        return None, g[rows:], g[:rows], g_x\n",
         FUSED,
         "The gradients of a fused MLP's halves are exchanged.",
     ),
@@ -176,10 +176,10 @@ FAULTS = (
     Fault(
         "gradient_of_a_broadcast_operand",
         _AUTOGRAD,
-        "return t.sum(tuple(range(lead))) if t.shape[lead:] == shape else t.sum_to_size(shape)",
-        "return t[(0,) * lead] if t.shape[lead:] == shape else t.sum_to_size(shape)",
+        "return t.sum(dims, keepdim=True).reshape(shape) if dims else t",
+        "return t.mean(dims, keepdim=True).reshape(shape) if dims else t",
         GRADIENTS,
-        "The gradient of a repeated operand is that of its first repetition.",
+        "The gradient of a repeated operand is the mean of those of its repetitions.",
     ),
     Fault(
         "gradient_of_the_bias_behind_the_activation",
@@ -252,7 +252,7 @@ FAULTS = (
         _OPS,
         "    return a.new_empty(problem.check_addend(c, a, b))\n",
         "    return a.new_empty(problem.check_pair(a, b))\n",
-        (Check("test_fake_addend.py"),),
+        (Check("test_fakes.py"),),
         "The fake of addmm takes an addend of any shape.",
     ),
     Fault(
