@@ -378,7 +378,8 @@ class _InOrder(NamedTuple):
         tensors: GroupedTensors,
     ) -> None:
         """Raises OperandError where ends decrease."""
-        if not (problem.capacity or capturing(offs.device)):
+        are_counts = problem.capacity > 0 or not problem.M
+        if not (are_counts or capturing(offs.device)):
             grouped.check_order(offs.tolist())
         self.kernels.run(problem, a, b, out, offs, tensors)
 

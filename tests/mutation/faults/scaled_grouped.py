@@ -109,8 +109,8 @@ FAULTS = (
     Fault(
         "scales_of_any_shape",
         _CORE,
-        " or tuple(t.shape) != shape:",
-        ":",
+        "if not (is_float32 and are_equal(t.shape, shape)):",
+        "if not is_float32:",
         REFUSED,
         "Scales of other blocks are read beyond their end.",
     ),
