@@ -49,7 +49,7 @@ class MLP(nn.Module):
         self.gate = fp8_layer(K, inner, has_bias=has_bias)
         self.up = fp8_layer(K, inner, has_bias=has_bias)
         self.down = fp8_layer(inner, K, has_bias=has_bias)
-        self.act = nn.SiLU()
+        self.act: nn.Module = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.act(self.gate(x)) * self.up(x))

@@ -355,7 +355,11 @@ def converted(model: nn.Module) -> nn.Module:
 
 
 # How often a copy or a converted model computes gate and up at once.
-MOVES = {deep_copied: 0, saved_and_loaded: 0, converted: 1}
+MOVES: dict[Callable[[nn.Module], nn.Module], int] = {
+    deep_copied: 0,
+    saved_and_loaded: 0,
+    converted: 1,
+}
 
 
 @pytest.mark.parametrize("move", MOVES)
@@ -455,7 +459,7 @@ def scripted(model: nn.Module) -> Tensor:
 
 def functional(model: nn.Module) -> Tensor:
     """The gradient that torch.func computes."""
-    weights = dict(model.named_parameters())
+    weights: dict[str, Tensor] = dict(model.named_parameters())
 
     def loss(weights: dict[str, Tensor]) -> Tensor:
         result: Tensor = torch.func.functional_call(model, weights, (X,)).square().sum()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .compat.torch_private import assume
+
 
 def holds(condition: bool | torch.SymBool) -> bool:
     """Returns whether a condition that a call must fulfil holds. What only a run tells is assumed;
@@ -18,7 +20,7 @@ def holds(condition: bool | torch.SymBool) -> bool:
 
     assumed = bool(guard_or_true(condition))
     if assumed:
-        torch._check(condition)
+        assume(condition)
     return assumed
 
 

@@ -415,6 +415,14 @@ increment_version: Callable[[Any], None] = take(
     "torch.autograd.graph.increment_version does",
 )
 
+# Assumes a condition of sizes that only a run tells. The program then asserts it.
+assume: Callable[[Any], Any] = take(
+    "torch:_check",
+    bool,
+    "compiling calls whose sizes only a run tells",
+    "the error of a condition that nobody knows is torch's own",
+)
+
 
 def _no_version(t: Tensor) -> int:
     return 0
