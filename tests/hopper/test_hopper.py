@@ -12,7 +12,7 @@ from support.hopper_problems import FIRST_AND_LAST, ONE_CONSUMER, RUNGS, load
 from outblas.inspect import GateError, Inspection, inspect
 
 MULTICAST, TMA_STORE, SET_REGISTERS = "UTMALDG.2D.MULTICAST", "UTMASTG", "USETMAXREG"
-ARRIVAL_OF_EACH_THREAD = "SYNCS.ARRIVE.TRANS64.ART0"
+ARRIVAL_OF_EACH_THREAD = "SYNCS.ARRIVE.TRANS64.A1T0"
 
 
 class Claim(NamedTuple):
