@@ -192,7 +192,7 @@ def play(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
         root = folder / name
         (root / "outblas" / "cli").mkdir(parents=True)
         (root / "outblas" / "__init__.py").write_text(f"name = {name!r}")
-        (root / "outblas" / "cli" / "__init__.py").write_text("app = lambda: None")
+        (root / "outblas" / "cli" / "__init__.py").write_text("app = lambda prog_name: None")
         (root / "torch.py").touch()
         found.append(Tree(name, root))
     probe = folder / "probe.py"
