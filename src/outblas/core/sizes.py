@@ -49,9 +49,9 @@ def _equal(size: int, other: int) -> bool:
     return size == other
 
 
-def broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Returns whether a tensor of a shape can be expanded to the shape that is wanted."""
-    return len(shape) <= len(wanted) and all(
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Returns whether a tensor of a shape can be expanded to the target shape."""
+    return len(shape) <= len(target) and all(
         is_one(size) or holds(size == other)
-        for size, other in zip(shape[::-1], wanted[::-1], strict=False)
+        for size, other in zip(shape[::-1], target[::-1], strict=False)
     )

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core import forks, invariance
-from ..core.compat.torch_private import get_sm_carveout, tensor_guard
+from ..core.compat.torch_private import tensor_guard
 from ..core.epilogue import EpilogueArgs
 from ..core.errors import OperandError
-from ..core.sm_carveout import call_limit as _limit
+from ..core.sm_carveout import reserved
 from ..core.tensor_memory import LINE
 from ..core.tensor_memory import read_address as _address
 from ..runtime import dispatch
@@ -143,8 +143,7 @@ def attempt(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        left = (_limit.ever and _limit.count()) or get_sm_carveout()
-        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant, left)
+        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant, reserved())
         if c is not None:
             tensors = (a, b, c)
             key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)

@@ -181,17 +181,15 @@ OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]
     "_scaled_mm_v2": (SCALED, _scaled_by_recipe),
     "_scaled_mm_v2.out": (SCALED, _scaled_by_recipe),
     GROUPED: (GROUPED, _grouped),
-    "mm.dtype": (REFUSED, _refused),
-    "mm.dtype_out": (REFUSED, _refused),
-    "bmm.dtype": (REFUSED, _refused),
-    "bmm.dtype_out": (REFUSED, _refused),
-    "addmm.dtype": (REFUSED, _refused),
-    "addmm.dtype_out": (REFUSED, _refused),
-    "baddbmm.dtype": (REFUSED, _refused),
-    "baddbmm.dtype_out": (REFUSED, _refused),
-    "_addmm_activation": (REFUSED, _refused),
-    "_addmm_activation.out": (REFUSED, _refused),
-    "addmv": (REFUSED, _refused),
-    "addmv.out": (REFUSED, _refused),
-    "addmv_": (REFUSED, _refused),
+    **dict.fromkeys(
+        (
+            *(
+                f"{name}.dtype{out}"
+                for name in ("mm", "bmm", "addmm", "baddbmm")
+                for out in ("", "_out")
+            ),
+            *("_addmm_activation", "_addmm_activation.out", "addmv", "addmv.out", "addmv_"),
+        ),
+        (REFUSED, _refused),
+    ),
 }
