@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 import outblas
 from outblas import patch, unpatch
-from outblas.patching import activated, gated
+from outblas.patching import activated
 from outblas.patching.halves import are_joined
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
@@ -199,20 +199,6 @@ def test_a_layer_that_the_filter_does_not_take_is_not_fused() -> None:
 
 
 # ---- gated MLPs
-@pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The activations of the products that fused MLPs compute."""
-    activations: list[str | None] = []
-    linear = gated.linear
-
-    def recording(*given: Any, activation: Any) -> Tensor:
-        activations.append(activation)
-        return linear(*given, activation=activation)
-
-    monkeypatch.setattr(gated, "linear", recording)
-    return activations
-
-
 GATED = {"relu": "reglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "silu": "swiglu"}
 
 

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from outblas import patch, unpatch
 from outblas.core.compat import torch_private
-from outblas.patching import gated
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -42,20 +41,6 @@ class Mlp(nn.Module):
 def net() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(Mlp(), nn.Linear(8, 8), nn.GELU(), Mlp())
-
-
-@pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The activations of the products that fused MLPs compute."""
-    activations: list[str | None] = []
-    linear = gated.linear
-
-    def recording(*given: Any, activation: Any) -> Tensor:
-        activations.append(activation)
-        return linear(*given, activation=activation)
-
-    monkeypatch.setattr(gated, "linear", recording)
-    return activations
 
 
 # ---- memory that others write to
