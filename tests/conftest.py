@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -189,3 +189,19 @@ def as_in_the_fuzz():
     yield
     logging.disable(logging.NOTSET)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fused_gemms(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The activations of the GEMMs that fused MLPs compute, in the order of the calls."""
+    from outblas.patching import gated
+
+    activations: list[str | None] = []
+    linear = gated.linear
+
+    def recording(*operands: Any, activation: Any) -> torch.Tensor:
+        activations.append(activation)
+        return linear(*operands, activation=activation)
+
+    monkeypatch.setattr(gated, "linear", recording)
+    return activations

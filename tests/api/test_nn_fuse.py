@@ -205,7 +205,7 @@ GATED = {"relu": "reglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "silu": "s
 @pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
 @pytest.mark.parametrize("name", GATED)
 def test_a_gated_mlp_has_one_product_for_gate_and_up(
-    name: str, bias: bool, products: list[str | None]
+    name: str, bias: bool, fused_gemms: list[str | None]
 ) -> None:
     model = Mlp(ACTIVATIONS[name](), bias)
     expected, their_gradients = model(X), gradients(model, X)
@@ -214,7 +214,7 @@ def test_a_gated_mlp_has_one_product_for_gate_and_up(
 
     assert report.fused == {"(root)": f"w1 and w3 are one product with {GATED[name]}"}
     torch.testing.assert_close(model(X), expected)
-    assert products == [GATED[name]]
+    assert fused_gemms == [GATED[name]]
     torch.testing.assert_close(gradients(model, X), their_gradients)
 
 
@@ -264,7 +264,7 @@ def test_second_derivatives_of_a_fused_mlp() -> None:
 @pytest.mark.parametrize("is_frozen", [False, True])
 @pytest.mark.parametrize("name", ["w1", "w3"])
 def test_a_weight_that_changes_before_the_backward_pass_is_refused(
-    name: str, is_frozen: bool, products: list[str | None]
+    name: str, is_frozen: bool, fused_gemms: list[str | None]
 ) -> None:
     model = Mlp().requires_grad_(not is_frozen)
     patch(model, fuse=True)
@@ -274,12 +274,12 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused(
     with torch.no_grad():
         getattr(model, name).weight.add_(1)
 
-    assert len(products) == 1
+    assert len(fused_gemms) == 1
     with pytest.raises(RuntimeError, match=r"modified (inplace|by an inplace operation)"):
         torch.autograd.grad(y.sum(), x)
 
 
-def test_a_weight_may_change_that_no_gradient_needs(products: list[str | None]) -> None:
+def test_a_weight_may_change_that_no_gradient_needs(fused_gemms: list[str | None]) -> None:
     model = Mlp()
     patch(model, fuse=True)
     y = model(X)
@@ -288,11 +288,11 @@ def test_a_weight_may_change_that_no_gradient_needs(products: list[str | None]) 
         model.w1.weight.add_(1)
     y.sum().backward()
 
-    assert len(products) == 1
+    assert len(fused_gemms) == 1
 
 
 @pytest.mark.parametrize("frozen", [[], ["w1"], ["w1", "w3"], ["x"], ["x", "w3"]])
-def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], products: list[str | None]) -> None:
+def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], fused_gemms: list[str | None]) -> None:
     model, found = Mlp(bias=True), []
     patch(model, fuse=True)
     plain = copy.deepcopy(model)
@@ -305,11 +305,11 @@ def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], products: list[str 
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         found.append(torch.autograd.grad(net(x).square().sum(), wanted))
 
-    assert len(products) == 1
+    assert len(fused_gemms) == 1
     torch.testing.assert_close(*found)
 
 
-def test_an_optimizer_trains_a_fused_mlp_as_any_other(products: list[str | None]) -> None:
+def test_an_optimizer_trains_a_fused_mlp_as_any_other(fused_gemms: list[str | None]) -> None:
     model = Mlp()
     theirs = copy.deepcopy(model)
     optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1) for net in (model, theirs)]
@@ -321,7 +321,7 @@ def test_an_optimizer_trains_a_fused_mlp_as_any_other(products: list[str | None]
             optimizer.step()
 
     torch.testing.assert_close(model.state_dict(), theirs.state_dict())
-    assert len(products) == 3
+    assert len(fused_gemms) == 3
 
 
 def deep_copied(model: nn.Module) -> nn.Module:
@@ -350,7 +350,7 @@ MOVES: dict[Callable[[nn.Module], nn.Module], int] = {
 
 @pytest.mark.parametrize("move", MOVES)
 def test_a_fused_mlp_that_moved_computes_the_same(
-    move: Callable[[nn.Module], nn.Module], products: list[str | None]
+    move: Callable[[nn.Module], nn.Module], fused_gemms: list[str | None]
 ) -> None:
     model = Mlp()
     patch(model, fuse=True)
@@ -358,7 +358,7 @@ def test_a_fused_mlp_that_moved_computes_the_same(
     moved = move(model)
     got = moved(X)
 
-    assert len(products) == MOVES[move]
+    assert len(fused_gemms) == MOVES[move]
     again = patch(moved, fuse=True)  # of what was loaded the memory is a file's
     assert len(again.fused) == (move is not saved_and_loaded)
     torch.testing.assert_close(moved(X), got)
@@ -366,7 +366,7 @@ def test_a_fused_mlp_that_moved_computes_the_same(
     torch.testing.assert_close(moved(X), got)
 
 
-def test_a_state_dict_has_the_weights_as_before(products: list[str | None]) -> None:
+def test_a_state_dict_has_the_weights_as_before(fused_gemms: list[str | None]) -> None:
     model, theirs = Mlp(), Mlp()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     patch(model, fuse=True)
@@ -375,10 +375,10 @@ def test_a_state_dict_has_the_weights_as_before(products: list[str | None]) -> N
     model.load_state_dict(theirs.state_dict())
 
     torch.testing.assert_close(model(X), theirs(X))
-    assert products == ["swiglu"]
+    assert fused_gemms == ["swiglu"]
 
 
-def test_weights_are_not_moved_by_a_call(products: list[str | None]) -> None:
+def test_weights_are_not_moved_by_a_call(fused_gemms: list[str | None]) -> None:
     model = Mlp()
     expected = model(X)
     patch(model, fuse=True)
@@ -388,10 +388,10 @@ def test_weights_are_not_moved_by_a_call(products: list[str | None]) -> None:
     torch.testing.assert_close(model(X), expected)
 
     assert [p.data_ptr() for p in model.parameters()] == addresses
-    assert products == []
+    assert fused_gemms == []
 
 
-def test_weights_that_are_patched_again_stay_where_they_are(products: list[str | None]) -> None:
+def test_weights_that_are_patched_again_stay_where_they_are(fused_gemms: list[str | None]) -> None:
     model = Mlp()
     patch(model, fuse=True)
     addresses = [p.data_ptr() for p in model.parameters()]
@@ -403,7 +403,7 @@ def test_weights_that_are_patched_again_stay_where_they_are(products: list[str |
 
     assert [p.data_ptr() for p in model.parameters()] == addresses
     assert alias.data_ptr() == addresses[0]
-    assert products == ["swiglu"]
+    assert fused_gemms == ["swiglu"]
 
 
 def as_it_is(model: nn.Module) -> Tensor:

@@ -104,7 +104,7 @@ def doubled(model: Any) -> Any:
 
 @pytest.mark.parametrize("name", OWNERS)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_others_write_arrives(name: str, when: str, products: list[str | None]) -> None:
+def test_what_others_write_arrives(name: str, when: str, fused_gemms: list[str | None]) -> None:
     model = net()
     expected = doubled(model)(X)
     owned = OWNERS[name](model) if when == "before" else []
@@ -112,7 +112,7 @@ def test_what_others_write_arrives(name: str, when: str, products: list[str | No
     report = patch(model, fuse=True)
     model(X)
     fused = 0 if when == "before" else 2
-    assert len(products) == fused
+    assert len(fused_gemms) == fused
     assert len(report.fused) == 1 + fused
     assert len([why for why in report.remarks.values() if "Mlp computes as without" in why]) == (
         2 - fused
@@ -129,7 +129,7 @@ def test_what_others_write_arrives(name: str, when: str, products: list[str | No
     torch.testing.assert_close(model(X), expected)
 
 
-def test_tied_weights_stay_tied(products: list[str | None]) -> None:
+def test_tied_weights_stay_tied(fused_gemms: list[str | None]) -> None:
     model = net()
     model[3].w1.weight = model[0].w1.weight
 
@@ -222,7 +222,7 @@ class TestInOneProcess:
     @pytest.mark.parametrize("name", WAYS)
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_a_fused_model_trains_as_any_other(
-        self, name: str, when: str, products: list[str | None]
+        self, name: str, when: str, fused_gemms: list[str | None]
     ) -> None:
         wrap, optimizer, fused = WAYS[name]
         plain = wrap(net())
@@ -241,7 +241,7 @@ class TestInOneProcess:
         losses = trained(wrapped, made)
 
         assert losses == pytest.approx(expected, rel=1e-5)
-        assert len(products) == 3 * fused
+        assert len(fused_gemms) == 3 * fused
         if not fused:
             parameters = [p for p in wrapped.parameters() if type(p) is nn.Parameter]
             assert [p.data_ptr() for p in parameters] == addresses, "the optimizer has other memory"
