@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage machine-code snapshot bench-host native fuzz chaos mutation claims pages docs release-check lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host native fuzz chaos mutation pages docs release-check lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -87,10 +87,6 @@ chaos: $(READY)
 mutation: $(READY)
 	$(BIN)/python -m tests.mutation
 
-# What the seed documents claim beside what was measured: writes docs/claims.md from results/.
-claims: $(READY)
-	$(BIN)/python -m docs.seed_claims
-
 # A page of docs/learn/ for each rung, from its docstring and code, from results/ and the snapshot of machine code; and
 # the commands, configs and operators of docs/reference/.
 pages: $(READY)
@@ -117,11 +113,11 @@ lint: $(READY)
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	ln -s $(CURDIR)/src/_outblas_command.py build/types/
-	mkdir build/types/docs && ln -s $(CURDIR)/docs/reference_pages $(CURDIR)/docs/rung_pages $(CURDIR)/docs/seed_claims build/types/docs/
+	mkdir build/types/docs && ln -s $(CURDIR)/docs/reference_pages $(CURDIR)/docs/rung_pages build/types/docs/
 	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
 
 types-of-package:
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.reference_pages -p docs.rung_pages -p docs.seed_claims -m _outblas_command
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.reference_pages -p docs.rung_pages -m _outblas_command
 
 types-of-tests:
 	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .

@@ -28,7 +28,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "reference_pages/**", "rung_pages/**", "seed_claims/**"]
+exclude_patterns = ["_build", "reference_pages/**", "rung_pages/**"]
 nitpicky = False
 default_role = "py:obj"  # of docstrings: `outblas.matmul` links to it, and other names are code
 suppress_warnings = ["config.cache"]

@@ -7,8 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import seed_claims
-
 from outblas.report import evidence, ladder, readme
 from support import commands
 
@@ -67,22 +65,6 @@ def loaded(*entries: Entry, **environment: Any) -> evidence.Evidence:
             write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)
         ]
         return evidence.load(paths)
-
-
-def findings(*entries: Entry) -> dict[str, seed_claims.Finding]:
-    """Of every claim, by its text."""
-    return {s.claim.text: s.finding for s in seed_claims.settled(loaded(*entries))}
-
-
-def finding(part: str, *entries: Entry) -> seed_claims.Finding:
-    """Of the one claim that has these words."""
-    (found,) = [found for text, found in findings(*entries).items() if part in text]
-    return found
-
-
-def verdict(part: str, *entries: Entry) -> tuple[str, float | None]:
-    found = finding(part, *entries)
-    return found.verdict, found.value
 
 
 def rows_of(name: str, sizes: tuple[int, ...], *entries: Entry) -> dict[str, ladder.Row]:

@@ -66,14 +66,10 @@ def ladder(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Shows every rung of a ladder beside the figure of its source document.
-
-    In a checkout it also lists what the seed documents claim, and whether our measurements agree.
-    """
+    """Shows every rung of a ladder beside the figure of its source document."""
     from ..report import ladder as report
     from ..report import ladder_chart, page, sizes
     from ..report.table import Table
-    from . import seed_claims
 
     with usage_errors():
         check_files(save, html, chart)
@@ -86,27 +82,20 @@ def ladder(
         picture: Any = (
             ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
         )
-    with progress_line.shown("testing the claims"):
-        claims = seed_claims.claims_table(evidence, ladder)
     rungs = Table(report.title(rows), report.columns(ladder), [row.cells() for row in rows])
     others = []
     if last:
         cells = [row.cells() for row in sweep]
         others.append(Table(sizes.title(last, sweep), sizes.COLUMNS, cells))
-    if claims:
-        others.append(claims.table)
     value = {
         "sizes": edges,
         "rungs": [row.record() for row in rows],
         "sweep": {"kernel": last, "sizes": [row.record() for row in sweep]},
-        "claims": claims.records if claims else [],
     }
 
     def show() -> None:
         for each in (rungs, *others):
             table(*each)
-        if claims is None:
-            note(seed_claims.MISSING)
 
     give(value, show, json=json, save=save)
     if html is not None:
