@@ -1,114 +1,156 @@
-"""Plants faults in copies of the sources, and reports which test catches each.
+"""Plants faults in copies of the kernels' sources, and says which test catches each.
 
 python -m tests.mutation                     all faults; fails where one is not caught
 python -m tests.mutation --only 'split_k*'   some of them
-python -m tests.mutation --list              what there is to plant
 """
 
 import argparse
 import fnmatch
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
-import threading
-import time
+import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
-from .fault import Check, Fault, StaleFault
-from .faults import FAULTS
-from .runner import BROKEN, CAUGHT, HUNG, BaselineFailed, Outcome, Runner, start_from
-from .shadow import Project
+from .faults import FAULTS, Check, Fault, StaleFault
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARIES = ("torch", "triton.experimental.gluon", "cutlass.cute", "hypothesis", "pytest")
-_printing = threading.Lock()
+PACKAGE = "outblas.hopper"  # that the faults are of
+CAUGHT, SURVIVED, BROKEN, HUNG = "caught", "survived", "broken", "hung"
+SECONDS = 600  # that a check is given
+
+# What code raises that cannot run at all. Of such a fault no test can be said to have caught it.
+BREAKAGE = (
+    "AttributeError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+    "SyntaxError",
+    "TypeError",
+    "UnboundLocalError",
+)
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+class Outcome(NamedTuple):
+    """What came of a run of tests.
+
+    verdict: `SURVIVED` if all passed; `CAUGHT` if one failed for what it asserts; `BROKEN` if the
+        code could not run, or no test did; `HUNG` if there was no end to it.
+    test: the test that failed.
+    detail: what it said, or pytest's last lines.
+    """
+
+    verdict: str
+    test: str = ""
+    detail: str = ""
+
+
+def copy_packages(root: Path, folder: Path) -> None:
+    """Lays out the packages of a checkout below `folder` as an installation does."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    setuptools = project["tool"]["setuptools"]
+    for package in setuptools["packages"]:
+        parts, folders = package.split("."), setuptools["package-dir"]
+        depth = next(n for n in range(len(parts), -1, -1) if ".".join(parts[:n]) in folders)
+        source = root.joinpath(folders[".".join(parts[:depth])], *parts[depth:])
+        target = folder.joinpath(*parts)
+        target.mkdir(parents=True, exist_ok=True)
+        for path in source.iterdir():
+            if path.is_file():
+                shutil.copy(path, target)
+        for tables in source.glob("tables"):
+            shutil.copytree(tables, target / "tables")
+
+
+def run_check(root: Path, packages: Path, check: Check, seconds: float = SECONDS) -> Outcome:
+    """Runs tests of a checkout with the packages of another folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [
+            *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
+            *("-p", "no:randomly", "--hypothesis-seed=0", f"--basetemp={folder}/tmp"),
+            *(f"--junitxml={report}", str(check.path(root / "tests"))),
+            *("-m", "not gpu and not slow and not compile", "-k", check.select),
+        ]
+        environment = os.environ | {
+            "PYTHONPATH": str(packages),
+            "OUTBLAS_CACHE_DIR": f"{folder}/cache",
+            "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis",
+        }
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=root, capture_output=True, text=True, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(HUNG, detail=f"no end after {seconds:.0f} s")
+        if done.returncode == 0:
+            return Outcome(SURVIVED)
+        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+        for case in cases:
+            failure = case.find("failure")
+            if failure is not None:
+                message = failure.get("message", "")
+                error = message.partition(":")[0].rpartition(".")[2]
+                verdict = BROKEN if error in BREAKAGE else CAUGHT
+                return Outcome(verdict, f"{case.get('classname')}::{case.get('name')}", message)
+        return Outcome(BROKEN, detail="\n".join(done.stdout.splitlines()[-15:]))
+
+
+def try_fault(root: Path, package: str, fault: Fault) -> Outcome:
+    """What the tests of a fault say to it, planted in a copy of the packages."""
+    with tempfile.TemporaryDirectory(prefix="outblas-mutation-") as folder:
+        copy_packages(root, Path(folder))
+        sources = Path(folder, *package.split("."))
+        (sources / fault.file).write_text(fault.planted(sources), encoding="utf-8")
+        return run_check(root, Path(folder), fault.check)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 if every fault is caught, 1 if one is not, 2 where nothing can be said."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--only", metavar="PATTERN", action="append", help="faults by name, such as 'split_k*'"
-    )
-    parser.add_argument("--list", action="store_true", help="list the faults and run nothing")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="faults tried side by side"
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
-    return parser.parse_args(given)
-
-
-def main(given: list[str] | None = None) -> int:
-    """Returns 0 if every fault is caught, 1 if one is not, 2 where nothing can be said."""
-    asked = arguments(given)
-    patterns = asked.only or ["*"]
-    faults = [f for f in FAULTS if any(fnmatch.fnmatchcase(f.name, p) for p in patterns)]
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="faults, as 'split_k*'")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="side by side")
+    options = parser.parse_args(arguments)
+    faults = [fault for fault in FAULTS if fnmatch.fnmatchcase(fault.name, options.only)]
     if not faults:
-        print(f"no fault is called {' or '.join(patterns)}; --list shows them", file=sys.stderr)
-        return 2
-    if asked.list:
-        for fault in faults:
-            print(f"{fault.name}  ({fault.file})\n    {fault.what}")
-        return 0
-    try:
-        outcomes = try_all(faults, asked.jobs)
-    except (StaleFault, BaselineFailed) as error:
-        print(error, file=sys.stderr)
-        return 2
-    if asked.markdown:
-        asked.markdown.write_text(markdown(faults, outcomes), encoding="utf-8")
-    missed = [f.name for f, found in zip(faults, outcomes, strict=True) if found.verdict != CAUGHT]
+        parser.error(f"no fault is called {options.only}")
+
+    def check_baseline(check: Check) -> Outcome:
+        with tempfile.TemporaryDirectory(prefix="outblas-mutation-") as folder:
+            copy_packages(ROOT, Path(folder))
+            return run_check(ROOT, Path(folder), check)
+
+    def plant(fault: Fault) -> Outcome:
+        outcome = try_fault(ROOT, PACKAGE, fault)
+        print(f"{outcome.verdict:8}  {fault.name}: {outcome.test}", flush=True)
+        return outcome
+
+    checks = list(dict.fromkeys(fault.check for fault in faults))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for check, outcome in zip(checks, pool.map(check_baseline, checks), strict=True):
+            if outcome.verdict != SURVIVED:
+                print(f"fails without a fault: {check}\n{outcome.test} {outcome.detail}")
+                return 2
+        try:
+            outcomes = list(pool.map(plant, faults))
+        except StaleFault as error:
+            print(error)
+            return 2
+    missed = [f for f, o in zip(faults, outcomes, strict=True) if o.verdict != CAUGHT]
     print(f"{len(faults) - len(missed)} of {len(faults)} faults are caught")
-    if missed:
-        print(f"not caught: {', '.join(missed)}")
+    for fault in missed:
+        print(f"not caught: {fault.name}. {fault.what}")
     return 1 if missed else 0
-
-
-def try_all(faults: Sequence[Fault], jobs: int) -> list[Outcome]:
-    """What came of each fault. Raises StaleFault or BaselineFailed before any is tried."""
-    start = time.monotonic()
-    for fault in faults:
-        fault.planted(ROOT)
-    checks = list(dict.fromkeys(check for fault in faults for check in fault.checks))
-    start_from(LIBRARIES)
-    with tempfile.TemporaryDirectory(prefix="outblas-mutation-") as folder:
-        runner = Runner(Project.at(ROOT), Path(folder), jobs)
-        print(f"{len(checks)} checks without a fault, {len(faults)} faults, {jobs} at a time")
-        runner.check_baseline(checks, _say_check)
-        print(f"all pass without a fault, after {time.monotonic() - start:.0f} s")
-        outcomes = runner.try_faults(faults, _say_fault)
-    print(f"{time.monotonic() - start:.0f} s")
-    return outcomes
-
-
-def _say_check(check: Check, outcome: Outcome) -> None:
-    with _printing:
-        print(f"{outcome.seconds:7.1f} s  {check}", flush=True)
-
-
-def _say_fault(fault: Fault, outcome: Outcome) -> None:
-    with _printing:
-        print(
-            f"{outcome.verdict:8} {outcome.seconds:6.1f} s  {fault.name}: "
-            f"{outcome.test} {outcome.error}".rstrip(),
-            flush=True,
-        )
-        if outcome.verdict in (BROKEN, HUNG):
-            print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
-
-
-def markdown(faults: Sequence[Fault], outcomes: Sequence[Outcome]) -> str:
-    """A table of what was planted where, and which test caught it."""
-    lines = ["| fault | file | what goes wrong | caught by |", "|---|---|---|---|"]
-    for fault, outcome in zip(faults, outcomes, strict=True):
-        test = outcome.test.split("[")[0].rpartition(".")[2]
-        by = f"`{test}`" if outcome.verdict == CAUGHT else f"**{outcome.verdict}**"
-        lines.append(f"| `{fault.name}` | `{fault.file}` | {fault.what} | {by} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

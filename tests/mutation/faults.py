@@ -1,65 +1,105 @@
-"""Faults in the barriers, stages and partial sums of the Hopper kernels."""
+"""Faults of barriers, stages and partial sums of the Hopper kernels, beside those that
+tests/protocol plants in its model.
+"""
 
-from ..fault import Check, Fault
+from pathlib import Path
+from typing import NamedTuple
 
 
-def _schedules(names: str) -> tuple[Check, ...]:
-    """The clean runs of schedules with these words in their names. Tests that plant faults of
-    their own in the same sources would fail for want of a text to replace.
+class StaleFault(Exception):
+    """A fault that the sources have outgrown: its text is gone, or there more than once."""
+
+
+class Check(NamedTuple):
+    """The tests that have to find a fault.
+
+    file: the base name of a file, wherever it lies below tests/.
+    select: what `pytest -k` takes of it; all tests where it is empty.
     """
-    return (Check("test_protocol.py", f"({names}) and not planted"),)
+
+    file: str
+    select: str = ""
+
+    def path(self, tests: Path) -> Path:
+        """The file of this name. Raises StaleFault unless there is exactly one."""
+        files = sorted(tests.rglob(self.file))
+        if len(files) != 1:
+            raise StaleFault(f"{self.file} stands {len(files)} times below {tests}, expected one")
+        return files[0]
 
 
-ALL = _schedules("cooperative or consumer")
-SOURCE = _schedules("fetched")
-PINGPONG = _schedules("pingpong")
-TURNS = _schedules("staggered")
-MULTICAST = _schedules("multicast")
-ELASTIC = _schedules("elastic")
-SPLIT = _schedules("split-K or stream-K")
-SUMS = (Check("test_splitk_reduce.py"),)
-CLUSTER = _schedules("cluster-K")
-BATCH = (Check("test_protocol.py", "batch_runs_clean"),)
-RUNGS = (Check("test_protocol.py", "rung_of_the_ladder"),)
+class Fault(NamedTuple):
+    """One text of a source file, replaced by another.
 
-_CONSUMER = "hopper/gemm/consumer.py"
-_MMA_ORDER = "hopper/gemm/mma_order.py"
-_SOURCE = "hopper/gemm/epilogue_load.py"
-_GROUP = "hopper/gemm/pipeline.py"
-_PIPELINE = "hopper/core/pipeline.py"
-_LOADS = "hopper/gemm/tma_load.py"
-_SPLIT = "hopper/gemm/splitk_reduce.py"
-_CLUSTER = "hopper/gemm/cluster_reduce.py"
+    name: unique among all faults, for `--only`.
+    file: the source file, from the folder of the package that the faults are of.
+    old, new: the text, which the file has exactly once, and what takes its place.
+    check: the tests of which one has to fail.
+    what: a sentence that says what goes wrong.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: Check
+    what: str
+
+    def planted(self, folder: Path) -> str:
+        """The file's text with the fault in it. Raises StaleFault where the fault does not fit."""
+        path = folder / self.file
+        if not path.is_file():
+            raise StaleFault(f"{self.name}: there is no {path}")
+        source = path.read_text(encoding="utf-8")
+        if source.count(self.old) != 1:
+            raise StaleFault(
+                f"{self.name}: {path} has its text {source.count(self.old)} times, "
+                f"expected once:\n{self.old}"
+            )
+        return source.replace(self.old, self.new)
+
+
+# `not planted`: tests that plant faults in the same sources would miss the text to replace.
+SCHEDULES = Check("test_protocol.py", "(cooperative or consumer) and not planted")
+MULTICAST = Check("test_protocol.py", "multicast and not planted")
+BATCHES = Check("test_protocol.py", "batch_runs_clean")
+FETCHED = Check("test_protocol.py", "fetched and not planted")
+DELAYS = Check("test_protocol.py", "one_kind_of_delay")
+ELASTIC = Check("test_protocol.py", "elastic and not planted")
+TURNS = Check("test_protocol.py", "staggered and not planted")
+PINGPONG = Check("test_protocol.py", "pingpong and not planted")
+CLUSTER_K = Check("test_protocol.py", "cluster-K and not planted")
+SPLIT_K = Check("test_protocol.py", "(split-K or stream-K) and not planted")
+SUMS = Check("test_splitk_reduce.py")
+RUNGS = Check("test_protocol.py", "rung_of_the_ladder")
+SCHEDULER = Check("test_tile_scheduler.py")
+COLUMN_SCALES = Check("test_protocol_scales.py", "in_every_timing and columns")
+COPIED_SCALES = Check("test_protocol_scales.py", "in_every_timing and copied")
+GROUP_SCALES = Check("test_grouped_protocol.py", "scales_of_groups")
+GROUP_SCALES_ANYWHERE = Check("test_grouped_protocol.py", "begin_anywhere")
+GROUP_STORES = Check("test_grouped_protocol.py", "own or registers")
 
 FAULTS = (
     Fault(
         "missing_wait_for_first_stage",
-        "hopper/core/roles.py",
+        "core/roles.py",
         "    if cutlass.const_expr(in_flight > 0 or overwrite):\n"
         "        pipeline.consumer_wait(state)\n",
         "    if cutlass.const_expr(in_flight > 0 or overwrite):\n",
-        ALL,
+        SCHEDULES,
         "Consumers do not wait for the first stage of a tile.",
     ),
     Fault(
-        "wrong_phase_of_a_full_stage",
-        _PIPELINE,
-        "mbarrier_wait(self.full + state.index, state.phase)",
-        "mbarrier_wait(self.full + state.index, state.phase ^ 1)",
-        ALL,
-        "Consumers wait for the phase before the one in which the stage fills.",
-    ),
-    Fault(
         "pipeline_wraps_early",
-        _PIPELINE,
+        "core/pipeline.py",
         "wrapped = index == self.stages",
         "wrapped = index == self.stages - 1",
-        ALL,
+        SCHEDULES,
         "The last stage of the pipeline is never used by who advances step by step.",
     ),
     Fault(
         "wrong_phase_at_the_tail",
-        _GROUP,
+        "gemm/pipeline.py",
         "cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)",
         "cute.arch.mbarrier_wait(self.empty + state.index, state.phase)",
         MULTICAST,
@@ -67,49 +107,49 @@ FAULTS = (
     ),
     Fault(
         "stages_without_barriers",
-        _GROUP,
+        "gemm/pipeline.py",
         "for first in cutlass.range_constexpr(0, self.stages, 4):",
         "for first in cutlass.range_constexpr(0, self.stages - 3, 4):",
-        ALL,
+        SCHEDULES,
         "The barriers of the last stages are not initialised.",
     ),
     Fault(
         "arrival_count_one_short",
-        _GROUP,
+        "gemm/pipeline.py",
         'cute.arch.mbarrier_init(self.empty + stage, counts["empty"])',
         'cute.arch.mbarrier_init(self.empty + stage, max(counts["empty"] - 1, 1))',
-        ALL,
+        SCHEDULES,
         "A stage counts as empty one arrival before all have read it.",
     ),
     Fault(
         "two_warps_announce",
-        _LOADS,
+        "gemm/tma_load.py",
         "        if cutlass.const_expr(announces and scales is None):\n"
         "            pipeline.arrive_and_expect_tx(state)\n",
         "        pipeline.arrive_and_expect_tx(state)\n",
-        ALL,
+        SCHEDULES,
         "Both warps that load arrive at a stage that expects one arrival.",
     ),
     Fault(
         "missing_producer_acquire",
-        _LOADS,
+        "gemm/tma_load.py",
         "        pipeline.producer_acquire(state)\n"
         "        if cutlass.const_expr(announces and scales is None):\n",
         "        if cutlass.const_expr(announces and scales is None):\n",
-        ALL,
+        SCHEDULES,
         "Stages are filled before they are empty.",
     ),
     Fault(
         "k_tile_one_further_backwards",
-        _LOADS,
+        "gemm/tma_load.py",
         "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
         "k_tile = begin + i + backwards * (count - 2 * i)",
-        ALL,
+        SCHEDULES,
         "Backwards along K, every k tile is the one after it.",
     ),
     Fault(
         "multicast_mask_of_the_other_operand",
-        _LOADS,
+        "gemm/tma_load.py",
         "cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), "
         "cta.coord.mask_b",
         "cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), "
@@ -119,57 +159,57 @@ FAULTS = (
     ),
     Fault(
         "columns_of_the_next_tile",
-        _LOADS,
+        "gemm/tma_load.py",
         "from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), loads.operand_b.tensor)",
         "from_column = cute.domain_offset((column + 8, 0, *(0 for _ in rest)), "
         "loads.operand_b.tensor)",
-        ALL,
+        SCHEDULES,
         "The tensor map of B begins 8 columns too far.",
     ),
     Fault(
         "rows_of_the_first_matrix",
-        _LOADS,
+        "gemm/tma_load.py",
         "loads.tAgA[None, work.m, None, work.matrix]",
         "loads.tAgA[None, work.m, None, 0]",
-        BATCH,
+        BATCHES,
         "Every matrix of a batch multiplies the first A.",
     ),
     Fault(
         "source_stages_not_skipped",
-        _SOURCE,
+        "gemm/epilogue_load.py",
         "work, epilogue_config.tile_n, number)\n        state = pipeline.advance(state)\n",
         "work, epilogue_config.tile_n, number)\n"
         "        state = pipeline.advance(state) if cutlass.const_expr(issues) else state\n",
-        SOURCE,
+        FETCHED,
         "The warp that does not load the source goes on with the source's stages.",
     ),
     Fault(
         "source_bytes_of_one_consumer",
-        _SOURCE,
+        "gemm/epilogue_load.py",
         "state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)",
         "state, len(batch) * subtile_bytes(epilogue_config, dtype)",
-        SOURCE,
+        FETCHED,
         "Of the source's bytes those of one consumer are announced.",
     ),
     Fault(
         "source_stage_not_released",
-        _SOURCE,
+        "gemm/epilogue_load.py",
         "    if cutlass.const_expr((number + 1) % per == 0 or ends):\n",
         "    if cutlass.const_expr((number + 1) % per == 0):\n",
-        SOURCE,
+        FETCHED,
         "The last stage of a tile's source is not released where it is not full.",
     ),
     Fault(
         "one_source_stage_awaited",
-        _SOURCE,
+        "gemm/epilogue_load.py",
         "    for each in stage_states(source, pipeline, state):\n",
         "    for each in stage_states(source, pipeline, state)[:1]:\n",
-        (Check("test_protocol.py", "one_kind_of_delay"),),
+        DELAYS,
         "In pingpong the turn passes when the first stage of the source has landed.",
     ),
     Fault(
         "empty_source_stage_kept",
-        _SOURCE,
+        "gemm/epilogue_load.py",
         "for state in states[-(-count // per) :]:",
         "for state in states[-(-count // per) + 1 :]:",
         ELASTIC,
@@ -177,7 +217,7 @@ FAULTS = (
     ),
     Fault(
         "turn_given_to_oneself",
-        _MMA_ORDER,
+        "gemm/mma_order.py",
         "    following = 1 - consumer.index\n",
         "    following = consumer.index\n",
         TURNS,
@@ -185,7 +225,7 @@ FAULTS = (
     ),
     Fault(
         "named_barrier_too_small",
-        _MMA_ORDER,
+        "gemm/mma_order.py",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=WARPGROUP",
         TURNS,
@@ -193,7 +233,7 @@ FAULTS = (
     ),
     Fault(
         "pingpong_consumers_share_tiles",
-        _CONSUMER,
+        "gemm/consumer.py",
         "first, stride = consumer.index, 2",
         "first, stride = consumer.index, 1",
         PINGPONG,
@@ -201,7 +241,7 @@ FAULTS = (
     ),
     Fault(
         "pingpong_forgets_source_stages",
-        _CONSUMER,
+        "gemm/consumer.py",
         "stages_per_tile = cta.scheduler.params.k_tiles + cta.source_stages",
         "stages_per_tile = cta.scheduler.params.k_tiles",
         PINGPONG,
@@ -209,47 +249,47 @@ FAULTS = (
     ),
     Fault(
         "consumer_forgets_source_stages",
-        _CONSUMER,
+        "gemm/consumer.py",
         "    for _ in cutlass.range_constexpr(cta.source_stages):\n",
         "    for _ in cutlass.range_constexpr(0):\n",
-        SOURCE,
+        FETCHED,
         "A consumer takes the source's stages for those of the next tile.",
     ),
     Fault(
         "cluster_k_stores_one_part",
-        _CONSUMER,
+        "gemm/consumer.py",
         "own = work._replace(column=work.column + cta.coord.cta_k_in_cluster * width)",
         "own = work._replace(column=work.column)",
-        CLUSTER,
+        CLUSTER_K,
         "All CTAs that share K store their part of the columns at the first one's.",
     ),
     Fault(
         "split_k_partial_lost",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "for p in cutlass.range(partition.total, unroll=",
         "for p in cutlass.range(partition.total - 1, unroll=",
-        SPLIT,
+        SPLIT_K,
         "Of small tiles whoever comes last adds all partial sums but those of the last partition.",
     ),
     Fault(
         "split_k_first_partial_again",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "add_partial(reduction, acc, 0, partition.workspace_index + p, stride)",
         "add_partial(reduction, acc, 0, partition.workspace_index, stride)",
-        SPLIT,
+        SPLIT_K,
         "Of small tiles whoever comes last adds the first partition's sums over and over.",
     ),
     Fault(
         "split_k_other_partial_lost",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "range(partition.index + 1, partition.total, unroll=1)",
         "range(partition.index + 1, partition.total - 1, unroll=1)",
-        SPLIT,
+        SPLIT_K,
         "Of large tiles whoever comes last leaves out the sums of the last partition.",
     ),
     Fault(
         "split_k_own_sums_first",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "for p in cutlass.range(partition.index, unroll=1):",
         "for p in cutlass.range(partition.index - 1, -1, -1):",
         SUMS,
@@ -257,7 +297,7 @@ FAULTS = (
     ),
     Fault(
         "split_k_negative_zero",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "            before.fill(0.0)\n",
         "            before.fill(-0.0)\n",
         SUMS,
@@ -265,7 +305,7 @@ FAULTS = (
     ),
     Fault(
         "split_k_negative_zero_of_the_second",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "Float32(0.0) + received[v] + ",
         "received[v] + ",
         SUMS,
@@ -273,80 +313,63 @@ FAULTS = (
     ),
     Fault(
         "stream_k_never_written",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "seen == partition.total - 1)",
         "seen >= 0)",
-        SPLIT,
+        SPLIT_K,
         "Nobody writes partial sums: each takes the others for done.",
     ),
     Fault(
-        "stream_k_seen_counter_not_reset",
-        _SPLIT,
-        "                reduction.workspace.counters[counter_index(reduction, partition)]"
-        " = Int32(0)\n",
-        "                pass\n",
-        SPLIT,
-        "Who need not write leaves the counter as it is.",
-    ),
-    Fault(
         "split_k_counter_shared",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "return partition.split_tile * reduction.units + reduction.unit",
         "return partition.split_tile * reduction.units",
-        SPLIT,
+        SPLIT_K,
         "Warpgroups that share a tile count on one counter.",
     ),
     Fault(
-        "split_k_counter_not_reset",
-        _SPLIT,
-        "            counters[index] = Int32(0)\n",
-        "            pass\n",
-        SPLIT,
-        "A counter keeps what the last call counted.",
-    ),
-    Fault(
         "split_k_verdict_of_the_first_consumer",
-        _SPLIT,
+        "gemm/splitk_reduce.py",
         "return reduction.arrived[consumer.index] == partition.total - 1",
         "return reduction.arrived[0] == partition.total - 1",
-        SPLIT,
+        SPLIT_K,
         "Every consumer goes by how many came before the first one.",
     ),
     Fault(
         "cluster_k_wrong_phase",
-        _CLUSTER,
+        "gemm/cluster_reduce.py",
         "cute.arch.mbarrier_wait(free, (iteration - 1) & 1)",
         "cute.arch.mbarrier_wait(free, iteration & 1)",
-        CLUSTER,
+        CLUSTER_K,
         "Sums are sent to a peer that may still read those of the tile before.",
     ),
     Fault(
         "cluster_k_senders_collide",
-        _CLUSTER,
+        "gemm/cluster_reduce.py",
         "sender = own - 1 if own > part else own",
         "sender = 0",
-        CLUSTER,
+        CLUSTER_K,
         "All peers send their sums to one place.",
     ),
     Fault(
         "cluster_k_wrong_peer",
-        _CLUSTER,
+        "gemm/cluster_reduce.py",
         "peer = cta.coord.multicast_rank + part * cta.config.multicast_size",
         "peer = cta.coord.multicast_rank + part",
-        CLUSTER,
+        CLUSTER_K,
         "In a cluster that also multicasts, sums go to CTAs of another tile.",
     ),
     Fault(
         "cluster_k_arrives_at_the_end",
-        _CLUSTER,
+        "gemm/cluster_reduce.py",
         "    if peer and again:\n",
         "    if peer:\n",
-        CLUSTER,
+        CLUSTER_K,
         "After the last tile CTAs arrive at barriers of peers that have ended.",
     ),
     Fault(
         "ladder_steps_one_more",
-        "hopper/persistent.py",
+        "persistent.py",
         "            count -= 1\n",
         "            count -= 0\n",
         RUNGS,
@@ -354,26 +377,121 @@ FAULTS = (
     ),
     Fault(
         "ladder_grid_swapped",
-        "hopper/persistent.py",
+        "persistent.py",
         "return tile // cta.grid.tiles_n, tile % cta.grid.tiles_n",
         "return tile % cta.grid.tiles_n, tile // cta.grid.tiles_n",
         RUNGS,
         "The ladder takes columns of the table's tiles for rows.",
     ),
     Fault(
-        "ladder_wrong_phase",
-        "hopper/lean_barriers.py",
-        "mbarrier_wait(self.empty + state.index, state.phase ^ 1)",
-        "mbarrier_wait(self.empty + state.index, state.phase)",
-        RUNGS,
-        "The producer of the ladder waits for the phase that it is to begin.",
-    ),
-    Fault(
         "ladder_missing_arrive",
-        "hopper/cluster_multicast.py",
+        "cluster_multicast.py",
         "        if lane < self.cluster:\n",
         "        if lane < 1:\n",
         RUNGS,
         "Of a cluster's CTAs only the first hears that a stage is empty.",
+    ),
+    Fault(
+        "split_k_partition_lost",
+        "gemm/tile_scheduler.py",
+        "items = params.tiles * params.partitions if",
+        "items = params.tiles * (params.partitions - 1) if",
+        SCHEDULER,
+        "Split-K computes one partition too few.",
+    ),
+    Fault(
+        "split_k_ends_early",
+        "gemm/tile_scheduler.py",
+        "count = (part + 1) * params.k_tiles // params.divmods.partitions - begin",
+        "count = params.k_tiles // params.divmods.partitions",
+        SCHEDULER,
+        "Split-K drops the k tiles that partitions do not share evenly.",
+    ),
+    Fault(
+        "split_k_workspace_shared",
+        "gemm/tile_scheduler.py",
+        "workspace_index = tile * params.partitions",
+        "workspace_index = tile",
+        SCHEDULER,
+        "Partial sums of neighbouring tiles have one place in the workspace.",
+    ),
+    Fault(
+        "cluster_k_ends_early",
+        "gemm/tile_scheduler.py",
+        "count = (part + 1) * k_tiles // config.cluster_k - begin",
+        "count = k_tiles // config.cluster_k",
+        SCHEDULER,
+        "A cluster that shares K drops the k tiles that its CTAs do not share evenly.",
+    ),
+    Fault(
+        "stream_k_ends_early",
+        "gemm/tile_scheduler.py",
+        "count = cutlass.min(end - low, params.k_tiles) - begin",
+        "count = cutlass.min(end - low, params.k_tiles - 1) - begin",
+        SCHEDULER,
+        "Stream-K drops the last k tile of a tile that it cuts.",
+    ),
+    Fault(
+        "block_scales_released_unread",
+        "gemm/promotion.py",
+        "    if cutlass.const_expr(cta.traits.block_b != 1):\n"
+        "        pipeline.consumer_release(state.index)\n"
+        "    add(cta, row, groups[-1], state, factors, boundaries)\n"
+        "    if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for "
+        "the additions\n"
+        "        pipeline.consumer_release(state.index)\n",
+        "    if True:\n"
+        "        pipeline.consumer_release(state.index)\n"
+        "    add(cta, row, groups[-1], state, factors, boundaries)\n",
+        COLUMN_SCALES,
+        "A stage is released before its scales of columns are read.",
+    ),
+    Fault(
+        "block_scales_lack_a_source_s_stages",
+        "gemm/scale_loads.py",
+        "in cutlass.range_constexpr(cta.source_stages):",
+        "in ():",
+        COPIED_SCALES,
+        "The warp that copies scales skips the stages of the epilogue's source.",
+    ),
+    Fault(
+        "block_scales_of_no_group",
+        "gemm/block_scales.py",
+        "    return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))\n",
+        "    return cta\n",
+        GROUP_SCALES,
+        "A work tile of a group has the scales of the whole call.",
+    ),
+    Fault(
+        "scales_of_any_row_read_from_a_granule_on",
+        "gemm/block_scales.py",
+        "row += work.first_row(cta.config.tile_m) % GRANULE",
+        "row += 0",
+        GROUP_SCALES_ANYWHERE,
+        "Rows of a group that begins between multiples of 4 have the scales of others.",
+    ),
+    Fault(
+        "grouped_x_of_whole_tiles",
+        "gemm/epilogue_store.py",
+        "elif cutlass.const_expr(work.end_row is not None):",
+        "elif cutlass.const_expr(work.end_row is not None and not stores.aux):",
+        GROUP_STORES,
+        "TMA stores x of a tile that reaches into the next group.",
+    ),
+    Fault(
+        "grouped_registers_of_whole_tiles",
+        "gemm/consumer.py",
+        "        extents = (work.end_row, extents[1])\n",
+        "        pass\n",
+        GROUP_STORES,
+        "Ragged columns are stored over those of the next group.",
+    ),
+    Fault(
+        "grouped_halves_are_the_gate",
+        "grouped/kernel.py",
+        "*((half,) * (halves - 1))",
+        "*((0,) * (halves - 1))",
+        GROUP_STORES,
+        "Both halves of a stage have the columns of the gate.",
     ),
 )
