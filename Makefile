@@ -38,11 +38,11 @@ coverage: $(READY)
 
 # Compiles every kernel that tests/data/machine_code.json lists; fails where its machine code is another than listed.
 machine-code: $(READY)
-	$(BIN)/outblas inspect --against tests/data/machine_code.json
+	$(BIN)/python -m tools.machine_code
 
 # Compiles the same kernels and writes what their machine code is now.
 snapshot: $(READY)
-	$(BIN)/outblas inspect --against tests/data/machine_code.json --update
+	$(BIN)/python -m tools.machine_code --update
 
 # What outblas costs the host, beside torch and beside results/host.json; fails where a ratio rose beyond its spread.
 # BENCH_HOST='--against DIR' measures another checkout in turns with this one, '--save results/host.json' records.
@@ -87,11 +87,9 @@ chaos: $(READY)
 mutation: $(READY)
 	$(BIN)/python -m tests.mutation
 
-# A page of docs/learn/ for each rung, from its docstring and code, from results/ and the snapshot of machine code; and
-# the commands, configs and operators of docs/reference/.
+# What README and the pages of docs/ show of results/: tables between markers, and charts.
 pages: $(READY)
-	$(BIN)/python -m docs.rung_pages
-	$(BIN)/python -m docs.reference_pages
+	$(BIN)/outblas report readme
 
 # The pages of docs/ as HTML in build/html; a warning is an error. DOCS='-t offline' asks no other site for its index.
 DOCS ?= -t offline
@@ -113,11 +111,11 @@ lint: $(READY)
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	ln -s $(CURDIR)/src/_outblas_command.py build/types/
-	mkdir build/types/docs && ln -s $(CURDIR)/docs/reference_pages $(CURDIR)/docs/rung_pages build/types/docs/
+	mkdir build/types/docs && ln -s $(CURDIR)/docs/_ext build/types/docs/
 	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
 
 types-of-package:
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.reference_pages -p docs.rung_pages -m _outblas_command
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs._ext -m _outblas_command
 
 types-of-tests:
 	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .

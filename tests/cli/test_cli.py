@@ -195,7 +195,6 @@ def test_a_verification_refuses_a_bad_option_by_its_name(
             "--arch is '75a', expected one of 75, 80, 90, sm_75, sm_80, sm_90a",
         ),
         ("inspect portable --layout nm", "--layout is 'nm', expected one of"),
-        ("profile portable --layout nm", "--layout is 'nm', expected one of"),
     ],
 )
 def test_messages_name_the_option_that_was_given(

@@ -135,7 +135,6 @@ def test_the_version_is_printed() -> None:
     [
         pytest.param(("inspect", "hoper.gemm"), "did you mean 'hopper.gemm'?", id="kernel"),
         pytest.param(("verify", "portabel"), "did you mean 'portable'?", id="kernel of verify"),
-        pytest.param(("profile", "cublass"), "did you mean 'cublas'?", id="library"),
         pytest.param(("bnch",), "Did you mean 'bench'?", id="command"),
     ],
 )

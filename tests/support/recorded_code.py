@@ -7,14 +7,12 @@ names there: both then take one compile.
 import pytest
 
 from outblas.core import registry
-from outblas.inspect import Inspection, read, snapshot
-from outblas.inspect.snapshot import CodeSummary
-from outblas.inspect.variant import KernelVariant, compile_variant
+from outblas.inspect import Inspection, read
+from tools import machine_code
+from tools.machine_code import KernelVariant
 
-from .paths import DATA
-
-FILE = DATA / "machine_code.json"
-RECORDED = snapshot.load(FILE)
+RECORDED = machine_code.load()
+ENTRIES = RECORDED["variants"]
 
 # A Hopper variant takes a core for about a second, so CI compiles each rung as it is called by
 # default, and of `hopper.gemm` a variant for each of its features. `make machine-code` and
@@ -70,37 +68,23 @@ def is_hopper(name: str) -> bool:
 
 IN_CI = {
     name
-    for name in RECORDED.entries
+    for name in ENTRIES
     if (name in HOPPER_IN_CI if is_hopper(name) else name not in TRITON_LEFT_OUT)
 }
 
 
 def variant(name: str) -> KernelVariant:
     """A variant of the snapshot."""
-    return RECORDED.entries[name].variant
+    return machine_code.variant(ENTRIES[name])
 
 
 def inspected(name: str) -> Inspection:
     """What a variant of the snapshot compiles to now."""
-    asked = variant(name)
-    M, N, K = asked.shape
-    return read(compile_variant(asked), (M, N, K))
+    recorded = variant(name)
+    return read(machine_code.compile_variant(recorded), recorded.shape)
 
 
 def parameter(name: str, *values: object) -> object:
     """A case that looks at a variant of the snapshot: `slow` where CI does not compile that."""
     return pytest.param(name, *values, id=name, marks=() if name in IN_CI else pytest.mark.slow)
 
-
-# For snapshots that tests write themselves.
-PLAIN = KernelVariant(kernel="simt.naive", arch=80, dtype="float32", layout="nn")
-SMALL = CodeSummary(
-    registers=32,
-    stack=0,
-    spill_stores=0,
-    spill_loads=0,
-    smem_bytes=1024,
-    threads=128,
-    instructions=200,
-    counts={"BAR.SYNC": 2, "HMMA.16816.F32": 8},
-)

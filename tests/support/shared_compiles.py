@@ -26,7 +26,7 @@ from outblas.inspect import machine_code
 
 T = TypeVar("T")
 
-CODE_OF_HOPPER = "outblas.hopper.core.compile"
+CODE_OF_HOPPER = "outblas.hopper.parts.compile"
 CODE_OF_TRITON = "outblas.device.triton_artifact"
 
 
@@ -60,7 +60,7 @@ class Store:
         """From now on the tools' answers are kept, and those of the compilers that are loaded.
         Loads none: a test of Triton's kernels does without the CuTe DSL.
         """
-        self._replace(machine_code, "disassemble", lambda cubin, *options: (cubin, options))
+        self._replace(machine_code, "disassemble", lambda cubin: cubin)
         if CODE_OF_HOPPER in sys.modules:
             self._replace(
                 sys.modules[CODE_OF_HOPPER],

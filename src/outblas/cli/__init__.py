@@ -15,7 +15,6 @@ from . import (
     inspect,
     listing,
     pack,
-    profile,
     report,
     report_tune,
     tune,
@@ -56,7 +55,6 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("bench-host")(bench_host.bench_host)
-app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 report.app.command("tune")(report_tune.tune)

@@ -40,10 +40,6 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         ("outblas bench-host", "compare with the recorded figures"),
         ("outblas bench-host --against ../other --check", "compare two checkouts"),
     ),
-    "profile": (
-        ("outblas profile hopper.gemm --shapes 4096", "ncu's counters"),
-        ("outblas profile hopper.persistent --phases", "cycles of each role of warps"),
-    ),
     "inspect": (
         ("outblas inspect hopper.gemm", "registers, spills, instructions"),
         ("outblas inspect --arch 80", "every kernel that runs on sm_80"),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..core import configs, progress, registry
-from ..core.shapes import LAYOUTS, Shape
+from ..core.shapes import LAYOUTS
 from ..inspect.inspection import ARCHS, compilable
-from . import inspect_snapshot, progress_line
+from . import progress_line
 from .common import (
     NONE,
     JsonOption,
-    SaveOption,
     check_given,
     check_one_of,
-    check_writable,
     give,
     note,
     one_shape,
@@ -41,6 +38,13 @@ _GROUPS = {
     "local": ("LDL", "STL"),
     "barriers": ("BAR", "SYNCS", "UCGABAR_ARV", "UCGABAR_WAIT", "LDGDEPBAR"),
 }
+_LEVELS = {  # of the roofline
+    "compute": "compute",
+    "DRAM": "dram",
+    "L1": "l1",
+    "shared memory": "shared",
+    "L2 without merging": "l2",
+}
 
 
 def inspect(
@@ -60,73 +64,31 @@ def inspect(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="bfloat16, float16 or float32. Default: the dtype that the seed documents measure."
-        ),
+        typer.Option(help="bfloat16, float16 or float32. Default: as the ladder is measured."),
     ] = None,
     layout: Annotated[
-        str | None,
-        typer.Option(help="nt, nn, tn or tt. Default: the layout that the seed documents measure."),
+        str | None, typer.Option(help="nt, nn, tn or tt. Default: as the ladder is measured.")
     ] = None,
     shapes: Annotated[str, typer.Option(help="One shape: N or MxNxK.")] = "4096",
     json: JsonOption = False,
-    save: SaveOption = None,
     sass: Annotated[
         bool, typer.Option("--sass", help="Print the SASS of one kernel for one architecture.")
     ] = False,
     ptx: Annotated[
         bool, typer.Option("--ptx", help="Print the PTX of one kernel for one architecture.")
     ] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compile the variants of this snapshot (of the named kernels, if any) and compare "
-            "their machine code."
-        ),
-    ] = None,
-    update: Annotated[
-        bool,
-        typer.Option(
-            "--update", help="With --against: update the snapshot to today's machine code."
-        ),
-    ] = False,
-    snapshot: Annotated[
-        Path | None, typer.Option(help="Add the inspected variants to this snapshot.")
-    ] = None,
 ) -> None:
     """Compiles kernels and shows what the assembler made of them; needs no GPU.
 
     It shows registers, spills, occupancy, instructions, rooflines and the assembler's warnings.
-
-    With --against it exits with 0 if the machine code is the same, with 1 if it differs or a
-    variant is missing or unknown, and with 3 if other compilers made the snapshot and nothing was
-    compared.
     """
-    if against is not None or update:
-        others: dict[str, object] = {
-            "--config": config,
-            "--arch": arch,
-            "--dtype": dtype,
-            "--layout": layout,
-            "--snapshot": snapshot,
-            "--json": json or None,
-            "--save": save,
-            "--sass": sass or None,
-            "--ptx": ptx or None,
-        }
-        inspect_snapshot.run(against, kernels or [], update=update, others=others)
-        return
+    from ..inspect import inspect
+
     try:
-        with usage_errors():
-            check_writable(save)
-            before = None if snapshot is None else inspect_snapshot.read(snapshot)
-            for option, text in (
-                ("--config", config),
-                ("--arch", arch),
-                ("--dtype", dtype),
-                ("--layout", layout),
-            ):
-                check_given(option, text)
+        with usage_errors(), progress_line.shown():
+            options = {"config": config, "dtype": dtype, "layout": layout}
+            for name, text in (("arch", arch), *options.items()):
+                check_given(f"--{name}", text)
             if layout is not None:
                 check_one_of("--layout", layout, LAYOUTS)
             variants = _variants(kernels or [], _archs(arch), dtype)
@@ -137,42 +99,33 @@ def inspect(
                     "name one kernel and one --arch, without --json"
                 )
             shape = one_shape(shapes, least=0)
-            found = _inspect(variants, config, dtype, layout, shape)
-            if snapshot is not None and before is not None:
-                inspect_snapshot.add(snapshot, before, found, config, shape)
+            inspections = [
+                inspect(kernel, arch=number, shape=shape, **options)
+                for kernel, number in progress.counted(variants, lambda v: f"{v[0]} sm_{v[1]}")
+            ]
     except ImportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-
-    def show() -> None:
-        if sass or ptx:
-            typer.echo(
-                "\n".join(
-                    text for text, on in ((found[0].sass, sass), (found[0].ptx_text, ptx)) if on
-                )
-            )
-        else:
-            _show(found)
-
-    give([inspection.record() for inspection in found], show, json=json, save=save)
+    if sass or ptx:
+        texts = (inspections[0].sass if sass else "", inspections[0].ptx_text if ptx else "")
+        typer.echo("\n".join(filter(None, texts)))
+    else:
+        give([each.record() for each in inspections], lambda: _show(inspections), json=json)
 
 
 def _archs(text: str | None) -> list[int]:
     """Architectures as the command line and the compilers name them: 90, 90a, sm_90 and sm_90a are
     one.
     """
-    found = []
+    names = {str(arch): arch for arch in ARCHS} | {f"{arch}a": arch for arch in _SPECIFIC}
+    expected = [*map(str, ARCHS), *(f"sm_{a}{'a' * (a in _SPECIFIC)}" for a in ARCHS)]
+    archs = []
     for part in split(text or ""):
-        name = part.lower().removeprefix("sm_").removesuffix("a")
-        known = [str(arch) for arch in ARCHS]
-        if name not in known or (part.lower().endswith("a") and int(name) not in _SPECIFIC):
-            check_one_of(
-                "--arch",
-                part,
-                [*known, *(f"sm_{arch}{'a' * (arch in _SPECIFIC)}" for arch in ARCHS)],
-            )
-        found.append(int(name))
-    return list(dict.fromkeys(found))
+        name = part.lower().removeprefix("sm_")
+        if name not in names:
+            check_one_of("--arch", part, expected)
+        archs.append(names[name])
+    return list(dict.fromkeys(archs))
 
 
 def _variants(
@@ -183,11 +136,10 @@ def _variants(
     """
     variants = []
     for kernel in [registry.find(name) for name in dict.fromkeys(names)] or registry.ladder():
-        own = compilable(kernel)
         if names:
-            variants += [(kernel.name, arch) for arch in archs or own]
+            variants += [(kernel.name, arch) for arch in archs or compilable(kernel)]
         elif not dtype or dtype in kernel.dtypes:
-            variants += [(kernel.name, arch) for arch in own if not archs or arch in archs]
+            variants += [(kernel.name, a) for a in compilable(kernel) if not archs or a in archs]
     if not variants:
         raise ValueError(
             f"--dtype is {dtype!r}, but no kernel takes it on the architectures of --arch"
@@ -195,89 +147,44 @@ def _variants(
     return variants
 
 
-def _inspect(
-    variants: Sequence[tuple[str, int]],
-    config: str | None,
-    dtype: str | None,
-    layout: str | None,
-    shape: Shape,
-) -> list[Inspection]:
-    from ..inspect import inspect
-
-    options = {"config": config, "dtype": dtype, "layout": layout}
-    with progress_line.shown():
-        return [
-            inspect(kernel, arch=arch, shape=shape, **options)
-            for kernel, arch in progress.counted(variants, lambda v: f"{v[0]} sm_{v[1]}")
-        ]
-
-
-def _show(found: Sequence[Inspection]) -> None:
+def _show(inspections: Sequence[Inspection]) -> None:
+    resources = {
+        "operands": lambda i: f"{i.dtype} {i.layout}",
+        "registers": lambda i: i.registers,
+        "spilled B, st / ld": lambda i: f"{i.spill_stores} / {i.spill_loads}",
+        "smem KiB": lambda i: f"{i.smem_bytes / 1024:g}",
+        "stages": lambda i: i.stages,
+        "threads": lambda i: i.threads,
+        "CTAs/SM": lambda i: i.ctas_per_sm,
+        "warps/SM": lambda i: f"{i.warps_per_sm} ({_share(i):.0%})",
+        "limited by": lambda i: i.limiter,
+    }
+    rows = [(i.kernel, i.arch, *(cell(i) for cell in resources.values())) for i in inspections]
+    table("Resources", ("kernel", "arch", *resources), rows, keys=2)
     rows = [
-        (
-            i.kernel,
-            i.arch,
-            f"{i.dtype} {i.layout}",
-            i.registers,
-            f"{i.spill_stores} / {i.spill_loads}",
-            f"{i.smem_bytes / 1024:g}",
-            i.stages,
-            i.threads,
-            i.ctas_per_sm,
-            f"{i.warps_per_sm} ({_share(i):.0%})",
-            i.limiter,
-        )
-        for i in found
+        (i.kernel, i.arch, *(_group(i.instructions, _GROUPS[name]) for name in _GROUPS), _ffma(i))
+        for i in inspections
     ]
-    columns = (
-        "kernel",
-        "arch",
-        "operands",
-        "registers",
-        "spilled B, st / ld",
-        "smem KiB",
-        "stages",
-        "threads",
-    )
-    table("Resources", (*columns, "CTAs/SM", "warps/SM", "limited by"), rows, keys=2)
-    groups = [
-        [i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())]
-        for i in found
-    ]
-    headings = ["kernel", "arch", *_GROUPS]
-    if any(i.ffma_reuse is not None for i in found):
-        headings.append("FFMA in hot loop")
-        groups = [[*row, _ffma(i)] for row, i in zip(groups, found, strict=True)]
-    table("Instructions", headings, groups, keys=2)
+    table("Instructions", ("kernel", "arch", *_GROUPS, "FFMA in hot loop"), rows, keys=2)
     bounds = [
         (
             i.kernel,
             machine,
-            _figure(b["tflops"]),
-            b["by"],
-            *(
-                _ceiling(b["ceilings"].get(x), i.intensity.get(x))
-                for x in ("compute", "dram", "l1", "shared", "l2")
-            ),
+            _figure(bound["tflops"]),
+            bound["by"],
+            *(_ceiling(bound["ceilings"].get(x), i.intensity.get(x)) for x in _LEVELS.values()),
         )
-        for i in found
-        for machine, b in i.bound.items()
+        for i in inspections
+        for machine, bound in i.bound.items()
     ]
-    levels = ("compute", "DRAM", "L1", "shared memory", "L2 without merging")
-    table(
-        "Roofline: TFLOP/s (FLOP per byte)",
-        ("kernel", "machine", "bound", "by", *levels),
-        bounds,
-        keys=2,
-    )
-    for i in found:
+    title = "Roofline: TFLOP/s (FLOP per byte)"
+    table(title, ("kernel", "machine", "bound", "by", *_LEVELS), bounds, keys=2)
+    for i in inspections:
         name = f"{i.kernel} {i.arch}"
         note(f"{name}: {_config(i)}")
         for access, conflicts in (i.bank_conflicts or {}).items():
-            note(
-                f"{name}: {access}: bank conflicts add {conflicts:g} wavefronts per instruction",
-                None,
-            )
+            text = f"bank conflicts add {conflicts:g} wavefronts per instruction"
+            note(f"{name}: {access}: {text}", None)
         for warning in i.warnings:
             note(f"{name}: {warning}", "yellow")
 

@@ -2,8 +2,8 @@
 of outputs.
 
 Pointers are tensors. The source line of every access to global memory contains the name of its
-operand's pointer (a_ptr, b_ptr, c_ptr, out_ptr), because `outblas profile --instructions`
-attributes instructions to operands by these names. The records are defined in `records.py`.
+operand's pointer (a_ptr, b_ptr, c_ptr, out_ptr): ncu shows that line beside what its instructions
+did. The records are defined in `records.py`.
 """
 
 # mypy: disable-error-code="assignment,no-untyped-def,untyped-decorator"

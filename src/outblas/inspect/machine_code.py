@@ -119,11 +119,11 @@ def resources(cubin: bytes) -> Resources:
     return Resources(found[1], int(found[2]), int(found[3]))
 
 
-def disassemble(cubin: bytes, *options: str) -> str:
+def disassemble(cubin: bytes) -> str:
     """Returns nvdisasm's output for the code in a cubin. Starting the program takes most of the
     time.
     """
-    return _run_on(cubin, "nvdisasm", "--print-code", "--no-dataflow", *options)
+    return _run_on(cubin, "nvdisasm", "--print-code", "--no-dataflow")
 
 
 @lru_cache(maxsize=64)
@@ -164,13 +164,6 @@ def read_cubin(cubin: bytes) -> MachineCode:
         instructions=dict(Counter(i.name for i in instructions)),
         sass=text,
     )
-
-
-def with_ptx_lines(cubin: bytes) -> str:
-    """Returns the disassembly that `read_cubin` reads, with the line of PTX before the instructions
-    that come from it, if the cubin contains line information.
-    """
-    return disassemble(cubin, "--print-line-info-ptx")
 
 
 def _bytes(names: Iterable[str]) -> int:

@@ -15,13 +15,13 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
-from outblas.hopper.core import compile
-from outblas.hopper.core.config import SHARED_MEMORY, stage_scales
-from outblas.hopper.core.config_limits import block_scaled_reason, promoted_reason
 from outblas.hopper.gemm import block_scales, heuristic
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.variant import Variant
-from outblas.inspect.variant import problem as recorded_problem
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import SHARED_MEMORY, stage_scales
+from outblas.hopper.parts.config_limits import block_scaled_reason, promoted_reason
+from tools.machine_code import problem as recorded_problem
 
 H100 = heuristic.Rates()
 PAIRS = ("1x128 128x128", "1x128 1x128", "128x128 1x128", "128x128 128x128")

@@ -1,0 +1,1 @@
+"""Programs for people who work on outblas, from a checkout: `python -m tools.NAME`."""
