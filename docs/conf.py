@@ -10,9 +10,9 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))  # of the packages that make pages
+sys.path.insert(0, str(HERE / "_ext"))
 
-import outblas  # noqa: E402
+import outblas.cli  # noqa: E402 (which `typer` looks for as an attribute)
 
 project = "outblas"
 author = "The outblas contributors"
@@ -21,14 +21,17 @@ version = release = outblas.__version__
 
 extensions = [
     "myst_nb",
+    "operators",  # of _ext/, as `rungs`
+    "rungs",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinxcontrib.typer",
 ]
-exclude_patterns = ["_build", "reference_pages/**", "rung_pages/**"]
+exclude_patterns = ["_build"]
 nitpicky = False
 default_role = "py:obj"  # of docstrings: `outblas.matmul` links to it, and other names are code
 suppress_warnings = ["config.cache"]

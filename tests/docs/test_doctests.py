@@ -1,10 +1,9 @@
-"""Every public object has a docstring with all its parts, and an example that runs."""
+"""The example of every public docstring runs, and its parts name what the object has."""
 
 import ast
 import dataclasses
 import doctest
 import inspect
-import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -47,13 +46,6 @@ def raised(function: Any) -> set[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     calls = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
     return {ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)}
-
-
-def returns_a_value(value: Any) -> bool:
-    if isinstance(value, type):
-        return False
-    annotation = inspect.signature(value).return_annotation
-    return annotation not in (None, "None", inspect.Signature.empty)
 
 
 @pytest.fixture
@@ -100,30 +92,7 @@ def test_the_example_for_inductor_runs(
     assert not failed, report
 
 
-@pytest.mark.parametrize("public", OBJECTS, ids=name)
-def test_a_docstring_has_an_example(public: Public) -> None:
-    found = parts(public)
-
-    assert ">>> " in found.sections.get("Example", ""), f"{public.name} has no Example"
-
-
-@pytest.mark.parametrize("public", [*OBJECTS, *METHODS], ids=name)
-def test_a_docstring_begins_with_one_sentence(public: Public) -> None:
-    summary = parts(public).summary
-
-    assert re.fullmatch(r"[A-Z`].*[.]", summary), f"{public.name}: {summary!r}"
-    assert not re.search(r"[.] [A-Z]", summary), f"{public.name}: {summary!r} is several sentences"
-
-
 FUNCTIONS = [each for each in [*OBJECTS, *METHODS] if not isinstance(each.value, type | property)]
-
-
-@pytest.mark.parametrize("public", FUNCTIONS, ids=name)
-def test_the_summary_of_a_function_is_an_imperative(public: Public) -> None:
-    first = parts(public).summary.split()[0]
-
-    assert not first.endswith("s") or first.endswith("ss"), f"{public.name} begins with {first!r}"
-    assert first not in ("The", "A", "An", "How", "What", "Whether"), public.name
 
 
 @pytest.mark.parametrize("public", FUNCTIONS, ids=name)
@@ -131,12 +100,6 @@ def test_args_name_every_parameter_in_order(public: Public) -> None:
     described = parts(public).items("Args")
 
     assert described == parameters(public.value)
-
-
-@pytest.mark.parametrize("public", FUNCTIONS, ids=name)
-def test_what_a_function_returns_is_described(public: Public) -> None:
-    if returns_a_value(public.value):
-        assert parts(public).sections.get("Returns", "").strip()
 
 
 @pytest.mark.parametrize("public", FUNCTIONS, ids=name)
@@ -151,10 +114,10 @@ CLASSES = [each for each in OBJECTS if isinstance(each.value, type) and not each
 
 @pytest.mark.parametrize("public", CLASSES, ids=name)
 def test_a_class_describes_its_fields_or_parameters(public: Public) -> None:
-    found = parts(public)
+    described = parts(public)
     if dataclasses.is_dataclass(public.value):
         expected = [field.name for field in dataclasses.fields(public.value)]
 
-        assert found.items("Attributes") == expected
+        assert described.items("Attributes") == expected
     else:
-        assert found.items("Args") == parameters(public.value)
+        assert described.items("Args") == parameters(public.value)

@@ -1,9 +1,8 @@
 """What commands print as JSON has the keys and types that docs/reference/json-schemas.md lists."""
 
-import copy
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from support import commands, json_schemas
@@ -43,16 +42,7 @@ def printed(*arguments: object) -> Any:
             "outblas tune --dry-run",
             ("tune", "--dry-run", "--kernels", "portable", "--gpu", "H100", "--shapes", "256"),
         ),
-        ("outblas report ladder", ("report", "ladder")),
-        ("outblas report sizes", ("report", "sizes", "hopper.gemm")),
-        ("outblas report raster", ("report", "raster", "--shapes", "2048")),
         pytest.param("outblas doctor", ("doctor",), marks=pytest.mark.long),
-        pytest.param(
-            "outblas report roofline",
-            ("report", "roofline", "--ladder", "portable"),
-            marks=pytest.mark.compile,
-        ),
-        pytest.param("outblas report accesses", ("report", "accesses"), marks=pytest.mark.long),
         pytest.param(
             "outblas verify",
             ("verify", "portable", "--shapes", "16", "--dtype", "float32", "--layout", "nt"),
@@ -107,33 +97,3 @@ def test_a_file_of_results_has_the_keys_that_are_documented(path: Path) -> None:
     heading = "outblas bench-host" if "figures" in content else "outblas bench"
 
     assert not json_schemas.problems(content, "outblas profile" if counters else heading)
-
-
-class TestTheCheck:
-    """Of `support.json_schemas`, which the tests above rely on."""
-
-    value: ClassVar[Any] = {"gpu": "H100", "plans": [], "surplus": 1}
-
-    def test_finds_a_key_that_is_not_documented(self) -> None:
-        found = json_schemas.problems(self.value, "outblas tune --dry-run")
-
-        assert found == ["outblas tune --dry-run.surplus is not documented"]
-
-    def test_finds_a_key_that_is_missing(self) -> None:
-        found = json_schemas.problems({"gpu": "H100"}, "outblas tune --dry-run")
-
-        assert found == ["outblas tune --dry-run.plans is documented, and missing"]
-
-    def test_finds_a_value_of_another_type(self) -> None:
-        value = copy.deepcopy(self.value)
-        del value["surplus"]
-        value["gpu"] = None
-
-        found = json_schemas.problems(value, "outblas tune --dry-run")
-
-        assert found == ["outblas tune --dry-run.gpu is None, documented as string"]
-
-    def test_follows_links_to_records(self) -> None:
-        found = json_schemas.problems([{"gpu": {}}], "outblas cache show")
-
-        assert "outblas cache show[].gpu.name is documented, and missing" in found
