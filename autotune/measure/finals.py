@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ...core.configs import brief
 from ..search.candidates import Candidate
 from ..store.records import Workload
-from .isolated import MeasureWorker, WorkerDied
+from .isolated import MeasureWorker
+from .processes import WorkerDied
 from .progress import Progress
 from .race import BATCH, MOST_ROUNDS, SuccessiveElimination
 from .worker import Entry

@@ -6,26 +6,28 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+import filelock
 
 from ...core import cache
 from ...runtime import fallback
 from ..search.target import TuneTarget
 from ..store.records import Gpu, Workload
-from . import limits, worker
-from .gpu_lock import GpuLock, LockCancelled
-from .processes import RemoteError, WorkerExited, WorkerProcess, WorkerStartError, WorkerTimeout
+from . import worker
+from .processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
 from .worker import Entry, Screened
 
 T = TypeVar("T")
 
-START_SECONDS = 300.0  # to import torch, initialise the GPU and make operands
 TRIAL_SECONDS = 20.0  # to load, check and time a config, not counting its calls
 TURNS = 200.0  # calls as long as cuBLAS's in a trial; a config may be ten times as slow
-LOCK_SECONDS = 900.0
 STARTS = 3  # failed starts of a worker before it counts as impossible
-MEMORY_SHARE = 0.5  # of the memory that this process may use, for a worker
+LOCK_SECONDS = 900.0
+LOCK_PERIOD = 0.005  # seconds between two looks at the lock of a GPU
 _NOT_OPEN = f"{worker.NotOpen.__module__}.{worker.NotOpen.__qualname__}"
 
 
@@ -33,42 +35,30 @@ class Cancelled(Exception):
     """The sweep was interrupted, so the answer is no longer needed."""
 
 
-class WorkerDied(Exception):
-    """The worker did not return from a call: it died, hung, or could not be started. `status` tells
-    which.
-
-    "killed" says nothing about the config: something else ended the worker, as Linux does when
-    memory runs out, or no worker could be started. All other values are those of `records.Status`.
-    """
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 class MeasureWorker:
     """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" stands for the
     interpreter.
 
     Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps
-    take turns; if it measured without the lock, `unlocked` says why. The worker may hold `memory`
-    bytes of the host's memory, by default half of what this process may use.
+    take turns; if it measured without the lock, `unlocked` says why. `restarts` counts the workers
+    that have ended.
+
+    A WorkerDied with status "killed" says nothing about the config: something else ended the
+    worker, as Linux does when memory runs out, or no worker could be started. Other values are
+    those of `records.Status`.
     """
 
-    def __init__(
-        self, visible: str, *, trial_seconds: float = TRIAL_SECONDS, memory: int | None = None
-    ) -> None:
+    def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS) -> None:
         self.visible = visible
         self.on_gpu = visible != "cpu"
         self.restarts = 0
         self.unlocked = ""
         self.cublas_us = 0.0
         self._trial_seconds = trial_seconds
-        self._memory = memory or int(MEMORY_SHARE * limits.memory())
         self._cancelled = False
         self._process: WorkerProcess | None = None
-        self._owning = threading.Lock()  # protects the process: another thread may abandon it
-        self._lock: GpuLock | None = None
+        self._owning = threading.Lock()  # protects the process: another thread may cancel it
+        self._gpu = _GpuLock(visible, lambda: self._cancelled) if self.on_gpu else None
         self._open: Workload | None = None
         self._loaded: set[TuneTarget] = set()  # by the current worker
         self._unloadable: dict[TuneTarget, str] = {}
@@ -84,17 +74,15 @@ class MeasureWorker:
         """Makes the operands of a workload; returns cuBLAS's µs per call. Raises WorkerDied."""
         if self._open != workload:
             self._open = None
-            with self._locked():
-                try:
+            try:
+                with self._locked():
                     self.cublas_us = self._call(
                         START_SECONDS, worker.open_bench, workload, self.on_gpu
                     )
-                except RemoteError as error:
-                    raise WorkerDied(
-                        "failed",
-                        "the operands could not be made: "
-                        f"{error.text if _not_open(error) else error}",
-                    ) from None
+            except RemoteError as error:
+                text = error.text if error.name == _NOT_OPEN else str(error)
+                reason = f"the operands could not be made: {text}"
+                raise WorkerDied("failed", reason) from None
             self._open = workload
         return self.cublas_us
 
@@ -119,18 +107,17 @@ class MeasureWorker:
                 raise WorkerDied("killed", f"the worker could not be made ready: {death}") from None
             try:
                 with self._locked():
-                    found = self._call(self._limit(), function, entry, *arguments)
+                    result = self._call(self._limit(), function, entry, *arguments)
             except RemoteError as error:
-                if not _not_open(error):  # otherwise `worker` counts it as the config's result
-                    self.stop()
-                    raise WorkerDied("crash", str(error)[:1000]) from None
+                if error.name != _NOT_OPEN:  # `worker` counts all others as the config's result
+                    raise self._distrust(error) from None
                 # The worker that had the operands died while idle.
                 self.restarts += self._open is not None
                 self._open = None
                 continue
-            if found.lost:
+            if result.lost:
                 self.stop()
-            return found
+            return result
         raise WorkerDied("killed", "the worker process died repeatedly")
 
     def _load(self, target: TuneTarget) -> None:
@@ -140,7 +127,7 @@ class MeasureWorker:
         """
         if reason := self._unloadable.get(target):
             raise WorkerDied("killed", reason)
-        if target in self._loaded and self._process is not None and self._process.exit is None:
+        if target in self._loaded and self._process is not None and self._process.alive:
             return
         try:
             self._call(START_SECONDS, worker.load, target)
@@ -160,27 +147,27 @@ class MeasureWorker:
             with self._locked():
                 return self._call(seconds, worker.race, list(entries), rounds)
         except RemoteError as error:
-            # A config raised it, or there were no configs; the worker's state cannot be trusted.
-            self.stop()
-            raise WorkerDied("crash", str(error)[:1000]) from None
+            raise self._distrust(error) from None
 
     def forget(self, entries: Sequence[Entry]) -> None:
         """Frees what was kept for configs that are out of the race. Raises WorkerDied."""
-        if self._process is None or self._open is None:
-            return
         try:
-            self._call(START_SECONDS, worker.forget, list(entries))
+            if self._process is not None and self._open is not None:
+                self._call(START_SECONDS, worker.forget, list(entries))
         except RemoteError as error:
-            self.stop()
-            raise WorkerDied("crash", str(error)[:1000]) from None
+            raise self._distrust(error) from None
+
+    def _distrust(self, error: RemoteError) -> WorkerDied:
+        """Ends a worker in which a config raised where nothing may raise."""
+        self.stop()
+        return WorkerDied("crash", str(error)[:1000])
 
     def cancel(self) -> None:
         """Ends the worker from another thread: waiting and later calls raise Cancelled."""
         self._cancelled = True
         with self._owning:
-            process = self._process
-        if process is not None:
-            process.terminate()
+            if self._process is not None:
+                self._process.terminate()
 
     def stop(self) -> None:
         """Ends the worker, whatever it is doing."""
@@ -201,89 +188,91 @@ class MeasureWorker:
         return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
 
     def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function in the worker. Raises WorkerDied, Cancelled and RemoteError."""
+        """Calls a function in the worker, in a fresh one where the worker ends before it reads the
+        call. Raises WorkerDied, Cancelled and RemoteError.
+        """
         reason = ""
         for _ in range(STARTS):
             try:
-                process = self._ready()
-                return process.call(seconds, function, *arguments)
-            except WorkerStartError as error:
-                reason = str(error)
-            except WorkerTimeout as late:
-                reason = "it does not accept calls"
-                if late.accepted:
-                    self._stop_unless_cancelled()
-                    raise WorkerDied(
-                        "hang", f"not done in {seconds:.0f} s: the worker was killed"
-                    ) from None
-            except WorkerExited as died:
-                reason = str(died)
-                if died.accepted:
-                    self._stop_unless_cancelled()
-                    raise _death(died) from None
-            self._stop_unless_cancelled()
+                return self._ready().call(seconds, function, *arguments)
+            except WorkerDied as death:
+                self.stop()
+                if self._cancelled:
+                    raise Cancelled from None
+                if death.status != "idle":
+                    raise
+                reason = str(death)
         raise WorkerDied("killed", f"no worker process can be started: {reason}")
 
-    def _stop_unless_cancelled(self) -> None:
-        self.stop()
-        if self._cancelled:
-            raise Cancelled
-
     def _ready(self) -> WorkerProcess:
-        """Returns the worker, started if necessary, and ready for a call. Raises
-        WorkerStartError.
-        """
-        if self._process is not None and self._process.exit is not None:
+        """Returns the worker, started if necessary. Raises WorkerDied."""
+        if self._process is not None and not self._process.alive:
             self.stop()  # it died while idle
         with self._owning:
             if self._cancelled:
                 raise Cancelled
-            if self._process is not None:
-                return self._process
-            self._loaded.clear()
-            self._process = process = WorkerProcess(
-                environment={"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""},
-                modules=[worker.__name__],
-                memory=self._memory,
-            )
-        process.await_ready(START_SECONDS)
-        return process
+            if self._process is None:
+                self._loaded.clear()
+                self._process = WorkerProcess(
+                    [worker.__name__],
+                    environment={"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""},
+                )
+            return self._process
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Holds the lock on the GPU, so that other sweeps on it wait. Where the lock cannot be
         acquired, they do not wait, and the user is warned once.
         """
-        if not self.on_gpu:
-            yield
-            return
-        folder = cache.directory()
-        if reason := cache.unusable_reason(folder):
-            self._bypass(f"the lock cannot be used: {reason}")
-            yield
-            return
-        self._lock = self._lock or GpuLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock")
+        reason = self._gpu.acquire() if self._gpu is not None else ""
+        if reason:
+            self.unlocked = f"{reason}; other sweeps on GPU {self.visible} may disturb the times"
+            fallback.warn_once(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
         try:
-            with self._lock.hold(LOCK_SECONDS, lambda: self._cancelled) as reason:
-                if reason:
-                    self._bypass(reason)
-                yield
-        except LockCancelled:
-            raise Cancelled from None
-
-    def _bypass(self, reason: str) -> None:
-        self.unlocked = f"{reason}; other sweeps on GPU {self.visible} may disturb the times"
-        fallback.warn_once(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
+            yield
+        finally:
+            if self._gpu is not None:
+                self._gpu.release()
 
 
-def _not_open(error: RemoteError) -> bool:
-    return error.name == _NOT_OPEN
+class _GpuLock:
+    """The lock on a GPU, a file in the cache, which the kernel frees when its process dies.
 
+    Whoever has released it stays away for two looks of those who wait: otherwise one driver would
+    have it all the time, because between two trials it is free for less than a look.
+    """
 
-def _death(died: WorkerExited) -> WorkerDied:
-    """Returns what the end of a worker says about the config that it was measuring."""
-    if died.exit.memory is not None:
-        return WorkerDied(
-            "out of memory", f"{died} on the host, more than its limit: the worker was killed"
-        )
-    return WorkerDied("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")
+    def __init__(self, visible: str, cancelled: Callable[[], bool]) -> None:
+        folder = cache.directory()
+        self._unusable = cache.unusable_reason(folder) or ""
+        self._lock = filelock.FileLock(Path(folder, f"gpu-{visible.replace('/', '_')}.lock"))
+        self._cancelled = cancelled
+        self._released = 0.0  # when, on the clock of `time.monotonic`
+        self._patience = LOCK_SECONDS
+
+    def acquire(self) -> str:
+        """Acquires the lock; returns why it failed, or "". Raises Cancelled."""
+        if self._unusable:
+            return f"the lock cannot be used: {self._unusable}"
+        time.sleep(max(0.0, self._released + 2 * LOCK_PERIOD - time.monotonic()))
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                self._lock.acquire(timeout=0)
+                self._patience = LOCK_SECONDS
+                return ""
+            except filelock.Timeout:
+                pass
+            except (OSError, NotImplementedError, RuntimeError) as error:
+                return f"the lock cannot be used: {error}"
+            if self._cancelled():
+                raise Cancelled
+            if time.monotonic() >= end:
+                self._patience = LOCK_SECONDS / 100  # until it is free once
+                return f"another process has held the lock of the GPU for {LOCK_SECONDS:g} s"
+            time.sleep(LOCK_PERIOD)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._lock.release(force=True)
+        self._released = time.monotonic()

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from ..search.candidates import Candidate
 from ..store.records import Workload
-from .compile_pool import Compilers
+from .compile_pool import Compiled, Compilers
 
 AHEAD = 3  # finished compiles per process that may wait for their measurement
 
@@ -36,8 +36,8 @@ class Ahead:
             groups.setdefault((candidate.target.name, candidate.compile_key), []).append(candidate)
         self._begun = False
         self._waiting = deque(groups.values())
-        self._running: dict[Future[float], list[Candidate]] = {}
-        self._ready: deque[tuple[Candidate, Future[float] | None]] = deque()
+        self._running: dict[Future[Compiled], list[Candidate]] = {}
+        self._ready: deque[tuple[Candidate, Future[Compiled] | None]] = deque()
         self._compilers, self._workload, self._arch, self._until = compilers, workload, arch, until
 
     @property
@@ -61,7 +61,7 @@ class Ahead:
     def __iter__(self) -> Ahead:
         return self
 
-    def __next__(self) -> tuple[Candidate, Future[float] | None]:
+    def __next__(self) -> tuple[Candidate, Future[Compiled] | None]:
         self._feed()
         while self._running and not self._ready:
             left = None if self._until is None else max(0.0, self._until - time.monotonic())

@@ -43,8 +43,8 @@ class SuccessiveElimination(Generic[K]):
     def add(self, base: Sequence[float], times: Sequence[Sequence[float]]) -> None:
         """Adds rounds: µs per call of cuBLAS, and of each remaining candidate, in order."""
         self.base += base
-        for candidate, found in zip(self.alive, times, strict=True):
-            self.times[candidate] += found
+        for candidate, us in zip(self.alive, times, strict=True):
+            self.times[candidate] += us
         if self.rounds >= ROUNDS:
             self._drop()
 

@@ -13,28 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 
 import torch
 
 from ...bench import burst, cold, schedule, turn
 from ...bench.clock import Clock
-from ...bench.operands import normal
-from ...bench.operation import Operation
 from ...bench.record import Device
 from ...bench.statistics import ratio
-from ...core import problem
 from ...core.configs import from_text
-from ...core.epilogue import EpilogueArgs, glu_split
-from ...core.problem import Launch
-from ...verify.cases import Case
-from ...verify.oracle import Exact
 from ..search import gpu
 from ..search.target import TuneTarget
 from ..store.records import Gpu, Status, Workload
-from .grouped_product import GroupedProduct
+from .products import UnusableConfig, product_of
 from .serve import brief
-from .unusable import UnusableConfig
 
 SCREEN_ROUNDS = 3
 SCREEN_IDLE = 0.01  # idle seconds before a screening turn
@@ -80,11 +71,7 @@ class _WorkloadTimer:
         self.workload = workload
         self.device = "cuda" if on_gpu else "cpu"
         torch.set_float32_matmul_precision("high" if workload.dtype == "tf32" else "highest")
-        self.product: _Plain | GroupedProduct
-        if workload.grouping:
-            self.product = GroupedProduct(workload, self.device)
-        else:
-            self.product = _Plain(workload, self.device)
+        self.product = product_of(workload, self.device)
         self.clock = Clock() if on_gpu else None
         self.calls: dict[Entry, tuple[turn.Call, turn.Batch]] = {}
         self.weights = self._weights()
@@ -146,17 +133,23 @@ class _WorkloadTimer:
         self.calls[entry] = self._turn(call, us)
         rounds = 1 if best_us is not None and us > ONE_ROUND_BEYOND * best_us else SCREEN_ROUNDS
         times, clocks = self.rounds([entry], rounds, SCREEN_IDLE)
-        own, base = times[entry], times[None]
+        config_us, base_us = times[entry], times[None]
+        ratios = [base / config for base, config in zip(base_us, config_us, strict=True)]
         mhz = statistics.median(clocks[entry]) if clocks else None
-        spread = ratio(base, own) if rounds > 1 else None
         return Screened(
             "ok",
-            us=statistics.median(own),
-            ratio=spread.median if spread else base[0] / own[0],
-            ratio_low=min(b / t for b, t in zip(base, own, strict=True)),
-            ratio_high=max(b / t for b, t in zip(base, own, strict=True)),
+            us=statistics.median(config_us),
+            ratio=ratio(base_us, config_us).median if rounds > 1 else ratios[0],
+            ratio_low=min(ratios),
+            ratio_high=max(ratios),
             clock_mhz=mhz,
         )
+
+    def enter(self, entry: Entry) -> Screened:
+        if entry not in self.calls:
+            call = self.prepare(entry)
+            self.calls[entry] = self._turn(call, self._rough(call))
+        return Screened("ok")
 
     def rounds(
         self, entries: Sequence[Entry], count: int, idle: float
@@ -179,93 +172,6 @@ class _WorkloadTimer:
             for key in order:
                 times[key].append(self._elapsed(batches[key][1]))
         return times, {}
-
-
-class _Plain:
-    """One product: the operands, cuBLAS's call, and the kernel's."""
-
-    def __init__(self, workload: Workload, device: str) -> None:
-        dtype, out_dtype = (
-            getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
-        )
-        self.is_tf32 = workload.dtype == "tf32"
-        self.tensors = normal(workload.shape, workload.layout, dtype, out_dtype, device)
-        case = Case(*workload.shape, dtype, out_dtype, layout=workload.layout, tf32=self.is_tf32)
-        self.exact = Exact(case, device)
-        self.fused = _Fused(workload, self.tensors) if workload.epilogue else None
-        self.b = self.tensors[1]
-
-    def by_torch(self, b: torch.Tensor) -> torch.Tensor:
-        if self.fused is not None:
-            return self.fused.by_torch(b)
-        a, _, out = self.tensors
-        if out.dtype == a.dtype:
-            return torch.mm(a, b, out=out)
-        if a.device.type == "cpu":
-            return out.copy_(a.float() @ b.float())
-        return torch.mm(a, b, out.dtype, out=out)
-
-    def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
-        """Plans a config, and checks it. Raises UnusableConfig."""
-        asked = problem.problem(*self.tensors, tf32=self.is_tf32)
-        if reason := module.unsupported(asked, config):
-            raise UnusableConfig("refused", reason)
-        launch: Callable[..., None] = module.plan(asked, config)
-        result = self.exact(launch)
-        if not result.ok:
-            raise UnusableConfig("wrong", result.message)
-        if self.fused is not None:
-            return self.fused.prepare(module, config)
-        a, _, out = self.tensors
-        return lambda b: launch(a, b, None, out, 1.0, 0.0)
-
-
-class _Fused:
-    """A workload's product with its epilogue: the operands, torch's calls, and the kernel's."""
-
-    def __init__(
-        self, workload: Workload, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    ) -> None:
-        a, b, x = tensors
-        self.workload, self.a, self.b = workload, a, b
-        self.operation = Operation(workload.dtype, workload.steps)
-        split = glu_split(workload.steps.activation)
-        self.out = x.new_empty(x.shape[0], x.shape[1] // split)
-        self.extras = self.operation.extras(a, b, self.out)
-
-    def by_torch(self, b: torch.Tensor) -> torch.Tensor:
-        return self.operation.by_torch(self.a, b, self.out, self.extras)
-
-    def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
-        """Plans a config with the epilogue, and checks it. Raises UnusableConfig."""
-        extra = EpilogueArgs(self.workload.steps.activation, self.extras.bias, self.extras.residual)
-        tf32 = self.workload.dtype == "tf32"
-        asked = problem.problem(self.a, self.b, self.out, tf32=tf32, extra=extra)
-        if reason := module.unsupported(asked, config):
-            raise UnusableConfig("refused", reason)
-        launch: Launch = module.plan(asked, config)
-        fault = self.operation.fault(
-            partial(self._checked_call, launch),
-            self.workload.shape,
-            self.a.device.type,
-            self.workload.layout,
-        )
-        if fault is not None:
-            raise UnusableConfig("wrong", f"{self.workload.epilogue}: {fault}")
-        bias, residual = self.extras.bias, self.extras.residual
-        a, out = self.a, self.out
-        return lambda b: launch(a, b, None, out, 1.0, 0.0, bias, residual, None)
-
-    def _checked_call(
-        self, launch: Launch, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-    ) -> turn.Call:
-        extras = self.operation.extras(a, b, out)
-
-        def call() -> torch.Tensor:
-            launch(a, b, None, out, 1.0, 0.0, extras.bias, extras.residual, None)
-            return out
-
-        return call
 
 
 def describe() -> Gpu:
@@ -302,17 +208,7 @@ def screen(entry: Entry, best_us: float | None) -> Screened:
 
 def enter(entry: Entry) -> Screened:
     """Makes a config ready for `race`, and checks it again; returns no figures."""
-    return _guarded(_enter(entry))
-
-
-def _enter(entry: Entry) -> Callable[[_WorkloadTimer], Screened]:
-    def run(bench: _WorkloadTimer) -> Screened:
-        if entry not in bench.calls:
-            call = bench.prepare(entry)
-            bench.calls[entry] = bench._turn(call, bench._rough(call))
-        return Screened("ok")
-
-    return run
+    return _guarded(lambda bench: bench.enter(entry))
 
 
 def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:

@@ -8,7 +8,7 @@ import torch
 import outblas
 from outblas.core import configs
 from outblas.hopper import gemm
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.gemm import host
 from outblas.verify.call import Run
 from outblas.verify.cases import Case

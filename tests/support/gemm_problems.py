@@ -12,7 +12,7 @@ from outblas.core import configs
 from outblas.core.problem import Problem, problem
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
-from outblas.hopper.core import compile, tile_order
+from outblas.hopper.parts import compile, tile_order
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, example_variant
 
 BF16, FP32 = torch.bfloat16, torch.float32

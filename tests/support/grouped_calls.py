@@ -1,8 +1,8 @@
-"""Calls of `grouped_mm` with epilogue, gather and scatter, and what they are to return: products of
-single groups and torch functions on them, one after the other.
+"""Calls of `grouped_mm` and `scaled_grouped_mm` in all forms, and what they return: GEMMs of single
+groups in float64, and torch functions on them, one after the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,105 +10,158 @@ import pytest
 import torch
 
 import outblas
+from outblas.core import grouped
 from outblas.core.epilogue import ACTIVATIONS, composed, glu_split
-from outblas.core.grouped import Form
+from outblas.core.grouped import Form, GroupedProblem, GroupedTensors
+from outblas.kernels import grouped as portable
+from outblas.runtime.hooks import GroupedKernels
 
 Tensor = torch.Tensor
 
 FORMS: tuple[Form, ...] = ("ragged_m", "ragged_n", "ragged_k")
 ENDS = (0, 5, 5, 17, 21)  # of five groups, two of them empty
-EXTENT = 24  # of the dimension that is divided: three more than belong to groups
+COUNTS = (3, 0, 2**31 - 1, -(2**31), 17)  # of as many, where each has a room
+EXTENT = 24  # of the dimension that is divided: three more than belong to groups; or of a room
 ROWS_OF_A = 10  # that `a_index` chooses from
 # Activations: CI takes a function and a gated pair; what all of them compute has tests of its own.
 SOME_IN_CI = [
     name if name in ("", "gelu", "swiglu") else pytest.param(name, marks=pytest.mark.slow)
     for name in ("", *ACTIVATIONS)
 ]
+BLOCK = 128  # terms, and columns of B, that share a scale
 FLOATING = "mat_a", "mat_b", "bias", "residual", "scatter_weights"
 
 
 @dataclass(frozen=True)
-class Call:
-    """The tensors of a call by name, and its other arguments."""
+class GroupedCall:
+    """The tensors of a call by name, among them `offs` or `counts`, and its other arguments."""
 
     form: Form
     tensors: dict[str, Tensor]
-    activation: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
-    def offs(self) -> Tensor | None:
-        """Returns the ends of the groups, on the device of the operands."""
-        if self.form == "batch":
-            return None
-        return torch.tensor(ENDS, dtype=torch.int32, device=self.tensors["mat_b"].device)
+    @property
+    def activation(self) -> str:
+        return self.options.get("activation") or ""
 
     def run(self, **more: Any) -> Tensor:
-        """Calls `grouped_mm`."""
-        given: dict[str, Any] = {**self.tensors, **self.options, **more}
-        given.setdefault("activation", self.activation or None)
-        if "offs" not in given:
-            given["offs"] = self.offs()
-        return outblas.grouped_mm(**given)
+        is_scaled = "scale_a" in self.tensors
+        function: Any = outblas.scaled_grouped_mm if is_scaled else outblas.grouped_mm
+        result: Tensor = function(**{**self.tensors, **self.options, **more})
+        return result
 
-    def with_tensors(self, **tensors: Tensor) -> "Call":
+    def replaced(self, **tensors: Tensor) -> "GroupedCall":
         return replace(self, tensors=self.tensors | tensors)
 
-    def wide(self) -> "Call":
-        """Returns the call in float64."""
-        wide = {n: t.double() if n in FLOATING else t for n, t in self.tensors.items()}
-        return replace(self, tensors=wide)
+    def on(self, device: str) -> "GroupedCall":
+        return self.replaced(**{name: t.to(device) for name, t in self.tensors.items()})
 
-    def expected(self) -> tuple[Tensor, Tensor]:
-        """Returns the product with its bias, and the result. What the call leaves undefined, or
-        does not write, is NaN.
-        """
-        x = self._product()
-        y = composed(x, self.activation, None)
-        weights, place = self.tensors.get("scatter_weights"), self.tensors.get("scatter_index")
-        if weights is not None:
-            y = y * weights[: ENDS[-1]].unsqueeze(1)
-        residual = self.tensors.get("residual")
-        if place is None:
-            y = self._padded(y)
-            return self._padded(x), y if residual is None else y + residual
-        place = place[: ENDS[-1]]
-        is_inside = (place >= 0) & (place < EXTENT)
-        place, y = place[is_inside].long(), y[is_inside]
-        out = torch.full((EXTENT, y.shape[1]), torch.nan, dtype=y.dtype)
-        out = out.index_put((place,), y if residual is None else y + residual[place])
-        return self._padded(x), out
+    def poisoned(self) -> "GroupedCall":
+        """Returns the call with NaN in operands, scales and residual where no group reads them."""
+        names = [n for n in ("mat_a", "scale_a", "residual") if n in self.tensors]
+        return self.replaced(**{name: self._poisoned(name) for name in names})
 
-    def _padded(self, t: Tensor) -> Tensor:
-        """Adds what belongs to no group."""
-        if self.form in ("ragged_k", "batch"):
-            return t
-        dim = 0 if self.form == "ragged_m" else 1
-        shape = list(t.shape)
-        shape[dim] = EXTENT - ENDS[-1]
-        return torch.cat([t, torch.full(shape, torch.nan, dtype=t.dtype)], dim)
+    def _poisoned(self, name: str) -> Tensor:
+        t = self.tensors[name].clone()
+        if name == "residual" and self.form == "ragged_k":
+            return t  # it is read everywhere
+        step = 128 if name == "scale_a" and self.form == "ragged_k" else 1
+        is_fp8 = t.element_size() == 1
+        memory, poison = (t.view(torch.uint8), 127) if is_fp8 else (t, torch.nan)
+        dim = {"ragged_m": 0, "masked": 1, "ragged_n": -1, "ragged_k": -1}[self.form]
+        for group, part in enumerate(self.parts()):
+            if self.form == "masked":
+                memory[group, part.stop :] = poison
+        if self.form in ("ragged_m", "ragged_k") or (self.form, name) == ("ragged_n", "residual"):
+            end = -(-self.parts()[-1].stop // step)
+            memory.narrow(dim, end, memory.shape[dim] - end).fill_(poison)
+        return t
 
-    def _product(self) -> Tensor:
-        """Returns the product with its bias, of what belongs to groups."""
+    def parts(self) -> list[slice]:
+        """Returns each group's part of the dimension that is divided, or of its room."""
         a, b = self.tensors["mat_a"], self.tensors["mat_b"]
+        if self.form == "batch":
+            return [slice(None)] * a.shape[0]
+        extent = {"ragged_m": 0, "masked": 1, "ragged_k": 1}.get(self.form)
+        size = b.shape[-1] if extent is None else a.shape[extent]
         if "a_index" in self.tensors:
-            a = a[self.tensors["a_index"].clamp(0, a.shape[0] - 1).long()]
-        parts = []
-        for group, (i, j) in enumerate(zip((0, *ENDS[:-1]), ENDS, strict=True)):
-            match self.form:
-                case "ragged_m":
-                    part = a[i:j] @ b[group]
-                case "ragged_n":
-                    part = a[group] @ b[:, i:j]
-                case "ragged_k":
-                    part = a[:, i:j] @ b[i:j]
-                case "batch":
-                    part = a[group] @ b[group]
-            if "bias" in self.tensors:
-                part = part + self.tensors["bias"][group]
-            parts.append(part)
-        if self.form in ("ragged_k", "batch"):
-            return torch.stack(parts)
-        return torch.cat(parts, 0 if self.form == "ragged_m" else 1)
+            size = len(self.tensors["a_index"])
+        given = self.tensors["counts" if self.form == "masked" else "offs"].tolist()
+        ends = [min(max(end, 0), size) for end in given]
+        starts = [0] * len(ends) if self.form == "masked" else [0, *ends[:-1]]
+        return [slice(i, j) for i, j in zip(starts, ends, strict=True)]
+
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """Returns A, its rows gathered, and B in float64, times their scales."""
+        t = self.tensors
+        a, b = t["mat_a"].double(), t["mat_b"].double()
+        if "scale_a" in t:
+            a = a * _widened(t["scale_a"], a, 1, BLOCK)
+            b = b * _widened(t["scale_b"], b, BLOCK, 1 if self.form == "ragged_k" else BLOCK)
+        if "a_index" in t:
+            a = a[t["a_index"].clamp(0, a.shape[0] - 1).long()]
+        return a, b
+
+    def x(self) -> Tensor:
+        """Returns the GEMMs with their bias; NaN where they are undefined."""
+        return self._results()[0]
+
+    def expected(self) -> Tensor:
+        """Returns the result; NaN where it is undefined, or not written."""
+        return self._results()[1]
+
+    def _results(self) -> tuple[Tensor, Tensor]:
+        (a, b), t = self.operands(), self.tensors
+        parts, N = self.parts(), b.shape[-1]
+        lead = {"ragged_k": (len(parts), a.shape[0]), "ragged_n": a.shape[1:2]}
+        shape = lead.get(self.form, a.shape[:-1])
+        blank = {"fill_value": torch.nan, "dtype": torch.float64, "device": a.device}
+        x = torch.full((*shape, N), **blank)
+        y = torch.full((*shape, N // glu_split(self.activation)), **blank)
+        for group, part in enumerate(parts):
+            product = self._product(a, b, group, part)
+            if "bias" in t:
+                product = product + t["bias"][group].double()
+            index = self._index(group, part)
+            x[index] = product
+            result = composed(product, self.activation, None)
+            if "scatter_weights" in t:
+                result = result * t["scatter_weights"][part].double().unsqueeze(1)
+            if "scatter_index" in t:
+                place = t["scatter_index"][part].long()
+                is_inside = (place >= 0) & (place < y.shape[0])
+                index, result = (place[is_inside],), result[is_inside]
+            y[index] = result + t["residual"][index].double() if "residual" in t else result
+        return x, y
+
+    def _product(self, a: Tensor, b: Tensor, group: int, part: slice) -> Tensor:
+        match self.form:
+            case "ragged_m":
+                return a[part] @ b[group]
+            case "masked":
+                return a[group, part] @ b[group]
+            case "ragged_n":
+                return a[group] @ b[:, part]
+            case "ragged_k":
+                return a[:, part] @ b[part]
+        return a[group] @ b[group]
+
+    def _index(self, group: int, part: slice) -> tuple[Any, ...]:
+        """Returns where a group's part of the result lies."""
+        places: dict[Form, tuple[Any, ...]] = {
+            "ragged_m": (part,),
+            "masked": (group, part),
+            "ragged_n": (slice(None), part),
+        }
+        return places.get(self.form, (group,))
+
+
+def _widened(scale: Tensor, operand: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns the scale of each element of an operand, of which so many rows and columns share
+    one.
+    """
+    wide = scale.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+    return wide[..., : operand.shape[-2], : operand.shape[-1]].double()
 
 
 def draw(
@@ -122,51 +175,107 @@ def draw(
     M: int = 19,
     N: int = 34,
     K: int = 20,
-) -> Call:
+    ends: tuple[int, ...] | None = None,
+    extent: int = EXTENT,
+) -> GroupedCall:
     """Draws a call with the tensors `names` besides its operands: small integers, so that sums are
     exact, or real numbers. Some indices lie outside.
+
+    M, K: where they are not divided. ends: those of groups, or their counts. extent: the size of
+    the dimension that is divided, or the rows for which a group has room.
     """
 
     def values(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return (torch.randn(shape) if real else torch.randint(-2, 3, shape)).to(dtype)
 
-    narrow = N // glu_split(activation)
-    rows = ROWS_OF_A if "a_index" in names else EXTENT
+    given = ends or (COUNTS if form == "masked" else ENDS)
+    narrow, groups = N // glu_split(activation), len(given)
+    rows = ROWS_OF_A if "a_index" in names else extent
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {
-        "ragged_m": ((rows, K), (len(ENDS), K, N), (EXTENT, narrow)),
-        "ragged_n": ((len(ENDS), M, K), (K, EXTENT), (M, EXTENT)),
-        "ragged_k": ((M, EXTENT), (EXTENT, N), (len(ENDS), M, narrow)),
-        "batch": ((len(ENDS), M, K), (len(ENDS), K, N), (len(ENDS), M, narrow)),
+        "ragged_m": ((rows, K), (groups, K, N), (extent, narrow)),
+        "masked": ((groups, extent, K), (groups, K, N), (groups, extent, narrow)),
+        "ragged_n": ((groups, M, K), (K, extent), (M, extent)),
+        "ragged_k": ((M, extent), (extent, N), (groups, M, narrow)),
+        "batch": ((groups, M, K), (groups, K, N), (groups, M, narrow)),
     }
     shape_a, shape_b, result = shapes[form]
     wide = out_dtype or dtype
-    scatter = torch.randperm(EXTENT)
-    scatter[3], scatter[7] = EXTENT + 5, -3
+    scatter = torch.randperm(extent)
+    scatter[3:8:4] = torch.tensor([extent + 5, -3])[: len(scatter[3:8:4])]
     possible = {
-        "bias": values(len(ENDS), N, dtype=wide),
+        "bias": values(groups, N, dtype=wide),
         "residual": values(*result, dtype=wide),
-        "a_index": torch.randint(-2, ROWS_OF_A + 2, (EXTENT,)).to(index),
+        "a_index": torch.randint(-2, ROWS_OF_A + 2, (extent,)).to(index),
         "scatter_index": scatter.to(index),
-        "scatter_weights": values(EXTENT, dtype=torch.float32),
+        "scatter_weights": values(extent, dtype=torch.float32),
     }
     tensors = {"mat_a": values(*shape_a), "mat_b": values(*shape_b)}
+    if form != "batch":
+        tensors["counts" if form == "masked" else "offs"] = torch.tensor(given, dtype=torch.int32)
     tensors |= {name: possible[name] for name in names}
-    options = {} if out_dtype is None else {"out_dtype": out_dtype}
-    return Call(form, tensors, activation, options)
+    options = {"activation": activation or None, "out_dtype": out_dtype}
+    return GroupedCall(form, tensors, {n: value for n, value in options.items() if value})
 
 
-def empty_aux(call: Call, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def empty_aux(call: GroupedCall, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Returns an aux for a call that is NaN everywhere."""
-    x, _ = call.expected()
-    return torch.full(x.shape, torch.nan, dtype=dtype)
+    x = call.x()
+    return torch.full(x.shape, torch.nan, dtype=dtype, device=x.device)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A call as a kernel gets it. Its result, and its aux if it has one, are NaN and lie between
+    two others of NaN, in `memory` and `aux_memory`.
+    """
+
+    problem: GroupedProblem
+    launch: Callable[[GroupedKernels], None]
+    memory: Tensor
+    aux_memory: Tensor
+
+    @property
+    def out(self) -> Tensor:
+        return self.memory[1]
+
+    @property
+    def aux(self) -> Tensor:
+        return self.aux_memory[1]
+
+    def check_guards(self) -> None:
+        for memory in (self.memory, self.aux_memory):
+            assert memory[::2].isnan().all(), "written outside of the result"
+
+
+def guarded(call: GroupedCall, *, aux: bool = False, zero_tail: bool = False) -> Guarded:
+    """Describes a call, of which no dispatcher has checked the groups."""
+    t = call.tensors
+    dtype = call.options.get("out_dtype") or t["mat_a"].dtype
+    memory, aux_memory = (
+        torch.full((3, *like.shape), torch.nan, dtype=dtype, device=like.device)
+        for like in (call.expected(), call.x())
+    )
+    beside = {n: x for n, x in t.items() if n not in ("mat_a", "mat_b", "offs")}
+    given = GroupedTensors(**beside, aux=aux_memory[1] if aux else None)
+    operands = call.form, t["mat_a"], t["mat_b"], memory[1]
+    tensors = grouped.in_kernel_form(given, t["mat_a"].shape[0])
+    named = {"activation": call.activation, "zero_tail": zero_tail}
+    problem = grouped.describe(*operands, len(call.parts()), tensors, **named)
+    a, b, out, moved = grouped.in_planned_form(*operands, tensors)
+    ends = grouped.ends(t.get("offs"), given)
+
+    def launch(kernels: GroupedKernels = portable) -> None:
+        kernels.run(problem, a, b, out, ends, moved)
+
+    return Guarded(problem, launch, memory, aux_memory)
 
 
 def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yields every subset of names with which a call is valid."""
     for number in range(2 ** len(names)):
-        found = tuple(name for i, name in enumerate(names) if number >> i & 1)
-        if "scatter_weights" not in found or "scatter_index" in found:
-            yield found
+        chosen = tuple(name for i, name in enumerate(names) if number >> i & 1)
+        if "scatter_weights" not in chosen or "scatter_index" in chosen:
+            yield chosen
 
 
 def check_equal(got: Tensor, want: Tensor) -> None:

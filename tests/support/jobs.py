@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outblas.autotune.measure import compile_pool as compiling
+from outblas.autotune.measure.compile_pool import Compiled
 from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
@@ -33,19 +33,17 @@ class FakeCompilers:
     bench: FakeWorker
     seconds: float | None = None
     workers: int = 2
-    futures: list[Future[float]] = field(default_factory=list)
+    futures: list[Future[Compiled]] = field(default_factory=list)
     most: int = 0
     killed: int = 0
 
-    def submit(self, subject, workload, config, arch) -> Future[float]:
+    def submit(self, subject, workload, config, arch) -> Future[Compiled]:
         self.futures.append(Future())
         if self.killed and number_in(config) in (1, 3):
             self.killed -= 1
-            self.futures[-1].set_exception(
-                compiling.CompileError("killed", "the compiler was killed")
-            )
+            self.futures[-1].set_result(Compiled("killed", "the compiler was killed"))
         elif self.seconds is not None:
-            self.futures[-1].set_result(self.seconds)
+            self.futures[-1].set_result(Compiled(seconds=self.seconds))
         self.most = max(self.most, len(self.futures) - len(self.bench.configs("screen")))
         return self.futures[-1]
 

@@ -19,7 +19,7 @@ from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.gemm import heuristic
 from outblas.hopper.gemm.variant import example_variant
 from outblas.runtime import default_kernel

@@ -1,29 +1,23 @@
-"""Calls of `scaled_grouped_mm`, and what they are to return, in float64."""
-
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+"""Draws calls of `scaled_grouped_mm`."""
 
 import torch
 
-import outblas
-from outblas.core.epilogue import composed, glu_split
+from outblas.core.epilogue import glu_split
 from outblas.core.grouped import Form
 
 from .fp8 import E4M3
+from .grouped_calls import BLOCK, GroupedCall
 
 Tensor = torch.Tensor
 
 FORMS: tuple[Form, ...] = ("ragged_m", "masked", "ragged_k")
-BLOCK = 128
-# Of groups of rows, of which some are empty: their ends, or their numbers where each has a room.
-ENDS = (0, 5, 5, 22, 40)
-EXTENT = 43  # three rows more than belong to groups
-CAPACITY = 17
-COUNTS = (3, 0, 17, -4, 21)
-# Of groups of terms.
-TERM_ENDS = (0, 128, 128, 384)
-TERMS = 512  # 128 terms more than belong to groups
+# Groups of rows, some empty: their ends, or their counts where each has a room; groups of terms.
+ENDS: dict[Form, tuple[int, ...]] = {
+    "ragged_m": (0, 5, 5, 22, 40),
+    "masked": (3, 0, 17, -4, 21),
+    "ragged_k": (0, 128, 128, 384),
+}
+EXTENTS: dict[Form, int] = {"ragged_m": 43, "masked": 17, "ragged_k": 512}  # more than groups have
 
 
 def values(*shape: int, dtype: torch.dtype, real: bool = False) -> Tensor:
@@ -43,70 +37,6 @@ def blocks(extent: int) -> int:
     return -(-extent // BLOCK)
 
 
-def widened(scale: Tensor, operand: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns the scale of each element of an operand, of which so many rows and columns share
-    one.
-    """
-    spread = scale.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-    return spread[..., : operand.shape[-2], : operand.shape[-1]].double()
-
-
-@dataclass(frozen=True)
-class ScaledGroups:
-    """A call: its tensors by name, among them `offs` or `counts`, and its other arguments."""
-
-    form: Form
-    tensors: dict[str, Tensor]
-    options: dict[str, Any]
-
-    def run(self, **more: Any) -> Tensor:
-        return outblas.scaled_grouped_mm(**{**self.tensors, **self.options, **more})
-
-    def replaced(self, **tensors: Tensor) -> "ScaledGroups":
-        return replace(self, tensors=self.tensors | tensors)
-
-    def on(self, device: str) -> "ScaledGroups":
-        return self.replaced(**{name: t.to(device) for name, t in self.tensors.items()})
-
-    def operands(self) -> tuple[Tensor, Tensor]:
-        """Returns the operands times their scales."""
-        t = self.tensors
-        a, b = t["mat_a"].double(), t["mat_b"].double()
-        columns = 1 if self.form == "ragged_k" else BLOCK
-        return a * widened(t["scale_a"], a, 1, BLOCK), b * widened(t["scale_b"], b, BLOCK, columns)
-
-    def parts(self) -> list[Any]:
-        """Returns the index of each group's part of the rows of the result, or of the terms."""
-        if self.form == "masked":
-            room = self.tensors["mat_a"].shape[1]
-            counts = [min(max(n, 0), room) for n in self.tensors["counts"].tolist()]
-            return [(group, slice(count)) for group, count in enumerate(counts)]
-        return [slice(i, j) for i, j in pairwise((0, *self.tensors["offs"].tolist()))]
-
-    def expected(self) -> Tensor:
-        """Returns the result; NaN where it is undefined."""
-        (a, b), t = self.operands(), self.tensors
-        if "a_index" in t:
-            a = a[t["a_index"].clamp(0, a.shape[0] - 1).long()]
-        function = self.options.get("activation") or ""
-        groups, columns = len(self.parts()), b.shape[-1] // glu_split(function)
-        shape = (groups, a.shape[0]) if self.form == "ragged_k" else a.shape[:-1]
-        out = torch.full((*shape, columns), torch.nan, dtype=torch.float64, device=a.device)
-        for group, part in enumerate(self.parts()):
-            x = a[:, part] @ b[part] if self.form == "ragged_k" else a[part] @ b[group]
-            if "bias" in t:
-                x = x + t["bias"][group].double()
-            y = composed(x, function, None)
-            if "scatter_weights" in t:
-                y = y * t["scatter_weights"][part].unsqueeze(1)
-            if self.form == "ragged_k":
-                part = group
-            elif "scatter_index" in t:
-                part = t["scatter_index"][part].long()
-            out[part] = y + t["residual"][part].double() if "residual" in t else y
-        return out
-
-
 def draw(
     form: Form,
     *names: str,
@@ -120,16 +50,15 @@ def draw(
     K: int = 200,
     ends: tuple[int, ...] | None = None,
     extent: int = 0,
-) -> ScaledGroups:
+) -> GroupedCall:
     """Draws a call with the tensors `names` besides its operands, scales and groups.
 
-    M: the rows, where they are not divided. K: the terms, where they are not divided. ends: those
-    of groups, or their counts. extent: the size of the dimension that is divided, or the rows for
-    which a group has room; 0 for that of the other tests.
+    M, K: where they are not divided. ends: those of groups, or their counts. extent: the size of
+    the dimension that is divided, or the rows for which a group has room; 0 for that of the tests
+    on a CPU.
     """
-    own = {"ragged_m": ENDS, "masked": COUNTS, "ragged_k": TERM_ENDS}
-    given = torch.tensor(own[form] if ends is None else ends, dtype=torch.int32)
-    extent = extent or {"ragged_m": EXTENT, "masked": CAPACITY, "ragged_k": TERMS}[form]
+    given = torch.tensor(ENDS[form] if ends is None else ends, dtype=torch.int32)
+    extent = extent or EXTENTS[form]
     groups, terms = len(given), extent if form == "ragged_k" else K
     lead = {"ragged_m": (extent,), "masked": (groups, extent), "ragged_k": (M,)}[form]
     whole = () if form == "ragged_k" else (groups,)
@@ -150,4 +79,5 @@ def draw(
         "scatter_weights": scales(extent),
     }
     tensors |= {name: possible[name] for name in names}
-    return ScaledGroups(form, tensors, {"activation": activation or None, "out_dtype": out_dtype})
+    options = {"activation": activation or None, "out_dtype": out_dtype}
+    return GroupedCall(form, tensors, options)

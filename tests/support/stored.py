@@ -2,12 +2,8 @@
 
 import contextlib
 import sqlite3
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import outblas
 from outblas import autotune
@@ -82,32 +78,17 @@ def winner(**changes: Any) -> BestConfig:
     return BestConfig(**fields | changes)
 
 
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def warned(match: str, path: Path, **options: bool) -> Store:
-    with pytest.warns(UserWarning, match=match):
-        return Store(path, **options)
-
-
 def fill(path: Path, count: int = 3) -> list[Trial]:
     trials = [trial(i) for i in range(count)]
     with Store(path) as store:
-        for each in trials:
-            store.add(each)
-        store.record_best(winner())
+        store.merge(trials, [winner()])
     return trials
 
 
 def kept(path: Path, **options: bool) -> list[Trial]:
     """The trials of a store that nothing is wrong with."""
     with Store(path, **options) as store:
-        assert store.warning is None
-        assert store.verify() == []
+        store.verify()
         return store.trials()
 
 
@@ -118,11 +99,7 @@ def sql(path: Path, *statements: str) -> None:
 
 
 def set_aside(path: Path) -> list[Path]:
-    return [
-        p
-        for p in path.parent.glob(f"{path.name}.corrupt-*")
-        if not p.name.endswith(("-wal", "-shm"))
-    ]
+    return list(path.parent.glob(f"{path.name}.damaged-*Z"))
 
 
 DAMAGES = (

@@ -2,6 +2,7 @@
 killed.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.autotune.measure import supervisor
 from outblas.autotune.search import gpu
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Trial, Workload
@@ -59,9 +59,23 @@ class Child:
     pid: int
 
 
-def active_children():
+def active_children() -> list[Child]:
     """Processes that this one has started, and that those have, that have not ended."""
-    return [Child(pid) for pid in supervisor._descendants(os.getpid()) if not gone(pid)]
+    return [Child(process) for process in descendants(os.getpid()) if not gone(process)]
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The processes below one, however far."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError, IndexError):
+            parents[int(name)] = int(
+                Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+            )
+    below = [ancestor]
+    for process in below:
+        below += [child for child, parent in parents.items() if parent == process]
+    return below[1:]
 
 
 def gone(process: int) -> bool:

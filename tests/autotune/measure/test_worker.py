@@ -1,5 +1,5 @@
-"""What the measuring worker times, in this process and without a GPU: which weights the calls
-take.
+"""How the measuring worker checks and times configs, in this process and without a GPU: products,
+what follows them, and those of groups.
 """
 
 from collections.abc import Callable
@@ -8,112 +8,169 @@ from typing import Any
 
 import pytest
 import torch
-from support import faulty_kernel
-from support.faulty_kernel import Config
+from support import faulty_kernel, fused_kernel, grouped_kernel
 from support.sweeps import SUBJECT, WORKLOAD
 
 from outblas.autotune.measure import worker
-from outblas.autotune.measure.worker import Entry
+from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Workload
 from outblas.bench import cold
 from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 COLD = replace(WORKLOAD, weights="cold")
-ENTRY: Entry = (SUBJECT, to_text(Config()))
+ENTRY: Entry = (SUBJECT, to_text(faulty_kernel.Config()))
+FUSED = TuneTarget("fused", "support.fused_kernel")
+GROUPED = TuneTarget("grouped", "support.grouped_kernel")
+EPILOGUE = Workload(24, 32, 16, "float32", layout="nn", epilogue="bias+gelu+residual")
+ROWS = Workload(100, 32, 16, "float32", grouping="8:zipf")
+TERMS = Workload(16, 32, 100, "float32", layout="tn", grouping="8:zipf:terms")
+CONFIGS: dict[str, Any] = {
+    "faulty": faulty_kernel.Config,
+    "fused": fused_kernel.Config,
+    "grouped": grouped_kernel.Config,
+}
 
 
-@pytest.fixture
-def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The weights of each call of cuBLAS, in order."""
-    found: list[torch.Tensor] = []
-    mm = torch.mm
+def screened(target: TuneTarget, workload: Workload, fault: str = "") -> Screened:
+    """What the worker finds of a config with a fault at a workload."""
+    worker.open_bench(workload, on_gpu=False)
+    return worker.screen((target, to_text(CONFIGS[target.name](fault=fault))), None)
 
-    def recording(a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
-        found.append(b)
-        return mm(a, b, **more)
 
-    monkeypatch.setattr(torch, "mm", recording)
-    return found
+@pytest.mark.parametrize(
+    ("target", "workload"),
+    [
+        (SUBJECT, WORKLOAD),
+        (SUBJECT, COLD),
+        *(
+            (FUSED, replace(EPILOGUE, dtype=dtype, out_dtype="", layout=layout, epilogue=epilogue))
+            for dtype, layout in (("float32", "nn"), ("bfloat16", "tt"))
+            for epilogue in ("bias", "gelu", "residual", "bias+gelu+residual", "swiglu+residual")
+        ),
+        (FUSED, replace(EPILOGUE, weights="cold")),
+        (GROUPED, ROWS),
+        (GROUPED, TERMS),
+        (GROUPED, replace(ROWS, layout="nn")),
+        (GROUPED, replace(ROWS, dtype="bfloat16", out_dtype="")),
+        (GROUPED, replace(ROWS, grouping="8", weights="cold")),
+    ],
+    ids=str,
+)
+def test_a_config_is_timed_beside_torch(target: TuneTarget, workload: Workload) -> None:
+    result = screened(target, workload)
+
+    assert (result.status, result.reason) == ("ok", "")
+    assert result.us is not None
+    assert result.ratio is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "workload", "fault", "status", "reason"),
+    [
+        (SUBJECT, COLD, "wrong", "wrong", "wrong: "),
+        (SUBJECT, WORKLOAD, "refuse", "refused", "fault is refuse"),
+        (SUBJECT, WORKLOAD, "raise", "failed", "RuntimeError: no luck today"),
+        (SUBJECT, WORKLOAD, "base", "failed", "NotAnException"),
+        (SUBJECT, WORKLOAD, "unprintable", "failed", "Unprintable"),
+        (SUBJECT, WORKLOAD, "oom", "out of memory", "OutOfMemoryError: CUDA out of memory"),
+        (FUSED, EPILOGUE, "wrong", "wrong", "wrong: "),
+        (FUSED, EPILOGUE, "wrong-epilogue", "wrong", "bias+gelu+residual: wrong: "),
+        (FUSED, EPILOGUE, "silent-epilogue", "wrong", "bias+gelu+residual: wrong: "),
+        (FUSED, EPILOGUE, "refuse-epilogue", "refused", "fault is refuse-epilogue"),
+        (FUSED, replace(EPILOGUE, epilogue=""), "wrong-epilogue", "ok", ""),
+        *(
+            (GROUPED, workload, *rest)
+            for workload in (ROWS, TERMS)
+            for rest in (
+                ("wrong", "wrong", "wrong: "),
+                ("leave-out", "wrong", "wrong: "),
+                ("refuse", "refused", "fault is refuse"),
+            )
+        ),
+    ],
+)
+def test_a_config_with_a_fault_is_found_out(
+    target: TuneTarget, workload: Workload, fault: str, status: str, reason: str
+) -> None:
+    assert screened(target, workload).status == "ok"  # and leaves its result in memory
+
+    result = screened(target, workload, fault)
+
+    assert result.status == status
+    assert result.reason.startswith(reason)
+    assert (result.us is None) == (status != "ok")
+
+
+def recorded(calls: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which notes its calls."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        return function(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("workload", "names"),
+    [
+        (WORKLOAD, {"mm"}),
+        (replace(EPILOGUE, epilogue="bias"), {"linear"}),
+        (ROWS, {"grouped_mm"}),
+    ],
+)
+def test_the_base_is_torchs_own_call(
+    workload: Workload, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for holder, name in (
+        (torch, "mm"),
+        (torch.nn.functional, "linear"),
+        (torch.nn.functional, "grouped_mm"),
+    ):
+        monkeypatch.setattr(holder, name, recorded(calls, name, getattr(holder, name)))
+    worker.open_bench(workload, on_gpu=False)
+
+    worker.race([], 1)
+
+    assert set(calls) == names
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The weights of each launch of the kernel, in order."""
-    found: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
 
-    def product(config: Config) -> Callable[..., None]:
+    def product(config: object) -> Callable[..., None]:
         def launch(a: torch.Tensor, b: torch.Tensor, c: None, out: torch.Tensor, *_: float) -> None:
-            found.append(b)
+            weights.append(b)
             out.copy_(a @ b)
 
         return launch
 
     monkeypatch.setattr(faulty_kernel, "product", product)
-    return found
+    return weights
 
 
-def addresses(tensors: list[torch.Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
-
-
-def test_warm_calls_take_the_same_weights(launched: list[torch.Tensor]) -> None:
-    worker.open_bench(WORKLOAD, on_gpu=False)
+@pytest.mark.parametrize(("workload", "copies"), [(WORKLOAD, 1), (COLD, 2)], ids=["warm", "cold"])
+def test_calls_take_copies_of_the_weights_in_turn(
+    launched: list[torch.Tensor], workload: Workload, copies: int
+) -> None:
+    worker.open_bench(workload, on_gpu=False)
     worker.enter(ENTRY)
     launched.clear()
 
     worker.race([ENTRY], 3)
 
-    assert len(launched) == 3
-    assert len(set(addresses(launched))) == 1
-
-
-def test_cold_calls_of_the_screen_take_copies_of_the_weights_in_turn(
-    launched: list[torch.Tensor],
-) -> None:
-    worker.open_bench(COLD, on_gpu=False)
-
-    found = worker.screen(ENTRY, None)
-
-    first, second, *others = addresses(launched)[-2 * worker.SCREEN_ROUNDS :]
-    assert found.status == "ok"
-    assert first != second
-    assert others == [first, second] * (worker.SCREEN_ROUNDS - 1)
-
-
-def test_cold_calls_of_the_finals_take_copies_of_the_weights_in_turn(
-    launched: list[torch.Tensor],
-) -> None:
-    worker.open_bench(COLD, on_gpu=False)
-    worker.enter(ENTRY)
-    launched.clear()
-
-    worker.race([ENTRY], 3)
-
-    first, second, *others = addresses(launched)
-    assert first != second
-    assert others == [first, second] * 2
-
-
-def test_cold_calls_of_cublas_take_the_same_copies(
-    launched: list[torch.Tensor], multiplied: list[torch.Tensor]
-) -> None:
-    worker.open_bench(COLD, on_gpu=False)
-    worker.enter(ENTRY)
-    launched.clear()
-    multiplied.clear()
-
-    worker.race([ENTRY], 3)
-
-    assert addresses(multiplied) == addresses(launched)
-
-
-def test_copies_of_the_weights_are_equal_and_lie_alike(multiplied: list[torch.Tensor]) -> None:
-    worker.open_bench(replace(COLD, layout="nt"), on_gpu=False)
-
-    first, second = multiplied[-2:]
-    assert torch.equal(first, second)
-    assert first.stride() == second.stride() == (1, 16)
+    places = [tensor.data_ptr() for tensor in launched]
+    assert len(places) == 3 * copies
+    assert len(set(places)) == copies
+    assert places == places[:copies] * 3
+    assert all(torch.equal(launched[0], b) for b in launched)
+    assert {b.stride() for b in launched} == {launched[0].stride()}
 
 
 def test_a_batch_takes_no_more_copies_than_it_has_time_for(
@@ -129,12 +186,3 @@ def test_a_batch_takes_no_more_copies_than_it_has_time_for(
     worker.race([ENTRY], 3)
 
     assert len(launched) == 6
-    assert len(set(addresses(launched))) == 2
-
-
-def test_a_config_that_is_wrong_is_not_timed_with_cold_weights() -> None:
-    worker.open_bench(COLD, on_gpu=False)
-
-    found = worker.screen((SUBJECT, to_text(Config(fault="wrong"))), None)
-
-    assert (found.status, found.us) == ("wrong", None)
