@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .search.plan import plan
     from .search.strategy import Grid, ModelRanked, Random, Search, Strategy, StrategyError
     from .search.target import Subject, TuneTarget
-    from .store.records import BestConfig, Finalist, Gpu, Trial, Winner, Workload
+    from .store.records import BestConfig, Finalist, Gpu, Trial, Workload
     from .store.store import Store, StoreError
     from .sweeps.options import SweepOptions
     from .sweeps.outcome import Failure, Sweep
@@ -26,7 +26,7 @@ _PLACES = {
     "search.plan": ("plan",),
     "search.strategy": ("Grid", "ModelRanked", "Random", "Search", "Strategy", "StrategyError"),
     "search.target": ("Subject", "TuneTarget"),
-    "store.records": ("BestConfig", "Finalist", "Gpu", "Trial", "Winner", "Workload"),
+    "store.records": ("BestConfig", "Finalist", "Gpu", "Trial", "Workload"),
     "store.store": ("Store", "StoreError"),
     "sweeps.options": ("SweepOptions",),
     "sweeps.outcome": ("Failure", "Sweep"),
@@ -54,7 +54,6 @@ __all__ = [
     "SweepOptions",
     "Trial",
     "TuneTarget",
-    "Winner",
     "Workload",
     "plan",
     "sweep",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -204,8 +203,7 @@ def tune(
     """Find the fastest kernel and config for `outblas.matmul(input, other)`.
 
     `matmul` uses it from then on, for float32 operands if it is faster than torch. It is kept in
-    the user's store, for later programs too. Results that were measured and could not be stored are
-    exported to another file, with a warning that names it.
+    the user's store, for later programs too.
 
     Args:
         input: The left operand, as in `outblas.matmul`: 16-bit or float32, on an NVIDIA GPU. Only
@@ -313,18 +311,13 @@ def _tune_first(workload: Workload, device: int) -> TuningIndex | None:
             None,
             budget=first_seconds(),
             trials=FIRST_TRIALS,
-            allow_unsaved=True,
         )
     except Exception as error:
         _given_up.add(workload)
         fallback.warn_once(f"{workload} could not be tuned: {error}")
         return None
 
-    index = lookup.tuning_index(device)
-    if not _is_tuned(index, workload):
-        # The store cannot keep results, and has warned about it; the next call must not tune again.
-        _given_up.add(workload)
-    return index
+    return lookup.tuning_index(device)
 
 
 def _sweep(
@@ -338,7 +331,7 @@ def _sweep(
     Raises RuntimeError where nothing could be measured.
     """
     from .search.prune import with_epilogues
-    from .sweeps.sweep import lost_results, sweep
+    from .sweeps.sweep import sweep
 
     options["gpus"] = device
     major, minor = torch.cuda.get_device_capability(device)
@@ -356,8 +349,6 @@ def _sweep(
     )
     lookup.clear_cache()
     dispatch.clear_cache()
-    if found.unsaved and not options.get("allow_unsaved"):
-        warnings.warn(lost_results(found.unsaved, found.store, found.rescued), stacklevel=3)
     if found.winners:
         return found.winners[0]
 

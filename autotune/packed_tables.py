@@ -53,7 +53,7 @@ def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) 
     found = {f"{SHIPPED_FOLDER}{path.name}": path.read_bytes() for path, _ in (*own, *nearest)}
     if store is not None:
         with Store(store, read_only=True) as opened:
-            winners = opened.stream(lambda _, winners: list(winners))
+            winners = opened.winners()
         here = [winner for winner in winners if winner.gpu.model == gpu.model]
         if not here:
             raise ValueError(f"{shown(store)} has no results of {gpu.name} with {gpu.sms} SMs")
@@ -153,7 +153,7 @@ def _is_usable(given: Pack) -> bool:
     try:
         if not given.toolchain:  # all are of Triton
             return given.triton_toolchain == triton_variant.toolchain_fields()
-        from ..hopper.core.compile import toolchain_fields
+        from ..hopper.parts.compile import toolchain_fields
     except ImportError:  # without the DSL, or without Triton
         return False
     return given.toolchain == toolchain_fields()

@@ -15,7 +15,7 @@ from ..core.shapes import Shape
 from ..core.steps import GATED
 from ..runtime.default_kernel import PRODUCTION
 from .search.target import HOPPER_GROUPED, registered
-from .store.records import Gpu, TunedConfig, Workload
+from .store.records import BestConfig, Gpu, Workload
 from .store.store import Store
 from .store.tables import Entry, Table, read_table
 
@@ -76,7 +76,7 @@ class TunedEntry:
 def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     try:
         with Store(path, read_only=True) as store:
-            found = store.tuned(gpu)
+            found = [each for each in store.winners(gpu_name=gpu.name) if each.gpu.sms == gpu.sms]
     except Exception as error:  # matmul must not raise for this
         warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
         return
@@ -87,7 +87,7 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
             yield entry_of(HERE if each.gpu == gpu else MODEL, gpu, each)
 
 
-def entry_of(origin: str, gpu: Gpu, found: TunedConfig | Entry) -> TunedEntry:
+def entry_of(origin: str, gpu: Gpu, found: BestConfig | Entry) -> TunedEntry:
     """Returns a winner of a store or of a table on a GPU."""
     return TunedEntry(
         origin,

@@ -426,39 +426,8 @@ class BestConfig:
     when: str = ""
 
 
-Winner = BestConfig  # the former name, which programs may still use
-
-
-@dataclass(frozen=True, kw_only=True)
-class TunedConfig:
-    """The fields of a best config that a lookup needs."""
-
-    gpu: Gpu
-    workload: Workload
-    kernel: str
-    config: str
-    us: float
-    ratio: float
-    when: str
-
-
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def latest_date() -> str:
-    """Returns the latest plausible date. A later date comes from a wrong clock, and does not tell
-    which record is newer.
-    """
-    tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
-    return tomorrow.isoformat(timespec="seconds")
-
-
-def age(when: str, latest: str) -> str:
-    """Returns a sort key for dates, the newest last; a date beyond `latest_date` comes before all
-    others.
-    """
-    return "" if when > latest else when
 
 
 def to_record(value: Trial | BestConfig) -> dict[str, Any]:

@@ -1,50 +1,128 @@
-"""Trials and winners in SQLite. Sweeps in several processes share a file, and lose no result when
-something happens to it.
-"""
+"""Trials and winners in SQLite, which sweeps in several processes of a machine share."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
+import json
 import sqlite3
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from . import leases, listing, pruning, queries, sqlite
-from .durable_file import DurableFile, Record
-from .leases import Claim
-from .listing import Selection, Summary
-from .queries import Operation
-from .records import BestConfig, Gpu, Trial, TunedConfig, Workload
-from .sqlite import StoreError
+from ...core.shapes import Shape
+from . import claims, fields
+from .claims import Claim, Owner
+from .database import Database, StoreError
+from .records import CIRCUMSTANTIAL, BestConfig, Facts, Finalist, Gpu, Trial, Workload, now
 
-__all__ = ["Store", "StoreError"]
+__all__ = ["ALL", "Selection", "Store", "StoreError", "Summary"]
 
-T = TypeVar("T")
+T = TypeVar("T", Trial, BestConfig)
+Row = Mapping[str, Any]
 
 
-class Store(DurableFile):
+def _names(kind: type) -> tuple[str, ...]:
+    """Returns the columns of a record: its fields, those of its workload in place of that."""
+    names = [each.name for each in dataclasses.fields(kind)]
+    return tuple(column for name in names for column in ([name], _WORKLOAD)[name == "workload"])
+
+
+_WORKLOAD = [each.name for each in dataclasses.fields(Workload)]
+_PLACE = (*_WORKLOAD, "kernel", "gpu", "source")  # of a winner; a trial and a claim have a config
+_KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "claims": (*_PLACE, "config")}
+_TABLES = {
+    "trials": _names(Trial),
+    "winners": _names(BestConfig),
+    "claims": (*_KEYS["claims"], "owner", "when", "machine_losses"),
+}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+# Columns have no types, so that SQLite returns each value as it was stored.
+SCHEMA = (
+    f"CREATE TABLE gpus (key PRIMARY KEY, {_listed(_names(Gpu))})",
+    *(
+        f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {_listed(names)}, "
+        f"UNIQUE ({_listed(_KEYS[table])}))"
+        for table, names in _TABLES.items()
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selects records: of any of these kernels, of any of these shapes, of this dtype and layout.
+    An empty field, or None, selects all.
+    """
+
+    kernels: Sequence[str] = ()
+    shapes: Sequence[Shape] = ()
+    dtype: str | None = None
+    layout: str | None = None
+
+    def where(self) -> tuple[str, list[object]]:
+        """Returns a condition on rows, and its values."""
+        parts, values = ["1"], list[object]()
+        if self.kernels:
+            parts.append(f"kernel IN ({', '.join('?' * len(self.kernels))})")
+            values += self.kernels
+        if self.shapes:
+            places = ", ".join(["(?, ?, ?)"] * len(self.shapes))
+            parts.append(f"(M, N, K) IN (VALUES {places})")
+            values += [size for shape in self.shapes for size in shape]
+        for name, value in (("dtype", self.dtype), ("layout", self.layout)):
+            if value is not None:
+                parts.append(f"{name} = ?")
+                values.append(value)
+        return " AND ".join(parts), values
+
+
+ALL = Selection()
+
+
+@dataclass
+class Summary:
+    """The trials of one kernel at one workload on GPUs of one model, and its newest winner."""
+
+    gpu: str
+    sms: int
+    kernel: str
+    workload: Workload
+    trials: int = 0
+    ok: int = 0
+    best_us: float | None = None
+    winner: BestConfig | None = None
+    when: str = field(default="")
+
+    @property
+    def failed(self) -> int:
+        """The number of trials that are not "ok"."""
+        return self.trials - self.ok
+
+
+class Store(Database):
     """A store of trials and winners, in a SQLite file that sweeps share.
 
-    Any number of threads may use a store, and any number of processes its file. A result is in the
-    file when the call that adds it returns. While the disk refuses it (it is full, for example),
-    the result is kept in memory and written with the next write that succeeds: `unsaved` counts
-    such results, and `emergency_export` writes them to another file.
-
-    A damaged file is set aside, and what can be read in it is copied to a fresh one. Where no file
-    can be made, the store lives in memory. The attribute `warning` says what went wrong, and so do
-    Python's warnings.
+    Any number of threads may use a store, and any number of processes of one machine its file. A
+    result is on disk when the call that adds it returns; a call that fails, because the disk is
+    full for example, raises StoreError and has changed nothing. A damaged file is renamed, with a
+    warning that names it, and a new one is begun.
 
     A store is a context manager, which closes it.
 
     Args:
         path: The file; None for `tuning.sqlite` in the cache directory.
-        read_only: True writes nothing, and treats what cannot be read as empty.
+        read_only: True writes nothing; a file that is missing is then an empty store.
 
     Raises:
-        StoreError: The file is of a newer version of outblas, or is none that outblas wrote. It is
-            left as it is.
+        StoreError: The file is none that outblas wrote, or is of another version: it is left as it
+            is. Or it can neither be opened nor created.
 
     Example:
         >>> from pathlib import Path
@@ -68,21 +146,26 @@ class Store(DurableFile):
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
-        self._leases = leases.Holder()
-        self._heart: leases.Heart | None = None
-        weakref.finalize(self, self._leases.retire)
-        super().__init__(path, read_only=read_only)
+        self._owner = Owner.here()
+        super().__init__(path, SCHEMA, read_only=read_only)
+
+    def close(self) -> None:
+        """Give back the claims of this store object, and close the file."""
+        if not self.read_only and self._connection is not None:
+            with contextlib.suppress(StoreError):
+                self.write(lambda connection: _release(connection, str(self._owner), "1", {}))
+        super().close()
 
     # Writing.
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Store a trial, and end the lease of its config.
+        """Store a trial, and end the claim of its config.
 
         A trial that is "ok" or "wrong" always replaces one that failed for a reason that may lie
         outside the config: a crash, a hang, memory that ran out.
 
         Args:
-            trial: The trial.
+            trial: The trial. One without a date gets that of now.
             replace: Whether it replaces a trial of the same identity.
 
         Returns:
@@ -90,39 +173,27 @@ class Store(DurableFile):
 
         Raises:
             ValueError: A field has a value that could not be read again.
-            StoreError: The store is closed, or was opened for reading only.
+            StoreError: The store is closed, read-only or cannot be written.
         """
-        added = self._write(queries.adding(trial, replace=replace), [trial])
-        with self._mutex:
-            self._leases.held.pop(
-                leases.key_of(queries.identity(trial.gpu, *trial.identity[1:])), None
-            )
-        return added
+        row = _row(trial)
+        return self.write(lambda connection: _add(connection, trial, row, replace=replace))
 
     def record_best(self, best: BestConfig) -> None:
         """Store a best config, in place of the one of its GPU, workload, kernel and source.
 
         Args:
-            best: The best config.
+            best: The best config. One without a date gets that of now.
 
         Raises:
             ValueError: A field has a value that could not be read again.
-            StoreError: The store is closed, or was opened for reading only.
+            StoreError: The store is closed, read-only or cannot be written.
         """
-        self._write(queries.recording_best(best), [best])
-
-    def crown(self, winner: BestConfig) -> None:
-        """Call `record_best`, of which this is the former name.
-
-        Args:
-            winner: The best config.
-        """
-        self.record_best(winner)
+        row = _row(best)
+        self.write(lambda connection: _put(connection, "winners", row, best.gpu))
 
     def merge(self, trials: Iterable[Trial], winners: Iterable[BestConfig]) -> tuple[int, int]:
-        """Store trials as `add` does, and the winners that are newer than those in the store.
-
-        A winner whose date lies in the future does not count as newer.
+        """Store trials as `add` does, and the winners that are newer than those in the store, all
+        or nothing.
 
         Args:
             trials: The trials.
@@ -133,17 +204,22 @@ class Store(DurableFile):
 
         Raises:
             ValueError: A record could not be read again; nothing was stored.
-            StoreError: The store is closed, or was opened for reading only.
+            StoreError: The store is closed, read-only or cannot be written.
         """
-        trials, winners = list(trials), list(winners)
-        additions = [queries.adding(trial) for trial in trials]
-        recordings = [queries.recording_best(winner, only_newer=True) for winner in winners]
+        trial_rows = [(trial, _row(trial)) for trial in trials]
+        winner_rows = [(winner, _row(winner)) for winner in winners]
 
         def merge(connection: sqlite3.Connection) -> tuple[int, int]:
-            new = sum([add(connection) for add in additions])
-            return new, sum([record(connection) for record in recordings])
+            added = sum([_add(connection, trial, row) for trial, row in trial_rows])
+            newer = 0
+            for winner, row in winner_rows:
+                there = _select(connection, "winners", _key("winners", row))
+                if not there or there[0]["when"] < row["when"]:
+                    _put(connection, "winners", row, winner.gpu)
+                    newer += 1
+            return added, newer
 
-        return self._write(merge, [*trials, *winners])
+        return self.write(merge)
 
     def prune(
         self,
@@ -153,7 +229,7 @@ class Store(DurableFile):
         sources: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Remove trials and winners to which every given condition applies, and leases of configs.
+        """Remove trials and winners to which every given condition applies, and claims of configs.
 
         Args:
             older_than_days: Removes records older than this many days.
@@ -166,46 +242,49 @@ class Store(DurableFile):
             The number of records that were removed, or would be.
 
         Raises:
-            ValueError: No condition is given.
-            StoreError: The store is closed, or was opened for reading only.
+            ValueError: No condition is given, or `older_than_days` is out of range.
+            StoreError: The store is closed, read-only or cannot be written.
         """
+        condition, values = _to_prune(older_than_days, kernel, sources)
         if dry_run:
-            return self._read(pruning.prunable(older_than_days, kernel, sources))
-        remove = pruning.removing(older_than_days, kernel, sources)
-        with self._mutex:
-            removed = self._write(remove)
-            if self._file is not None and not self._waiting:
-                # The file does not shrink while others work with it, or if the disk is full.
-                with contextlib.suppress(sqlite3.Error):
-                    self._file.execute("VACUUM")
-                    self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            return removed
+            return self.read(lambda connection: _count(connection, condition, values))
+        return self._remove(condition, values)
 
-    # Reading.
-
-    def find(
-        self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str
-    ) -> Trial | None:
-        """Look up one trial.
-
-        Args:
-            gpu: The GPU and its software.
-            workload: The product.
-            kernel: The name of the kernel.
-            source: The fingerprint of the kernel's source.
-            config: The config as text.
+    def clear(self) -> int:
+        """Remove everything.
 
         Returns:
-            The trial; None where there is none, or its row is damaged.
+            The number of trials and winners that were removed.
+
+        Raises:
+            StoreError: The store is closed, read-only or cannot be written.
         """
-        row = queries.identity(gpu, workload, kernel, source, config)
-        found = self._read(lambda connection: queries.there(connection, "trials", row))
-        return found if isinstance(found, Trial) else None
+        return self._remove("1", [])
+
+    def _remove(self, condition: str, values: Sequence[object]) -> int:
+        def remove(connection: sqlite3.Connection) -> int:
+            count = _count(connection, condition, values)
+            for table in _TABLES:
+                connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
+            used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
+            connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
+            return count
+
+        with self._mutex:
+            removed = self.write(remove)
+            # The file does not shrink while others work with it, or if the disk is full.
+            with contextlib.suppress(sqlite3.Error):
+                if self._connection is not None:
+                    self._connection.execute("VACUUM")
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return removed
+
+    # Reading.
 
     def trials(
         self, *, kernel: str | None = None, workload: Workload | None = None, gpu: str | None = None
     ) -> list[Trial]:
-        """List trials by date, without rows that are damaged.
+        """List trials by date.
 
         Args:
             kernel: Only those of this kernel.
@@ -215,8 +294,8 @@ class Store(DurableFile):
         Returns:
             The trials, the oldest first.
         """
-        found = self._records("trials", {"kernel": kernel, "gpu": gpu}, workload)
-        return [record for record in found if isinstance(record, Trial)]
+        wanted = _wanted(kernel, workload, gpu)
+        return self.read(lambda c: _records(c, Trial, _select(c, "trials", wanted)))
 
     def winners(
         self,
@@ -225,7 +304,7 @@ class Store(DurableFile):
         workload: Workload | None = None,
         gpu_name: str | None = None,
     ) -> list[BestConfig]:
-        """List winners by date, without rows that are damaged.
+        """List winners by date.
 
         Args:
             kernel: Only those of this kernel.
@@ -235,54 +314,11 @@ class Store(DurableFile):
         Returns:
             The best configs, the oldest first.
         """
-        found = self._records("winners", {"kernel": kernel}, workload)
-        return [
-            record
-            for record in found
-            if isinstance(record, BestConfig) and (gpu_name is None or record.gpu.name == gpu_name)
-        ]
+        wanted = _wanted(kernel, workload, None)
+        found = self.read(lambda c: _records(c, BestConfig, _select(c, "winners", wanted)))
+        return [winner for winner in found if gpu_name in (None, winner.gpu.name)]
 
-    def _records(
-        self, table: str, wanted: Mapping[str, object], workload: Workload | None
-    ) -> Iterator[Record]:
-        if workload is not None:
-            wanted = {**wanted, **vars(workload)}
-
-        def rows(connection: sqlite3.Connection) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
-            found = queries.select(connection, table, wanted)
-            if table == "trials":
-                found = [row for row in found if not queries.is_superseded(connection, row)]
-            return found, queries.select(connection, "gpus")
-
-        found, gpu_rows = self._read(rows)
-        gpus, _ = queries.gpus_of(gpu_rows)
-        for row in found:
-            with contextlib.suppress(ValueError):
-                yield queries.parse(table, row, gpus)
-
-    def tuned(self, gpu: Gpu) -> list[TunedConfig]:
-        """List what a lookup needs of the winners on GPUs of one model, by date.
-
-        Args:
-            gpu: A GPU of the model.
-
-        Returns:
-            The kernel, the config, the time and the ratio of each winner.
-        """
-        return self._read(lambda connection: listing.tuned(connection, *gpu.model))
-
-    def summaries(self) -> list[Summary]:
-        """Summarize the trials of each kernel at each workload.
-
-        Returns:
-            A record for each GPU, kernel and workload: the numbers of trials, the best time, the
-            winner.
-        """
-        return self._read(listing.summaries)
-
-    def browse(
-        self, wanted: Selection = listing.ALL, limit: int | None = None
-    ) -> tuple[list[Trial], int]:
+    def select(self, wanted: Selection = ALL, limit: int | None = None) -> tuple[list[Trial], int]:
         """List trials, the fastest of each workload first.
 
         Args:
@@ -292,7 +328,42 @@ class Store(DurableFile):
         Returns:
             The trials, and how many there are without the limit.
         """
-        return self._read(lambda connection: listing.browse(connection, wanted, limit))
+        where, values = wanted.where()
+
+        def select(connection: sqlite3.Connection) -> tuple[list[Trial], int]:
+            total = connection.execute(
+                f"SELECT count(*) FROM trials WHERE {where}", values
+            ).fetchone()
+            rows = connection.execute(
+                f"SELECT trials.* FROM trials JOIN gpus ON gpus.key = gpu WHERE {where} ORDER BY "
+                f'name, {_listed(_WORKLOAD)}, us IS NULL, us, "when", id LIMIT ?',
+                [*values, -1 if limit is None else limit],
+            )
+            return _records(connection, Trial, rows), total[0]
+
+        return self.read(select)
+
+    def select_winners(self, wanted: Selection = ALL) -> list[BestConfig]:
+        """List winners by date.
+
+        Args:
+            wanted: Which winners.
+
+        Returns:
+            The best configs, the oldest first.
+        """
+        where, values = wanted.where()
+        query = f'SELECT * FROM winners WHERE {where} ORDER BY "when", id'
+        return self.read(lambda c: _records(c, BestConfig, c.execute(query, values)))
+
+    def summaries(self) -> list[Summary]:
+        """Summarize the trials of each kernel at each workload.
+
+        Returns:
+            A record for each GPU model, kernel and workload: the numbers of trials, the best time,
+            the newest winner.
+        """
+        return self.read(_summaries)
 
     def kernels(self) -> list[str]:
         """List the kernels that the store has results of.
@@ -300,36 +371,26 @@ class Store(DurableFile):
         Returns:
             Their names.
         """
-        return self._read(listing.kernels)
+        query = "SELECT kernel FROM trials UNION SELECT kernel FROM winners ORDER BY kernel"
+        return self.read(lambda connection: [row[0] for row in connection.execute(query)])
 
-    def stream(
-        self,
-        consume: Callable[[Iterator[Trial], Iterator[BestConfig]], T],
-        wanted: Selection | None = None,
-    ) -> T:
-        """Pass all trials and winners, one at a time, to a function.
+    def verify(self) -> None:
+        """Check all of the file.
 
-        The function sees the store as it is at one moment. It is called again, from the beginning,
-        if another process writes to the file meanwhile.
-
-        Args:
-            consume: A function of an iterator of trials and one of winners.
-            wanted: Which records; None for all.
-
-        Returns:
-            What the function returns.
+        Raises:
+            StoreError: A page or a row is damaged.
         """
 
-        def operation(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN")
-            try:
-                return consume(*listing.stream(connection, wanted or listing.ALL))
-            finally:
-                connection.execute("ROLLBACK")
+        def verify(connection: sqlite3.Connection) -> None:
+            for (line,) in connection.execute("PRAGMA integrity_check(1)"):
+                if line != "ok":
+                    raise sqlite3.DatabaseError(line.splitlines()[-1])
+            _records(connection, Trial, _select(connection, "trials", {}))
+            _records(connection, BestConfig, _select(connection, "winners", {}))
 
-        return self._read(operation)
+        self.read(verify)
 
-    # Leases.
+    # Claims.
 
     def claim(
         self,
@@ -341,10 +402,9 @@ class Store(DurableFile):
         *,
         again: bool = False,
     ) -> Claim:
-        """Take the lease of a config, so that no other process measures it.
+        """Claim a config, so that no other process measures it; see `store.claims`.
 
-        A lease ends with `add`, `release` or `close`. Meanwhile a thread tells other processes that
-        this one lives.
+        A claim ends with `add`, `release` or `close`, and with the process.
 
         Args:
             gpu: The GPU and its software.
@@ -352,71 +412,183 @@ class Store(DurableFile):
             kernel: The name of the kernel.
             source: The fingerprint of the kernel's source.
             config: The config as text.
-            again: Whether to take the lease although there is a trial.
+            again: Whether to claim it although there is a trial.
 
         Returns:
-            Whether the lease was granted, or the trial that there is, or who holds the lease.
-        """
-        identity = queries.identity(gpu, workload, kernel, source, config)
-        with self._mutex:
-            claim = self._passing(self._leases.claiming(identity, again=again))
-            if claim.granted:
-                self._leases.held[leases.key_of(identity)] = identity
-                if self._heart is None:
-                    self._heart = leases.Heart(_beat_of(weakref.ref(self)))
-        return claim
+            Whether the claim was granted, or the trial that there is, or that another holds it.
 
-    def release(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> None:
-        """Give the lease of a config back without a result.
+        Raises:
+            StoreError: The store is closed, read-only or cannot be written.
+        """
+        key = _identity(gpu, workload, kernel, source, config)
+
+        def claim(connection: sqlite3.Connection) -> Claim:
+            rows = [] if again else _select(connection, "trials", key)
+            if rows:
+                return Claim(known=_records(connection, Trial, rows)[0])
+            losses, taken_over = 0, False
+            for row in _select(connection, "claims", key):
+                losses, taken_over = row["machine_losses"], row["owner"] != ""
+                if taken_over:
+                    owner = Owner.parse(row["owner"])
+                    if not claims.is_free(owner, self._owner, row["when"]):
+                        return Claim(held=True)
+                    losses += owner.went_down(self._owner)
+            facts = {"owner": str(self._owner), "when": now(), "machine_losses": losses}
+            _insert(connection, "claims", {**key, **facts})
+            return Claim(granted=True, taken_over=taken_over, machine_losses=losses)
+
+        return self.write(claim)
+
+    def release(self, *facts: *Facts) -> None:
+        """Give the claim of a config back without a result.
 
         Args:
-            gpu: The GPU and its software.
-            workload: The product.
-            kernel: The name of the kernel.
-            source: The fingerprint of the kernel's source.
-            config: The config as text.
+            *facts: The GPU, the workload, the kernel, its source and the config, as in `claim`.
         """
-        identity = queries.identity(gpu, workload, kernel, source, config)
-        with self._mutex:
-            if self._leases.held.pop(leases.key_of(identity), None) is not None:
-                self._passing(self._leases.releasing(identity))
-
-    def _passing(self, operation: Operation[T]) -> T:
-        """A write that is not made up for once the file can be written again: it is about this
-        moment.
-        """
-        with self._mutex:
-            result = self._write(operation)
-            if self._waiting and self._waiting[-1].operation is operation:
-                self._waiting.pop()
-            return result
-
-    def _beat(self) -> bool:
-        """Tells the other processes that this one lives; False once it has nothing to tell."""
-        with self._mutex:
-            if self._closed or not self._leases.held:
-                self._heart = None
-                return False
-            if self._file is not None and self._memory is None and not self._moved():
-                with contextlib.suppress(sqlite3.Error):
-                    sqlite.at_once(self._file, [self._leases.beating()])
-            return True
-
-    def _before_closing(self) -> None:
-        """Gives the leases back."""
-        if self._heart is not None:
-            self._heart.stop()
-        if self._leases.held and self._file is not None and not self._moved():
-            with contextlib.suppress(sqlite3.Error):
-                sqlite.at_once(self._file, [self._leases.releasing_all()])
-        self._leases.retire()
+        key = _identity(*facts)
+        where = " AND ".join(f'"{name}" = :{name}' for name in key)
+        self.write(lambda connection: _release(connection, str(self._owner), where, key))
 
 
-def _beat_of(store: weakref.ref[Store]) -> Callable[[], bool]:
-    """The beat of a store that may be forgotten without having been closed."""
+def _identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Row:
+    """Returns the key of a trial's row and of its claim."""
+    key = {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
+    return _key("trials", key)
 
-    def beat() -> bool:
-        found = store()
-        return found is not None and found._beat()
 
-    return beat
+def _key(table: str, row: Row) -> Row:
+    return {name: row[name] for name in _KEYS[table]}
+
+
+def _wanted(kernel: str | None, workload: Workload | None, gpu: str | None) -> Row:
+    wanted = {"kernel": kernel, "gpu": gpu, **(vars(workload) if workload else {})}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _row(record: Trial | BestConfig) -> Row:
+    """Returns the columns of a record. Raises ValueError."""
+    dated = dataclasses.replace(record, when=record.when or now())
+    if isinstance(dated, Trial):
+        reason = dated.reason.encode(errors="replace").decode()[: fields.TEXT_LIMIT]
+        dated = dataclasses.replace(dated, reason=reason)
+    row = fields.to_fields(dated)
+    row |= row.pop("workload") | {"gpu": record.gpu.key}
+    if "finalists" in row:
+        row["finalists"] = json.dumps(row["finalists"])
+    return row
+
+
+def _select(connection: sqlite3.Connection, table: str, wanted: Row) -> list[sqlite3.Row]:
+    """Returns the rows with these values, ordered by date."""
+    where = " AND ".join(f'"{name}" = :{name}' for name in wanted) or "1"
+    query = f'SELECT * FROM {table} WHERE {where} ORDER BY "when", id'
+    return connection.execute(query, wanted).fetchall()
+
+
+def _records(connection: sqlite3.Connection, kind: type[T], rows: Iterable[Row]) -> list[T]:
+    """Returns the records of rows. Raises sqlite3.DatabaseError for one that is damaged."""
+    gpus = {
+        row["key"]: Gpu(*(row[name] for name in _names(Gpu)))
+        for row in connection.execute("SELECT * FROM gpus")
+    }
+    names = [each.name for each in dataclasses.fields(kind) if each.name != "workload"]
+    records = []
+    for row in rows:
+        try:
+            values = {name: row[name] for name in names}
+            values["gpu"], values["workload"] = gpus[row["gpu"]], _workload(row)
+            if kind is BestConfig:
+                listed = json.loads(row["finalists"])
+                values["finalists"] = tuple(Finalist(**finalist) for finalist in listed)
+                values["separated"] = bool(row["separated"])
+            records.append(kind(**values))
+        except (ValueError, TypeError, KeyError) as error:
+            raise sqlite3.DatabaseError(f"row {row['id']}: {error}") from None
+    return records
+
+
+def _workload(row: Row) -> Workload:
+    return Workload(*(row[name] for name in _WORKLOAD))
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """Inserts a row in place of the one with its key."""
+    values = ", ".join(f":{name}" for name in row)
+    connection.execute(f"INSERT OR REPLACE INTO {table} ({_listed(row)}) VALUES ({values})", row)
+
+
+def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
+    _insert(connection, "gpus", {"key": row["gpu"], **vars(gpu)})
+    _insert(connection, table, row)
+
+
+def _add(connection: sqlite3.Connection, trial: Trial, row: Row, *, replace: bool = False) -> bool:
+    key = _key("trials", row)
+    where = " AND ".join(f'"{name}" = :{name}' for name in key)
+    connection.execute(f"DELETE FROM claims WHERE {where}", key)
+    for there in _select(connection, "trials", key):
+        by_chance = there["status"] in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
+        if not (replace or by_chance):
+            return False
+    _put(connection, "trials", row, trial.gpu)
+    return True
+
+
+def _release(connection: sqlite3.Connection, owner: str, where: str, key: Row) -> None:
+    """Ends claims of an owner; what is known of lost machines stays."""
+    values = {**key, "owner": owner}
+    where = f"{where} AND owner = :owner"
+    connection.execute(f"DELETE FROM claims WHERE {where} AND machine_losses = 0", values)
+    connection.execute(f"UPDATE claims SET owner = '' WHERE {where}", values)
+
+
+def _count(connection: sqlite3.Connection, condition: str, values: Sequence[object]) -> int:
+    return sum(
+        connection.execute(f"SELECT count(*) FROM {table} WHERE {condition}", values).fetchone()[0]
+        for table in ("trials", "winners")
+    )
+
+
+def _to_prune(
+    older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
+) -> tuple[str, list[object]]:
+    """Returns the condition for what is removed, and its values. Raises ValueError."""
+    parts, values = list[str](), list[object]()
+    if older_than_days is not None:
+        if not 0 <= older_than_days <= 365_000:
+            raise ValueError(
+                f"older_than_days is {older_than_days}, expected a number from 0 to 365000"
+            )
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=older_than_days)
+        parts.append('"when" < ?')
+        values.append(limit.isoformat())
+    if kernel is not None:
+        parts.append("kernel = ?")
+        values.append(kernel)
+    if sources is not None:
+        parts.append(" OR ".join(["kernel = ? AND source != ?"] * len(sources)) or "0")
+        values += [value for item in sources.items() for value in item]
+    if not parts:
+        raise ValueError("prune needs at least one of older_than_days, kernel and sources")
+    return " AND ".join(f"({part})" for part in parts), values
+
+
+def _summaries(connection: sqlite3.Connection) -> list[Summary]:
+    found: dict[object, Summary] = {}
+
+    def summary(gpu: tuple[str, int], kernel: str, workload: Workload) -> Summary:
+        return found.setdefault((gpu, kernel, workload), Summary(*gpu, kernel, workload))
+
+    counts = f"""SELECT name, sms, {_listed(_WORKLOAD)}, kernel, count(*) AS trials,
+        sum(status = 'ok') AS ok, min(us) AS us, max("when") AS latest
+        FROM trials JOIN gpus ON gpus.key = gpu GROUP BY name, sms, {_listed(_WORKLOAD)}, kernel"""
+    for row in connection.execute(counts):
+        line = summary((row["name"], row["sms"]), row["kernel"], _workload(row))
+        line.trials, line.ok, line.best_us, line.when = (
+            row[name] for name in ("trials", "ok", "us", "latest")
+        )
+    for winner in _records(connection, BestConfig, _select(connection, "winners", {})):
+        line = summary(winner.gpu.model, winner.kernel, winner.workload)
+        line.winner, line.when = winner, max(line.when, winner.when)
+    return [found[place] for place in sorted(found)]  # type: ignore[type-var]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import signed_json, table_version_2, validation
-from .config_aliases import current_text
-from .records import BestConfig, Gpu, Workload, age, latest_date, now
-from .validation import Fields, shown
+from .fields import Fields, check_names, checked, parsed, replacing, shown, text_of, to_fields
+from .records import BestConfig, Gpu, Workload, now
 
-FORMAT, VERSION = "outblas-table", 3
-NAMES = ("gpu", "entries")  # the fields of a table
+FORMAT = "outblas-table"
 TABLES = Path(__file__).parents[1] / "tables"  # the folder of shipped tables
+# The fields of a workload that plain products leave out.
+_PLAIN = {"weights": "warm", "epilogue": "", "grouping": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,37 +50,28 @@ class Table:
 
 
 def read_table(source: Path | str) -> Table:
-    """Reads the table in a file (a Path) or in a text (a str), of version 3 or 2.
+    """Reads the table in a file (a Path) or in a text (a str).
 
     Raises ValueError that names the place of the error.
     """
-    text = signed_json.text_of(source) if isinstance(source, Path) else source
-    content = signed_json.parse(text, FORMAT, {2: table_version_2.NAMES, VERSION: NAMES})
-    listed = table_version_2.entries(content) if content["version"] == 2 else _entries(content)
+    content = parsed(text_of(source) if isinstance(source, Path) else source, "the file")
+    if type(content) is not dict or content.get("format") != FORMAT:
+        raise ValueError(f"the file is {shown(content)}, expected the format {FORMAT!r}")
+    check_names(content, ("format", "gpu", "entries"), "the file")
+    if type(content["entries"]) is not list:
+        raise ValueError(f"entries is {shown(content['entries'])}, expected a list")
     entries: dict[tuple[Workload, str], Entry] = {}
-    for place, fields in listed:
-        fields["config"] = current_text(fields["kernel"], fields["config"])
-        entry = Entry(**fields)
+    for i, fields in enumerate(content["entries"]):
+        place = f"entries[{i}]"
+        if type(fields) is dict and type(fields.get("workload")) is dict:
+            fields = fields | {"workload": _PLAIN | fields["workload"]}
+        entry = checked(Entry, fields, place)
         if entry.place in entries:
             raise ValueError(
                 f"{place} is the second entry of {entry.kernel} at {entry.workload}, expected one"
             )
         entries[entry.place] = entry
-    gpu = validation.gpu_of(content["gpu"], "gpu")
-    return Table(gpu, tuple(sorted(entries.values(), key=_order)))
-
-
-def _entries(content: Fields) -> Iterator[tuple[str, Fields]]:
-    """Yields the entries of a table of version 3, each with its place in the file for error
-    messages.
-    """
-    if type(content["entries"]) is not list:
-        raise ValueError(f"entries is {shown(content['entries'])}, expected a JSON list")
-    for i, fields in enumerate(content["entries"]):
-        place = f"entries[{i}]"
-        valid = validation.checked(fields, validation.TABLE_ENTRY, place)
-        valid["workload"] = validation.checked_workload(valid["workload"], f"{place}.workload")
-        yield place, valid
+    return Table(checked(Gpu, content["gpu"], "gpu"), tuple(sorted(entries.values(), key=_order)))
 
 
 def own_tables() -> Path:
@@ -103,27 +94,53 @@ def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
     """
     models: dict[tuple[str, int], list[BestConfig]] = {}
     for i, winner in enumerate(winners):
-        validation.checked_fields(winner, f"winners[{i}]")
         if winner.gpu.arch == 0:
             raise ValueError(
                 f"winners[{i}] was measured on {winner.gpu.name}, expected a winner of a GPU"
             )
         models.setdefault(winner.gpu.model, []).append(winner)
     tables: dict[Path, Table] = {}
-    latest = latest_date()
     for _, found in sorted(models.items()):
-        gpu = max(found, key=lambda winner: age(winner.when, latest)).gpu
-        path, kept = _table_at(folder, gpu, tables)
-        best = {
-            entry.place: entry
-            for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, age(w.when, latest))))
-        }
-        entries = {entry.place: entry for entry in kept} | best
+        gpu = max(found, key=lambda winner: winner.when).gpu
+        path, old = _table_at(folder, gpu, tables)
+        table = _best_of(found, gpu, lambda winner: (winner.ratio, winner.when))
+        entries = {entry.place: entry for entry in (*old, *table.entries)}
         tables[path] = Table(gpu, tuple(entries.values()))
+    contents = {path: to_bytes(table) for path, table in tables.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    for path, table in tables.items():
-        _write(path, table)
+    for path, content in contents.items():
+        with replacing(path) as file:
+            file.write(content)
     return list(tables)
+
+
+def newest(winners: Iterable[BestConfig]) -> Table:
+    """Returns the table of winners of one model of GPU, at least one: of several at one workload
+    with one kernel the newest, which a lookup in their store takes.
+    """
+    listed = list(winners)
+    gpu = max(listed, key=lambda winner: winner.when).gpu
+    return _best_of(listed, gpu, lambda winner: winner.when)
+
+
+def to_bytes(table: Table) -> bytes:
+    """Returns the text of a table, which `read_table` reads. Raises ValueError for an entry that
+    it would refuse.
+    """
+    entries = []
+    for entry in sorted(table.entries, key=_order):
+        fields = to_fields(entry)
+        workload = fields["workload"].items()
+        fields["workload"] = {name: v for name, v in workload if _PLAIN.get(name) != v}
+        entries.append(fields)
+    content: Fields = {"format": FORMAT, "gpu": to_fields(table.gpu), "entries": entries}
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def _best_of(winners: Iterable[BestConfig], gpu: Gpu, key: Any) -> Table:
+    """Returns the table of the winners that are last in the order of a key."""
+    best = {entry.place: entry for entry in map(_entry, sorted(winners, key=key))}
+    return Table(gpu, tuple(best.values()))
 
 
 def _table_at(
@@ -147,38 +164,8 @@ def _table_at(
 
 
 def _entry(winner: BestConfig) -> Entry:
-    names = [field.name for field in dataclasses.fields(Entry)]
-    fields = {name: getattr(winner, name) for name in names}
-    fields["config"] = current_text(winner.kernel, winner.config)
+    fields = {field.name: getattr(winner, field.name) for field in dataclasses.fields(Entry)}
     return Entry(**fields | {"when": (winner.when or now())[:10]})
-
-
-def newest(winners: Iterable[BestConfig]) -> Table:
-    """Returns the table of winners of one model of GPU, at least one: of several at one workload
-    with one kernel the newest, which a lookup in their store takes.
-    """
-    latest = latest_date()
-    by_age = sorted(winners, key=lambda winner: age(winner.when, latest))
-    best = {entry.place: entry for entry in map(_entry, by_age)}
-    return Table(by_age[-1].gpu, tuple(best.values()))
-
-
-def to_bytes(table: Table) -> bytes:
-    """Returns the text of a table, which `read_table` reads."""
-    return signed_json.to_bytes(FORMAT, VERSION, _payload(table))
-
-
-def _write(path: Path, table: Table) -> None:
-    """Replaces the file of a table. Raises OSError."""
-    signed_json.write(path, FORMAT, VERSION, _payload(table))
-
-
-def _payload(table: Table) -> Fields:
-    entries = [
-        {**vars(entry), "workload": validation.workload_fields(entry.workload)}
-        for entry in sorted(table.entries, key=_order)
-    ]
-    return {"gpu": vars(table.gpu), "entries": entries}
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from typing import Protocol
 
-from ..store.leases import Claim
+from ..store.claims import Claim
 from ..store.records import BestConfig, Facts, Status, Trial, Workload
 
 # The statuses of trials that `retry_failed` does not measure again.

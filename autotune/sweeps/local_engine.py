@@ -66,7 +66,7 @@ class _Engine:
 
         Events report the end of threads, not `Thread.join`: an interrupt within `join` marks a
         thread as stopped although it still runs (CPython issue 90882). Nothing would wait for that
-        thread then, and its last result could come after all unsaved results have been exported.
+        thread then, and its last result could come after the store was closed.
         """
         started: list[threading.Event] = []
         try:

@@ -42,8 +42,6 @@ class SweepOptions:
         compile_workers: How many processes compile; None for as many as the machine can carry.
         trial_seconds: The seconds after which a config counts as hanging, not counting its own
             calls and the start of a worker.
-        allow_unsaved: Whether to measure when the store cannot be written. Results are then kept
-            as long as the process lives.
         weights: "warm", or "cold" to rotate over copies of B that the L2 cache cannot hold
             together, as in a model that decodes.
         epilogue: What follows the product: some of bias, an activation and residual, in this
@@ -73,7 +71,6 @@ class SweepOptions:
     address: str | None = None
     compile_workers: int | None = None
     trial_seconds: float = TRIAL_SECONDS
-    allow_unsaved: bool = False
     weights: Weights = "warm"
     epilogue: str = ""
 
@@ -110,7 +107,6 @@ class SweepKeywords(TypedDict, total=False):
     address: str | None
     compile_workers: int | None
     trial_seconds: float
-    allow_unsaved: bool
     weights: Weights
     epilogue: str
 

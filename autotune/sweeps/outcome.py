@@ -43,9 +43,6 @@ class Sweep:
         failures: The workloads that could not be tuned.
         seconds: How long the sweep took.
         store: The file of the store.
-        unsaved: How many results are not in that file, because it could not be written any more.
-        rescued: The export that has those results, for `outblas cache import`; None where nothing
-            is missing, or where no file could be written at all.
 
     Example:
         >>> from outblas.autotune import Sweep
@@ -58,8 +55,6 @@ class Sweep:
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
     store: Path | None = None
-    unsaved: int = 0
-    rescued: Path | None = None
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of a workload, and its failure if it failed.

@@ -20,7 +20,7 @@ from ..measure.isolated import START_SECONDS, MeasureWorker, WorkerDied
 from ..measure.progress import Progress, Report, Stage, silent
 from ..search.candidates import by_model
 from ..search.strategy import ModelRanked
-from ..store.leases import Claim
+from ..store.claims import Claim
 from ..store.records import BestConfig, Facts, Gpu, Trial, Workload
 from ..store.store import Store
 from .job_view import JobView

@@ -27,13 +27,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ..measure import compile_pool as compiling
-from ..measure.compile_pool import Compilers
+from ..measure.compile_pool import Compiled, Compilers
 from ..measure.isolated import Cancelled, MeasureWorker, WorkerDied
 from ..measure.progress import Progress
 from ..measure.worker import Screened
 from ..search.prune import Candidate
-from ..store.leases import Claim
+from ..store.claims import Claim
 from ..store.records import Facts, Gpu, Status, Trial, Workload, now
 from .job_view import JobView
 
@@ -44,7 +43,7 @@ MOST_MACHINE_LOSSES = 2
 POLL_SECONDS = 0.2  # between two looks at what other drivers are measuring
 SAY_SECONDS = 1.0
 
-Built = Future[float]
+Built = Future[Compiled]
 
 
 @dataclass(frozen=True)
@@ -177,12 +176,11 @@ class Screen:
             )
         if not at_end and (claim.taken_over or claim.machine_losses or claim.worker_deaths):
             return None, False
-        failed = compiling.outcome(attempt.built) if attempt.built is not None else None
-        if failed is not None:
-            status, reason = failed
-            if status != "killed":
-                return self._trial(attempt, status, reason), True
-            return self._compile_again(attempt, reason) if at_end else (None, False)
+        compiled = attempt.built.result() if attempt.built is not None else Compiled()
+        if compiled.status == "killed":
+            return self._compile_again(attempt, compiled.reason) if at_end else (None, False)
+        if compiled.status != "ok":
+            return self._trial(attempt, compiled.status, compiled.reason), True
 
         trial = self._measure(attempt)
         if trial is None and attempt.kills >= MOST_KILLS:
@@ -251,7 +249,7 @@ class Screen:
             ratio_low=found.ratio_low,
             ratio_high=found.ratio_high,
             clock_mhz=found.clock_mhz,
-            compile_s=compiling.seconds(attempt.built) if attempt.built is not None else None,
+            compile_s=attempt.built.result().seconds if attempt.built is not None else None,
         )
 
     def _trial(self, attempt: Attempt, status: Status, reason: str = "") -> Trial:

@@ -2,10 +2,8 @@
 one GPU.
 """
 
-import contextlib
 import os
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +19,7 @@ from ..search.strategy import strategy_of
 from ..search.target import HOPPER_GROUPED, TuneTarget
 from ..search.target import of as target_of
 from ..store.records import Workload
-from ..store.store import Store, StoreError
+from ..store.store import Store
 from . import local_engine
 from .options import SweepKeywords, SweepOptions, options_with, ranker_of
 from .outcome import Sweep
@@ -51,9 +49,6 @@ def sweep(
     take turns with cuBLAS in the finals. A config that hangs, crashes or gives a wrong result costs
     its own trial only. A sweep that was killed continues from the store when it is started again.
 
-    Results that cannot be written to the store any more are exported to another file:
-    `Sweep.rescued` names it, or the note of the exception that ended the sweep.
-
     Args:
         kernels: The names of kernels, as in `outblas.ladder`, or a `TuneTarget` for a kernel of
             your own. Several kernels compete.
@@ -80,7 +75,8 @@ def sweep(
         TypeError: An argument has the wrong type; nothing was started.
         ValueError: An argument is none of its choices, or there is no such GPU; nothing was
             started.
-        StoreError: The store cannot be written; nothing was started.
+        StoreError: The store cannot be opened for writing, and nothing was started; or a result
+            could not be written: the trials before it are in the store.
         ImportError: The DSL of a kernel, ray or the heuristics are not installed.
         StrategyError: The strategy failed; what was measured is in the store.
 
@@ -110,8 +106,6 @@ def sweep(
             opened = store
         else:
             opened = stack.enter_context(Store(None if store is None else Path(store)))
-        if not chosen.allow_unsaved:
-            opened.check_persistent()
         found = _run(jobs, gpus, opened, progress, chosen)
     found.seconds = time.monotonic() - begun
     return found
@@ -139,57 +133,22 @@ def _jobs(
 def _run(
     jobs: Sequence[Job], gpus: Sequence[str], store: Store, report: Report, options: SweepOptions
 ) -> Sweep:
-    """Runs jobs with the requested engine, and exports results that the store could not take."""
-    try:
-        if options.engine == "ray":
-            from . import ray_engine
+    """Runs jobs with the requested engine."""
+    if options.engine == "ray":
+        from . import ray_engine
 
-            found = ray_engine.run(
-                jobs,
-                store,
-                report,
-                budget=options.budget,
-                address=options.address,
-                workers=options.compile_workers,
-            )
-        else:
-            found = local_engine.run(jobs, gpus, store, report, options)
-    except BaseException as error:
-        unsaved, rescued = (0, None) if options.allow_unsaved else _rescue(store)
-        if unsaved:
-            error.add_note(lost_results(unsaved, store.path, rescued))
-        raise
-    found.store = store.path
-    if options.allow_unsaved:
-        found.unsaved = store.unsaved
+        found = ray_engine.run(
+            jobs,
+            store,
+            report,
+            budget=options.budget,
+            address=options.address,
+            workers=options.compile_workers,
+        )
     else:
-        found.unsaved, found.rescued = _rescue(store)
+        found = local_engine.run(jobs, gpus, store, report, options)
+    found.store = store.path
     return found
-
-
-def _rescue(store: Store) -> tuple[int, Path | None]:
-    """Returns how many results are still not in the store's file, and the export that has them, if
-    one can be written.
-    """
-    if not store.unsaved:
-        return 0, None
-    with contextlib.suppress(StoreError):
-        store.check_persistent()  # writes waiting results, if there is room again
-    if not store.unsaved:
-        return 0, None
-    try:
-        return store.unsaved, store.emergency_export()
-    except StoreError as error:
-        warnings.warn(f"the emergency export could not be written: {error}", stacklevel=4)
-        return store.unsaved, None
-
-
-def lost_results(count: int, store: Path | None, rescued: Path | None) -> str:
-    """Returns the message about results that are not in the store's file."""
-    message = f"{count} results could not be written to {store}"
-    if rescued is None:
-        return f"{message}, nor anywhere else: they are lost"
-    return f"{message}: they are in {rescued}, and `outblas cache import` reads that file"
 
 
 def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:

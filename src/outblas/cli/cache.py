@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import time
 import warnings
@@ -35,9 +34,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.store.listing import Selection, Summary
     from ..autotune.store.records import Trial
-    from ..autotune.store.store import Store
+    from ..autotune.store.store import Selection, Store, Summary
 
 app = typer.Typer(
     help="Shows and moves tuning results, and removes old ones and compiled kernels.",
@@ -153,14 +151,11 @@ def show(
         with _opened(store) as found:
             _check_kernels(names, found)
             selection = _selection(names, shapes, dtype, layout)
-            chosen, total = found.browse(selection, _most(limit, json))
-            winners = found.stream(
-                lambda _, winners: {
-                    (each.gpu.key, each.workload, each.kernel, each.source, each.config)
-                    for each in winners
-                },
-                selection,
-            )
+            chosen, total = found.select(selection, _most(limit, json))
+            winners = {
+                (each.gpu.key, each.workload, each.kernel, each.source, each.config)
+                for each in found.select_winners(selection)
+            }
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "ratio", "reason", "date")
@@ -229,7 +224,7 @@ def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -
     """Raises ValueError and OSError."""
     from ..autotune.store.tables import ship
 
-    winners = store.stream(lambda _, winners: list(winners), _selection(kernels, shapes))
+    winners = store.select_winners(_selection(kernels, shapes))
     measured = [winner for winner in winners if winner.gpu.arch]
     if interpreted := len(winners) - len(measured):
         if not measured:
@@ -276,13 +271,18 @@ def verify(
     With FILE it checks an export instead. The exit code is 1 if anything is damaged.
     """
     from ..autotune.store import transfer
+    from ..autotune.store.store import StoreError
     from ..autotune.store.tables import TABLES, read_table
 
     if file is not None:
-        problems = _problems_of(file, transfer.check)
+        problems = _problems_of(file, transfer.read)
     else:
-        with _opened(store, quiet=True) as found:
-            problems = [f"{found.path}: {problem}" for problem in found.verify()]
+        problems = []
+        with _opened(store) as found:
+            try:
+                found.verify()
+            except StoreError as error:
+                problems.append(str(error))
         problems += [reason for path in _compiled() if (reason := cache.object_problem(path))]
         for path in sorted(TABLES.glob("*.json")):
             problems += _problems_of(path, read_table)
@@ -363,44 +363,33 @@ def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _opened(
-    path: Path | None, *, writing: bool = False, new: bool = False, quiet: bool = False
-) -> Iterator[Store]:
-    """Opens a store. What is wrong with it goes to standard error unless `quiet`.
-
-    Raises a usage error for a file that is no store, and for one that cannot be written though
-    `writing` asks for it.
+def _opened(path: Path | None, *, writing: bool = False, new: bool = False) -> Iterator[Store]:
+    """Opens a store. Raises a usage error for a file that is no store, and for one that cannot be
+    read, or written though `writing` asks for it.
     """
     from ..autotune.store.store import Store, StoreError
 
-    with usage_errors(StoreError), warnings.catch_warnings():
+    with usage_errors(StoreError), warnings.catch_warnings(record=True) as caught:
         if path is not None:
             check_length(path)
         if path is not None and not (new or path.exists()):
             raise ValueError(f"--store is {str(path)!r}, expected a file that exists")
-        warnings.simplefilter("ignore")
         with Store(path, read_only=not writing) as store:
-            if writing and store.in_memory:
-                raise StoreError(store.warning)
             yield store
-            if writing and store.in_memory:
-                raise StoreError(store.warning)
-    if store.warning and not quiet:
-        say(store.warning, err=True)
+    for warning in caught:
+        say(warning.message, err=True)
 
 
 def _json(row: Summary) -> dict[str, Any]:
+    from ..autotune.store.records import to_record
+
+    winner = None if row.winner is None else to_record(row.winner)
+    shown = ("config", "us", "ratio", "ratio_low", "ratio_high")
     return {
-        "gpu": row.gpu,
-        "sms": row.sms,
-        "kernel": row.kernel,
-        "workload": dataclasses.asdict(row.workload),
-        "trials": row.trials,
-        "ok": row.ok,
+        **vars(row),
+        "workload": {**vars(row.workload)},
         "failed": row.failed,
-        "best_us": row.best_us,
-        "winner": row.winner,
-        "when": row.when,
+        "winner": winner and {name: winner[name] for name in shown},
         "label": str(row.workload),
     }
 
@@ -413,9 +402,9 @@ def _cells(row: Summary) -> tuple[object, ...]:
         row.trials,
         row.failed,
         figure(row.best_us, ".2f"),
-        figure(winner["us"] if winner else None, ".2f"),
-        figure(winner["ratio"] if winner and row.sms else None, ".3f"),
-        _config(row.kernel, winner["config"]) if winner else NONE,
+        figure(winner.us if winner else None, ".2f"),
+        figure(winner.ratio if winner and row.sms else None, ".3f"),
+        _config(row.kernel, winner.config) if winner else NONE,
         _date(row.when),
     )
 
@@ -454,7 +443,7 @@ def _selection(
     dtype: str | None = None,
     layout: str | None = None,
 ) -> Selection:
-    from ..autotune.store.listing import Selection
+    from ..autotune.store.store import Selection
 
     return Selection(kernels, shapes, dtype, layout)
 

@@ -38,32 +38,27 @@ def examine() -> dict[str, Any]:
         {"name": s.name, "installed": s.installed, "tested": s.tested, "problem": s.problem}
         for s in requirements.statuses()
     ]
-    gpus = _gpus()
-    store = _cache()
-    problems = [f"{v['name']}: {v['problem']}" for v in versions if v["problem"]]
-    cuda = _cuda_problem()
-    problems += [f"{_DSL}: {cuda}"] if cuda else []
-    problems += [f"cache: {store['problem']}"] if store["problem"] else []
-    tuning = _tuning()
-    problems += [f"tuning: {tuning['problem']}"] if tuning["problem"] else []
+    parts = {"cache": _cache(), "tuning": _tuning()}
+    problems = [(version["name"], version["problem"]) for version in versions]
+    problems += [(_DSL, _cuda_problem())]
+    problems += [(name, part["problem"]) for name, part in parts.items()]
     return {
         "outblas": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "driver": driver(),
-        "gpus": gpus,
+        "gpus": _gpus(),
         "versions": versions,
-        "cache": store,
-        "tuning": tuning,
+        **parts,
         "kernels": [
             {"name": kernel.name, "runs": _runs(kernel)}
             for kernel in progress.counted(registry.ladder(), lambda kernel: kernel.name)
         ],
         "native": native.is_used(),
         "lacking": [  # now that kernels have imported their DSLs
-            {"name": each.name, "without": each.without} for each in compat.lacking()
+            {"name": private.name, "without": private.without} for private in compat.lacking()
         ],
-        "problems": problems,
+        "problems": [f"{name}: {problem}" for name, problem in problems if problem],
     }
 
 
@@ -89,53 +84,40 @@ def _tuning() -> dict[str, Any]:
     from ..autotune.store.store import Store, StoreError
     from ..autotune.store.tables import TABLES
 
-    tables = [path.stem for path in sorted(TABLES.glob("*.json"))]
-    found: dict[str, Any] = {"tables": tables, "winners": 0, "problem": None}
+    tables = sorted(path.stem for path in TABLES.glob("*.json"))
     try:
         with Store(read_only=True) as store:
-            found |= {
-                "store": str(store.path),
-                "winners": len(store.winners()),
-                "problem": store.warning,
-            }
+            sweeps = {"store": str(store.path), "winners": len(store.winners()), "problem": None}
     except (StoreError, ValueError) as error:
-        found["problem"] = str(error)
-    return found
+        sweeps = {"winners": 0, "problem": str(error)}
+    return {"tables": tables, **sweeps}
 
 
 def _gpus() -> list[dict[str, Any]]:
     import torch
 
-    found = []
-    for index in range(torch.cuda.device_count()):
-        p = torch.cuda.get_device_properties(index)
-        found.append(
-            {
-                "name": p.name,
-                "arch": 10 * p.major + p.minor,
-                "sms": p.multi_processor_count,
-                "memory_gib": round(p.total_memory / 2**30, 1),
-            }
-        )
-    return found
+    return [
+        {
+            "name": p.name,
+            "arch": 10 * p.major + p.minor,
+            "sms": p.multi_processor_count,
+            "memory_gib": round(p.total_memory / 2**30, 1),
+        }
+        for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    ]
 
 
 def _cache() -> dict[str, Any]:
     """The compile cache. `network`: the type of its file system, if other machines share it."""
-    found: dict[str, Any] = {
-        "directory": None,
-        "network": None,
-        "problem": None,
-        "objects": 0,
-        "bytes": 0,
-    }
+    values: dict[str, Any] = {"directory": None, "network": None, "objects": 0, "bytes": 0}
     try:
         folder = cache.directory()
-        found |= {"directory": str(folder), "network": cache.network_filesystem(folder)}
+        values |= {"directory": str(folder), "network": cache.network_filesystem(folder)}
         objects = cache.objects(cache.objects_folder())
     except (ValueError, OSError) as error:
-        return found | {"problem": str(error)}
-    return found | {"objects": len(objects), "bytes": sum(entry.size for entry in objects)}
+        return values | {"problem": str(error)}
+    size = sum(entry.size for entry in objects)
+    return values | {"objects": len(objects), "bytes": size, "problem": None}
 
 
 def _runs(kernel: registry.Kernel) -> str:
@@ -148,67 +130,56 @@ def _runs(kernel: registry.Kernel) -> str:
         registry.load(kernel.name)
     except ImportError as error:
         return f"no: {error}"
-    if not torch.cuda.is_available():
-        gap = launcher.unsupported_device_reason(kernel, torch.device("cpu"))
-        return (
-            "on the CPU, in Triton's interpreter"
-            if gap is None
-            else "not without an NVIDIA GPU; it compiles here"
-        )
-    gaps = [
-        launcher.unsupported_device_reason(kernel, torch.device("cuda", i))
-        for i in range(torch.cuda.device_count())
-    ]
-    return "yes" if None in gaps else f"no: it {gaps[0]}"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [torch.device("cuda", i) for i in range(count)] or [torch.device("cpu")]
+    gaps = [launcher.unsupported_device_reason(kernel, device) for device in devices]
+    if count:
+        return "yes" if None in gaps else f"no: it {gaps[0]}"
+    if None in gaps:
+        return "on the CPU, in Triton's interpreter"
+    return "not without an NVIDIA GPU; it compiles here"
 
 
 def _show(report: dict[str, Any]) -> None:
     """The verdict first, then what it rests on."""
-    _show_verdict(report)
+    problems, gpus = report["problems"], report["gpus"]
+    if problems:
+        note(f"{number_of(len(problems), 'problem')}:", "bold yellow")
+    elif gpus:
+        note("No problems found.", "bold green")
+    else:
+        note("No problems found, but there is no NVIDIA GPU here.", "bold")
+    for problem in problems:
+        note(f"! {problem}", "yellow")
     console.print(f"outblas {report['outblas']}, Python {report['python']}, {report['platform']}")
-    _show_gpus(report)
+    if gpus:
+        rows = [(g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB") for g in gpus]
+        title = f"GPUs (driver {report['driver'] or 'unknown'})"
+        table(title, ("name", "arch", "SMs", "memory"), rows)
+    else:
+        console.print("There is no NVIDIA GPU: calls that name no kernel run in torch.")
     rows = [
         (v["name"], v["installed"] or NONE, v["tested"], v["problem"] or "")
         for v in report["versions"]
     ]
     table("Versions", ("package", "installed", "tested", "problem"), rows)
     _show_stores(report)
-    _show_kernels(report["kernels"])
+    names: dict[str, list[str]] = {}
+    for kernel in report["kernels"]:
+        names.setdefault(kernel["runs"], []).append(kernel["name"])
+    rows = [(answer, _by_ladder(kernels)) for answer, kernels in names.items()]
+    table("Kernels", ("runs here", "kernels"), rows)
     way = "C++ (outblas-native)" if report["native"] else "Python"
     note(f"Warm calls run in {way}.", None)
-    for name in report["lacking"]:
-        note(f"The installed versions lack {name['name']}: {name['without']}", None)
-
-
-def _show_verdict(report: dict[str, Any]) -> None:
-    problems = report["problems"]
-    if problems:
-        note(f"{number_of(len(problems), 'problem')}:", "bold yellow")
-    elif report["gpus"]:
-        note("No problems found.", "bold green")
-    else:
-        note("No problems found, but there is no NVIDIA GPU here.", "bold")
-    for problem in problems:
-        note(f"! {problem}", "yellow")
-
-
-def _show_gpus(report: dict[str, Any]) -> None:
-    if not report["gpus"]:
-        console.print("There is no NVIDIA GPU: calls that name no kernel run in torch.")
-        return
-    rows = [
-        (g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB") for g in report["gpus"]
-    ]
-    title = f"GPUs (driver {report['driver'] or 'unknown'})"
-    table(title, ("name", "arch", "SMs", "memory"), rows)
+    for private in report["lacking"]:
+        note(f"The installed versions lack {private['name']}: {private['without']}", None)
 
 
 def _show_stores(report: dict[str, Any]) -> None:
     """The cache of compiled kernels, and what is known of tuning."""
     store, tuning = report["cache"], report["tuning"]
-    state = (
-        store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
-    )
+    kernels = f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
+    state = store["problem"] or kernels
     if store["network"]:
         state += (
             f", on a network file system ({store['network']}): if its locks do not work between "
@@ -219,22 +190,13 @@ def _show_stores(report: dict[str, Any]) -> None:
     note(f"Tuning: {tuning['winners']} tuned configs in the store; shipped tables for {gpus}", None)
 
 
-def _show_kernels(kernels: list[dict[str, str]]) -> None:
-    """Which kernels run here: a line for all that have the same answer."""
-    names: dict[str, list[str]] = {}
-    for kernel in kernels:
-        names.setdefault(kernel["runs"], []).append(kernel["name"])
-    rows = [(answer, _by_ladder(found)) for answer, found in names.items()]
-    table("Kernels", ("runs here", "kernels"), rows)
-
-
 def _by_ladder(names: Collection[str]) -> str:
     """Kernels by name, where a ladder of which all are there stands for its rungs: "all of
     hopper".
     """
     parts = []
     for ladder, rungs in registry.LADDERS.items():
-        there = [rung for rung in rungs if rung in names]
-        whole = len(rungs) > 1 and len(there) == len(rungs)
-        parts += [f"all {len(rungs)} of {ladder}"] if whole else there
+        here = [rung for rung in rungs if rung in names]
+        whole = len(rungs) > 1 and len(here) == len(rungs)
+        parts += [f"all {len(rungs)} of {ladder}"] if whole else here
     return ", ".join(parts)

@@ -253,7 +253,7 @@ def tune(
                 retry_failed=retry_failed,
             )
     give(value, lambda: None, json=json, save=save)
-    raise typer.Exit(1 if value.get("failures") or value.get("unsaved") else 0)
+    raise typer.Exit(1 if value.get("failures") else 0)
 
 
 def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
@@ -326,11 +326,11 @@ def _strategy(name: str) -> Strategy:
 
 def _check_store(store: Path | None) -> None:
     """Raises StoreError for a file that is no store."""
-    from ..autotune.store import sqlite
+    from ..autotune.store import database
 
     if store is not None:
         check_length(store)
-        sqlite.check(store)
+        database.check(store)
 
 
 def _check_kernels(kernels: str | None, workload: Workload) -> None:

@@ -18,8 +18,6 @@ SHOWN = 10
 
 def show(found: Sweep) -> None:
     """Prints the winners, and everything that went wrong."""
-    from ..autotune.sweeps.sweep import lost_results
-
     for base in dict.fromkeys(map(_base, found.winners)):
         winners = [winner for winner in found.winners if _base(winner) == base]
         gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in winners))
@@ -34,11 +32,7 @@ def show(found: Sweep) -> None:
         _show_problems(outcome)
     for failure in found.failures:
         note(f"! {failure.workload}: {failure.reason}", "yellow")
-    if found.unsaved:
-        note(f"! {lost_results(found.unsaved, found.store, found.rescued)}", "red")
-        note(f"{found.seconds:.0f} s")
-    else:
-        note(f"{found.seconds:.0f} s; the trials are in {found.store}")
+    note(f"{found.seconds:.0f} s; the trials are in {found.store}")
 
 
 def _base(winner: BestConfig) -> str:
@@ -119,8 +113,6 @@ def record(found: Sweep) -> dict[str, Any]:
     return {
         "seconds": found.seconds,
         "store": str(found.store),
-        "unsaved": found.unsaved,
-        "rescued": None if found.rescued is None else str(found.rescued),
         "finished": found.finished,
         "winners": [to_record(winner) for winner in found.winners],
         "outcomes": [_outcome_record(outcome) for outcome in found.outcomes],

@@ -1,0 +1,474 @@
+"""The file of a store: what is refused, damaged files, full disks, killed processes, claims."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.stored import BARE, H100, WORKLOAD, damage, fill, kept, set_aside, sql, trial
+
+from outblas.autotune.store import claims, database
+from outblas.autotune.store.claims import Claim, Owner
+from outblas.autotune.store.store import Store, StoreError
+
+CONFIG = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
+# A driver that shares configs 0 to COUNT - 1 with others, and says what it has stored.
+DRIVER = (
+    BARE
+    + """
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from support.stored import trial
+from outblas.autotune.store.store import Store
+with Store(Path(sys.argv[1])) as store:
+    for i in range(int(sys.argv[3])):
+        planned = trial(i)
+        facts = planned.gpu, planned.workload, planned.kernel, planned.source, planned.config
+        if store.claim(*facts).granted and store.add(planned):
+            print(i, flush=True)
+    if len(sys.argv) > 4:
+        print("holds", store.claim(*facts, again=True).granted, flush=True)
+        sys.stdin.read()
+"""
+)
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    """The file of a store, in a folder that is there."""
+    path.parent.mkdir()
+    return path
+
+
+def driver(path: Path, count: int, *hold: str) -> subprocess.Popen[str]:
+    tests = str(Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(path), tests, str(count), *hold],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+
+
+def state(folder: Path) -> dict[str, object]:
+    """Everything in a folder, with its contents where it is a file."""
+    return {
+        each.name: each.read_bytes() if stat.S_ISREG(each.lstat().st_mode) else each.lstat().st_mode
+        for each in folder.iterdir()
+    }
+
+
+# What is not ours.
+
+
+def a_text(path: Path) -> None:
+    path.write_text("tile_m,us\n128,17.0\n")
+
+
+def another_database(path: Path) -> None:
+    sql(path, "CREATE TABLE trials (id)", "INSERT INTO trials VALUES (1)")
+
+
+def another_version(path: Path) -> None:
+    fill(path)
+    sql(path, "PRAGMA user_version = 4")
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (a_text, "which is no database, expected a file of tuning results that outblas wrote"),
+        (another_database, "a database of another program"),
+        (another_version, "of version 4, where this outblas has 5"),
+        (Path.mkdir, "a folder"),
+        (os.mkfifo, "a FIFO"),
+        (a_loop, "Too many levels of symbolic links"),
+    ],
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_is_no_store_is_refused_and_left_as_it_is(
+    path: Path, make: object, message: str, read_only: bool
+) -> None:
+    make(path)  # type: ignore[operator]
+    before = state(path.parent)
+
+    with pytest.raises(StoreError, match=message):
+        Store(path, read_only=read_only)
+
+    assert state(path.parent) == before
+
+
+@pytest.mark.parametrize("place", ["/proc/version", "/proc/none.sqlite", "/dev/null"])
+def test_files_of_the_system_are_refused(place: str) -> None:
+    with pytest.raises(StoreError, match=place):
+        Store(Path(place))
+
+
+def test_a_file_where_a_folder_should_be_is_refused(path: Path) -> None:
+    path.write_text("")
+    with pytest.raises(StoreError, match=r"cannot be opened|cannot be read"):
+        Store(path / "tuning.sqlite")
+
+
+def test_a_folder_that_everybody_can_write_is_refused(path: Path) -> None:
+    path.parent.chmod(0o777)
+    with pytest.raises(StoreError, match="can be written by others"):
+        Store(path)
+    assert not path.exists()
+
+
+def test_a_file_of_another_user_in_a_public_folder_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path)
+    path.parent.chmod(0o1777)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(StoreError, match="belongs to another user"):
+        Store(path)
+
+
+def test_a_network_file_system_is_warned_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "network_filesystem", lambda folder: "nfs4")
+    with pytest.warns(UserWarning, match=r"\(nfs4\): processes of one machine can share"):
+        Store(path).close()
+
+
+def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    path.touch()
+    assert fill(path) == kept(path)
+
+
+# Reading alone.
+
+
+def test_reading_leaves_no_trace(path: Path) -> None:
+    fill(path)
+    before = state(path.parent)
+
+    assert len(kept(path, read_only=True)) == 3
+    with Store(path.with_name("none"), read_only=True) as store:
+        assert store.trials() == []
+
+    assert state(path.parent) == before
+
+
+def test_reading_sees_what_others_have_just_written(path: Path) -> None:
+    with Store(path) as writer, Store(path, read_only=True) as reader:
+        for i in range(3):
+            writer.add(trial(i))
+            assert len(reader.trials()) == i + 1
+    with pytest.raises(StoreError, match="is closed"):
+        reader.trials()
+
+
+def test_a_store_for_reading_is_not_written(path: Path) -> None:
+    fill(path)
+    with Store(path, read_only=True) as store:
+        for write in (store.clear, lambda: store.add(trial(9)), lambda: store.claim(*CONFIG)):
+            with pytest.raises(StoreError, match="was opened for reading only"):
+                write()
+
+
+def test_a_process_with_a_store_of_its_own_keeps_its_locks(path: Path) -> None:
+    """Closing a file that is read beside it would drop them, and another process could delete the
+    log.
+    """
+    with Store(path) as store:
+        store.add(trial(0))
+        with Store(path, read_only=True) as reader:
+            assert len(reader.trials()) == 1
+        sql_in_another_process(path, "SELECT count(*) FROM trials")
+        store.add(trial(1))
+        assert path.with_name(path.name + "-wal").exists()
+    assert len(kept(path)) == 2
+
+
+def sql_in_another_process(path: Path, statement: str) -> None:
+    program = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", program, str(path), statement], check=True)
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.filterwarnings("ignore:.* is damaged")
+def test_a_damaged_store_is_put_aside_and_a_new_one_begun(path: Path, seed: int) -> None:
+    trials = fill(path, 60)
+    what = damage(path, random.Random(seed))
+    damaged = path.read_bytes()
+    try:
+        with Store(path) as store:
+            before = store.trials()
+            with contextlib.suppress(StoreError):
+                store.verify()
+            assert store.add(trial(500)), what
+            left = store.trials()
+    except StoreError as error:  # its header no longer says whose it is
+        assert "outblas wrote" in str(error)
+        assert path.read_bytes() == damaged
+        return
+
+    assert left in ([*before, trial(500)], [trial(500)]), what
+    assert set_aside(path) or len(left) == len(trials) + 1, what
+
+
+def break_pages(path: Path) -> None:
+    """Overwrites all pages but the first, which says whose file it is."""
+    data = bytearray(path.read_bytes())
+    data[4096:] = random.Random(1).randbytes(len(data) - 4096)
+    path.write_bytes(data)
+
+
+def test_the_name_of_a_damaged_store_is_said_and_it_stays_as_it_is(path: Path) -> None:
+    fill(path)
+    break_pages(path)
+    damaged = path.read_bytes()
+
+    with Store(path, read_only=True) as reader, pytest.raises(StoreError, match="malformed"):
+        reader.trials()
+    with pytest.warns(UserWarning, match=r"is damaged \(.*renamed to tuning.sqlite\.damaged-"):
+        assert kept(path) == []
+
+    (aside,) = set_aside(path)
+    assert aside.read_bytes() == damaged
+
+
+def test_a_store_of_the_cache_directory_may_be_damaged_beyond_recognition(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
+    path.write_bytes(bytes(8192))
+
+    with pytest.warns(UserWarning, match="is damaged"), Store() as store:
+        assert store.add(trial())
+
+    assert [each.read_bytes() for each in set_aside(path)] == [bytes(8192)]
+
+
+def test_damage_that_is_found_while_a_store_is_open_costs_no_later_result(path: Path) -> None:
+    fill(path)
+    with Store(path) as first, Store(path) as second:
+        for store in (first, second):
+            store.verify()
+        sql(path, "UPDATE trials SET gpu = 'no such GPU'")
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert first.trials() == []
+        assert first.add(trial(7))
+        assert second.add(trial(8)), "it has the file that was put aside open"
+        assert first.trials() == second.trials() == [trial(7), trial(8)]
+    assert len(set_aside(path)) == 1
+    assert kept(path) == [trial(7), trial(8)]
+
+
+@pytest.mark.parametrize("fate", ["moved", "deleted"])
+def test_results_reach_the_file_that_has_the_name(path: Path, fate: str) -> None:
+    with Store(path) as store:
+        store.add(trial(0))
+        path.rename(path.with_name("moved"))
+        if fate == "deleted":
+            path.with_name("moved").unlink()
+        assert store.add(trial(1))
+        assert store.trials() == [trial(1)]
+    assert kept(path) == [trial(1)]
+
+
+# Disks that are full.
+
+
+@contextlib.contextmanager
+def full_disk(store: Store) -> Iterator[None]:
+    """Has SQLite find no room for another page, which is the error of a full disk."""
+    connection = store._connection
+    assert connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    connection.execute("PRAGMA max_page_count = 100000")
+
+
+def test_a_full_disk_is_an_error_and_leaves_what_was_there(path: Path) -> None:
+    with Store(path) as store, Store(path) as other:
+        store.add(trial(0))
+        stored = 1
+        with full_disk(store):
+            with contextlib.suppress(StoreError):
+                while store.add(trial(stored)):
+                    stored += 1
+            with pytest.raises(StoreError, match="is full; nothing of this was written, and what"):
+                store.add(trial(stored))
+            with pytest.raises(StoreError, match="is full"):
+                store.merge([trial(i) for i in range(500, 900)], [])
+            assert store.trials() == other.trials() == [trial(i) for i in range(stored)]
+        assert store.add(trial(stored))
+    assert kept(path) == [trial(i) for i in range(stored + 1)]
+
+
+def test_a_file_that_somebody_locks_is_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    fill(path)
+    holder = sqlite3.connect(path, isolation_level=None)
+    with contextlib.closing(holder), Store(path) as store:
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="database is locked"):
+            store.add(trial(5))
+        holder.execute("ROLLBACK")
+        assert store.add(trial(5))
+
+
+# Many at once, and kill -9.
+
+
+def test_threads_share_a_store(path: Path) -> None:
+    with Store(path) as store, ThreadPoolExecutor(8) as pool:
+        added = list(pool.map(lambda i: store.add(trial(i % 100)), range(200)))
+    assert sum(added) == 100
+    assert len(kept(path)) == 100
+
+
+def test_drivers_share_the_work(path: Path) -> None:
+    drivers = [driver(path, 60) for _ in range(3)]
+
+    stored = [int(line) for each in drivers for line in each.communicate(timeout=120)[0].split()]
+
+    assert sorted(stored) == list(range(60))
+    assert len(kept(path)) == 60
+
+
+def test_what_a_killed_driver_has_said_is_stored(path: Path) -> None:
+    stored = 0
+    for kill in range(4):
+        with driver(path, 10_000) as running:
+            assert running.stdout
+            said = [running.stdout.readline() for _ in range(5 + 3 * kill)]
+            running.kill()
+            said += running.stdout.readlines()
+        lines = [line for line in said if line.endswith("\n")]
+        assert int(lines[0]) in (stored, stored + 1), "the next driver goes on where it ended"
+        stored = int(lines[-1]) + 1
+        trials = kept(path)
+        assert len(trials) in (stored, stored + 1)
+        assert trials[stored - 1] == trial(stored - 1)
+        stored = len(trials)
+
+
+# Claims.
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(path) as store:
+        yield store
+
+
+GRANTED, HELD = Claim(granted=True), Claim(held=True)
+TAKEN = Claim(granted=True, taken_over=True)
+
+
+def test_a_claim_ends_with_its_trial_its_release_or_its_store(path: Path, store: Store) -> None:
+    config = trial().config
+    facts = (*CONFIG[:-1], config)
+    with Store(path) as other:
+        assert other.claim(*facts) == GRANTED
+        assert store.claim(*facts) == other.claim(*facts) == HELD
+        store.release(*facts)  # which is not this one's to give back
+        assert store.claim(*facts) == HELD
+        other.release(*facts)
+        assert store.claim(*facts) == GRANTED
+        assert store.add(trial())
+        assert other.claim(*facts) == Claim(known=trial())
+        assert other.claim(*facts, again=True) == GRANTED
+    assert store.claim(*facts, again=True) == GRANTED
+
+
+@pytest.mark.parametrize(
+    ("fate", "claim"),
+    [("lives", HELD), (signal.SIGKILL, TAKEN), (signal.SIGTERM, TAKEN)],
+)
+def test_a_claim_is_free_once_its_process_is_gone(
+    store: Store, fate: str | signal.Signals, claim: Claim
+) -> None:
+    with driver(store.path, 1, "hold") as holder:
+        assert holder.stdout
+        assert holder.stdout.readlines(1) == ["0\n"]
+        assert holder.stdout.readline() == "holds True\n"
+        if isinstance(fate, signal.Signals):
+            holder.send_signal(fate)
+            holder.wait(30)
+        assert store.claim(*CONFIG[:-1], trial(0).config, again=True) == claim
+        holder.kill()
+
+
+def owned_by(store: Store, owner: Owner, when: str = "") -> None:
+    """Has somebody else hold `CONFIG`."""
+    store.claim(*CONFIG)
+    store.write(
+        lambda c: c.execute(
+            """UPDATE claims SET owner = ?, "when" = coalesce(nullif(?, ''), "when")""",
+            (str(owner), when),
+        )
+    )
+
+
+HERE = Owner.here()
+LONG_AGO, IN_FUTURE = "2026-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("owner", "when", "claim"),
+    [
+        pytest.param(HERE, LONG_AGO, HELD, id="a live process, however long"),
+        pytest.param(HERE._replace(started="1"), "", TAKEN, id="its number is another's now"),
+        pytest.param(HERE._replace(pid=4_000_000), "", TAKEN, id="no such process"),
+        pytest.param(HERE._replace(host="other", boot="b"), "", HELD, id="another machine, now"),
+        pytest.param(HERE._replace(host="other", boot="b"), LONG_AGO, TAKEN, id="another, once"),
+        pytest.param(HERE._replace(host="other", boot="b"), IN_FUTURE, TAKEN, id="a wrong clock"),
+        pytest.param(HERE._replace(namespace="pid:[1]"), "", HELD, id="another container, now"),
+        pytest.param(HERE._replace(namespace="pid:[1]"), LONG_AGO, TAKEN, id="container, once"),
+        pytest.param(
+            HERE._replace(boot="before"),
+            "",
+            Claim(granted=True, taken_over=True, machine_losses=1),
+            id="before the machine went down",
+        ),
+    ],
+)
+def test_a_claim_of_another_owner(store: Store, owner: Owner, when: str, claim: Claim) -> None:
+    owned_by(store, owner, when)
+    assert store.claim(*CONFIG) == claim
+
+
+def test_lost_machines_are_counted_until_there_is_a_trial(store: Store) -> None:
+    for losses in (1, 2):
+        owned_by(store, HERE._replace(boot="before"))
+        assert store.claim(*CONFIG).machine_losses == losses
+        store.release(*CONFIG)
+    assert store.claim(*CONFIG) == Claim(granted=True, machine_losses=2)
+
+
+@pytest.mark.skipif(not shutil.which("sleep"), reason="needs a process to stop")
+def test_a_stopped_process_is_neither_alive_nor_dead() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        _, started = claims._process(sleeper.pid)
+        owner = HERE._replace(pid=sleeper.pid, started=started)
+        assert owner.is_alive(HERE) is True
+        sleeper.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+        assert owner.is_alive(HERE) is None
+        sleeper.kill()
+    assert owner.is_alive(HERE) is False
