@@ -76,12 +76,11 @@ FUZZ_DEVICE ?= cpu
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS) --seed $(FUZZ_SEED) --device $(FUZZ_DEVICE)
 
-# Not a part of CI either: kills, damaged stores, clock jumps, full disks, shared stores, a shared cache.
-CHAOS_SEED ?= 0
-CHAOS_SCALE ?= 1
+# Not a part of CI either: what the tuner promises, with as many kills of drivers.
+KILLS ?= 200
 
 chaos: $(READY)
-	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --scale $(CHAOS_SCALE)
+	PROMISES=$(KILLS) $(BIN)/pytest -q -s tests/autotune/test_promises.py
 
 # Nor this: plants faults in copies of the sources, each of which a named test has to catch.
 mutation: $(READY)

@@ -5,8 +5,7 @@ Whoever measures a config notes that in the file FAULTY_LOG, whoever compiles on
 FAULTY_LOG.compiled. FAULTY_CONFIGS says how many sound configs the space has, FAULTY_SLEEP how many
 ms each takes, FAULTY_FAULTS which faults others have.
 
-Kernels with other configs and notes take the faults, the product and the space from here:
-tests/support/misbehaving.py and tests/chaos/kernel.py.
+Kernels with other configs and notes take the faults, the product and the space from here.
 """
 
 import ctypes

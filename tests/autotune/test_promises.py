@@ -1,0 +1,226 @@
+"""What the tuner promises, by real faults: drivers and workers that are killed at any moment, a
+full disk, two drivers on one store, configs that hang, crash and are wrong.
+
+Nothing that was acknowledged is lost, no sound config is branded, and no process is left. Drivers
+are forks of this process, their workers real processes of support/lean_worker.py. PROMISES=200
+kills as many drivers.
+"""
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import lean_worker
+from support.faulty_kernel import Config, notes
+from support.sweeps import H100, SUBJECT, WORKLOAD, descendants, gone, soon
+
+from outblas.autotune.measure import isolated
+from outblas.autotune.measure.isolated import MeasureWorker
+from outblas.autotune.measure.processes import WorkerProcess
+from outblas.autotune.store.records import Trial
+from outblas.autotune.store.store import Store, StoreError
+from outblas.autotune.sweeps.tuner import Job, Outcome, tune
+from outblas.core.configs import from_text
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
+    pytest.mark.usefixtures("faulty_log"),
+]
+KILLS = int(os.environ.get("PROMISES", "20"))
+CONFIGS = 30
+
+
+class LeanWorker(MeasureWorker):
+    """A measuring worker whose process multiplies nothing."""
+
+    def _call(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        lean = getattr(lean_worker, function.__name__)
+        if function.__name__ in ("screen", "enter"):
+            return super()._call(seconds, lean, arguments[0][1])
+        if function.__name__ in ("race", "forget"):
+            texts = [text for _, text in arguments[0]]
+            return super()._call(seconds, lean, texts, *arguments[1:])
+        return super()._call(seconds, lean)
+
+
+@pytest.fixture(autouse=True)
+def lean_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        isolated,
+        "WorkerProcess",
+        lambda modules, **options: WorkerProcess([lean_worker.__name__], **options),
+    )
+    monkeypatch.setenv("FAULTY_CONFIGS", str(CONFIGS))
+    monkeypatch.setenv("FAULTY_SLEEP", "2")
+
+
+class AcknowledgingStore(Store):
+    """A store that notes in a file each trial whose storing has returned."""
+
+    acknowledged: Path
+
+    def add(self, trial: Trial, *, replace: bool = False) -> bool:
+        added = super().add(trial, replace=replace)
+        with self.acknowledged.open("a") as file:
+            file.write(f"{trial.config}\n")
+        return added
+
+
+def drive(path: Path, *, trial_seconds: float = 20.0, **options: Any) -> Outcome:
+    """Tunes all configs, in this process."""
+    AcknowledgingStore.acknowledged = path.with_suffix(".acknowledged")
+    with (
+        AcknowledgingStore(path) as store,
+        LeanWorker("cpu", trial_seconds=trial_seconds) as bench,
+    ):
+        return tune(Job((SUBJECT,), WORKLOAD, **options), H100, bench, None, store)
+
+
+def forked(function: Callable[..., object], *arguments: Any, **options: Any) -> int:
+    """Starts a process that calls a function, and ends with status 0, or 7 for a StoreError."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    with contextlib.suppress(BaseException):
+        try:
+            function(*arguments, **options)
+            status = 0
+        except StoreError:
+            status = 7
+    os._exit(status)
+
+
+def ended(process: int) -> int:
+    """Waits for the end of a process; returns its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.fixture
+def no_orphan() -> Iterator[None]:
+    """Nothing that a test has started outlives it."""
+    yield
+    assert soon(lambda: all(map(gone, descendants(os.getpid()))))
+
+
+def trials(path: Path) -> dict[str, Trial]:
+    with Store(path, read_only=True) as store:
+        return {trial.config: trial for trial in store.trials()}
+
+
+def check(path: Path) -> int:
+    """All that was acknowledged is there, and nothing is called guilty. Returns the number of
+    trials.
+    """
+    found = trials(path)
+    file = path.with_suffix(".acknowledged")
+    acknowledged = file.read_text().split() if file.exists() else []
+    assert set(acknowledged) <= set(found)
+    assert {trial.status for trial in found.values()} <= {"ok"}
+    return len(found)
+
+
+@pytest.mark.usefixtures("no_orphan")
+def test_killed_drivers_lose_nothing_and_leave_nothing(path: Path) -> None:
+    dice, places = random.Random(KILLS), Counter[int]()
+    for kill in range(KILLS):
+        driver = forked(drive, path)
+        time.sleep(dice.uniform(0.0, 1.2))
+        below = descendants(driver)
+        os.kill(driver, signal.SIGKILL)
+        ended(driver)
+        assert soon(lambda below=below: all(map(gone, below))), f"orphans after kill {kill}"
+        places[check(path)] += 1
+        if check(path) == CONFIGS:
+            for file in path.parent.glob(f"{path.stem}*"):
+                file.unlink()
+
+    assert len(places) > min(KILLS, 20) / 4, "all drivers were killed at the same place"
+    assert drive(path).finished
+    assert check(path) == CONFIGS
+
+
+@pytest.mark.usefixtures("no_orphan")
+def test_killed_workers_brand_no_config(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes below the driver, workers and their supervisors, are killed as the kernel does."""
+    monkeypatch.setenv("FAULTY_SLEEP", "50")
+    kills, over = 0, threading.Event()
+    dice = random.Random(KILLS)
+
+    def kill_workers() -> None:
+        nonlocal kills
+        while not over.wait(dice.uniform(0.3, 1.0)):
+            if below := [process for process in descendants(os.getpid()) if not gone(process)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(dice.choice(below), signal.SIGKILL)
+                    kills += 1
+
+    killer = threading.Thread(target=kill_workers)
+    killer.start()
+    try:
+        for number in range(100):
+            outcome = drive(path.with_name(f"{number}.sqlite"))
+            assert not outcome.failure
+            assert {trial.status for trial in outcome.trials} <= {"ok"}
+            assert len(outcome.trials) + len(outcome.unmeasured) == CONFIGS
+            if kills >= KILLS / 4:
+                break
+    finally:
+        over.set()
+        killer.join()
+    print(f"{kills} kills of workers")
+    assert kills >= KILLS / 4
+    assert drive(path.with_name("last.sqlite")).finished
+
+
+@pytest.mark.usefixtures("no_orphan")
+def test_faulty_configs_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "4")
+    monkeypatch.setenv("FAULTY_FAULTS", "hang segfault wrong")
+
+    outcome = drive(path, trial_seconds=2.0)
+
+    statuses = {from_text(Config, config).fault: t.status for config, t in trials(path).items()}
+    assert statuses == {"": "ok", "hang": "hang", "segfault": "crash", "wrong": "wrong"}
+    assert Counter(trial.status for trial in outcome.trials)["ok"] == 4
+    assert outcome.winner is not None
+    assert from_text(Config, outcome.winner.config).fault == ""
+
+
+@pytest.mark.usefixtures("no_orphan")
+def test_two_drivers_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_SLEEP", "60")
+    drivers = [forked(drive, path) for _ in range(2)]
+
+    assert [ended(driver) for driver in drivers] == [0, 0]
+    assert check(path) == CONFIGS
+    measured = Counter(note.config for note in notes())
+    assert set(measured.values()) == {1}, "a config was measured twice"
+    assert len({note.process for note in notes()}) == 2, "one driver did all the work"
+
+
+@pytest.mark.usefixtures("no_orphan")
+def test_a_full_disk_ends_a_sweep_which_goes_on_when_there_is_room(path: Path) -> None:
+    drive(path, trials=2)
+    size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+    def drive_with_little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, size + 8192))
+        drive(path)
+
+    assert ended(forked(drive_with_little_room)) == 7, "no StoreError"
+    assert 2 <= check(path) < CONFIGS
+    assert drive(path).finished
+    assert check(path) == CONFIGS

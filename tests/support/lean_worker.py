@@ -1,0 +1,75 @@
+"""What stands for `outblas.autotune.measure.worker` in tests that start many workers: it
+multiplies nothing, and its process needs no torch.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+CUBLAS_US = 100.0
+
+
+@dataclass(frozen=True)
+class Screened:
+    """As the worker's."""
+
+    status: str
+    reason: str = ""
+    us: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    clock_mhz: float | None = None
+    lost: bool = False
+
+
+class NotOpen(Exception):
+    """As the worker's."""
+
+
+NotOpen.__module__ = "outblas.autotune.measure.worker"
+_is_open = False
+
+
+def load() -> None:
+    pass
+
+
+def open_bench() -> float:
+    global _is_open
+    _is_open = True
+    return CUBLAS_US
+
+
+def screen(config: str) -> Screened:
+    fields = dict(field.split("=") for field in config.split(","))
+    if not _is_open:
+        raise NotOpen
+    with open(os.environ["FAULTY_LOG"], "a") as log:
+        log.write(f"{config} {os.getpid()} lean\n")
+    time.sleep(int(fields["sleep"]) / 1000)
+    match fields["fault"]:
+        case "hang":
+            time.sleep(1000)
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "wrong":
+            return Screened("wrong", "C[0, 0] is 1, expected 2", lost=True)
+    us = 50.0 + int(fields["number"])
+    ratio = CUBLAS_US / us
+    return Screened("ok", us=us, ratio=ratio, ratio_low=ratio, ratio_high=ratio)
+
+
+def enter(config: str) -> Screened:
+    if not _is_open:
+        raise NotOpen
+    return Screened("ok")
+
+
+def race(configs: list[str], rounds: int) -> tuple[list[float], list[list[float]]]:
+    return [CUBLAS_US] * rounds, [[50.0 + len(config)] * rounds for config in configs]
+
+
+def forget(configs: list[str]) -> None:
+    pass
