@@ -5,7 +5,7 @@ import dataclasses
 import doctest
 import inspect
 import textwrap
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,48 +48,30 @@ def raised(function: Any) -> set[str]:
     return {ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)}
 
 
-@pytest.fixture
-def run_example(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Public], tuple[int, str]]:
-    """Runs the examples of a docstring in an empty folder, with the defaults of every variable;
-    returns how many lines failed, and the report.
-    """
+@pytest.mark.parametrize(
+    "public",
+    [pytest.param(p, marks=pytest.mark.long if p.name == INDUCTOR else ()) for p in OBJECTS],
+    ids=name,
+)
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+def test_the_example_of_a_docstring_runs(
+    public: Public, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty folder, with the defaults of every variable."""
     monkeypatch.chdir(tmp_path)
     for variable in ("OUTBLAS_STRICT", "OUTBLAS_TUNE", "OUTBLAS_TUNE_BUDGET"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    examples = doctest.DocTestParser().get_doctest(
+        public.value.__doc__ or "", {"__name__": "__main__"}, public.name, None, 0
+    )
+    report: list[str] = []
+    settings = inductor_settings(external_matmul=[]) if public.name == INDUCTOR else nullcontext()
 
-    def run(public: Public) -> tuple[int, str]:
-        examples = doctest.DocTestParser().get_doctest(
-            public.value.__doc__ or "", {"__name__": "__main__"}, public.name, None, 0
-        )
-        report: list[str] = []
+    with settings:
         result = doctest.DocTestRunner(optionflags=FLAGS).run(examples, out=report.append)
-        return result.failed, "".join(report)
 
-    return run
-
-
-@pytest.mark.parametrize("public", [p for p in OBJECTS if p.name != INDUCTOR], ids=name)
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-def test_the_example_of_a_docstring_runs(
-    public: Public, run_example: Callable[[Public], tuple[int, str]]
-) -> None:
-    failed, report = run_example(public)
-
-    assert not failed, report
-
-
-@pytest.mark.long  # Inductor takes seconds to import
-def test_the_example_for_inductor_runs(
-    run_example: Callable[[Public], tuple[int, str]],
-) -> None:
-    public = next(public for public in OBJECTS if public.name == INDUCTOR)
-    with inductor_settings(external_matmul=[]):
-        failed, report = run_example(public)
-
-    assert not failed, report
+    assert not result.failed, "".join(report)
 
 
 FUNCTIONS = [each for each in [*OBJECTS, *METHODS] if not isinstance(each.value, type | property)]

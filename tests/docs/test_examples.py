@@ -19,49 +19,28 @@ PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 LONG = {"compile_and_export", "patch_hugging_face", "patch_vit", "tune_my_shapes", "whole_models"}
 NEED_TRANSFORMERS = {"patch_hugging_face", "patch_vit", "whole_models"}
 
-# Options with which a program runs once more, and something that it then prints.
-OPTIONS = [
+# Programs, the options with which they run, and something that they print then.
+RUNS: list[tuple[str, tuple[str, ...], str]] = [
+    *((name, (), "") for name in PROGRAMS),
     ("patch_hugging_face", ("--model", "gpt2"), "1 layers swapped"),
     ("read_the_ladder", ("--ladder", "simt"), "simt.pipelined"),
     ("read_the_ladder", ("--rung", "hopper.large_tile"), "Why it pays"),
 ]
 
 
-def _case(name: str, *values: object) -> object:
+def _marks(name: str) -> list[pytest.MarkDecorator]:
     marks = [pytest.mark.long] if name in LONG else []
     if name in NEED_TRANSFORMERS and importlib.util.find_spec("transformers") is None:
         marks.append(pytest.mark.skip(reason="transformers is not installed: the extra `test`"))
-    return pytest.param(name, *values, marks=marks, id="-".join((name, *map(str, values[:-1]))))
-
-
-def _run(
-    name: str, options: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Runs a program in an empty folder, as `python examples/NAME.py` would."""
-    path = EXAMPLES / f"{name}.py"
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [str(path), *options])
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nothing is to be downloaded
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as end:
-        assert end.code == 0, name
+    return marks
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [_case(name) for name in PROGRAMS])
+@pytest.mark.parametrize(
+    ("name", "options", "printed"),
+    [pytest.param(*run, marks=_marks(run[0]), id="-".join((run[0], *run[1]))) for run in RUNS],
+)
 def test_an_example_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _run(name, (), tmp_path, monkeypatch)
-
-    assert capsys.readouterr().out, f"{name} printed nothing"
-    assert not list(tmp_path.iterdir()), f"{name} left files in the folder where it ran"
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "options", "printed"), [_case(*each) for each in OPTIONS])
-def test_an_example_takes_options(
     name: str,
     options: tuple[str, ...],
     printed: str,
@@ -69,9 +48,20 @@ def test_an_example_takes_options(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _run(name, options, tmp_path, monkeypatch)
+    """In an empty folder, as `python examples/NAME.py` would."""
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path), *options])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nothing is to be downloaded
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        assert end.code == 0, name
 
-    assert printed in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert output
+    assert printed in output
+    assert not list(tmp_path.iterdir()), "it left files in the folder where it ran"
 
 
 def test_the_list_of_examples_names_each_once() -> None:

@@ -3,7 +3,7 @@
 import ast
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from outblas.cli import app
 pytest_plugins = ("support.batch_invariance",)
 pytestmark = pytest.mark.usefixtures("no_context_before")  # a page enters a context
 
-ROOT_COMMAND: Any = get_command(app)
 PAGES = pages.pages()
 BLOCKS = [block for page in PAGES for block in pages.blocks(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
@@ -86,67 +85,45 @@ def test_python_that_does_not_run_here_is_python(block: pages.Block) -> None:
 def test_commands_that_do_not_run_here_have_options_that_exist(block: pages.Block) -> None:
     for program, *arguments in block.commands():
         if program == "outblas":
-            command: Any = ROOT_COMMAND
+            command: Any = get_command(app)
             while isinstance(command, TyperGroup):
                 command = command.commands[arguments.pop(0)]
 
             command.make_context(program, arguments)  # raises where an option is unknown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_blocks_say_how_they_are_tested(page: Path) -> None:
-    wrong = [f"{b.id}: {b.unknown}" for b in pages.blocks(page) if b.unknown]
-
-    assert not wrong
+def test_blocks_say_how_they_are_tested() -> None:
+    assert [f"{block.id}: {block.unknown}" for block in BLOCKS if block.unknown] == []
 
 
 # ---- on a GPU, where a page's commands may take minutes
-on_a_gpu = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1200)]
-pythons = [pytest.param(b, marks=on_a_gpu, id=b.id) for b in PYTHON if b.needs_gpu]
-consoles = [
-    pytest.param(page, marks=on_a_gpu, id=name(page))
-    for page in dict.fromkeys(b.page for b in CONSOLE if b.needs_gpu)
-]
-# What stands for many shapes, which would take an hour on all pages together.
 FEW_SHAPES = {"suite": "512,16x4096x4096", "decode:llama-3-8b": "1x4096x4096,64x4096x4096"}
 
 
 def shortened(words: list[str]) -> list[str]:
     """A command that takes seconds: a few shapes of many, and a budget of 20 s."""
-    values: dict[str, Callable[[str, str], str]] = {
-        "--shapes": FEW_SHAPES.get,
-        "--budget": lambda *_: "20s",
-    }
-    return [
-        values[option](word, word) if option in values else word
-        for option, word in itertools.pairwise(["", *words])
-    ]
+    for at, (option, value) in enumerate(itertools.pairwise(words), 1):
+        if option == "--shapes":
+            words[at] = FEW_SHAPES.get(value, value)
+        elif option == "--budget":
+            words[at] = "20s"
+    return words
 
 
-@pytest.mark.parametrize("block", pythons)
-def test_python_for_a_gpu_runs(block: pages.Block, elsewhere: Path) -> None:
-    """After the blocks above it, as a reader would run them."""
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", dict.fromkeys(b.page for b in BLOCKS if b.needs_gpu), ids=name)
+def test_the_blocks_of_a_page_run_on_a_gpu(page: Path, elsewhere: Path) -> None:
+    """In one folder and with one set of names, for some read what others make."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    pages.write_modules(block.page)
-    for each in pages.blocks(block.page):
-        if each.language == "python" and (each.is_run or each.needs_gpu):
-            exec(compile(each.text, str(each.page), "exec"), names)
-        if each == block:
-            return
-
-
-@pytest.mark.parametrize("page", consoles)
-def test_commands_for_a_gpu_run(page: Path, elsewhere: Path) -> None:
-    """In one folder, for some read what others save."""
+    pages.write_modules(page)
     for block in pages.blocks(page):
-        if block.language != "console" or not block.needs_gpu:
-            continue
-        for words in map(shortened, block.commands()):
-            result = commands.invoke(*words[1:])
+        if block.language == "python" and (block.is_run or block.needs_gpu):
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.language == "console" and block.needs_gpu:
+            for words in map(shortened, block.commands()):
+                done = commands.invoke(*words[1:])
 
-            compared = (
-                "--against" in words and "fell: " in result.output
-            )  # a slower run is no fault
-            assert result.exit_code == 0 or compared, (
-                f"{block.id}: {' '.join(words)}\n{result.output}"
-            )
+                compared = "--against" in words and "fell: " in done.output  # no fault of the page
+                assert done.exit_code == 0 or compared, f"{block.id}: {words}\n{done.output}"
