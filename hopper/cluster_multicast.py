@@ -21,10 +21,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..core.registry import Kernel
 from . import lean_barriers
-from .core import entry
-from .core.config import WARPGROUP
-from .core.pipeline import jitter
-from .core.records import ClusterCoord, Cta, WarpContext
+from .parts import entry
+from .parts.config import WARPGROUP
+from .parts.pipeline import jitter
+from .parts.records import ClusterCoord, Cta, WarpContext
 
 
 @dataclass(frozen=True)

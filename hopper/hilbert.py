@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..core.registry import Kernel
 from . import tma_store
-from .core import entry
+from .parts import entry
 
 
 @dataclass(frozen=True)

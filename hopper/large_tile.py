@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..core.registry import Kernel
 from . import tma_wgmma
-from .core import entry
+from .parts import entry
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from cutlass import Int32
 
 from ..core.registry import Kernel
 from . import persistent
-from .core import entry
-from .core.config import WARPGROUP
-from .core.pipeline import Pipeline, PipelineState, jitter
+from .parts import entry
+from .parts.config import WARPGROUP
+from .parts.pipeline import Pipeline, PipelineState, jitter
 
 Config = persistent.Config
 

@@ -24,9 +24,9 @@ import cutlass.cute as cute
 
 from ..core.registry import Kernel
 from . import two_consumers
-from .core import entry, roles
-from .core.pipeline import Pipeline
-from .core.records import Cta, WarpContext
+from .parts import entry, roles
+from .parts.pipeline import Pipeline
+from .parts.records import Cta, WarpContext
 
 
 @dataclass(frozen=True)

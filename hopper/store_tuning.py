@@ -26,9 +26,9 @@ from cutlass.cute.nvgpu import StoreCacheMode
 
 from ..core.registry import Kernel
 from . import cluster_multicast
-from .core import entry, roles
-from .core.phase_clock import STORE, lap
-from .core.records import Cta, MmaFragments
+from .parts import entry, roles
+from .parts.phase_clock import STORE, lap
+from .parts.records import Cta, MmaFragments
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Why it pays: TMA writes whole lines, computes addresses and edges itself, and le
     on at once: they store for 900 cycles a tile where the parent's take 2100. That is worth 0.5% at
     4096 and 1% at 8192.
 
-    Two rules keep it right (`core.epilogue_store`). Every thread fences its writes for the async
+    Two rules keep it right (`parts.epilogue_store`). Every thread fences its writes for the async
     proxy before the store is issued, and a buffer is written again only when the store that reads
     it has done so.
 
@@ -24,9 +24,9 @@ import cutlass.cute as cute
 
 from ..core.registry import Kernel
 from . import store_tuning
-from .core import entry, epilogue_store
-from .core.config import SUBTILE_N
-from .core.records import Cta
+from .parts import entry, epilogue_store
+from .parts.config import SUBTILE_N
+from .parts.records import Cta
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
 from ..core.registry import Kernel
-from .core import entry, roles
-from .core.base import HopperGemm
-from .core.config import HopperConfig
-from .core.phase_clock import LOAD, TENSOR, lap
-from .core.pipeline import Pipeline
-from .core.records import Cta, WarpRole
+from .parts import entry, roles
+from .parts.base import HopperGemm
+from .parts.config import HopperConfig
+from .parts.phase_clock import LOAD, TENSOR, lap
+from .parts.pipeline import Pipeline
+from .parts.records import Cta, WarpRole
 
 Config = HopperConfig
 

@@ -23,7 +23,7 @@ import cutlass.cute as cute
 
 from ..core.registry import Kernel
 from . import warp_specialized
-from .core import entry
+from .parts import entry
 
 
 @dataclass(frozen=True)

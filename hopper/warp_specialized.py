@@ -4,7 +4,7 @@ Idea: one warpgroup only loads, another only multiplies, and a pipeline of stage
 Parent: hopper.large_tile
 Changes: the body splits into `producer` and `consumer`. There are five stages, each with a second
     barrier, "empty", in addition to "full". Every thread that waits on a barrier also arrives at
-    it, as with cuda::barrier (`core.pipeline.TokenPipeline`).
+    it, as with cuda::barrier (`parts.pipeline.TokenPipeline`).
 Why it pays: TMA fills up to five k tiles ahead while wgmma reads, so that latency is paid once a
     tile and not once a k tile. The kernel reaches 0.70 of cuBLAS at 4096, 1.07 of its parent.
 
@@ -24,9 +24,9 @@ import cutlass.cute as cute
 
 from ..core.registry import Kernel
 from . import large_tile
-from .core import entry, roles
-from .core.pipeline import Pipeline, TokenPipeline
-from .core.records import Cta, WarpRole
+from .parts import entry, roles
+from .parts.pipeline import Pipeline, TokenPipeline
+from .parts.records import Cta, WarpRole
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from typing import Any
 from ...core.grouped import GroupedProblem
 from ...core.machines import Machine
 from ...core.space import Footprint, Space
-from ...hopper.core.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
-from ...hopper.core.search_space import footprint_of
+from ...hopper.gemm import group_host as host
+from ...hopper.gemm import group_variant as variant
 from ...hopper.gemm import heuristic, rule_tiles, term_mask
+from ...hopper.gemm.group_kernel import Grouped
 from ...hopper.gemm.kernel import Config as Config
-from ...hopper.grouped import host, variant
-from ...hopper.grouped.kernel import Grouped
-from ...hopper.grouped.traits import CAPACITIES
+from ...hopper.gemm.traits import CAPACITIES
+from ...hopper.parts.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
+from ...hopper.parts.search_space import footprint_of
 
 GROUPED = True  # that it takes problems of groups
 # tile_m, consumers

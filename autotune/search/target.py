@@ -66,7 +66,7 @@ class TuneTarget:
 
 
 # The kernel of grouped products, which is in no ladder. Its module stands for its sources.
-HOPPER_GROUPED = TuneTarget("hopper.grouped", "outblas.hopper.grouped.host")
+HOPPER_GROUPED = TuneTarget("hopper.grouped", "outblas.hopper.gemm.group_host")
 
 
 def registered(name: str) -> TuneTarget | None:

@@ -17,8 +17,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ...core.fp8 import BLOCK
-from ..core import config as config_module
-from ..core.config import WARPGROUP
+from ..parts import config as config_module
+from ..parts.config import WARPGROUP
 from .records import Consumer, Cta
 from .row_group import RowGroup, in_order
 from .scale_layout import GRANULE

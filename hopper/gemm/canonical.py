@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ...core.epilogue import View
 from ...core.problem import Problem, transposed, transposed_strides, with_row_major_output
-from ..core import host
-from ..core.config import HopperConfig
+from ..parts import host
+from ..parts.config import HopperConfig
 from . import operand_copies
 
 

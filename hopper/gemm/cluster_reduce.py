@@ -21,8 +21,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.config import WARPGROUP
-from ..core.roles import sync_consumer
+from ..parts.config import WARPGROUP
+from ..parts.roles import sync_consumer
 from .records import ClusterReduction, Consumer, Cta
 
 VECTOR = 4  # floats that a thread sends at once; the vectors of a warpgroup are contiguous

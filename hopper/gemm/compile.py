@@ -8,8 +8,8 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from ..core import compile
-from ..core.config import SUBTILE_BYTES, stage_scales
+from ..parts import compile
+from ..parts.config import SUBTILE_BYTES, stage_scales
 from . import epilogue_store, epilogue_tile
 from .canonical import view_of_caller
 from .variant import EPILOGUE_TENSORS, Variant

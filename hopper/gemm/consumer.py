@@ -11,10 +11,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import StoreCacheMode, warpgroup
 from cutlass.utils import hopper_helpers
 
-from ..core import roles
-from ..core.config import WARPGROUP
-from ..core.pipeline import PipelineState
-from ..core.records import MmaFragments, TiledMmas
+from ..parts import roles
+from ..parts.config import WARPGROUP
+from ..parts.pipeline import PipelineState
+from ..parts.records import MmaFragments, TiledMmas
 from . import (
     cluster_reduce,
     epilogue_load,

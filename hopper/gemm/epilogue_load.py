@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from ..core.config import WARPGROUP
-from ..core.pipeline import PipelineState
-from ..core.records import NamedBarrier
-from ..core.roles import sync_consumer
+from ..parts.config import WARPGROUP
+from ..parts.pipeline import PipelineState
+from ..parts.records import NamedBarrier
+from ..parts.roles import sync_consumer
 from . import epilogue_tile
 from .pipeline import GroupPipeline
 from .records import Consumer, EpilogueSource

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Uint32
 
-from ..core.config import WARPGROUP
+from ..parts.config import WARPGROUP
 from .records import Consumer, Cta, Epilogue
 from .tile_scheduler import WorkTile
 

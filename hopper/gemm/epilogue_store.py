@@ -1,10 +1,10 @@
-"""Stores C of `hopper.gemm` through shared memory. It extends `core.epilogue_store` to tiles of any
-width and to C by rows or by columns.
+"""Stores C of `hopper.gemm` through shared memory. It extends `parts.epilogue_store` to tiles of
+any width and to C by rows or by columns.
 
 An epilogue subtile has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest
 tile has. Where subtiles do not divide a tile's width, the last one overlaps its neighbour: both
 write the same values there, and a single TMA box serves every width. The contract of a buffer is
-that of `core.epilogue_store`.
+that of `parts.epilogue_store`.
 
 `epilogue_math` computes the outputs from the accumulators; `epilogue_load` loads a source that has
 C's layout.
@@ -20,11 +20,11 @@ from cutlass import Float32, Uint32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
-from ..core.config import WARPGROUP
-from ..core.epilogue_store import wait_stores_read
-from ..core.pipeline import PipelineState
-from ..core.records import NamedBarrier
-from ..core.roles import sync_consumer
+from ..parts.config import WARPGROUP
+from ..parts.epilogue_store import wait_stores_read
+from ..parts.pipeline import PipelineState
+from ..parts.records import NamedBarrier
+from ..parts.roles import sync_consumer
 from . import block_quantize, epilogue_load, epilogue_math, row_stores
 from .epilogue_tile import subtile_columns, subtiles, tile_of
 from .pipeline import GroupPipeline

@@ -43,8 +43,8 @@ from ...core.problem import Launch
 from ...device import driver, raster
 from ...runtime import fallback
 from ...runtime.cuda_graphs import capturing
-from ..core import tile_order
-from ..core.config import HopperConfig
+from ..parts import tile_order
+from ..parts.config import HopperConfig
 from . import smid_probe
 
 BAND = 4  # rows of tiles in a band: the sixteen tiles of a GPC form about 4 x 4

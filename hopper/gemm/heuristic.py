@@ -13,8 +13,8 @@ from ...core import fp8
 from ...core.epilogue import NONE
 from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
-from ..core.config import HopperConfig
-from ..core.config_limits import block_scaled_reason, gated_reason, quantized_reason
+from ..parts.config import HopperConfig
+from ..parts.config_limits import block_scaled_reason, gated_reason, quantized_reason
 from . import operand_copies
 from .rule_cycles import FEW, HELD, ONE_TILE, QUANTIZE_CYCLES, Call, ConfigCycles
 from .rule_cycles import Rates as Rates

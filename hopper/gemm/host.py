@@ -11,15 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from ...core import fp8, machines
+from ...core import fp8
 from ...core.artifact import Artifact
 from ...core.problem import Launch, Problem
 from ...core.sm_carveout import usable
-from ..core import bounds, compile, tile_order
-from ..core.config import HopperConfig
-from ..core.config_limits import (
+from ..parts import bounds, compile, tile_order
+from ..parts.config import HopperConfig
+from ..parts.config_limits import (
     block_scaled_reason,
     gated_reason,
     promoted_reason,
@@ -29,6 +27,7 @@ from . import gpc_placement, heuristic, operand_copies, packed, rule_cycles, sea
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
 from .launcher import launcher
+from .rule_cycles import device_rates
 from .schedule import tile_grid, tile_schedule
 from .variant import Rung, Variant, example_variant, variant_of
 
@@ -194,17 +193,6 @@ def quantizes(rung: Rung, problem: Problem) -> bool:
     return heuristic.quantizes(problem, device_rates(problem.device), rung.config)
 
 
-@functools.cache
-def device_rates(device: torch.device) -> rule_cycles.Rates:
-    """Returns the rates of a device: those of an H100, with the device's own SMs, where no table
-    lists it, or there is no device.
-    """
-    name = torch.cuda.get_device_properties(device).name if torch.cuda.is_available() else ""
-    machine = machines.of_device(name)
-    known = rule_cycles.rates(machine) if machine else rule_cycles.Rates()
-    return known._replace(sms=tile_order.clusters(device, 0, 1))
-
-
 def load(rung: Rung, variant: Variant) -> Callable[..., None]:
     """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
     return compile.load(variant, lambda: compile_variant(rung.gemm, variant))
@@ -221,7 +209,7 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """Compiles what `plan` would launch for aligned operands and a row-major output on a GPU of 132
-    SMs; needs no GPU. The arguments and errors are those of `hopper.core.compile.artifact`.
+    SMs; needs no GPU. The arguments and errors are those of `hopper.parts.compile.artifact`.
     """
     return compile.artifact(
         "hopper.gemm",

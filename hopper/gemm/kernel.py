@@ -14,11 +14,11 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from .. import hilbert, tma_store
-from ..core import epilogue_store as core_epilogue_store
-from ..core.base import check_stage_bytes
-from ..core.config import MAX_STAGES, WARPGROUP, HopperConfig
-from ..core.config_limits import invalid_reason
-from ..core.records import TmaOperand, WarpContext, WarpRole
+from ..parts import epilogue_store as core_epilogue_store
+from ..parts.base import check_stage_bytes
+from ..parts.config import MAX_STAGES, WARPGROUP, HopperConfig
+from ..parts.config_limits import invalid_reason
+from ..parts.records import TmaOperand, WarpContext, WarpRole
 from . import (
     block_scales,
     cluster_reduce,

@@ -14,7 +14,7 @@ import torch
 from ...core import ffi_call
 from ...core.ffi_call import FfiArgument, FfiCall, FfiView
 from ...core.problem import Launch
-from ..core.host import view
+from ..parts.host import view
 from . import operand_copies, workspace
 from .canonical import CanonicalProblem, MatrixViews, TensorView, batch_offset
 from .schedule import TileSchedule

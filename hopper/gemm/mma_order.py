@@ -6,8 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.config import WARPGROUP
-from ..core.records import NamedBarrier
+from ..parts.config import WARPGROUP
+from ..parts.records import NamedBarrier
 from .records import Consumer, Cta
 
 

@@ -10,8 +10,8 @@ import torch
 from ...core.problem import Problem, Strides, with_row_major_output
 from ...core.tensor_memory import LINE
 from ...device import l2
-from ..core import host
-from ..core.config import HopperConfig
+from ..parts import host
+from ..parts.config import HopperConfig
 
 _LINE_ELEMENTS = LINE // 2
 _GRANULE = 8  # elements in the 16 bytes that TMA requires

@@ -1,14 +1,19 @@
-"""What `hopper.gemm` compiles for a product on a GPU that need not be there: for packs."""
+"""What `hopper.gemm` and `hopper.grouped` compile for a GPU that need not be there: for packs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from ...core.grouped import GroupedProblem
 from ...core.machines import Machine
 from ...core.problem import Problem
-from ..core import compile
-from ..core.config import HopperConfig
-from . import gpc_placement, heuristic, smid_probe
+from ..parts import compile
+from ..parts.config import HopperConfig
+from . import gpc_placement, group_layouts, heuristic, smid_probe
 from .compile import compile_variant
+from .group_host import config_for, gathers_before
+from .group_variant import GroupedVariant, variant_of
+from .group_variant import compile_variant as compile_group_variant
 from .variant import Rung, Variant, example_variant
 
 Compiled = Variant | smid_probe.Variant
@@ -53,3 +58,37 @@ def keep(rung: Rung, variant: Compiled) -> dict[str, object]:
 
     compile.keep(variant, build)
     return variant.cache_key_fields
+
+
+# ---- groups
+def group_problem(problem: GroupedProblem) -> GroupedProblem:
+    """Returns the product that a call launches: one whose rows were gathered into memory before,
+    where `host.run` does so.
+    """
+    if not gathers_before(problem):
+        return problem
+    vector = 8 if problem.scales is None else 16
+    row = -(-problem.K // vector) * vector
+    alignment = (16, *problem.alignment[1:])
+    plain = replace(problem, a=(row, 1), gathers=False, rows_of_a=problem.M, alignment=alignment)
+    if problem.scales is None:
+        return plain
+    scales = problem.scales
+    by_columns = replace(scales, a=(0, 1, problem.M), alignment=(16, scales.alignment[1]))
+    return replace(plain, scales=by_columns)
+
+
+def group_variant_on(
+    problem: GroupedProblem, config: HopperConfig | None, machine: Machine
+) -> GroupedVariant:
+    """Returns the kernel that a supported product launches on a GPU. `config`: None for the
+    kernel's own choice there.
+    """
+    problem = group_layouts.in_words(problem)
+    return variant_of(problem, config or config_for(problem, heuristic.rates(machine)))
+
+
+def keep_group(made: GroupedVariant) -> dict[str, object]:
+    """Compiles a kernel onto disk, without a GPU, and returns the facts that it is found by."""
+    compile.keep(made, lambda: compile_group_variant(made))
+    return made.cache_key_fields

@@ -14,8 +14,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .. import cluster_multicast
-from ..core.config import WARPGROUP
-from ..core.pipeline import PipelineState, jitter
+from ..parts.config import WARPGROUP
+from ..parts.pipeline import PipelineState, jitter
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ...core import fp8
-from ..core.pipeline import PipelineState
+from ..parts.pipeline import PipelineState
 from . import block_scales
 from .pipeline import GroupPipeline
 from .records import Consumer, Cta, TileMma

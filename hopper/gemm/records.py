@@ -1,14 +1,14 @@
 """Typed records of the device code of `hopper.gemm`. Records that the kernel takes as arguments are
-NamedTuples, which the DSL flattens; the others are created on the device and frozen (`core.records`
-explains why).
+NamedTuples, which the DSL flattens; the others are created on the device and frozen, as
+`parts.records` explains.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..core import records
-from ..core.config import HopperConfig
-from ..core.records import MmaFragments, WarpContext
+from ..parts import records
+from ..parts.config import HopperConfig
+from ..parts.records import MmaFragments, WarpContext
 from .traits import KernelTraits
 
 

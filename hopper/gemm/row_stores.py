@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.config import WARPGROUP
+from ..parts.config import WARPGROUP
 from .epilogue_math import EpilogueTile
 
 

@@ -1,16 +1,19 @@
 """The model of the rule: how many cycles a config of `hopper.gemm` takes for a call."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from ...core import machines
 from ...core.machines import Machine
 from ...core.problem import Problem
 from ...device import clusters
-from ..core import tile_order
-from ..core.config import HopperConfig
+from ..parts import tile_order
+from ..parts.config import HopperConfig
 from . import operand_copies
 
 # The model's constants. Those for the start of a call and for GPC-local loads come from time stamps
@@ -75,6 +78,17 @@ def rates(machine: Machine) -> Rates:
         1e3 * machine.dram_gbs / machine.boost_mhz,
         machine.l2_bytes,
     )
+
+
+@functools.cache
+def device_rates(device: torch.device) -> Rates:
+    """Returns the rates of a device: those of an H100, with the device's own SMs, where no table
+    lists it, or there is no device.
+    """
+    name = torch.cuda.get_device_properties(device).name if torch.cuda.is_available() else ""
+    machine = machines.of_device(name)
+    listed = rates(machine) if machine else Rates()
+    return listed._replace(sms=tile_order.clusters(device, 0, 1))
 
 
 class Call(NamedTuple):

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from ..core.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig
-from ..core.config_limits import gated_reason
+from ..parts.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig
+from ..parts.config_limits import gated_reason
 from .rule_cycles import ConfigCycles, VariableWidths
 
 # tile_m, consumers, cluster_m, cluster_n, swap, and widths. Pingpong is left to tuning.

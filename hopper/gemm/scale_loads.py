@@ -12,8 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..core.config import WARPGROUP
-from ..core.pipeline import PipelineState, jitter
+from ..parts.config import WARPGROUP
+from ..parts.pipeline import PipelineState, jitter
 from .block_scales import address, column_scales, of_work, stage_scales
 from .pipeline import GroupPipeline
 from .records import Cta

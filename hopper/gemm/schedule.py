@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from ...core.problem import Problem
-from ..core import tile_order
-from ..core.config import WARPGROUP, HopperConfig
+from ..parts import tile_order
+from ..parts.config import WARPGROUP, HopperConfig
 from . import gpc_placement
 from .traits import KernelTraits
 

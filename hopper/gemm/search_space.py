@@ -10,10 +10,10 @@ from ...core.machines import Machine
 from ...core.problem import Problem, with_row_major_output
 from ...core.space import Footprint, LazySpace, Space
 from ...core.tensor_memory import LINE
-from ..core import tile_order
-from ..core.config import HopperConfig, compile_key
-from ..core.config_limits import gated_reason
-from ..core.search_space import Unsupported, footprint_of
+from ..parts import tile_order
+from ..parts.config import HopperConfig, compile_key
+from ..parts.config_limits import gated_reason
+from ..parts.search_space import Unsupported, footprint_of
 from . import heuristic, operand_copies, rule_tiles
 from .rule_cycles import FEW
 

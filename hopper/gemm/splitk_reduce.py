@@ -16,9 +16,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp, LoadCacheMode
 
-from ..core.config import WARPGROUP
-from ..core.records import NamedBarrier
-from ..core.roles import sync_consumer
+from ..parts.config import WARPGROUP
+from ..parts.records import NamedBarrier
+from ..parts.roles import sync_consumer
 from .records import Consumer, SplitKReduction
 from .tile_scheduler import KPartition
 

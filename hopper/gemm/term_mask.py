@@ -15,10 +15,10 @@ import math
 import cutlass
 import cutlass.cute as cute
 
-from ..core import roles
-from ..core.config import WARPGROUP
-from ..core.pipeline import PipelineState
-from ..core.records import NamedBarrier
+from ..parts import roles
+from ..parts.config import WARPGROUP
+from ..parts.pipeline import PipelineState
+from ..parts.records import NamedBarrier
 from .pipeline import GroupPipeline
 from .records import Consumer, Cta, TileMma
 

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from ..core.pipeline import PipelineState
+from ..parts.pipeline import PipelineState
 from . import scale_loads
 from .pipeline import GroupPipeline
 from .records import Cta

@@ -9,8 +9,8 @@ from ...core import fp8
 from ...core.epilogue import TENSORS, View
 from ...core.problem import Problem
 from ...device import clusters
-from ..core import compile
-from ..core.config import HopperConfig, compile_key
+from ..parts import compile
+from ..parts.config import HopperConfig, compile_key
 from . import epilogue_load, epilogue_math, epilogue_store, scale_layout
 from .canonical import CanonicalProblem, TensorView, canonicalize, operand_strides, output_strides
 from .schedule import TileGrid, tile_grid

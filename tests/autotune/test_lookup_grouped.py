@@ -18,7 +18,7 @@ from outblas.core.configs import to_text
 from outblas.core.epilogue import Epilogue
 from outblas.core.grouped import GroupedProblem
 from outblas.core.grouped_scales import BlockScales
-from outblas.hopper.grouped import host
+from outblas.hopper.gemm import group_host as host
 
 ROWS = Workload(4096, 1536, 2048, grouping="128")
 TERMS = Workload(2048, 1536, 4096, layout="tn", grouping="128:terms")

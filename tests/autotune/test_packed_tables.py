@@ -23,9 +23,9 @@ from outblas.core import pack
 from outblas.core.configs import to_text
 from outblas.core.grouped import GroupedProblem
 from outblas.device import triton_variant
-from outblas.hopper.core.compile import toolchain_fields
+from outblas.hopper.parts.compile import toolchain_fields
 from outblas.hopper.gemm.kernel import Config
-from outblas.hopper.grouped import host as grouped_host
+from outblas.hopper.gemm import group_host as grouped_host
 from outblas.kernels.portable_config import PortableConfig
 
 LINES = ["100-200x512x512 bfloat16 nt", "128x512x512 bfloat16 nt bias"]

@@ -14,7 +14,7 @@ from outblas.autotune.search import gpu
 from outblas.autotune.store.store import Store
 from outblas.core import configs
 from outblas.hopper import gemm
-from outblas.hopper.core.config_limits import gated_reason
+from outblas.hopper.parts.config_limits import gated_reason
 from outblas.runtime import launcher
 
 

@@ -19,7 +19,7 @@ from outblas.core.artifact import example
 from outblas.core.shapes import LAYOUTS
 from outblas.core.space import Space
 from outblas.hopper import gemm
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.call import Call, Run
 from outblas.verify.cases import ADDENDS, Case
 from outblas.verify.kernels import caller

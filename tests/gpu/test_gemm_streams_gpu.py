@@ -19,7 +19,7 @@ import outblas
 from outblas.core import configs
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.gemm import workspace
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case

@@ -13,7 +13,7 @@ from support.probed_gpu import unprobed_context
 from outblas.core.problem import problem
 from outblas.device import driver
 from outblas.hopper import gemm
-from outblas.hopper.core import compile
+from outblas.hopper.parts import compile
 from outblas.hopper.gemm import gpc_placement, smid_probe
 from outblas.hopper.gemm.kernel import Config
 

@@ -14,7 +14,7 @@ import outblas
 from outblas.core import grouped
 from outblas.core.epilogue import glu_split
 from outblas.core.grouped import Form, GroupedTensors
-from outblas.hopper.grouped import host
+from outblas.hopper.gemm import group_host as host
 
 Tensor = torch.Tensor
 

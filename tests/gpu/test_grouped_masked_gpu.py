@@ -12,7 +12,7 @@ import outblas
 from outblas.core import grouped
 from outblas.core.epilogue import composed, glu_split
 from outblas.core.grouped import GroupedTensors
-from outblas.hopper.grouped import host
+from outblas.hopper.gemm import group_host as host
 from outblas.kernels import grouped as portable
 from outblas.runtime.hooks import GroupedKernels
 

@@ -13,7 +13,7 @@ from support import sanitizer
 
 import outblas
 from outblas.core import registry
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.cases import Case
 from outblas.verify.kernels import caller, check
 from outblas.verify.oracle import determinism

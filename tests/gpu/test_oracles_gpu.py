@@ -456,7 +456,7 @@ print(len(built))
 def test_eight_cold_processes_compile_each_key_once(tmp_path: Path) -> None:
     code = f"""
 import torch, outblas
-from outblas.hopper.core import host
+from outblas.hopper.parts import host
 compile_variant = host.compile_variant
 def logged(gemm, variant, *options):
     with open({str(tmp_path / "log")!r}, "a") as log:

@@ -13,9 +13,9 @@ import outblas
 from outblas.core.grouped import describe
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.core import tile_order
+from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm import host as gemm_host
-from outblas.hopper.grouped import host as grouped_host
+from outblas.hopper.parts import tile_order
 
 BF16 = torch.bfloat16
 

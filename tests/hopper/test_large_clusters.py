@@ -17,9 +17,9 @@ from outblas.core.grouped import describe
 from outblas.core.problem import Problem
 from outblas.device import driver
 from outblas.hopper import gemm
-from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm import smid_probe
-from outblas.hopper.grouped import host as grouped_host
+from outblas.hopper.parts import compile, tile_order
 
 # One tile each, several waves of whole tiles, and several of partitions of K.
 SMALL, LARGE, DEEP = product(64, 64, 4096), product(8192, 8192, 4096), product(4096, 2048, 8192)

@@ -32,11 +32,11 @@ from protocol.schedules import (
 )
 
 from outblas.core.registry import LADDERS
-from outblas.hopper.core.compile import NUMERIC
-from outblas.hopper.core.config import STAGGERS
-from outblas.hopper.core.config_limits import gated_reason
 from outblas.hopper.gemm import epilogue_store, rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
+from outblas.hopper.parts.compile import NUMERIC
+from outblas.hopper.parts.config import STAGGERS
+from outblas.hopper.parts.config_limits import gated_reason
 
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "56"))
 

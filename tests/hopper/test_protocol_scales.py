@@ -24,9 +24,9 @@ from protocol.schedules import (
 )
 
 from outblas.core import fp8
-from outblas.hopper.core.config_limits import block_scaled_reason, gated_reason, promoted_reason
 from outblas.hopper.gemm import rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
+from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, promoted_reason
 
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "56")) // 2
 

@@ -31,9 +31,9 @@ from outblas.core.shapes import LAYERS
 from outblas.device import driver, rung
 from outblas.device.triton_variant import TritonVariant
 from outblas.hopper import grouped
-from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm import host, smid_probe
-from outblas.hopper.grouped import host as grouped_host
+from outblas.hopper.parts import compile, tile_order
 from outblas.kernels import portable
 from outblas.packing import build, examples
 from outblas.packing.products import of_model

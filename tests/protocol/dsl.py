@@ -42,7 +42,7 @@ __all__ = ["GlobalTensor", "Matrix", "Modules", "Numeric", "Table", "content", "
 
 FOLDER = Path(outblas.hopper.__file__).parent
 # Modules that the kernels import as they are: configs and the host's side.
-PLAIN = {"core.config", "core.entry"}
+PLAIN = {"parts.config", "parts.entry"}
 
 
 def use(on: "Launch") -> None:
@@ -504,12 +504,12 @@ def compiled(source, path):
 def adapt(name, module):
     """Puts the model's functions in place of some of a module that was made."""
     match name:
-        case "core.pipeline":
+        case "parts.pipeline":
             # It compares what one trace has of all roles.
             module.Pipeline.check_arrival_counts = lambda self: None
-        case "core.roles":
+        case "parts.roles":
             module.store_fragment = store_fragment
-        case "core.epilogue_store":
+        case "parts.epilogue_store":
             module.round_subtile = lambda consumer, *_: Registers([consumer.fragments.acc[0]])
         case "gemm.epilogue_store":
             # Every thread asks for every tile; a trace asks once.
@@ -533,10 +533,10 @@ def adapt(name, module):
             module.add_unscaled = _of("scales", "add_unscaled")
         case "gemm.term_mask":
             module.clear_terms = _of_grouped("clear_terms")
-        case "grouped.gather":
+        case "gemm.gather":
             for name in ("row_offsets", "copy_k_tile"):
                 setattr(module, name, _of_grouped(name))
-        case "grouped.schedule":
+        case "gemm.group_scheduler":
             for name in ("make_tile_counts", "find_group", "make_order"):
                 setattr(module, name, _of_grouped(name))
 

@@ -96,14 +96,14 @@ FAULTS = (
     Fault(
         "phases do not turn over in a skip",
         "pingpong",
-        (Change("core.pipeline", "state.phase ^ (wraps & 1))", "state.phase)"),),
+        (Change("parts.pipeline", "state.phase ^ (wraps & 1))", "state.phase)"),),
     ),
     Fault(
         "consumers do not wait for a stage",
         "cooperative",
         (
             Change(
-                "core.roles",
+                "parts.roles",
                 "        pipeline.consumer_wait(state)\n"
                 "        lap(timers, WAIT)\n"
                 "        mma_stage(fragments, state.index)\n",
@@ -127,7 +127,7 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "core.pipeline",
+                "parts.pipeline",
                 "mbarrier_wait(self.full + state.index, state.phase)",
                 "mbarrier_wait(self.full + state.index, state.phase ^ 1)",
             ),
@@ -147,14 +147,14 @@ FAULTS = (
     Fault(
         "phases do not turn over",
         "cooperative",
-        (Change("core.pipeline", "(state.phase ^ 1) if wrapped else state.phase", "state.phase"),),
+        (Change("parts.pipeline", "(state.phase ^ 1) if wrapped else state.phase", "state.phase"),),
     ),
     Fault(
         "a stage is released before its products are done",
         "cooperative",
         (
             Change(
-                "core.roles",
+                "parts.roles",
                 "        done = previous if cutlass.const_expr(in_flight > 0) else state.index\n",
                 "        done = state.index\n",
             ),
@@ -165,7 +165,7 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "core.roles",
+                "parts.roles",
                 "        warpgroup.wait_group(0)\n        pipeline.consumer_release(previous)\n",
                 "        warpgroup.wait_group(0)\n",
             ),
@@ -176,7 +176,7 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "core.roles",
+                "parts.roles",
                 "        warpgroup.wait_group(0)\n        pipeline.consumer_release(previous)\n",
                 "        pipeline.consumer_release(previous)\n",
             ),
@@ -221,7 +221,7 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "core.pipeline",
+                "parts.pipeline",
                 "self.tx_bytes if tx_bytes is None",
                 "self.tx_bytes + 16 if tx_bytes is None",
             ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 
 from . import dsl, state
 from .fault import ProtocolFault
@@ -235,7 +235,7 @@ def simulate_grouped(
     groups = len(case.ends) + case.zero_tail
     traits = (
         modules()
-        .find("grouped.traits")
+        .find("gemm.traits")
         .GroupedTraits(
             width=8,
             by_columns="unstaged" in case.epilogue,
@@ -277,7 +277,7 @@ def simulate_grouped(
     def like_result(name: str, columns: int) -> Any:
         return dsl.Matrix(name, (*shapes[2], columns)) if name in ("C", *case.epilogue) else None
 
-    kernel = loaded.find("grouped.kernel").Grouped(case.config, traits)
+    kernel = loaded.find("gemm.group_kernel").Grouped(case.config, traits)
     kernel(
         a,
         b,

@@ -14,12 +14,12 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
-from outblas.hopper.core import tile_order
-from outblas.hopper.core.compile import NUMERIC
-from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import epilogue_tile
 from outblas.hopper.gemm.schedule import tile_grid
 from outblas.hopper.gemm.variant import Rung, variant_of
+from outblas.hopper.parts import tile_order
+from outblas.hopper.parts.compile import NUMERIC
+from outblas.hopper.parts.config import HopperConfig
 
 from . import dsl
 from .fault import ProtocolFault

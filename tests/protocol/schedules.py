@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import rule_tiles
 from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.parts.config import HopperConfig
 
 from .fault import ProtocolFault
 from .launch import Case, simulate

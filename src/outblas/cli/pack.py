@@ -153,7 +153,7 @@ def _other_versions(found: pack.Pack) -> list[str]:
     """What differs between the versions that a pack was built with and those that are here."""
     try:
         from ..device import triton_variant
-        from ..hopper.core import compile
+        from ..hopper.parts import compile
 
         pairs = [(found.toolchain, compile.toolchain_fields())]
         if found.triton_toolchain:

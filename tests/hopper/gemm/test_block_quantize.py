@@ -20,15 +20,15 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
-from outblas.hopper.core.config import SHARED_MEMORY
-from outblas.hopper.core.config_limits import (
+from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm.compile import shared_memory
+from outblas.hopper.parts.config import SHARED_MEMORY
+from outblas.hopper.parts.config_limits import (
     block_scaled_reason,
     gated_reason,
     promoted_reason,
     quantized_reason,
 )
-from outblas.hopper.gemm import heuristic
-from outblas.hopper.gemm.compile import shared_memory
 from outblas.torch_ops.quantize import by_torch
 
 Tensor = torch.Tensor

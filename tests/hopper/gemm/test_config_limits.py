@@ -9,9 +9,9 @@ from outblas.core import machines
 from outblas.core.artifact import example
 from outblas.core.epilogue import Epilogue
 from outblas.hopper import gemm
-from outblas.hopper.core.config import SHARED_MEMORY
-from outblas.hopper.core.config_limits import gated_reason, invalid_reason, promoted_reason
 from outblas.hopper.gemm import heuristic, rule_tiles, search_space
+from outblas.hopper.parts.config import SHARED_MEMORY
+from outblas.hopper.parts.config_limits import gated_reason, invalid_reason, promoted_reason
 
 H100 = machines.find("H100")
 CONFIG = replace(gemm.Config(), cluster_m=1)

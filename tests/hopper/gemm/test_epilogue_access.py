@@ -10,9 +10,9 @@ import torch
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.hopper import gemm
-from outblas.hopper.core.compile import NUMERIC
 from outblas.hopper.gemm import epilogue_load
 from outblas.hopper.gemm.variant import example_variant
+from outblas.hopper.parts.compile import NUMERIC
 
 BF16 = torch.bfloat16
 PINGPONG = replace(

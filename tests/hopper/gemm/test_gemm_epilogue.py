@@ -15,9 +15,9 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
-from outblas.hopper.core import compile
 from outblas.hopper.gemm import epilogue_load, epilogue_tile
 from outblas.hopper.gemm.variant import Variant
+from outblas.hopper.parts import compile
 from outblas.inspect import read
 
 OWN = ""

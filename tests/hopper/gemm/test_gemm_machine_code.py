@@ -12,9 +12,9 @@ from support.gemm_problems import BF16, SMALL_TILE, gemm_config, variant_of
 
 from outblas.core.artifact import example
 from outblas.hopper import gemm
-from outblas.hopper.core import compile
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.variant import Variant
+from outblas.hopper.parts import compile
 from outblas.inspect import inspect
 
 MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"

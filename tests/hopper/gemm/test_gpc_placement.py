@@ -14,9 +14,9 @@ from support.probed_gpu import SM_COUNT, FakeGpu, unprobed_context
 from outblas.core.problem import problem
 from outblas.device import driver, raster
 from outblas.hopper import gemm
-from outblas.hopper.core import tile_order
 from outblas.hopper.gemm import gpc_placement, smid_probe
 from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.parts import tile_order
 
 DEVICE = torch.device("cuda", 0)
 

@@ -8,8 +8,8 @@ import torch
 from outblas.core import configs
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import workspace
+from outblas.hopper.parts import compile, tile_order
 
 CONFIG = configs.from_text(
     gemm.Config,

@@ -21,8 +21,8 @@ from support.gemm_problems import (
 from outblas.core.epilogue import EpilogueArgs
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import workspace
+from outblas.hopper.parts import compile, tile_order
 
 CONFIG = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False")
 SWAPPED = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,swap_ab=True")

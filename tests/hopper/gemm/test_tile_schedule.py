@@ -7,8 +7,8 @@ import torch
 
 from outblas.core.artifact import example
 from outblas.hopper import gemm
-from outblas.hopper.core import tile_order
 from outblas.hopper.gemm import schedule
+from outblas.hopper.parts import tile_order
 
 CONFIG = replace(gemm.Config(), tile_m=128, tile_n=64, cluster_m=2, cluster_n=1)
 

@@ -13,8 +13,8 @@ from support.tile_arithmetic import LaunchWork, Word, coord, launch, scheduler_o
 
 from outblas.core.artifact import example
 from outblas.hopper import gemm
-from outblas.hopper.core import bounds, tile_order
 from outblas.hopper.gemm.tile_scheduler import TileScheduler
+from outblas.hopper.parts import bounds, tile_order
 
 STREAM_K = replace(
     gemm_config(f"{SMALL_TILE},tile_n=64,k_serpentine=False,stream_k=True"), stages=8

@@ -7,7 +7,7 @@ import pytest
 from support.hopper_problems import FIRST_AND_LAST, load, problem
 
 from outblas.core import cache
-from outblas.hopper.core import compile, host
+from outblas.hopper.parts import compile, host
 
 
 @pytest.mark.compile

@@ -25,13 +25,14 @@ from outblas.core.grouped import (
     in_kernel_form,
     in_planned_form,
 )
-from outblas.hopper.core import compile
-from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig
-from outblas.hopper.core.config_limits import block_scaled_reason, gated_reason, promoted_reason
 from outblas.hopper.gemm import block_scales, scale_loads
+from outblas.hopper.gemm.group_variant import compile_variant, variant_of
 from outblas.hopper.gemm.heuristic import rates
-from outblas.hopper.grouped import host, layouts
-from outblas.hopper.grouped.variant import compile_variant, variant_of
+from outblas.hopper.gemm import group_host as host
+from outblas.hopper.gemm import group_layouts as layouts
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
+from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, promoted_reason
 
 Tensor = torch.Tensor
 

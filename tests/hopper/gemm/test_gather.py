@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.tile_arithmetic import Word
 
-from outblas.hopper.grouped import gather
+from outblas.hopper.gemm import gather
 
 A, STAGES = 2**40, 2**14  # addresses
 

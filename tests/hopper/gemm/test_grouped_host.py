@@ -10,13 +10,13 @@ import torch
 from outblas.core import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
-from outblas.hopper.core import compile
-from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig
-from outblas.hopper.core.config_limits import gated_reason
+from outblas.hopper.gemm import group_host as host
+from outblas.hopper.gemm.group_kernel import Grouped
+from outblas.hopper.gemm.group_variant import compile_variant, variant_of
 from outblas.hopper.gemm.heuristic import Rates, rates
-from outblas.hopper.grouped import host
-from outblas.hopper.grouped.kernel import Grouped
-from outblas.hopper.grouped.variant import compile_variant, variant_of
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
+from outblas.hopper.parts.config_limits import gated_reason
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 H100, H200 = (rates(machines.find(name)) for name in ("h100", "h200"))

@@ -10,9 +10,9 @@ from protocol.faults import Change
 from protocol.grouped import GroupedCase, simulate_grouped
 from protocol.schedules import TIMINGS
 
-from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import rule_tiles
 from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.parts.config import HopperConfig
 
 OWN = replace(
     Config(), cluster_m=1, tile_n=128, k_serpentine=False, gpc_local=False, stagger="never"
@@ -351,7 +351,7 @@ FAULTS = {
     "the k tile in which a group ends comes last": (
         "ragged_k",
         Change(
-            "grouped.schedule",
+            "gemm.group_scheduler",
             "begin, terms, Int32(1), straight",
             "begin, terms, Int32(0), straight",
         ),
@@ -360,7 +360,7 @@ FAULTS = {
     "an empty group multiplies the terms of the next one": (
         "ragged_k",
         Change(
-            "grouped.schedule",
+            "gemm.group_scheduler",
             "        begin, terms = params.extent, Int32(config.tile_k)\n",
             "        terms = Int32(config.tile_k)\n",
         ),
@@ -392,15 +392,13 @@ FAULTS = {
 EPILOGUE_FAULTS = {
     "consumers multiply rows that they have not fenced": (
         "gather",
-        Change(
-            "grouped.gather", '        cute.arch.fence_proxy("async.shared", space="cta")\n', ""
-        ),
+        Change("gemm.gather", '        cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
         {"early read"},
     ),
     "consumers fence before they wait": (
         "gather",
         Change(
-            "grouped.gather",
+            "gemm.gather",
             "        GroupPipeline.consumer_wait(self, state)\n"
             '        cute.arch.fence_proxy("async.shared", space="cta")\n',
             '        cute.arch.fence_proxy("async.shared", space="cta")\n'
@@ -410,17 +408,17 @@ EPILOGUE_FAULTS = {
     ),
     "a stage is full without its gathered rows": (
         "gather",
-        Change("grouped.gather", '{"full": counts["full"] + THREADS}', '{"full": counts["full"]}'),
+        Change("gemm.gather", '{"full": counts["full"] + THREADS}', '{"full": counts["full"]}'),
         {"arrivals", "early read", "wrong result", "overwritten"},
     ),
     "rows are gathered over a stage that is still read": (
         "gather",
-        Change("grouped.gather", "            pipeline.producer_acquire(state)\n", ""),
+        Change("gemm.gather", "            pipeline.producer_acquire(state)\n", ""),
         {"overwritten", "arrivals", "early read", "wrong result", "deadlock"},
     ),
     "a stage waits for the bytes of rows that are gathered": (
         "gather",
-        Change("grouped.kernel", "if self.traits.gathers:  # TMA", "if False:  # TMA"),
+        Change("gemm.group_kernel", "if self.traits.gathers:  # TMA", "if False:  # TMA"),
         {"deadlock"},
     ),
     "x of a tile in which a group ends is stored by TMA": (
@@ -468,7 +466,7 @@ EPILOGUE_FAULTS = {
     "gated tiles are as far apart as those of B": (
         "gated",
         Change(
-            "grouped.schedule",
+            "gemm.group_scheduler",
             "config.tile_n // (2 if scheduler.traits.gated else 1)",
             "config.tile_n",
         ),
@@ -476,7 +474,7 @@ EPILOGUE_FAULTS = {
     ),
     "both halves of a stage have the gate": (
         "gated",
-        Change("grouped.kernel", "*((half,) * (halves - 1))", "*((0,) * (halves - 1))"),
+        Change("gemm.group_kernel", "*((half,) * (halves - 1))", "*((0,) * (halves - 1))"),
         {"wrong result"},
     ),
     "the residual is that of the first columns": (
@@ -489,12 +487,12 @@ EPILOGUE_FAULTS = {
 
 MASKED_FAULTS = {
     "a masked group begins where the one before ends": Change(
-        "grouped.schedule",
+        "gemm.group_scheduler",
         "        begin = group * params.group_rows\n",
         "        if group > 0:\n            begin = params.offs[group - 1]\n",
     ),
     "all rows of a place are computed": Change(
-        "grouped.schedule",
+        "gemm.group_scheduler",
         "cutlass.min(cutlass.max(params.offs[group], 0), params.group_rows)",
         "params.group_rows",
     ),
@@ -546,18 +544,18 @@ SCALED_FAULTS = {
     ),
     "every group has the scales of the first one's columns": (
         "ragged_m",
-        Change("grouped.schedule", "b = b[None, None, work.matrix]", "b = b[None, None, 0]"),
+        Change("gemm.group_scheduler", "b = b[None, None, work.matrix]", "b = b[None, None, 0]"),
         {"wrong result"},
     ),
     "a group of terms has the scales of the first one": (
         "ragged_k",
-        Change("grouped.schedule", "first = work.first_term // BLOCK_WORDS", "first = 0"),
+        Change("gemm.group_scheduler", "first = work.first_term // BLOCK_WORDS", "first = 0"),
         {"wrong result"},
     ),
     "a group of terms has the first scales of K": (
         "ragged_k",
         Change(
-            "grouped.schedule",
+            "gemm.group_scheduler",
             "begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)",
             "begin, terms = Int32(0), Int32(config.tile_k)",
         ),
@@ -568,10 +566,10 @@ SCALED_FAULTS = {
 
 MASKED_SCALED_FAULTS = {
     "a place has the scales of the first one": Change(
-        "grouped.schedule", "scale[None, None, group])", "scale[None, None, 0])"
+        "gemm.group_scheduler", "scale[None, None, group])", "scale[None, None, 0])"
     ),
     "rows of a place are numbered from the beginning of the call": Change(
-        "grouped.schedule",
+        "gemm.group_scheduler",
         "own = cute.domain_offset((-group * rows, 0), scale[None, None, group])",
         "own = scale[None, None, group]",
     ),
@@ -599,7 +597,7 @@ def is_found(case: GroupedCase, change: Change) -> str:
 def test_the_model_finds_a_schedule_that_a_cluster_does_not_order(form: str) -> None:
     """The cluster's barrier is arrived at without releasing what was written."""
     change = Change(
-        "grouped.kernel",
+        "gemm.group_kernel",
         "        if cutlass.const_expr(self.config.cluster > 1):\n"
         "            cute.arch.sync_threads()\n",
         "",
@@ -628,22 +626,24 @@ def test_the_model_finds_in_an_epilogue(name: str) -> None:
 
 TURNING_FAULTS = {
     "a turned cluster loads what an upright one does": Change(
-        "grouped.kernel", "load_of(self.turned_cta(cta), work)", "load_of(cta, work)"
+        "gemm.group_kernel", "load_of(self.turned_cta(cta), work)", "load_of(cta, work)"
     ),
     "the CTAs of a turned cluster load the same part of A": Change(
-        "grouped.kernel", "coord=self.turned.cluster_coord(cta.context)", "coord=cta.coord"
+        "gemm.group_kernel", "coord=self.turned.cluster_coord(cta.context)", "coord=cta.coord"
     ),
     "no cluster turns": Change(
         "gemm.tma_load", "        elif load.turned == 1:\n", "        elif load.turned == 2:\n"
     ),
     "both CTAs of a turned cluster compute the same columns": Change(
-        "grouped.schedule", "(n + rank * turned)", "(n + rank * 0)"
+        "gemm.group_scheduler", "(n + rank * turned)", "(n + rank * 0)"
     ),
     "a CTA of a turned cluster computes the rows below": Change(
-        "grouped.schedule", "(m + rank * (1 - turned))", "(m + rank)"
+        "gemm.group_scheduler", "(m + rank * (1 - turned))", "(m + rank)"
     ),
     "the row left over is that of the first pair": Change(
-        "grouped.schedule", "m, turned = pairs - above, Int32(1)", "m, turned = Int32(0), Int32(1)"
+        "gemm.group_scheduler",
+        "m, turned = pairs - above, Int32(1)",
+        "m, turned = Int32(0), Int32(1)",
     ),
 }
 

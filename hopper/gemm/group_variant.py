@@ -12,12 +12,12 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ...core import fp8
 from ...core.grouped import GroupedProblem
-from ..core import compile
-from ..core.config import HopperConfig, compile_key
-from ..gemm import epilogue_load, epilogue_math, variant
-from ..gemm.scale_layout import is_wide
-from . import layouts
-from .kernel import Grouped
+from ..parts import compile
+from ..parts.config import HopperConfig, compile_key
+from . import epilogue_load, epilogue_math, variant
+from . import group_layouts as layouts
+from .group_kernel import Grouped
+from .scale_layout import is_wide
 from .traits import CAPACITIES, GroupedTraits
 
 

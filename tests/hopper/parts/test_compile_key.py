@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outblas.hopper import gemm
-from outblas.hopper.core import compile, host
-from outblas.hopper.core.config import compile_key
+from outblas.hopper.parts import compile, host
+from outblas.hopper.parts.config import compile_key
 
 CONFIG = gemm.Config()
 # The host makes the order of tiles, swaps operands and says in traits whether consumers are

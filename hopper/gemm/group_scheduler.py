@@ -24,7 +24,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...core.fp8 import BLOCK
-from ..gemm.tile_scheduler import KPartition
+from .tile_scheduler import KPartition
 from .traits import BY_BALLOT, GroupedTraits
 
 TURN = 8  # columns of tiles after which K is walked in the other direction

@@ -13,10 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..core.pipeline import PipelineState
-from ..core.records import WarpRole
-from ..gemm.pipeline import GroupPipeline
-from ..gemm.records import Cta
+from ..parts.pipeline import PipelineState
+from ..parts.records import WarpRole
+from .pipeline import GroupPipeline
+from .records import Cta
 
 WARPS = (WarpRole.GATHER, WarpRole.GATHER + 1)
 THREADS = 32 * len(WARPS)

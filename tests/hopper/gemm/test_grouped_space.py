@@ -11,7 +11,7 @@ from outblas.autotune.search import gpu, grouped_kernel, prune
 from outblas.autotune.search.plan import plan
 from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store.records import Workload
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig
 
 ENDS = (0, 130, 130, 400)
 SEEDS = range(2)

@@ -9,16 +9,15 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
-from ..core.config import WARPGROUP, HopperConfig
-from ..core.records import WarpContext, WarpRole
-from ..gemm import epilogue_store
-from ..gemm.kernel import Gemm, smem_tensor
-from ..gemm.pipeline import GroupPipeline
-from ..gemm.records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, TmaTensor
-from ..gemm.tma_load import WorkTileLoad
-from ..gemm.traits import batch_last, split_gated
-from . import gather, schedule
-from .schedule import GroupedParams, GroupedScheduler, GroupedWorkTile
+from ..parts.config import WARPGROUP, HopperConfig
+from ..parts.records import WarpContext, WarpRole
+from . import epilogue_store, gather, group_scheduler
+from .group_scheduler import GroupedParams, GroupedScheduler, GroupedWorkTile
+from .kernel import Gemm, smem_tensor
+from .pipeline import GroupPipeline
+from .records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, TmaTensor
+from .tma_load import WorkTileLoad
+from .traits import batch_last, split_gated
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class Grouped(Gemm):
         columns = cute.ceil_div(c.shape[1], self.epilogue_config.tile_n * config.cluster_n)
         by_columns, by_matrix, by_band = (
             cute.fast_divmod_create_divisor_v2(divisor)
-            for divisor in (columns, rows * columns, columns * schedule.band(config))
+            for divisor in (columns, rows * columns, columns * group_scheduler.band(config))
         )
         extent = a.shape[0]
         if cutlass.const_expr(traits.divides_terms):
@@ -207,9 +206,9 @@ class Grouped(Gemm):
         params = params._replace(table=table)
         if cutlass.const_expr(traits.divides_terms):
             threads = WARPGROUP * self.warpgroups
-            schedule.make_order(params, context.thread, threads, traits.capacity)
+            group_scheduler.make_order(params, context.thread, threads, traits.capacity)
         elif context.warp == WarpRole.MMA:
-            schedule.make_tile_counts(params, config, traits)
+            group_scheduler.make_tile_counts(params, config, traits)
         return params
 
     def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> GroupedScheduler:

@@ -13,7 +13,7 @@ from support.tile_arithmetic import Word, coord, launch, scheduler_on_integers
 
 from outblas.core.problem import Problem
 from outblas.hopper import gemm, tma_wgmma, two_consumers
-from outblas.hopper.core import bounds, tile_order
+from outblas.hopper.parts import bounds, tile_order
 
 SMALL = (
     "tile_m=64,tile_n=64,consumers=1,producer_registers=0,consumer_registers=0,"

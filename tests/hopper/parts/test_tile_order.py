@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outblas.hopper.core import tile_order
+from outblas.hopper.parts import tile_order
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from support.hopper_problems import BF16, MEMORY, RUNGS, load, matrix, problem, 
 from outblas.core import configs
 from outblas.core import problem as operands
 from outblas.core.problem import Problem
-from outblas.hopper.core import compile, host
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts import compile, host
+from outblas.hopper.parts.config import HopperConfig
 
 
 class Refused(NamedTuple):

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from support.tile_arithmetic import Word, coord
 
 from outblas.core.fp8 import BLOCK
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.gemm import group_scheduler as schedule
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_tiles import shaped
 from outblas.hopper.gemm.tile_scheduler import KPartition
-from outblas.hopper.grouped import schedule
-from outblas.hopper.grouped.traits import BY_BALLOT, GroupedTraits
+from outblas.hopper.gemm.traits import BY_BALLOT, GroupedTraits
+from outblas.hopper.parts.config import HopperConfig
 
 LANES = 32
 

@@ -9,8 +9,8 @@ import pytest
 from support.hopper_problems import FIRST_AND_LAST, load
 
 from outblas.hopper import cluster_multicast, lean_barriers
-from outblas.hopper.core import pipeline
-from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.parts import pipeline
+from outblas.hopper.parts.config import HopperConfig
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from support.hopper_problems import load, problem
 
 from outblas.core import configs, registry
-from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig
-from outblas.hopper.core.config_limits import invalid_reason
+from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
+from outblas.hopper.parts.config_limits import invalid_reason
 
 
 def refusal(rung: str, text: str) -> str:

@@ -20,16 +20,15 @@ from ...core.grouped import (
 from ...core.sm_carveout import reserved
 from ...runtime import hooks
 from ...runtime.cuda_graphs import capturing, not_ready
-from ..core import bounds, compile, tile_order
-from ..core.config import SHARED_MEMORY, HopperConfig, stage_scales
-from ..gemm import rule_cycles, rule_tiles
-from ..gemm.host import device_rates
-from ..gemm.kernel import Config
-from ..gemm.rule_cycles import Rates
-from ..gemm.scale_layout import GRANULE
-from . import layouts
+from ..parts import bounds, compile, tile_order
+from ..parts.config import SHARED_MEMORY, HopperConfig, stage_scales
+from . import group_layouts as layouts
+from . import rule_cycles, rule_tiles
+from .group_variant import are_scales_wide, has_whole_halves, load, turns, variant_of
+from .kernel import Config
+from .rule_cycles import Rates, device_rates
+from .scale_layout import GRANULE
 from .traits import CAPACITIES
-from .variant import are_scales_wide, has_whole_halves, load, turns, variant_of
 
 Tensor = torch.Tensor
 
