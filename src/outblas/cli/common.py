@@ -12,16 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.console import Console, RenderableType
 
-from ..bench.plotting import check_chart
 from ..core import shapes
 from ..core.ownership import shown
 from ..core.shapes import Shape
 from ..core.terminal import printable as printable
-from ..report.text import NONE as NONE
-from ..report.text import figure as figure
 from . import tables
 
 if TYPE_CHECKING:
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from ..core.registry import Kernel
 
 NO_GPU = 3  # exit code of commands that have nothing to measure on
+NONE = "–"
 
 parse_shapes = shapes.parse
 
@@ -56,6 +55,7 @@ PIPED_WIDTH = 140  # where no terminal and no COLUMNS says how wide a line may b
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
 
 
+# ---- output
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
@@ -70,50 +70,6 @@ def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None 
         show()
 
 
-def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
-    """A line beside the tables, as it is, with control characters as escapes."""
-    console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
-
-
-def number_of(count: int, noun: str) -> str:
-    """Returns a count and what is counted: "1 compiled kernel", "2 compiled kernels"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def check_length(path: Path) -> None:
-    """Raises OSError for a path that is longer than the system allows; `Path.exists` and its like
-    say of such a path that it is not there.
-    """
-    try:
-        path.lstat()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise
-
-
-def check_writable(path: Path | None, option: str = "--save") -> None:
-    """Raises ValueError for a file that could not be written once the work is done, and OSError for
-    a path that is too long.
-    """
-    if path is not None:
-        check_length(path)
-    if path is not None and (
-        path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))
-    ):
-        raise ValueError(
-            f"{option} is {str(path)!r}, expected a file in a folder that exists and is writable"
-        )
-
-
-def check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:
-    """The same of all three, and of charts that could not be drawn."""
-    for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
-        check_writable(path, option)
-    check_chart(chart)
-    if html is not None:
-        check_chart(html.with_suffix(".svg"), "--html")
-
-
 def save_json(path: Path, value: Any) -> None:
     """Writes indented JSON. The file is replaced at once: whoever is interrupted leaves the old one
     or the new one.
@@ -126,6 +82,16 @@ def save_json(path: Path, value: Any) -> None:
 def without_nulls(record: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record that have a value: readers take a missing figure for null."""
     return {name: value for name, value in record.items() if value is not None}
+
+
+def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
+    """A line beside the tables, as it is, with control characters as escapes."""
+    console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """A line that may have names in it which others chose."""
+    typer.echo(printable(str(text), keep="\n"), err=err)
 
 
 def table(
@@ -145,36 +111,17 @@ def make_table(
     return tables.make_table(title, columns, rows, console.width, keys=keys)
 
 
-def say(text: object, *, err: bool = False) -> None:
-    """A line that may have names in it which others chose."""
-    typer.echo(printable(str(text), keep="\n"), err=err)
+def number_of(count: int, noun: str) -> str:
+    """Returns a count and what is counted: "1 compiled kernel", "2 compiled kernels"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-# Parameters of the library that are options of the same meaning wherever a command has them.
-_OPTIONS = {
-    name: f"--{name.replace('_', '-')}"
-    for name in (
-        "address",
-        "arch",
-        "budget",
-        "config",
-        "dtype",
-        "engine",
-        "epilogue",
-        "gpus",
-        "layout",
-        "out_dtype",
-        "ranker",
-        "shapes",
-        "sms",
-        "store",
-        "strategy",
-        "top_k",
-        "trials",
-    )
-}
+def figure(value: float | None, form: str, scale: float = 1.0) -> str:
+    """The value times `scale` in a format such as ".3f"; a dash where nothing was measured."""
+    return NONE if value is None else format(value * scale, form)
 
 
+# ---- errors of usage
 @contextmanager
 def usage_errors(
     *others: type[Exception], options: Mapping[str, str] | None = None
@@ -182,14 +129,14 @@ def usage_errors(
     """A ValueError, an error of another kind named, and a path that is too long are of usage: one
     line, exit code 2.
 
-    Where the message begins with a parameter of the library, it is given the name of its option: in
-    `options` are those of this command besides `_OPTIONS`.
+    Where the message begins with a parameter of the library that is an option of this command, it
+    is given the name of the option; `options` maps parameters that have another name here.
     """
     kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         yield
     except kinds as error:
-        message = _by_option(str(error), {**_OPTIONS, **(options or {})})
+        message = _by_option(str(error), options or {})
         raise typer.BadParameter(printable(message, keep="\n")) from None
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
@@ -199,7 +146,45 @@ def usage_errors(
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:
     """`gpus is '9', ...` as `--gpus is '9', ...`."""
-    return re.sub(r"^(\w+)(?= (is|has) )", lambda found: options.get(found[1], found[1]), message)
+    context = click.get_current_context(silent=True)
+    parameters = context.command.params if context else []
+    names = {p.name: p.opts[0] for p in parameters if p.param_type_name == "option"}
+    return re.sub(r"^(\w+)(?= (is|has) )", lambda m: {**names, **options}.get(m[1], m[1]), message)
+
+
+def check_length(path: Path) -> None:
+    """Raises OSError for a path that is longer than the system allows; `Path.exists` and its like
+    say of such a path that it is not there.
+    """
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise
+
+
+def check_writable(path: Path | None, option: str = "--save") -> None:
+    """Raises ValueError for a file that could not be written once the work is done, and OSError for
+    a path that is too long.
+    """
+    if path is None:
+        return
+    check_length(path)
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ValueError(
+            f"{option} is {str(path)!r}, expected a file in a folder that exists and is writable"
+        )
+
+
+def check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:
+    """The same of all three, and of charts that could not be drawn."""
+    from ..bench.plotting import check_chart
+
+    for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
+        check_writable(path, option)
+    check_chart(chart)
+    if html is not None:
+        check_chart(html.with_suffix(".svg"), "--html")
 
 
 def check_given(option: str, value: str | None) -> None:
@@ -212,10 +197,10 @@ def check_given(option: str, value: str | None) -> None:
 
 def one_shape(text: str, *, least: int = 1) -> Shape:
     """The shape that --shapes is. Raises ValueError for none and for several."""
-    found = parse_shapes(text, least=least)
-    if len(found) != 1:
+    sizes = parse_shapes(text, least=least)
+    if len(sizes) != 1:
         raise ValueError(f"--shapes is {text!r}, expected one shape")
-    return found[0]
+    return sizes[0]
 
 
 def check_one_of(option: str, value: str, allowed: Sequence[str]) -> None:

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
 import typer
 
 from ..core import progress, registry
 from . import progress_line
-from .common import (
-    NONE,
-    check_writable,
-    console,
-    note,
-    save_json,
-    table,
-    usage_errors,
-    without_nulls,
-)
-
-if TYPE_CHECKING:
-    from ..bench.record import Record
-    from ..verify.cases import Case
+from .common import NONE, console, figure, note, table
 
 N = 4096
+# Commands to try next: everywhere, on a GPU, and without one.
+STEPS = (
+    ("outblas list", "every kernel and its idea"),
+    ("outblas inspect hopper.gemm", "registers, occupancy, instructions"),
+)
+STEPS_ON_GPU = (
+    ("outblas bench --shapes 2048,8192", "time other sizes"),
+    ("outblas tune --shapes 4096 --budget 5m", "tune for this GPU"),
+)
+STEPS_WITHOUT_GPU = (
+    ("outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4", "a sweep"),
+    ("outblas verify portable --shapes quick", "check one kernel"),
+)
 
 
-def demo(
-    save: Annotated[
-        Path | None, typer.Option(help="Write the times to a JSON file (on a GPU).")
-    ] = None,
-) -> None:
+def demo() -> None:
     """Multiplies a few matrices and checks every element: a first look.
 
     On a GPU it then times every kernel beside cuBLAS. Without a GPU it compiles the Hopper kernels
@@ -39,46 +32,21 @@ def demo(
     """
     import torch
 
-    with usage_errors():
-        check_writable(save)
-    passed = _on_gpu(save) if torch.cuda.is_available() else _without_gpu()
-    _show_next_steps(on_gpu=torch.cuda.is_available())
+    on_gpu = torch.cuda.is_available()
+    passed = _on_gpu() if on_gpu else _without_gpu()
+    note("\nTry next:", None)
+    for command, what in (*STEPS, *(STEPS_ON_GPU if on_gpu else STEPS_WITHOUT_GPU)):
+        note(f"  {command}  # {what}", None, highlight=False)
     raise typer.Exit(0 if passed else 1)
 
 
-def _show_next_steps(*, on_gpu: bool) -> None:
-    """Commands to try after this one."""
-    steps = [
-        ("outblas list", "every kernel and its idea"),
-        ("outblas inspect hopper.gemm", "registers, occupancy, instructions"),
-    ]
-    steps += (
-        [
-            ("outblas bench --shapes 2048,8192", "time other sizes"),
-            ("outblas tune --shapes 4096 --budget 5m", "tune for this GPU"),
-        ]
-        if on_gpu
-        else [
-            (
-                "outblas tune --shapes 64 --kernels portable --gpus cpu --trials 4",
-                "a sweep",
-            ),
-            ("outblas report roofline", "see what limits each kernel"),
-        ]
-    )
-    note("\nTry next:", None)
-    for command, what in steps:
-        note(f"  {command}  # {what}", None, highlight=False)
-
-
-def _on_gpu(save: Path | None) -> bool:
+def _on_gpu() -> bool:
     """Every kernel that runs here at N = 4096 in bf16: the exact oracle, then the burst
     protocol.
     """
     import torch
 
     from ..bench.campaign import Campaign
-    from ..bench.environment import environment
     from ..bench.providers import parse, runnable
     from ..bench.record import BASE
 
@@ -89,30 +57,19 @@ def _on_gpu(save: Path | None) -> bool:
     with progress_line.shown():
         campaign = Campaign([parse(BASE), *runnable(device)])
         records = list(campaign.run([(N, N, N)], ["nt"], ["burst"]))
+    rows = [
+        (
+            r.label,
+            r.check,
+            figure(r.us, ".1f"),
+            figure(r.tflops, ".0f"),
+            NONE if r.ratio is None else f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})",
+        )
+        for r in records
+    ]
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
-    table(
-        "Burst: the GPU idles, then one warm-up call and 8 timed calls", columns, map(_row, records)
-    )
-    if save is not None:
-        save_json(
-            save,
-            {
-                "environment": environment(),
-                "results": [without_nulls(record.record()) for record in records],
-            },
-        )
+    table("Burst: the GPU idles, then one warm-up call and 8 timed calls", columns, rows)
     return all(record.passed for record in records)
-
-
-def _row(record: Record) -> tuple[str, ...]:
-    r, figures = record, (NONE,) * 3
-    if r.us is not None:
-        figures = (
-            f"{r.us:.1f}",
-            f"{r.tflops:.0f}",
-            f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})",
-        )
-    return (r.label, r.check, *figures)
 
 
 def _without_gpu() -> bool:
@@ -122,6 +79,7 @@ def _without_gpu() -> bool:
     import torch
 
     from ..verify.cases import Case
+    from ..verify.kernels import check
 
     console.print(
         "There is no NVIDIA GPU: small products run in Triton's interpreter, and the Hopper "
@@ -134,25 +92,15 @@ def _without_gpu() -> bool:
         Case(33, 40, 50, torch.bfloat16, batch_a=(2, 1), batch_b=(3,)),
         Case(1, 300, 1000, torch.float32, layout="nt"),
     ]
-    rows, passed = [], True
-    with progress_line.shown():
-        for case in progress.counted(cases):
-            fault = _check("portable", case, "cpu")
-            rows.append((str(case), "every element is exact" if fault is None else fault))
-            passed &= fault is None
-    table("portable in the interpreter: C = A·B against float64", ("product", "check"), rows)
-    return _compile_hopper() and passed
-
-
-def _check(kernel: str, case: Case, device: str) -> str | None:
-    """What is wrong with a kernel's product of small integers, or None when every bit is right."""
-    from ..verify.kernels import check
-
     try:
-        result = check(kernel, case, "exact", device)
+        with progress_line.shown():
+            results = [check("portable", case, "exact", "cpu") for case in progress.counted(cases)]
     except ImportError as error:
-        return str(error)
-    return None if result.ok else result.message
+        note(str(error), None)
+        return False
+    rows = [(r.case, "every element is exact" if r.ok else r.message) for r in results]
+    table("portable in the interpreter: C = A·B against float64", ("product", "check"), rows)
+    return _compile_hopper() and all(result.ok for result in results)
 
 
 def _compile_hopper() -> bool:
@@ -168,17 +116,17 @@ def _compile_hopper() -> bool:
     except ImportError as error:
         note(str(error), None)
         return False
-    rows, passed = [], True
-    for found in inspections:
-        spilled = found.spill_stores + found.spill_loads
-        passed &= not spilled and not found.warnings
-        wgmma = " ".join(
-            f"{n} × {op}" for op, n in found.instructions.items() if op.startswith("HGMMA")
+    rows = [
+        (
+            i.kernel,
+            i.registers,
+            f"{i.spill_stores + i.spill_loads} B",
+            f"{i.smem_bytes} B",
+            " ".join(f"{n} × {op}" for op, n in i.instructions.items() if op.startswith("HGMMA")),
+            i.count("UTMALDG"),
         )
-        tma = found.count("UTMALDG")
-        rows.append(
-            (found.kernel, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma)
-        )
+        for i in inspections
+    ]
     columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
     table("Compiled for sm_90a: bfloat16, B transposed", columns, rows)
-    return passed
+    return not any(i.spill_stores or i.spill_loads or i.warnings for i in inspections)

@@ -35,8 +35,5 @@ def list_kernels(
 def _archs(kernel: registry.Kernel) -> str:
     if kernel.max_arch is None:
         return f"sm_{kernel.min_arch} and newer"
-    return (
-        f"sm_{kernel.min_arch}"
-        if kernel.max_arch == kernel.min_arch
-        else f"sm_{kernel.min_arch}–{kernel.max_arch}"
-    )
+    last = "" if kernel.max_arch == kernel.min_arch else f"–{kernel.max_arch}"
+    return f"sm_{kernel.min_arch}{last}"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import typer
 from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from ..core import progress
 from ..core.terminal import printable
@@ -30,51 +28,36 @@ def shown(doing: str = "") -> Iterator[None]:
     terminal.
     """
     console = Console(stderr=True)
-    view = _Line(doing) if console.is_terminal and not console.is_dumb_terminal else _Lines()
-    live = (
-        Live(
-            console=console,
-            get_renderable=view.render,
-            transient=True,
-            refresh_per_second=8,
-            redirect_stdout=False,
-        )
-        if isinstance(view, _Line)
-        else contextlib.nullcontext()
+    if not console.is_terminal or console.is_dumb_terminal:
+        with progress.heard(_at_intervals()):
+            yield
+        return
+    text = TextColumn(
+        "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
     )
-    with live, progress.heard(view.hear):
-        yield
+    line = Progress(
+        SpinnerColumn(),
+        text,
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+    )
+    with line:
+        task = line.add_task(printable(doing), total=None)
+        with progress.heard(lambda step: line.update(task, description=printable(step))):
+            yield
 
 
-class _Line:
-    """One line that changes: a spinner, the step, and the time since the beginning."""
+def _at_intervals() -> Callable[[str], None]:
+    """Prints plain lines, one every LINES_EVERY seconds at most."""
+    last = time.monotonic()
 
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-        self._began = time.monotonic()
-        self._spinner = Spinner("dots")
-
-    def hear(self, text: str) -> None:
-        self._doing = text
-
-    def render(self) -> Table:
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        line = Table.grid(padding=(0, 1))
-        line.add_column()
-        line.add_column(no_wrap=True, overflow="ellipsis")
-        line.add_column(no_wrap=True, style="dim")
-        line.add_row(self._spinner, Text(printable(self._doing)), f"{minutes}:{seconds:02d}")
-        return line
-
-
-class _Lines:
-    """Plain lines, at intervals."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def hear(self, text: str) -> None:
+    def hear(text: str) -> None:
+        nonlocal last
         now = time.monotonic()
-        if now - self._last >= LINES_EVERY:
-            self._last = now
+        if now - last >= LINES_EVERY:
+            last = now
             typer.echo(printable(text), err=True)
+
+    return hear

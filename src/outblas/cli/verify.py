@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,12 +14,10 @@ from ..core.shapes import LAYOUTS
 from . import progress_line
 from .common import (
     JsonOption,
-    SaveOption,
     check_dtype,
     check_given,
     check_one_of,
     check_runs,
-    check_writable,
     give,
     note,
     parse_shapes,
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from ..verify.cases import Case
 
 CASE_SECONDS = 120
+MOST_FAILURES = 10  # that are shown of a kernel
 
 
 @dataclass
@@ -41,7 +40,7 @@ class Tally:
     kernel: str
     dtype: str
     passed: int = 0
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -66,7 +65,6 @@ def verify(
         str | None, typer.Option(help="nt, nn, tn or tt, comma-separated. Default: all.")
     ] = None,
     json: JsonOption = False,
-    save: SaveOption = None,
 ) -> None:
     """Checks that kernels compute the right product.
 
@@ -75,130 +73,90 @@ def verify(
     """
     import torch
 
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    from ..runtime import launcher
+
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     with usage_errors():
-        check_writable(save)
         for option, text in (("--shapes", shapes), ("--dtype", dtype), ("--layout", layout)):
             check_given(option, text)
-        layouts = split(layout or "")
+        layouts = split(layout or "") or list(LAYOUTS)
         for letters in layouts:
             check_one_of("--layout", letters, LAYOUTS)
-        if shapes not in (None, "quick", "full"):
-            parse_shapes(shapes)
-        chosen = [registry.find(name) for name in kernels or _runnable(device)]
+        sizes = shapes or ("full" if on_gpu else "quick")
+        if sizes not in ("quick", "full"):
+            parse_shapes(sizes)
+        chosen = [registry.find(name) for name in kernels or ()] or [
+            kernel
+            for kernel in registry.ladder()
+            if launcher.unsupported_device_reason(kernel, device) is None
+        ]
         for kernel in chosen:
             check_runs(kernel, device)
             for name in split(dtype or ""):
                 check_dtype(name, kernel.name, kernel.dtypes)
-        pairs = [(each, name) for each in chosen for name in split(dtype or "") or each.dtypes]
+        pairs = [(kernel.name, d) for kernel in chosen for d in split(dtype or "") or kernel.dtypes]
         with progress_line.shown():
             tallies = [
-                _tally(each, name, device, shapes, layouts)
-                for each, name in progress.counted(pairs, lambda pair: f"{pair[0].name} {pair[1]}")
+                _tally(Tally(*pair), device, _cases(pair[1], sizes, layouts))
+                for pair in progress.counted(pairs, " ".join)
             ]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    report = {
-        "device": name,
-        "results": [
-            {
-                "kernel": t.kernel,
-                "dtype": t.dtype,
-                "passed": t.passed,
-                "failed": t.failures,
-                "refused": dict(t.refused),
-            }
-            for t in tallies
-        ],
-    }
-    give(report, lambda: _show(name, tallies), json=json, save=save)
-    raise typer.Exit(1 if any(t.failures or not t.passed for t in tallies) else 0)
+    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    report = {"device": device_name, "results": [asdict(tally) for tally in tallies]}
+    give(report, lambda: _show(device_name, tallies), json=json)
+    raise typer.Exit(1 if any(t.failed or not t.passed for t in tallies) else 0)
 
 
-def _runnable(device: Any) -> list[str]:
-    from ..runtime import launcher
-
-    return [
-        kernel.name
-        for kernel in registry.ladder()
-        if launcher.unsupported_device_reason(kernel, device) is None
-    ]
-
-
-def _tally(
-    kernel: registry.Kernel,
-    dtype: str,
-    device: Any,
-    shapes: str | None,
-    layouts: list[str],
-) -> Tally:
+def _tally(tally: Tally, device: Any, cases: Iterator[Case]) -> Tally:
+    """Runs every oracle on every case, and counts what came of it."""
     from ..verify.kernels import Refused, check, oracles
     from ..verify.watchdog import watchdog
 
-    tally = Tally(kernel.name, dtype)
-    cases = list(_cases(dtype, device, shapes, layouts))
-    for case in progress.counted(cases):
-        for oracle in oracles(kernel.name):
+    for case in progress.counted(list(cases)):
+        for oracle in oracles(tally.kernel):
             try:
-                with watchdog(CASE_SECONDS, f"{kernel.name} {case} {oracle}"):
-                    result = check(kernel.name, case, oracle, device)
+                with watchdog(CASE_SECONDS, f"{tally.kernel} {case} {oracle}"):
+                    result = check(tally.kernel, case, oracle, device)
             except Refused as refusal:
-                tally.refused[_kind(str(refusal))] += 1
+                tally.refused[str(refusal).split(", and ")[0]] += 1  # without the call's figures
                 break
             if result.ok:
                 tally.passed += 1
             else:
-                tally.failures.append(result.record())
+                tally.failed.append(result.record())
     return tally
 
 
-def _kind(refusal: str) -> str:
-    """A refusal without the figures of the call."""
-    return refusal.split(", and ")[0]
-
-
-def _cases(dtype: str, device: Any, shapes: str | None, layouts: list[str]) -> Iterator[Case]:
+def _cases(dtype: str, sizes: str, layouts: list[str]) -> Iterator[Case]:
+    """The cases of "quick", of "full", or of shapes, in the layouts."""
     import torch
 
     from ..verify import cases
 
     kind = getattr(torch, dtype)
-    match shapes or ("quick" if device.type == "cpu" else "full"):
-        case "quick":
-            found = cases.quick(kind)
-        case "full":
-            found = cases.full(kind)
-        case sizes:
-            found = (
-                cases.Case(*s, kind, layout=letter)
-                for s in parse_shapes(sizes)
-                for letter in LAYOUTS
-            )
-    return (case for case in found if not layouts or case.layout in layouts)
+    if sizes in ("quick", "full"):
+        generate = cases.quick if sizes == "quick" else cases.full
+        return (case for case in generate(kind) if case.layout in layouts)
+    pairs = ((shape, layout) for shape in parse_shapes(sizes) for layout in layouts)
+    return (cases.Case(*shape, kind, layout=layout) for shape, layout in pairs)
 
 
 def _show(device: str, tallies: list[Tally]) -> None:
+    columns = ("kernel", "dtype", "passed", "failed", "cases not supported", "")
     rows = [
         (
             t.kernel,
             t.dtype,
             t.passed,
-            len(t.failures),
-            sum(t.refused.values()),
-            "FAIL" if t.failures else "ok",
+            len(t.failed),
+            t.refused.total(),
+            "FAIL" if t.failed else "ok",
         )
         for t in tallies
     ]
-    table(
-        f"Verified on {device}",
-        ("kernel", "dtype", "passed", "failed", "cases not supported", ""),
-        rows,
-    )
+    table(f"Verified on {device}", columns, rows)
     for t in tallies:
         for reason, count in t.refused.items():
             note(f"{t.dtype}: {count} × {reason}")
-        for failure in t.failures[:10]:
+        for failure in t.failed[:MOST_FAILURES]:
             note(f"{t.kernel} {failure['oracle']} {failure['case']}: {failure['message']}", None)
