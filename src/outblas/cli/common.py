@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console, RenderableType
 
@@ -122,6 +121,13 @@ def figure(value: float | None, form: str, scale: float = 1.0) -> str:
 
 
 # ---- errors of usage
+# Parameters of the library that are options of the same name and meaning.
+_OPTIONS = {
+    *("address", "arch", "budget", "config", "dtype", "engine", "epilogue", "gpus", "layout"),
+    *("out_dtype", "ranker", "shapes", "sms", "store", "strategy", "top_k", "trials"),
+}
+
+
 @contextmanager
 def usage_errors(
     *others: type[Exception], options: Mapping[str, str] | None = None
@@ -129,8 +135,8 @@ def usage_errors(
     """A ValueError, an error of another kind named, and a path that is too long are of usage: one
     line, exit code 2.
 
-    Where the message begins with a parameter of the library that is an option of this command, it
-    is given the name of the option; `options` maps parameters that have another name here.
+    Where the message begins with a parameter of the library, it is given the name of its option: in
+    `options` are those of this command besides `_OPTIONS`.
     """
     kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
@@ -146,10 +152,8 @@ def usage_errors(
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:
     """`gpus is '9', ...` as `--gpus is '9', ...`."""
-    context = click.get_current_context(silent=True)
-    parameters = context.command.params if context else []
-    names = {p.name: p.opts[0] for p in parameters if p.param_type_name == "option"}
-    return re.sub(r"^(\w+)(?= (is|has) )", lambda m: {**names, **options}.get(m[1], m[1]), message)
+    names = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS} | dict(options)
+    return re.sub(r"^(\w+)(?= (is|has) )", lambda name: names.get(name[1], name[1]), message)
 
 
 def check_length(path: Path) -> None:
