@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .search.candidates import Candidate
     from .search.plan import plan
     from .search.strategy import Grid, ModelRanked, Random, Search, Strategy, StrategyError
-    from .search.target import Subject, TuneTarget
+    from .search.target import TuneTarget
     from .store.records import BestConfig, Finalist, Gpu, Trial, Workload
     from .store.store import Store, StoreError
     from .sweeps.options import SweepOptions
@@ -25,7 +25,7 @@ _PLACES = {
     "search.candidates": ("Candidate",),
     "search.plan": ("plan",),
     "search.strategy": ("Grid", "ModelRanked", "Random", "Search", "Strategy", "StrategyError"),
-    "search.target": ("Subject", "TuneTarget"),
+    "search.target": ("TuneTarget",),
     "store.records": ("BestConfig", "Finalist", "Gpu", "Trial", "Workload"),
     "store.store": ("Store", "StoreError"),
     "sweeps.options": ("SweepOptions",),
@@ -49,7 +49,6 @@ __all__ = [
     "StoreError",
     "Strategy",
     "StrategyError",
-    "Subject",
     "Sweep",
     "SweepOptions",
     "Trial",

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.machines import Machine
 from ...core.space import Footprint
 from ..store.records import Workload
-from . import cost_model, grouped_model
+from . import cost_model
 from .target import TuneTarget
 
 # A ranker predicts the time of a footprint at a workload on a machine, in µs. Only the order of its
@@ -25,20 +25,7 @@ PROGRAM_US, ELEMENT_US = 12_700.0, 0.62
 
 def by_model(footprint: Footprint, workload: Workload, machine: Machine) -> float:
     """Ranks by the prediction of the analytic model."""
-    return prediction(footprint, workload, machine).us
-
-
-def prediction(footprint: Footprint, workload: Workload, machine: Machine) -> cost_model.Prediction:
-    """Returns what the analytic model predicts for one product, or for those of groups."""
-    predict = grouped_model.predict if workload.grouping else cost_model.predict
-    return predict(footprint, workload, machine)
-
-
-def efficiency(footprint: Footprint, workload: Workload, machine: Machine) -> float:
-    """Returns the fraction of the SMs' work that is useful."""
-    if workload.grouping:
-        return grouped_model.efficiency(footprint, workload, machine)
-    return cost_model.wave_efficiency(footprint, workload, machine)
+    return cost_model.predict(footprint, workload, machine).us
 
 
 def by_interpreter(footprint: Footprint, workload: Workload) -> float:
@@ -67,13 +54,13 @@ class Candidate:
 
     Example:
         >>> from outblas.autotune import Gpu, TuneTarget, Workload, plan
-        >>> found = plan(
+        >>> configs = plan(
         ...     [TuneTarget("portable", "outblas.kernels.portable")],
         ...     Workload(512, 512, 512),
         ...     Gpu("NVIDIA H100 80GB HBM3", 90, 132),
         ...     trials=4,
         ... )
-        >>> candidate = found.ranked[0]
+        >>> candidate = configs.ranked[0]
         >>> candidate.target.name, candidate.footprint.tile_k in (32, 64, 128)
         ('portable', True)
     """
@@ -85,11 +72,6 @@ class Candidate:
     footprint: Footprint
     predicted_us: float
     own: bool = False
-
-    @property
-    def subject(self) -> TuneTarget:
-        """The former name of `target`."""
-        return self.target
 
     @property
     def label(self) -> str:

@@ -1,5 +1,5 @@
 """A small analytic model that predicts how long a config takes, from waves, bytes between L2 and
-the SMs, and pipeline depth.
+the SMs, and pipeline depth. The products of groups are one call with tiles of each group.
 
 It ranks configs before anything is compiled. Its constants are fitted to an H100. Only the order of
 the predictions matters; `rank.spearman` measures how good it is.
@@ -49,6 +49,7 @@ LAUNCH_US = 2.0
 # Per tile and per call, in cycles.
 PROLOGUE = 1500.0  # before a CTA's first MMA: barriers, descriptors, first loads
 BETWEEN = 450.0  # per tile, besides its MMAs and stores
+OF_GROUPS = 1050.0  # more, where a CTA finds the group of a tile first; not fitted to a sweep
 # Bytes per cycle at which a CTA stores its outputs.
 STORE = {"registers": 6.0, "wide": 31.0, "staged": 42.0}
 BEHIND = 0.4  # the fraction of a store that pingpong does not hide
@@ -126,10 +127,12 @@ class Call(NamedTuple):
     """What all configs share in a call.
 
     Attributes:
-        M, N, K: its shape.
+        M, N, K: its shape, with groups that of all products together.
         fits_l2: whether L2 holds everything that it touches.
         dram_us: how long DRAM needs where L2 does not, else 0.
         lean: how much more a byte of A costs than the mean of both operands, and one of B less.
+        rows: the rows of each group; () for one product, and where groups divide K.
+        terms: the terms along K of each group; () where they do not divide K.
     """
 
     M: int
@@ -138,16 +141,44 @@ class Call(NamedTuple):
     fits_l2: bool
     dram_us: float
     lean: float
+    rows: tuple[int, ...] = ()
+    terms: tuple[int, ...] = ()
 
     @staticmethod
     def of(workload: Workload, machine: Machine) -> "Call":
         """Returns the call of a workload on a GPU."""
         M, N, K = workload.M, workload.N, workload.K
         size, out_size = _size(workload.dtype), _size(workload.out_dtype)
+        rows: tuple[int, ...] = ()
+        terms: tuple[int, ...] = ()
         touched = (M + N) * K * size + M * N * out_size
+        if (groups := workload.grouped) is not None:
+            if groups.form == "rows":
+                rows = groups.sizes
+                weights = sum(rows_of_group > 0 for rows_of_group in rows) * N * K
+                touched = (M * K + weights) * size + M * N * out_size
+            else:
+                terms = groups.sizes
+                touched = (M + N) * K * size + groups.experts * M * N * out_size
         fits_l2 = touched <= HELD * machine.l2_bytes
         dram = 0.0 if fits_l2 else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
-        return Call(M, N, K, fits_l2, dram, LARGER * (M / (M + N) - 0.5))
+        return Call(M, N, K, fits_l2, dram, LARGER * (M / (M + N) - 0.5), rows, terms)
+
+    @property
+    def outputs(self) -> int:
+        """The outputs of all its products."""
+        return self.M * self.N * max(1, len(self.terms))
+
+    def tiles(self, rows: int, columns: int) -> int:
+        """Returns the number of cluster tiles of this size; each group begins a tile."""
+        down = sum(-(-size // rows) for size in self.rows) if self.rows else -(-self.M // rows)
+        return down * -(-self.N // columns) * max(1, len(self.terms))
+
+    def k_tiles(self, tile_k: int) -> float:
+        """Returns the number of k tiles of a product, with groups the mean over them."""
+        if not self.terms:
+            return math.ceil(self.K / tile_k)
+        return sum(math.ceil(size / tile_k) for size in self.terms) / len(self.terms)
 
 
 def _size(dtype: str) -> int:
@@ -247,10 +278,10 @@ class ConfigModel:
         f, grid = self.f, self._grid(call)
         rounds = grid.waves if f.stream_k else math.ceil(grid.waves) / f.split_k
         outputs = self._cluster / f.cluster_k * f.tile_m * f.tile_n
-        return call.M * call.N / (rounds * self._places * outputs)
+        return call.outputs / (rounds * self._places * outputs)
 
     def _grid(self, call: Call) -> _Grid:
-        tiles = -(-call.M // self.rows) * -(-call.N // self.columns)
+        tiles = call.tiles(self.rows, self.columns)
         partitions = tiles * self.f.split_k
         ctas = partitions * self._cluster
         return _Grid(
@@ -285,8 +316,11 @@ class ConfigModel:
     def _tile(self, call: Call, grid: _Grid, k_tile: float) -> float:
         """Returns the cycles of an output tile whose k tiles take so many."""
         f = self.f
-        k_tiles = math.ceil(math.ceil(call.K / f.tile_k) / self._partitions)
-        cycles = k_tiles * k_tile + (self.stored + BETWEEN) / grid.together
+        k_tiles = call.k_tiles(f.tile_k)
+        if self._partitions > 1:
+            k_tiles = math.ceil(k_tiles / self._partitions)
+        between = BETWEEN + (OF_GROUPS if call.rows or call.terms else 0.0)
+        cycles = k_tiles * k_tile + (self.stored + between) / grid.together
         if f.split_k > 1:
             cycles += self.combined
         return cycles + self._exchanged

@@ -16,7 +16,6 @@ from .target import TuneTarget
 # A strategy that draws at random may sometimes propose nothing new; after this many such batches in
 # a row it would never end.
 MOST_STALE_BATCHES = 100
-_END = object()
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,6 @@ def batches(
 
     Raises StrategyError, as `Strategy` describes.
     """
-    if not search.candidates:
-        return
     first = [candidate for candidate in search.candidates if candidate.own]
     first += [candidate for candidate in seeds if not candidate.own]
     proposals = _Proposals(strategy, search)
@@ -124,83 +121,68 @@ def batches(
 
 
 class _Proposals:
-    """Requests batches from a strategy until it ends, or until it could propose nothing more."""
+    """The batches of a strategy, each checked, until it ends or could propose nothing more."""
 
     def __init__(self, strategy: Strategy, search: Search) -> None:
-        self._name, self._search = type(strategy).__qualname__, search
-        self._proposed = self._start(strategy)
+        self._strategy, self._search = strategy, search
         self._allowed = frozenset(search.candidates)
-        self._kernels = {candidate.target.name for candidate in search.candidates}
-        self._places = Counter[str]()  # how many configs of a kernel have been proposed
+        self._proposed = Counter[str]()  # configs of a kernel
         self.seen: set[Candidate] = set()
-
-    def _start(self, strategy: Strategy) -> Iterator[Any]:
-        proposed: Any = self._guarded(strategy.propose, self._search)
-        if not isinstance(proposed, Iterable):
-            raise self._error(f"returned {_shown(proposed)}, expected batches of candidates")
-        return iter(proposed)
 
     def __iter__(self) -> Iterator[list[Candidate]]:
         stale = 0
-        while not self._used_up():
-            batch = self._ask()
-            if batch is None:
-                return
+        proposed = iter(self._requested())
+        while not self._used_up() and (batch := next(proposed, None)) is not None:
             seen_before = len(self.seen)
-            accepted = self._accepted(batch)
+            yield self._accepted(batch)
             stale = stale + 1 if len(self.seen) == seen_before else 0
             if stale >= MOST_STALE_BATCHES:
                 raise self._error(f"proposed nothing new {stale} times in a row")
-            yield accepted
 
-    def _ask(self) -> list[Candidate] | None:
-        """Returns the next batch, or None where the strategy has ended."""
-        batch = self._guarded(next, self._proposed, _END)
-        if batch is _END:
-            return None
-        if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
-            raise self._error(f"proposed {_shown(batch)}, expected a list of candidates")
-        listed: list[Any] = self._guarded(list, batch)
-        for candidate in listed:
-            if not isinstance(candidate, Candidate) or candidate not in self._allowed:
-                raise self._error(
-                    f"proposed {_shown(candidate)}, expected one of search.candidates"
-                )
-        return listed
-
-    def _accepted(self, batch: Sequence[Candidate]) -> list[Candidate]:
-        """Returns the candidates of a batch that will be measured."""
-        accepted = []
-        trials = self._search.trials
-        for candidate in batch:
-            if candidate in self.seen:
-                continue
-            self.seen.add(candidate)
-            self._places[candidate.target.name] += 1
-            if trials is None or candidate.own or self._places[candidate.target.name] <= trials:
-                accepted.append(candidate)
-        return accepted
-
-    def _used_up(self) -> bool:
-        """Returns whether no further proposal can be accepted."""
-        if len(self.seen) == len(self._allowed):
-            return True
-        trials = self._search.trials
-        if trials is None:
-            return False
-        return all(self._places[kernel] >= trials for kernel in self._kernels)
-
-    def _guarded(self, function: Any, *arguments: Any) -> Any:
-        """Calls code of the strategy, and turns its exceptions into StrategyError."""
+    def _requested(self) -> Iterator[list[Candidate]]:
+        """Yields what the strategy proposes; its exceptions become a StrategyError."""
         try:
-            return function(*arguments)
+            batches: Any = self._strategy.propose(self._search)
+            if not isinstance(batches, Iterable):
+                raise self._error(f"returned {_shown(batches)}, expected batches of candidates")
+            for batch in batches:
+                if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
+                    raise self._error(f"proposed {_shown(batch)}, expected a list of candidates")
+                listed: list[Any] = list(batch)
+                for candidate in listed:
+                    if not isinstance(candidate, Candidate) or candidate not in self._allowed:
+                        raise self._error(
+                            f"proposed {_shown(candidate)}, expected one of search.candidates"
+                        )
+                yield listed
         except StrategyError:
             raise
         except Exception as error:
             raise self._error(f"raised {error!r}") from error
 
+    def _accepted(self, batch: Sequence[Candidate]) -> list[Candidate]:
+        """Returns the candidates of a batch that will be measured."""
+        accepted, trials = [], self._search.trials
+        for candidate in batch:
+            if candidate in self.seen:
+                continue
+            self.seen.add(candidate)
+            self._proposed[candidate.target.name] += 1
+            if trials is None or candidate.own or self._proposed[candidate.target.name] <= trials:
+                accepted.append(candidate)
+        return accepted
+
+    def _used_up(self) -> bool:
+        """Returns whether no further proposal can be accepted."""
+        if self.seen == self._allowed:
+            return True
+        trials = self._search.trials
+        kernels = {candidate.target.name for candidate in self._allowed}
+        return trials is not None and all(self._proposed[kernel] >= trials for kernel in kernels)
+
     def _error(self, what: str) -> StrategyError:
-        return StrategyError(f"strategy {self._name} {what}, at {self._search.workload}")
+        name = type(self._strategy).__qualname__
+        return StrategyError(f"strategy {name} {what}, at {self._search.workload}")
 
 
 def _shown(proposed: object) -> str:

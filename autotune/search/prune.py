@@ -20,7 +20,8 @@ from ...core.machines import Machine
 from ...core.problem import Problem
 from ...core.space import Space
 from ..store.records import Gpu, Workload
-from .candidates import Candidate, Ranker, by_interpreter, by_model, efficiency
+from . import cost_model
+from .candidates import Candidate, Ranker, by_interpreter, by_model
 from .gpu import machine as machine_of
 from .target import HOPPER_GROUPED, TuneTarget, registered
 from .target import of as target_of
@@ -156,7 +157,7 @@ def _runnable(
         predicted_us, useful = by_interpreter(footprint, workload), 1.0
         if machine is not None:
             predicted_us = ranker(footprint, workload, machine)
-            useful = efficiency(footprint, workload, machine)
+            useful = cost_model.wave_efficiency(footprint, workload, machine)
         candidate = Candidate(
             target,
             config,

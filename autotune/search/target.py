@@ -71,8 +71,8 @@ HOPPER_GROUPED = TuneTarget("hopper.grouped", "outblas.hopper.gemm.group_host")
 
 def registered(name: str) -> TuneTarget | None:
     """Returns the kernel of the registry with this name; None where there is none."""
-    known = name in {n for names in registry.LADDERS.values() for n in names}
-    return TuneTarget(name, registry.module_name(name)) if known else None
+    names = {rung for ladder in registry.LADDERS.values() for rung in ladder}
+    return TuneTarget(name, registry.module_name(name)) if name in names else None
 
 
 def of(kernel: str | TuneTarget) -> TuneTarget:
@@ -89,10 +89,6 @@ def of(kernel: str | TuneTarget) -> TuneTarget:
     return TuneTarget(kernel, registry.module_name(kernel))
 
 
-# The former name of the class.
-Subject = TuneTarget
-
-
 @functools.cache
 def fingerprint(module: str) -> str:
     """Returns a hash of a kernel's source: of its package, and of the device code that packages
@@ -103,10 +99,10 @@ def fingerprint(module: str) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ImportError(f"{module} is not installed")
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, file in _sources(module, Path(spec.origin)):
-        found.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _sources(module: str, origin: Path) -> list[tuple[str, Path]]:

@@ -24,12 +24,11 @@ from support.spaces import (
     workload,
 )
 
-from outblas.autotune.search import cost_model, rank
+from outblas.autotune.search import cost_model
 from outblas.autotune.store.records import Workload
 from outblas.core.machines import Machine
 from outblas.core.space import Footprint
 from outblas.hopper import gemm, hilbert
-from outblas.kernels import portable_config
 
 ALL_SHAPES = (
     *SHAPES,
@@ -115,47 +114,6 @@ def test_a_prediction_has_waves_and_shares(samples: list[Sample]) -> None:
         assert "waves" in found.limits
 
 
-def without_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on pieces of K are combined in no time."""
-    monkeypatch.setattr(cost_model, "COMBINE", 0.0)
-    monkeypatch.setattr(cost_model, "SUMS", math.inf)
-
-
-def test_half_the_terms_take_about_half_the_time(
-    samples_and_cut: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for what does not depend on K, for what combines pieces of K, and where L2 holds all
-    operands of the smaller call.
-    """
-    without_sums(monkeypatch)
-
-    for f, asked, machine in samples_and_cut:
-        machine = replace(machine, l2_bytes=0)
-        long, half, quarter = (
-            us(f, replace(asked, K=K), machine) for K in (1 << 18, 1 << 17, 1 << 16)
-        )
-        assert 1.9 < (long - half) / (half - quarter) < 2.1, (f, asked, machine.name)
-
-
-def test_combining_takes_as_long_for_any_number_of_terms(
-    samples_and_cut: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where DRAM is not what takes the time. Nothing where no CTAs share a tile."""
-    cases = [
-        (f, replace(asked, K=K), replace(machine, dram_gbs=1e12))
-        for f, asked, machine in samples_and_cut
-        for K in (65536, 32768)
-    ]
-    whole = [us(*case) for case in cases]
-    without_sums(monkeypatch)
-
-    taken = [time - us(*case) for time, case in zip(whole, cases, strict=True)]
-
-    for (f, _, _), long, half in zip(cases[::2], taken[::2], taken[1::2], strict=True):
-        assert long == pytest.approx(half, abs=1e-6)
-        assert (long > 0.1) if f.split_k > 1 or f.stream_k else long == 0
-
-
 def test_fewer_stages_are_never_faster(samples: list[Sample]) -> None:
     for f, asked, machine in samples:
         times = [us(replace(f, stages=stages), asked, machine) for stages in (1, 2, 3, 4, 6, 8)]
@@ -196,65 +154,10 @@ def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool) 
     assert (pairs < alone) is inside
 
 
-@pytest.mark.parametrize(("size", "lines"), [(2048, (1, 1)), (2056, (2, 2))])
-def test_a_row_that_begins_inside_of_a_line_takes_two(size: int, lines: tuple[int, int]) -> None:
-    asked = Workload(2048, 2048, size)
-
-    assert space("hopper.gemm", asked).footprint(gemm.Config()).cache_lines == lines
-    own = portable_config.PortableConfig()
-    assert space("portable", asked).footprint(own).cache_lines == lines
-
-
-@pytest.mark.parametrize(
-    ("tile_n", "variable", "layout", "lines"),
-    [
-        pytest.param(128, False, "nn", (1, 1), id="boxes of 64 columns"),
-        pytest.param(96, False, "nn", (1, 2), id="boxes of 32 columns"),
-        pytest.param(48, False, "nn", (1, 4), id="boxes of 16 columns"),
-        pytest.param(136, True, "nn", (1, 4), id="stages rounded up to 144 columns"),
-        pytest.param(48, False, "nt", (1, 1), id="columns along K"),
-    ],
-)
-def test_short_boxes_of_contiguous_columns_request_lines_again(
-    tile_n: int, variable: bool, layout: str, lines: tuple[int, int]
-) -> None:
-    found = space("hopper.gemm", Workload(2048, 2048, 2048, layout=layout))
-    config = gemm.Config(
-        tile_m=64, consumers=1, cluster_m=1, tile_n=tile_n, variable_tile_n=variable
-    )
-    flipped = {"nn": "tt"}.get(layout, "nt")
-    exchanged = space("hopper.gemm", Workload(2048, 2048, 2048, layout=flipped))
-
-    assert found.footprint(config).cache_lines == lines
-    assert exchanged.footprint(replace(config, swap_ab=True)).cache_lines == lines[::-1]
-
-
-def test_clusters_take_no_more_from_l2() -> None:
-    """Where L2 is all that counts, and both kinds of cluster fill the GPU alike."""
-    found = space("hopper.hilbert")
-    starved = replace(H100, l2_bytes_per_clock=8, sms=128)
-    alone = [
-        found.footprint(config)
-        for config in some("hopper.hilbert", found, 300)
-        if config.cluster == 1 and 4096 % (2 * config.tile_m) == 4096 % (2 * config.tile_n) == 0
-    ]
-
-    assert len(alone) > 10
-    for f in alone:
-        for cluster in (replace(f, cluster_m=2), replace(f, cluster_n=2)):
-            assert us(cluster, SQUARE, starved) < us(f, SQUARE, starved), f
-
-
 def test_a_config_that_leaves_sms_idle_is_slower() -> None:
     f = space("hopper.hilbert").footprint(hilbert.Config())
 
     assert us(replace(f, sms=64), SQUARE, H100) > 1.5 * us(f, SQUARE, H100)
-
-
-def test_a_config_that_issues_at_half_the_rate_is_slower() -> None:
-    f = space("hopper.hilbert").footprint(hilbert.Config())
-
-    assert us(replace(f, issue=0.5), SQUARE, H100) > us(f, SQUARE, H100)
 
 
 @pytest.mark.parametrize(
@@ -272,8 +175,3 @@ def test_resident_ctas(changes: dict[str, Any], count: int) -> None:
     footprint = replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes)
 
     assert cost_model.resident(footprint, H100) == count
-
-
-def test_predictions_that_are_all_equal_have_no_order() -> None:
-    with pytest.raises(ValueError, match=r"predicted has 1\.0 only, expected values that differ"):
-        rank.spearman([1.0, 1.0], [1.0, 2.0])

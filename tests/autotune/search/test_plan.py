@@ -1,13 +1,11 @@
 """What a sweep plans to try: which configs are rated, pruned and kept, and in which order."""
 
 import re
-from typing import Any
 
 import pytest
 from support.spaces import SQUARE
-from support.steps import steps_of
 
-from outblas.autotune.search import gpu, prune
+from outblas.autotune.search import gpu
 from outblas.autotune.search.plan import Plan
 from outblas.autotune.search.plan import plan as plan_of
 from outblas.autotune.search.target import TuneTarget, of
@@ -29,43 +27,6 @@ def whole() -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAULTY_CONFIGS", "1000")
         return planned(HILBERT, PORTABLE, SYNTHETIC)
-
-
-def test_a_plan_rates_each_config_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "1000")
-    rated = 0
-
-    def ranker(*of: Any) -> float:
-        nonlocal rated
-        rated += 1
-        return prune.by_model(*of)
-
-    plan = plan_of((SYNTHETIC,), SQUARE, gpu.imagined("h100"), ranker=ranker)
-
-    assert rated == plan.generated >= 1000
-
-
-def test_the_steps_of_a_plan_grow_with_the_configs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight times the configs: about 8 times the calls of functions, and not 64 times."""
-
-    def steps(configs: int) -> int:
-        monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return steps_of(lambda: planned(SYNTHETIC))
-
-    steps(1)  # what is computed once
-    small, large = steps(100), steps(800)
-
-    assert large < 12 * small
-
-
-@pytest.mark.slow
-def test_ten_thousand_configs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "10000")
-
-    plan = planned(HILBERT, PORTABLE, SYNTHETIC)
-
-    assert plan.generated > 15000
-    assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
 
 
 def test_what_is_generated_is_ranked_or_pruned(whole: Plan) -> None:
@@ -101,13 +62,6 @@ def test_trials_keep_a_kernels_own_config(first_five: tuple[Plan, Plan]) -> None
         kept = [c for c in few.ranked if c.target == target]
         assert all(c.own for c in kept[5:])
         assert sum(c.own for c in kept) == 1
-
-
-def test_trials_change_neither_the_order_nor_what_is_valid(first_five: tuple[Plan, Plan]) -> None:
-    whole, few = first_five
-
-    assert few.valid == whole.valid == len(whole.ranked)
-    assert [c for c in whole.ranked if c in few.ranked] == list(few.ranked)
 
 
 def test_rules_are_counted_the_busiest_first(whole: Plan) -> None:

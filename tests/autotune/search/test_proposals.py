@@ -6,7 +6,6 @@ fast as predicted.
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from support.in_process import measure_here
 from support.strategies import Proposing, faulty_candidates, numbers
 from support.sweeps import H100, SUBJECT, WORKLOAD, run
 
-from outblas.autotune import Grid, ModelRanked, Random, Strategy, StrategyError
+from outblas.autotune import Grid, Random, Strategy, StrategyError
 from outblas.autotune.measure import finals, prefetch
 from outblas.autotune.search import strategy as strategies
 from outblas.autotune.search.plan import MOST_STALE_BATCHES, batches
@@ -29,7 +28,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
-from outblas.core.configs import from_text, to_text
+from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
@@ -67,15 +66,6 @@ def measured_order(strategy: Strategy, store: Store, **options: Any) -> tuple[li
 # What is measured.
 
 
-def test_the_default_measures_the_kernels_own_config_first(store: Store) -> None:
-    """All predictions are equal here: the configs keep the order in which they are generated."""
-    order, outcome = measured_order(ModelRanked(), store)
-
-    assert order == [0, 1, 2, 3, 4, 5]
-    assert numbers(outcome.plan.ranked) == order
-    assert outcome.plan.ranked[0].own
-
-
 def test_trials_cut_what_a_strategy_proposes(store: Store) -> None:
     (batch,) = batches(Random(5), Search(WORKLOAD, H100, faulty_candidates(), trials=2))
 
@@ -101,60 +91,6 @@ def test_batches_are_measured_one_after_the_other(store: Store) -> None:
     assert sorted(heard) == [0, 3, 4]
     assert order == [0, 3, 4, 5]
     assert numbers(outcome.plan.ranked) == [0, 3, 4, 5]
-
-
-def test_a_winner_knows_how_many_configs_were_valid_and_measured(store: Store) -> None:
-    outcome = tune(Proposing(lambda search: [search.candidates[3:]]), store)
-
-    assert outcome.winner is not None
-    assert (outcome.winner.valid, outcome.winner.screened) == (6, 4)
-
-
-def test_a_batch_is_compiled_when_the_last_one_is_measured(store: Store) -> None:
-    compiled: list[int] = []
-    before: list[int] = []
-
-    class Compilers:
-        """Stands for compiling processes, which are done at once."""
-
-        workers = 2
-
-        def submit(self, target: Any, workload: Any, config: str, arch: int) -> Future[float]:
-            compiled.append(from_text(Config, config).number)
-            future = Future[float]()
-            future.set_result(1.0)
-            return future
-
-    def propose(search: Search) -> Any:
-        yield search.candidates[1:3]
-        before.extend(compiled)
-        yield search.candidates[3:]
-
-    outcome = tune(Proposing(propose), store, compilers=Compilers())
-
-    assert before == [0, 1, 2]
-    assert compiled == [0, 1, 2, 3, 4, 5]
-    assert outcome.finished
-    assert {trial.compile_s for trial in outcome.trials} == {1.0}
-
-
-def test_a_second_sweep_measures_nothing_again(store: Store) -> None:
-    first, _ = measured_order(Random(7), store, trials=3)
-
-    again, outcome = measured_order(Random(7), store, trials=3)
-
-    assert first
-    assert again == []
-    assert outcome.new == 0
-
-
-def test_another_strategy_measures_what_the_last_one_left(store: Store) -> None:
-    first, _ = measured_order(Random(7), store, trials=3)
-
-    more, outcome = measured_order(Grid(), store)
-
-    assert sorted(first + more) == [0, 1, 2, 3, 4, 5]
-    assert outcome.new == len(more)
 
 
 def test_an_earlier_winner_takes_part_whatever_is_proposed(store: Store) -> None:
@@ -249,18 +185,6 @@ def test_a_strategy_hears_of_results_and_goes_by_them(store: Store) -> None:
     assert (outcome.plan.valid, outcome.plan.left_out) == (6, 4)
 
 
-def test_a_search_without_a_budget_has_no_seconds_left_to_count(store: Store) -> None:
-    left = []
-
-    def propose(search: Search) -> Any:
-        left.append(search.seconds_left)
-        yield search.candidates
-
-    tune(Proposing(propose), store)
-
-    assert left == [None]
-
-
 def test_a_strategy_hears_of_failures_too(store: Store) -> None:
     statuses, best = {}, []
 
@@ -342,22 +266,6 @@ def test_a_bad_strategy_is_told_what_is_wrong(
 
     assert str(error.value).startswith("strategy Proposing ")
     assert str(error.value).endswith(f", at {WORKLOAD}")
-
-
-def test_an_error_that_a_strategy_words_itself_is_left_as_it_is(store: Store) -> None:
-    def propose(search: Search) -> Any:
-        raise StrategyError("the moon is wrong")
-
-    with pytest.raises(StrategyError, match=r"^the moon is wrong$"):
-        tune(Proposing(propose), store)
-
-
-def test_what_was_measured_before_a_strategy_failed_is_kept(store: Store) -> None:
-    with pytest.raises(StrategyError) as error:
-        tune(Proposing(raising), store)
-
-    assert isinstance(error.value.__cause__, KeyError)
-    assert {number(trial) for trial in store.trials()} == {0, 1, 2}
 
 
 def test_a_bad_strategy_ends_a_sweep_and_keeps_what_was_measured(

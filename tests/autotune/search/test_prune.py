@@ -11,7 +11,6 @@ from support.spaces import FOOTPRINT
 from support.stored import INTERPRETED
 
 from outblas.autotune.search import prune, target
-from outblas.autotune.search.candidates import by_interpreter
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import Workload
 from outblas.core.space import Space
@@ -61,10 +60,6 @@ def test_what_wastes_the_gpu_and_is_predicted_to_be_the_fastest_stays() -> None:
     assert widths(pruned(slow=(128, 256))) == [128, 256, 1024]
 
 
-def test_what_keeps_the_gpu_busy_stays_however_slow_it_is_predicted() -> None:
-    assert widths(pruned(slow=(128, 1024))) == [128, 256]
-
-
 def test_a_kernels_own_config_stays_whatever_it_wastes() -> None:
     assert widths(pruned(own=1024, slow=(1024,))) == [128, 256, 1024]
 
@@ -95,12 +90,3 @@ def test_on_a_cpu_the_config_with_fewer_programs_is_predicted_to_be_faster() -> 
 
     assert (best.config.block_m, best.config.block_n) == (64, 64)
     assert (worst.config.block_m, worst.config.block_n) == (16, 16)
-
-
-def test_the_interpreter_takes_longer_for_more_programs_and_for_more_elements() -> None:
-    small, large = (replace(FOOTPRINT, tile_m=m, tile_n=m, tile_k=64) for m in (64, 128))
-
-    few = by_interpreter(small, Workload(64, 64, 64))
-
-    assert by_interpreter(small, Workload(128, 64, 64)) == 2 * few
-    assert by_interpreter(large, Workload(64, 64, 64)) > few

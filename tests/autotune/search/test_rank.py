@@ -11,10 +11,6 @@ def test_equal_values_share_the_mean_of_their_ranks() -> None:
     assert ranks([3.0, 1.0, 3.0, 2.0, 3.0]) == [4.0, 1.0, 4.0, 2.0, 4.0]
 
 
-def test_no_values_have_no_ranks() -> None:
-    assert ranks([]) == []
-
-
 @pytest.mark.parametrize(
     ("first", "second", "rho"),
     [

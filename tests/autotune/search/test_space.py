@@ -14,11 +14,9 @@ from support.spaces import (
     H100,
     NAMES,
     SHAPES,
-    SQUARE,
     fields_of,
     machine_for,
     precisions,
-    runs_on,
     some,
     space,
     valid,
@@ -32,10 +30,8 @@ from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.machines import Machine
 from outblas.core.problem import Problem
-from outblas.core.shapes import LAYOUTS
 from outblas.core.space import LazySpace
 from outblas.hopper import gemm, hilbert
-from outblas.hopper.core import host
 from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
@@ -138,15 +134,6 @@ def test_a_config_can_be_written_and_read(name: str) -> None:
         assert from_text(of(name).load().Config, to_text(config)) == config
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_kernel_takes_by_itself_is_tried(name: str) -> None:
-    """With few rows too, where a cluster cannot pay: a call without tuning takes it."""
-    for machine in runs_on(name):
-        for dtype, shape in itertools.product(precisions(name, machine), SHAPES[:2]):
-            found = space(name, workload(name, shape, dtype), machine)
-            assert found.invalid_reason(found.own) is None, (machine.name, dtype, shape)
-
-
 @pytest.mark.parametrize(
     "text", ["stages=2,tile_n=128,epilogue_stages=2", "sms=132", "cluster_m=2", "epilogue_stages=1"]
 )
@@ -156,13 +143,6 @@ def test_a_config_that_runs_and_cannot_be_the_fastest_is_left_out(text: str) -> 
 
     assert hilbert.unsupported(problem, config) is None
     assert hilbert.space(problem, H100).invalid_reason(config) is not None
-
-
-def test_a_config_that_no_kernel_runs_is_left_out() -> None:
-    config = from_text(hilbert.Config, "cluster_m=1,sms=0,tile_m=256,tile_n=256")
-    found = hilbert.space(prune.problem(Workload(64, 4096, 4096)), H100)
-
-    assert "accumulator registers" in str(found.invalid_reason(config))
 
 
 @pytest.mark.compile
@@ -215,20 +195,6 @@ def test_a_space_has_only_the_axes_that_a_rung_knows(
     assert not lacks & axes
 
 
-def test_the_first_rung_varies_its_tile_alone() -> None:
-    assert set(fields_of(space("hopper.tma_wgmma").axes)) == {("tile_m",), ("tile_n",)}
-
-
-def test_interpreted_portable_varies_what_the_interpreter_sees() -> None:
-    asked = prune.problem(Workload(64, 64, 64, "float32", layout="nn"))
-
-    found = of("portable").load().space(asked, None)
-
-    small = [config for config in found.configs() if config.accumulators <= 128]
-    assert set(found.axes) == {"block_m", "block_n", "block_k"}
-    assert [found.invalid_reason(config) for config in small] == [None] * len(small)
-
-
 # What a config asks for.
 
 
@@ -243,22 +209,6 @@ def test_a_footprint_fits_the_machine(name: str) -> None:
         assert f.registers >= f.tile_m * f.tile_n // f.threads // f.groups // 4, config
         sizes = (f.tile_m, f.tile_n, f.tile_k, f.stages, f.groups, f.cluster_m, f.cluster_n)
         assert min(sizes) >= 1, config
-
-
-@pytest.mark.parametrize("name", registry.LADDERS["hopper"])
-def test_a_hopper_footprint_counts_warpgroups_and_shared_memory(name: str) -> None:
-    found = space(name)
-    for config in some(name, found, 10):
-        f = found.footprint(config)
-        producers = f.threads // 128 > config.consumers
-        assert f.threads == 128 * (config.consumers + producers), config
-        assert f.shared_memory == config.shared_memory_bytes, config
-
-
-def test_a_hopper_footprint_counts_the_producer() -> None:
-    f = space("hopper.hilbert").footprint(hilbert.Config())
-
-    assert (f.threads, f.cluster_m, f.cluster_n, f.persistent) == (384, 2, 1, True)
 
 
 # Which configs share a compile.
@@ -280,14 +230,6 @@ def test_configs_share_a_compile_that_differ_in_the_table_of_tiles(
         assert replace(shared, **scheduled) == config
 
     assert len(set(compile_keys.values())) * 2 == len(compile_keys)
-
-
-def test_a_compile_key_is_what_the_compile_cache_goes_by(compile_keys: dict[Any, Any]) -> None:
-    given = prune.problem(SQUARE)
-
-    for config in shared_out(list(compile_keys), 5):
-        variant = host._variant("hopper.hilbert", given, config)
-        assert variant.config == compile_keys[config]
 
 
 @some_of_them
@@ -325,23 +267,6 @@ def test_a_tile_can_have_all_of_a_few_hundred_rows(
 
 
 # What is kept from one space to the next.
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_footprints_of_equal_keys_are_equal(name: str) -> None:
-    """For configs at shapes and layouts in which tiles cut cache lines, or are narrower."""
-    made: dict[object, Any] = {}
-    layouts = LAYOUTS if name in ("portable", "hopper.gemm") else (registry.layout_of(name),)
-    for dtype, layout, shape in itertools.product(precisions(name), layouts, KEPT_SHAPES):
-        found = space(name, replace(workload(name, shape, dtype), layout=layout))
-        if found.footprint_key is None:
-            continue
-        for config in itertools.islice(found.configs(), 0, 3000, 97):
-            footprint = found.footprint(config)
-            key = dtype, config, found.footprint_key(config)
-            assert made.setdefault(key, footprint) == footprint, key
-
-    assert name not in ("portable", "hopper.gemm") or len(made) > 100
 
 
 def test_a_lazy_space_chooses_the_own_config_once_and_when_asked() -> None:

@@ -1,30 +1,23 @@
 """Search strategies: in which order they propose, what a search tells them, and their names."""
 
-import doctest
-import inspect
 import pickle
 import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.faulty_kernel import notes
-from support.in_process import measure_here
-from support.strategies import faulty_candidates, pruned
-from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD
+from support.strategies import pruned
+from support.sweeps import H100, OPTIONS, SUBJECT
 
-from outblas import autotune
 from outblas.autotune import Grid, ModelRanked, Random, Strategy, sweep
 from outblas.autotune.search import gpu
 from outblas.autotune.search.candidates import Candidate
-from outblas.autotune.search.plan import batches, plan
+from outblas.autotune.search.plan import batches
 from outblas.autotune.search.prune import problem
 from outblas.autotune.search.strategy import Search, strategy_of
-from outblas.autotune.search.target import TuneTarget, of
+from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Trial, Workload, now
-from outblas.autotune.sweeps.tuner import Job
 from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
@@ -37,46 +30,6 @@ def first_batch(strategy: Strategy, search: Search) -> tuple[Candidate, ...]:
 
 
 # Orders.
-
-
-def order_before_strategies(candidates: Sequence[Candidate], trials: int | None) -> list[Candidate]:
-    """What a sweep tried before it had strategies, in the words of its code: by the prediction,
-    so many of each kernel, and its own config in any case.
-    """
-    places, chosen = Counter[str](), []
-    for candidate in sorted(candidates, key=lambda candidate: candidate.predicted_us):
-        places[candidate.target.name] += 1
-        if trials is None or places[candidate.target.name] <= trials or candidate.own:
-            chosen.append(candidate)
-    return chosen
-
-
-@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65)])
-@pytest.mark.parametrize("trials", [None, 1, 5, 64])
-@pytest.mark.parametrize(
-    ("machine", "kernels"), [("h100", "portable,hopper.hilbert"), ("a100", "portable")]
-)
-def test_the_default_tries_what_was_tried_before_in_that_order(
-    shape: tuple[int, int, int], trials: int | None, machine: str, kernels: str
-) -> None:
-    candidates = pruned(kernels, Workload(*shape), machine).candidates
-    search = Search(Workload(*shape), gpu.imagined(machine), candidates, trials=trials)
-
-    batch = first_batch(ModelRanked(), search)
-
-    assert list(batch) == order_before_strategies(candidates, trials)
-
-
-@pytest.mark.parametrize("trials", [None, 5])
-def test_a_plan_is_the_first_batch_of_the_default(trials: int | None) -> None:
-    targets, workload, on = [of("portable")], Workload(257, 129, 65), gpu.imagined("a100")
-    candidates = pruned("portable", workload, "a100").candidates
-
-    found = plan(targets, workload, on, trials=trials)
-
-    assert list(found.ranked) == order_before_strategies(candidates, trials)
-    assert found.valid == len(candidates)
-    assert found == plan(targets, workload, on, trials=trials, strategy=ModelRanked())
 
 
 def test_a_grid_is_in_the_order_of_the_space() -> None:
@@ -109,13 +62,6 @@ def test_a_random_order_does_not_depend_on_predictions_or_on_the_order_of_the_sp
     batch = first_batch(Random(1), Search(SQUARE, H100, other))
 
     assert [candidate.text for candidate in batch] == random_order(1)
-
-
-def test_another_seed_has_another_order_of_the_same_configs() -> None:
-    one, other = random_order(1), random_order(2)
-
-    assert one != other
-    assert sorted(one) == sorted(other)
 
 
 def test_a_seed_has_another_order_at_another_workload() -> None:
@@ -152,10 +98,6 @@ def record(search: Search, candidate: Candidate, status: Any, us: float | None) 
     )
 
 
-def test_a_search_without_results_has_no_best(search: Search) -> None:
-    assert search.best() is None
-
-
 def test_the_best_of_a_search_is_the_fastest_that_is_right(search: Search) -> None:
     first, second, third = search.candidates[:3]
     record(search, first, "ok", 9.0)
@@ -164,13 +106,6 @@ def test_the_best_of_a_search_is_the_fastest_that_is_right(search: Search) -> No
 
     assert search.best() == second
     assert [trial.status for trial in search.measured.values()] == ["ok", "ok", "wrong"]
-
-
-def test_a_candidate_is_found_by_its_text(search: Search) -> None:
-    first = search.candidates[0]
-
-    assert search.find("portable", first.text) == first
-    assert search.find("portable", "no=config") is None
 
 
 def test_a_strategy_cannot_alter_what_was_measured(search: Search) -> None:
@@ -240,30 +175,3 @@ def test_a_strategy_can_be_sent_to_another_process(strategy: Strategy) -> None:
 
     assert type(sent) is type(strategy)
     assert not isinstance(strategy, Random) or sent == strategy
-
-
-@pytest.mark.interpreter
-def test_the_example_of_the_docstring_tunes_portable(
-    path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """End to end, in the interpreter: the class of the docstring, as a user would write it."""
-    measure_here(monkeypatch)
-    names: dict[str, Any] = {}
-    for example in doctest.DocTestParser().get_examples(inspect.getdoc(Strategy) or ""):
-        exec(example.source, names)
-
-    strategy = names["SameTile"]
-    found = sweep("portable", 16, store=path, trials=9, top_k=1, strategy=strategy, **OPTIONS)
-
-    assert names["options"].strategy is strategy
-    assert found.finished
-    assert 8 <= len(found.outcomes[0].trials) <= 10
-    assert found.winners[0].kernel == "portable"
-
-
-def test_the_older_names_of_a_target_are_kept() -> None:
-    (candidate, *_) = faulty_candidates()
-
-    assert autotune.Subject is autotune.TuneTarget is TuneTarget
-    assert candidate.subject == candidate.target == SUBJECT
-    assert Job((SUBJECT,), WORKLOAD).subjects == (SUBJECT,)

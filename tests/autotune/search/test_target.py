@@ -43,7 +43,3 @@ def test_any_file_of_a_ladder_counts(name: str, ladder: Path, fingerprint) -> No
     (ladder / name).write_text("changed = True\n")
 
     assert fingerprint() != before
-
-
-def test_a_fingerprint_is_the_same_while_nothing_changes(ladder: Path, fingerprint) -> None:
-    assert fingerprint() == fingerprint()
