@@ -10,10 +10,11 @@ from support.grouped_calls import (
     EXTENT,
     FLOATING,
     FORMS,
-    Call,
+    GroupedCall,
     check_close,
     check_equal,
     draw,
+    empty_aux,
     subsets,
 )
 
@@ -39,16 +40,12 @@ def _memory_is_full_of_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def on_gpu(call: Call) -> Call:
-    return call.with_tensors(**{name: t.cuda() for name, t in call.tensors.items()})
-
-
-def check(call: Call, kernel: str | None) -> None:
+def check(call: GroupedCall, kernel: str | None) -> None:
     dtype = call.tensors["mat_a"].dtype
-    x, want = call.wide().expected()
-    aux = torch.full(x.shape, torch.nan, dtype=dtype, device="cuda")
+    x, want, there = call.x(), call.expected(), call.on("cuda")
+    aux = empty_aux(there, dtype)
 
-    results = on_gpu(call).run(kernel=kernel), on_gpu(call).run(kernel=kernel, aux=aux)
+    results = there.run(kernel=kernel), there.run(kernel=kernel, aux=aux)
 
     for result in results:
         if call.activation in EXACT:
@@ -89,13 +86,12 @@ def test_gradients(activation: str, dtype: torch.dtype) -> None:
         names = "bias", "residual", *rows
         call = draw("ragged_m", *names, activation=activation, dtype=dtype, real=True, N=128, K=64)
         leaves = [name for name in FLOATING if name in call.tensors]
-        _, want = call.expected()
-        defined = ~want.isnan()
+        defined = ~call.expected().isnan()
         wide = {name: call.tensors[name].double().requires_grad_() for name in leaves}
-        _, result = call.with_tensors(**wide).expected()
+        result = call.replaced(**wide).expected()
         expected = torch.autograd.grad(result[defined].sum(), list(wide.values()))
 
-        found = [gradients(on_gpu(call), leaves, defined.cuda()) for _ in range(2)]
+        found = [gradients(call.on("cuda"), leaves, defined.cuda()) for _ in range(2)]
 
         tolerance = 0.1 if dtype == BF16 else 1e-3
         for name, one, again, other in zip(leaves, *found, expected, strict=True):
@@ -105,19 +101,18 @@ def test_gradients(activation: str, dtype: torch.dtype) -> None:
             )
 
 
-def gradients(call: Call, names: list[str], defined: Tensor) -> tuple[Tensor, ...]:
+def gradients(call: GroupedCall, names: list[str], defined: Tensor) -> tuple[Tensor, ...]:
     leaves = {name: call.tensors[name].clone().requires_grad_() for name in names}
-    result = call.with_tensors(**leaves).run()
+    result = call.replaced(**leaves).run()
     return torch.autograd.grad(result[defined].float().sum(), list(leaves.values()))
 
 
 def test_a_graph_is_replayed_with_other_places() -> None:
-    call = on_gpu(draw("ragged_m", "residual", *ROWS, activation="reglu", index=torch.int32))
-    offs = call.offs()
-    call.run(offs=offs)
+    call = draw("ragged_m", "residual", *ROWS, activation="reglu", index=torch.int32).on("cuda")
+    call.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = call.run(offs=offs)
+        result = call.run()
 
     for seed in range(20):
         torch.manual_seed(seed)
@@ -126,5 +121,4 @@ def test_a_graph_is_replayed_with_other_places() -> None:
             call.tensors[name].copy_(t)
         result.fill_(torch.nan)
         graph.replay()
-        _, want = other.wide().expected()
-        check_equal(result.cpu(), want)
+        check_equal(result.cpu(), other.expected())

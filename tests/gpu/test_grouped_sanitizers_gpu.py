@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.t
 
 FEW_SMS = """
 import torch, outblas
-from support.grouped_calls import check_equal, draw
+from support.grouped_calls import check_equal, draw, empty_aux
 
 N, K = 784, 1168  # more tiles than SMs, and more k tiles than stages
 CALLS = [
@@ -19,12 +19,11 @@ CALLS = [
 ]
 for form, names, activation in CALLS:
     call = draw(form, *names, activation=activation, M=200, N=N, K=K)
-    x, want = call.wide().expected()
-    aux = torch.full(x.shape, torch.nan, dtype=torch.bfloat16, device="cuda")
-    on_gpu = call.with_tensors(**{name: t.cuda() for name, t in call.tensors.items()})
+    x, want, on_gpu = call.x(), call.expected(), call.on("cuda")
+    aux = empty_aux(on_gpu)
     if form == "ragged_k":  # TMA loads rows that are contiguous where groups do not divide them
         columns = on_gpu.tensors["mat_a"].t().contiguous()
-        on_gpu = on_gpu.with_tensors(mat_a=columns.t())
+        on_gpu = on_gpu.replaced(mat_a=columns.t())
     with outblas.sm_carveout(torch.cuda.get_device_properties(0).multi_processor_count - 4):
         check_equal(on_gpu.run(kernel="hopper.grouped").cpu(), want)
         check_equal(on_gpu.run(kernel="hopper.grouped", aux=aux).cpu(), want)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.fp8 import E4M3, E5M2
-from support.grouped_calls import check_equal
-from support.scaled_groups import FORMS, ScaledGroups, draw
+from support.grouped_calls import GroupedCall, check_equal
+from support.scaled_groups import FORMS, draw
 
 from outblas.core import grouped, quantization
 from outblas.core.epilogue import glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors
-from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.grouped import host
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.gemm import group_host as host
 from outblas.kernels import grouped as portable
 from outblas.runtime.hooks import GroupedKernels
 
@@ -52,7 +52,7 @@ def draw_ends(rng: random.Random, form: Form, groups: int, extent: int) -> tuple
 
 def sample(
     rng: random.Random, form: Form, activation: str, names: tuple[str, ...], out_dtype: torch.dtype
-) -> ScaledGroups:
+) -> GroupedCall:
     groups = rng.choice((1, 5, 32, 33, 130))
     gated = glu_split(activation) == 2
     sizes = {
@@ -88,7 +88,7 @@ def as_quantized(scale: Tensor) -> Tensor:
 
 
 def planned(
-    call: ScaledGroups, config: HopperConfig | None = None
+    call: GroupedCall, config: HopperConfig | None = None
 ) -> tuple[GroupedProblem, Callable[[GroupedKernels], None], Tensor]:
     """Returns the problem of a call, its launch by a kernel, or by hopper.grouped with a config,
     and its result, which is NaN, between two as large.
@@ -112,7 +112,7 @@ def planned(
     return problem, launch, out
 
 
-def launch_between_guards(call: ScaledGroups, kernels: GroupedKernels) -> Tensor:
+def launch_between_guards(call: GroupedCall, kernels: GroupedKernels) -> Tensor:
     """Returns the result of a kernel, which starts as NaN, and checks that what lies around it
     stays.
     """
@@ -124,7 +124,7 @@ def launch_between_guards(call: ScaledGroups, kernels: GroupedKernels) -> Tensor
     return out[1]
 
 
-def check_exactly(call: ScaledGroups, result: Tensor) -> None:
+def check_exactly(call: GroupedCall, result: Tensor) -> None:
     """Compares all that is defined, and what must not be written."""
     want = call.expected()
     check_equal(result, want)
