@@ -3,8 +3,6 @@ cache.
 """
 
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ from support.commands import invoke
 
 import outblas
 from outblas.autotune import automatic, lookup
-from outblas.autotune.store.tables import read_table
 from outblas.core import cache, filesystems
 
 LONG = "a" * 5000
@@ -89,17 +86,6 @@ def test_compiled_kernels_are_built_with_one_warning(environment: str) -> None:
     assert said.isprintable()
 
 
-@pytest.mark.parametrize("environment", UNUSABLE, indirect=True)
-def test_who_compiles_ahead_is_told(environment: str) -> None:
-    with pytest.raises(OSError, match=r"\w"):
-        cache.warm({"kernel": 1}, build=lambda: "built", save=lambda *_: None)
-
-
-@pytest.mark.parametrize("environment", ["relative"], indirect=True)
-def test_a_relative_path_is_below_the_current_folder(environment: str) -> None:
-    assert cache.directory() == Path.cwd() / VALUES[environment]
-
-
 @pytest.mark.interpreter
 @pytest.mark.filterwarnings("ignore:torch takes this call")
 def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,21 +96,6 @@ def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(outblas.matmul(a, b, kernel="portable"), expected)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_store_of_no_place_is_left_out(environment) -> None:
-    gpu = next(iter(read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
-    known = lookup.TuningIndex(gpu)
-    assert known.entries
-    assert not [each for each in known.entries if each.origin in (lookup.HERE, lookup.MODEL)]
-
-
-def test_a_mode_that_is_none_is_told_in_short() -> None:
-    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '") as caught:
-        lookup.mode(None, f"\x1b[31m{LONG}")
-    assert len(str(caught.value)) < 300
-    assert str(caught.value).isprintable()
-
-
 @pytest.mark.parametrize("text", ["soon", LONG, "nan", "-1", "0", "1e", "\x1b"])
 def test_a_budget_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", text)
@@ -133,13 +104,6 @@ def test_a_budget_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text) ->
     ) as it:
         automatic.first_seconds()
     assert len(str(it.value)) < 300
-
-
-def test_a_budget_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "2.5")
-    assert automatic.first_seconds() == 2.5
-    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "")
-    assert automatic.first_seconds() == automatic.FIRST_SECONDS
 
 
 def test_a_null_character_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,13 +196,6 @@ def test_where_the_system_does_not_say_nothing_is_a_network(
     monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
     assert cache.network_filesystem("/home") is None
     assert cache.network_filesystem("a\0b") is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
-def test_this_system_says_what_df_says() -> None:
-    told = subprocess.run(["df", "--output=fstype", "/"], capture_output=True, text=True)
-    if told.returncode == 0:
-        assert filesystems.filesystem("/") == told.stdout.split()[-1]
 
 
 def test_doctor_names_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,14 +66,6 @@ def test_a_device_is_a_machine_whose_figures_are_known(device: str, name: str | 
     assert (found.name if found else None) == name
 
 
-@pytest.mark.parametrize(("key", "machine"), machines.MACHINES.items())
-def test_a_machine_has_its_name_and_a_source_of_its_figures(
-    key: str, machine: machines.Machine
-) -> None:
-    assert key == machine.name
-    assert machine.source
-
-
 @pytest.mark.parametrize(("arch", "name"), [(75, "T4"), (80, "A100"), (90, "H100")])
 def test_an_architecture_has_a_reference(arch: int, name: str) -> None:
     assert machines.reference(arch).name == name

@@ -80,15 +80,6 @@ def test_the_order_of_objects_does_not_change_the_file(file: Path, tmp_path: Pat
     assert (tmp_path / "other").read_bytes() == file.read_bytes()
 
 
-def test_an_empty_pack_can_be_read(tmp_path: Path) -> None:
-    pack.write(tmp_path / "none", {}, [])
-
-    assert (pack.read(tmp_path / "none").objects, pack.read(tmp_path / "none").toolchain) == (
-        {},
-        {},
-    )
-
-
 def refusal(path: Path) -> str:
     """Why a pack is refused, when it is read or when its objects are; "" if it is not."""
     try:
@@ -251,12 +242,6 @@ def test_calls_are_planned_again_after_a_pack_was_loaded(file: Path) -> None:
     assert not dispatch.aten_plans
 
 
-def test_a_kernel_that_no_pack_has_is_built(file: Path) -> None:
-    outblas.load_pack(file)
-
-    assert fetch("four") == b"built"
-
-
 def test_the_pack_of_the_environment_is_loaded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_PACK", str(file))
 
@@ -280,11 +265,6 @@ def test_a_pack_of_the_environment_that_cannot_be_used_is_named_once(
         assert (fetch("one"), fetch("two")) == (b"built", b"built")
 
     assert len(said) == 1
-
-
-def test_a_missing_pack_is_an_error_of_the_call() -> None:
-    with pytest.raises(FileNotFoundError):
-        outblas.load_pack("/nonexistent/x.outblas")
 
 
 def test_an_object_that_was_altered_is_built_instead(file: Path) -> None:
@@ -346,13 +326,6 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_COMPILE", "never")
 
 
-@pytest.mark.usefixtures("never")
-def test_packs_serve_where_nothing_may_be_compiled(file: Path) -> None:
-    outblas.load_pack(file)
-
-    assert fetch("one") == OBJECTS[0][1]
-
-
 def test_a_kernel_needs_no_folder_of_temporary_files(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,12 +346,6 @@ def test_what_is_nowhere_is_not_built(file: Path) -> None:
 
     with pytest.raises(CompileForbidden, match="neither a pack nor the cache has four"):
         fetch("four")
-
-
-@pytest.mark.usefixtures("never")
-def test_nothing_is_compiled_ahead_either() -> None:
-    with pytest.raises(CompileForbidden):
-        cache.warm(facts("four"), build=lambda: b"built", save=save)
 
 
 def test_threads_wait_for_the_pack_of_the_environment(
@@ -406,15 +373,6 @@ def test_threads_wait_for_the_pack_of_the_environment(
         thread.join(10)
 
     assert found == [OBJECTS[0][1]] * 3
-
-
-def test_what_the_cache_has_is_served_where_nothing_may_be_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fetch("four")
-    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
-
-    assert fetch("four", b"again") == b"built"
 
 
 def test_a_value_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

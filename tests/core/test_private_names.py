@@ -13,7 +13,6 @@ import pytest
 import torch
 from support.fp8 import fp8_operands
 from support.fresh_torch import run_beside_torch
-from torch.autograd import forward_ad
 
 from outblas.core import compat
 from outblas.core.compat import cute_private, torch_private, triton_private
@@ -44,20 +43,6 @@ def private_uses(text: str) -> Iterator[str]:
             hidden = any(part.startswith("_") and not part.startswith("__") for part in others)
             if first in LIBRARIES and (hidden or name.startswith(INSIDE)):
                 yield name
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "torch._C._len_torch_function_stack()",
-        "from torch._subclasses.fake_tensor import FakeTensor",
-        "import torch._dynamo",
-        "from triton.compiler import ASTSource",
-        "from cutlass.base_dsl.dsl import BaseDSL",
-    ],
-)
-def test_a_private_name_in_a_module_is_found(text: str) -> None:
-    assert list(private_uses(text))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -93,10 +78,6 @@ def test_a_name_that_a_library_lacks_is_listed_with_what_happens_without_it() ->
         )
     finally:
         del compat.taken["torch:_C._no_such_name"]
-
-
-def test_a_module_that_a_library_lacks_counts_as_a_missing_name() -> None:
-    assert compat.find("torch.no_such_module:name") == (False, None)
 
 
 # ---- each fallback beside the name that it replaces
@@ -205,20 +186,6 @@ def test_without_its_name_no_gradient_is_added_in_place(without: Without) -> Non
     assert asked == [(False, True), (False, False)]
 
 
-def test_without_inductors_allocator_memory_is_as_asked_for(without: Without) -> None:
-    fresh = without(torch_private, "torch:_C._dynamo.guards._empty_strided_cpu")
-
-    made = fresh.empty_strided["cpu"]((2, 3), (1, 2), torch.float16)
-
-    expected = torch_private.empty_strided["cpu"]((2, 3), (1, 2), torch.float16)
-    assert (made.shape, made.stride(), made.dtype, made.device) == (
-        expected.shape,
-        expected.stride(),
-        expected.dtype,
-        expected.device,
-    )
-
-
 @pytest.mark.parametrize("enabled", [False, True])
 def test_without_its_name_deterministic_mode_is_seen(without: Without, enabled: bool) -> None:
     fresh = without(torch_private, "torch:_C._get_deterministic_algorithms")
@@ -244,75 +211,6 @@ def test_without_its_name_the_precision_of_fp32_is_read(without: Without, precis
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize("name", ["_ExcludeDispatchKeyGuard", "DispatchKeySet", "DispatchKey"])
-def test_without_dispatch_keys_autocast_is_turned_off(without: Without, name: str) -> None:
-    fresh = without(torch_private, f"torch:_C.{name}")
-    off, a = fresh.autocast_off("cpu", "cuda"), torch.ones(2, 2)
-
-    with torch.autocast("cpu"):
-        with off():
-            inside = (a @ a).dtype
-        outside = (a @ a).dtype
-
-    assert (inside, outside) == (torch.float32, torch.bfloat16)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_its_name_autocast_is_seen(without: Without, device: str) -> None:
-    fresh = without(torch_private, "torch:_C._is_any_autocast_enabled")
-    before = torch.is_autocast_enabled(device)
-
-    try:
-        torch.set_autocast_enabled(device, True)
-        on = fresh.any_autocast()
-        torch.set_autocast_enabled(device, False)
-        off = fresh.any_autocast()
-    finally:
-        torch.set_autocast_enabled(device, before)
-
-    assert (on, off) == (True, False)
-
-
-FUNCTION_STATE = (
-    "torch:_C._len_torch_function_stack",
-    "torch:_C._is_torch_function_all_disabled",
-    "torch:_C._is_torch_function_enabled",
-    "torch.overrides:has_torch_function_variadic",
-)
-
-
-def test_without_their_names_a_mode_is_seen(without: Without) -> None:
-    fresh = without(torch_private, *FUNCTION_STATE)
-
-    before = bool(fresh.function_mode_count())
-    with torch.device("cpu"):
-        inside = bool(fresh.function_mode_count()), fresh.modes_disabled()
-
-    assert (before, inside) == (False, (True, False))
-
-
-def test_without_their_names_disabled_overriding_is_seen(without: Without) -> None:
-    fresh = without(torch_private, *FUNCTION_STATE)
-
-    before = fresh.overrides_enabled()
-    inside = fresh.as_plain(fresh.overrides_enabled)
-
-    assert (before, inside) == (True, False)
-
-
-def test_without_its_name_types_do_not_override_functions(without: Without) -> None:
-    fresh = without(torch_private, "torch:_C.DisableTorchFunctionSubclass")
-
-    class Loud(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, *_: Any, **__: Any) -> Any:
-            raise AssertionError("the type was asked")
-
-    loud = torch.ones(2).as_subclass(Loud)
-
-    assert fresh.as_plain(lambda t: t.dim(), loud) == 1
-
-
 @pytest.mark.parametrize("tracing", [False, True])
 def test_without_its_name_tracing_is_seen(without: Without, tracing: bool) -> None:
     fresh = without(torch_private, "torch:_C._get_tracing_state")
@@ -330,36 +228,6 @@ def test_without_its_name_tracing_is_seen(without: Without, tracing: bool) -> No
     assert seen == [tracing]
 
 
-def test_without_its_name_forward_mode_is_seen(without: Without) -> None:
-    fresh = without(torch_private, "torch.autograd.forward_ad:_current_level")
-
-    before = fresh.forward_levels._current_level >= 0
-    with forward_ad.dual_level():
-        inside = fresh.forward_levels._current_level >= 0
-
-    assert (before, inside) == (False, True)
-
-
-def test_without_its_name_writes_are_counted(without: Without) -> None:
-    fresh = without(torch_private, "torch:_C._increment_version", "torch:Tensor._version")
-    t = torch.ones(2)
-
-    fresh.increment_version((t,))
-
-    assert t._version == 1
-    assert fresh.version(t) == 0
-
-
-def test_what_dynamo_takes_as_constant_is_marked_as_torch_marks_it() -> None:
-    def by_us() -> None: ...
-    def by_torch() -> None: ...
-
-    torch_private.constant_to_dynamo(by_us)
-    torch.compiler.assume_constant_result(by_torch)
-
-    assert vars(by_us) == vars(by_torch)
-
-
 def test_without_inductors_list_offering_a_product_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -369,19 +237,6 @@ def test_without_inductors_list_offering_a_product_says_so(
 
     with pytest.raises(RuntimeError, match="external_matmul is gone"):
         torch_private.inductor_choices()
-
-
-def test_without_the_interpreters_name_a_kernel_runs_on_the_cpu(without: Without) -> None:
-    fresh = without(triton_private, "triton.runtime.interpreter:InterpretedFunction")
-
-    made = fresh.interpreted_function(_double)
-
-    expected = triton_private.interpreted_function(_double)
-    assert type(made) is type(expected)
-
-
-def _double(x: Any) -> Any:
-    return x * 2
 
 
 @pytest.mark.compile
@@ -395,18 +250,6 @@ def test_without_tritons_backend_ptx_is_assembled_by_ptxas(without: Without, arc
 
     assert cubin.startswith(b"\x7fELF")
     assert "Compiling entry function 'f'" in log
-
-
-def test_without_a_choice_of_assemblers_there_is_one(without: Without) -> None:
-    fresh = without(triton_private, "triton.backends.nvidia.compiler:get_ptxas")
-
-    assert Path(fresh.ptxas(80)).name == "ptxas"
-
-
-def test_without_gluons_builtin_mma_is_gluons_own(without: Without) -> None:
-    fresh = without(triton_private, "triton.experimental.gluon.language._core:builtin")
-
-    assert fresh.mma is triton_private.gl.nvidia.ampere.mma_v2
 
 
 @pytest.mark.parametrize(

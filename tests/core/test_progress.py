@@ -15,20 +15,6 @@ def told(*kernels: str) -> list[str]:
     return heard
 
 
-def test_items_come_as_they_are_without_a_listener() -> None:
-    assert list(progress.counted(["a", "b"])) == ["a", "b"]
-
-
-def test_each_item_is_counted_before_it_comes() -> None:
-    heard: list[str] = []
-
-    with progress.heard(heard.append):
-        counted = progress.counted(["simt.naive", "portable"])
-        first = next(counted)
-
-    assert (first, heard) == ("simt.naive", ["1 of 2 simt.naive"])
-
-
 def test_steps_of_a_step_are_told_with_it() -> None:
     assert told("portable", "hopper.gemm") == [
         "1 of 2 portable",
@@ -50,26 +36,6 @@ def test_a_loop_that_is_left_early_is_forgotten() -> None:
         progress.say("after it")
 
     assert heard[-1] == "after it"
-
-
-def test_what_is_said_stands_behind_the_step() -> None:
-    heard: list[str] = []
-
-    with progress.heard(heard.append):
-        for _ in progress.counted(["hopper.gemm"]):
-            progress.say("burst, round 3 of 15")
-
-    assert heard[-1] == "1 of 1 hopper.gemm: burst, round 3 of 15"
-
-
-def test_nothing_is_told_once_the_listener_is_gone() -> None:
-    heard: list[str] = []
-    with progress.heard(heard.append):
-        pass
-
-    progress.say("too late")
-
-    assert heard == []
 
 
 @pytest.mark.parametrize("name", ["", "  "])

@@ -8,11 +8,6 @@ from outblas.core import shapes
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
-def test_the_suite_has_eleven_shapes() -> None:
-    assert len(shapes.SUITE) == 11
-    assert shapes.parse("suite") == list(shapes.SUITE)
-
-
 def test_deepgemms_shapes_have_many_tokens_or_few() -> None:
     found = shapes.parse("deepgemm")
 
@@ -29,10 +24,6 @@ def test_the_grid_has_sixty_shapes() -> None:
 
     assert len(set(grid)) == 60
     assert {len({shape[axis] for shape in grid}) for axis in range(3)} == {5, 4, 3}
-
-
-def test_shapes_may_follow_the_suite() -> None:
-    assert shapes.parse("suite,64, 8x16x24")[-2:] == [(64, 64, 64), (8, 16, 24)]
 
 
 @pytest.mark.parametrize(("shape", "text"), [((4, 4, 4), "4"), ((8, 16, 24), "8x16x24")])
@@ -52,13 +43,6 @@ def test_every_layer_of_every_model_has_every_count_of_rows(name: str, rows: int
     layers = {layer for model in shapes.LAYERS.values() for layer in model}
 
     assert len(shapes.parse(name)) == rows * len(layers)
-
-
-def test_a_models_layers_go_by_its_name() -> None:
-    found = shapes.parse("decode:Llama-3-8B")
-
-    assert {(N, K) for _, N, K in found} == set(shapes.LAYERS["llama-3-8b"])
-    assert sorted({M for M, _, _ in found}) == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_no_shape_of_a_name_is_there_twice() -> None:

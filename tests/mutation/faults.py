@@ -82,7 +82,7 @@ GROUP_STORES = Check("test_grouped_protocol.py", "own or registers")
 FAULTS = (
     Fault(
         "missing_wait_for_first_stage",
-        "core/roles.py",
+        "parts/roles.py",
         "    if cutlass.const_expr(in_flight > 0 or overwrite):\n"
         "        pipeline.consumer_wait(state)\n",
         "    if cutlass.const_expr(in_flight > 0 or overwrite):\n",
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         "pipeline_wraps_early",
-        "core/pipeline.py",
+        "parts/pipeline.py",
         "wrapped = index == self.stages",
         "wrapped = index == self.stages - 1",
         SCHEDULES,
@@ -488,7 +488,7 @@ FAULTS = (
     ),
     Fault(
         "grouped_halves_are_the_gate",
-        "grouped/kernel.py",
+        "gemm/group_kernel.py",
         "*((half,) * (halves - 1))",
         "*((0,) * (halves - 1))",
         GROUP_STORES,

@@ -73,13 +73,6 @@ def opened(built: Path) -> pack.Pack:
     return pack.read(built)
 
 
-def test_a_pack_says_what_it_was_built_for(opened: pack.Pack) -> None:
-    assert opened.about["products"] == [str(parse_line(line)) for line in (*LINES, *GROUPED)]
-    assert opened.about["gpu"] == "NVIDIA H100 80GB HBM3"
-    assert opened.toolchain["arch"] == "sm_90a"
-    assert opened.triton_toolchain["arch"] == "sm_90"
-
-
 def test_a_pack_has_what_every_product_launches(opened: pack.Pack) -> None:
     """Of each number of rows, by the choice that a call makes, and by that of OUTBLAS_TUNE=off."""
     machine, module = machines.find("H100"), registry.load("hopper.gemm")
@@ -130,12 +123,6 @@ def test_a_fresh_process_compiles_nothing(
 
 
 # ---- the command
-def test_a_pack_is_shown(built: Path) -> None:
-    shown = commands.invoke("pack", "show", built, code=0).stdout
-
-    assert all(str(each) in shown for each in PRODUCTS)
-    assert "NVIDIA H100 80GB HBM3" in shown
-    assert all(path.name in shown for path in TABLES.glob("*.json"))
 
 
 def test_a_pack_is_shown_as_json(built: Path, opened: pack.Pack) -> None:
@@ -146,12 +133,6 @@ def test_a_pack_is_shown_as_json(built: Path, opened: pack.Pack) -> None:
         for path in TABLES.glob("*.json")
     }
     assert shown["objects"] == len(opened.objects)
-
-
-def test_a_sound_pack_is_verified(built: Path, opened: pack.Pack) -> None:
-    done = commands.invoke("pack", "verify", built, code=0)
-
-    assert f"{len(opened.objects)} kernels, 2 tables, all as they were packed" in done.stdout
 
 
 def test_an_altered_pack_is_not(built: Path, tmp_path: Path) -> None:
@@ -183,13 +164,6 @@ def test_a_pack_of_other_sources_is_named(built: Path, opened: pack.Pack, tmp_pa
     done = commands.invoke("pack", "verify", other, code=1)
 
     assert "built with source older" in done.stderr
-
-
-def test_what_is_no_pack_is_an_error_of_usage(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(b"x" * 100)
-
-    commands.refuses("does not begin as a pack", "pack", "show", other)
 
 
 @pytest.mark.parametrize(
@@ -263,15 +237,6 @@ def test_a_product_that_the_kernel_does_not_support_is_one_of_portable(
 
     assert done.left_out == {}
     assert [each.name for each in wanted] == ["portable.matmul_kernel"]
-
-
-def test_groups_of_other_kernels_are_counted(tmp_path: Path) -> None:
-    """TMA cannot load rows of seven terms."""
-    products = [parse_line("64,128x64x7 groups:4")]
-
-    done = build.build(products, tmp_path / "x.outblas", jobs=1)
-
-    assert (done.kernels, done.left_out) == (0, {"portable": 2})
 
 
 def test_kernels_of_triton_are_counted_where_it_is_not_installed(

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import outblas
-from outblas.core import machines, registry
+from outblas.core import configs, machines, registry
 from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
 from outblas.core.product_storage import Storage
 from outblas.core.products import parse_line
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import grouped
-from outblas.kernels import portable
 from outblas.packing import build, examples, triton_kernels
 from outblas.runtime import dispatch
 from outblas.runtime.recorded_shapes import RecordedShapes
@@ -46,6 +45,7 @@ def in_blocks(M: int, of_a: str, of_b: str, **how: Any) -> Any:
     return outblas.scaled_mm(a, b.t(), scale_a, scale_b.t(), **how)
 
 
+WIDE: dict[str, Any] = {"out_dtype": torch.float32}
 TO_FP8: dict[str, Any] = {"out_dtype": E4M3, "out_recipe": "1x128"}
 CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tensorwise": (lambda M: scaled(M, ONE, ONE), "fp8-e4m3 nt tensorwise"),
@@ -85,6 +85,89 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
     "a residual": (
         lambda M: scaled(M, ONE, ONE, bias=half(N), residual=half(M, N), activation="gelu"),
         "fp8-e4m3 nt bias+gelu+residual tensorwise",
+    ),
+    "slices": (
+        lambda M: outblas.matmul(half(M, 2 * K)[:, 8 : 8 + K], half(K, N)),
+        "bfloat16 nn lda:768",
+    ),
+    "slices between granules": (
+        lambda M: outblas.matmul(half(M, K + 8)[:, 4 : 4 + K], half(N, K + 3)[:, :K].t()),
+        "bfloat16 nt lda:392 ldb:387 align-a:8",
+    ),
+    "odd rows": (lambda M: outblas.matmul(half(M, 33), half(33, N)), "bfloat16 nn"),
+    "odd rows of a gated product": (
+        lambda M: outblas.matmul(half(M, 33), half(N, 33).t(), activation="swiglu"),
+        "bfloat16 nt swiglu",
+    ),
+    "an odd result": (
+        lambda M: outblas.matmul(half(M, K), half(K, N), out=half(M, N + 1)[:, 1:]),
+        "bfloat16 nn ldc:513 align-out:2",
+    ),
+    "fp8 within wider rows": (
+        lambda M: outblas.scaled_mm(fp8(M, 2 * K)[:, 2 : 2 + K], fp8(N, K).t(), ONE, ONE),
+        "fp8-e4m3 nt tensorwise lda:768 align-a:2",
+    ),
+    "float32, ieee": (lambda M: outblas.matmul(torch.ones(M, K), torch.ones(K, N)), "float32 nn"),
+    "float32, a layer": (
+        lambda M: outblas.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N)),
+        "float32 nt bias",
+    ),
+    "float32, odd rows": (
+        lambda M: outblas.matmul(torch.ones(M, 33), torch.ones(33, 65)),
+        "float32 nn",
+    ),
+    "float32, slices": (
+        lambda M: outblas.matmul(torch.ones(M, K + 6)[:, 2 : K + 2], torch.ones(K, N)),
+        "float32 nn lda:390 align-a:8",
+    ),
+    "wider, a product": (
+        lambda M: outblas.matmul(half(M, K), half(K, N), **WIDE),
+        "bfloat16 nn to-float32",
+    ),
+    "wider, an epilogue": (
+        lambda M: outblas.matmul(
+            half(M, K),
+            half(N, K).t(),
+            bias=torch.ones(N),
+            residual=torch.ones(M, N // 2),
+            activation="swiglu",
+            **WIDE,
+        ),
+        "bfloat16 nt bias+swiglu+residual to-float32",
+    ),
+    "wider, odd rows": (
+        lambda M: outblas.matmul(half(M, 33).half(), half(33, N).half(), **WIDE),
+        "float16 nn to-float32",
+    ),
+    "batch, a batch": (
+        lambda M: outblas.matmul(half(5, M, K), half(5, K, N)),
+        "bfloat16 nn batch:5",
+    ),
+    "batch, two dimensions": (
+        lambda M: outblas.matmul(half(2, 3, M, K), half(2, 3, N, K).mT, **WIDE),
+        "bfloat16 nt to-float32 batch:6",
+    ),
+    "batch, columns": (
+        lambda M: outblas.matmul(half(5, K, M).mT, half(5, K, N)),
+        "bfloat16 tn batch:5",
+    ),
+    "batch, an epilogue": (
+        lambda M: outblas.matmul(
+            half(5, M, K),
+            half(5, N, K).mT,
+            bias=half(N),
+            activation="swiglu",
+            residual=half(5, M, N // 2),
+        ),
+        "bfloat16 nt bias+swiglu+residual batch:5",
+    ),
+    "batch, odd rows": (
+        lambda M: outblas.matmul(half(5, M, 33), half(5, 33, N)),
+        "bfloat16 nn batch:5",
+    ),
+    "batch, float32": (
+        lambda M: outblas.matmul(torch.ones(5, M, K), torch.ones(5, N, K).mT),
+        "float32 nt batch:5",
     ),
 }
 
@@ -266,233 +349,66 @@ def test_groups_that_a_pack_does_not_hold_are_named(name: str) -> None:
     assert recorded.others == [other]
 
 
+# ---- single GEMMs
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     """The problems that are recorded."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     note = RecordedShapes._note
 
     def keep(self: RecordedShapes, problem: Problem) -> None:
-        found.append(problem)
+        problems.append(problem)
         note(self, problem)
 
     monkeypatch.setattr(RecordedShapes, "_note", keep)
-    return found
-
-
-@pytest.mark.parametrize("M", [1, 2, 32, 300])
-@pytest.mark.parametrize("name", CALLS)
-def test_a_recorded_call_launches_what_its_line_packs(
-    name: str, M: int, noted: list[Problem]
-) -> None:
-    call, words = CALLS[name]
-    machine, module = machines.find("H100"), registry.load("hopper.gemm")
-
-    with outblas.record_shapes() as recorded:
-        call(M)
-
-    ((line,), (problem,)) = recorded.lines, noted
-    (packed,) = build._problems(parse_line(line), machine)
-    called = module.pack_problem(problem, machine)
-    assert recorded.others == []
-    if M == 32:  # with one row, its scale may count as one for all
-        assert line.split(" ", 1)[1] == words
-    assert module.unsupported(packed, None) is None
-    assert module.pack_variants(packed, None, machine) == module.pack_variants(
-        called, None, machine
-    )
-
-
-UNALIGNED: dict[str, tuple[Callable[[int], Any], str]] = {
-    "slices": (
-        lambda M: outblas.matmul(half(M, 2 * K)[:, 8 : 8 + K], half(K, N)),
-        "bfloat16 nn lda:768",
-    ),
-    "slices between granules": (
-        lambda M: outblas.matmul(half(M, K + 8)[:, 4 : 4 + K], half(N, K + 3)[:, :K].t()),
-        "bfloat16 nt lda:392 ldb:387 align-a:8",
-    ),
-    "odd rows": (lambda M: outblas.matmul(half(M, 33), half(33, N)), "bfloat16 nn"),
-    "odd rows of a gated product": (
-        lambda M: outblas.matmul(half(M, 33), half(N, 33).t(), activation="swiglu"),
-        "bfloat16 nt swiglu",
-    ),
-    "an odd result": (
-        lambda M: outblas.matmul(half(M, K), half(K, N), out=half(M, N + 1)[:, 1:]),
-        "bfloat16 nn ldc:513 align-out:2",
-    ),
-    "fp8 within wider rows": (
-        lambda M: outblas.scaled_mm(fp8(M, 2 * K)[:, 2 : 2 + K], fp8(N, K).t(), ONE, ONE),
-        "fp8-e4m3 nt tensorwise lda:768 align-a:2",
-    ),
-}
-
-
-@pytest.mark.parametrize("M", [2, 32, 300])
-@pytest.mark.parametrize("name", UNALIGNED)
-def test_a_call_of_unpacked_matrices_launches_what_its_line_packs(
-    name: str, M: int, noted: list[Problem]
-) -> None:
-    call, words = UNALIGNED[name]
-    machine, module = machines.find("H100"), registry.load("hopper.gemm")
-
-    with outblas.record_shapes() as recorded:
-        call(M)
-
-    ((line,), (problem,)) = recorded.lines, noted
-    (packed,) = build._problems(parse_line(line), machine)
-    # The CPU's memory need not begin at whole cache lines, as that of a GPU does.
-    in_lines = tuple(LINE if each == 16 else each for each in problem.alignment[:2])
-    called = replace(problem, alignment=(*in_lines, *problem.alignment[2:]))
-    assert line.split(" ", 1)[1] == words
-    assert recorded.others == []
-    (kernel, _) = build.ruled(machine, packed)
-    assert build.ruled(machine, called) == (kernel, "")
-    if kernel == "portable":
-        assert portable.pack_variant(packed, machine) == portable.pack_variant(called, machine)
-    else:
-        assert module.pack_variants(packed, None, machine) == module.pack_variants(
-            called, None, machine
-        )
-
-
-FLOAT32: dict[str, tuple[Callable[[int], Any], str]] = {
-    "ieee": (lambda M: outblas.matmul(torch.ones(M, K), torch.ones(K, N)), "float32 nn"),
-    "a layer": (
-        lambda M: outblas.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N)),
-        "float32 nt bias",
-    ),
-    "odd rows": (lambda M: outblas.matmul(torch.ones(M, 33), torch.ones(33, 65)), "float32 nn"),
-    "slices": (
-        lambda M: outblas.matmul(torch.ones(M, K + 6)[:, 2 : K + 2], torch.ones(K, N)),
-        "float32 nn lda:390 align-a:8",
-    ),
-}
-
-
-WIDER: dict[str, tuple[Callable[[int], Any], str]] = {
-    "a product": (lambda M: outblas.matmul(half(M, K), half(K, N), **WIDE), "bfloat16 nn"),
-    "an epilogue": (
-        lambda M: outblas.matmul(
-            half(M, K),
-            half(N, K).t(),
-            bias=torch.ones(N),
-            residual=torch.ones(M, N // 2),
-            activation="swiglu",
-            **WIDE,
-        ),
-        "bfloat16 nt bias+swiglu+residual",
-    ),
-    "odd rows": (
-        lambda M: outblas.matmul(half(M, 33).half(), half(33, N).half(), **WIDE),
-        "float16 nn",
-    ),
-}
-BATCHES: dict[str, tuple[Callable[[int], Any], str]] = {
-    "a batch": (lambda M: outblas.matmul(half(5, M, K), half(5, K, N)), "bfloat16 nn batch:5"),
-    "two dimensions": (
-        lambda M: outblas.matmul(half(2, 3, M, K), half(2, 3, N, K).mT, **WIDE),
-        "bfloat16 nt to-float32 batch:6",
-    ),
-    "columns": (
-        lambda M: outblas.matmul(half(5, K, M).mT, half(5, K, N)),
-        "bfloat16 tn batch:5",
-    ),
-    "an epilogue": (
-        lambda M: outblas.matmul(
-            half(5, M, K),
-            half(5, N, K).mT,
-            bias=half(N),
-            activation="swiglu",
-            residual=half(5, M, N // 2),
-        ),
-        "bfloat16 nt bias+swiglu+residual batch:5",
-    ),
-    "odd rows": (
-        lambda M: outblas.matmul(half(5, M, 33), half(5, 33, N)),
-        "bfloat16 nn batch:5",
-    ),
-    "float32": (
-        lambda M: outblas.matmul(torch.ones(5, M, K), torch.ones(5, N, K).mT),
-        "float32 nt batch:5",
-    ),
-}
-WIDE: dict[str, Any] = {"out_dtype": torch.float32}
+    return problems
 
 
 def launched(problem: Problem, machine: machines.Machine) -> dict[str, list[Any]]:
-    """What a product launches with what was tuned, and by the rule."""
+    """What a GEMM launches with what was tuned, and by the rule."""
     index, module = build._index(machine), registry.load("hopper.gemm")
-    found = {}
-    for kernel, config in (
-        build.chosen(index, machine, problem),
-        build.ruled(machine, problem),
-    ):
+    variants = {}
+    for kernel, text in (build.chosen(index, machine, problem), build.ruled(machine, problem)):
         if kernel == "hopper.gemm":
-            given = build.configs.from_text(module.Config, config) if config else None
-            found[f"{kernel} {config}"] = list(module.pack_variants(problem, given, machine))
+            config = configs.from_text(module.Config, text) if text else None
+            variants[f"{kernel} {text}"] = list(module.pack_variants(problem, config, machine))
         else:
-            variants = triton_kernels.of_problem(problem, machine, kernel, config)
-            found[f"{kernel} {config}"] = list(variants)
-    return found
+            of_triton = triton_kernels.of_problem(problem, machine, kernel, text)
+            variants[f"{kernel} {text}"] = list(of_triton)
+    return variants
 
 
-def check_line(line: str, words: str, problem: Problem) -> None:
-    """Checks that a recorded line has these words, and the kernels of the recorded problem."""
-    machine = machines.find("H100")
-    (packed,) = build._problems(parse_line(line), machine)
-    # The CPU's memory need not begin at whole cache lines, as that of a GPU does.
-    in_lines = tuple(LINE if each == 16 else each for each in problem.alignment[:2])
-    called = replace(problem, alignment=(*in_lines, *problem.alignment[2:]))
-    assert line.split(" ", 1)[1] == words
-    assert launched(packed, machine) == launched(called, machine)
+FLOAT32 = [name for name in CALLS if name.startswith("float32")]
+OF_ONE_ROW = [name for name, (_, words) in CALLS.items() if "fp8" in words and "lda" not in words]
 
 
-@pytest.mark.parametrize("M", [2, 300, 4096])
-@pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize("name", FLOAT32)
-def test_a_call_of_float32_launches_what_its_line_packs(
-    name: str, tf32: bool, M: int, noted: list[Problem], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "M", "tf32"),
+    [
+        *((name, 1, False) for name in OF_ONE_ROW),
+        *((name, M, False) for name in CALLS for M in (2, 300, 4096)),
+        *((name, 300, True) for name in FLOAT32),
+    ],
+)
+def test_a_recorded_call_launches_what_its_line_packs(
+    name: str, M: int, tf32: bool, noted: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call, words = FLOAT32[name]
+    call, words = CALLS[name]
+    machine, module = machines.find("H100"), registry.load("hopper.gemm")
     monkeypatch.setattr(dispatch, "tf32_requested", lambda: tf32)
 
     with outblas.record_shapes() as recorded:
         call(M)
 
     ((line,), (problem,)) = recorded.lines, noted
+    (packed,) = build._problems(parse_line(line), machine)
+    # The CPU's memory need not begin at whole cache lines, as that of a GPU does.
+    in_lines = tuple(LINE if bytes_ == 16 else bytes_ for bytes_ in problem.alignment[:2])
+    called = replace(problem, alignment=(*in_lines, *problem.alignment[2:]))
     assert recorded.others == []
-    check_line(line, words.replace("float32", "tf32") if tf32 else words, problem)
-
-
-@pytest.mark.parametrize("M", [2, 300, 4096])
-@pytest.mark.parametrize("name", WIDER)
-def test_a_call_with_a_wider_result_launches_what_its_line_packs(
-    name: str, M: int, noted: list[Problem]
-) -> None:
-    call, words = WIDER[name]
-
-    with outblas.record_shapes() as recorded:
-        call(M)
-
-    ((line,), (problem,)) = recorded.lines, noted
-    assert recorded.others == []
-    check_line(line, f"{words} to-float32", problem)
-
-
-@pytest.mark.parametrize("M", [2, 3, 300])
-@pytest.mark.parametrize("name", BATCHES)
-def test_a_call_of_a_batch_launches_what_its_line_packs(
-    name: str, M: int, noted: list[Problem]
-) -> None:
-    call, words = BATCHES[name]
-
-    with outblas.record_shapes() as recorded:
-        call(M)
-
-    ((line,), (problem,)) = recorded.lines, noted
-    assert recorded.others == []
-    check_line(line, words, problem)
+    if M > 2:  # the scale of one row may count as one for all
+        assert line.split(" ", 1)[1] == (words.replace("float32", "tf32") if tf32 else words)
+    assert launched(packed, machine) == launched(module.pack_problem(called, machine), machine)
 
 
 @pytest.mark.parametrize(("device", "told"), [("cpu", Storage()), ("cuda:0", Storage(align_a=16))])
@@ -504,12 +420,12 @@ def test_a_place_within_a_cache_line_is_told_of_a_gpu(device: str, told: Storage
 
 @pytest.mark.parametrize(("columns", "dtype"), [(512, E4M3), (200, torch.float32)])
 def test_a_result_in_fp8_is_packed_as_the_gpu_computes_it(columns: int, dtype: torch.dtype) -> None:
-    """Where another kernel quantizes, the product has a result in fp32."""
+    """Where another kernel quantizes, the GEMM has a result in fp32."""
     products = parse_line(f"4096x{columns}x4096 fp8-e4m3 1x128:128x128 to-e4m3")
 
-    (asked,) = examples.problems(products)
+    (wanted,) = examples.problems(products)
     (packed,) = build._problems(products, machines.find("H100"))
 
-    assert asked.out_dtype == E4M3
+    assert wanted.out_dtype == E4M3
     assert packed.out_dtype == dtype
     assert (packed.epilogue.scale_out is None) == (dtype == torch.float32)

@@ -52,13 +52,6 @@ def test_builtin_functions_are_those_of_triton(interpreter: Any, part: Any) -> N
     assert found == [each for each in inspect.getmembers(part) if tl.core.is_builtin(each[1])]
 
 
-def test_other_members_are_those_of_python(interpreter: Any) -> None:
-    interpreter.tl = tl
-    shortcuts.known_builtins(interpreter)
-
-    assert interpreter.inspect.getmembers(torch.Size) == inspect.getmembers(torch.Size)
-
-
 @pytest.mark.parametrize(
     "given",
     [3, "3", None, tl.float32, tl.constexpr(3), [tl.constexpr(3), 4], (tl.constexpr(3), [4])],

@@ -5,8 +5,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-import outblas
-from outblas.core import registry
 from outblas.core.artifact import example
 from outblas.core.compiling import CompileForbidden
 from outblas.core.epilogue import EpilogueArgs
@@ -34,14 +32,6 @@ def call(**changes: Any) -> Call:
 
 
 @pytest.mark.usefixtures("forbidden")
-def test_torch_computes_a_call_and_says_so() -> None:
-    with pytest.warns(outblas.FallbackWarning, match="neither a pack nor the cache has a_kernel"):
-        got = dispatch.run(call())
-
-    assert torch.equal(got, A @ B)
-
-
-@pytest.mark.usefixtures("forbidden")
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 def test_torch_computes_its_epilogue_too() -> None:
     bias = torch.full((4,), -5.0)
@@ -66,12 +56,6 @@ def test_a_batch_invariant_call_is_not_torchs() -> None:
         dispatch.run(call(batch_invariant=True))
 
 
-@pytest.mark.usefixtures("forbidden")
-def test_who_can_do_without_is_told() -> None:
-    with pytest.raises(CompileForbidden):
-        dispatch.find_plan(call(), by_torch=False)
-
-
 def test_what_triton_would_compile_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_COMPILE", "never")
     monkeypatch.setattr(launcher, "_unsupported_config_reason", lambda *_: None)
@@ -87,11 +71,3 @@ def test_a_gradient_of_an_activation_is_not_compiled(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(CompileForbidden, match="the kernel of activations' gradients"):
         activation._loaded(key, 90, 0)
-
-
-@pytest.mark.interpreter
-def test_the_interpreter_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
-
-    assert torch.equal(outblas.matmul(A, B, kernel="portable"), A @ B)
-    assert registry.find("portable").dsl == "triton"

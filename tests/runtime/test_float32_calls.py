@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 from support.imagined_gpu import DEVICE, ImaginedGpu, imagine
-from support.known import CONFIGS, H100, H200, winner
+from support.known import CONFIGS, H100, winner
 
 import outblas
 from outblas.autotune import lookup
 from outblas.autotune.store.records import Workload
-from outblas.autotune.store.tables import ship
-from outblas.core.configs import to_text
 from outblas.core.epilogue import EpilogueArgs
 from outblas.core.problem import Problem, problem
-from outblas.hopper import hilbert
 from outblas.runtime import dispatch, launcher
 from outblas.runtime.default_kernel import Mode
 from outblas.torch_ops import aten
@@ -85,19 +82,6 @@ def test_torch_computes_what_was_not_measured_to_be_faster(
     assert launcher.slower_reason(call, "") == launcher.SLOWER
 
 
-def test_an_epilogue_that_was_measured_counts(h100: ImaginedGpu) -> None:
-    h100.tune(winner(workload=replace(FLOAT32, epilogue="bias"), ratio=1.2))
-
-    assert launcher.slower_reason(posed(extra=BIAS), "") is None
-
-
-def test_another_model_of_gpu_does_not_count(h100: ImaginedGpu) -> None:
-    ship([winner(workload=FLOAT32, gpu=H200, ratio=1.5)], h100.path.parent)
-    lookup.clear_cache()
-
-    assert launcher.slower_reason(posed(), "") == launcher.SLOWER
-
-
 KEPT = {
     "a promise of bits": (posed(batch_invariant=True), ""),
     "tuned at first": (posed(), "on"),
@@ -124,13 +108,6 @@ def test_the_mode_of_the_environment_counts(
     assert launcher.slower_reason(posed(), "lookup") is None
     monkeypatch.setenv("OUTBLAS_TUNE", "on")
     assert launcher.slower_reason(posed(2), "") is None
-
-
-def test_a_winner_that_does_not_support_the_call_does_not_count(h100: ImaginedGpu) -> None:
-    config = to_text(hilbert.Config())
-    h100.tune(winner(workload=FLOAT32, ratio=1.5, kernel="hopper.hilbert", config=config))
-
-    assert launcher.slower_reason(posed(), "") == launcher.SLOWER  # it takes 16-bit operands
 
 
 # ---- what becomes of such a call
@@ -176,18 +153,6 @@ def test_torch_computes_it_without_a_warning_or_an_error(
         results = [call() for _ in range(3)]
 
     assert all(torch.equal(got, by_torch()) for got in results)
-
-
-@pytest.mark.usefixtures("slower")
-def test_gradients_are_torchs_too() -> None:
-    leaves = [t.clone().requires_grad_() for t in (A, B.t(), ROW)]
-    copies = [t.detach().clone().requires_grad_() for t in leaves]
-
-    outblas.linear(*leaves, activation="gelu").square().sum().backward()
-    torch.nn.functional.gelu(torch.nn.functional.linear(*copies)).square().sum().backward()
-
-    for ours, theirs in zip(leaves, copies, strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.usefixtures("slower")

@@ -106,16 +106,6 @@ def test_a_child_computes_while_a_thread_of_its_parent_runs_the_interpreter(
             assert children.succeeds(lambda: torch.equal(product(), expected))
 
 
-@pytest.mark.interpreter
-def test_a_parent_that_forked_computes_on(product: Callable[[], torch.Tensor]) -> None:
-    expected = product()
-
-    with thread_runs(product):
-        children.succeeds(lambda: True)
-
-    assert torch.equal(product(), expected)
-
-
 # Locks that a child finds free.
 
 
@@ -124,16 +114,6 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
 
     with thread_holds(lock):
         assert children.succeeds(lambda: free(lock))
-
-
-def test_a_lock_that_another_thread_holds_is_held_on_in_the_parent() -> None:
-    lock = forks.Lock()
-
-    with thread_holds(lock):
-        children.succeeds(lambda: True)
-        assert held_by_another(lock)
-
-    assert free(lock)
 
 
 def test_a_lock_of_the_forking_thread_is_held_in_the_child_until_it_lets_go() -> None:
@@ -148,16 +128,6 @@ def test_a_lock_of_the_forking_thread_is_held_in_the_child_until_it_lets_go() ->
 
     with lock:
         assert children.succeeds(goes_on)
-
-
-def test_a_lock_of_the_forking_thread_is_held_on_in_the_parent() -> None:
-    lock = forks.Lock()
-
-    with lock:
-        children.succeeds(lambda: True)
-        assert held_by_another(lock)
-
-    assert free(lock)
 
 
 # Locks that a fork takes first.
@@ -191,18 +161,6 @@ def test_a_fork_does_not_wait_for_ever(held: forks.Lock, monkeypatch: pytest.Mon
 
     with thread_holds(held):
         assert children.succeeds(lambda: free(held))
-
-
-def test_a_lock_that_a_fork_went_on_without_is_held_on_in_the_parent(
-    held: forks.Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1)
-
-    with thread_holds(held):
-        children.succeeds(lambda: True)
-        assert held_by_another(held)
-
-    assert free(held)
 
 
 def test_who_holds_a_lock_can_fork(held: forks.Lock) -> None:

@@ -1,0 +1,96 @@
+"""The shape of the package's code: names that mean one thing, and functions that can be read."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from project.test_imports import FOLDERS
+from support.paths import ROOT
+
+import outblas
+
+MOST_LINES, MOST_LINES_ON_A_DEVICE, MOST_PARAMETERS = 90, 150, 12
+DEVICE = ("cute.jit", "cute.kernel", "triton.jit", "gluon.jit")
+
+# What is still to be divided. No other may join them.
+LONG = {
+    "autotune/sweeps/sweep.py: sweep",
+    "src/outblas/torch_ops/eager.py: run",
+    "src/outblas/torch_ops/linear.py: run",
+}
+WIDE = {
+    "src/outblas/torch_ops/aten_operators.py: product",
+    "src/outblas/torch_ops/scaled_mm.py: _by_recipes",
+    "src/outblas/torch_ops/scaled_mm.py: _by_scales",
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the package.
+
+    is_face: whether it is a public call or the definition of a command, whose parameters are what
+        a caller may say.
+    is_on_device: whether a DSL compiles it, so that its parameters are those of the launch.
+    """
+
+    name: str
+    lines: int
+    parameters: int
+    is_face: bool
+    is_on_device: bool
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """The modules of the package, by their paths."""
+    for folder in FOLDERS.values():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions() -> Iterator[Function]:
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                arguments = node.args
+                decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+                yield Function(
+                    f"{path}: {node.name}",
+                    (node.end_lineno or 0) - node.lineno + 1,
+                    len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs),
+                    node.name in outblas.__all__ or "Option(" in ast.unparse(arguments),
+                    any(decorator.startswith(DEVICE) for decorator in decorators),
+                )
+
+
+def test_no_function_is_longer_than_can_be_read() -> None:
+    long = {
+        function.name
+        for function in functions()
+        if function.lines > (MOST_LINES_ON_A_DEVICE if function.is_on_device else MOST_LINES)
+        and not function.is_face
+    }
+
+    assert long - LONG == set()
+
+
+def test_no_function_has_more_parameters_than_can_be_kept_in_mind() -> None:
+    wide = {
+        function.name
+        for function in functions()
+        if function.parameters > MOST_PARAMETERS and not (function.is_face or function.is_on_device)
+    }
+
+    assert wide - WIDE == set()
+
+
+def test_no_two_packages_have_one_name() -> None:
+    packages = defaultdict(list)
+    for path, _ in trees():
+        folder, _, file = path.rpartition("/")
+        if file == "__init__.py":
+            packages[folder.rpartition("/")[2]].append(folder)
+
+    assert {name: folders for name, folders in packages.items() if len(folders) > 1} == {}
