@@ -23,9 +23,8 @@ from ..core.problem import Problem
 from ..core.steps import Steps
 from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
-from . import lookup, lookup_grouped, named_configs
-from .choice_reasons import is_faster
-from .lookup import TuningIndex
+from . import lookup, named_configs
+from .lookup import TuningIndex, is_faster
 from .search.target import TuneTarget
 from .store.records import PRECISIONS, BestConfig, Weights, Workload
 from .tuned_entries import HERE
@@ -88,8 +87,8 @@ def _choices(
 
 
 def grouped_config(problem: GroupedProblem) -> str:
-    """Returns the config of `hopper.grouped` (as text) that was tuned for a product, or ""."""
-    return lookup_grouped.config(problem)
+    """Returns the config of `hopper.grouped` (as text) that was tuned for a problem, or ""."""
+    return lookup.grouped_config(problem)
 
 
 def choices_of(
@@ -317,7 +316,10 @@ def _tune_first(workload: Workload, device: int) -> TuningIndex | None:
         fallback.warn_once(f"{workload} could not be tuned: {error}")
         return None
 
-    return lookup.tuning_index(device)
+    index = lookup.tuning_index(device)
+    if not _is_tuned(index, workload):  # the next call must not tune again
+        _given_up.add(workload)
+    return index
 
 
 def _sweep(

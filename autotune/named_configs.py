@@ -1,5 +1,5 @@
-"""What a kernel with a config that a text names is for a workload: whether it runs, and what limits
-it.
+"""What a kernel with a config that a text names is for a workload: whether it runs, how fast the
+model predicts it to be, and what limits it.
 """
 
 import functools
@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.configs import brief, from_text
 from ..core.machines import Machine
 from ..core.problem import Problem
 from ..core.space import Footprint, Space
+from ..runtime import fallback
 from ..runtime.default_kernel import PRODUCTION
-from .search import cost_model
+from .search import cost_model, prune, target
+from .search.cost_model import Call, ConfigModel
 from .search.gpu import machine as machine_of
 from .store.records import Gpu, Workload
 
@@ -33,12 +36,73 @@ class Choice:
         return str(self.reason)
 
 
+class GpuModel:
+    """The model of one GPU, which keeps what no shape changes: a lookup asks for many configs at
+    every new shape. `machine` is None where it predicts nothing.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.machine = gpu, machine_of(gpu)
+        # By the config, the dtypes and the space's `footprint_key`.
+        self._models: dict[tuple[object, ...], ConfigModel] = {}
+
+    def at(self, workload: Workload) -> "Predictions":
+        """Returns the predictions for a workload."""
+        return Predictions(self, workload)
+
+    def config_model(self, space: Space[Any], config: Any, workload: Workload) -> ConfigModel:
+        """Returns the model of a config for workloads of a space."""
+        assert self.machine is not None
+        dtypes = workload.dtype, workload.out_dtype
+        if space.footprint_key is None:
+            return ConfigModel(space.footprint(config), self.machine, *dtypes)
+        key = config, dtypes, space.footprint_key(config)
+        model = self._models.get(key)
+        if model is None:
+            model = ConfigModel(space.footprint(config), self.machine, *dtypes)
+            self._models[key] = model
+        return model
+
+
+class Predictions:
+    """The predictions of the model for one workload."""
+
+    def __init__(self, model: GpuModel, workload: Workload) -> None:
+        self._model, self._workload = model, workload
+        self._call = None if model.machine is None else Call.of(workload, model.machine)
+        self._us: dict[tuple[str, str], float | None] = {}
+
+    def us(self, kernel: str, config: str) -> float | None:
+        """Returns the µs that the model predicts for a config ("": the kernel's default); None
+        where it predicts nothing, or the config does not run.
+        """
+        key = kernel, config
+        if key not in self._us:
+            self._us[key] = None if self._call is None else self._predict(kernel, config)
+        return self._us[key]
+
+    def _predict(self, kernel: str, text: str) -> float | None:
+        assert self._call is not None
+        try:
+            space = space_of(kernel, self._workload, self._model.gpu)
+        except (ValueError, ImportError):
+            return None
+        try:
+            config = config_of(kernel, text) if text else space.own
+        except (ValueError, ImportError) as error:
+            fallback.warn_once(f"a tuned config of {kernel} is not used: {error}")
+            return None
+        if space.invalid_reason(config) is not None:
+            return None
+        return self._model.config_model(space, config, self._workload).us(self._call)
+
+
 def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
     """Returns why a kernel does not support a workload of packed operands with a config on a GPU;
     None if it does.
     """
-    found = footprint_of(kernel, config, workload, gpu)
-    return found if isinstance(found, str) else None
+    footprint = footprint_of(kernel, config, workload, gpu)
+    return footprint if isinstance(footprint, str) else None
 
 
 def footprint_of(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
@@ -62,15 +126,13 @@ def space_of(kernel: str, workload: Workload, gpu: Gpu) -> Space[Any]:
     """Returns a kernel's search space for a workload. Raises ValueError where the kernel does not
     run, ImportError without its DSL.
     """
-    from .search import prune, target
-
     # None of the reasons to refuse a workload depends on its shape.
     kind = kernel, workload.dtype, workload.epilogue, workload.grouping, gpu
     make = _checked.get(kind)
     if make is None:
-        found = target.of(kernel)
-        prune.check(found, workload, gpu)
-        make = _checked[kind] = found.load().space
+        subject = target.of(kernel)
+        prune.check(subject, workload, gpu)
+        make = _checked[kind] = subject.load().space
     return make(prune.described(workload), machine_of(gpu))
 
 
@@ -79,21 +141,16 @@ def config_of(kernel: str, text: str) -> Any:
     """Returns the config that a text describes. Raises ValueError for one that the kernel has not,
     ImportError without its DSL.
     """
-    from ..core.configs import from_text
-    from .search import target
-
     return from_text(target.of(kernel).load().Config, text)
 
 
 def remarks(kernel: str, workload: Workload) -> list[str]:
-    """Returns what a kernel does for a workload besides the product, in words; empty if nothing."""
-    from .search import prune, target
-
+    """Returns what a kernel does for a workload besides the GEMM, in words; empty if nothing."""
     try:
-        found = getattr(target.of(kernel).load(), "remarks", None)
+        describe = getattr(target.of(kernel).load(), "remarks", None)
     except (ValueError, ImportError):
         return []
-    return found(prune.problem(workload)) if found else []
+    return describe(prune.problem(workload)) if describe else []
 
 
 def suits(kernel: str, workload: Workload, problem: Problem) -> bool:
@@ -106,8 +163,6 @@ def suits(kernel: str, workload: Workload, problem: Problem) -> bool:
     """
     if kernel != PRODUCTION:
         return True
-    from .search import prune
-
     try:
         from ..hopper.gemm.operand_copies import cache_lines_per_row
     except ImportError:  # loading the kernel reports this error
@@ -133,9 +188,6 @@ def short(kernel: str, config: str) -> str:
     """Returns the fields of a config that differ from the kernel's defaults, or the whole text
     where the kernel is not available.
     """
-    from ..core.configs import brief, from_text
-    from .search import target
-
     try:
         return brief(from_text(target.of(kernel).load().Config, config))
     except (ValueError, ImportError):

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from ..core.shapes import Shape
 from ..core.steps import GATED
 from ..runtime.default_kernel import PRODUCTION
@@ -35,21 +33,17 @@ class TunedEntry:
     Attributes:
         origin: where the result comes from, one of `ORIGINS`.
         gpu: the name of the GPU.
-        sms: how many SMs it has.
         us: the time of a call.
         ratio: cuBLAS's time divided by it.
-        when: the date of the measurement.
     """
 
     origin: str
     gpu: str
-    sms: int
     workload: Workload
     kernel: str
     config: str
     us: float
     ratio: float
-    when: str
 
     # Kept, because lookups compare workloads with entries again and again.
     @functools.cached_property
@@ -60,12 +54,7 @@ class TunedEntry:
     @functools.cached_property
     def doublings(self) -> tuple[float, ...]:
         """The binary logarithms of the shape."""
-        return doublings_of(self.workload)
-
-    @functools.cached_property
-    def plain_kind(self) -> tuple[str, ...]:
-        """The kind of the plain workload."""
-        return self.workload.plain.kind
+        return tuple(map(math.log2, self.workload.shape))
 
     @functools.cached_property
     def width(self) -> tuple[int, bool]:
@@ -73,36 +62,29 @@ class TunedEntry:
         return width_of(self.workload)
 
 
-def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
-    try:
-        with Store(path, read_only=True) as store:
-            found = [each for each in store.winners(gpu_name=gpu.name) if each.gpu.sms == gpu.sms]
-    except Exception as error:  # matmul must not raise for this
-        warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
-        return
-    kernels = {each.kernel for each in found}
-    kernels_here = {k for k in kernels if registered(k) or k == HOPPER_GROUPED.name}
-    for each in reversed(found):
-        if each.kernel in kernels_here:
-            yield entry_of(HERE if each.gpu == gpu else MODEL, gpu, each)
-
-
-def entry_of(origin: str, gpu: Gpu, found: BestConfig | Entry) -> TunedEntry:
+def entry_of(origin: str, gpu: Gpu, best: BestConfig | Entry) -> TunedEntry:
     """Returns a winner of a store or of a table on a GPU."""
     return TunedEntry(
-        origin,
-        gpu.name,
-        gpu.sms,
-        found.workload,
-        found.kernel,
-        found.config,
-        found.us,
-        found.ratio,
-        found.when,
+        origin, gpu.name, best.workload, best.kernel, best.config, best.us, best.ratio
     )
 
 
+def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
+    """Yields the winners of a store on GPUs of one model, the newest first."""
+    try:
+        with Store(path, read_only=True) as store:
+            winners = store.winners(gpu_name=gpu.name)
+    except Exception as error:  # matmul must not raise for this
+        warnings.warn(f"outblas cannot read its tuning store: {error}", stacklevel=2)
+        return
+    for best in reversed(winners):
+        is_here = registered(best.kernel) or best.kernel == HOPPER_GROUPED.name
+        if is_here and best.gpu.model == gpu.model:
+            yield entry_of(HERE if best.gpu == gpu else MODEL, gpu, best)
+
+
 def from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
+    """Yields the winners that the tables in a folder have for a GPU."""
     yield from from_shipped(gpu, _readable(folder))
 
 
@@ -118,8 +100,8 @@ def from_shipped(gpu: Gpu, tables: Iterable[Named]) -> Iterator[TunedEntry]:
     own, nearest = _own_and_nearest(gpu, tables)
     for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
         for _, table in chosen:
-            for each in table.entries:
-                yield entry_of(origin, table.gpu, each)
+            for entry in table.entries:
+                yield entry_of(origin, table.gpu, entry)
 
 
 def _readable(folder: Path) -> Iterator[Named]:
@@ -145,18 +127,11 @@ def _own_and_nearest(gpu: Gpu, tables: Iterable[Named]) -> tuple[list[Named], li
     return own, sorted(cousins, key=apart)[:1]
 
 
-def doublings_of(workload: Workload) -> tuple[float, ...]:
-    """Returns the binary logarithms of a shape, whose distance is `distance`."""
-    return tuple(map(math.log2, workload.shape))
-
-
 def distance(one: Workload, other: Workload) -> float:
     """Returns the distance of two shapes in binary orders of magnitude: doubling one of M, N, K is
     1.
     """
-    return math.sqrt(
-        sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True))
-    )
+    return math.dist(*(tuple(map(math.log2, workload.shape)) for workload in (one, other)))
 
 
 def width_of(workload: Workload) -> tuple[int, bool]:
@@ -174,58 +149,29 @@ def bare_of(workload: Workload) -> Workload:
     return replace(plain, N=plain.N // 2) if workload.steps.activation in GATED else plain
 
 
-def is_akin(entry: TunedEntry, workload: Workload, width: tuple[int, bool]) -> bool:
-    """Returns whether a winner at a bare product applies to the dtype and layout of a plain
-    workload of this `width`.
+def is_akin(entry: TunedEntry, workload: Workload) -> bool:
+    """Returns whether a winner at a bare GEMM applies to the dtype and layout of a plain workload.
 
     For the production kernel, all layouts and all 16-bit dtypes are equivalent.
     """
-    if entry.plain_kind == workload.kind:
+    if entry.workload.plain.kind == workload.kind:
         return True
     return (
         entry.kernel == PRODUCTION
-        and entry.width == width
+        and entry.width == width_of(workload)
         and (entry.workload.out_dtype == "float32") == (workload.out_dtype == "float32")
     )
 
 
-class NearEntries:
-    """Winners that lie near to shapes in the order of their distance."""
-
-    def __init__(self, entries: Iterable[TunedEntry]) -> None:
-        # Those at one distance come in the order of their workloads, then the fastest kernel first.
-        self._entries = sorted(entries, key=lambda entry: (entry.workload, -entry.ratio))
-        self._doublings = np.array([entry.doublings for entry in self._entries]).reshape(-1, 3)
-        self._at: dict[tuple[Shape, str], list[TunedEntry]] = {}
-        for entry in self._entries:
-            place = entry.workload.shape, entry.workload.layout
-            self._at.setdefault(place, []).append(entry)
-
-    def at(self, workload: Workload) -> list[TunedEntry]:
-        """Returns the winners at the shape and the layout of a workload."""
-        return self._at.get((workload.shape, workload.layout), [])
-
-    def within(self, reach: float, workload: Workload, most: int) -> list[TunedEntry]:
-        """Returns the winners at this distance at most, the nearest first; no more than `most`."""
-        apart = self._doublings - doublings_of(workload)
-        squares = np.einsum("ij,ij->i", apart, apart)
-        reached = np.flatnonzero(squares <= reach * reach)
-        # Equal distances may differ in rounding.
-        order = zip(np.sqrt(squares[reached]).round(9).tolist(), reached.tolist(), strict=True)
-        return [self._entries[i] for _, i in sorted(order)[:most]]
-
-
 def best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:
     """Returns the entry of the nearest origin for each kernel, the fastest kernel first."""
-    found: dict[str, TunedEntry] = {}
+    best: dict[str, TunedEntry] = {}
     for entry in sorted(entries, key=lambda entry: ORIGINS.index(entry.origin)):
-        found.setdefault(entry.kernel, entry)
-    return sorted(found.values(), key=lambda entry: -entry.ratio)
+        best.setdefault(entry.kernel, entry)
+    return sorted(best.values(), key=lambda entry: -entry.ratio)
 
 
 def nearest_to(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEntry]:
-    """Returns the winners at the nearest workload, the fastest kernel first."""
-    if not entries:
-        return []
+    """Returns the winners at the nearest workload, of one at least, the fastest kernel first."""
     place = min((e.workload for e in entries), key=lambda w: (distance(w, workload), w))
     return best_by_kernel(entry for entry in entries if entry.workload == place)

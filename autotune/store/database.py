@@ -257,7 +257,7 @@ def check(path: Path) -> None:
             if any(each._inode == inode and each._connection for each in _open_files):
                 return  # it was checked, and closing it here would drop the locks on it
             header = ownership.read_regular(path, _HEADER, cut=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError) as error:
             raise _refusal(path, f"which cannot be read: {error}") from None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.known import H100, H200, SQUARE, Know, knowing, winner
 
-from outblas.autotune import automatic, lookup, lookup_grouped, tuned_entries
+from outblas.autotune import automatic, lookup, tuned_entries
 from outblas.autotune.search import prune
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.core.configs import to_text
@@ -46,7 +46,7 @@ def asked(workload: Workload = ROWS, **changes: Any) -> GroupedProblem:
 
 def config(know: Know, *here: BestConfig, of: GroupedProblem = PROBLEM, **more: Any) -> int | None:
     """The number of the config that a problem takes; None for none."""
-    text = lookup_grouped.chosen(know(*here, **more).grouped, of)
+    text = know(*here, **more).grouped_config(of)
     return TEXTS.index(text) if text else None
 
 
@@ -112,11 +112,12 @@ def test_16_bit_dtypes_and_layouts_are_alike(know: Know) -> None:
     assert config(know, won(1, other)) == 1
 
 
-def test_a_config_that_the_kernel_does_not_take_is_passed_over(know: Know) -> None:
+def test_a_config_that_the_kernel_does_not_take_is_passed_over_with_a_warning(know: Know) -> None:
     broken = dataclasses.replace(won(1), config="tile_m=64,no_such_field=1")
     near = dataclasses.replace(ROWS, M=4097)
 
-    assert config(know, broken, won(2, near)) == 2
+    with pytest.warns(RuntimeWarning, match="a tuned config of hopper.grouped is not used: config"):
+        assert config(know, broken, won(2, near)) == 2
 
 
 def test_products_take_nothing_from_groups(know: Know) -> None:

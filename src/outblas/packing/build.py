@@ -170,7 +170,6 @@ def _of_groups(
     products: Products, machine: Machine, index: "TuningIndex", left_out: Counter[str]
 ) -> Iterator[Any]:
     """Yields the keys of the compiles of products that groups divide; counts what is left out."""
-    from ..autotune import lookup_grouped
     from ..hopper import grouped
 
     assert products.groups is not None, "the caller has looked"
@@ -179,10 +178,7 @@ def _of_groups(
             left_out[PORTABLE] += 1
             continue
         launched = grouped.pack_problem(problem)
-        tuned = ""
-        if lookup_grouped.is_measured(launched):
-            tuned = lookup_grouped.chosen(index.grouped, launched)
-        for config in dict.fromkeys((tuned, "")):
+        for config in dict.fromkeys((index.grouped_config(launched), "")):
             given = configs.from_text(grouped.Config, config) if config else None
             yield grouped.pack_variant(launched, given, machine)
     yield from _by_triton(left_out, QUANTIZE, triton_kernels.of_operands, products)
