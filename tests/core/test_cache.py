@@ -208,8 +208,10 @@ def storm(fetches: int, seed: int) -> list[str]:
 
 
 def test_eviction_beside_other_processes_neither_warns_nor_raises(folder: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        wrong = pool.starmap(storm, [(FETCHES, seed) for seed in range(3)])
+    pool = multiprocessing.get_context("fork").Pool(3)
+    wrong = pool.starmap(storm, [(FETCHES, seed) for seed in range(3)])
+    pool.close()
+    pool.join()
 
     assert wrong == [[], [], []]
     assert scratch_of(folder) == []
