@@ -82,7 +82,7 @@ KILLS ?= 200
 chaos: $(READY)
 	PROMISES=$(KILLS) $(BIN)/pytest -q -s tests/autotune/test_promises.py
 
-# Nor this: plants faults in copies of the sources, each of which a named test has to catch.
+# Nor this: plants faults of barriers in copies of the kernels, each of which a named test has to catch.
 mutation: $(READY)
 	$(BIN)/python -m tests.mutation
 
