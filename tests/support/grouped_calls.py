@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
 import torch
 
 import outblas
 from outblas.core import grouped
-from outblas.core.epilogue import ACTIVATIONS, composed, glu_split
+from outblas.core.epilogue import composed, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors
 from outblas.kernels import grouped as portable
 from outblas.runtime.hooks import GroupedKernels
@@ -23,11 +22,6 @@ ENDS = (0, 5, 5, 17, 21)  # of five groups, two of them empty
 COUNTS = (3, 0, 2**31 - 1, -(2**31), 17)  # of as many, where each has a room
 EXTENT = 24  # of the dimension that is divided: three more than belong to groups; or of a room
 ROWS_OF_A = 10  # that `a_index` chooses from
-# Activations: CI takes a function and a gated pair; what all of them compute has tests of its own.
-SOME_IN_CI = [
-    name if name in ("", "gelu", "swiglu") else pytest.param(name, marks=pytest.mark.slow)
-    for name in ("", *ACTIVATIONS)
-]
 BLOCK = 128  # terms, and columns of B, that share a scale
 FLOATING = "mat_a", "mat_b", "bias", "residual", "scatter_weights"
 
@@ -103,14 +97,14 @@ class GroupedCall:
         return a, b
 
     def x(self) -> Tensor:
-        """Returns the GEMMs with their bias; NaN where they are undefined."""
-        return self._results()[0]
+        """Returns the GEMMs with their bias."""
+        return self.x_and_result()[0]
 
     def expected(self) -> Tensor:
-        """Returns the result; NaN where it is undefined, or not written."""
-        return self._results()[1]
+        return self.x_and_result()[1]
 
-    def _results(self) -> tuple[Tensor, Tensor]:
+    def x_and_result(self) -> tuple[Tensor, Tensor]:
+        """Returns both; NaN where they are undefined, or not written."""
         (a, b), t = self.operands(), self.tensors
         parts, N = self.parts(), b.shape[-1]
         lead = {"ragged_k": (len(parts), a.shape[0]), "ragged_n": a.shape[1:2]}
@@ -177,12 +171,14 @@ def draw(
     K: int = 20,
     ends: tuple[int, ...] | None = None,
     extent: int = EXTENT,
+    rows_of_a: int = ROWS_OF_A,
 ) -> GroupedCall:
     """Draws a call with the tensors `names` besides its operands: small integers, so that sums are
     exact, or real numbers. Some indices lie outside.
 
     M, K: where they are not divided. ends: those of groups, or their counts. extent: the size of
-    the dimension that is divided, or the rows for which a group has room.
+    the dimension that is divided, or the rows for which a group has room. rows_of_a: where they are
+    gathered.
     """
 
     def values(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -190,7 +186,7 @@ def draw(
 
     given = ends or (COUNTS if form == "masked" else ENDS)
     narrow, groups = N // glu_split(activation), len(given)
-    rows = ROWS_OF_A if "a_index" in names else extent
+    rows = rows_of_a if "a_index" in names else extent
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {
         "ragged_m": ((rows, K), (groups, K, N), (extent, narrow)),
         "masked": ((groups, extent, K), (groups, K, N), (groups, extent, narrow)),
@@ -201,11 +197,11 @@ def draw(
     shape_a, shape_b, result = shapes[form]
     wide = out_dtype or dtype
     scatter = torch.randperm(extent)
-    scatter[3:8:4] = torch.tensor([extent + 5, -3])[: len(scatter[3:8:4])]
+    scatter[3::17], scatter[7::17] = scatter[3::17] + extent, scatter[7::17] - extent
     possible = {
         "bias": values(groups, N, dtype=wide),
         "residual": values(*result, dtype=wide),
-        "a_index": torch.randint(-2, ROWS_OF_A + 2, (extent,)).to(index),
+        "a_index": torch.randint(-2, rows_of_a + 2, (extent,)).to(index),
         "scatter_index": scatter.to(index),
         "scatter_weights": values(extent, dtype=torch.float32),
     }
@@ -251,9 +247,10 @@ def guarded(call: GroupedCall, *, aux: bool = False, zero_tail: bool = False) ->
     """Describes a call, of which no dispatcher has checked the groups."""
     t = call.tensors
     dtype = call.options.get("out_dtype") or t["mat_a"].dtype
+    x, y = call.x_and_result()
     memory, aux_memory = (
-        torch.full((3, *like.shape), torch.nan, dtype=dtype, device=like.device)
-        for like in (call.expected(), call.x())
+        torch.full((3, *shape), torch.nan, dtype=dtype, device=x.device)
+        for shape in (y.shape, x.shape if aux else (1,))
     )
     beside = {n: x for n, x in t.items() if n not in ("mat_a", "mat_b", "offs")}
     given = GroupedTensors(**beside, aux=aux_memory[1] if aux else None)

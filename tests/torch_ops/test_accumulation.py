@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.gradients import GRADIENT_KINDS
 from torch.utils.checkpoint import checkpoint
 
@@ -75,48 +74,59 @@ def gradients(model: Any) -> list[Tensor | None]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def steps(model: Any, inputs: list[Tensor], loss: Loss = weighted_sum) -> None:
+def steps(model: Any, inputs: list[Tensor], loss: Loss) -> None:
     for x in inputs:
         loss(model, x).backward()
 
 
 # ---- what is added
-@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5), (2, 1, 3, 5), (1, 5)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_micro_batches_add_up_to_torchs_gradients(
-    shape: tuple[int, ...], bias: bool, added: list[bool]
-) -> None:
-    layer, inputs = layer_of(5, 4, bias=bias), [integers(*shape) for _ in range(3)]
-    theirs = by_torch(layer)
+def summed(model: Any, x: Tensor) -> Tensor:
+    y: Tensor = model(x)
+    return y.sum()
+
+
+def tied(model: Any, x: Tensor) -> Tensor:
+    """Two calls of a weight, and a use that is not ours, whose gradient autograd adds."""
+    y: Tensor = model(model(x))
+    return y.sum() + model.weight.sum()
+
+
+def by_checkpoint(model: Any, x: Tensor, reentrant: bool = False) -> Tensor:
+    y: Any = checkpoint(model, x, use_reentrant=reentrant)
+    return y.sum()
+
+
+def by_checkpoint_reentrant(model: Any, x: Tensor) -> Tensor:
+    return by_checkpoint(model, x.requires_grad_(), reentrant=True)
+
+
+# A layer, the shape of inputs, the loss, and which of the gradients of three steps are added.
+STEPS: dict[str, tuple[Callable[[], Any], tuple[int, ...], Loss, list[bool]]] = {
+    "matrix": (lambda: layer_of(5, 4), (6, 5), summed, [False, True, True]),
+    "no bias": (lambda: layer_of(5, 4, bias=False), (6, 5), summed, [False, True, True]),
+    "batch": (lambda: layer_of(5, 4), (2, 1, 3, 5), summed, [False, True, True]),
+    "one row": (lambda: layer_of(5, 4), (1, 5), summed, [False, True, True]),
+    "activation": (lambda: layer_of(5, 4, activation="relu"), (6, 5), summed, [False, True, True]),
+    "two calls": (lambda: layer_of(4, 4), (6, 4), tied, [False] * 2 + [True] * 4),
+    "checkpoint": (lambda: layer_of(5, 4), (6, 5), by_checkpoint, [False, True, True]),
+    "reentrant": (lambda: layer_of(5, 4), (6, 5), by_checkpoint_reentrant, [False, True, True]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_micro_batches_add_up_to_the_gradients_of_torch(name: str, added: list[bool]) -> None:
+    layer_that, shape, loss, expected = STEPS[name]
+    layer, inputs = layer_that(), [integers(*shape) for _ in range(3)]
+    without = copy.deepcopy(layer)
 
     with accumulate_gradients():
-        steps(layer, inputs, lambda model, x: model(x).sum())
+        steps(layer, inputs, loss)
+    seen = list(added)
 
-    steps(theirs, inputs, lambda model, x: model(x).sum())
+    theirs = without if layer.activation else by_torch(without)
+    steps(theirs, [x.detach() for x in inputs], tied if loss is tied else summed)
     torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
-    assert added == [False, True, True]
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
-def test_gradients_go_through_activations_and_several_layers(
-    activation: Any, added: list[bool]
-) -> None:
-    ours = torch.nn.Sequential(layer_of(5, 4, activation=activation), layer_of(4, 3))
-    inputs = [integers(6, 5).requires_grad_() for _ in range(2)]
-    function = getattr(F, activation)
-    theirs = by_torch(ours)
-    for x in inputs:
-        theirs[1](function(theirs[0](x))).sum().backward()
-    expected, d_inputs = gradients(theirs), [x.grad for x in inputs]
-    for x in inputs:
-        x.grad = None
-
-    with accumulate_gradients():
-        steps(ours, inputs, lambda model, x: model(x).sum())
-
-    torch.testing.assert_close(gradients(ours), expected)
-    torch.testing.assert_close([x.grad for x in inputs], d_inputs)
-    assert added == [False, False, True, True]
+    assert seen == expected
 
 
 def test_the_gradient_stays_the_same_tensor_and_counts_as_written(added: list[bool]) -> None:
@@ -154,61 +164,6 @@ def test_the_sum_of_16_bit_gradients_is_rounded_once(added: list[bool]) -> None:
     assert added == [True]
 
 
-def test_a_graph_that_is_kept_adds_again(added: list[bool]) -> None:
-    layer, x = layer_of(5, 4), integers(6, 5)
-    layer.weight.grad = torch.zeros(4, 5)
-
-    with accumulate_gradients():
-        loss = layer(x).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-    assert torch.equal(layer.weight.grad, 2 * torch.ones(6, 4).t() @ x)
-    assert added == [True, True]
-
-
-def test_a_weight_of_two_calls_gets_the_gradients_of_both(added: list[bool]) -> None:
-    """And of a call that is not ours, whose gradient autograd adds."""
-    layer = layer_of(4, 4)
-    theirs, inputs = by_torch(layer), [integers(6, 4) for _ in range(2)]
-
-    def tied(model: Any, x: Tensor) -> Tensor:
-        return (model(model(x)) + model.weight.sum()).sum()
-
-    with accumulate_gradients():
-        steps(layer, inputs, tied)
-
-    steps(theirs, inputs, tied)
-    torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
-    assert added == [False, False, True, True]
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_give_torchs_gradients(reentrant: bool) -> None:
-    layer = torch.nn.Sequential(layer_of(5, 4, activation="relu"), layer_of(4, 3))
-    inputs = [integers(6, 5).requires_grad_() for _ in range(2)]
-    without = copy.deepcopy(layer)
-
-    with accumulate_gradients():
-        steps(layer, inputs, lambda model, x: checkpoint(model, x, use_reentrant=reentrant).sum())
-
-    steps(without, inputs, lambda model, x: model(x).sum())
-    torch.testing.assert_close(gradients(layer), gradients(without), rtol=0, atol=0)
-
-
-def test_inputs_of_a_backward_pass_limit_what_is_added() -> None:
-    layer, x = layer_of(5, 4), integers(6, 5).requires_grad_()
-    layer.weight.grad = torch.zeros(4, 5)
-
-    with accumulate_gradients():
-        loss = layer(x).sum()
-    loss.backward(inputs=[x], retain_graph=True)
-    assert not layer.weight.grad.any()
-
-    loss.backward(inputs=[layer.weight])
-    assert torch.equal(layer.weight.grad, torch.ones(6, 4).t() @ x)
-
-
 # ---- whose gradient autograd gets
 def test_nothing_is_added_outside_of_the_context(added: list[bool]) -> None:
     layer, x = layer_of(5, 4), integers(6, 5)
@@ -217,64 +172,47 @@ def test_nothing_is_added_outside_of_the_context(added: list[bool]) -> None:
     layer(x).sum().backward()
     with accumulate_gradients(), accumulate_gradients(False):
         layer(x).sum().backward()
+    with pytest.raises(TypeError, match="enabled is int, expected a bool"):
+        accumulate_gradients(1)  # type: ignore[arg-type]
 
     assert added == []
     assert torch.equal(layer.weight.grad, 2 * torch.ones(6, 4).t() @ x)
 
 
-def test_the_context_takes_a_bool() -> None:
-    with pytest.raises(TypeError, match="enabled is int, expected a bool"):
-        accumulate_gradients(1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("asked", ["weight", "x", "both", "output"])
-def test_autograd_grad_returns_gradients_and_adds_none(asked: str, added: list[bool]) -> None:
+@pytest.mark.parametrize("wanted", ["weight", "x", "both", "output"])
+def test_autograd_grad_returns_gradients_and_adds_none(wanted: str, added: list[bool]) -> None:
     layer, x = layer_of(5, 4), integers(6, 5).requires_grad_()
     before = layer.weight.grad = integers(4, 5)
     unchanged = before.clone()
     with accumulate_gradients():
         y = layer(x)
-    of = {"weight": [layer.weight], "x": [x], "both": [x, layer.weight], "output": [y]}[asked]
+    of = {"weight": [layer.weight], "x": [x], "both": [x, layer.weight], "output": [y]}[wanted]
 
-    found = dict(zip(map(id, of), torch.autograd.grad(y.sum(), of), strict=True))
+    returned = dict(zip(map(id, of), torch.autograd.grad(y.sum(), of), strict=True))
 
     assert torch.equal(before, unchanged)
     assert True not in added
-    if asked in ("weight", "both"):
-        assert torch.equal(found[id(layer.weight)], torch.ones(6, 4).t() @ x)
+    if wanted in ("weight", "both"):
+        assert torch.equal(returned[id(layer.weight)], torch.ones(6, 4).t() @ x)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_a_recorded_gradient_is_not_added_in_place(added: list[bool]) -> None:
-    layer, x = layer_of(5, 4, activation="silu"), integers(6, 5).requires_grad_()
-    theirs = by_torch(layer)
-    for model in (layer, theirs):
-        model.weight.grad = torch.zeros(4, 5)
-
-    with accumulate_gradients():
-        layer(x).sum().backward(create_graph=True)
-    F.silu(theirs(x)).sum().backward(create_graph=True)
-
-    assert added == [False]
-    (ours, torchs) = (
-        torch.autograd.grad(model.weight.grad.square().sum(), model.weight)[0]
-        for model in (layer, theirs)
-    )
-    torch.testing.assert_close(ours, torchs)
-
-
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_a_recorded_sum_is_another_tensor(added: list[bool]) -> None:
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_recorded_sum_is_another_tensor(activation: Any, added: list[bool]) -> None:
     """As autograd makes it, even where nothing of the sum depends on what needs a gradient."""
-    layer, x = layer_of(5, 4, bias=False), integers(6, 5)
+    layer, x = layer_of(5, 4, bias=False, activation=activation), integers(6, 5)
     before = layer.weight.grad = integers(4, 5)
     unchanged = before.clone()
+    without = copy.deepcopy(layer)
+    without.weight.grad = unchanged.clone()
 
     with accumulate_gradients():
         layer(x).sum().backward(create_graph=True)
+    without(x).sum().backward(create_graph=True)
 
     assert torch.equal(before, unchanged)
-    assert torch.equal(layer.weight.grad, unchanged + torch.ones(6, 4).t() @ x)
+    torch.testing.assert_close(layer.weight.grad, without.weight.grad)
+    assert layer.weight.grad.requires_grad == without.weight.grad.requires_grad
     assert added == [False]
 
 
@@ -305,35 +243,32 @@ def test_hooks_of_a_weight_see_what_they_see_without_us(
     hook(theirs.weight, theirs_seen)
 
     with accumulate_gradients():
-        steps(layer, inputs)
+        steps(layer, inputs, weighted_sum)
 
-    steps(theirs, inputs)
+    steps(theirs, inputs, weighted_sum)
     torch.testing.assert_close(ours_seen, theirs_seen, rtol=0, atol=0)
     assert len(ours_seen) == 2
     assert added == [False, False]
 
 
-def by_columns(grad: Tensor) -> Tensor:
-    return grad.t().contiguous().t()
-
-
-def sparse(grad: Tensor) -> Tensor:
-    return grad.to_sparse()
+# A gradient that a weight has, by its value and the input.
+STORED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "by columns": lambda grad, x: grad.t().contiguous().t(),
+    "sparse": lambda grad, x: grad.to_sparse(),
+    "in the memory of an operand": lambda grad, x: x[:4].copy_(grad),
+}
 
 
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
-@pytest.mark.parametrize("stored", [by_columns, sparse])
-def test_a_gradient_in_another_layout_is_left_to_autograd(
-    stored: Callable[[Tensor], Tensor], added: list[bool]
-) -> None:
-    layer, x = layer_of(5, 4), integers(6, 5)
-    before = integers(4, 5)
-    layer.weight.grad = stored(before.clone())
+@pytest.mark.parametrize("stored", STORED)
+def test_a_gradient_in_other_memory_is_left_to_autograd(stored: str, added: list[bool]) -> None:
+    layer, x, before = layer_of(5, 4), integers(6, 5), integers(4, 5)
+    layer.weight.grad = STORED[stored](before.clone(), x)
+    expected = before + torch.ones(6, 4).t() @ x
 
     with accumulate_gradients():
         layer(x).sum().backward()
 
-    expected = before + torch.ones(6, 4).t() @ x
     assert layer.weight.grad is not None
     assert torch.equal(layer.weight.grad.to_dense(), expected)
     assert added == [False]
@@ -356,70 +291,23 @@ def test_a_gradient_in_a_wrapper_is_left_to_autograd(kind: str, added: list[bool
         assert str(got) == str(want)
 
 
-def test_a_gradient_in_the_memory_of_an_operand_is_left_to_autograd(added: list[bool]) -> None:
-    layer, memory = layer_of(5, 4), integers(6, 5)
-    layer.weight.grad = memory[:4]
-    before, x = memory.clone(), memory
-
-    with accumulate_gradients():
-        y = layer(x)
-    y.sum().backward()
-
-    assert torch.equal(layer.weight.grad, before[:4] + torch.ones(6, 4).t() @ before)
-    assert added == [False]
-
-
-def test_a_weight_that_is_no_leaf_passes_its_gradient_on(added: list[bool]) -> None:
-    weight, x = integers(4, 5).requires_grad_(), integers(6, 5)
-    weight.grad = torch.zeros(4, 5)
-
-    with accumulate_gradients():
-        outblas.linear(x, 2 * weight).sum().backward()
-
-    assert torch.equal(weight.grad, 2 * torch.ones(6, 4).t() @ x)
-    assert added == [False]
-
-
-def test_autocast_gives_torchs_gradients(added: list[bool]) -> None:
-    layer = layer_of(5, 4)
-    theirs, inputs = by_torch(layer), [integers(6, 5) for _ in range(2)]
-
-    with accumulate_gradients(), torch.autocast("cpu", torch.bfloat16):
-        losses = [layer(x).float().sum() for x in inputs]
-    for loss in losses:
-        loss.backward()
-
-    steps(theirs, inputs, lambda model, x: model(x).sum())
-    torch.testing.assert_close(gradients(layer), gradients(theirs))
-    assert True not in added
-
-
-def test_compiled_programs_give_torchs_gradients(added: list[bool]) -> None:
+def test_compiled_programs_and_other_weights_have_the_gradients_of_torch(
+    added: list[bool],
+) -> None:
     layer = layer_of(5, 4)
     theirs, inputs = by_torch(layer), [integers(6, 5) for _ in range(2)]
     compiled = torch.compile(layer, backend="aot_eager")
+    leaf = integers(4, 5).requires_grad_()
+    leaf.grad = torch.zeros(4, 5)
 
     with accumulate_gradients():
-        steps(compiled, inputs, lambda model, x: model(x).sum())
+        steps(compiled, inputs, summed)
+        outblas.linear(inputs[0], 2 * leaf).sum().backward()  # of a weight that is no leaf
 
-    steps(theirs, inputs, lambda model, x: model(x).sum())
+    steps(theirs, inputs, summed)
     torch.testing.assert_close(gradients(layer), gradients(theirs), rtol=0, atol=0)
+    assert torch.equal(leaf.grad, 2 * torch.ones(6, 4).t() @ inputs[0])
     assert True not in added
-
-
-def test_per_sample_gradients_are_torchs() -> None:
-    layer, samples = layer_of(5, 4), integers(3, 5)
-    weight = layer.weight
-    weight.grad = torch.zeros(4, 5)
-
-    def loss(w: Tensor, x: Tensor) -> Tensor:
-        return outblas.linear(x[None], w).square().sum()
-
-    with accumulate_gradients():
-        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weight, samples)
-
-    assert found.shape == (3, 4, 5)
-    assert not weight.grad.any()
 
 
 # ---- torch's data parallelism, which hooks the nodes that accumulate

@@ -63,16 +63,6 @@ def test_complex_gradients_are_conjugated(pair: Pair, operands: list[Tensor], gr
 
 
 @complex_pairs
-def test_complex_products_without_gradients_are_torchs(pair: Pair, operands: list[Tensor]) -> None:
-    for _ in COLD_THEN_WARM:
-        pair.ours(*operands)  # records gradients, which the next calls must not
-        with torch.no_grad():
-            got = pair.ours(*operands)
-
-        torch.testing.assert_close(got, pair.torchs(*operands).detach())
-
-
-@complex_pairs
 def test_compiled_complex_gradients_are_conjugated(
     pair: Pair, operands: list[Tensor], grad: Tensor
 ) -> None:
@@ -81,20 +71,6 @@ def test_compiled_complex_gradients_are_conjugated(
     got = gradients(compiled, operands, grad)
 
     torch.testing.assert_close(got, gradients(pair.torchs, operands, grad))
-
-
-@complex_pairs
-def test_transformed_complex_gradients_are_conjugated(
-    pair: Pair, operands: list[Tensor], grad: Tensor
-) -> None:
-    a, b, c = (t.detach() for t in operands)
-
-    def loss_of(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda a: (function(a, b, c) * grad).abs().square().sum()
-
-    got = torch.func.grad(loss_of(pair.ours))(a)
-
-    torch.testing.assert_close(got, torch.func.grad(loss_of(pair.torchs))(a))
 
 
 def test_a_warning_says_that_torch_computes_complex_gradients(operands: list[Tensor]) -> None:
@@ -112,21 +88,6 @@ def test_a_named_kernel_refuses_complex_gradients(kernel: str, operands: list[Te
 def test_batch_invariance_is_not_promised_for_complex_gradients(operands: list[Tensor]) -> None:
     with pytest.raises(ValueError, match="batch_invariant is True"):
         matmul(*operands[:2], batch_invariant=True)
-
-
-def test_shapes_of_complex_operands_are_checked(operands: list[Tensor]) -> None:
-    a, b, _ = operands
-    with pytest.raises(ValueError, match=r"a.shape\[1\] is 4 but b.shape\[0\] is 2"):
-        ops.matmul(a, b.t())
-
-
-def test_strict_mode_refuses_complex_gradients(
-    operands: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTBLAS_STRICT", "1")
-
-    with pytest.raises(RuntimeError, match="forbids the fallback to torch: gradients of complex64"):
-        matmul(*operands[:2])
 
 
 # ---- forward mode
@@ -153,26 +114,6 @@ def test_jvp_of_an_operator_is_torchs(pair: Pair) -> None:
     got = torch.func.jvp(pair.ours, (A,), (A.cos(),))
 
     torch.testing.assert_close(got, torch.func.jvp(pair.torchs, (A,), (A.cos(),)))
-
-
-@forward_pairs
-def test_the_hessian_of_an_operator_is_torchs(pair: Pair) -> None:
-    def hessian(function: Callable[..., Tensor]) -> Tensor:
-        return torch.func.hessian(lambda a: function(a).square().sum())(A)
-
-    got = hessian(pair.ours)
-
-    torch.testing.assert_close(got, hessian(pair.torchs))
-
-
-@forward_pairs
-def test_the_tangent_of_a_dual_tensor_goes_through_an_operator(pair: Pair) -> None:
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(A, A.cos())
-        got = forward_ad.unpack_dual(pair.ours(dual)).tangent
-        want = forward_ad.unpack_dual(pair.torchs(dual)).tangent
-
-    torch.testing.assert_close(got, want)
 
 
 def test_an_operator_with_a_named_kernel_refuses_dual_tensors() -> None:
@@ -204,17 +145,3 @@ def test_a_tangent_of_the_gradient_goes_through_a_backward_pass() -> None:
     got = tangent(GELU_GEMM.ours)
 
     torch.testing.assert_close(got, tangent(GELU_GEMM.torchs))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda b: matmul(A, b, bias=BIAS), id="matmul"),
-        pytest.param(lambda b: ops.gemm(A, b, None, BIAS), id="ops.gemm"),
-    ],
-)
-def test_forward_mode_goes_through_a_view_that_negates(call: Callable[[Tensor], Tensor]) -> None:
-    value, tangent, *_ = torch.func.jvp(call, (torch._neg_view(B),), (B,))
-
-    torch.testing.assert_close(value, BIAS - A @ B)
-    torch.testing.assert_close(tangent, A @ B)

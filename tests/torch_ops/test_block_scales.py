@@ -2,7 +2,6 @@
 small integers; which recipe a shape means; what is refused.
 """
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,14 +9,12 @@ import torch
 from support.fp8 import (
     BY_ROW,
     E4M3,
-    E5M2,
     ORDERS,
     SQUARE,
     block_scale,
     fp8_operands,
     scaled,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from outblas import OperandError, scaled_mm
 from outblas.torch_ops import block_scales
@@ -102,18 +99,6 @@ def test_scales_of_blocks_may_lie_in_any_order(
 
 
 @devices
-@pytest.mark.parametrize("formats", [(E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids=str)
-def test_formats_may_be_mixed_with_scales_of_blocks(
-    formats: tuple[torch.dtype, torch.dtype], device: str
-) -> None:
-    case = Case((130, 264, 272), (BY_ROW, SQUARE), device, formats=formats)
-
-    got = scaled_mm(*case.given, out_dtype=torch.float32)
-
-    assert torch.equal(got.double(), case.exact)
-
-
-@devices
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pairs
 def test_an_epilogue_follows_the_scales_of_blocks(
@@ -130,16 +115,6 @@ def test_an_epilogue_follows_the_scales_of_blocks(
 
 
 @devices
-def test_a_gated_epilogue_pairs_columns_after_the_scales(device: str) -> None:
-    case = Case((130, 264, 272), (BY_ROW, SQUARE), device)
-
-    got = scaled_mm(*case.given, out_dtype=torch.float32, activation="reglu")
-
-    gate, up = case.exact.chunk(2, dim=1)
-    assert torch.equal(got.double(), gate.relu() * up)
-
-
-@devices
 @pytest.mark.parametrize("shape", [(0, 16, 256), (8, 0, 256), (8, 16, 0)], ids=str)
 def test_an_empty_product_with_scales_of_blocks_is_zero(
     shape: tuple[int, int, int], device: str
@@ -149,17 +124,6 @@ def test_an_empty_product_with_scales_of_blocks_is_zero(
     got = scaled_mm(*case.given)
 
     assert torch.equal(got, torch.zeros(shape[0], shape[1], device=device).bfloat16())
-
-
-def test_the_gradient_of_a_bias_before_an_activation_has_the_scales() -> None:
-    case = Case((7, 300, 272), (BY_ROW, SQUARE))
-    bias = torch.zeros(300, requires_grad=True)
-    y = scaled_mm(*case.given, bias=bias, out_dtype=torch.float32, activation="relu")
-
-    y.sum().backward()
-
-    assert bias.grad is not None
-    assert torch.equal(bias.grad, (case.exact > 0).sum(0).float())
 
 
 # ---- which recipe a shape means
@@ -193,34 +157,6 @@ def test_the_shapes_of_scales_mean_recipes(name: str) -> None:
     found = block_scales.recipes(M, N, K, torch.ones(shape_a), torch.ones(shape_b))
 
     assert found == meant
-
-
-def shapes_of_scales(
-    shape: tuple[int, int, int], pair: tuple[str, str]
-) -> tuple[torch.Size, torch.Size]:
-    M, N, K = shape
-    return block_scale(M, K, pair[0]).shape, block_scale(N, K, pair[1]).shape
-
-
-# Where scales of the same shapes fit two pairs of recipes.
-CLASHES = [
-    (shape, one, other)
-    for shape in [(1, 300, 400), (200, 1, 400), (1, 1, 400), (1, 300, 100), (1, 1, 100)]
-    for one, other in itertools.combinations(PAIRS, 2)
-    if shapes_of_scales(shape, one) == shapes_of_scales(shape, other)
-]
-
-
-@pytest.mark.parametrize(("shape", "one", "other"), CLASHES, ids=str)
-def test_scales_that_fit_two_pairs_of_recipes_mean_one_product(
-    shape: tuple[int, int, int], one: tuple[str, str], other: tuple[str, str]
-) -> None:
-    case, same = Case(shape, one), Case(shape, other)
-
-    got = scaled_mm(*case.given, out_dtype=torch.float32)
-
-    assert torch.equal(got.double(), case.exact)
-    assert torch.equal(case.exact, same.exact)
 
 
 # ---- what is refused
@@ -262,57 +198,3 @@ def test_scales_of_blocks_that_do_not_fit_are_refused_by_name(name: str) -> None
 
     with pytest.raises(OperandError, match=message):
         scaled_mm(**given | changed)
-
-
-def test_fast_sums_stay_with_a_scale_for_each_row_of_one_block() -> None:
-    a, b = fp8_operands(8, 16, 128, most=2)
-    rows, columns = torch.full((8, 1), 2.0), torch.full((1, 16), 0.5)
-
-    got = scaled_mm(a, b, rows, columns, use_fast_accum=True, out_dtype=torch.float32)
-
-    assert torch.equal(got.double(), a.double() @ b.double())
-
-
-# ---- the operator
-@pairs
-def test_opcheck_of_scales_of_blocks(pair: tuple[str, str]) -> None:
-    case = Case((7, 300, 272), pair)
-    bias = torch.ones(300).bfloat16().requires_grad_()
-    arguments = (*case.given, bias, None, False, "gelu", bias)
-    # The check of the schema knows no fp8.
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-
-    torch.library.opcheck(torch.ops.outblas.scaled_mm.default, arguments, test_utils=checks)
-
-
-def test_scales_of_fakes_are_checked() -> None:
-    mode = FakeTensorMode()
-    a, b, scale_a, scale_b = map(mode.from_tensor, Case((7, 300, 272), (BY_ROW, SQUARE)).given)
-
-    with pytest.raises(OperandError, match=r"scale_a.shape is \(6, 3\), expected"):
-        scaled_mm(a, b, scale_a[:6], scale_b)
-
-
-def test_a_compiled_product_has_any_number_of_rows() -> None:
-    compiled = torch.compile(scaled_mm, fullgraph=True, dynamic=True, backend="aot_eager")
-    cases = [Case((M, 300, 272), (BY_ROW, SQUARE)) for M in (7, 130, 1)]
-
-    got = [compiled(*case.given, out_dtype=torch.float32) for case in cases]
-
-    assert all(
-        torch.equal(each.double(), case.exact) for each, case in zip(got, cases, strict=True)
-    )
-
-
-def test_a_compiled_product_may_know_no_number_of_rows() -> None:
-    case = Case((7, 300, 272), (BY_ROW, SQUARE))
-    torch._dynamo.decorators.mark_unbacked(case.a, 0)
-    torch._dynamo.decorators.mark_unbacked(case.scale_a, 0)
-
-    def product(a: Tensor, scale_a: Tensor) -> Tensor:
-        torch._check(a.shape[0] == scale_a.shape[0])
-        return scaled_mm(a, case.b, scale_a, case.scale_b, out_dtype=torch.float32)
-
-    got = torch.compile(product, fullgraph=True, backend="aot_eager")(case.a, case.scale_a)
-
-    assert torch.equal(got.double(), case.exact)

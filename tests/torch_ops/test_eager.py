@@ -35,35 +35,39 @@ def tf32_allowed() -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@contextlib.contextmanager
-def deterministic_algorithms() -> Iterator[None]:
-    """Has torch's deterministic algorithms, which fill new memory with NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], bool]]:
+    """The shape of A of each plan that is made, and whether it is for tf32."""
+    plans: list[tuple[tuple[int, ...], bool]] = []
+    prepare = dispatch._prepare
+
+    def recording_prepare(call: dispatch.Call) -> dispatch.Plan:
+        plans.append((tuple(call.a.shape), dispatch.tf32_requested()))
+        return prepare(call)
+
+    monkeypatch.setattr(dispatch, "_prepare", recording_prepare)
+    return plans
 
 
 # ---- what is warm
+@pytest.mark.parametrize("device", [None, "meta"], ids=["no default device", "default device"])
 @pytest.mark.parametrize("name", SHORT_WAY_CALLS)
-def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None:
+def test_a_call_is_planned_once_and_skips_the_operator(
+    name: str, device: str | None, planned: list[Any], operators: list[str]
+) -> None:
+    """Under a default device too, which torch holds in a function mode."""
     call, want = SHORT_WAY_CALLS[name]
+    torch.set_default_device(device)
+    try:
+        results = [call() for _ in range(4)]
+    finally:
+        torch.set_default_device(None)
 
-    assert_short_way(call, operators)
-
-    assert torch.equal(call(), want())
-
-
-@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
-def test_a_warm_call_gives_what_the_cold_one_gave(name: str) -> None:
-    call, want = SHORT_WAY_CALLS[name]
-    cold = call()
-
-    warm(call)
-
-    assert torch.equal(call(), cold)
-    assert call().stride() == want().stride()
+    assert len(planned) == 1
+    assert operators == []
+    for result in results:
+        assert torch.equal(result, want())
+        assert result.stride() == want().stride()
 
 
 TRANSPOSED = B.t().contiguous().t()
@@ -76,46 +80,25 @@ KINDS: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
 }
 
 
-def test_kinds_of_one_shape_keep_apart() -> None:
+def test_kinds_of_one_shape_keep_apart(operators: list[str]) -> None:
     for _ in range(4):
+        operators.clear()
         for kind, (call, want) in KINDS.items():
             got = call()
 
             assert got.dtype == want.dtype, kind
             assert torch.equal(got, want), kind
-
-
-def test_kinds_of_one_shape_are_warm_together(operators: list[str]) -> None:
-    for _ in range(4):
-        for call, _ in KINDS.values():
-            call()
-
-    operators.clear()
-    matmul(A, TRANSPOSED)
-
     assert operators == []
 
 
 # What the plans run matters less than that there are many calls.
-planned_by_torch_or_a_stand_in = pytest.mark.parametrize(
-    "cpu_plans_run", ["torch's product", "stand-in"], indirect=True
-)
-
-
-@planned_by_torch_or_a_stand_in
-def test_many_kinds_of_one_shape_stay_right() -> None:
-    for row_stride in range(5, 30):
-        a = torch.empty(6, row_stride)[:, :5].copy_(A)
-        for _ in range(3):
-            assert torch.equal(matmul(a, B), A @ B), f"row stride {row_stride}"
-
-
-@planned_by_torch_or_a_stand_in
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product", "stand-in"], indirect=True)
 def test_every_thread_takes_it() -> None:
     def multiply(_: int) -> None:
         for i in range(200):
-            rows = 1 + i % 7
-            assert torch.equal(matmul(A[:rows], B), A[:rows] @ B), f"{rows} rows"
+            rows, row_stride = 1 + i % 7, 5 + i % 25
+            a = torch.empty(6, row_stride)[:rows, :5].copy_(A[:rows])
+            assert torch.equal(matmul(a, B), A[:rows] @ B), f"{a.shape} {a.stride()}"
             if i % 50 == 0:
                 dispatch.clear_cache()
 
@@ -124,44 +107,8 @@ def test_every_thread_takes_it() -> None:
 
 
 # ---- what is planned anew
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shape of A of each plan that is made."""
-    shapes: list[tuple[int, ...]] = []
-    prepare = dispatch._prepare
-
-    def recording_prepare(call: dispatch.Call) -> dispatch.Plan:
-        shapes.append(tuple(call.a.shape))
-        return prepare(call)
-
-    monkeypatch.setattr(dispatch, "_prepare", recording_prepare)
-    return shapes
-
-
-@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
-def test_a_call_is_planned_once(
-    name: str, planned: list[tuple[int, ...]], operators: list[str]
-) -> None:
-    call, want = SHORT_WAY_CALLS[name]
-
-    results = [call() for _ in range(3)]
-
-    assert all(torch.equal(result, want()) for result in results)
-    assert len(planned) == 1
-    assert operators == []
-
-
-def test_a_call_after_clear_cache_is_planned_anew(planned: list[tuple[int, ...]]) -> None:
-    product()
-    dispatch.clear_cache()
-
-    product()
-
-    assert len(planned) == 2
-
-
 def test_the_oldest_plan_is_forgotten_where_there_are_too_many(
-    planned: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    planned: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "PLAN_LIMIT", 2)
     for rows in (1, 2, 3):
@@ -171,10 +118,10 @@ def test_the_oldest_plan_is_forgotten_where_there_are_too_many(
     for rows in (3, 2, 1):
         matmul(A[:rows], B)
 
-    assert planned == [(1, 5)]
+    assert [shape for shape, _ in planned] == [(1, 5)]
 
 
-def test_the_oldest_kind_of_one_shape_is_forgotten(planned: list[tuple[int, ...]]) -> None:
+def test_the_oldest_kind_of_one_shape_is_forgotten(planned: list[Any]) -> None:
     operands = [torch.empty(6, stride)[:, :5].copy_(A) for stride in range(5, 22)]
     for a in operands:
         matmul(a, B)
@@ -184,59 +131,14 @@ def test_the_oldest_kind_of_one_shape_is_forgotten(planned: list[tuple[int, ...]
     assert len(planned) == len(operands), "a plan is kept for the kinds that are looked up anew"
 
 
-@pytest.mark.parametrize("beyond", [1e39, -1e39, 10**40])
-def test_a_scalar_that_float32_cannot_hold_is_refused_after_warm_calls(beyond: float) -> None:
-    warm(lambda: addmm(C, A, B, alpha=2.0))
-
-    with pytest.raises(ValueError, match=r"alpha is .*, expected a number that float32 can hold"):
-        addmm(C, A, B, alpha=beyond)
-
-
-@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
-def test_an_aux_that_overlaps_what_is_read_is_refused_after_warm_calls() -> None:
-    buffer = torch.full((6, 8), 7.0)
-    residual, aux = buffer[:, :4], torch.empty(6, 8)[:, 2:6]
-    warm(lambda: matmul(A, B, residual=residual, aux=aux))
-
-    with pytest.raises(ValueError, match="aux overlaps residual"):
-        matmul(A, B, residual=residual, aux=buffer[:, 2:6])
-
-    assert bool((buffer == 7).all())
-
-
-@pytest.fixture
-def planned_for_tf32(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each plan that is made, whether it is for tf32."""
-    planned: list[bool] = []
-    prepare = dispatch._prepare
-
-    def recording_prepare(call: dispatch.Call):
-        planned.append(dispatch.tf32_requested())
-        return prepare(call)
-
-    monkeypatch.setattr(dispatch, "_prepare", recording_prepare)
-    return planned
-
-
-def test_tf32_has_a_plan_of_its_own(planned_for_tf32: list[bool], operators: list[str]) -> None:
+def test_tf32_has_a_plan_of_its_own(planned: list[Any], operators: list[str]) -> None:
     warm(product)
-
     with tf32_allowed():
         assert_short_way(product, operators)
 
-    assert planned_for_tf32 == [False, True]
-
-
-def test_the_plan_without_tf32_is_kept_beside_it(
-    planned_for_tf32: list[bool], operators: list[str]
-) -> None:
-    warm(product)
-    with tf32_allowed():
-        warm(product)
-
     assert_short_way(product, operators)
 
-    assert planned_for_tf32 == [False, True]
+    assert [tf32 for _, tf32 in planned] == [False, True]
 
 
 @pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
@@ -251,65 +153,66 @@ def test_strict_mode_is_read_on_every_call(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- out
-def test_out_is_written_on_the_short_way(operators: list[str]) -> None:
-    out = torch.empty(6, 4)
-    assert_short_way(lambda: matmul(A, B, out=out), operators)
-    version = out._version
-
-    assert matmul(A, B, out=out) is out
-
-    assert out._version > version
-
-
-def test_autograd_sees_that_a_warm_call_wrote_out() -> None:
+def test_autograd_sees_that_a_warm_call_wrote_out(operators: list[str]) -> None:
     out, weight = torch.empty(6, 4), torch.rand(6, 4, requires_grad=True)
-    warm(lambda: matmul(A, B, out=out))
+    assert_short_way(lambda: matmul(A, B, out=out), operators)
     loss = (weight * out).sum()
 
-    matmul(A, B, out=out)
+    assert matmul(A, B, out=out) is out
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
-def test_an_out_that_overlaps_a_is_refused_after_warm_calls() -> None:
-    buffer = torch.zeros(64)
-    a = buffer[:30].view(6, 5)
-    warm(lambda: matmul(a, B, out=torch.zeros(6, 4)))
+MEMORY = torch.zeros(64)
+IN_A, IN_B = MEMORY[:30].view(6, 5), MEMORY[30:50].view(5, 4)
+OUT, RESIDUAL, AUX = torch.zeros(6, 4), MEMORY[:24].view(6, 4), torch.zeros(6, 4)
+with torch.inference_mode():
+    INFERENCE = torch.zeros(6, 4)
+# By message: a call that is warm, and one like it that is refused.
+REFUSED: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "out overlaps input": (
+        lambda: matmul(IN_A, B, out=OUT),
+        lambda: matmul(IN_A, B, out=MEMORY[20:44].view(6, 4)),
+    ),
+    "out overlaps other": (
+        lambda: matmul(A, IN_B, out=OUT),
+        lambda: matmul(A, IN_B, out=MEMORY[16:40].view(6, 4)),
+    ),
+    "out requires grad": (
+        lambda: matmul(A, B, out=OUT),
+        lambda: matmul(A, B, out=torch.empty(6, 4, requires_grad=True)),
+    ),
+    "out is an inference tensor": (
+        lambda: matmul(A, B, out=OUT),
+        lambda: matmul(A, B, out=INFERENCE),
+    ),
+    "aux overlaps residual": (
+        lambda: matmul(A, B, residual=RESIDUAL, aux=AUX),
+        lambda: matmul(A, B, residual=RESIDUAL, aux=MEMORY[20:44].view(6, 4)),
+    ),
+    "alpha is .*, expected a number that float32 can hold": (
+        lambda: addmm(C, A, B, alpha=2.0),
+        lambda: addmm(C, A, B, alpha=-1e39),
+    ),
+}
 
-    with pytest.raises(ValueError, match="out overlaps input"):
-        matmul(a, B, out=buffer[20:44].view(6, 4))
 
-    assert not buffer.any()
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_does_not_fit_is_refused_after_warm_calls(message: str) -> None:
+    call, wrong = REFUSED[message]
+    warm(call)
 
+    with pytest.raises(ValueError, match=message):
+        wrong()
 
-def test_an_out_that_overlaps_b_is_refused_after_warm_calls() -> None:
-    buffer = torch.zeros(64)
-    b = buffer[30:50].view(5, 4)
-    warm(lambda: matmul(A, b, out=torch.zeros(6, 4)))
-
-    with pytest.raises(ValueError, match="out overlaps other"):
-        matmul(A, b, out=buffer[16:40].view(6, 4))
-
-    assert not buffer.any()
-
-
-def test_an_out_that_needs_gradients_is_refused_after_warm_calls() -> None:
-    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
-
-    with pytest.raises(ValueError, match="out requires grad"):
-        matmul(A, B, out=torch.empty(6, 4, requires_grad=True))
-
-
-def test_c_may_be_out() -> None:
-    c = torch.zeros(6, 4)
-
-    assert addmm(c, A, B, out=c) is c
-    assert torch.equal(c, A @ B)
+    assert not MEMORY.any(), "nothing is written"
+    assert not INFERENCE.any()
 
 
 def test_an_out_that_negates_when_read_is_right_after_warm_calls() -> None:
-    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
+    warm(lambda: matmul(A, B, out=OUT))
     negated = torch.zeros(6, 4, dtype=torch.complex64).conj().imag
 
     assert torch.equal(matmul(A, B, out=negated), A @ B)
@@ -321,17 +224,6 @@ def test_an_out_of_inference_mode_is_warm(operators: list[str]) -> None:
         assert_short_way(lambda: matmul(A, B, out=out), operators)
 
 
-def test_an_inference_tensor_is_refused_outside_of_its_mode_after_warm_calls() -> None:
-    warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
-    with torch.inference_mode():
-        out = torch.zeros(6, 4)
-
-    with pytest.raises(ValueError, match="out is an inference tensor"):
-        matmul(A, B, out=out)
-
-    assert not out.any()
-
-
 def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def launcher_that_writes_nothing(*_: Any, no_product: bool) -> Callable[..., None]:
         return lambda *_: None
@@ -339,45 +231,25 @@ def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", launcher_that_writes_nothing)
     warm(product)
-
-    with deterministic_algorithms():
+    torch.use_deterministic_algorithms(True)
+    try:
         filled = matmul(A, B)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
     assert filled.isnan().all()
 
 
-# ---- a default device, which torch holds in a function mode
-@pytest.mark.usefixtures("meta_by_default")
-@pytest.mark.parametrize("name", SHORT_WAY_CALLS)
-def test_a_warm_call_skips_the_operator_under_a_default_device(
-    name: str, operators: list[str]
-) -> None:
-    call, want = SHORT_WAY_CALLS[name]
-
-    assert_short_way(call, operators)
-
-    assert torch.equal(call(), want())
-    assert call().stride() == want().stride()
-
-
-def test_linear_is_warm_under_a_device_context(operators: list[str]) -> None:
-    w, bias = torch.nn.Parameter(B.t().contiguous(), requires_grad=False), C.clone()
-
-    with torch.device("meta"):
-        assert_short_way(lambda: linear(A, w), operators)
-        got = linear(A, w, bias)
-
-    assert torch.equal(got, torch.nn.functional.linear(A, w, bias))
-
-
+# ---- gradients
 @pytest.mark.usefixtures("meta_by_default")
 def test_training_is_warm_under_a_default_device(operators: list[str]) -> None:
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
-    grad = A @ B
+    grad, w = A @ B, torch.nn.Parameter(B.t().contiguous(), requires_grad=False)
 
     def step() -> None:
         a.grad = None
         matmul(a, b).backward(grad)
+        linear(A, w)
 
     assert_short_way(step, operators)
 

@@ -27,14 +27,62 @@ def _nothing_stays_enabled() -> Iterator[None]:
     outblas.disable()
 
 
-def kernel_now() -> str:
-    return str(torch.library.get_kernel("aten::mm", "CPU"))
+OPERATORS = "mm", "addmm.out", "addmm_", "bmm", "baddbmm", "_grouped_mm"
+A, B = torch.ones(6, 5), torch.ones(5, 4)
+
+
+def kernels_now() -> list[str]:
+    """Where the CPU's kernels of overridden operators were registered."""
+    return [str(torch.library.get_kernel(f"aten::{name}", "CPU")) for name in OPERATORS]
+
+
+def test_disable_gives_the_operators_back() -> None:
+    """And may come first."""
+    before = kernels_now()
+    outblas.disable()
+    assert kernels_now() == before
+    aten._enable(RULES)
+    while_enabled = kernels_now()
+
+    outblas.disable()
+
+    assert all("aten.py" in name or "native" in name for name in while_enabled)
+    assert kernels_now() == before
+
+
+def test_a_block_ends_with_an_error() -> None:
+    before = kernels_now()
+
+    with pytest.raises(KeyError), aten._enable(RULES):
+        raise KeyError
+
+    assert kernels_now() == before
+
+
+def test_decisions_are_those_of_the_block_that_holds() -> None:
+    with aten._enable(RULES) as outer:
+        with aten._enable(RULES._replace(min_flops=1e9)) as inner:
+            A @ B
+        assert outer.decisions == {}
+        assert "min_flops" in inner.decisions["mm 6x4x5 float32"]
+
+        A @ B
+
+        assert outer.decisions == {"mm 6x4x5 float32": aten.OURS}
+
+
+@pytest.mark.filterwarnings("ignore:outblas. enable")
+def test_it_takes_no_products_of_a_cpu() -> None:
+    with outblas.enable() as enabled:
+        torch.mm(A.half(), B.half())
+
+    assert enabled.decisions == {}
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_blocks_that_overlap_end_in_any_order(order: tuple[int, ...]) -> None:
     """In threads of their own: the most recent one that has not ended holds."""
-    before = kernel_now()
+    before = kernels_now()
     with ThreadPoolExecutor(1) as pool:
         blocks = [pool.submit(aten._enable, RULES._replace(min_flops=i)).result() for i in range(3)]
     remaining = blocks.copy()
@@ -46,21 +94,16 @@ def test_blocks_that_overlap_end_in_any_order(order: tuple[int, ...]) -> None:
         remaining.remove(blocks[i])
 
     assert aten._active is None
-    assert kernel_now() == before
+    assert kernels_now() == before
 
 
-def test_a_block_that_several_enter_ends_with_the_last() -> None:
+def test_a_block_may_be_entered_again_and_left_twice() -> None:
+    """It ends with the last of those who entered it."""
     block = aten._enable(RULES)
     with block:
         with block:
             assert aten._active is block
         assert aten._active is block
-
-    assert aten._active is None
-
-
-def test_a_block_may_be_entered_again_and_left_twice() -> None:
-    block = aten._enable(RULES)
     for _ in range(2):
         block.__exit__(None, None, None)
         assert aten._active is None

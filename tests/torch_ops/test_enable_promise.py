@@ -3,6 +3,7 @@ torch makes of others keep the promise. The operators are overridden on the CPU.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -111,6 +112,59 @@ def test_what_is_made_of_products_keeps_the_promise(
     assert set(enabled.decisions.values()) == {aten.OURS}
 
 
-def test_nothing_that_a_vector_multiplies_keeps_the_promise() -> None:
+def test_nothing_that_is_multiplied_keeps_the_promise() -> None:
     with aten._enable(INVARIANT):
         assert torch.equal(torch.mv(A[:, :0], B[:0, 0]), torch.zeros(6))
+        assert (A[:0] @ B).shape == (0, 4)
+        assert torch.equal(A[:, :0] @ B[:0], torch.zeros(6, 4))
+        none = torch.zeros(2, dtype=torch.int32)
+        rows, experts = torch.zeros(0, 4), torch.zeros(2, 4, 4)
+        assert torch.nn.functional.grouped_mm(rows, experts, offs=none).shape == (0, 4)
+
+
+REFUSED: dict[str, Callable[[], Tensor]] = {
+    "another dtype": lambda: A.double() @ B.double(),
+    "a scaled batch": lambda: torch.baddbmm(BATCH_C, BATCH_A, BATCH_B, alpha=2),
+    "a scalar": lambda: torch.addmm(C, A, B, alpha=1e39),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_product_that_would_break_the_promise_is_refused(name: str) -> None:
+    """That of a context, and that of `enable`."""
+    match = "batch_invariant is True"
+    with aten._enable(RULES), outblas.batch_invariant(), pytest.raises(ValueError, match=match):
+        REFUSED[name]()
+    with aten._enable(INVARIANT), pytest.raises(ValueError, match=match):
+        REFUSED[name]()
+
+
+ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "mm": lambda a, b, c: torch.mm(a, b),
+    "addmm": lambda a, b, c: torch.addmm(c, a, b, beta=0.5),
+    "addmm of a row": lambda a, b, c: torch.addmm(b[0], a, b),
+    "linear of a batch": lambda a, b, c: torch.nn.functional.linear(a[None], b.t())[0],
+    "bmm": lambda a, b, c: torch.bmm(a[None], b[None])[0],
+    "in place": lambda a, b, c: c[: len(a)].clone().addmm_(a, b),
+    "groups of batches": lambda a, b, c: torch.nn.functional.grouped_mm(a[None], b[None])[0],
+    "compiled": torch.compile(lambda a, b, c: (a @ b).relu(), dynamic=True),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_thread_has_the_same_bits_in_every_batch(name: str) -> None:
+    """Of 33 rows, alone and in parts, and in another thread, which has entered no context."""
+    a, b, c = torch.randn(33, 96), torch.randn(96, 20), torch.randn(33, 20)
+    product = ROWS[name]
+    with aten._enable(INVARIANT) as enabled:
+        whole = product(a, b, c)
+        parts = [
+            torch.cat([product(a[i : i + rows], b, c[i : i + rows]) for i in range(0, 33, rows)])
+            for rows in (1, 2, 16)
+        ]
+        with ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(product, a[:5], b, c[:5]).result()
+
+    assert all(torch.equal(part, whole) for part in parts)
+    assert torch.equal(elsewhere, whole[:5])
+    assert set(enabled.decisions.values()) == {aten.OURS}

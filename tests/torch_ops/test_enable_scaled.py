@@ -1,6 +1,6 @@
-"""`torch._scaled_mm` under `outblas.enable`.
+"""`torch._scaled_mm` and `torch.nn.functional.scaled_mm` under `outblas.enable`.
 
-No kernel of fp8 products runs without a GPU. The operator is overridden on the CPU here, and a plan
+No kernel of fp8 GEMMs runs without a GPU. The operators are overridden on the CPU here, and a plan
 of float32 stands for the kernel's.
 """
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import fp8
 from support.scaled_plans import Planned, outcome, small
 from torch.nn import functional as F
 
@@ -19,9 +20,10 @@ from outblas.torch_ops.aten import Enabled, Rules
 from outblas.torch_ops.aten_scaled import scales_of
 
 Tensor = torch.Tensor
-E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+E4M3, E5M2, BF16, F32 = fp8.E4M3, fp8.E5M2, torch.bfloat16, torch.float32
 BOTH = E4M3, E5M2
-OPERATORS = ("_scaled_mm", "_scaled_mm.out", "_scaled_mm_v2", "_scaled_mm_v2.out")
+OPERATORS = "_scaled_mm", "_scaled_mm.out", "_scaled_mm_v2", "_scaled_mm_v2.out"
+BY_RECIPE = pytest.mark.skipif(not hasattr(F, "scaled_mm"), reason="torch 2.10 has it first")
 
 
 def rules(**changes: Any) -> Rules:
@@ -35,13 +37,6 @@ def _nothing_stays_enabled() -> Iterator[None]:
     outblas.disable()
 
 
-A, B = small(6, 32), small(16, 32).t()
-A_E5M2, B_E5M2 = A.to(E5M2), B.to(E5M2)
-HALF, TWO = torch.tensor(0.5), torch.tensor(2.0)
-ROWS, COLUMNS = torch.full((6, 1), 0.25), torch.full((1, 16), 2.0)
-BIAS = torch.arange(16).to(BF16)
-
-
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     """A kernel runs here, and this plans it."""
@@ -53,83 +48,23 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
 
 
 def scaled(enabled: Enabled) -> list[str]:
-    """What became of the fp8 products; the stand-in's own products are not among them."""
+    """What became of the fp8 GEMMs; the stand-in's own products are not among them."""
     return [by for product, by in enabled.decisions.items() if product.startswith("_scaled_mm")]
 
 
-def into(out: Tensor, *given: Any, **named: Any) -> Tensor:
-    result: Tensor = torch._scaled_mm(*given, out=out, **named)
-    assert result is out
-    return out
+A, B = small(6, 32), small(16, 32).t()
+A_E5M2, B_E5M2 = A.to(E5M2), B.to(E5M2)
+HALF, TWO = torch.tensor(0.5), torch.tensor(2.0)
+ROWS, COLUMNS = torch.full((6, 1), 0.25), torch.full((1, 16), 2.0)
+BIAS = torch.arange(16).to(BF16)
 
 
-TAKEN: dict[str, Callable[[], Tensor]] = {
-    "one scale each": lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=BF16),
-    "the same scale twice": lambda: torch._scaled_mm(A, B, HALF, HALF, out_dtype=BF16),
-    "a scale of two dimensions": lambda: torch._scaled_mm(
-        A, B, HALF.view(1, 1), TWO.view(1, 1), out_dtype=BF16
-    ),
-    "float32 out": lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=torch.float32),
-    "fast sums": lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=BF16, use_fast_accum=True),
-    "bias": lambda: torch._scaled_mm(A, B, HALF, TWO, BIAS, out_dtype=BF16),
-    "e5m2": lambda: torch._scaled_mm(A_E5M2, B, HALF, TWO, out_dtype=BF16),
-    "out": lambda: into(torch.full((6, 16), 7.0).to(BF16), A, B, HALF, TWO, out_dtype=BF16),
-}
+def multiply(a: Tensor = A, b: Tensor = B, *scales: Tensor, **named: Any) -> Tensor:
+    result: Tensor = torch._scaled_mm(a, b, *(scales or (HALF, TWO)), **{"out_dtype": BF16} | named)
+    return result
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_product_is_computed_by_a_plan_and_is_torchs(name: str, planned: Planned) -> None:
-    expected = TAKEN[name]()
-
-    with aten._enable(rules()) as enabled:
-        got = [TAKEN[name]() for _ in range(3)]
-
-    assert all(torch.equal(each, expected) for each in got)
-    assert all(each.dtype == expected.dtype for each in got)
-    assert scaled(enabled) == [aten.OURS]
-    assert (len(planned.calls), planned.runs) == (1, 3)
-
-
-def test_calls_that_are_alike_have_plans_of_their_own(planned: Planned) -> None:
-    """They differ in what a plan depends on: the sums, the output's dtype, the bias, the scales."""
-    calls: list[Callable[[], Tensor]] = [
-        lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=BF16),
-        lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=BF16, use_fast_accum=True),
-        lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=torch.float32),
-        lambda: torch._scaled_mm(A, B, HALF, TWO, BIAS, out_dtype=BF16),
-        lambda: torch._scaled_mm(A, B, HALF, HALF, out_dtype=BF16),
-    ]
-    expected = [call() for call in calls]
-
-    with aten._enable(rules()):
-        got = [call() for call in calls * 2]
-
-    assert [each.dtype for each in got] == [each.dtype for each in expected * 2]
-    assert all(map(torch.equal, got, expected * 2))
-    assert len(planned.calls) == len(calls)
-
-
-def test_a_scale_of_the_result_is_not_taken_for_a_call_without_one(planned: Planned) -> None:
-    with aten._enable(rules()):
-        for scale_result in (None, HALF, None):
-            torch._scaled_mm(A, B, HALF, TWO, scale_result=scale_result, out_dtype=BF16)
-
-    assert (len(planned.calls), planned.runs) == (1, 2)
-
-
-def test_a_scale_for_each_row_and_column_reaches_the_plan(planned: Planned) -> None:
-    """torch has such products on a GPU only."""
-    with aten._enable(rules()):
-        got = torch._scaled_mm(A, B, ROWS, COLUMNS, out_dtype=BF16)
-
-    assert torch.equal(got, (A.float() @ B.float() * ROWS * COLUMNS).to(BF16))
-    assert planned.calls[0].formats == "e4m3 e4m3 promoted"
-
-
-BY_RECIPE = pytest.mark.skipif(not hasattr(F, "scaled_mm"), reason="torch 2.10 has it first")
-
-
-def by_recipe(scale_a: Tensor, scale_b: Tensor, **named: Any) -> Tensor:
+def by_recipe(scale_a: Tensor = HALF, scale_b: Tensor = TWO, **named: Any) -> Tensor:
     kinds = [
         F.ScalingType.TensorWise if scale.numel() == 1 else F.ScalingType.RowWise
         for scale in (scale_a, scale_b)
@@ -140,90 +75,133 @@ def by_recipe(scale_a: Tensor, scale_b: Tensor, **named: Any) -> Tensor:
     return result
 
 
-@BY_RECIPE
-@pytest.mark.parametrize(
-    "named", [{}, {"use_fast_accum": True}, {"bias": BIAS}], ids=["plain", "fast", "bias"]
-)
-def test_a_call_with_recipes_is_computed_by_a_plan_and_is_torchs(
-    named: dict[str, Any], planned: Planned
-) -> None:
-    expected = by_recipe(HALF, TWO, **named)
+TAKEN: dict[str, Callable[[], Tensor]] = {
+    "one scale each": multiply,
+    "the same scale twice": lambda: multiply(A, B, HALF, HALF),
+    "a scale of two dimensions": lambda: multiply(A, B, HALF.view(1, 1), TWO.view(1, 1)),
+    "float32 out": lambda: multiply(out_dtype=F32),
+    "fast sums": lambda: multiply(use_fast_accum=True),
+    "bias": lambda: multiply(bias=BIAS),
+    "e5m2": lambda: multiply(A_E5M2),
+    "out": lambda: multiply(out=torch.full((6, 16), 7.0).to(BF16)),
+}
+if hasattr(F, "scaled_mm"):
+    TAKEN |= {
+        "recipes": by_recipe,
+        "recipes, fast": lambda: by_recipe(use_fast_accum=True),
+        "recipes, bias": lambda: by_recipe(bias=BIAS),
+    }
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_product_is_computed_by_a_plan_and_is_torchs(name: str, planned: Planned) -> None:
+    expected = TAKEN[name]()
 
     with aten._enable(rules()) as enabled:
-        got = by_recipe(HALF, TWO, **named)
+        got = [TAKEN[name]() for _ in range(3)]
 
-    assert torch.equal(got, expected)
+    assert all(torch.equal(result, expected) for result in got)
+    assert all(result.dtype == expected.dtype for result in got)
     assert scaled(enabled) == [aten.OURS]
-    assert planned.calls[0].formats.endswith("promoted") == ("use_fast_accum" not in named)
+    assert (len(planned.calls), planned.runs) == (1, 3)
+    assert planned.calls[0].formats.endswith("promoted") == ("fast" not in name)
 
 
-@BY_RECIPE
-def test_both_functions_share_a_plan(planned: Planned) -> None:
+def test_a_scale_of_the_result_is_not_taken_for_a_call_without_one(planned: Planned) -> None:
     with aten._enable(rules()):
-        by_recipe(HALF, TWO)
-        torch._scaled_mm(A, B, HALF, TWO, out_dtype=BF16)
+        for scale_result in (None, HALF, None):
+            multiply(scale_result=scale_result)
 
     assert (len(planned.calls), planned.runs) == (1, 2)
 
 
-@BY_RECIPE
-def test_scales_by_row_reach_the_plan_from_a_call_with_recipes(planned: Planned) -> None:
+def test_a_scale_for_each_row_and_column_reaches_the_plan(planned: Planned) -> None:
+    """torch has such products on a GPU only. Both functions share a plan."""
+    calls = [lambda: multiply(A, B, ROWS, COLUMNS)]
+    calls += [lambda: by_recipe(ROWS, COLUMNS)] * hasattr(F, "scaled_mm")
+
     with aten._enable(rules()):
-        got = by_recipe(ROWS, COLUMNS)
+        got = [call() for call in calls]
 
-    assert torch.equal(got, (A.float() @ B.float() * ROWS * COLUMNS).to(BF16))
-
-
-def scales_by(**changes: Any) -> Any:
-    given: dict[str, Any] = {
-        "scale_a": [HALF],
-        "recipe_a": [0],
-        "swizzle_a": [],
-        "scale_b": [COLUMNS],
-        "recipe_b": [1],
-        "swizzle_b": [0],
-        "contraction": [1, 0],
-    }
-    return scales_of(A, B, **given | changes)
+    want = (A.float() @ B.float() * ROWS * COLUMNS).to(BF16)
+    assert all(torch.equal(result, want) for result in got)
+    assert [call.formats for call in planned.calls] == ["e4m3 e4m3 promoted"]
 
 
-def test_scales_of_recipes_are_told_by_their_shapes() -> None:
-    assert scales_by() == (HALF, COLUMNS)
+# ---- scales of blocks
+LARGE_A, LARGE_B = small(200, 640), small(304, 640).t()
+RECIPES = {fp8.BY_ROW: 4, fp8.SQUARE: 5}  # torch's numbers
+PAIRS = [(fp8.BY_ROW, fp8.SQUARE), (fp8.BY_ROW, fp8.BY_ROW), (fp8.SQUARE, fp8.BY_ROW)]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"recipe_a": [2]},
-        {"recipe_a": [0, 1], "scale_a": [HALF, HALF]},
-        {"scale_a": []},
-        {"scale_b": [ROWS]},
-        {"recipe_b": [0]},
-        {"recipe_b": [3]},
-        {"recipe_a": [4]},
-        {"recipe_a": [4], "scale_a": [ROWS]},
-        {"recipe_a": [4], "recipe_b": [5]},
-        {"swizzle_b": [1]},
-        {"contraction": [0, 1]},
-    ],
-    ids=str,
-)
-def test_scales_of_other_recipes_are_torchs(changes: dict[str, Any]) -> None:
-    assert scales_by(**changes) is None
+def stored_scales(pair: tuple[str, str]) -> tuple[Tensor, Tensor]:
+    """The scales of both operands as torch accepts them, with one row for each row (or 128 rows) of
+    the stored operand: those of 128x128 lie along K, others do not.
+    """
+    orders = ["by rows" if recipe == fp8.SQUARE else "by columns" for recipe in pair]
+    return (
+        fp8.block_scale(200, 640, pair[0], orders[0]),
+        fp8.block_scale(304, 640, pair[1], orders[1]),
+    )
 
 
-REFUSED = {
-    "B by rows": lambda: torch._scaled_mm(A, B.contiguous(), HALF, TWO, out_dtype=BF16),
-    "K of 24": lambda: torch._scaled_mm(A[:, :24], B[:24], HALF, TWO, out_dtype=BF16),
-    "two e5m2": lambda: torch._scaled_mm(A_E5M2, B_E5M2, HALF, TWO, out_dtype=BF16),
-    "shapes that do not fit": lambda: torch._scaled_mm(A, B[:16], HALF, TWO, out_dtype=BF16),
-    "a vector": lambda: torch._scaled_mm(A[0], B, HALF, TWO, out_dtype=BF16),
-    "a scale of one operand only": lambda: torch._scaled_mm(A, B, ROWS, TWO, out_dtype=BF16),
-    "fp8 out": lambda: torch._scaled_mm(A, B, HALF, TWO, out_dtype=E4M3),
+def padded_as_torch_wants(scale: Tensor, recipe: str) -> Tensor:
+    """A scale as `F.scaled_mm` takes it."""
+    if recipe == fp8.BY_ROW:
+        return scale
+    wide = torch.full((scale.shape[0], 8), float("nan"))
+    wide[:, : scale.shape[1]] = scale
+    return wide.t()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" by ".join)
+def test_scales_of_blocks_reach_the_plan(pair: tuple[str, str], planned: Planned) -> None:
+    of_a, of_b = stored_scales(pair)
+    exact = fp8.scaled(LARGE_A, of_a, pair[0]) @ fp8.scaled(LARGE_B.t(), of_b, pair[1]).t()
+
+    with aten._enable(rules()):
+        got = [multiply(LARGE_A, LARGE_B, of_a, of_b.t(), out_dtype=F32) for _ in range(2)]
+        if hasattr(F, "scaled_mm"):
+            kinds = [F.ScalingType(RECIPES[recipe]) for recipe in pair]
+            scale_a, scale_b = map(padded_as_torch_wants, (of_a, of_b), pair)
+            recipes = scale_a, kinds[0], scale_b, kinds[1]
+            got.append(F.scaled_mm(LARGE_A, LARGE_B, *recipes, output_dtype=F32))
+
+    assert all(torch.equal(result.double(), exact) for result in got)
+    assert planned.runs == len(got)
+    assert {call.formats for call in planned.calls} == {f"e4m3 e4m3 promoted {' '.join(pair)}"}
+
+
+def with_blocks(pair: tuple[str, str] = PAIRS[0], **changes: Any) -> Tensor:
+    of_a, of_b = stored_scales(pair)
+    given: dict[str, Any] = {"scale_a": of_a, "scale_b": of_b.t(), "out_dtype": BF16} | changes
+    return torch._scaled_mm(LARGE_A, LARGE_B, **given)
+
+
+def unpadded() -> Tensor:
+    """A call with recipes, and scales of 128x128 without the rows that torch requires."""
+    of_a, of_b = stored_scales(PAIRS[0])
+    scales = [of_a], [4], [], [of_b.t()], [5], []
+    return torch._scaled_mm_v2(LARGE_A, LARGE_B, *scales, None, BF16)
+
+
+# ---- what stays with torch
+REFUSED: dict[str, Callable[[], Tensor]] = {
+    "B by rows": lambda: multiply(A, B.contiguous()),
+    "K of 24": lambda: multiply(A[:, :24], B[:24]),
+    "two e5m2": lambda: multiply(A_E5M2, B_E5M2),
+    "shapes that do not fit": lambda: multiply(A, B[:16]),
+    "a vector": lambda: multiply(A[0]),
+    "a scale of one operand only": lambda: multiply(A, B, ROWS, TWO),
+    "fp8 out": lambda: multiply(out_dtype=E4M3),
     "no dtype": lambda: torch._scaled_mm(A, B, HALF, TWO),
-    "a scale of the result": lambda: torch._scaled_mm(
-        A, B, HALF, TWO, scale_result=HALF, out_dtype=BF16
-    ),
+    "a scale of the result": lambda: multiply(scale_result=HALF),
+    "two of 128x128": lambda: with_blocks((fp8.SQUARE, fp8.SQUARE)),
+    "scales of A by rows": lambda: with_blocks(scale_a=torch.ones(200, 5)),
+    "scales of B by columns": lambda: with_blocks(scale_b=torch.ones(5, 3)),
+    "fast sums of blocks": lambda: with_blocks(use_fast_accum=True),
+    "float16 of blocks": lambda: with_blocks(out_dtype=torch.float16),
+    "scales without padding": unpadded,
 }
 
 
@@ -252,7 +230,7 @@ def test_rules_leave_products_to_torch(
     changes: dict[str, Any], reason: str, planned: Planned
 ) -> None:
     with aten._enable(rules(**changes)) as enabled:
-        TAKEN["one scale each"]()
+        multiply()
 
     assert reason in enabled.decisions["_scaled_mm 6x16x32 float8_e4m3fn"]
     assert planned.calls == []
@@ -260,12 +238,39 @@ def test_rules_leave_products_to_torch(
 
 def test_without_a_gpu_torch_computes_it() -> None:
     with aten._enable(rules()) as enabled:
-        TAKEN["one scale each"]()
+        multiply()
 
     assert scaled(enabled) == ["fp8 CPU tensors"]
 
 
-# ---- which operators are overridden
+def scales_by(**changes: Any) -> Any:
+    given: dict[str, Any] = {"scale_a": [HALF], "recipe_a": [0], "swizzle_a": []}
+    given |= {"scale_b": [COLUMNS], "recipe_b": [1], "swizzle_b": [0], "contraction": [1, 0]}
+    return scales_of(A, B, **given | changes)
+
+
+OTHER_RECIPES: list[dict[str, Any]] = [
+    {"recipe_a": [2]},
+    {"recipe_a": [0, 1], "scale_a": [HALF, HALF]},
+    {"scale_a": []},
+    {"scale_b": [ROWS]},
+    {"recipe_b": [0]},
+    {"recipe_b": [3]},
+    {"recipe_a": [4]},
+    {"recipe_a": [4], "scale_a": [ROWS]},
+    {"recipe_a": [4], "recipe_b": [5]},
+    {"swizzle_b": [1]},
+    {"contraction": [0, 1]},
+]
+
+
+@pytest.mark.parametrize("changes", OTHER_RECIPES, ids=str)
+def test_scales_of_other_recipes_are_torchs(changes: dict[str, Any]) -> None:
+    assert scales_by() == (HALF, COLUMNS)
+    assert scales_by(**changes) is None
+
+
+# ---- when it holds
 def kernels_now() -> list[str]:
     return [str(torch.library.get_kernel(f"aten::{name}", "CPU")) for name in OPERATORS]
 
@@ -273,7 +278,7 @@ def kernels_now() -> list[str]:
 def test_the_operator_is_overridden_on_request_alone() -> None:
     before = kernels_now()
 
-    with aten._enable(rules(dtypes=(torch.float32,))):
+    with aten._enable(rules(dtypes=(F32,))):
         without = kernels_now()
         with aten._enable(rules()):
             within = kernels_now()
@@ -283,24 +288,15 @@ def test_the_operator_is_overridden_on_request_alone() -> None:
     assert set(within).isdisjoint(before)
 
 
-def test_batch_invariance_is_not_promised() -> None:
-    with pytest.raises(ValueError, match=r"dtypes has torch\.float8_e4m3fn with batch"):
-        outblas.enable(dtypes=[BF16, E4M3], batch_invariant=True)
-
-
 def test_a_thread_that_asks_for_batch_invariance_is_told(planned: Planned) -> None:
     with (
         aten._enable(rules()),
         outblas.batch_invariant(),
         pytest.raises(ValueError, match="_scaled_mm has no batch-invariant kernel"),
     ):
-        TAKEN["one scale each"]()
+        multiply()
 
     assert planned.calls == []
-
-
-def test_fp8_is_among_the_dtypes_that_may_be_asked_for() -> None:
-    outblas.enable(dtypes=BOTH)
 
 
 # ---- on a GPU
@@ -331,13 +327,11 @@ def test_products_on_a_gpu_are_exact(
     scale_a: Tensor, scale_b: Tensor, named: dict[str, Any], with_out: bool, on_a_gpu: Enabled
 ) -> None:
     exact = A.float() @ B.float() * scale_a * scale_b + named.get("bias", torch.zeros(())).float()
-    how: dict[str, Any] = {"out_dtype": BF16}
-    how |= {name: t.cuda() if isinstance(t, Tensor) else t for name, t in named.items()}
+    how = {name: t.cuda() if isinstance(t, Tensor) else t for name, t in named.items()}
     if with_out:
         how["out"] = torch.full((6, 16), 7.0, device="cuda", dtype=BF16)
 
-    a, b, scale_a, scale_b = to_gpu(A, B, scale_a, scale_b)
-    got = torch._scaled_mm(a, b, scale_a, scale_b, **how)
+    got = multiply(*to_gpu(A, B, scale_a, scale_b), **how)
 
     assert torch.equal(got.cpu(), exact.to(BF16))
     assert set(on_a_gpu.decisions.values()) == {aten.OURS}
@@ -358,7 +352,7 @@ def test_a_call_with_recipes_on_a_gpu_is_exact(on_a_gpu: Enabled) -> None:
 @pytest.mark.gpu
 def test_a_compiled_product_on_a_gpu_is_taken(on_a_gpu: Enabled) -> None:
     def program(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
-        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=BF16).relu()
+        return multiply(a, b, scale_a, scale_b).relu()
 
     got = torch.compile(program, fullgraph=True)(*to_gpu(A, B, HALF, TWO))
 

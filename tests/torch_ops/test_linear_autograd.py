@@ -1,16 +1,15 @@
 """Gradients of eager calls of `linear`: one node of autograd, products of the tensors as stored."""
 
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.gradients import GRADIENT_KINDS, assert_gradients_of_a_kind_are_torchs
 
-from outblas import batch_invariant, linear
+from outblas import linear
 from outblas.core.epilogue import Activation
-from outblas.torch_ops import eager
 
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [
@@ -117,40 +116,6 @@ def test_only_what_needs_a_gradient_gets_one(names: tuple[str, ...]) -> None:
     torch.testing.assert_close(got, gradients(by_torch(theirs, "gelu"), theirs))
 
 
-@pytest.mark.parametrize("needed", [("weight",), ("x", "weight", "bias")], ids=", ".join)
-def test_calls_that_need_other_gradients_have_plans_of_their_own(needed: tuple[str, ...]) -> None:
-    before, given = needing(LAYERS["bias"], ("x",)), needing(LAYERS["bias"], needed)
-    for _ in range(2):
-        gradients(by_us(before, None), before)
-
-    got = gradients(by_us(given, None), given)
-
-    assert [t is not None for t in got] == [name in needed for name in NAMES]
-
-
-@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
-def test_gradients_of_gated_pairs(activation: Activation) -> None:
-    ours = needing(LAYERS["bias"], NAMES)
-    theirs = needing(LAYERS["bias"], NAMES)
-    gate, value = by_torch(theirs, None).chunk(2, -1)
-    expected = (F.silu if activation == "swiglu" else F.gelu)(gate) * value
-
-    got = gradients(by_us(ours, activation), ours)
-
-    torch.testing.assert_close(got, gradients(expected, theirs))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_gradient_of_an_operand_has_its_layout(name: str) -> None:
-    given = needing(LAYERS[name], NAMES)
-    y = by_us(given, None)
-
-    got = torch.autograd.grad(y, (given.x, given.weight), torch.ones_like(y))
-
-    assert [t.stride() for t in got] == [given.x.stride(), given.weight.stride()]
-
-
-@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("kind", GRADIENT_KINDS)
@@ -188,26 +153,6 @@ def test_what_only_a_frozen_tensor_needs_is_freed(frozen: str) -> None:
         y.sum().backward()
 
 
-def test_gradients_are_recorded_after_calls_without_them() -> None:
-    given = needing(LAYERS["bias"], NAMES)
-    with torch.no_grad():
-        for _ in range(2):
-            assert not by_us(given, None).requires_grad
-
-    assert by_us(given, None).requires_grad
-
-
-@pytest.mark.parametrize("name", COMMON)
-def test_autograd_records_one_node(name: str) -> None:
-    given = needing(LAYERS[name], NAMES)
-
-    y = by_us(given, "gelu")
-
-    node: Any = y.grad_fn
-    assert type(node).__name__ == "LinearBackward"
-    assert all("Accumulate" in type(n).__name__ for n, _ in node.next_functions if n is not None)
-
-
 @pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("name", COMMON)
@@ -219,33 +164,3 @@ def test_second_derivatives_are_numerical_ones(name: str, activation: Activation
 
     assert torch.autograd.gradcheck(function, given)
     assert torch.autograd.gradgradcheck(function, given)
-
-
-def test_a_changed_weight_is_seen_in_the_backward_pass() -> None:
-    given = needing(LAYERS["bias"], NAMES)
-    y = by_us(given, None)
-
-    with torch.no_grad():
-        given.weight.add_(1)
-
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-
-
-@pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
-def test_gradients_are_batch_invariant_where_the_call_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    run = eager.run
-
-    def recording(*given: Any) -> Any:
-        asked.append(given[6])
-        return run(*given)
-
-    monkeypatch.setattr(eager, "run", recording)
-    given = needing(LAYERS["bias"], NAMES)
-    with batch_invariant():
-        y = by_us(given, None)
-
-    y.sum().backward()
-
-    assert asked == [True, True]

@@ -7,15 +7,12 @@ import ctypes
 import struct
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.gradients import GRADIENT_KINDS, assert_gradients_of_a_kind_are_torchs
-from torch.utils.checkpoint import checkpoint
 
 import outblas
 from outblas import linear, matmul
@@ -126,15 +123,6 @@ def test_another_call_is_left_to_python(package: Any, name: str) -> None:
     assert hits(package, OTHERS[name]) == 0
 
 
-def test_products_of_a_backward_pass_are_computed(package: Any) -> None:
-    grad = torch.randn(6, 4)
-
-    def step() -> None:
-        linear(X, WEIGHT, BIAS).backward(grad)
-
-    assert hits(package, step) == 3  # the layer, and the gradients of x and of the weight
-
-
 def test_gradients_that_products_add_are_left_to_python(package: Any) -> None:
     x, w = A.clone().requires_grad_(), torch.nn.Parameter(W.clone())
     w.grad = torch.ones(4, 5)
@@ -154,13 +142,6 @@ def test_gradients_that_products_add_are_left_to_python(package: Any) -> None:
 
 
 # ---- plans
-def test_plans_are_forgotten(package: Any) -> None:
-    linear(A, W)
-    assert package.counts()[0] == 1
-
-    dispatch.clear_cache()
-
-    assert package.counts()[0] == 0
 
 
 def test_the_oldest_plan_is_forgotten(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +158,6 @@ def hits_once(package: Any, rows: int) -> int:
     before = package.counts()[1]
     linear(A[:rows], W)
     return int(package.counts()[1]) - before
-
-
-def test_operands_apart_by_their_place_in_a_line_have_plans_of_their_own(package: Any) -> None:
-    memory = torch.randn(100)
-    for start in (0, 1):
-        x = memory[start : start + 30].view(6, 5)
-        torch.testing.assert_close(linear(x, W), x @ W.t())
-    assert package.counts()[0] == 2
 
 
 def test_new_memory_is_filled_where_torch_fills_it(package: Any) -> None:
@@ -348,72 +321,6 @@ def test_other_arguments_are_left_to_python(
 
 
 # ---- autograd
-def test_second_derivatives_are_torchs(package: Any) -> None:
-    def second(product: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        x, w = A.clone().requires_grad_(), W.clone().requires_grad_()
-        y = product(x, w, BIAS)
-        (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
-        return torch.autograd.grad(first.pow(3).sum(), (x, w))
-
-    second(linear)
-    for got, want in zip(second(linear), second(torch.nn.functional.linear), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("create_graph", [False, True])
-@pytest.mark.parametrize("kind", GRADIENT_KINDS)
-@pytest.mark.parametrize("x", [A, A.view(2, 3, 5)], ids=["matrix", "batch"])
-def test_a_gradient_may_be_of_any_kind(
-    package: Any, x: Tensor, kind: str, create_graph: bool
-) -> None:
-    given = [t.clone().requires_grad_() for t in (x, W, BIAS, RESIDUAL.view(*x.shape[:-1], 4))]
-
-    def layer(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-        return linear(x, w, bias, residual=residual)
-
-    def torchs(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, w, bias) + residual
-
-    assert hits(package, lambda: layer(*given)) == 1, "the node is that of C++"
-    assert_gradients_of_a_kind_are_torchs(kind, layer, torchs, given, create_graph)
-
-
-@pytest.mark.parametrize("frozen", ["weight", "input"])
-def test_what_only_a_frozen_tensor_needs_is_freed(package: Any, frozen: str) -> None:
-    """The input of a frozen weight is needed for nothing: adapters are trained so."""
-    before = package.counts()[1]
-    for _ in range(8):  # plans are of where operands begin in a line
-        x, w = A.clone(), W.clone()
-        if frozen == "weight":
-            x = x.requires_grad_() * 1
-        else:
-            w = w.requires_grad_() * 1
-        y = linear(x, w)
-        other = weakref.ref(x if frozen == "weight" else w)
-
-        del x, w
-
-        assert other() is None
-        y.sum().backward()
-    assert package.counts()[1] > before
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_computes_the_layer_again(package: Any, reentrant: bool) -> None:
-    def gradients(product: Callable[..., Tensor]) -> list[Tensor]:
-        x, w = A.clone().requires_grad_(), W.clone().requires_grad_()
-        y = checkpoint(product, x, w, BIAS, use_reentrant=reentrant)
-        assert isinstance(y, Tensor)
-        return list(torch.autograd.grad(y.sum(), (x, w))) if not reentrant else backward(y, x, w)
-
-    gradients(linear)
-    for got, want in zip(gradients(linear), gradients(torch.nn.functional.linear), strict=True):
-        torch.testing.assert_close(got, want)
-
-
-def backward(y: Tensor, *leaves: Tensor) -> list[Tensor]:
-    y.sum().backward()
-    return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 def test_hooks_of_saved_tensors_see_what_is_kept(package: Any) -> None:
@@ -514,14 +421,6 @@ def test_an_output_that_overlaps_an_operand_is_left_to_python(package: Any) -> N
         torch.mm(a, b, out=within)
 
     assert package.counts()[1] == before + 1, "what lies beside the operand is computed"
-
-
-def test_scalars_that_differ_have_plans_of_their_own(package: Any) -> None:
-    with aten._enable(RULES):
-        for alpha in (1, 0.5, 3):
-            for _ in range(2):
-                got = torch.addmm(BIAS, A, W.t(), alpha=alpha)
-                torch.testing.assert_close(got, BIAS + alpha * (A @ W.t()))
 
 
 def test_products_of_a_choice_are_torchs(package: Any) -> None:

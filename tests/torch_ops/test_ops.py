@@ -6,6 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from support.every_function import (
+    A8,
+    B8,
+    BATCH,
+    COUNTS,
+    E4M3,
+    EXPERTS,
+    GROUP_SCALES,
+    OFFS,
+    ONE,
+    ROUTES,
+    ROWS,
+    WEIGHTS,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from outblas import OperandError, addmm, matmul
@@ -23,7 +37,7 @@ def sevens() -> Tensor:
 
 
 # ---- schemas
-CALLS = {
+CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "matmul": (ops.matmul.default, (A, B)),
     "matmul batched": (ops.matmul.default, (A.expand(3, 6, 5), B)),
     "matmul 1-D": (ops.matmul.default, (A[0], B)),
@@ -42,7 +56,52 @@ CALLS = {
     ),
     "activation_backward": (ops.activation_backward.default, (C[:, :2], C, "geglu")),
 }
+BIASES, INDEX = torch.randn(2, 16), torch.arange(6)
+BESIDE = BIASES, torch.randn(6, 8), INDEX, INDEX.flip(0), torch.rand(6), "swiglu"
+GROUPS = {
+    "grouped_mm": (ops.grouped_mm.default, (ROWS, EXPERTS, OFFS)),
+    "grouped_gemm": (ops.grouped_gemm.default, (ROWS, EXPERTS, OFFS, *BESIDE)),
+    "grouped_gemm_aux": (ops.grouped_gemm_aux.default, (ROWS, EXPERTS, OFFS, *BESIDE)),
+    "grouped_gemm_to_aux_out": (
+        ops.grouped_gemm_to_aux.default,
+        (torch.zeros(6, 16), ROWS, EXPERTS, OFFS, *BESIDE),
+    ),
+    "grouped_gemm with counts_out": (
+        ops.grouped_gemm.default,
+        (BATCH, EXPERTS, *[None] * 6, "swiglu", None, "", False, COUNTS),
+    ),
+    "moe_mlp": (
+        ops.moe_mlp.default,
+        (ROWS, EXPERTS, torch.randn(2, 8, 8), ROUTES, WEIGHTS, "swiglu", BIASES, None),
+    ),
+    "moe_mlp of transposed matrices": (
+        ops.moe_mlp.default,
+        (ROWS, EXPERTS.mT.contiguous().mT, torch.randn(2, 8, 8), ROUTES, WEIGHTS, "swiglu"),
+    ),
+    "quantize_out": (ops.quantize.default, (torch.randn(130, 200), "1x128")),
+}
+CALLS |= GROUPS
 CALLS_WITH_GRADIENTS = [name for name in CALLS if "_out" not in name]
+BLOCK_SCALES = torch.ones(6, 3), torch.ones(3, 2)
+OF_FP8: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "scaled_mm": (ops.scaled_mm.default, (A8, B8, ONE, ONE)),
+    "scaled_mm with scales of blocks": (
+        ops.scaled_mm.default,
+        (torch.zeros(6, 300).to(E4M3), torch.zeros(200, 300).to(E4M3).t(), *BLOCK_SCALES),
+    ),
+    "scaled_mm with gradients": (
+        ops.scaled_mm.default,
+        (A8, B8, ONE, ONE, torch.ones(8).bfloat16().requires_grad_(), None, False, "gelu"),
+    ),
+    "scaled_mm_quantized": (
+        ops.scaled_mm_quantized.default,
+        (A8, B8, ONE, ONE, "1x128", torch.randn(8), True, False, "gelu"),
+    ),
+    "scaled_grouped_mm": (
+        ops.scaled_grouped_mm.default,
+        (ROWS.to(E4M3), EXPERTS.to(E4M3), *GROUP_SCALES, OFFS),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -55,44 +114,22 @@ def test_opcheck(name: str) -> None:
 @pytest.mark.parametrize("name", CALLS_WITH_GRADIENTS)
 def test_opcheck_where_tensors_need_gradients(name: str) -> None:
     operator, arguments = CALLS[name]
-    leaves = tuple(t.clone().requires_grad_() if isinstance(t, Tensor) else t for t in arguments)
+    leaves = tuple(
+        t.clone().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t
+        for t in arguments
+    )
 
     torch.library.opcheck(operator, leaves)
 
 
-# ---- fake tensors
-@pytest.fixture
-def fakes() -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and an output of float64 as fake tensors."""
-    mode = FakeTensorMode()
-    wrong_out = torch.empty(6, 4, dtype=torch.float64)
-    return mode.from_tensor(A), mode.from_tensor(B), mode.from_tensor(wrong_out)
+@pytest.mark.parametrize("name", OF_FP8)
+def test_opcheck_of_fp8(name: str) -> None:
+    """The check of the schema knows no fp8."""
+    operator, arguments = OF_FP8[name]
+    checks = ["test_autograd_registration", "test_faketensor"]
+    checks += ["test_aot_dispatch_dynamic"] * ("grouped" not in name)
 
-
-def test_a_fake_product_has_the_shape_of_the_real_one(fakes: tuple[Tensor, ...]) -> None:
-    a, b, _ = fakes
-
-    assert ops.matmul(a, b).shape == (6, 4)
-
-
-def test_a_fake_product_has_the_dtype_that_is_asked_for(fakes: tuple[Tensor, ...]) -> None:
-    a, b, _ = fakes
-
-    assert ops.matmul(a.half(), b.half(), torch.float32).dtype == torch.float32
-
-
-def test_shapes_of_fake_operands_are_checked(fakes: tuple[Tensor, ...]) -> None:
-    a, b, _ = fakes
-
-    with pytest.raises(ValueError, match=r"a.shape\[1\] is 5 but b.shape\[0\] is 4"):
-        ops.matmul(a, b[:4])
-
-
-def test_a_fake_out_is_checked(fakes: tuple[Tensor, ...]) -> None:
-    a, b, out = fakes
-
-    with pytest.raises(ValueError, match=r"out\.dtype is"):
-        ops.matmul_out(a, b, out)
+    torch.library.opcheck(operator, arguments, test_utils=checks)
 
 
 # ---- what operators write
@@ -160,51 +197,19 @@ UNKNOWN_ACTIVATION = "activation is 'tanh', expected '' or one of relu, gelu"
 
 
 @kinds
-@pytest.mark.parametrize("needs_grad", [False, True], ids=["plain", "needs gradients"])
-@pytest.mark.parametrize("operator", ["gemm", "gemm_aux"])
-def test_a_name_that_is_no_activation_is_refused(
-    operator: str, needs_grad: bool, kind: str, of_kind: Callable[[Tensor], Tensor]
-) -> None:
-    a, b, c = (of_kind(t) for t in (A, B, C))
-    a = a.clone().requires_grad_(needs_grad)
-
-    with pytest.raises(ValueError, match=UNKNOWN_ACTIVATION):
-        getattr(ops, operator)(a, b, c, None, None, 1, 1, "tanh")
-
-
-@kinds
-def test_nothing_is_written_for_a_name_that_is_no_activation(
+def test_a_name_that_is_no_activation_is_refused_and_nothing_written(
     kind: str, of_kind: Callable[[Tensor], Tensor]
 ) -> None:
     a, b, c, out, aux = (of_kind(t) for t in (A, B, C, sevens(), sevens()))
 
     with pytest.raises(ValueError, match=UNKNOWN_ACTIVATION):
         ops.gemm_out(out, aux, a, b, c, None, None, 1, 1, "tanh")
-
+    for operator in (ops.gemm, ops.gemm_aux):
+        with pytest.raises(ValueError, match=UNKNOWN_ACTIVATION):
+            operator(a, b, c, None, None, 1, 1, "tanh")
     if kind == "real":  # the others have no values
         assert out.eq(7).all()
         assert aux.eq(7).all()
-
-
-@pytest.mark.interpreter
-def test_an_operator_without_an_epilogue_is_a_product() -> None:
-    """Its call brings an epilogue of nothing, with which a kernel is planned as for a bare
-    product.
-    """
-    a, b = torch.randn(8, 16), torch.randn(16, 8)
-
-    got = ops.gemm(a, b, None, None, None, 1, 0, "", None, "portable")
-
-    torch.testing.assert_close(got, a @ b)
-
-
-@pytest.mark.interpreter
-def test_an_operator_without_an_epilogue_writes_a_product() -> None:
-    a, b, out = torch.randn(8, 16), torch.randn(16, 8), torch.full((8, 8), torch.nan)
-
-    ops.gemm_out(out, None, a, b, None, None, None, 1, 0, "", None, "portable")
-
-    torch.testing.assert_close(out, a @ b)
 
 
 # ---- errors

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import vmap
-from torch._dynamo.testing import CompileCounter
 from torch.func import grad
 
 from outblas import (
@@ -75,28 +74,6 @@ takes_configs = pytest.mark.skipif(
 )
 
 
-@pytest.mark.interpreter
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(None, id="its own config"),
-        pytest.param(SMALL_TILES, id="a config", marks=takes_configs),
-    ],
-)
-def test_a_call_that_names_its_kernel_is_one_graph(config: portable.Config | None) -> None:
-    torch._dynamo.reset()
-    x = torch.randn(6, 8)
-    compiled = torch.compile(
-        lambda x: matmul(x, x.t(), kernel="portable", config=config),
-        backend="aot_eager",
-        fullgraph=True,
-    )
-
-    got = compiled(x)
-
-    torch.testing.assert_close(got, x @ x.t())
-
-
 @pytest.mark.parametrize(
     "fullgraph", [False, pytest.param(True, marks=takes_configs)], ids=["graphs", "one graph"]
 )
@@ -133,41 +110,6 @@ def test_a_compiled_call_of_no_kernel_raises_the_eager_error() -> None:
         compiled(torch.randn(8, 8))
 
 
-def test_functional_calls_give_what_the_model_gives() -> None:
-    model, x = Perceptron(), torch.randn(6, 8)
-
-    got = torch.func.functional_call(model, dict(model.named_parameters()), x)
-
-    torch.testing.assert_close(got, model(x))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda x, w, b: matmul(x, w.t(), bias=b, activation="gelu"), id="matmul gelu"),
-        pytest.param(lambda x, w, b: addmm(b, x, w.t(), alpha=0.5), id="addmm"),
-        pytest.param(
-            lambda x, w, b: linear(x[None].expand(2, -1, -1), w, activation="swiglu"),
-            id="linear swiglu",
-        ),
-        pytest.param(
-            lambda x, w, b: matmul(x, w.detach().t(), out=x.new_empty(x.shape[0], 4)), id="out"
-        ),
-    ],
-)
-def test_a_dynamic_size_is_compiled_once(call: Callable[..., Tensor]) -> None:
-    torch._dynamo.reset()
-    counter, w, bias = CompileCounter(), torch.randn(4, 8).requires_grad_(), torch.randn(4)
-    compiled = torch.compile(call, backend=counter, fullgraph=True)
-
-    for rows in (5, 7, 64):
-        x = torch.randn(rows, 8)
-        torch._dynamo.mark_dynamic(x, 0)
-        torch.testing.assert_close(compiled(x, w, bias), call(x, w, bias))
-
-    assert counter.frame_count == 1
-
-
 A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
 
 
@@ -196,19 +138,6 @@ def test_compiled_transforms_give_what_eager_ones_give(
     compiled = torch.compile(lambda x: function(x), backend="aot_eager", fullgraph=True)
 
     torch.testing.assert_close(compiled(A), function(A))
-
-
-def test_gradients_of_what_was_compiled_under_autocast() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got, want = compiled(A), layer(A)
-
-    torch.testing.assert_close(
-        torch.autograd.grad(got.float().sum(), (W, BIAS)),
-        torch.autograd.grad(want.float().sum(), (W, BIAS)),
-    )
 
 
 # ---- sizes that only a run tells

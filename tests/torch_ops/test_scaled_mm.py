@@ -2,16 +2,14 @@
 arguments, and who overrides it.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.fp8 import E4M3, E5M2, fp8_operands
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from outblas import FallbackWarning, OperandError, scaled_mm
+from outblas import OperandError, scaled_mm
 from outblas.core.epilogue import EpilogueArgs, apply
 from outblas.core.problem import problem as describe
 from outblas.torch_ops import eager_scaled
@@ -213,37 +211,6 @@ def test_rows_of_one_pair_compile(K: int) -> None:
 
 
 # ---- the operator
-def test_torch_takes_it_without_a_gpu_and_says_so() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    with pytest.warns(FallbackWarning, match="fp8 CPU tensors"):
-        scaled_mm(a, b, ONE, ONE)
-
-
-def test_a_product_without_rows_has_its_shape() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    assert scaled_mm(a[:0], b, ONE, ONE).shape == (0, 6)
-
-
-@pytest.mark.parametrize("with_gradients", [False, True], ids=["plain", "gradients"])
-def test_opcheck_of_scaled_mm(with_gradients: bool) -> None:
-    a, b = fp8_operands(4, 6, 8)
-    arguments: tuple[Any, ...] = (a, b, ONE, ONE)
-    if with_gradients:
-        bias = torch.ones(6).bfloat16().requires_grad_()
-        arguments = (*arguments, bias, None, False, "gelu", bias)
-    # The check of the schema knows no fp8.
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-
-    torch.library.opcheck(torch.ops.outblas.scaled_mm.default, arguments, test_utils=checks)
-
-
-def test_the_operator_names_its_own_arguments() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    with pytest.raises(OperandError, match=r"a.shape\[1\] is 6 but b.shape\[0\] is 8"):
-        torch.ops.outblas.scaled_mm(a[:, :6], b, ONE, ONE)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "swish"])
@@ -252,41 +219,6 @@ def test_the_operator_refuses_an_unknown_activation(activation: str) -> None:
 
     with pytest.raises(ValueError, match=f"activation is '{activation}', expected"):
         torch.ops.outblas.scaled_mm(a, b, ONE, ONE, None, None, False, activation)
-
-
-# ---- tensors without memory
-@pytest.fixture(params=["fake", "meta"])
-def without_memory(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and a scale as fake or as meta tensors."""
-    given = (*fp8_operands(4, 6, 8), ONE)
-    if request.param == "meta":
-        a, b, one = (t.to("meta") for t in given)
-    else:
-        mode = FakeTensorMode()
-        a, b, one = (mode.from_tensor(t) for t in given)
-    return a, b, one
-
-
-def test_fakes_have_the_shape_of_the_product(
-    without_memory: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    a, b, one = without_memory
-
-    assert scaled_mm(a, b, one, one).shape == (4, 6)
-
-
-def test_shapes_of_fakes_are_checked(without_memory: tuple[Tensor, Tensor, Tensor]) -> None:
-    a, b, one = without_memory
-
-    with pytest.raises(RuntimeError, match=r"input.shape\[1\] is 6 but mat2.shape\[0\] is 8"):
-        scaled_mm(a[:, :6], b, one, one)
-
-
-def test_activations_of_fakes_are_checked(without_memory: tuple[Tensor, Tensor, Tensor]) -> None:
-    a, b, one = without_memory
-
-    with pytest.raises(ValueError, match="activation is 'tanh'"):
-        torch.ops.outblas.scaled_mm(a, b, one, one, None, None, False, "tanh")
 
 
 # ---- arguments
@@ -332,100 +264,3 @@ def test_arguments_of_a_wrong_type(message: str) -> None:
 
     with pytest.raises(TypeError, match=message):
         scaled_mm(**given)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda a, b, bias: scaled_mm(a, b, ONE, ONE, bias), id="by position"),
-        pytest.param(
-            lambda a, b, bias: scaled_mm(input=a, mat2=b, scale_a=ONE, scale_b=ONE, bias=bias),
-            id="torch's names",
-        ),
-        pytest.param(
-            lambda a, b, bias: scaled_mm(a=a, b=b, scale_a=ONE, scale_b=ONE, bias=bias),
-            id="letters",
-        ),
-    ],
-)
-def test_arguments_come_as_torchs_do(call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-    a, b = fp8_operands(16, 32, 16, most=2)
-    bias = torch.ones(32).bfloat16()
-    want = torch._scaled_mm(
-        input=a, mat2=b, scale_a=ONE, scale_b=ONE, bias=bias, out_dtype=torch.bfloat16
-    )
-
-    assert torch.equal(call(a, b, bias), want)
-
-
-def test_the_signature_of_scaled_mm_has_the_names_of_torch() -> None:
-    names = list(inspect.signature(scaled_mm).parameters)
-
-    assert names[:5] == ["input", "mat2", "scale_a", "scale_b", "bias"]
-
-
-# ---- types that override the function
-class Overriding(torch.Tensor):
-    """It overrides our function, and shows how it was called."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is scaled_mm:
-            return "ours", len(args), sorted(kwargs)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-class Plain(torch.Tensor):
-    """A subclass with torch's own `__torch_function__`."""
-
-
-class Duck:
-    """No tensor at all, and it knows our function."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return "duck" if func is scaled_mm else NotImplemented
-
-
-def test_a_subclass_overrides_the_function() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    found = scaled_mm(a, b.as_subclass(Overriding), ONE, ONE, activation="relu")
-
-    assert found == ("ours", 4, ["activation", "out_dtype", "use_fast_accum"])
-
-
-def test_what_is_no_tensor_overrides_the_function() -> None:
-    a, _ = fp8_operands(4, 6, 8)
-
-    assert scaled_mm(a, Duck(), ONE, ONE) == "duck"  # type: ignore[call-overload]
-
-
-def test_a_plain_subclass_of_fp8_stays_what_it_is() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    assert type(scaled_mm(a, b.as_subclass(Plain), ONE, ONE)) is Plain
-
-
-def test_a_plain_subclass_of_fp8_is_checked() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    with pytest.raises(OperandError, match=r"input.shape\[1\] is 6"):
-        scaled_mm(a[:, :6], b.as_subclass(Plain), ONE, ONE)
-
-
-def test_a_default_device_changes_nothing() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    with torch.device("cpu"):
-        assert scaled_mm(a, b, ONE, ONE).shape == (4, 6)
-
-
-def test_autocast_rounds_nothing() -> None:
-    a, b = fp8_operands(40, 60, 80)
-    expected = scaled_mm(a, b, ONE * 0.3, ONE, out_dtype=torch.float32)
-
-    with torch.autocast("cpu", torch.bfloat16):
-        found = scaled_mm(a, b, ONE * 0.3, ONE, out_dtype=torch.float32)
-
-    assert torch.equal(found, expected)

@@ -16,7 +16,6 @@ on_hopper = [pytest.mark.gpu, pytest.mark.sm90]
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_hopper)])
 
 Tensor = torch.Tensor
-ONE = torch.ones(())
 
 
 # ---- bias and residual
@@ -116,35 +115,6 @@ def test_bias_and_residual_of_a_compiled_call_have_gradients(
     torch.testing.assert_close(got, want, **TOLERANCES[dtype])
 
 
-@devices
-@dtypes
-@activations
-@pytest.mark.parametrize("needed", ["bias", "residual"])
-def test_one_of_bias_and_residual_may_need_gradients(
-    activation: Activation | None, dtype: torch.dtype, device: str, needed: str
-) -> None:
-    case = differentiable(activation, dtype, device)
-    bias, residual = case.leaves
-    leaf = bias if needed == "bias" else residual
-    given = (bias, residual.detach()) if needed == "bias" else (bias.detach(), residual)
-
-    (got,) = torch.autograd.grad(case.ours(*given), leaf, case.grad)
-
-    (want,) = torch.autograd.grad(case.torchs(*given), leaf, case.grad)
-    torch.testing.assert_close(got, want, **TOLERANCES[dtype])
-
-
-@devices
-@activations
-def test_nothing_is_recorded_where_gradients_are_off(
-    activation: Activation | None, device: str
-) -> None:
-    case = differentiable(activation, torch.float32, device)
-
-    with torch.no_grad():
-        assert not case.ours(*case.leaves).requires_grad
-
-
 some_activations = pytest.mark.parametrize("activation", SOME_ACTIVATIONS, ids=str)
 
 
@@ -163,26 +133,6 @@ def test_second_derivatives_are_torchs(activation: Activation | None) -> None:
     torch.testing.assert_close(got, derivatives(case.torchs), atol=1e-3, rtol=1e-4)
 
 
-@some_activations
-@pytest.mark.parametrize(
-    "transform",
-    [
-        pytest.param(lambda loss: torch.func.grad(loss, (0, 1)), id="grad"),
-        pytest.param(lambda loss: torch.func.jacrev(torch.func.jacrev(loss)), id="jacrev twice"),
-    ],
-)
-def test_transforms_of_gradients_are_torchs(
-    activation: Activation | None, transform: Callable[..., Any]
-) -> None:
-    case = differentiable(activation, torch.float32)
-    given = [t.detach() for t in case.leaves]
-
-    got = transform(lambda *t: case.ours(*t).square().sum())(*given)
-
-    want = transform(lambda *t: case.torchs(*t).square().sum())(*given)
-    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
-
-
 # ---- arguments without gradients
 arguments = pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b"])
 MESSAGE = "{}.* requires grad, but only bias and residual of scaled_mm have gradients"
@@ -195,19 +145,6 @@ def given(name: str) -> dict[str, Tensor]:
     tensors = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())}
     tensors[name].requires_grad_()
     return tensors
-
-
-@arguments
-@pytest.mark.parametrize("call", [scaled_mm, torch.ops.outblas.scaled_mm], ids=["ours", "operator"])
-def test_no_gradient_is_cut_in_silence(
-    name: str, call: Callable[..., Tensor], given: dict[str, Any]
-) -> None:
-    """As of torch._scaled_mm, the forward pass runs."""
-    y = call(**given)
-
-    assert y.requires_grad
-    with pytest.raises(NotImplementedError, match=MESSAGE.format(name)):
-        y.sum().backward()
 
 
 @arguments
@@ -228,29 +165,3 @@ def test_a_transform_for_what_has_no_gradient_fails(name: str, given: dict[str, 
 
     with pytest.raises(NotImplementedError, match=MESSAGE.format(name)):
         torch.func.grad(loss)(given[name].detach())
-
-
-@arguments
-def test_compiled_calls_run_where_gradients_are_off(name: str, given: dict[str, Any]) -> None:
-    with torch.no_grad():
-        y = compiled(scaled_mm)(**given)
-
-        assert not y.requires_grad
-        assert torch.equal(y, scaled_mm(**given))
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        pytest.param(lambda loss, bias: torch.func.jvp(loss, (bias,), (bias,)), id="jvp"),
-        pytest.param(lambda loss, bias: torch.func.hessian(loss)(bias), id="hessian"),
-    ],
-)
-def test_forward_mode_is_refused(transform: Callable[..., Any]) -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    def loss(bias: Tensor) -> Tensor:
-        return scaled_mm(a, b, ONE, ONE, bias=bias, out_dtype=torch.float32).square().sum()
-
-    with pytest.raises(ValueError, match="bias carries a forward-mode gradient"):
-        transform(loss, torch.ones(6))

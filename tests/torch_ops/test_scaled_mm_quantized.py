@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8 import BY_ROW, E4M3, E5M2, SQUARE, block_scale, fp8_operands
-from support.recording_modes import RecordingDispatch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from support.fp8 import E4M3, E5M2, fp8_operands
 from torch.nn.functional import ScalingType
 
-import outblas
 from outblas import OperandError, quantize, scaled_mm
 from outblas.core import registry
 from outblas.core.compiling import CompileForbidden
@@ -65,16 +62,6 @@ def test_a_result_is_that_of_float32_quantized(M: int, N: int, power_of_two: boo
     assert is_power == power_of_two
 
 
-def test_a_result_is_rounded_from_float32_and_not_from_16_bits() -> None:
-    a, b = fp8_operands(64, 384, 512)
-    narrow = quantize(scaled_mm(a, b, ONE, ONE), "1x128")
-
-    found = scaled_mm(a, b, ONE, ONE, **FP8)
-
-    assert same_bits(found, composed(a, b, ONE, ONE))
-    assert not same_bits(found, narrow)
-
-
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
 def test_the_epilogue_comes_first(activation: Any) -> None:
     columns = 400 if activation in GATED else 200
@@ -90,33 +77,6 @@ def test_the_epilogue_comes_first(activation: Any) -> None:
 
     assert found[0].shape == (40, 200)
     assert same_bits(found, composed(a, b, ONE, ONE, **extra))
-
-
-@pytest.mark.parametrize("recipes", [(BY_ROW, SQUARE), (SQUARE, BY_ROW), (BY_ROW, BY_ROW)])
-def test_operands_may_have_scales_of_blocks(recipes: tuple[str, str]) -> None:
-    a, b = fp8_operands(200, 320, 300)
-    scales = block_scale(200, 300, recipes[0]), block_scale(320, 300, recipes[1]).t()
-
-    found = scaled_mm(a, b, *scales, **FP8, activation="swiglu")
-
-    assert same_bits(found, composed(a, b, *scales, activation="swiglu"))
-
-
-def test_the_next_product_takes_a_result_as_it_is() -> None:
-    """A gated MLP from fp8 to fp8."""
-    x, scale_x = quantize(torch.randn(40, 256), "1x128")
-    gate_up, scale_gate_up = quantize(torch.randn(768, 256), "128x128")
-    down, scale_down = quantize(torch.randn(256, 384), "128x128")
-
-    inner, scale_inner = scaled_mm(
-        x, gate_up.t(), scale_x, scale_gate_up.t(), **FP8, activation="swiglu"
-    )
-    y = scaled_mm(inner, down.t(), scale_inner, scale_down.t(), out_dtype=torch.float32)
-
-    wide = inner.float() * scale_inner.repeat_interleave(128, 1)
-    of_down = down.float() * scale_down.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    expected = wide.double() @ of_down.double().t()
-    assert (y - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_special_values_are_those_of_quantize() -> None:
@@ -145,17 +105,6 @@ def test_special_values_are_those_of_quantize() -> None:
     assert plain[0][1, 7] == -448
     assert with_bias[0][1].isnan().nonzero().flatten().tolist() == [9]
     assert torch.equal(with_bias[1], plain[1])
-
-
-@pytest.mark.parametrize("shape", [(0, 6, 8), (4, 0, 8), (4, 6, 0)])
-def test_empty_products_have_their_shapes(shape: tuple[int, int, int]) -> None:
-    M, N, K = shape
-    a, b = torch.zeros(M, K).to(E4M3), torch.zeros(N, K).to(E4M3).t()
-
-    found = scaled_mm(a, b, ONE, ONE, **FP8)
-
-    assert same_bits(found, composed(a, b, ONE, ONE))
-    assert found[1].shape == (M, -(-N // 128))
 
 
 @pytest.mark.parametrize("recipe", ["1x128", ScalingType.BlockWise1x128])
@@ -292,17 +241,6 @@ def test_a_kernel_that_may_not_be_compiled_leaves_a_call_to_torch(
     assert same_bits(found, expected)
 
 
-@pytest.mark.parametrize("kernel", [True], indirect=True)
-def test_calls_that_differ_have_scales_of_their_own(kernel: Kernel) -> None:
-    """Their plans may be one, but not their memory."""
-    a, b = fp8_operands(40, 256, 160)
-
-    first, second = (scaled_mm(a, b, ONE * n, ONE, **FP8) for n in (1, 2))
-
-    assert torch.equal(second[1], 2 * first[1])
-    assert len(kernel.problems) == 1
-
-
 # ---- arguments
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "out_dtype is torch.bfloat16, expected torch.float8_e4m3fn with out_recipe": (
@@ -355,120 +293,3 @@ def test_the_operator_refuses_another_recipe() -> None:
 
     with pytest.raises(ValueError, match="out_recipe is '128x128', expected 1x128"):
         torch.ops.outblas.scaled_mm_quantized(a, b, ONE, ONE, "128x128")
-
-
-def test_there_is_no_promise_of_batch_invariance() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    with outblas.batch_invariant(), pytest.raises(ValueError, match="batch_invariant"):
-        scaled_mm(a, b, ONE, ONE, **FP8)
-
-
-@pytest.mark.parametrize("name", ["scale_a", "bias", "residual"])
-def test_gradients_are_refused_when_they_are_asked_for(name: str) -> None:
-    a, b = fp8_operands(4, 6, 8)
-    needed = torch.ones(1, 1).requires_grad_()
-    given: dict[str, Any] = {"scale_a": ONE, "scale_b": ONE, name: needed}
-
-    _, scale = scaled_mm(a, b, **given, **FP8)
-
-    with pytest.raises(NotImplementedError, match=f"{name} requires grad, but scaled_mm with"):
-        scale.sum().backward()
-
-
-# ---- tracers, modes and types
-@pytest.mark.parametrize("kind", ["fake", "meta"])
-def test_tensors_without_memory_have_the_layout_of_results(kind: str) -> None:
-    a, b = fp8_operands(10, 600, 16)
-    expected = scaled_mm(a, b, ONE, ONE, **FP8, activation="swiglu")
-    if kind == "meta":
-        a, b, one = (t.to("meta") for t in (a, b, ONE))
-    else:
-        mode = FakeTensorMode()
-        a, b, one = (mode.from_tensor(t) for t in (a, b, ONE))
-
-    found = scaled_mm(a, b, one, one, **FP8, activation="swiglu")
-
-    for own, other in zip(found, expected, strict=True):
-        assert (own.shape, own.stride(), own.dtype) == (other.shape, other.stride(), other.dtype)
-
-
-def test_shapes_of_fakes_are_checked() -> None:
-    a, b, one = (t.to("meta") for t in (*fp8_operands(4, 6, 8), ONE))
-
-    with pytest.raises(RuntimeError, match=r"input.shape\[1\] is 6 but mat2.shape\[0\] is 8"):
-        scaled_mm(a[:, :6], b, one, one, **FP8)
-
-
-def test_a_compiled_program_has_the_same_bits() -> None:
-    a, b = fp8_operands(20, 272, 96)
-    bias = torch.randn(272)
-    torch._dynamo.reset()
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def layer(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return scaled_mm(a, b, ONE, ONE, bias, **FP8, activation="silu", out_power_of_two=True)
-
-    found = layer(a, b)
-
-    how: dict[str, Any] = {"activation": "silu", "power_of_two": True}
-    assert same_bits(found, composed(a, b, ONE, ONE, bias, **how))
-
-
-def test_opcheck_of_the_operator() -> None:
-    a, b = fp8_operands(4, 300, 8)
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-
-    torch.library.opcheck(
-        torch.ops.outblas.scaled_mm_quantized.default,
-        (a, b, ONE, ONE, "1x128", torch.randn(300), True, False, "gelu"),
-        test_utils=checks,
-    )
-
-
-def test_modes_see_one_operator() -> None:
-    mode = RecordingDispatch()
-    a, b = fp8_operands(4, 6, 8)
-
-    with mode:
-        scaled_mm(a, b, ONE, ONE, **FP8)
-
-    assert torch.ops.outblas.scaled_mm_quantized.default in mode.seen
-
-
-def test_autocast_rounds_nothing() -> None:
-    a, b = fp8_operands(40, 60, 80)
-    expected = scaled_mm(a, b, ONE * 0.3, ONE, **FP8)
-
-    with torch.autocast("cpu", torch.bfloat16):
-        found = scaled_mm(a, b, ONE * 0.3, ONE, **FP8)
-
-    assert same_bits(found, expected)
-
-
-class Overriding(torch.Tensor):
-    """It overrides our function, and shows how it was called."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is scaled_mm:
-            return kwargs
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_a_subclass_overrides_the_function() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    found: Any = scaled_mm(a, b.as_subclass(Overriding), ONE, ONE, **FP8, out_power_of_two=True)
-
-    assert found == FP8 | {"out_power_of_two": True, "use_fast_accum": False}
-
-
-def test_its_product_is_counted() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    a, b = fp8_operands(16, 64, 32)
-    with FlopCounterMode(display=False) as counter:
-        scaled_mm(a, b, ONE, ONE, **FP8)
-
-    assert counter.get_total_flops() == 2 * 16 * 64 * 32

@@ -132,29 +132,6 @@ def test_scales_of_blocks_come_as_torch_wants_them(
     assert torch.equal(got.double(), want)
 
 
-def test_a_compiled_call_with_scales_of_blocks_is_one_graph() -> None:
-    a, b = fp8.fp8_operands(200, 300, 400, most=2)
-    stored_a, stored_b = fp8.block_scale(200, 400, "1x128"), fp8.block_scale(300, 400, "128x128")
-    scale_a, scale_b = as_torch_wants(stored_a, BY_ROW), as_torch_wants(stored_b, SQUARE)
-    compiled = torch.compile(
-        lambda a: outblas.scaled_mm(a, b, scale_a, BY_ROW, scale_b, SQUARE),
-        fullgraph=True,
-        backend="eager",
-    )
-
-    got = compiled(a)
-
-    assert torch.equal(got, outblas.scaled_mm(a, b, stored_a, stored_b.t()))
-
-
-def test_a_compiled_call_is_one_graph() -> None:
-    compiled = torch.compile(
-        lambda a: outblas.scaled_mm(a, B, SCALE, ONE, SCALE, ONE), fullgraph=True, backend="eager"
-    )
-
-    assert torch.equal(compiled(A), expected())
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a recipe": (
         {"scale_recipe_a": ScalingType.BlockWise1x32},
@@ -243,18 +220,3 @@ def test_a_scale_for_results_is_refused() -> None:
 def test_what_is_no_recipe_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="scale_recipe_b is str, expected a member of torch's"):
         outblas.scaled_mm(A, B, SCALE, ONE, SCALE, "RowWise")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: outblas.scaled_mm(A, B, SCALE, ONE, SCALE), r"scaled_mm\(\) missing 1 required"),
-        (
-            lambda: outblas.scaled_mm(A, B, SCALE, SCALE, mat_c=A),
-            r"scaled_mm\(\) got an unexpected keyword argument 'mat_c'",
-        ),
-    ],
-)
-def test_errors_of_python_name_the_function(call: Callable[[], Tensor], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        call()

@@ -1,90 +1,110 @@
-"""Operands of types that override torch's functions, or ours: each reaches the function that it
-knows as it came.
+"""Operands of types that override torch's functions, or ours, and subclasses that override none:
+each reaches the function that it knows as it came, or is checked as a plain tensor and multiplied
+by torch. Tracers and compilers see a call of ours as one call.
 """
 
-from collections.abc import Callable
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.tensor_types import (
     BIAS,
+    EPILOGUE,
+    PRODUCT,
     C,
+    Dispatched,
     Duck,
     Overriding,
     Packed,
+    Plain,
     Quantized,
     Refusing,
+    Sealed,
     Unwrapping,
     W,
     X,
     sevens,
 )
+from torch._dynamo.testing import EagerAndRecordGraphs
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
 import outblas
 from outblas import FallbackWarning, OperandError, addmm, linear, matmul
+from outblas.core import invariance
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 strict_warning = pytest.mark.filterwarnings("error::outblas.FallbackWarning")
+plain_or_subclass = pytest.mark.parametrize("kind", [torch.Tensor, Plain])
 
-knows_only_linear = pytest.mark.parametrize("kind", [Quantized, Refusing])
-
-
-# ---- weights that know F.linear and nothing else
-@knows_only_linear
-def test_a_quantized_weight_reaches_the_linear_of_torch(kind: type[Quantized]) -> None:
-    with pytest.warns(FallbackWarning, match=f"tensor subclass {kind.__name__}"):
-        got = linear(X, kind(W))
-
-    assert torch.equal(got, F.linear(X, W / 2))
+Tensor = torch.Tensor
+B = W.t().contiguous()
 
 
-@knows_only_linear
-def test_the_bias_goes_along(kind: type[Quantized]) -> None:
-    assert torch.equal(linear(X, kind(W), BIAS), F.linear(X, W / 2, BIAS))
+def patched_layer() -> Tensor:
+    layer = torch.nn.Linear(5, 4)
+    del layer.weight, layer.bias
+    layer.weight, layer.bias = Quantized(W), None
+    layer.__class__ = outblas.Linear
+    return layer(X)
 
 
-@knows_only_linear
-def test_an_epilogue_follows_the_linear_of_a_quantized_weight(kind: type[Quantized]) -> None:
-    got = linear(X, kind(W), BIAS, activation="gelu", residual=C)
+# ---- which torch function multiplies
+HALVED = F.linear(X, W / 2)
+BY_TORCH: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
+    "a quantized weight": (lambda: linear(X, Quantized(W)), HALVED),
+    "one that refuses other functions": (lambda: linear(X, Refusing(W)), HALVED),
+    "with a bias": (lambda: linear(X, Refusing(W), BIAS), F.linear(X, W / 2, BIAS)),
+    "with a bias that broadcasts": (lambda: linear(X, Quantized(W), C[:, :1]), HALVED + C[:, :1]),
+    "with an epilogue": (
+        lambda: linear(X, Refusing(W), BIAS, activation="gelu", residual=C),
+        F.gelu(F.linear(X, W / 2, BIAS)) + C,
+    ),
+    "in a patched layer": (patched_layer, HALVED),
+    "a packed weight": (lambda: linear(X, Packed(W), BIAS), F.linear(X, W / 2, BIAS)),
+    "a type that calls our function": (lambda: linear(X, Unwrapping(W)), F.linear(X, W)),
+    "by dispatch": (lambda: linear(X, Dispatched(W), BIAS), PRODUCT),
+    "by dispatch with an epilogue": (
+        lambda: linear(X, Dispatched(W), BIAS, activation="gelu", residual=C),
+        EPILOGUE,
+    ),
+    "matmul by dispatch": (lambda: matmul(X, Dispatched(B)), X @ B),
+    "addmm by dispatch": (
+        lambda: addmm(C, X, Dispatched(B), beta=2),
+        torch.addmm(C, X, B, beta=2),
+    ),
+    "no type is asked about traits": (
+        lambda: linear(X.as_subclass(Sealed), W).as_subclass(Tensor),
+        X @ W.t(),
+    ),
+}
 
-    assert torch.equal(got, F.gelu(F.linear(X, W / 2, BIAS)) + C)
+
+@pytest.mark.parametrize("device", [None, "meta"], ids=["no default device", "default device"])
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_an_operand_reaches_the_function_that_it_knows(name: str, device: str | None) -> None:
+    call, want = BY_TORCH[name]
+
+    with torch.device(device) if device and "dispatch" not in name else warnings.catch_warnings():
+        got = call()
+
+    assert torch.equal(got, want)
 
 
-def test_a_bias_that_broadcasts_is_added_to_the_linear_of_a_quantized_weight() -> None:
-    assert torch.equal(linear(X, Quantized(W), C[:, :1]), F.linear(X, W / 2) + C[:, :1])
-
-
-def test_the_linear_of_a_quantized_weight_goes_to_out() -> None:
+def test_the_linear_of_a_quantized_weight_warns_and_goes_to_out() -> None:
     out = sevens()
 
-    assert linear(X, Quantized(W), out=out) is out
-    assert torch.equal(out, F.linear(X, W / 2))
+    with pytest.warns(FallbackWarning, match="tensor subclass Quantized"):
+        assert linear(X, Quantized(W), out=out) is out
 
-
-def test_out_of_a_wrong_shape_is_not_written() -> None:
-    out = sevens(1, 4)
-
-    with pytest.raises(OperandError, match=r"out\.shape is \(1, 4\), expected \(6, 4\)"):
-        linear(X[:1].expand(6, 5), Quantized(W), out=out)
-
-    assert torch.equal(out, sevens(1, 4))
-
-
-def test_a_patched_layer_takes_a_quantized_weight() -> None:
-    layer = torch.nn.Linear(5, 4)
-    del layer.weight
-    layer.weight = Quantized(W)
-    want = layer(X)
-
-    layer.__class__ = outblas.Linear
-
-    assert torch.equal(layer(X), want)
-
-
-def test_a_type_may_call_our_function_for_torchs() -> None:
-    assert torch.equal(linear(X, Unwrapping(W)), F.linear(X, W))
+    assert torch.equal(out, HALVED)
 
 
 def test_functions_that_the_caller_disabled_stay_disabled() -> None:
@@ -95,50 +115,11 @@ def test_functions_that_the_caller_disabled_stay_disabled() -> None:
         linear(X, Quantized(W))
 
 
-def test_a_named_kernel_refuses_a_quantized_weight() -> None:
-    message = "kernel 'portable' needs plain tensors, but was given tensor subclass Quant"
-    with pytest.raises(ValueError, match=message):
-        linear(X, Quantized(W), kernel="portable")
-
-
 def test_strict_mode_refuses_a_quantized_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
 
     with pytest.raises(RuntimeError, match=r"OUTBLAS_STRICT=1 forbids.*tensor subclass Quantized"):
         linear(X, Quantized(W))
-
-
-def test_batch_invariance_is_not_promised_for_a_quantized_weight() -> None:
-    with pytest.raises(ValueError, match="batch_invariant is True, and torch would take this call"):
-        linear(X, Quantized(W), batch_invariant=True)
-
-
-def test_a_wrong_activation_is_refused_before_torch_is_called() -> None:
-    with pytest.raises(ValueError, match="activation is 'tanh', expected"):
-        linear(X, Quantized(W), activation="tanh")  # type: ignore[arg-type]
-
-
-# ---- weights that say nothing of their product
-def test_a_packed_weight_reaches_the_linear_of_torch() -> None:
-    assert torch.equal(linear(X, Packed(W), BIAS), F.linear(X, W / 2, BIAS))
-
-
-def test_a_packed_weight_of_an_odd_number_of_columns_is_refused_after_its_product() -> None:
-    out = sevens(6, 3)
-
-    with pytest.raises(OperandError, match=r"an even number of them, got shape \(6, 3\)"):
-        linear(X, Packed(W[:3]), activation="geglu", out=out)
-
-    assert torch.equal(out, sevens(6, 3))
-
-
-def test_out_of_a_packed_weights_product_is_checked_after_it() -> None:
-    out = sevens(6, 3)
-
-    with pytest.raises(OperandError, match=r"out.shape is \(6, 3\), expected \(6, 4\)"):
-        linear(X, Packed(W), out=out)
-
-    assert torch.equal(out, sevens(6, 3))
 
 
 # ---- types that override our functions
@@ -153,45 +134,294 @@ def test_a_type_may_override_our_function() -> None:
     assert list(kwargs) == ["bias", "residual", "activation"]
 
 
-@strict_warning
-def test_a_residual_may_override_our_function() -> None:
-    assert linear(X, W, residual=Overriding(C))[0] == "ours"
-
-
-LEADING_OPERANDS: dict[Callable[..., Any], tuple[torch.Tensor, ...]] = {
+LEADING_OPERANDS: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     matmul: (X,),
     addmm: (C, X),
     linear: (X,),
 }
-TORCHS: dict[Callable[..., Any], Callable[..., Any]] = {
-    matmul: torch.matmul,
-    addmm: torch.addmm,
-    linear: F.linear,
+TORCHS = {matmul: torch.matmul, addmm: torch.addmm, linear: F.linear}
+
+
+@pytest.mark.parametrize("function", LEADING_OPERANDS, ids=lambda f: f.__name__)
+def test_what_is_no_tensor_may_override_our_functions_or_torchs(
+    function: Callable[..., Any],
+) -> None:
+    ours, torchs = Duck(known=[function]), Duck(known=[TORCHS[function]])
+    leading = LEADING_OPERANDS[function]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        assert function(*leading, ours) == (function, (*leading, ours), {})
+    with pytest.warns(FallbackWarning, match="operands of type Duck"):
+        called, args, _ = function(*leading, torchs)
+
+    assert called is TORCHS[function]
+    assert args[: len(leading) + 1] == (*leading, torchs)
+    with pytest.raises(TypeError, match=r"torch\.\S+.* returned NotImplemented"):
+        function(*leading, Duck())
+
+
+# ---- plain subclasses
+def test_a_plain_subclass_stays_what_it_is_and_warns_where_it_is_called() -> None:
+    w = W.as_subclass(Plain)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = linear(X, w, BIAS, activation="relu"), matmul(X, w.t()), addmm(C, X, w.t())
+
+    assert [type(result) for result in results] == [Plain] * 3
+    assert (caught[0].category, caught[0].filename) == (FallbackWarning, __file__)
+
+
+LEAF = W.clone().requires_grad_()
+with torch.inference_mode():
+    INFERENCE = sevens()
+
+# By message: a call of x, which is X or a subclass of it, and out, which it must not write.
+REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "out_dtype is torch.bfloat16, expected torch.float32": lambda x, out: matmul(
+        x, W.t(), out_dtype=torch.bfloat16
+    ),
+    "other.dtype is torch.float32 but input.dtype is torch.bfloat16": lambda x, out: matmul(
+        x.bfloat16(), W.t(), out_dtype=torch.float32
+    ),
+    "out is given with inputs that need gradients": lambda x, out: matmul(x, LEAF.t(), out=out),
+    "aux is given with inputs that need gradients": lambda x, out: matmul(
+        x, W.t(), bias=LEAF[:, 0], aux=out
+    ),
+    "out requires grad": lambda x, out: addmm(C, x, W.t(), out=out.requires_grad_()),
+    "out is an inference tensor": lambda x, out: linear(x, W, out=INFERENCE),
+    "out is on meta but": lambda x, out: linear(x, W, out=out.to("meta")),
+    r"out.shape is \(6, 4\), expected \(5, 4\)": lambda x, out: matmul(x[:5], W.t(), out=out),
+    "out.dtype is torch.float32, expected torch.float64": lambda x, out: matmul(
+        x.double(), W.t().double(), out=out
+    ),
+    r"out has strides \(0, 1\)": lambda x, out: addmm(C, x, W.t(), out=out[:1].expand(6, 4)),
+    "out is a view that negates": lambda x, out: linear(
+        x, W, activation="relu", out=torch._neg_view(out)
+    ),
+    r"an even number of them, got shape \(6, 3\)": lambda x, out: linear(
+        x, W[:3], BIAS[:1], activation="geglu"
+    ),
+    r"an even number of them, got shape \(6, 1\)": lambda x, out: matmul(
+        x, W[:1].t(), activation="reglu"
+    ),
+    r"an even number of them, got shape \(\)": lambda x, out: matmul(
+        x[0], W[0], activation="geglu", aux=out[0, 0]
+    ),
+    r"residual.shape is \(2, 6, 4\), expected a shape that broadcasts": lambda x, out: linear(
+        x, W, residual=C.expand(2, 6, 4)
+    ),
+    "residual.dtype is torch.float64": lambda x, out: addmm(
+        C, x, W.t(), residual=C.double(), out=out
+    ),
+    "input is NoneType, expected a torch.Tensor": lambda x, out: addmm(None, x, W.t(), out=out),
+    # Of types that only torch knows.
+    "kernel 'portable' needs plain tensors, but was given tensor subclass Quant": (
+        lambda x, out: linear(x, Quantized(W), kernel="portable")
+    ),
+    "batch_invariant is True, and torch would take this call": lambda x, out: linear(
+        x, Quantized(W), batch_invariant=True
+    ),
+    "activation is 'tanh', expected": lambda x, out: linear(x, Quantized(W), activation="tanh"),
+    r"out\.shape is \(6, 4\), expected \(6, 3\)": lambda x, out: linear(x, Packed(W[:3]), out=out),
+    "an even number of them, got shape": lambda x, out: linear(
+        x, Packed(W[:3]), activation="geglu", out=out
+    ),
 }
-functions = pytest.mark.parametrize("function", LEADING_OPERANDS, ids=lambda f: f.__name__)
+
+
+@plain_or_subclass
+@pytest.mark.parametrize("message", REFUSED)
+def test_subclasses_are_checked_as_plain_tensors(message: str, kind: type[Tensor]) -> None:
+    out = sevens()
+    if kind is Plain and "portable" in message:
+        message, call = "kernel 'portable' needs plain tensors", REFUSED[message]
+    else:
+        call = REFUSED[message]
+
+    with pytest.raises((OperandError, TypeError, ValueError), match=message):
+        call(X.as_subclass(kind), out)
+
+    assert bool((out == 7).all())
+    assert bool((INFERENCE == 7).all())
+
+
+# ---- autocast
+THIRDS = X / 3  # which bf16 has to round
+WRITTEN: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
+    "matmul out": (lambda x, out: matmul(x, W.t(), out=out), THIRDS @ W.t()),
+    "linear out": (lambda x, out: linear(x, W, BIAS, out=out), F.linear(THIRDS, W, BIAS)),
+    "aux": (lambda x, out: addmm(C, x, W.t(), aux=out), torch.addmm(C, THIRDS, W.t())),
+}
+
+
+@plain_or_subclass
+@pytest.mark.parametrize("columns_first", [False, True], ids=["row-major", "column-major"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_autocast_leaves_calls_that_write_a_tensor_alone(
+    name: str, columns_first: bool, kind: type[Tensor]
+) -> None:
+    call, want = WRITTEN[name]
+    out = sevens(4, 6).t() if columns_first else sevens()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call(THIRDS.as_subclass(kind), out)
+
+    assert torch.equal(out, want)
+
+
+@plain_or_subclass
+def test_autocast_widens_the_product_that_a_call_asks_for(kind: type[Tensor]) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wide = matmul(THIRDS.as_subclass(kind), W.t(), out_dtype=torch.float32, residual=C)
+
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide, (THIRDS.bfloat16().float() @ W.t() + C).as_subclass(kind))
+
+
+# ---- distributed tensors
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[dist.DeviceMesh]:
+    """A mesh of this one process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def distributed(mesh: dist.DeviceMesh) -> dict[str, DTensor]:
+    """x, w, bias and c on the mesh: weights in shards, the others whole."""
+    placements: dict[str, tuple[Tensor, Placement]] = {
+        "x": (X, Replicate()),
+        "w": (W, Shard(0)),
+        "bias": (BIAS, Shard(0)),
+        "c": (C, Replicate()),
+    }
+    return {name: distribute_tensor(t, mesh, [how]) for name, (t, how) in placements.items()}
+
+
+DISTRIBUTED: dict[str, tuple[Callable[..., Any], Tensor]] = {
+    "linear with an epilogue": (
+        lambda x, w, bias, c: linear(x, w, bias, activation="gelu", residual=c),
+        EPILOGUE,
+    ),
+    "matmul": (lambda x, w, bias, c: matmul(x, w.t()), X @ W.t()),
+    "addmm": (lambda x, w, bias, c: addmm(c, x, w.t()), torch.addmm(C, X, W.t())),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_distributed_tensors_are_multiplied_by_torch(
+    name: str, distributed: dict[str, DTensor]
+) -> None:
+    call, want = DISTRIBUTED[name]
+
+    got = call(**distributed)
+
+    assert isinstance(got, DTensor)
+    assert torch.equal(got.full_tensor(), want)
+
+
+def test_distributed_tensors_have_gradients(distributed: dict[str, DTensor]) -> None:
+    layer = outblas.Linear(5, 4, bias=False)
+    layer.weight = torch.nn.Parameter(distributed["w"])
+
+    layer(distributed["x"]).sum().backward()
+
+    gradient = layer.weight.grad
+    assert isinstance(gradient, DTensor)
+    assert torch.equal(gradient.full_tensor(), X.sum(0).expand(4, 5))
+
+
+# ---- nested tensors
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_nested_tensors_are_multiplied_by_torch(activation: Any, layout: torch.layout) -> None:
+    x = torch.nested.nested_tensor([X, X[:2]], layout=layout)
+
+    for part, rows in zip(
+        linear(x, W, BIAS, activation=activation).unbind(), (X, X[:2]), strict=True
+    ):
+        want = F.linear(rows, W, BIAS)
+        assert torch.equal(part, torch.relu(want) if activation else want)
+
+
+def test_nested_tensors_are_checked() -> None:
+    x = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+    message = r"out_dtype is torch\.bfloat16, expected torch\.float32"
+
+    for a, b in ((x, W.t()), (X, x)):
+        with pytest.raises(OperandError, match=message):
+            matmul(a, b, out_dtype=torch.bfloat16)
+    with pytest.raises(OperandError, match=r"an even number of them, got shape \(2, j\d+, 3\)"):
+        linear(x, W[:3], activation="geglu")
+    wide = matmul(x.bfloat16(), W.t().bfloat16(), out_dtype=torch.float32)
+    assert torch.equal(wide.unbind()[0], X @ W.t())
+
+
+# ---- torch.fx, torch.compile, functional tensors
+def targets_of(graph: torch.fx.GraphModule) -> list[Any]:
+    """The functions that a graph calls."""
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
 @strict_warning
-@functions
-def test_what_is_no_tensor_may_override_our_functions(function: Callable[..., Any]) -> None:
-    duck = Duck(known=[function])
-    operands = (*LEADING_OPERANDS[function], duck)
+def test_symbolic_trace_records_our_functions_and_what_they_were_given() -> None:
+    def model(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
+        y = linear(x, w, c[0], activation="gelu", residual=c)
+        return addmm(c, matmul(y, w, kernel="portable", batch_invariant=True), w.t(), beta=0.5)
 
-    assert function(*operands) == (function, operands, {})
+    graph = torch.fx.symbolic_trace(model)
 
-
-@functions
-def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(function: Callable[..., Any]) -> None:
-    duck = Duck(known=[TORCHS[function]])
-    operands = (*LEADING_OPERANDS[function], duck)
-
-    with pytest.warns(FallbackWarning, match="operands of type Duck"):
-        called, args, _ = function(*operands)
-
-    assert called is TORCHS[function]
-    assert args[: len(operands)] == operands
+    nodes = {node.target: node for node in graph.graph.nodes if node.op == "call_function"}
+    assert {linear, matmul, addmm} <= set(nodes)
+    assert nodes[matmul].kwargs == {"kernel": "portable", "batch_invariant": True}
 
 
-def test_what_knows_neither_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"torch\.matmul.* returned NotImplemented"):
-        matmul(X, Duck())  # type: ignore[arg-type]
+def test_a_traced_layer_is_one_call_and_computes_what_the_layer_does() -> None:
+    layer = outblas.Linear(5, 4, activation="relu")
+
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(layer))
+
+    assert targets_of(graph) == [linear]
+    assert torch.equal(torch.fx.GraphModule(graph, graph.graph)(X), layer(X))
+
+
+def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        invariance.flag, "ever", False
+    )  # or the graph breaks to look at the context
+    compiled = torch.compile(linear, backend=EagerAndRecordGraphs(), fullgraph=True)
+
+    got = compiled(X, W.as_subclass(Plain))
+
+    assert type(got) is Plain
+    assert torch.equal(got.as_subclass(Tensor), X @ W.t())
+
+
+def test_compiled_calls_under_a_default_device_keep_the_operator() -> None:
+    backend = EagerAndRecordGraphs()
+    compiled = torch.compile(
+        lambda x, w: linear(x, w, activation="relu"), backend=backend, fullgraph=True
+    )
+
+    with torch.device("cpu"):
+        got = compiled(X, W)
+
+    assert torch.equal(got, torch.relu(X @ W.t()))
+    (graph,) = backend.graphs
+    assert torch.ops.outblas.gemm.default in targets_of(graph)
+
+
+def test_functional_and_fake_tensors_stay_what_they_are() -> None:
+    with FunctionalTensorMode():
+        assert isinstance(linear(FunctionalTensor.to_functional(X), W), FunctionalTensor)
+    with FakeTensorMode() as mode:
+        x, w = mode.from_tensor(X), mode.from_tensor(W)
+        out = torch._neg_view(torch.empty(13, 8)[1::2, 1::2])
+        assert matmul(x, w.t(), out=out) is out

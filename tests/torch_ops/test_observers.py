@@ -1,0 +1,363 @@
+"""Who would see, record or change a call of a public function sees it, also where the call is warm
+and would take the short way; and which tensors are no warm ones.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.every_function import CALLS, FunctionCall
+from support.recording_modes import RecordingDispatch, RecordingFunctions
+from support.warm_calls import A, B, C, product, warm
+from torch._dynamo.testing import EagerAndRecordGraphs
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+from torch.utils.flop_counter import FlopCounterMode
+
+import outblas
+from outblas import Linear, addmm, linear, matmul
+from outblas.torch_ops.flop_formulas import product_flops
+
+pytest_plugins = ("support.eager_fixtures",)
+pytestmark = [
+    pytest.mark.interpreter,
+    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"),
+]
+
+Tensor = torch.Tensor
+OPERATORS = torch.ops.outblas
+CPU = torch.profiler.ProfilerActivity.CPU
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+# ---- observers
+def dispatch_mode(call: FunctionCall) -> None:
+    with RecordingDispatch() as mode:
+        call()
+
+    assert getattr(OPERATORS, call.operator).default in mode.seen
+
+
+def function_mode(call: FunctionCall) -> None:
+    with RecordingFunctions() as mode:
+        call()
+
+    assert mode.seen[0] is call.function
+    assert mode.seen.count(call.function) == 1
+
+
+def mode_of_fake_tensors(call: FunctionCall) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert all(isinstance(t, FakeTensor) for t in outputs(call()))
+
+
+def tracer(call: FunctionCall) -> None:
+    graph = make_fx(lambda *tensors: call.of(*tensors))(*call.all_tensors)
+
+    targets = [node.target for node in graph.graph.nodes]
+    assert getattr(OPERATORS, call.operator).default in targets
+
+
+def profiler(call: FunctionCall) -> None:
+    with torch.profiler.profile(activities=[CPU], record_shapes=True) as profile:
+        call()
+
+    (event,) = [e for e in profile.events() if e.name == f"outblas::{call.operator}"]
+    assert list(call.operands[0].shape) in event.input_shapes
+
+
+def compiler(call: FunctionCall) -> None:
+    torch._dynamo.reset()
+    backend = EagerAndRecordGraphs()
+    compiled = torch.compile(lambda *tensors: call.of(*tensors), backend=backend, fullgraph=True)
+
+    got = compiled(*call.all_tensors)
+
+    for result, want in zip(outputs(got), outputs(call()), strict=True):
+        torch.testing.assert_close(result.float(), want.float(), rtol=0, atol=0, equal_nan=True)
+    (graph,) = backend.graphs
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert getattr(OPERATORS, call.operator).default in targets
+
+
+def counter_of_flop(call: FunctionCall) -> None:
+    with FlopCounterMode(display=False) as counter:
+        call()
+
+    assert counter.get_total_flops() == call.flops
+
+
+OBSERVERS: dict[str, Callable[[FunctionCall], None]] = {
+    f.__name__: f
+    for f in (
+        dispatch_mode,
+        function_mode,
+        mode_of_fake_tensors,
+        tracer,
+        profiler,
+        compiler,
+        counter_of_flop,
+    )
+}
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_is_seen(name: str, observer: str) -> None:
+    with FlopCounterMode(display=False):
+        matmul(A, B)  # torch's counter knows the formulas once it has seen a function of outblas
+    warm(CALLS[name])
+
+    OBSERVERS[observer](CALLS[name])
+
+
+def test_inference_leaves_nothing_to_later_calls() -> None:
+    for name in CALLS:
+        with torch.inference_mode():
+            warm(CALLS[name])
+            assert all(t.is_inference() for t in outputs(CALLS[name]())), name
+
+        assert not any(t.is_inference() for t in outputs(CALLS[name]())), name
+
+
+class Overriding(torch.Tensor):
+    """A tensor type that overrides functions."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return "overridden", function, sorted(kwargs or {})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_tensor_may_override_the_function(name: str) -> None:
+    call = CALLS[name]
+    warm(call)
+
+    for i, t in enumerate(call.all_tensors):
+        tensors = [*call.all_tensors]
+        tensors[i] = t.as_subclass(Overriding)
+
+        answer, function, names = call.of(*tensors)
+
+        assert answer == "overridden"
+        assert function.__name__ in name.split()[0]
+        assert set(call.tensors) <= set(names)
+
+
+# ---- what only products of two matrices are asked
+OUT = torch.empty(6, 4)
+
+
+@pytest.mark.gpu
+def test_ranges_of_nvtx_have_the_operator(operators: list[str]) -> None:
+    """As Nsight Systems shows them: a warm call would leave no range by itself."""
+    a, b = A.cuda().half(), B.cuda().half()
+    warm(lambda: matmul(a, b))
+    operators.clear()
+
+    with torch.autograd.profiler.emit_nvtx(record_shapes=True):
+        matmul(a, b)
+
+    assert operators == ["matmul"]
+
+
+def test_the_operator_that_writes_out_is_seen() -> None:
+    warm(lambda: matmul(A, B, out=OUT))
+
+    with RecordingDispatch() as mode:
+        matmul(A, B, out=OUT)
+
+    assert OPERATORS.matmul_out.default in mode.seen
+
+
+def test_jit_trace_records_the_operator() -> None:
+    warm(product)
+
+    traced = torch.jit.trace(lambda a, b: matmul(a, b), (A, B))
+
+    assert "outblas::matmul" in str(traced.graph)
+
+
+def test_the_profiler_records_both_passes_of_a_layer() -> None:
+    layer = Linear(5, 4)
+    warm(lambda: layer(A))
+
+    with torch.profiler.profile(activities=[CPU]) as profile:
+        layer(A).sum().backward()
+
+    assert sum(event.name.startswith("outblas::") for event in profile.events()) >= 2
+
+
+def flops(call: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return int(counter.get_total_flops())
+
+
+TRAINED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "matmul": (matmul, torch.matmul),
+    "linear": (
+        lambda a, b: linear(a, b.t(), activation="gelu"),
+        lambda a, b: torch.nn.functional.gelu(a @ b),
+    ),
+    "addmm": (lambda a, b: addmm(C, a, b), lambda a, b: torch.addmm(C, a, b)),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_both_passes_have_the_flop_that_torch_counts(name: str) -> None:
+    matmul(A, B)
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    ours, torchs = TRAINED[name]
+
+    assert flops(lambda: ours(a, b).sum().backward()) == flops(
+        lambda: torchs(a, b).sum().backward()
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["grouped_mm", "grouped_mm of columns", "grouped_mm of terms", "moe_mlp"]
+)
+def test_a_backward_pass_has_twice_the_flop(name: str) -> None:
+    call = CALLS[name]
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in call.all_tensors]
+
+    assert flops(lambda: call.of(*leaves).sum().backward()) == 3 * call.flops
+
+
+def test_a_patched_model_has_the_flop_of_the_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    expected = flops(lambda: model(A).sum().backward())
+    outblas.patch(model, fuse=True)
+
+    assert flops(lambda: model(A).sum().backward()) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [((5,), (5,), 2 * 5), ((3, 1, 6, 5), (2, 5, 4), 2 * 3 * 2 * 6 * 5 * 4), ((0, 5), (5, 4), 0)],
+)
+def test_a_product_has_two_operations_a_term(a: Any, b: Any, expected: int) -> None:
+    assert product_flops(a, b) == expected
+
+
+@pytest.mark.usefixtures("meta_by_default")
+def test_a_default_device_is_asked_about_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm(product)
+    functions: list[Callable[..., Any]] = []
+    monkeypatch.setattr(
+        DeviceContext, "__torch_function__", lambda mode, func, *_: functions.append(func)
+    )
+
+    product()
+
+    assert functions == []
+
+
+@pytest.mark.usefixtures("meta_by_default")
+def test_a_mode_beside_a_default_device_sees_the_call() -> None:
+    warm(product)
+
+    with RecordingFunctions() as mode:
+        product()
+
+    assert mode.seen == [matmul]
+
+
+class Replacing(TorchFunctionMode):
+    """Has another answer for matmul."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return "replaced" if func is matmul else func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_may_replace_our_function() -> None:
+    warm(product)
+
+    with Replacing():
+        assert product() == "replaced"
+
+
+# ---- transforms and other tensors, of the shapes of a warm call
+class Tagged(torch.Tensor):
+    """A subclass that overrides nothing."""
+
+
+def under_autocast() -> bool:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return matmul(A, B).dtype == torch.bfloat16
+
+
+def in_forward_mode() -> bool:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(A, torch.ones_like(A))
+        tangent = forward_ad.unpack_dual(matmul(dual, B)).tangent
+    return torch.allclose(tangent, torch.ones_like(A) @ B)
+
+
+def with_gradients() -> bool:
+    leaf = A.clone().requires_grad_()
+    with torch.no_grad():
+        warm(lambda: matmul(leaf, B))
+        assert not matmul(leaf, B).requires_grad
+    matmul(leaf, B).sum().backward()
+    return torch.allclose(leaf.grad, B.sum(1).expand(6, 5))
+
+
+def of_fake_tensors() -> bool:
+    with FakeTensorMode() as mode:
+        return isinstance(OPERATORS.matmul(mode.from_tensor(A), mode.from_tensor(B)), FakeTensor)
+
+
+def of_nested_tensors() -> bool:
+    a, b = torch.nested.nested_tensor([A, A]), torch.nested.nested_tensor([B, B])
+    return torch.equal(matmul(a, b).unbind()[0], A @ B)
+
+
+OTHERS: dict[str, Callable[[], bool]] = {
+    "vmap": lambda: torch.equal(torch.func.vmap(matmul, in_dims=(0, None))(A, B), A @ B),
+    "autocast": under_autocast,
+    "forward mode": in_forward_mode,
+    "gradients": with_gradients,
+    "a view that negates": lambda: torch.equal(matmul(torch._neg_view(A), B), -A @ B),
+    "a subclass": lambda: type(matmul(A.as_subclass(Tagged), B)) is Tagged,
+    "meta tensors": lambda: matmul(A.to("meta"), B.to("meta")).is_meta,
+    "fake tensors": of_fake_tensors,
+    "nested tensors": of_nested_tensors,
+}
+
+
+@pytest.mark.usefixtures("cpu_plans_run")
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_call_is_not_taken_for_the_warm_one(name: str) -> None:
+    warm(product)
+    warm(lambda: matmul(A[0], B))
+
+    assert OTHERS[name]()
+
+
+WRONG: dict[str, Callable[[], object]] = {
+    "other is on cpu but input is on meta": lambda: matmul(A.to("meta"), B),
+    "other.dtype is torch.float32": lambda: matmul(A.half(), B),
+    "input is list": lambda: matmul([[1.0]], B),  # type: ignore[arg-type]
+    "out is UntypedStorage": lambda: matmul(A, B, out=OUT.untyped_storage()),  # type: ignore[arg-type]
+    r"out\.\w+ is": lambda: matmul(A, B, out=torch.empty(1, 4)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_does_not_fit_is_refused_after_warm_calls(message: str) -> None:
+    warm(product)
+    warm(lambda: matmul(A, B, out=OUT))
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        WRONG[message]()
