@@ -1,33 +1,96 @@
-"""The command as a process: whatever its streams and the width of its lines are."""
+"""The command as a process: what it imports, its streams, and the width of its lines."""
 
 import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.stored import fill
 
 import _outblas_command
 
-LINES = (
-    "list hopper --long",
-    "bench --help",
-    "cache ls",
-    "cache show 4096",
-    "cache show 4096 --json",
-)
+HEAVY = ("torch", "numpy", "triton", "cutlass", "matplotlib", "ray", "pynvml", "tvm_ffi")
 COMMAND = [sys.executable, "-c", "from _outblas_command import main; main()", "list", "simt"]
 
+# Runs commands in one process, as the installed script does, and prints which heavy modules there
+# are after each. A command's own output goes nowhere.
+RUN = """
+import contextlib, io, json, sys
+from _outblas_command import main
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
-@pytest.mark.parametrize("line", LINES)
+commands, heavy = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+for line in commands:
+    sys.argv = ["outblas", *line.split()]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+    print(json.dumps([line, [name for name in heavy if name in sys.modules]]))
+"""
+LIGHT = (
+    "--version",
+    "--help",
+    "bench --help",
+    "tune --help",
+    "bnch",
+    "list",
+    "list hopper --long",
+    "list --json",
+    "cache ls",
+    "cache prune --older-than 30d --dry-run",
+)
+
+
+# ---- imports
+def imported_by(*lines: str, cache: Path, **environment: str) -> dict[str, list[str]]:
+    """The heavy modules that a process has imported after each of these commands."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(lines), json.dumps(HEAVY)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OUTBLAS_CACHE_DIR": str(cache), **environment},
+    )
+    modules = dict(map(json.loads, done.stdout.splitlines()))
+    assert len(modules) == len(lines), done.stderr
+    return modules
+
+
+def test_help_lists_and_the_cache_import_nothing_heavy(tmp_path: Path) -> None:
+    assert imported_by(*LIGHT, cache=tmp_path) == {line: [] for line in LIGHT}
+    completed = {"_OUTBLAS_COMPLETE": "complete_bash", "COMP_WORDS": "outblas ", "COMP_CWORD": "1"}
+    assert imported_by("in", cache=tmp_path, **completed) == {"in": []}
+
+
+@pytest.mark.long
+def test_the_check_sees_what_a_command_imports(tmp_path: Path) -> None:
+    assert "torch" in imported_by("doctor", cache=tmp_path)["doctor"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["_outblas_command", "json"])
+def test_every_public_name_is_there_however_the_package_was_started(first: str) -> None:
+    program = (
+        f"import {first}, outblas\n"
+        "print(all(getattr(outblas, name).__doc__ for name in outblas.__all__))\n"
+        "from outblas import matmul, scaled_mm, warmup\n"
+        "print(matmul is outblas.matmul, hasattr(outblas, 'no_such_name'))\n"
+        "import torch; print(torch.ops.outblas.gemm)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == ["True", "True", "False", "outblas.gemm"]
+
+
+# ---- streams and widths
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize("line", ["list hopper --long", "bench --help"])
 def test_what_cannot_be_encoded_costs_a_character(
-    line: str, encoding: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(path)
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     monkeypatch.setattr(sys, "argv", ["outblas", *line.split()])
@@ -40,39 +103,27 @@ def test_what_cannot_be_encoded_costs_a_character(
 
 
 @pytest.mark.parametrize(
-    "columns", ["0", "00", "-1", "wide", pytest.param("9" * 5000, id="digits"), "", None]
+    ("columns", "kept"),
+    [
+        ("0", None),
+        ("-1", None),
+        ("wide", None),
+        pytest.param("9" * 5000, None, id="digits"),
+        ("", None),
+        ("100", "100"),
+    ],
 )
 def test_a_width_that_is_none_is_that_of_no_setting(
-    columns: str | None, monkeypatch: pytest.MonkeyPatch
+    columns: str, kept: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns is not None:
-        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("COLUMNS", columns)
 
     _outblas_command._make_ready()
 
-    assert "COLUMNS" not in os.environ
+    assert os.environ.get("COLUMNS") == kept
 
 
-def test_a_width_that_is_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-
-    _outblas_command._make_ready()
-
-    assert os.environ["COLUMNS"] == "100"
-
-
-def test_a_table_has_its_width_where_columns_has_none() -> None:
-    environment = {**os.environ, "COLUMNS": "0", "PYTHONIOENCODING": "ascii"}
-
-    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, check=True)
-
-    assert "| simt.naive " in done.stdout
-
-
-@pytest.mark.parametrize(
-    "closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"], ids=["in", "out", "err", "all"]
-)
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"], ids=["out", "err", "all"])
 def test_closed_streams_are_no_error(closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND], capture_output=True, text=True

@@ -94,31 +94,32 @@ def show(file: FileArgument, json: JsonOption = False) -> None:
     """Shows what a pack was built for, with which versions and tables."""
     from ..autotune import packed_tables
 
-    found = _opened(file)
-    tables = packed_tables.described(found)
-    size = sum(each.size for each in found.objects.values())
+    content = _opened(file)
+    tables = packed_tables.described(content)
+    size = sum(entry.size for entry in content.objects.values())
     value: dict[str, Any] = {
         "file": str(file),
-        "about": dict(found.about),
-        "toolchain": found.toolchain,
-        "triton_toolchain": found.triton_toolchain,
-        "objects": len(found.objects),
+        "about": dict(content.about),
+        "toolchain": content.toolchain,
+        "triton_toolchain": content.triton_toolchain,
+        "objects": len(content.objects),
         "bytes": size,
         "tables": tables,
     }
 
     def shown() -> None:
-        facts = [(name, text) for name, text in found.about.items() if name != "products"]
-        of_triton = [(f"of Triton: {name}", text) for name, text in found.triton_toolchain.items()]
-        table(str(file), ("fact", "value"), [*facts, *found.toolchain.items(), *of_triton])
-        for line in found.about.get("products", ()):
+        facts = [(name, text) for name, text in content.about.items() if name != "products"]
+        facts += content.toolchain.items()
+        facts += [(f"of Triton: {name}", text) for name, text in content.triton_toolchain.items()]
+        table(str(file), ("fact", "value"), facts)
+        for line in content.about.get("products", ()):
             typer.echo(line)
         rows = [
             (row["name"], row["gpu"], row["entries"], str(row["sha256"])[:16]) for row in tables
         ]
         if rows:
             table("tables", ("table", "GPU", "entries", "SHA-256"), rows)
-        note(f"{number_of(len(found.objects), 'kernel')}, {size / 2**20:.1f} MiB")
+        note(f"{number_of(len(content.objects), 'kernel')}, {size / 2**20:.1f} MiB")
 
     give(value, shown, json=json)
 
@@ -131,15 +132,15 @@ def verify(file: FileArgument) -> None:
     """
     from ..autotune import packed_tables
 
-    found = _opened(file)
-    problems = [*found.problems(), *packed_tables.problems(found)]
-    if found.objects:
-        problems += _other_versions(found)
+    content = _opened(file)
+    problems = [*content.problems(), *packed_tables.problems(content)]
+    if content.objects:
+        problems += _other_versions(content)
     for problem in problems:
         say(problem, err=True)
     if problems:
         raise typer.Exit(1)
-    kernels, tables = len(found.objects), len(found.tables)
+    kernels, tables = len(content.objects), len(content.tables)
     parts = f"{number_of(kernels, 'kernel')}, {number_of(tables, 'table')}"
     typer.echo(f"{file}: {parts}, all as they were packed")
 
@@ -149,20 +150,20 @@ def _opened(file: Path) -> pack.Pack:
         return pack.read(file)
 
 
-def _other_versions(found: pack.Pack) -> list[str]:
+def _other_versions(content: pack.Pack) -> list[str]:
     """What differs between the versions that a pack was built with and those that are here."""
     try:
         from ..device import triton_variant
         from ..hopper.parts import compile
 
-        pairs = [(found.toolchain, compile.toolchain_fields())]
-        if found.triton_toolchain:
-            pairs.append((found.triton_toolchain, triton_variant.toolchain_fields()))
+        pairs = [(content.toolchain, compile.toolchain_fields())]
+        if content.triton_toolchain:
+            pairs.append((content.triton_toolchain, triton_variant.toolchain_fields()))
     except ImportError as error:  # PackageNotFoundError is one
         return [f"this installation cannot use it: {error}"]
     return [
         f"it was built with {name} {value}, here is {here[name]}"
-        for there, here in pairs
-        for name, value in there.items()
+        for before, here in pairs
+        for name, value in before.items()
         if value != here[name]
     ]
