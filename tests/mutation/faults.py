@@ -100,8 +100,8 @@ FAULTS = (
     Fault(
         "wrong_phase_at_the_tail",
         "gemm/pipeline.py",
-        "cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)",
-        "cute.arch.mbarrier_wait(self.empty + state.index, state.phase)",
+        "                cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)\n",
+        "                cute.arch.mbarrier_wait(self.empty + state.index, state.phase)\n",
         MULTICAST,
         "The producer's tail waits for a phase that never ends.",
     ),
@@ -150,9 +150,7 @@ FAULTS = (
     Fault(
         "multicast_mask_of_the_other_operand",
         "gemm/tma_load.py",
-        "cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), "
         "cta.coord.mask_b",
-        "cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), "
         "cta.coord.mask_a",
         MULTICAST,
         "B is multicast to the CTAs that share A.",
