@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core import cache, registry
-from ..core.config_source import brief
+from ..core import cache, configs, registry
 from ..core.shapes import LAYOUTS, NAMED, Shape
 from .common import (
     NONE,
@@ -34,7 +33,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.store.records import Trial
+    from ..autotune.store.records import BestConfig, Trial
     from ..autotune.store.store import Selection, Store, Summary
 
 app = typer.Typer(
@@ -46,6 +45,17 @@ SHOWN = 100  # trials that `show` has a table of, unless another number is given
 RATIO = (
     "Ratio: the time of cuBLAS, or with an epilogue of torch's own calls, over the config's. There "
     "is none on a CPU."
+)
+COLUMNS = (
+    "kernel",
+    "workload",
+    "trials",
+    "failed",
+    "screening µs",
+    "finals µs",
+    "ratio",
+    "winner",
+    "date",
 )
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
@@ -63,11 +73,6 @@ LimitOption = Annotated[
 ]
 
 
-def _most(limit: int | None, json: bool) -> int | None:
-    """How many are shown; None for all."""
-    return limit or (None if json else SHOWN)
-
-
 @app.command("ls")
 def list_results(
     store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False
@@ -77,43 +82,28 @@ def list_results(
     A row has the number of trials, the best time of screening, and the winner of the finals with
     its time and its ratio.
     """
-    with _opened(store) as found:
-        rows = found.summaries()
-        path = found.path
-    total, rows = len(rows), rows[: _most(limit, json)]
-    compiled = _compiled()
+    with _opened(store) as opened:
+        summaries = opened.summaries()
+    rows, compiled = summaries[: limit or (None if json else SHOWN)], _compiled()
     size = sum(file.stat().st_size for file in compiled)
 
     def show() -> None:
-        columns = (
-            "kernel",
-            "workload",
-            "trials",
-            "failed",
-            "screening µs",
-            "finals µs",
-            "ratio",
-            "winner",
-            "date",
-        )
         for gpu in dict.fromkeys(row.gpu for row in rows):
-            table(gpu, columns, [_cells(row) for row in rows if row.gpu == gpu])
+            table(gpu, COLUMNS, [_cells(row) for row in rows if row.gpu == gpu])
+        count = number_of(len(summaries), "row") if rows else "no results"
         if rows:
             note(f"{RATIO} It is measured in the finals.")
-        said = (
-            f"{len(rows)} of {total} rows; --limit shows more"
-            if len(rows) < total
-            else number_of(total, "row")
-        )
-        note(f"{path}: {said if rows else 'no results'}", None)
+        if len(rows) < len(summaries):
+            count = f"{len(rows)} of {len(summaries)} rows; --limit shows more"
+        note(f"{opened.path}: {count}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
 
-    compiled_value = {"objects": len(compiled), "bytes": size}
-    give(
-        {"store": str(path), "rows": [_json(row) for row in rows], "compiled": compiled_value},
-        show,
-        json=json,
-    )
+    value = {
+        "store": str(opened.path),
+        "rows": [_json(row) for row in rows],
+        "compiled": {"objects": len(compiled), "bytes": size},
+    }
+    give(value, show, json=json)
 
 
 @app.command()
@@ -148,13 +138,13 @@ def show(
         ):
             if value is not None:
                 check_one_of(option, value, allowed)
-        with _opened(store) as found:
-            _check_kernels(names, found)
+        with _opened(store) as opened:
+            _check_kernels(names, opened)
             selection = _selection(names, shapes, dtype, layout)
-            chosen, total = found.select(selection, _most(limit, json))
+            chosen, total = opened.select(selection, limit or (None if json else SHOWN))
             winners = {
                 (each.gpu.key, each.workload, each.kernel, each.source, each.config)
-                for each in found.select_winners(selection)
+                for each in opened.select_winners(selection)
             }
 
     def show_trials() -> None:
@@ -209,22 +199,20 @@ def export(
             folder = file or own_tables()
         else:
             check_writable(_required(file), "FILE")
-        with _opened(store) as found:
-            _check_kernels(names, found)
+        with _opened(store) as opened:
+            _check_kernels(names, opened)
+            selection = _selection(names, wanted)
             if ship:
-                _ship(found, names, wanted, folder)
+                _ship(opened.select_winners(selection), folder)
             else:
-                trials, winners = transfer.export_store(
-                    found, _required(file), _selection(names, wanted)
-                )
+                trials, winners = transfer.export_store(opened, _required(file), selection)
                 typer.echo(f"{trials} trials, {winners} winners")
 
 
-def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -> None:
+def _ship(winners: Sequence[BestConfig], folder: Path) -> None:
     """Raises ValueError and OSError."""
     from ..autotune.store.tables import ship
 
-    winners = store.select_winners(_selection(kernels, shapes))
     measured = [winner for winner in winners if winner.gpu.arch]
     if interpreted := len(winners) - len(measured):
         if not measured:
@@ -253,8 +241,8 @@ def import_results(
     """
     from ..autotune.store import transfer
 
-    with usage_errors(), _opened(store, writing=True, new=True) as found:
-        trials, winners = transfer.import_into(found, file)
+    with usage_errors(), _opened(store, writing=True, new=True) as opened:
+        trials, winners = transfer.import_into(opened, file)
     typer.echo(f"{trials} new trials, {winners} new winners")
 
 
@@ -278,9 +266,9 @@ def verify(
         problems = _problems_of(file, transfer.read)
     else:
         problems = []
-        with _opened(store) as found:
+        with _opened(store) as opened:
             try:
-                found.verify()
+                opened.verify()
             except StoreError as error:
                 problems.append(str(error))
         problems += [reason for path in _compiled() if (reason := cache.object_problem(path))]
@@ -328,10 +316,10 @@ def prune(
             raise ValueError("expected at least one of --older-than, --kernel, --stale, --compiled")
         days = None if older_than is None else _days(older_than)
         if results:
-            with _opened(store, writing=not dry_run) as found:
-                present = [name for name in found.kernels() if kernel in (None, name)]
+            with _opened(store, writing=not dry_run) as opened:
+                present = [name for name in opened.kernels() if kernel in (None, name)]
                 sources = fingerprints(present) if stale else None
-                removed = found.prune(
+                removed = opened.prune(
                     older_than_days=days, kernel=kernel, sources=sources, dry_run=dry_run
                 )
     done = "would be removed" if dry_run else "removed"
@@ -340,9 +328,16 @@ def prune(
     if compiled:
         gone, size = _remove(_compiled(), days or 0.0, dry_run=dry_run)
         typer.echo(f"{number_of(gone, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
-        inspections, _ = _remove(_inspections(), days or 0.0, dry_run=dry_run)
-        if inspections:
-            typer.echo(f"{number_of(inspections, 'kept inspection')} {done}")
+
+
+@app.command()
+def clear(store: StoreOption = None) -> None:
+    """Removes all results and all compiled kernels, without asking first."""
+    with _opened(store, writing=True) as opened:
+        removed = opened.clear()
+    gone, size = _remove(_compiled(), 0.0)
+    typer.echo(f"{removed} trials and winners removed")
+    typer.echo(f"{number_of(gone, 'compiled kernel')} removed, {size / 2**20:.1f} MiB")
 
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
@@ -404,23 +399,30 @@ def _cells(row: Summary) -> tuple[object, ...]:
         figure(row.best_us, ".2f"),
         figure(winner.us if winner else None, ".2f"),
         figure(winner.ratio if winner and row.sms else None, ".3f"),
-        _config(row.kernel, winner.config) if winner else NONE,
+        brief(row.kernel, winner.config) if winner else NONE,
         _date(row.when),
     )
 
 
-def _config(kernel: str, config: str) -> str:
-    """The fields that differ from the kernel's own config, so that a table may break the line
+def brief(kernel: str, config: str) -> str:
+    """The fields of a config that differ from the kernel's own, so that a table may break the line
     between two of them.
     """
-    return brief(kernel, config).replace(",", ", ") or "default"
+    kernel = "hopper.gemm" if kernel == "hopper.grouped" else kernel
+    try:
+        defaults = registry.defaults(kernel)
+    except ValueError:  # of a kernel that there is no longer
+        return config.replace(",", ", ")
+    pairs = configs.items(config)
+    changed = [f"{name}={value}" for name, value in pairs if str(defaults.get(name)) != value]
+    return ", ".join(changed) or "default"
 
 
 def _trial_cells(trial: Trial, *, won: bool) -> tuple[object, ...]:
     return (
         trial.workload,
         trial.kernel,
-        _config(trial.kernel, trial.config),
+        brief(trial.kernel, trial.config),
         "winner" if won else trial.status,
         figure(trial.us, ".2f"),
         figure(trial.ratio if trial.gpu.arch else None, ".3f"),
@@ -467,12 +469,7 @@ def _compiled() -> list[Path]:
         return sorted(entry.path for entry in cache.objects(cache.directory() / "objects"))
 
 
-def _inspections() -> list[Path]:
-    with usage_errors(OSError):
-        return sorted(cache.inspections().glob("*.json"))
-
-
-def _remove(files: Iterable[Path], days: float, *, dry_run: bool) -> tuple[int, int]:
+def _remove(files: Iterable[Path], days: float, *, dry_run: bool = False) -> tuple[int, int]:
     """Removes the files that are at least this many days old, each with its record, or only counts
     them. Returns their number and their size in bytes.
     """
