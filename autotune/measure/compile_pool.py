@@ -141,6 +141,8 @@ class Compilers:
 
     def _started(self) -> WorkerProcess:
         with self._lock:
+            if self._closed:
+                raise WorkerDied("idle", "the pool is closed")
             process = WorkerProcess(
                 [__name__],
                 environment={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...core.configs import brief
 from ..search.candidates import Candidate
 from ..store.records import Workload
-from .isolated import MeasureWorker
+from .bench import Bench
 from .processes import WorkerDied
 from .progress import Progress
 from .race import BATCH, MOST_ROUNDS, SuccessiveElimination
@@ -23,7 +23,7 @@ class Finals:
     """Measures the fastest configs of a workload until the best is known or the budget is spent."""
 
     def __init__(
-        self, workload: Workload, bench: MeasureWorker, progress: Progress, say: Callable[[], None]
+        self, workload: Workload, bench: Bench, progress: Progress, say: Callable[[], None]
     ) -> None:
         self.workload, self.bench, self.progress, self.say = workload, bench, progress, say
         self.entered: dict[Candidate, int] = {}  # with the number of workers lost before

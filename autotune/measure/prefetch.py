@@ -6,12 +6,25 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Protocol
 
 from ..search.candidates import Candidate
+from ..search.target import TuneTarget
 from ..store.records import Workload
-from .compile_pool import Compiled, Compilers
+from .compile_pool import Compiled
 
 AHEAD = 3  # finished compiles per process that may wait for their measurement
+
+
+class Pool(Protocol):
+    """What compiles ahead: `Compilers`, here or on a node of a cluster."""
+
+    @property
+    def workers(self) -> int: ...
+    def submit(
+        self, target: TuneTarget, workload: Workload, config: str, arch: int
+    ) -> Future[Compiled]: ...
+    def await_one(self, target: TuneTarget, seconds: float) -> None: ...
 
 
 class Ahead:
@@ -26,7 +39,7 @@ class Ahead:
     def __init__(
         self,
         candidates: Iterable[Candidate],
-        compilers: Compilers | None,
+        compilers: Pool | None,
         workload: Workload,
         arch: int,
         until: float | None = None,

@@ -1,33 +1,15 @@
-"""A job's view of a store: it hides the trials that the job must measure again, and can release all
-leases of the job.
-"""
+"""A job's view of a store: it hides the trials that the job must measure again."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from typing import Protocol
-
 from ..store.claims import Claim
 from ..store.records import BestConfig, Facts, Status, Trial, Workload
+from ..store.store import Store
 
 # The statuses of trials that `retry_failed` does not measure again.
 SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")
 
 Identity = tuple[str, Workload, str, str, str]  # as in `Trial.identity`
-
-
-class TrialStore(Protocol):
-    """The part of a store that a job needs. The arguments of `claim` and `release` are
-    `records.Facts`.
-    """
-
-    def trials(self, *, workload: Workload) -> list[Trial]: ...
-    def winners(self, *, workload: Workload) -> list[BestConfig]: ...
-    def claim(self, *facts: *Facts, again: bool = False) -> Claim: ...
-    def release(self, *facts: *Facts) -> None: ...
-    def add(self, trial: Trial, *, replace: bool = False) -> bool: ...
-    def record_best(self, winner: BestConfig) -> None: ...
 
 
 class JobView:
@@ -40,7 +22,7 @@ class JobView:
 
     def __init__(
         self,
-        store: TrialStore,
+        store: Store,
         workload: Workload,
         *,
         resume: bool = True,
@@ -49,8 +31,6 @@ class JobView:
         self._store, self._workload, self._resume = store, workload, resume
         self._own: dict[Identity, Trial] = {}
         self._failed: dict[Identity, Trial] = {}
-        self._held: dict[Identity, Facts] = {}
-        self._deaths = Counter[Identity]()
         if resume and retry_failed:
             before = store.trials(workload=workload)
             self._failed = {
@@ -60,8 +40,8 @@ class JobView:
     def trials(self, *, workload: Workload) -> list[Trial]:
         if not self._resume:
             return list(self._own.values())
-        found = self._store.trials(workload=workload)
-        return [trial for trial in found if not self._is_hidden(trial)]
+        trials = self._store.trials(workload=workload)
+        return [trial for trial in trials if not self._is_hidden(trial)]
 
     def winners(self, *, workload: Workload) -> list[BestConfig]:
         return self._store.winners(workload=workload)
@@ -71,23 +51,17 @@ class JobView:
         identity = _identity(facts)
         if identity in self._own:
             return Claim(known=self._own[identity])
-        # Noted before the lease is taken, because an interrupt may come between the two.
-        self._held[identity] = facts
         claim = self._store.claim(*facts, again=again or not self._resume)
         if claim.known is not None and self._is_hidden(claim.known):
             claim = self._claim_hidden(*facts)
-        if not claim.granted:
-            del self._held[identity]
-        return dataclasses.replace(
-            claim, worker_deaths=claim.worker_deaths + self._deaths[identity]
-        )
+        return claim
 
     def _claim_hidden(self, *facts: *Facts) -> Claim:
         """Claims a config whose failure is hidden from this job.
 
-        After the failure was read and before the lease was granted, another driver may have
-        measured the config and released its lease. The trial is therefore read again while the
-        lease is held, when nobody else can replace it.
+        After the failure was read and before the claim was granted, another driver may have
+        measured the config and given its claim back. The trial is therefore read again while the
+        claim is held, when nobody else can replace it.
         """
         claim = self._store.claim(*facts, again=True)
         if not claim.granted:
@@ -100,28 +74,16 @@ class JobView:
         return claim
 
     def release(self, *facts: *Facts) -> None:
-        """Releases a lease that was not used."""
+        """Gives a claim back that was not used."""
         self._store.release(*facts)
-        self._held.pop(_identity(facts), None)
-
-    def release_all(self) -> None:
-        """Releases all leases that are still held."""
-        for facts in list(self._held.values()):
-            self.release(*facts)
-
-    def worker_died(self) -> None:
-        """Releases the leases of a worker that is gone, and notes its death with each."""
-        self._deaths.update(list(self._held))
-        self.release_all()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Stores a trial and ends its lease; returns whether it is new to the store."""
+        """Stores a trial and ends its claim; returns whether it is new to the store."""
         added = self._store.add(
             trial, replace=replace or not self._resume or trial.identity in self._failed
         )
         self._own[trial.identity] = trial
         self._failed.pop(trial.identity, None)
-        self._held.pop(trial.identity, None)
         return added
 
     def record_best(self, winner: BestConfig) -> None:

@@ -85,10 +85,10 @@ class SweepOptions:
                 isinstance(seconds, int | float) and 0 < seconds < math.inf
             ):
                 raise ValueError(f"{name} is {seconds!r}, expected seconds above 0")
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine is {self.engine!r}, expected one of {', '.join(ENGINES)}")
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"weights is {self.weights!r}, expected one of {', '.join(WEIGHTS)}")
+        for name, choices in (("engine", ENGINES), ("ranker", RANKERS), ("weights", WEIGHTS)):
+            choice = getattr(self, name)
+            if choice not in choices:
+                raise ValueError(f"{name} is {choice!r}, expected one of {', '.join(choices)}")
         Steps.parse(self.epilogue)
 
 
@@ -113,20 +113,16 @@ class SweepKeywords(TypedDict, total=False):
 
 def options_with(given: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:
     """Returns the options with some of them changed. Raises TypeError for an unknown keyword."""
-    known = {field.name for field in fields(SweepOptions)}
+    names = {field.name for field in fields(SweepOptions)}
     for name in keywords:
-        if name not in known:
+        if name not in names:
             raise TypeError(f"sweep() got an unexpected keyword argument {name!r}")
     changes: Any = keywords
     return replace(given or SweepOptions(), **changes)
 
 
-def ranker_of(name: str) -> Ranker:
-    """Returns a ranker by its name. Raises ValueError for an unknown name, ImportError where the
-    library is missing.
-    """
-    if name not in RANKERS:
-        raise ValueError(f"ranker is {name!r}, expected one of {', '.join(RANKERS)}")
+def ranker_of(name: RankerName) -> Ranker:
+    """Returns a ranker by its name. Raises ImportError where its library is missing."""
     if name == "model":
         return candidates.by_model
     from ..search import nvmmh

@@ -1,9 +1,9 @@
 """The screening of a workload: each config is measured once, by this driver or by another one that
 shares the store.
 
-A config is measured under a lease (`leases`), which an interrupt releases. A process that is killed
-from outside while it measures a config (SIGKILL of a worker or a driver, loss of a node) says
-nothing about the config:
+A driver claims a config before it measures it, and gives the claim back when it is interrupted. A
+process that is killed from outside while it measures a config (SIGKILL of a worker or a driver, the
+loss of a node) says nothing about the config:
 
     event                                        what becomes of the config
     ------------------------------------------   ----------------------------------------------
@@ -11,8 +11,6 @@ nothing about the config:
                                                  `Compilers`), again at the end, and then left
                                                  unmeasured
     a driver died with it                        it is tried at the end
-    a cluster's worker died with it              it is tried at the end; after two deaths it is
-                                                 left unmeasured
     its machine went down with it                it is tried at the end; after two losses it is
                                                  recorded as a crash
     another driver is measuring it               it is waited for at the end, as long as that
@@ -27,8 +25,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ..measure.compile_pool import Compiled, Compilers
-from ..measure.isolated import Cancelled, MeasureWorker, WorkerDied
+from ..measure.bench import Bench
+from ..measure.compile_pool import Compiled
+from ..measure.isolated import Cancelled
+from ..measure.prefetch import Pool
+from ..measure.processes import WorkerDied
 from ..measure.progress import Progress
 from ..measure.worker import Screened
 from ..search.prune import Candidate
@@ -38,7 +39,6 @@ from .job_view import JobView
 
 # Kills of the workers of one config in one sweep: at the first try, its repetition, and at the end.
 MOST_KILLS = 3
-MOST_WORKER_DEATHS = 2  # on a cluster, of different workers
 MOST_MACHINE_LOSSES = 2
 POLL_SECONDS = 0.2  # between two looks at what other drivers are measuring
 SAY_SECONDS = 1.0
@@ -88,8 +88,8 @@ class Screen:
     def __init__(
         self,
         view: JobView,
-        bench: MeasureWorker,
-        compilers: Compilers | None,
+        bench: Bench,
+        compilers: Pool | None,
         gpu: Gpu,
         workload: Workload,
         *,
@@ -155,26 +155,22 @@ class Screen:
             trial, settled = self._decide(attempt, claim, at_end=at_end)
             new = trial is not None and self.view.add(trial)
         except BaseException:
-            self.view.release(*facts)
+            self.view.reclaim(*facts)
             raise
         if trial is None:
-            self.view.release(*facts)
+            self.view.reclaim(*facts)
         else:
             self.taken(trial, new)
         return settled
 
     def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:
-        """Returns the trial of a config whose lease is held, if it has one now, and whether the
+        """Returns the trial of a config whose claim is held, if it has one now, and whether the
         config is settled.
         """
         if claim.machine_losses >= MOST_MACHINE_LOSSES:
             reason = f"the machine went down {claim.machine_losses} times while it was measured"
             return self._trial(attempt, "crash", reason), True
-        if claim.worker_deaths >= MOST_WORKER_DEATHS:
-            return self._leave_out(
-                attempt, f"{claim.worker_deaths} workers of the cluster died while they measured it"
-            )
-        if not at_end and (claim.taken_over or claim.machine_losses or claim.worker_deaths):
+        if not at_end and (claim.taken_over or claim.machine_losses):
             return None, False
         compiled = attempt.built.result() if attempt.built is not None else Compiled()
         if compiled.status == "killed":

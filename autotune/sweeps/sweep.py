@@ -5,7 +5,7 @@ one GPU.
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -18,9 +18,9 @@ from ..search.prune import check_epilogue, check_grouping
 from ..search.strategy import strategy_of
 from ..search.target import HOPPER_GROUPED, TuneTarget
 from ..search.target import of as target_of
-from ..store.records import Workload
+from ..store.records import Weights, Workload
 from ..store.store import Store
-from . import local_engine
+from . import engine
 from .options import SweepKeywords, SweepOptions, options_with, ranker_of
 from .outcome import Sweep
 from .tuner import Job
@@ -91,64 +91,56 @@ def sweep(
         ValueError: layout is 'np', expected one of nt, nn, tn, tt
     """
     begun = time.monotonic()
-    targets = _targets(kernels)
     chosen = options_with(options, keywords)
-    workloads = _workloads(shapes, dtype, out_dtype, layout, chosen)
-    for target in targets:
-        check_epilogue(target, chosen.epilogue)
-        for grouping in dict.fromkeys(workload.grouping for workload in workloads):
-            if grouping or target == HOPPER_GROUPED:
-                check_grouping(target, grouping)
-    jobs = _jobs(targets, workloads, chosen)
-    gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
-    with ExitStack() as stack:
-        if isinstance(store, Store):
-            opened = store
-        else:
-            opened = stack.enter_context(Store(None if store is None else Path(store)))
-        found = _run(jobs, gpus, opened, progress, chosen)
-    found.seconds = time.monotonic() - begun
-    return found
-
-
-def _jobs(
-    targets: tuple[TuneTarget, ...], workloads: Sequence[Workload], options: SweepOptions
-) -> list[Job]:
-    ranker, strategy = ranker_of(options.ranker), strategy_of(options.strategy)
-    return [
+    listed = [kernels] if isinstance(kernels, str | TuneTarget) else list(kernels)
+    if not listed:
+        raise ValueError("kernels is empty, expected names of kernels")
+    targets = tuple(dict.fromkeys(map(target_of, listed)))
+    workloads = workloads_of(shapes, dtype, out_dtype, layout, chosen.weights, chosen.epilogue)
+    check_targets(targets, workloads, chosen.ranker)
+    jobs = [
         Job(
             targets,
             workload,
-            trials=options.trials,
-            top_k=options.top_k,
-            resume=options.resume,
-            ranker=ranker,
-            retry_failed=options.retry_failed,
-            strategy=strategy,
+            trials=chosen.trials,
+            top_k=chosen.top_k,
+            resume=chosen.resume,
+            ranker=ranker_of(chosen.ranker),
+            retry_failed=chosen.retry_failed,
+            strategy=strategy_of(chosen.strategy),
         )
         for workload in workloads
     ]
+    gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
+    opening = (
+        nullcontext(store)
+        if isinstance(store, Store)
+        else Store(None if store is None else Path(store))
+    )
+    with opening as opened:
+        if chosen.engine == "ray":
+            from . import ray_engine
+
+            result = ray_engine.run(jobs, opened, progress, chosen)
+        else:
+            result = engine.run_local(jobs, gpus, opened, progress, chosen)
+    result.store, result.seconds = opened.path, time.monotonic() - begun
+    return result
 
 
-def _run(
-    jobs: Sequence[Job], gpus: Sequence[str], store: Store, report: Report, options: SweepOptions
-) -> Sweep:
-    """Runs jobs with the requested engine."""
-    if options.engine == "ray":
-        from . import ray_engine
-
-        found = ray_engine.run(
-            jobs,
-            store,
-            report,
-            budget=options.budget,
-            address=options.address,
-            workers=options.compile_workers,
-        )
-    else:
-        found = local_engine.run(jobs, gpus, store, report, options)
-    found.store = store.path
-    return found
+def check_targets(
+    targets: Sequence[TuneTarget], workloads: Sequence[Workload], ranker: str = "model"
+) -> None:
+    """Raises ValueError for kernels that multiply no groups where there are some, or only groups,
+    or that have no epilogue; ImportError where a DSL is missing.
+    """
+    for target in targets:
+        for workload in workloads:
+            check_epilogue(target, workload.epilogue)
+            if workload.grouping or target == HOPPER_GROUPED:
+                check_grouping(target, workload.grouping)
+    if ranker != "model" and any(workload.grouping for workload in workloads):
+        raise ValueError(f"ranker is {ranker!r}, expected 'model' with groups")
 
 
 def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:
@@ -164,103 +156,69 @@ def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:
         raise ValueError(
             f"gpus is {gpus!r}, and there is no NVIDIA GPU that torch can use, expected 'cpu'"
         )
+    parts = gpus.split(",") if isinstance(gpus, str) else [gpus] if isinstance(gpus, int) else gpus
     if gpus == "all":
-        chosen = list(range(count))
-    else:
-        parts = (
-            gpus.split(",")
-            if isinstance(gpus, str)
-            else [gpus]
-            if isinstance(gpus, int)
-            else list(gpus)
-        )
-        if not parts or not all(
-            str(part).strip().isdecimal() and int(part) < count for part in parts
-        ):
-            raise ValueError(f"gpus is {gpus!r}, expected 'all', 'cpu' or indices below {count}")
-        chosen = list(dict.fromkeys(int(part) for part in parts))
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        parts = range(count)
+    texts = [str(part).strip() for part in parts]
+    if not texts or not all(text.isdecimal() and int(text) < count for text in texts):
+        raise ValueError(f"gpus is {gpus!r}, expected 'all', 'cpu' or indices below {count}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = (
-        [name.strip() for name in hidden.split(",")] if hidden else [str(i) for i in range(count)]
+        [name.strip() for name in visible.split(",")] if visible else list(map(str, range(count)))
     )
-    return [names[i] for i in chosen]
+    return [names[index] for index in dict.fromkeys(map(int, texts))]
 
 
-def _targets(kernels: str | TuneTarget | Sequence[str | TuneTarget]) -> tuple[TuneTarget, ...]:
-    listed = [kernels] if isinstance(kernels, str | TuneTarget) else list(kernels)
-    if not listed:
-        raise ValueError("kernels is empty, expected names of kernels")
-    return tuple(dict.fromkeys(target_of(kernel) for kernel in listed))
-
-
-def _workloads(
-    shapes: Any, dtype: str, out_dtype: str, layout: str | Sequence[str], options: SweepOptions
+def workloads_of(
+    shapes: Shapes,
+    dtype: str = "bfloat16",
+    out_dtype: str = "",
+    layout: str | Sequence[str] = "nt",
+    weights: Weights = "warm",
+    epilogue: str = "",
 ) -> list[Workload]:
-    groups = _groups(shapes)
-    if groups:
-        return _grouped_workloads(groups, dtype, out_dtype, layout, options)
+    """Returns the workloads that shapes, layouts and conditions make, each once. Raises ValueError.
+
+    Gradients of the weights of groups have the one layout that they can have, and read no weights.
+    """
+    layouts = layout.split(",") if isinstance(layout, str) else list(layout)
+    workloads = []
+    for letters in layouts:
+        for shape in _shapes(shapes):
+            grouping, stored = "", letters.strip()
+            if isinstance(shape, GroupedWorkload):
+                grouping = str(shape.grouping)
+                if shape.form == "terms":
+                    stored = TERMS_LAYOUT
+                    if weights == "cold":
+                        raise ValueError(
+                            f"weights is 'cold', expected 'warm' for {shape}, which reads none"
+                        )
+            sizes = shape.shape if isinstance(shape, GroupedWorkload) else shape
+            workloads.append(
+                Workload(*sizes, dtype, out_dtype, stored, weights, epilogue, grouping)
+            )
+    return list(dict.fromkeys(workloads))
+
+
+def _shapes(shapes: Any) -> Sequence[Shape | GroupedWorkload]:
+    """Returns shapes in any of their forms as a list. Raises ValueError."""
     if isinstance(shapes, str):
-        listed: list[Any] = list(parse_shapes(shapes, "shapes", least=1))
-    elif isinstance(shapes, int):
-        listed = [(shapes, shapes, shapes)]
-    elif (
-        isinstance(shapes, tuple)
-        and len(shapes) == 3
-        and all(isinstance(size, int) for size in shapes)
+        if grouped_shapes.names_groups(shapes):
+            return grouped_shapes.parse(shapes, "shapes")
+        return parse_shapes(shapes, "shapes", least=1)
+    if isinstance(shapes, int):
+        return [(shapes, shapes, shapes)]
+    if isinstance(shapes, GroupedWorkload) or (
+        isinstance(shapes, tuple) and all(isinstance(size, int) for size in shapes)
     ):
-        listed = [shapes]
-    else:
-        listed = list(shapes)
-    if not listed or not all(isinstance(shape, tuple) and len(shape) == 3 for shape in listed):
+        shapes = [shapes]
+    listed = list(shapes)
+    if not listed or not all(
+        isinstance(shape, GroupedWorkload) or (isinstance(shape, tuple) and len(shape) == 3)
+        for shape in listed
+    ):
         raise ValueError(
             f"shapes is {shapes!r}, expected (M, N, K), a list of them, an integer or text"
         )
-    layouts = layout.split(",") if isinstance(layout, str) else list(layout)
-    made = (
-        Workload(M, N, K, dtype, out_dtype, letters.strip(), options.weights, options.epilogue)
-        for letters in layouts
-        for M, N, K in listed
-    )
-    return list(dict.fromkeys(made))
-
-
-def _groups(shapes: Any) -> list[GroupedWorkload]:
-    """Returns the workloads of groups that shapes are; none where they are sizes of products."""
-    if isinstance(shapes, str) and grouped_shapes.names_groups(shapes):
-        return grouped_shapes.parse(shapes, "shapes")
-    listed = [shapes] if isinstance(shapes, GroupedWorkload) else shapes
-    if not isinstance(listed, list | tuple):
-        return []
-    return list(listed) if all(isinstance(each, GroupedWorkload) for each in listed) else []
-
-
-def _grouped_workloads(
-    groups: Sequence[GroupedWorkload],
-    dtype: str,
-    out_dtype: str,
-    layout: str | Sequence[str],
-    options: SweepOptions,
-) -> list[Workload]:
-    if options.ranker != "model":
-        raise ValueError(f"ranker is {options.ranker!r}, expected 'model' with groups")
-    layouts = layout.split(",") if isinstance(layout, str) else list(layout)
-    made = []
-    for letters in layouts:
-        for each in groups:
-            if each.form == "terms" and options.weights == "cold":
-                raise ValueError(
-                    f"weights is 'cold', expected 'warm' for {each}, which reads no weights"
-                )
-            stored = letters.strip() if each.form == "rows" else TERMS_LAYOUT
-            made.append(
-                Workload(
-                    *each.shape,
-                    dtype,
-                    out_dtype,
-                    stored,
-                    options.weights,
-                    options.epilogue,
-                    str(each.grouping),
-                )
-            )
-    return list(dict.fromkeys(made))
+    return listed

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from ...core.configs import brief
 from ...core.grouped_shapes import DISTRIBUTIONS, Grouping
-from ..measure import compile_pool as compiling
-from ..measure.compile_pool import Compilers
+from ..measure.bench import Bench
+from ..measure.compile_pool import UNBUILT
 from ..measure.finals import Finals
-from ..measure.isolated import MeasureWorker, WorkerDied
-from ..measure.prefetch import Ahead
+from ..measure.prefetch import Ahead, Pool
+from ..measure.processes import WorkerDied
 from ..measure.progress import Progress, Report, silent
 from ..measure.race import SuccessiveElimination
 from ..search.candidates import Candidate, Ranker, by_model
@@ -22,7 +22,8 @@ from ..search.prune import prune
 from ..search.strategy import ModelRanked, Search, Strategy
 from ..search.target import TuneTarget
 from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload, base_name, now
-from .job_view import JobView, TrialStore
+from ..store.store import Store
+from .job_view import JobView
 from .screening import Built, Screen, Unmeasured, say_waiting
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
@@ -56,11 +57,6 @@ class Job:
     ranker: Ranker = by_model
     retry_failed: bool = False
     strategy: Strategy = field(default_factory=ModelRanked)
-
-    @property
-    def subjects(self) -> tuple[TuneTarget, ...]:
-        """The former name of `targets`."""
-        return self.targets
 
 
 @dataclass
@@ -108,9 +104,9 @@ class Outcome:
 def tune(
     job: Job,
     gpu: Gpu,
-    bench: MeasureWorker,
-    compilers: Compilers | None,
-    store: TrialStore,
+    bench: Bench,
+    compilers: Pool | None,
+    store: Store,
     report: Report = silent,
     *,
     label: str = "",
@@ -130,9 +126,9 @@ class _Tuning:
         self,
         job: Job,
         gpu: Gpu,
-        bench: MeasureWorker,
-        compilers: Compilers | None,
-        store: TrialStore,
+        bench: Bench,
+        compilers: Pool | None,
+        store: Store,
         report: Report,
         label: str,
         stopped: Callable[[], bool],
@@ -341,7 +337,7 @@ class _Tuning:
 
     def _screened(self) -> int:
         """Returns the number of configs that could be compiled and were measured."""
-        return sum(trial.status not in compiling.UNBUILT for trial in self.outcome.trials)
+        return sum(trial.status not in UNBUILT for trial in self.outcome.trials)
 
     # Finals.
     def _finals(self) -> None:

@@ -472,7 +472,7 @@ def measured(h100: ImaginedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
     found = Mock(return_value=outcome.Sweep())
-    monkeypatch.setattr(sweeping.local_engine, "run", found)
+    monkeypatch.setattr(sweeping.engine, "run_local", found)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from outblas.autotune.measure import worker
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.store.records import Gpu, Workload
-from outblas.autotune.sweeps import local_engine
+from outblas.autotune.sweeps import engine
 
 
 class InProcessWorker:
@@ -49,13 +49,9 @@ class InProcessWorker:
     def cancel(self) -> None:
         pass
 
-    def __enter__(self) -> "InProcessWorker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    stop = cancel
 
 
 def measure_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the local engine measure in this process from now on."""
-    monkeypatch.setattr(local_engine, "MeasureWorker", InProcessWorker)
+    monkeypatch.setattr(engine, "MeasureWorker", InProcessWorker)

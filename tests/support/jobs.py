@@ -56,14 +56,14 @@ def tuning(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outco
         configs: int = 3,
         *,
         on: Gpu = H100,
-        subjects: tuple[TuneTarget, ...] = (SUBJECT,),
+        targets: tuple[TuneTarget, ...] = (SUBJECT,),
         compilers: Any = None,
         report: Report = silent,
         workload: Workload = WORKLOAD,
         **options: Any,
     ) -> Outcome:
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuner.tune(Job(subjects, workload, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
+        return tuner.tune(Job(targets, workload, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
 
     return tune
 

@@ -1,9 +1,9 @@
-"""The portable kernel, to be tuned: it notes who tunes it, and kills them where a file says so.
+"""The portable kernel, to be tuned on a cluster: it notes on which actor it is measured, and kills
+that where a file says so.
 
-In the folder that `FOLDER` names: "tuners" gets the id of each process that tunes; while "deadly"
-is there they die of it; "kill-32x32x32" makes the tuner of that shape die, once, while its third
-config is measured, which "victim" names from then on; "kill-again" does so once more with that
-config.
+In the folder that `FOLDER` names: "actors" gets the process of each actor; while "deadly" is there
+they die of every config; "kill-32x32x32" makes the actor of that shape die, once, while its third
+config is measured, which "victim" names from then on.
 """
 
 import os
@@ -14,7 +14,9 @@ from pathlib import Path
 
 from outblas.autotune import Strategy
 from outblas.core.configs import to_text
+from outblas.core.machines import Machine
 from outblas.core.problem import Launch, Problem
+from outblas.core.space import Space
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 
@@ -41,42 +43,24 @@ class Lost(Strategy):
         yield 7
 
 
-def space(problem, machine):
-    with open(_folder() / "tuners", "a") as file:
-        file.write(f"{os.getpid()}\n")
-    if (_folder() / "deadly").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
+def space(problem: Problem, machine: Machine | None) -> Space[Config]:
     return portable.space(problem, machine)
 
 
 def plan(problem: Problem, config: Config) -> Launch:
-    """Runs in the measuring process, among whose ancestors is the one that tunes."""
-    shape, text = f"{problem.M}x{problem.N}x{problem.K}", to_text(config)
+    """Runs in the measuring process, whose supervisor the actor has started."""
+    actor = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+    with open(_folder() / "actors", "a") as file:
+        file.write(f"{actor}\n")
+    shape = f"{problem.M}x{problem.N}x{problem.K}"
     _planned[shape] += 1
-    victim = _folder() / "victim"
-    if _planned[shape] == 3 and _taken(f"kill-{shape}"):
-        victim.write_text(text)
-        _kill()
-    if victim.exists() and victim.read_text() == text and _taken("kill-again"):
-        _kill()
+    once = _folder() / f"kill-{shape}"
+    if (_planned[shape] == 3 and once.exists()) or (_folder() / "deadly").exists():
+        (_folder() / "victim").write_text(to_text(config))
+        once.unlink(missing_ok=True)
+        os.kill(actor, signal.SIGKILL)
+        time.sleep(60)  # it ends with its actor
     return portable.plan(problem, config)
-
-
-def _taken(name):
-    """Whether there was such a file, which goes."""
-    try:
-        (_folder() / name).unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _kill() -> None:
-    tuners, process = (_folder() / "tuners").read_text().split(), os.getppid()
-    while str(process) not in tuners:
-        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(process, signal.SIGKILL)
-    time.sleep(60)  # it ends with its tuner
 
 
 def _folder() -> Path:

@@ -22,21 +22,8 @@ def test_the_last_workloads_get_what_is_left_of_the_budget() -> None:
     assert 99 < shares[-1] <= 100
 
 
-def test_no_budget_has_no_shares() -> None:
-    assert Budget(None, 3, 1).share() is None
-
-
 def test_a_share_is_never_too_short_for_a_workload() -> None:
     assert Budget(0.1, 1, 1).share() == LEAST_SECONDS == 5.0
-
-
-def test_a_report_that_raises_is_warned_of() -> None:
-    tell = one_at_a_time(Mock(side_effect=ValueError("no terminal")))
-
-    with pytest.warns(
-        UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"
-    ):
-        tell(Progress(WORKLOAD))
 
 
 @pytest.mark.filterwarnings("ignore:.*progress is no longer reported")

@@ -9,7 +9,6 @@ from support.in_process import measure_here
 
 from outblas.autotune import sweep
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store import transfer
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.core.grouped_shapes import parse
@@ -45,26 +44,6 @@ def test_configs_with_faults_do_not_win(path: Path) -> None:
     assert statuses["number=0,fault=refuse"] == "refused"
     assert outcome.winner is not None
     assert outcome.winner.config.endswith("fault=")
-
-
-def test_a_sweep_goes_on_where_it_was_stopped(path: Path) -> None:
-    sweep(TARGET, TEXT, store=path, **OPTIONS)
-
-    again = sweep(TARGET, TEXT, store=path, **OPTIONS)
-
-    assert [outcome.new for outcome in again.outcomes] == [0, 0]
-
-
-def test_results_are_exported_and_read_again(path: Path, tmp_path: Path) -> None:
-    sweep(TARGET, TEXT, store=path, **OPTIONS)
-    file = tmp_path / "sweep.jsonl"
-
-    with Store(path, read_only=True) as store:
-        transfer.export_store(store, file)
-
-    trials, winners = transfer.read(file)
-    assert {trial.workload for trial in trials} == set(WORKLOADS)
-    assert {winner.workload for winner in winners} == set(WORKLOADS)
 
 
 def test_what_won_with_balanced_groups_is_tried_with_skewed_ones(path: Path) -> None:

@@ -2,9 +2,7 @@
 budgets and compiles.
 """
 
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
@@ -14,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from support import faulty_kernel
 from support.clocks import Clock
-from support.fake_bench import FakeWorker, number
+from support.fake_bench import FakeWorker
 from support.faulty_kernel import Config
 from support.jobs import ONE, FakeCompilers, facts, screened
 from support.sweeps import H100, SUBJECT, WORKLOAD
@@ -28,7 +26,7 @@ from outblas.autotune.store.records import Trial, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import screening, tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
-from outblas.core.configs import from_text, to_text
+from outblas.core.configs import to_text
 
 pytest_plugins = ("support.sweep_fixtures",)
 
@@ -44,18 +42,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_three_sweeps_share_a_store(tune: Callable[..., Outcome], store: Store) -> None:
-    """What two measure is not what two died of."""
-    benches = [FakeWorker(seconds=0.02) for _ in range(3)]
-
-    with ThreadPoolExecutor() as threads:
-        found = list(threads.map(lambda bench: tune(bench, 12, top_k=1), benches))
-
-    assert Counter(trial.status for trial in store.trials()) == {"ok": 12}
-    assert sum(outcome.new for outcome in found) == 12
-    assert screened(*benches) == list(range(12))
-
-
 # Finals.
 
 
@@ -68,14 +54,6 @@ def test_the_fastest_reach_the_finals(tune: Callable[..., Outcome]) -> None:
     assert sorted(set(bench.configs("race"))) == [0, 1, 2]
 
 
-def test_the_winner_is_the_fastest_finalist(tune: Callable[..., Outcome]) -> None:
-    winner = tune(FakeWorker(), 10, top_k=3).winner
-
-    assert number(winner) == 0
-    assert from_text(Config, winner.runner_up).number == 1
-    assert list(map(number, winner.finalists)) == [0, 1, 2]
-
-
 def test_the_winner_has_its_figures(tune: Callable[..., Outcome]) -> None:
     winner = tune(FakeWorker(), 10, top_k=3).winner
 
@@ -83,12 +61,6 @@ def test_the_winner_has_its_figures(tune: Callable[..., Outcome]) -> None:
     assert winner.separated
     assert winner.lead == pytest.approx(51 / 50)
     assert winner.ratio == 2.0
-
-
-def test_the_winner_is_stored(tune: Callable[..., Outcome], store: Store) -> None:
-    winner = tune(FakeWorker(), 10, top_k=3).winner
-
-    assert store.winners() == [winner]
 
 
 def test_the_progress_has_the_time_of_the_best_and_what_it_is_compared_with(
@@ -102,17 +74,6 @@ def test_the_progress_has_the_time_of_the_best_and_what_it_is_compared_with(
     assert (told[-1].best_us, told[-1].best_ratio) == (winner.us, winner.ratio)
     assert told[-1].base == "cuBLAS"
     assert any(each.best_us is not None for each in told if each.stage == "screening")
-
-
-def test_measuring_without_the_lock_comes_with_the_outcome(tune: Callable[..., Outcome]) -> None:
-    told = []
-    outcome = tune(
-        FakeWorker(unlocked="no lock can be had"),
-        report=lambda progress: told.append(progress.message),
-    )
-
-    assert outcome.unlocked == "no lock can be had"
-    assert told[-1] == "no lock can be had"
 
 
 @pytest.fixture
@@ -131,16 +92,6 @@ def test_the_winner_of_before_races_again(tune: Callable[..., Outcome]) -> None:
 
     assert bench.configs("screen") == [5]
     assert set(bench.configs("race")) == {0, 4}
-
-
-@pytest.mark.usefixtures("won_before")
-def test_the_winner_of_another_driver_does_not_race(tune: Callable[..., Outcome]) -> None:
-    bench = FakeWorker()
-
-    tune(bench, 6, top_k=1, on=replace(H100, driver="1"))
-
-    assert set(bench.configs("race")) == {0}
-    assert len(bench.configs("screen")) == 6
 
 
 def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]) -> None:
@@ -165,7 +116,7 @@ def test_a_sweep_that_does_not_resume_measures_and_races_all(tune: Callable[...,
 
 def test_each_kernel_has_a_winner(tune):
     found = tune(
-        FakeWorker(), top_k=1, subjects=(SUBJECT, TuneTarget("other", "support.faulty_kernel"))
+        FakeWorker(), top_k=1, targets=(SUBJECT, TuneTarget("other", "support.faulty_kernel"))
     )
 
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
@@ -228,7 +179,7 @@ def test_an_interrupt_ends_the_waiting(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled, RuntimeError])
-def test_whatever_ends_a_sweep_gives_its_lease_back(
+def test_whatever_ends_a_sweep_gives_its_claim_back(
     tune: Callable[..., Outcome], store: Store, path: Path, error
 ) -> None:
     bench = FakeWorker()
@@ -262,16 +213,6 @@ def test_budget_ends_compiles_too(tune: Callable[..., Outcome]) -> None:
 
     assert all(future.cancelled() for future in compilers.futures)
     assert not found.finished
-
-
-def test_few_are_compiled_ahead(tune: Callable[..., Outcome]) -> None:
-    bench = FakeWorker()
-    compilers = FakeCompilers(bench, seconds=1.5)
-    found = tune(bench, 20, compilers=compilers)
-
-    assert compilers.most <= prefetch.AHEAD * compilers.workers
-    assert len(compilers.futures) == found.new == 20
-    assert {trial.compile_s for trial in found.trials} == {1.5}
 
 
 def test_configs_that_share_a_compile(

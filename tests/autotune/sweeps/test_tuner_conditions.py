@@ -58,18 +58,6 @@ def test_what_won_with_the_other_weights_is_measured_whatever_is_proposed(
     assert sorted(bench.configs("screen")) == [0, 1, 9]
 
 
-@BOTH_WAYS
-def test_what_won_with_the_other_weights_is_in_the_finals(
-    tune: Tune, store: Store, before: Workload, now: Workload
-) -> None:
-    win(tune, store, before, 9)
-    bench = FakeWorker()
-
-    tune(bench, 10, top_k=1, workload=now)
-
-    assert set(bench.configs("race")) == {0, 9}
-
-
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Workload:
     """A workload with an epilogue, which the kernel takes."""
@@ -99,21 +87,11 @@ def test_what_won_with_an_epilogue_says_nothing_of_the_bare_product(
     assert set(bench.configs("race")) == {0}
 
 
-def test_what_won_with_the_other_weights_is_measured_once(tune: Tune, store: Store) -> None:
-    win(tune, store, WORKLOAD, 1)
-    bench = FakeWorker()
-
-    outcome = tune(bench, 10, top_k=1, workload=COLD)
-
-    assert sorted(bench.configs("screen")) == list(range(10))
-    assert outcome.plan.valid == len(outcome.plan.ranked) == 10
-
-
 def test_what_won_of_another_kernel_is_left_out(tune: Tune, store: Store) -> None:
     win(tune, store, WORKLOAD, 9)
     bench = FakeWorker()
 
     other = TuneTarget("other", SUBJECT.module)
-    tune(bench, 10, trials=1, top_k=1, workload=COLD, subjects=(other,))
+    tune(bench, 10, trials=1, top_k=1, workload=COLD, targets=(other,))
 
     assert bench.configs("screen") == [0]

@@ -3,13 +3,12 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.fake_bench import FakeWorker, number
 from support.faulty_kernel import Config
-from support.jobs import ONE, FakeCompilers, facts, screened
+from support.jobs import ONE, FakeCompilers, facts
 
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.tuner import Outcome
@@ -67,16 +66,6 @@ def test_a_sweep_that_leaves_a_config_has_a_winner_and_is_not_finished(
     assert reports[-1] == {"unmeasured": 1}
 
 
-def test_what_was_left_unmeasured_is_measured_by_the_next_sweep(
-    tune: Callable[..., Outcome],
-) -> None:
-    tune(killed_times(9))
-
-    later = tune(FakeWorker())
-
-    assert (later.finished, later.new, later.unmeasured) == (True, 1, [])
-
-
 def test_a_killed_compile_is_tried_again(tune: Callable[..., Outcome]) -> None:
     bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.5, killed=1)
@@ -132,7 +121,7 @@ def test_machines_that_went_down_are_a_crash(
         store.claim(*facts(config))
         with sqlite3.connect(path) as connection:
             connection.execute(
-                "UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config]
+                "UPDATE claims SET machine_losses = ? WHERE config = ?", [losses, config]
             )
         store.release(*facts(config))
     bench = FakeWorker()
@@ -180,30 +169,6 @@ def test_what_has_failed_is_measured_anew_on_request(
     assert statuses(store) == {"ok": 3, "refused": 1}
 
 
-@pytest.mark.usefixtures("failed")
-def test_what_is_right_now_is_not_measured_anew(tune: Callable[..., Outcome]) -> None:
-    tune(FakeWorker(), 4, retry_failed=True)
-    bench = FakeWorker()
-
-    tune(bench, 4, retry_failed=True)
-
-    assert bench.configs("screen") == []
-
-
-def test_two_who_retry_share_what_has_failed(
-    tune: Callable[..., Outcome], store: Store, path: Path
-) -> None:
-    tune(FakeWorker(status="crash", down=("screen", None)), 8)
-    assert len(store.trials()) == 8
-    benches = [FakeWorker(seconds=0.02) for _ in range(2)]
-
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(lambda bench: tune(bench, 8, top_k=1, retry_failed=True), benches))
-
-    assert screened(*benches) == list(range(8))
-    assert {trial.status for trial in store.trials()} == {"ok"}
-
-
 def test_measuring_anew_replaces_the_trials_each_time(
     tune: Callable[..., Outcome], store: Store
 ) -> None:
@@ -233,7 +198,3 @@ def test_a_finalist_that_fails_takes_nobody_along(
     assert found.finished
     assert number(found.winner) == 0
     assert list(map(number, found.winner.finalists)) == [0, 2]
-
-
-def test_a_worker_that_goes_down_at_forgetting(tune: Callable[..., Outcome]) -> None:
-    assert tune(FakeWorker(("forget", None))).winner is not None

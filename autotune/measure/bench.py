@@ -1,0 +1,26 @@
+"""What measures configs, as those that drive it see it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..store.records import Gpu, Workload
+from .worker import Entry, Screened
+
+
+class Bench(Protocol):
+    """A GPU's measuring worker: `MeasureWorker`, here or on a node of a cluster. Its methods raise
+    WorkerDied.
+    """
+
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def unlocked(self) -> str: ...
+    def describe(self) -> Gpu: ...
+    def open(self, workload: Workload) -> float: ...
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened: ...
+    def enter(self, workload: Workload, entry: Entry) -> Screened: ...
+    def race(
+        self, entries: Sequence[Entry], rounds: int
+    ) -> tuple[list[float], list[list[float]]]: ...
+    def forget(self, entries: Sequence[Entry]) -> None: ...

@@ -1,0 +1,170 @@
+"""Runs the jobs of a sweep: each place where one can measure, a GPU here or on a cluster, has a
+thread, and all threads take workloads from one queue.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..measure.bench import Bench
+from ..measure.compile_pool import Compilers
+from ..measure.isolated import MeasureWorker
+from ..measure.prefetch import Pool
+from ..measure.processes import WorkerDied
+from ..measure.progress import Progress, Report
+from ..store.store import Store
+from .options import SweepOptions
+from .outcome import Budget, Failure, Sweep, one_at_a_time
+from .tuner import Job, tune
+
+STOP_SECONDS = 10.0  # for an interrupted sweep to end
+
+
+class Place(Protocol):
+    """A GPU, or the CPU for Triton's interpreter: what measures there, and what compiles, if
+    anything does. `label` names it to users.
+    """
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def bench(self) -> Bench: ...
+    @property
+    def compilers(self) -> Pool | None: ...
+
+    def cancel(self) -> None:
+        """Ends what runs there, from another thread."""
+
+    def close(self) -> None:
+        """Frees it; called by the thread that used it."""
+
+
+@dataclass
+class LocalPlace:
+    """A GPU of this machine, named as in CUDA_VISIBLE_DEVICES, or "cpu". All share the compile
+    processes.
+    """
+
+    label: str
+    bench: MeasureWorker
+    compilers: Compilers | None
+
+    def cancel(self) -> None:
+        self.bench.cancel()
+        if self.compilers is not None:
+            self.compilers.close()
+
+    def close(self) -> None:
+        self.bench.stop()
+
+
+def run_local(
+    jobs: Sequence[Job], gpus: Sequence[str], store: Store, report: Report, options: SweepOptions
+) -> Sweep:
+    """Tunes workloads on GPUs of this machine, or on ["cpu"]."""
+    compilers = None if list(gpus) == ["cpu"] else Compilers(options.compile_workers)
+    seconds = options.trial_seconds
+    places = [LocalPlace(g, MeasureWorker(g, trial_seconds=seconds), compilers) for g in gpus]
+    try:
+        return run(jobs, places, store, report, options)
+    finally:
+        if compilers is not None:
+            compilers.close()
+
+
+def run(
+    jobs: Sequence[Job],
+    places: Sequence[Place],
+    store: Store,
+    report: Report,
+    options: SweepOptions,
+) -> Sweep:
+    """Tunes workloads at these places. An exception of a job ends the sweep, and is raised here."""
+    return _Engine(jobs, places, store, report, options).run()
+
+
+class _Engine:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        places: Sequence[Place],
+        store: Store,
+        report: Report,
+        options: SweepOptions,
+    ) -> None:
+        self.jobs, self.places, self.store, self.options = jobs, places, store, options
+        self.report = one_at_a_time(report)
+        self.budget = Budget(options.budget, len(jobs), len(places))
+        self.waiting = queue.SimpleQueue[Job]()
+        self.result = Sweep()
+        self.lock = threading.Lock()  # protects `result`
+        self.stop = threading.Event()
+        self.errors: list[BaseException] = []
+
+    def run(self) -> Sweep:
+        for job in self.jobs:
+            self.waiting.put(job)
+            self.report(Progress(job.workload))
+        # Events report the end of threads, not `Thread.join`: an interrupt within `join` marks a
+        # thread as stopped although it still runs (CPython issue 90882).
+        started: list[threading.Event] = []
+        try:
+            for place in self.places:
+                end = threading.Event()
+                threading.Thread(target=self._drive, args=(place, end), daemon=True).start()
+                started.append(end)
+            for end in started:
+                while not end.wait(0.2):  # lets an interrupt through
+                    pass
+        except BaseException:  # an interrupt: no thread may continue after this call
+            self.stop.set()
+            for place in self.places:
+                place.cancel()
+            for end in started:
+                end.wait(STOP_SECONDS)
+            raise
+        if self.errors:
+            raise self.errors[0]
+        return self.result
+
+    def _drive(self, place: Place, end: threading.Event) -> None:
+        """Runs jobs at one place until none is left."""
+        try:
+            while not self.stop.is_set():
+                self._run_job(self.waiting.get_nowait(), place)
+        except queue.Empty:
+            pass
+        except BaseException as error:  # of this program, or of arguments that no kernel supports
+            self.errors.append(error)
+            self.stop.set()
+        finally:
+            place.close()
+            end.set()
+
+    def _run_job(self, job: Job, place: Place) -> None:
+        try:
+            gpu = place.bench.describe()
+        except WorkerDied as death:
+            reason = f"{place.label}: {death}"
+            self.report(Progress(job.workload, place.label, "failed", message=reason))
+            with self.lock:
+                self.result.failures.append(Failure(job.workload, reason))
+            return
+        budget = self.options.budget
+        if place.compilers is not None and budget is not None:
+            # The first workload must not be charged for the start of the compilers.
+            place.compilers.await_one(job.targets[0], budget / 4)
+        outcome = tune(
+            replace(job, seconds=self.budget.share()),
+            gpu,
+            place.bench,
+            place.compilers,
+            self.store,
+            self.report,
+            label=place.label,
+            stopped=self.stop.is_set,
+        )
+        with self.lock:
+            self.result.add(outcome)
