@@ -45,7 +45,7 @@ def parsed(line: str, code: int = 0) -> Any:
 def test_a_sweep_in_the_interpreter_finds_and_stores_a_winner(path: Path, tmp_path: Path) -> None:
     saved = tmp_path / "found.json"
 
-    found = parsed(f"--shapes 16 --trials 2 --top-k 1 --store {path} {PLAIN} --save {saved}")
+    found = parsed(f"--shapes 16 --trials 2 --store {path} {PLAIN} --save {saved}")
 
     assert json.loads(saved.read_text()) == found
     assert (found["finished"], found["failures"], found["store"]) == (True, [], str(path))
@@ -58,22 +58,8 @@ def test_a_sweep_in_the_interpreter_finds_and_stores_a_winner(path: Path, tmp_pa
 
 
 @pytest.mark.interpreter
-def test_a_sweep_with_cold_weights_says_and_stores_that_they_were_cold(path: Path) -> None:
-    line = f"--shapes 16 --trials 1 --top-k 1 --store {path} {PLAIN} --weights cold"
-
-    found = parsed(line)
-
-    (winner,), (outcome,) = found["winners"], found["outcomes"]
-    assert outcome["workload"] == "16 float32 nn cold"
-    assert winner["workload"]["weights"] == "cold"
-    assert squeezed("16 nn cold") in squeezed(tune(line).stdout)
-    with Store(path, read_only=True) as store:
-        assert {str(trial.workload) for trial in store.trials()} == {"16 float32 nn cold"}
-
-
-@pytest.mark.interpreter
 def test_a_sweep_with_an_epilogue_says_and_stores_what_it_was(path: Path) -> None:
-    line = f"--shapes 16 --trials 1 --top-k 1 --store {path} {PLAIN} --epilogue bias+relu"
+    line = f"--shapes 16 --trials 1 --store {path} {PLAIN} --epilogue bias+relu"
 
     found = parsed(line)
 
@@ -113,30 +99,6 @@ def test_a_shape_that_could_not_be_tuned_is_said_and_is_no_success(ended: Ended)
 
     assert f"! 16 bfloat16 nt: {reason}" in tune(PLAIN, 1).stdout
     assert parsed(PLAIN, 1)["failures"] == [{"workload": "16 bfloat16 nt", "reason": reason}]
-
-
-def test_results_that_are_not_in_the_store_are_no_success(
-    ended: Ended, path: Path, tmp_path: Path
-) -> None:
-    """Nothing is claimed that is not on disk."""
-    rescued = tmp_path / "rescued.json"
-    ended(unsaved=142, rescued=rescued)
-
-    said = tune(PLAIN, 1).stdout
-    value = parsed(PLAIN, 1)
-
-    assert "trials in" not in said
-    message = f"142 results could not be written to {path}: they are in {rescued}"
-    assert squeezed(message) in squeezed(said)
-    assert (value["unsaved"], value["rescued"]) == (142, str(rescued))
-
-
-def test_results_that_could_be_written_nowhere_are_said_to_be_lost(ended: Ended) -> None:
-    ended(unsaved=3)
-
-    said = tune(PLAIN, 1).stdout
-
-    assert squeezed("nor anywhere else: they are lost") in squeezed(said)
 
 
 def test_what_is_left_unmeasured_is_said(ended: Ended) -> None:
@@ -264,7 +226,7 @@ def test_an_interrupted_command_ends_its_workers_and_keeps_what_it_measured(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
-    line = f"tune --kernels faulty --shapes 16 {PLAIN} --top-k 1 --store {path}"
+    line = f"tune --kernels faulty --shapes 16 {PLAIN} --store {path}"
     command = [sys.executable, "-c", TUNE.format(folder=str(TESTS)), *line.split()]
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

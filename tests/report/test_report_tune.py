@@ -2,7 +2,6 @@
 agreement, and of which trials it speaks.
 """
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,6 @@ from support.tuning_reports import (
     SECOND,
     SWEPT,
     build,
-    config_text,
     predicting,
     rows,
     timed,
@@ -29,12 +27,6 @@ from outblas.report.tuning import model, tables
 def report() -> model.TuneReport:
     """The report on the imagined sweep and its finals."""
     return build(SWEPT, winner())
-
-
-@pytest.fixture
-def record(report: model.TuneReport) -> dict[str, Any]:
-    """The report as JSON would bring it back."""
-    return json.loads(json.dumps(report.record()))
 
 
 # The best configs.
@@ -54,34 +46,6 @@ def test_the_best_are_listed_with_their_figures_and_whence_those_come() -> None:
     )
 
 
-def test_a_config_that_the_model_cannot_tell_from_another_has_a_range_of_places(
-    report: model.TuneReport,
-) -> None:
-    """The model predicts the same for 3 and for 5 stages."""
-    assert rows(report, "best")[1] == (
-        "2 | tile_m=128, tile_n=256, stages=3 | 201.0 | 1.045 (1.040–1.050) | finals | 171.0 | 2–3"
-    )
-
-
-def test_what_the_best_have_in_common_is_said_once(report: model.TuneReport) -> None:
-    assert "The 10 best share tile_k=64, order=hilbert, group_m=8." in tables.notes(report)
-
-
-@pytest.mark.parametrize(
-    ("trials", "columns"),
-    [
-        pytest.param(SWEPT, 7, id="with the model's predictions"),
-        pytest.param(predicting(None), 5, id="without predictions"),
-    ],
-)
-def test_the_best_have_columns_of_predictions_where_there_are_any(
-    trials: list[Trial], columns: int
-) -> None:
-    best = rows(build(trials), "best")
-
-    assert [len(row.split(" | ")) for row in best] == [columns] * 10
-
-
 # The winner.
 
 
@@ -95,20 +59,6 @@ def test_the_winner_is_described(report: model.TuneReport) -> None:
         "runner-up | stages=3",
         "measured | 60 of 80 valid configs",
     ]
-
-
-def test_a_winner_without_a_runner_up_has_no_lead() -> None:
-    alone = build(SWEPT, winner(lead=None, runner_up="", confidence=None))
-
-    labels = [row.split(" | ")[0] for row in rows(alone, "Winner")]
-
-    assert labels == ["config", "µs", "× cuBLAS", "measured"]
-
-
-def test_a_lead_within_the_noise_is_said_to_be_not_separated() -> None:
-    tied = build(SWEPT, winner(separated=False))
-
-    assert rows(tied, "Winner")[3].endswith("; not separated")
 
 
 @pytest.mark.parametrize(
@@ -182,54 +132,7 @@ def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
     assert report.agreement.place == (1, 16)
 
 
-def test_without_predictions_there_is_no_agreement() -> None:
-    assert build(predicting(None)).agreement is None
-
-
 # The record, for `--json` and `--save`.
-
-
-def test_the_record_says_what_was_tried(record: dict[str, Any]) -> None:
-    assert record["counts"] == {"tried": 20, "right": 16, "failed": 4, "left_out": 0}
-    assert (record["kernel"], record["workload"]["M"]) == ("hopper.hilbert", 4096)
-    assert [gpu["name"] for gpu in record["gpus"]] == [H100.name]
-
-
-def test_the_record_has_the_winner_first_among_the_best(record: dict[str, Any]) -> None:
-    best = record["top"][0]
-
-    assert record["winner"]["config"] == best["config"] == FIRST
-    assert (best["final"], best["predicted"], best["limits"]) == (True, [1, 1], None)
-
-
-def test_the_record_counts_what_was_tried_of_each_tile(record: dict[str, Any]) -> None:
-    right = {"m": 256, "n": 128, "ratio": pytest.approx(0.95), "tried": 4, "right": 4}
-    wrong = {"m": 192, "n": 160, "ratio": None, "tried": 3, "right": 0}
-
-    assert record["tiles"][-1] == right
-    assert wrong in record["tiles"]
-
-
-def test_the_record_has_the_ratios_by_stages(record: dict[str, Any]) -> None:
-    assert record["stages"]["field"] == "stages"
-    assert list(record["stages"]["lines"][0]["ratios"]) == ["2", "3", "4", "5"]
-
-
-def test_the_record_says_how_well_the_model_predicted(record: dict[str, Any]) -> None:
-    assert (record["model"]["configs"], record["model"]["best_place"]) == (16, [1, 1])
-
-
-def test_the_record_has_an_example_of_each_failure(record: dict[str, Any]) -> None:
-    crash = {"trials": 1, "reason": "", "config": config_text(64, 64, 6)}
-
-    assert record["failures"]["crash"] == crash
-
-
-def test_the_record_of_a_single_trial_has_no_winner_model_or_failures() -> None:
-    record = build([timed("a=1", 1.0)]).record()
-
-    assert record["top"][0]["config"] == "a=1"
-    assert (record["winner"], record["model"], record["failures"]) == (None, None, {})
 
 
 def test_the_record_names_what_ratios_compare_with(record: dict[str, Any]) -> None:
@@ -239,11 +142,6 @@ def test_the_record_names_what_ratios_compare_with(record: dict[str, Any]) -> No
 # What the ratio is, and from which stage a time comes.
 
 
-def test_a_report_says_what_its_ratio_is(report: model.TuneReport) -> None:
-    assert report.metric == "× cuBLAS"
-    assert any(note.startswith("× cuBLAS is the time of cuBLAS") for note in tables.notes(report))
-
-
 def test_with_an_epilogue_the_ratio_is_to_torch() -> None:
     fused = replace(WORKLOAD, epilogue="bias")
 
@@ -251,13 +149,6 @@ def test_with_an_epilogue_the_ratio_is_to_torch() -> None:
 
     assert report.metric == "× torch"
     assert any("torch's own calls" in note for note in tables.notes(report))
-
-
-def test_a_report_says_from_which_stage_its_times_come(report: model.TuneReport) -> None:
-    (stages,) = (note for note in tables.notes(report) if note.startswith("Times of screening"))
-
-    assert "three turns" in stages
-    assert "up to 30 rounds" in stages
 
 
 @pytest.fixture
@@ -323,14 +214,6 @@ def test_a_slice_of_a_gpu_is_another_gpu() -> None:
 
     assert report.gpus == (H100,)
     assert set(report.trials) == set(SWEPT)
-
-
-def test_the_named_gpu_counts_though_another_has_more_trials() -> None:
-    other = [replace(trial, gpu=H200) for trial in SWEPT[:3]]
-
-    report = build([*SWEPT, *other], gpu_name="NVIDIA H200")
-
-    assert list(report.trials) == other
 
 
 @pytest.mark.parametrize("changes", [{"gpu": H200}, {"kernel": "portable"}], ids=["GPU", "kernel"])

@@ -1,4 +1,4 @@
-"""`outblas report tune`: where its trials come from, which of them it chooses, what it writes."""
+"""`outblas tune --report`: where its trials come from, which of them it chooses, what it writes."""
 
 import json
 from dataclasses import replace
@@ -18,11 +18,11 @@ from outblas.autotune.store.store import Store
 
 
 def command(line: str) -> Result:
-    return commands.invoke("report", "tune", *line.split(), code=0)
+    return commands.invoke("tune", "--report", *line.split(), code=0)
 
 
 def assert_refused(line: str, message: str) -> None:
-    commands.refuses(message, "report", "tune", *line.split())
+    commands.refuses(message, "tune", "--report", *line.split())
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cold = [replace(trial, workload=replace(WORKLOAD, weights="cold")) for trial in SWEPT[:4]]
     fused = [replace(trial, workload=replace(WORKLOAD, epilogue="bias")) for trial in SWEPT[:3]]
     trials = [*SWEPT, *on_h200, *small, *portable, *cold, *fused]
-    transfer.export(trials, [winner()], folder / "export")
+    transfer.write(folder / "export", trials, [winner()])
     with Store(folder / "store") as store:
         store.merge(trials, [winner()])
     return folder
@@ -62,30 +62,17 @@ def said_and_written(
     return command(f"--from {kept / 'export'} {options}").stdout, files
 
 
-def test_the_command_says_what_was_found(said_and_written: tuple[str, dict[str, Path]]) -> None:
-    said, _ = said_and_written
+def test_the_command_says_and_writes_what_was_found(
+    said_and_written: tuple[str, dict[str, Path]],
+) -> None:
+    said, files = said_and_written
 
     assert "hopper.hilbert, 4096 bfloat16 nt, NVIDIA H100 80GB HBM3" in said
     assert squeezed("the best measured config is 1st of 16 in the predicted order") in squeezed(
         said
     )
-
-
-def test_the_command_writes_a_page(said_and_written: tuple[str, dict[str, Path]]) -> None:
-    _, files = said_and_written
-
     assert "svg" in Page(files["html"].read_text()).seen
-
-
-def test_the_command_writes_a_chart(said_and_written: tuple[str, dict[str, Path]]) -> None:
-    _, files = said_and_written
-
     assert files["chart"].read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_command_saves_the_record(said_and_written: tuple[str, dict[str, Path]]) -> None:
-    _, files = said_and_written
-
     assert json.loads(files["save"].read_text())["counts"]["tried"] == 20
 
 
@@ -94,7 +81,7 @@ def test_the_command_saves_the_record(said_and_written: tuple[str, dict[str, Pat
     ("options", "kernel", "M", "gpu", "tried"),
     [
         pytest.param("", "hopper.hilbert", 4096, H100, 20, id="no options"),
-        pytest.param("--kernel portable", "portable", 4096, H100, 19, id="kernel"),
+        pytest.param("--kernels portable", "portable", 4096, H100, 19, id="kernel"),
         pytest.param("--layout nn", "portable", 4096, H100, 19, id="layout"),
         pytest.param("--shapes 512", "hopper.hilbert", 512, H100, 5, id="shape"),
         pytest.param("--weights cold", "hopper.hilbert", 4096, H100, 4, id="weights"),
@@ -118,8 +105,8 @@ def test_options_choose_among_the_trials(
     ("options", "message"),
     [
         (
-            "--kernel none",
-            "--kernel is 'none', expected one that has trials: hopper.hilbert, portable",
+            "--kernels none",
+            "--kernels is 'none', expected one that has trials: hopper.hilbert, portable",
         ),
         ("--shapes 7", "--shapes is '7', expected one that has trials: 4096, 512"),
         ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"),

@@ -1,13 +1,9 @@
 """The page and the chart of a report on a sweep."""
 
-import json
 import re
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.reports import Page
-from support.stored import INTERPRETED
 from support.tuning_reports import FIRST, SWEPT, build, config_text, predicting, timed, winner
 
 from outblas.autotune.store.records import Trial
@@ -46,13 +42,6 @@ def test_a_page_has_a_chart_and_tables_and_loads_nothing_from_elsewhere(
     assert {"svg", "table"} <= set(page.seen)
     assert "hopper.hilbert, 4096 bfloat16 nt" in page.text
     assert set(re.findall(r'https?://[^\s>"]+', text)) <= XML_NAMESPACES
-
-
-@pytest.mark.parametrize("trials", SWEEPS.values(), ids=SWEEPS)
-def test_the_record_of_a_page_can_be_written_as_json(trials: list[Trial]) -> None:
-    record = json.loads(json.dumps(build(trials).record()))
-
-    assert record["counts"]["tried"] == len(trials)
 
 
 def test_where_nothing_is_right_the_page_has_no_chart() -> None:
@@ -96,37 +85,9 @@ def test_the_chart_says_what_it_shows(drawn: str, text: str) -> None:
     assert text in drawn
 
 
-def test_the_chart_of_a_page_has_words_for_those_who_do_not_see_it() -> None:
-    text = html(build(SWEPT, winner()))
-
-    (words,) = re.findall(r"<desc [^>]+>([^<]+)<", text)
-    assert "the best of 5 is 128×256 with 1.050 × cuBLAS, the slowest 64×64 with 0.750" in words
-    assert "3 for 128×256" in words
-    assert "1st of 16 in the predicted order" in words
-
-
 def test_predictions_over_a_wide_range_are_drawn_on_logarithmic_axes() -> None:
     trials = [timed(config_text(128, 256, n), 1 / n, 100.0 * n) for n in (1, 2, 10)]
 
     *_, panel = chart.draw(build(trials)).axes
 
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
-
-
-def test_a_chart_of_a_cpu_does_not_speak_of_cublas(tmp_path: Path) -> None:
-    trials = [replace(trial, gpu=INTERPRETED, predicted_us=None) for trial in SWEPT]
-
-    plotting.save(chart.draw(build(trials)), tmp_path / "chart.svg")
-
-    drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
-    assert "× fastest" in drawn
-    assert "cuBLAS" not in drawn
-
-
-def test_text_on_the_cells_of_tiles_keeps_its_colour_in_the_dark() -> None:
-    """A cell has the same shade in the dark: what is written on it must not be repainted."""
-    figure = chart.draw(build(SWEPT))
-
-    written = {text.get_color() for text in figure.axes[0].texts}
-
-    assert not written & plotting.DARK.keys()

@@ -1,4 +1,4 @@
-"""The trials of an imagined sweep, and the reports that `outblas report tune` makes of them."""
+"""The trials of an imagined sweep, and the reports that `outblas tune --report` makes of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

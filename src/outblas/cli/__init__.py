@@ -8,15 +8,12 @@ import typer
 from .. import __version__
 from . import (
     bench,
-    bench_host,
     cache,
     demo,
     doctor,
     inspect,
     listing,
     pack,
-    report,
-    report_tune,
     tune,
     verify,
 )
@@ -54,13 +51,10 @@ app.command("list")(listing.list_kernels)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
-app.command("bench-host")(bench_host.bench_host)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
-report.app.command("tune")(report_tune.tune)
 app.add_typer(cache.app, name="cache")
 app.add_typer(pack.app, name="pack")
-app.add_typer(report.app, name="report")
 
 
 def _give_help(commands: typer.Typer, prefix: str = "") -> None:
@@ -81,4 +75,3 @@ def _paragraphs(text: str) -> str:
 _give_help(app)
 _give_help(cache.app, "cache ")
 _give_help(pack.app, "pack ")
-_give_help(report.app, "report ")

@@ -35,6 +35,7 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         ("outblas tune --shapes 4096 --budget 20m", "the fastest config of a shape"),
         ("outblas tune --shapes 64 --gpus cpu --trials 4", "try it on a CPU"),
         ("outblas tune --explain 4096x4096x4096 --gpu H100", "what matmul chooses"),
+        ("outblas tune --report --html tune.html", "a sweep as a page"),
     ),
     "cache ls": (("outblas cache ls", "list what was tuned"),),
     "cache show": (("outblas cache show 4096 --limit 20", "the fastest trials of a shape"),),
@@ -45,7 +46,6 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
         ("outblas pack build --model llama-3-8b -o llama.outblas", "a model's layers"),
         ("outblas pack build --shapes products.txt -o mine.outblas", "your own shapes"),
     ),
-    "report tune": (("outblas report tune --html tune.html", "a sweep as a page"),),
 }
 
 

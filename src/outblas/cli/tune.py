@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ..core.shapes import LAYOUTS
-from . import interrupts, tune_grouped, tune_preview, tune_result
+from ..core import grouped_shapes
+from . import interrupts, tune_preview, tune_report, tune_result
 from .common import (
     NO_GPU,
+    ChartOption,
+    HtmlOption,
     JsonOption,
-    LayoutOption,
-    PrecisionOption,
     SaveOption,
-    ShapesOption,
     check_given,
     check_length,
     check_one_of,
@@ -31,7 +30,9 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..autotune.search.strategy import Strategy
-    from ..autotune.store.records import Weights, Workload
+    from ..autotune.store.records import Workload
+    from ..autotune.store.store import Store
+    from ..autotune.sweeps.options import SweepOptions
 
 OPS = ("gemm", "grouped")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -41,95 +42,90 @@ def tune(
     kernels: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "Names of kernels, comma-separated; they compete. Default: those that matmul "
-                "chooses from on this GPU."
-            )
+            help="Names of kernels, comma-separated; they compete. Default: those that matmul "
+            "chooses from on this GPU."
         ),
     ] = None,
     op: Annotated[
         str,
         typer.Option(
-            help="What is tuned: gemm (one product), or grouped (hopper.grouped, for the products "
-            "of experts; --shapes as in outblas bench --op grouped)."
+            help="What is tuned: gemm (one GEMM), or grouped (hopper.grouped, for the GEMMs of "
+            "experts; --shapes as in outblas bench --op grouped)."
         ),
     ] = "gemm",
-    shapes: ShapesOption = "4096",
-    dtype: PrecisionOption = "bfloat16",
-    out_dtype: Annotated[
-        str | None, typer.Option(help="float32: 16-bit operands, a product in fp32.")
+    shapes: Annotated[
+        str | None,
+        typer.Option(help="Shapes, as in outblas bench. Default: 4096."),
     ] = None,
-    layout: LayoutOption = "nt",
-    weights: Annotated[
-        str,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16 (the default), float16, float32 or tf32.")
+    ] = None,
+    out_dtype: Annotated[
+        str | None, typer.Option(help="float32: 16-bit operands, a result in fp32.")
+    ] = None,
+    layout: Annotated[
+        str | None,
         typer.Option(
-            help=(
-                "warm: every call reads the same B. cold: calls rotate over copies of B that L2 "
-                "cannot hold, as when a model decodes."
-            )
+            help="nt (the default), nn, tn or tt: how A and B are stored, n row-major, t "
+            "transposed."
         ),
-    ] = "warm",
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="warm (the default): every call reads the same B. cold: calls rotate over copies "
+            "of B that L2 cannot hold, as when a model decodes."
+        ),
+    ] = None,
     epilogue: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "What follows the product, such as bias+gelu: any of bias, an activation and "
-                "residual, joined by +."
-            )
+            help="What follows the GEMM, such as bias+gelu: any of bias, an activation and "
+            "residual, joined by +."
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "Time for the whole sweep, such as 20m or 8h; every shape gets at least 5s. "
-                "Default: no limit."
-            )
+            help="Time for the whole sweep, such as 20m or 8h; every shape gets at least 5s. "
+            "Default: no limit."
         ),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=(
-                "How many configs of each kernel to measure at a shape, in the order of the "
-                "strategy. Default: all."
-            ),
+            help="How many configs of each kernel to measure at a shape, in the order of the "
+            "strategy. Default: all.",
         ),
     ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="How many configs reach the finals.")] = 8,
     gpus: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "all, indices such as 0,1, or cpu, which runs portable in Triton's interpreter. "
-                "Default: 0."
-            )
+            help="all, indices such as 0,1, or cpu, which runs portable in Triton's interpreter. "
+            "Default: 0."
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="local, or ray: all GPUs of a Ray cluster, a shape at a time each.")
+        str,
+        typer.Option(
+            help="local, or ray: all GPUs of a Ray cluster, a shape at a time each. RAY_ADDRESS "
+            "names the cluster."
+        ),
     ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster, host:port.")
-    ] = None,
     strategy: Annotated[
         str,
         typer.Option(
-            help=(
-                "Which configs are measured, and in which order. ranked: those first that the "
-                "ranker predicts to be fastest; grid, random, random:SEED, or module:Class for "
-                "a Strategy of your own."
-            )
+            help="Which configs are measured, and in which order. ranked: those first that the "
+            "ranker predicts to be fastest; grid, random, random:SEED, or module:Class for a "
+            "Strategy of your own."
         ),
     ] = "ranked",
     ranker: Annotated[
         str,
         typer.Option(
-            help=(
-                "What predicts times. model: the analytic model of this package; heuristics: "
-                "NVIDIA's nvMatmulHeuristics."
-            )
+            help="What predicts times. model: the analytic model of this package; heuristics: "
+            "NVIDIA's nvMatmulHeuristics."
         ),
     ] = "model",
     store: Annotated[
@@ -146,10 +142,8 @@ def tune(
         bool,
         typer.Option(
             "--retry-failed",
-            help=(
-                "Measure failed configs again, except those that were wrong or that the kernel "
-                "refused."
-            ),
+            help="Measure failed configs again, except those that were wrong or that the kernel "
+            "refused.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -163,13 +157,27 @@ def tune(
         str | None,
         typer.Option(help="MxNxK: show what matmul chooses there, and why. Measures nothing."),
     ] = None,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Show what the store has of one kernel at one shape: those with the most trials "
+            "that fit the options. Measures nothing.",
+        ),
+    ] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="With --report: a file of outblas cache export, instead of a store."
+        ),
+    ] = None,
+    html: HtmlOption = None,
+    chart: ChartOption = None,
     gpu: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "With --dry-run or --explain: T4, A100, H100, GH200 or H200 instead of the GPU of "
-                "this machine."
-            )
+            help="With --dry-run, --explain or --report: another GPU than that of this machine, "
+            "such as H100."
         ),
     ] = None,
     json: JsonOption = False,
@@ -182,134 +190,97 @@ def tune(
     Exit codes: 1 if a shape could not be tuned or a result could not be stored, 3 without a GPU,
     130 after Ctrl-C.
     """
+    texts = {"kernels": kernels, "shapes": shapes, "dtype": dtype, "out-dtype": out_dtype}
+    texts |= {"layout": layout, "weights": weights, "epilogue": epilogue, "budget": budget}
+    texts |= {"gpus": gpus, "explain": explain, "gpu": gpu}
+    with usage_errors(ImportError):
+        check_writable(save)
+        for name, text in texts.items():
+            check_given(f"--{name}", text)
+        _check_modes(dry_run, explain, report, gpu=gpu, source=source, html=html, chart=chart)
+    if report:
+        tune_report.report(texts, store, source, json=json, save=save, html=html, chart=chart)
+        return
     from ..autotune.store.store import StoreError
+    from ..autotune.sweeps.options import SweepOptions
 
     with usage_errors(
         ImportError,
         ConnectionError,
         StoreError,
-        options={"kernel": "--kernels", "machine": "--gpu"},
+        options={"kernel": "--kernels", "machine": "--gpu", "weights": "--weights"},
     ):
-        check_writable(save)
-        for option, text in (
-            ("--kernels", kernels),
-            ("--out-dtype", out_dtype),
-            ("--epilogue", epilogue),
-            ("--budget", budget),
-            ("--gpus", gpus),
-            ("--explain", explain),
-            ("--gpu", gpu),
-            ("--address", address),
-        ):
-            check_given(option, text)
-        seconds = parse_budget(budget or "")
-        _check_engine(engine, address, gpus)
-        _check_preview(dry_run, explain, gpu)
-        _check_weights(weights, explain)
-        _check_gpus(gpus, preview=dry_run or explain is not None)
-        _check_ranker(ranker)
-        search_strategy = _strategy(strategy)
+        options = SweepOptions(
+            budget=parse_budget(budget or ""),
+            trials=trials,
+            strategy=_strategy(strategy),
+            ranker=cast(Any, ranker),
+            resume=resume,
+            retry_failed=retry_failed,
+            gpus=gpus or "0",
+            engine=cast(Any, engine),
+            weights=cast(Any, weights or "warm"),
+            epilogue=epilogue or "",
+        )
+        _check_gpus(gpus, engine, preview=dry_run or explain is not None)
         _check_store(store)
-        conditions = (cast("Weights", weights), epilogue or "")
         check_one_of("--op", op, OPS)
-        if op == "grouped":
-            kernels = kernels or tune_grouped.KERNEL
-            tune_grouped.check(explain, epilogue, ranker)
-            workloads = tune_grouped.workloads(shapes, dtype, out_dtype, layout, conditions[0])
-        else:
-            workloads = _workloads(explain, shapes, dtype, out_dtype, layout, conditions)
-        _check_kernels(kernels, workloads[0])
+        workloads = _workloads(op, explain or shapes or "4096", texts, explain=explain is not None)
+        kernels = kernels or ("hopper.grouped" if op == "grouped" else "")
+        _check_kernels(kernels, workloads, ranker)
         if explain is not None:
-            value = tune_preview.explain(
-                workloads, tune_preview.gpu_of(gpu, gpus), store, quiet=json
-            )
+            here = tune_preview.gpu_of(gpu, gpus)
+            value = tune_preview.explain(workloads, here, store, quiet=json)
         elif dry_run:
-            preview_gpu = tune_preview.gpu_of(gpu, gpus)
-            targets = tune_preview.targets_of(kernels, preview_gpu, workloads[0])
-            value = tune_preview.dry_run(
-                targets,
-                workloads,
-                preview_gpu,
-                trials=trials,
-                ranker=ranker,
-                strategy=search_strategy,
-                quiet=json,
-            )
+            here = tune_preview.gpu_of(gpu, gpus)
+            value = tune_preview.dry_run(kernels, workloads, here, options, quiet=json)
         else:
-            value = _interruptible_sweep(
-                kernels,
-                workloads,
-                quiet=json,
-                budget=seconds,
-                trials=trials,
-                top_k=top_k,
-                gpus=gpus or "0",
-                engine=engine,
-                address=address,
-                strategy=search_strategy,
-                ranker=ranker,
-                store=store,
-                resume=resume,
-                retry_failed=retry_failed,
-            )
+            value = _sweep(kernels, workloads, options, store, quiet=json)
     give(value, lambda: None, json=json, save=save)
     raise typer.Exit(1 if value.get("failures") else 0)
 
 
-def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
-    """Raises ValueError, as all below, before anything is started."""
-    from ..autotune.sweeps.options import ENGINES
-
-    check_one_of("--engine", engine, ENGINES)
-    if engine == "ray" and gpus is not None:
-        raise ValueError(
-            f"--gpus is {gpus!r}, expected no --gpus with --engine ray, which uses all GPUs of the "
-            "cluster"
-        )
-    if engine != "ray" and address is not None:
-        raise ValueError(f"--address is {address!r}, expected no --address without --engine ray")
-
-
-def _check_preview(dry_run: bool, explain: str | None, gpu: str | None) -> None:
-    if dry_run and explain is not None:
-        raise ValueError("--dry-run and --explain are both given, expected one of them")
-    if gpu is not None and not dry_run and explain is None:
-        raise ValueError(
-            f"--gpu is {gpu!r}, expected no --gpu without --dry-run or --explain: --gpus says on "
-            "which GPUs to tune"
-        )
+def _check_modes(dry_run: bool, explain: str | None, report: bool, **more: object) -> None:
+    """Raises ValueError for options that exclude one another, or that need another."""
+    modes = {"--dry-run": dry_run, "--explain": explain is not None, "--report": report}
+    chosen = [name for name, wanted in modes.items() if wanted]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} are given, expected one of them")
+    for name, value in more.items():
+        option = "--from" if name == "source" else f"--{name}"
+        needed = list(modes) if name == "gpu" else ["--report"]
+        if value is not None and not set(chosen) & set(needed):
+            raise ValueError(f"{option} is {str(value)!r}, expected {' or '.join(needed)} with it")
 
 
-def _check_weights(weights: str, explain: str | None) -> None:
-    from ..autotune.store.records import WEIGHTS
-
-    check_one_of("--weights", weights, WEIGHTS)
-    if weights != "warm" and explain is not None:
-        raise ValueError(
-            f"--weights is {weights!r}, expected no --weights with --explain: a call does not say "
-            "whether its weights are in L2"
-        )
-
-
-def _check_gpus(gpus: str | None, *, preview: bool) -> None:
-    """Where nothing is measured, a machine without a GPU may name the first one, or all."""
+def _check_gpus(gpus: str | None, engine: str, *, preview: bool) -> None:
+    """Raises ValueError. Where nothing is measured, a machine without a GPU may name the first one,
+    or all.
+    """
     import torch
 
     from ..autotune.sweeps.sweep import visible_gpus
 
-    if gpus is None or gpus in ("cpu", "all"):
+    if gpus is None or gpus == "cpu":
         return
-    if not all(part.strip().isdecimal() for part in gpus.split(",")):
+    if engine == "ray":
+        raise ValueError(
+            f"--gpus is {gpus!r}, expected no --gpus with --engine ray, which uses all GPUs of the "
+            "cluster"
+        )
+    if gpus != "all" and not all(part.strip().isdecimal() for part in gpus.split(",")):
         raise ValueError(f"--gpus is {gpus!r}, expected all, cpu, or indices such as 0,1")
-    there = torch.cuda.is_available()
-    if there or (preview and gpus != "0"):
+    if torch.cuda.is_available() or (preview and gpus not in ("0", "all")):
         visible_gpus(gpus)
 
 
-def _check_ranker(ranker: str) -> None:
-    from ..autotune.sweeps.options import RANKERS
+def _check_store(path: Path | None) -> None:
+    """Raises StoreError for a file that is no store."""
+    from ..autotune.store.store import Store
 
-    check_one_of("--ranker", ranker, RANKERS)
+    if path is not None:
+        check_length(path)
+        Store(path, read_only=True).close()
 
 
 def _strategy(name: str) -> Strategy:
@@ -324,132 +295,124 @@ def _strategy(name: str) -> Strategy:
         raise ValueError(str(error)) from None
 
 
-def _check_store(store: Path | None) -> None:
-    """Raises StoreError for a file that is no store."""
-    from ..autotune.store import database
-
-    if store is not None:
-        check_length(store)
-        database.check(store)
-
-
-def _check_kernels(kernels: str | None, workload: Workload) -> None:
-    from ..autotune.search.prune import check_grouping
-    from ..autotune.search.target import of
-
-    for name in split(kernels or ""):
-        check_grouping(of(name), workload.grouping)
-
-
 def _workloads(
-    explain: str | None,
-    shapes: str,
-    dtype: str,
-    out_dtype: str | None,
-    layout: str,
-    conditions: tuple[Weights, str],
+    op: str, shapes: str, texts: dict[str, str | None], *, explain: bool
 ) -> list[Workload]:
-    """`conditions`: the weights and the epilogue."""
-    from ..autotune.store.records import Workload
+    """What is tuned. Raises ValueError."""
+    from ..autotune.sweeps.sweep import workloads_of
 
-    layouts = split(layout)
-    for letters in layouts or [layout]:
-        if letters not in LAYOUTS:
-            raise ValueError(f"--layout is {letters!r}, expected of {', '.join(LAYOUTS)}")
-    parse_shapes(shapes, least=1)
-    chosen = (
-        parse_shapes(explain, "--explain", least=1)
-        if explain is not None
-        else parse_shapes(shapes, least=1)
+    parsed: Any
+    if op == "grouped":
+        if explain:
+            raise ValueError("--explain cannot be combined with --op grouped")
+        parsed = grouped_shapes.parse(shapes)
+    else:
+        parsed = list(parse_shapes(shapes, "--explain" if explain else "--shapes", least=1))
+        if explain and texts["shapes"] is not None:
+            parse_shapes(texts["shapes"], least=1)
+    if explain and texts["weights"] not in (None, "warm"):
+        raise ValueError(
+            f"--weights is {texts['weights']!r}, expected no --weights with --explain: a call does "
+            "not say whether its weights are in L2"
+        )
+    return workloads_of(
+        parsed,
+        texts["dtype"] or "bfloat16",
+        texts["out-dtype"] or "",
+        split(texts["layout"] or "nt"),
+        cast(Any, texts["weights"] or "warm"),
+        texts["epilogue"] or "",
     )
-    return [
-        Workload(*shape, dtype, out_dtype or "", letters, *conditions)
-        for letters in layouts
-        for shape in chosen
-    ]
+
+
+def _check_kernels(kernels: str, workloads: list[Workload], ranker: str) -> None:
+    from ..autotune.search.target import of
+    from ..autotune.sweeps.sweep import check_targets
+
+    check_targets([of(name) for name in split(kernels)], workloads, ranker)
 
 
 def parse_budget(text: str) -> float | None:
     """`90s`, `20m`, `1.5h`, or seconds; None for an empty text. Raises ValueError."""
     if not text:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not found or not float(found[1]):
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not parts or not float(parts[1]):
         raise ValueError(f"--budget is {text!r}, expected a time such as 90s, 20m or 8h")
-    return float(found[1]) * _UNITS[found[2] or "s"]
-
-
-def _interruptible_sweep(
-    kernels: str | None, workloads: list[Workload], **options: Any
-) -> dict[str, Any]:
-    """A sweep that Ctrl-C and SIGTERM end in order: it says then how to go on."""
-    from ..core import cache
-
-    with interrupts.handled() as received:
-        try:
-            return _sweep(kernels, workloads, **options)
-        except (KeyboardInterrupt, SystemExit) as error:
-            if (
-                isinstance(error, SystemExit) and error.code != signal.SIGTERM
-            ):  # as Ray has it, which takes the signal
-                raise
-            received.signal = received.signal or (
-                signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT
-            )
-            kept = options["store"] or cache.directory() / "tuning.sqlite"
-            for line in getattr(error, "__notes__", ()):
-                typer.echo(f"! {line}", err=True)
-            typer.echo(
-                f"Interrupted: what was measured is in {kept}. The same command continues from "
-                "there:",
-                err=True,
-            )
-            typer.echo(f"  {interrupts.same_command(without='--no-resume')}", err=True)
-            raise typer.Exit(received.exit_code) from None
+    return float(parts[1]) * _UNITS[parts[2] or "s"]
 
 
 def _sweep(
-    kernels: str | None, workloads: list[Workload], *, quiet: bool, gpus: str, **options: Any
+    kernels: str,
+    workloads: list[Workload],
+    options: SweepOptions,
+    path: Path | None,
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
-    """Runs the sweep under a live view, and shows what came of it."""
+    """A sweep that Ctrl-C and SIGTERM end in order: it says then how to go on."""
     import torch
 
-    from ..autotune.sweeps.sweep import sweep
-    from .tune_view import LiveView
+    from ..autotune.store.store import Store, StoreError
 
-    if gpus != "cpu" and options["engine"] == "local" and not torch.cuda.is_available():
+    if options.gpus != "cpu" and options.engine == "local" and not torch.cuda.is_available():
         typer.echo(
             "No NVIDIA GPU that torch can use. --dry-run shows what a sweep would measure, and "
             "--gpus cpu tunes portable in Triton's interpreter.",
             err=True,
         )
         raise typer.Exit(NO_GPU)
-    # Gradients of weights have the one layout that they can have, whatever is asked.
-    of_rows = [w.layout for w in workloads if w.grouped is None or w.grouped.form == "rows"]
-    layouts = list(dict.fromkeys(of_rows)) or ["nt"]
-    names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0])
+    with Store(path) as store, interrupts.handled() as received:
+        try:
+            return _shown_sweep(kernels, workloads, options, store, quiet=quiet)
+        except StoreError as error:
+            typer.echo(f"{error}\nThe same command continues when it can be written.", err=True)
+            raise typer.Exit(1) from None
+        except (KeyboardInterrupt, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code != signal.SIGTERM:  # not Ray's signal
+                raise
+            received.signal = received.signal or (
+                signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT
+            )
+            typer.echo(
+                f"Interrupted: what was measured is in {store.path}. The same command continues "
+                f"from there:\n  {interrupts.same_command(without='--no-resume')}",
+                err=True,
+            )
+            raise typer.Exit(received.exit_code) from None
+
+
+def _shown_sweep(
+    kernels: str, workloads: list[Workload], options: SweepOptions, store: Store, *, quiet: bool
+) -> dict[str, Any]:
+    """Runs the sweep under a live view, and shows what came of it."""
+    from ..autotune.sweeps.sweep import sweep
+    from .tune_view import LiveView
+
+    first = workloads[0]
+    names = split(kernels) or _default_kernels(options, first)
+    layouts = dict.fromkeys(w.layout for w in workloads if not (w.grouped and w.layout == "tn"))
+    shapes: Any = list(dict.fromkeys(w.grouped or w.shape for w in workloads))
     with LiveView(quiet=quiet) as view:
-        found = sweep(
+        result = sweep(
             names,
-            list(dict.fromkeys(w.grouped or w.shape for w in workloads)),  # type: ignore[arg-type]
-            dtype=workloads[0].dtype,
-            out_dtype=workloads[0].out_dtype,
-            layout=layouts,
-            weights=workloads[0].weights,
-            epilogue=workloads[0].epilogue,
-            gpus=gpus,
+            shapes,
+            dtype=first.dtype,
+            out_dtype=first.out_dtype,
+            layout=list(layouts) or ["nt"],
+            store=store,
             progress=view,
-            **options,
+            options=options,
         )
     if not quiet:
-        tune_result.show(found)
-    return tune_result.record(found)
+        tune_result.show(result)
+    return tune_result.record(result)
 
 
-def _default_kernels(gpus: str, engine: str, workload: Workload) -> list[str]:
+def _default_kernels(options: SweepOptions, workload: Workload) -> list[str]:
     import torch
 
-    if gpus == "cpu" and engine == "local":
+    if options.gpus == "cpu" and options.engine == "local":
         return ["portable"]
     if not torch.cuda.is_available():
         raise ValueError(

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from ..autotune.lookup import TuningIndex
     from ..autotune.named_configs import Choice
     from ..autotune.search.plan import Plan
-    from ..autotune.search.strategy import Strategy
-    from ..autotune.search.target import TuneTarget
     from ..autotune.store.records import Gpu, Workload
+    from ..autotune.sweeps.options import SweepOptions
 
 SHOWN = 10
 
@@ -31,14 +30,6 @@ def gpu_of(name: str | None, gpus: str | None) -> Gpu:
     return gpu.current() if torch.cuda.is_available() or gpus == "cpu" else gpu.imagined("h100")
 
 
-def targets_of(kernels: str | None, gpu: Gpu, workload: Workload) -> tuple[TuneTarget, ...]:
-    """The kernels by name, or those that `matmul` chooses from on a GPU."""
-    from ..autotune.search.target import of
-
-    default = ["portable"] if gpu.arch == 0 else default_kernels(gpu.arch, workload)
-    return tuple(of(name) for name in split(kernels or "") or default)
-
-
 def default_kernels(arch: int, workload: Workload) -> list[str]:
     """The kernels that `matmul` chooses from on an architecture, for calls as of a workload."""
     from ..autotune.search.prune import with_epilogues
@@ -49,33 +40,37 @@ def default_kernels(arch: int, workload: Workload) -> list[str]:
 
 
 def dry_run(
-    targets: Sequence[TuneTarget],
-    workloads: Sequence[Workload],
-    gpu: Gpu,
-    *,
-    trials: int | None,
-    ranker: str,
-    strategy: Strategy,
-    quiet: bool,
+    kernels: str, workloads: Sequence[Workload], gpu: Gpu, options: SweepOptions, *, quiet: bool
 ) -> dict[str, Any]:
     """What a sweep would try, in which order, and what each rule keeps it from trying."""
     from ..autotune.search.plan import plan
+    from ..autotune.search.strategy import ModelRanked, strategy_of
+    from ..autotune.search.target import of
     from ..autotune.sweeps.options import ranker_of
 
-    plans = []
+    default = ["portable"] if gpu.arch == 0 else default_kernels(gpu.arch, workloads[0])
+    targets = [of(name) for name in split(kernels) or default]
+    strategy = strategy_of(options.strategy)
+    ranked = isinstance(strategy, ModelRanked)
+    order = f"the {options.ranker}" if ranked else type(strategy).__name__
+    records = []
     for workload in workloads:
-        found = plan(
-            targets, workload, gpu, trials=trials, ranker=ranker_of(ranker), strategy=strategy
+        result = plan(
+            targets,
+            workload,
+            gpu,
+            trials=options.trials,
+            ranker=ranker_of(options.ranker),
+            strategy=strategy,
         )
-        record = _plan_record(found, workload, gpu)
-        plans.append(record)
+        records.append(_plan_record(result, workload, gpu))
         if not quiet:
-            _show_plan(found, record, workload, gpu, _order(strategy, ranker))
-    return {"gpu": gpu.name, "plans": plans}
+            _show_plan(result, records[-1], workload, gpu, order)
+    return {"gpu": gpu.name, "plans": records}
 
 
 def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
-    from ..autotune.search.candidates import prediction
+    from ..autotune.search.cost_model import predict
     from ..autotune.search.gpu import machine
 
     on = machine(gpu)
@@ -92,7 +87,7 @@ def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
                 "kernel": candidate.target.name,
                 "config": candidate.text,
                 "predicted_us": candidate.predicted_us,
-                "limits": (prediction(candidate.footprint, workload, on).limits if on else ""),
+                "limits": (predict(candidate.footprint, workload, on).limits if on else ""),
             }
             for candidate in plan.ranked
         ],
@@ -126,13 +121,6 @@ def _show_plan(
         ("", "kernel", "config", "predicted µs", "limits"),
         rows,
     )
-
-
-def _order(strategy: Strategy, ranker: str) -> str:
-    """What puts configs in order, in words: a strategy, or the ranker that it goes by."""
-    from ..autotune.search.strategy import ModelRanked
-
-    return f"the {ranker}" if isinstance(strategy, ModelRanked) else type(strategy).__name__
 
 
 @dataclass(frozen=True)
@@ -178,7 +166,7 @@ def explain(
 
 def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanation:
     from ..autotune import named_configs
-    from ..autotune.choice_reasons import is_faster
+    from ..autotune.lookup import is_faster
     from ..autotune.search import prune
     from ..runtime import default_kernel, launcher
 

@@ -17,7 +17,6 @@ from ..autotune.store.records import Workload
 from ..core.terminal import printable
 from .common import console
 
-MOST_BLOCKS = 4  # of whole height: with more workloads at a time, each has two lines
 _UUID = 12  # characters of a GPU's UUID that are shown
 _LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal
 
@@ -55,98 +54,68 @@ class LiveView:
             typer.echo(line(progress), err=True)
 
     def _render(self) -> RenderableType:
-        return render(list(self._snapshots.values())) if self._snapshots else Group()
+        return render(list(self._snapshots.values()))
 
 
-def render(snapshots: Sequence[Progress], *, gpu: str = "") -> RenderableType:
-    """A heading, a block for each workload that is being tuned, then a line for each that is
-    finished.
-    """
-    by_stage = Counter(p.stage for p in snapshots)
-    active = [p for p in snapshots if p.stage in ("preparing", "screening", "finals")]
-    finished = [p for p in snapshots if p.stage in ("done", "failed")]
-    counts = {
-        "tuned now": len(active),
-        **{stage: by_stage[stage] for stage in ("done", "failed", "waiting")},
-    }
-    heading = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing to tune"
-    parts: list[RenderableType] = [Text(f"{gpu}: {heading}" if gpu else heading, style="bold")]
-    for progress in active:
-        parts += [
-            Text(""),
-            *(_block(progress) if len(active) <= MOST_BLOCKS else _short(progress, failures=True)),
-        ]
-    if finished:
-        parts += [Text(""), *map(_finished, finished)]
-    return Group(*parts)
-
-
-def line(progress: Progress) -> str:
+def line(p: Progress) -> str:
     """One plain line."""
-    p = progress
-    best, failures, message = _best(p), _failures(p.failures), _one_line(p.message)
+    running = p.stage not in ("done", "failed", "waiting")
     parts = [f"{p.workload}{_where(p)}: {p.stage}"]
-    if p.stage in ("done", "failed"):
-        parts += [best, failures, message]
-    else:
-        parts.append(f"{_done(p)} of {p.valid}" if p.valid else "")
-        if p.stage != "waiting":
-            parts += [_rounds(p), _queue(p), best, failures, _times(p), message]
+    parts.append(f"{p.known + p.screened} of {p.valid}" if running and p.valid else "")
+    parts.append(f"{p.rounds} rounds" if running and p.rounds else "")
+    parts.append(_queue(p) if running else "")
+    parts.append(f"best {_speed(p)} by {p.best}" if p.best else "")
+    parts += [_failures(p.failures), _times(p) if running else "", _one_line(p.message)]
     return ", ".join(filter(None, parts))
 
 
+def render(snapshots: Sequence[Progress]) -> RenderableType:
+    """A heading, a block for each workload that is being tuned, then a line for each that is
+    finished.
+    """
+    stages = Counter(p.stage for p in snapshots)
+    active = [p for p in snapshots if p.stage in ("preparing", "screening", "finals")]
+    counts = {"tuned now": len(active)}
+    counts |= {stage: stages[stage] for stage in ("done", "failed", "waiting")}
+    heading = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing to tune"
+    parts: list[RenderableType] = [Text(heading, style="bold")]
+    for progress in active:
+        parts += [Text(""), *_block(progress)]
+    finished = [_finished(p) for p in snapshots if p.stage in ("done", "failed")]
+    return Group(*parts, *([Text("")] if finished else []), *finished)
+
+
 def _block(p: Progress) -> Iterable[RenderableType]:
-    yield from _short(p)
-    queue, failures = _queue(p), _failures(p.failures)
-    if queue or failures:
-        yield Text.assemble(queue, "; " if queue and failures else "", (failures, "red"))
+    """What it is and since when; how far it is; the best so far; what went wrong."""
+    rounds = f", {p.rounds} rounds" if p.rounds else ""
+    title = Text.assemble((f"{p.workload}", "bold"), f"  {p.stage}{rounds}{_where(p)}")
+    yield _row(title, Text(_times(p), style="dim"))
+    done = min(p.known + p.screened, p.valid)
+    known = f" ({p.known} known)" if p.known else ""
+    bar = ProgressBar(total=p.valid or None, completed=done, pulse=not p.valid)
+    count = Text(f"{done}/{p.valid}{known}  " if p.valid else "")
+    yield _row(bar, Text.assemble(count, (_speed(p), _style(p))))
+    parts = [(_queue(p), ""), (_failures(p.failures), "red"), (_one_line(p.message), "dim")]
     if p.best:
         yield _cut(Text(f"best: {p.best}"))
-    if p.message:
-        yield _cut(Text(_one_line(p.message), style="dim"))
-
-
-def _short(p: Progress, *, failures: bool = False) -> Iterable[RenderableType]:
-    """What it is and since when; how far, with the count of `failures`, and the best so far."""
-    rounds = f", {_rounds(p)}" if p.rounds else ""
-    title = Text.assemble((f"{p.workload}", "bold"), f"  {p.stage}{rounds}{_where(p)}")
-    yield _beside(title, Text(_times(p), style="dim"))
-    done = min(_done(p), p.valid)
-    counts = [f"{p.known} known"] if p.known else []
-    if failures and (failed := p.failures.total()):
-        counts.append(f"{failed} failed")
-    aside = f" ({', '.join(counts)})" if counts else ""
-    bar = Table.grid(padding=(0, 2), expand=True)
-    bar.add_column(ratio=1)
-    bar.add_column(no_wrap=True)
-    bar.add_column(no_wrap=True, justify="right")
-    progress = ProgressBar(total=p.valid or None, completed=done, pulse=not p.valid)
-    bar.add_row(
-        progress, f"{done}/{p.valid}{aside}" if p.valid else "", Text(_speed(p), style=_style(p))
-    )
-    yield bar
+    for text, style in parts:
+        if text:
+            yield _cut(Text(text, style=style))
 
 
 def _finished(p: Progress) -> RenderableType:
+    place = f"{p.workload}{_where(p)}  "
     if p.stage == "done" and p.best:
         left = p.failures["unmeasured"]
         missing = (f", {left} configs not measured" if left else "", "yellow")
         return _cut(
-            Text.assemble(
-                ("✓ ", "green"), _place(p), (_speed(p), _style(p)), missing, f"  {p.best}"
-            )
+            Text.assemble(("✓ ", "green"), place, (_speed(p), _style(p)), missing, f"  {p.best}")
         )
-    why = _one_line(p.message) or ", ".join(
-        filter(None, ("no config is right", _failures(p.failures)))
-    )
-    return _cut(Text.assemble(("✗ ", "red"), _place(p), (why, "red")))
+    failures = ", ".join(filter(None, ("no config is right", _failures(p.failures))))
+    return _cut(Text.assemble(("✗ ", "red"), place, (_one_line(p.message) or failures, "red")))
 
 
-def _place(p: Progress) -> str:
-    return f"{p.workload}{_where(p)}  "
-
-
-def _beside(left: Text, right: Text) -> Table:
+def _row(left: RenderableType, right: Text) -> Table:
     """The left one gives way."""
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -160,20 +129,12 @@ def _cut(text: Text) -> Text:
     return text
 
 
-def _done(p: Progress) -> int:
-    return p.known + p.screened
-
-
 def _where(p: Progress) -> str:
     if not p.gpu:
         return ""
     host, colon, device = p.gpu.rpartition(":")
     device = device[:_UUID] if device.startswith(("GPU-", "MIG-")) else device
     return f" on {'GPU ' if p.gpu.isdecimal() else ''}{host}{colon}{device}"
-
-
-def _rounds(p: Progress) -> str:
-    return f"{p.rounds} rounds" if p.rounds else ""
 
 
 def _queue(p: Progress) -> str:
@@ -187,10 +148,6 @@ def _speed(p: Progress) -> str:
     ratio = f"{p.best_ratio:.3f} × {p.base}" if p.best_ratio is not None and p.base else ""
     us = f"{p.best_us:.1f} µs" if p.best_us is not None else ""
     return ", ".join(filter(None, (ratio, us)))
-
-
-def _best(p: Progress) -> str:
-    return f"best {_speed(p)} by {p.best}" if p.best else ""
 
 
 def _style(p: Progress) -> str:

@@ -15,10 +15,9 @@ from ..text import NONE
 Limits = Callable[[str], str]  # says of a config's text what bounds it, in a few words
 Tile = tuple[int, int]  # its sizes along M and N
 
-# The fields of configs that give the tile, and the number of pipeline stages. `slots` is the name
-# that the Hopper ladder gave its stages in older stores.
+# The fields of configs that give the tile, and the number of pipeline stages.
 TILES = (("tile_m", "tile_n"), ("block_m", "block_n"))
-STAGES = ("slots", "stages", "num_stages")
+STAGES = ("stages", "num_stages")
 TOP = 10  # configs that the report lists
 LINES = 6  # tiles whose line over the number of stages is shown
 FEWEST = 3  # configs from which a rank correlation is given
@@ -173,37 +172,32 @@ class TuneReport:
 
     def record(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        winner, agreement, tried = self.winner, self.agreement, len(self.trials)
+        agreement, tried = self.agreement, len(self.trials)
+        tiles = [
+            {
+                "m": m,
+                "n": n,
+                "ratio": trials[0].ratio,
+                "tried": len(trials),
+                "right": sum(trial.ok for trial in trials),
+            }
+            for (m, n), trials in sorted(self.tiles.items())
+        ]
+        lines = [
+            {"tile": tile, "ratios": {str(count): line[count] for count in sorted(line)}}
+            for tile, line in self.stages.items()
+        ]
+        counts = {"tried": tried, "right": self.right, "failed": tried - self.right}
         return {
             "kernel": self.kernel,
             "workload": asdict(self.workload),
             "ratio_base": self.base or "fastest config",
             "gpus": [asdict(gpu) for gpu in self.gpus],
-            "counts": {
-                "tried": tried,
-                "right": self.right,
-                "failed": tried - self.right,
-                "left_out": self.left_out,
-            },
-            "winner": winner and asdict(winner),
+            "counts": {**counts, "left_out": self.left_out},
+            "winner": self.winner and asdict(self.winner),
             "top": [asdict(entry) for entry in self.top],
-            "tiles": [
-                {
-                    "m": m,
-                    "n": n,
-                    "ratio": trials[0].ratio,
-                    "tried": len(trials),
-                    "right": sum(t.ok for t in trials),
-                }
-                for (m, n), trials in sorted(self.tiles.items())
-            ],
-            "stages": {
-                "field": self.stage_field,
-                "lines": [
-                    {"tile": tile, "ratios": {str(n): line[n] for n in sorted(line)}}
-                    for tile, line in self.stages.items()
-                ],
-            },
+            "tiles": tiles,
+            "stages": {"field": self.stage_field, "lines": lines},
             "model": agreement
             and {
                 "configs": len(agreement.points),
