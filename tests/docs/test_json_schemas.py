@@ -67,7 +67,7 @@ def test_a_command_prints_the_keys_that_are_documented(
     [
         ("outblas cache ls", ("cache", "ls")),
         ("outblas cache show", ("cache", "show", SWEPT[0].kernel)),
-        ("outblas report tune", ("report", "tune")),
+        ("outblas tune --report", ("tune", "--report")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
