@@ -4,19 +4,19 @@ groups, and what lies outside of groups.
 """
 
 import random
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from support.fp8 import E4M3, E5M2
-from support.grouped_calls import GroupedCall, check_equal
+from support.grouped_calls import GroupedCall, check_equal, guarded
 from support.scaled_groups import FORMS, draw
 
-from outblas.core import grouped, quantization
+from outblas.core import quantization
 from outblas.core.epilogue import glu_split
-from outblas.core.grouped import Form, GroupedProblem, GroupedTensors
-from outblas.hopper.parts.config import HopperConfig
+from outblas.core.grouped import Form, GroupedProblem
 from outblas.hopper.gemm import group_host as host
+from outblas.hopper.parts.config import HopperConfig
 from outblas.kernels import grouped as portable
 from outblas.runtime.hooks import GroupedKernels
 
@@ -87,41 +87,15 @@ def as_quantized(scale: Tensor) -> Tensor:
     return quantization.empty_scales((*rows, 128 * blocks), "1x128", scale.device).copy_(scale)
 
 
-def planned(
-    call: GroupedCall, config: HopperConfig | None = None
-) -> tuple[GroupedProblem, Callable[[GroupedKernels], None], Tensor]:
-    """Returns the problem of a call, its launch by a kernel, or by hopper.grouped with a config,
-    and its result, which is NaN, between two as large.
-    """
-    t, activation = call.tensors, call.options["activation"] or ""
-    given = GroupedTensors(**{n: x for n, x in t.items() if n not in ("mat_a", "mat_b", "offs")})
-    shape, groups = call.expected().shape, len(call.parts())
-    out = torch.full((3, *shape), torch.nan, dtype=call.options["out_dtype"], device="cuda")
-    operands = call.form, t["mat_a"], t["mat_b"], out[1]
-    tensors = grouped.in_kernel_form(given, t["mat_a"].shape[0])
-    problem = grouped.describe(*operands, groups, tensors, activation=activation)
-    a, b, flat, moved = grouped.in_planned_form(*operands, tensors)
-    ends = grouped.ends(t.get("offs"), given)
-
-    def launch(kernels: GroupedKernels) -> None:
-        if config is None:
-            kernels.run(problem, a, b, flat, ends, moved)
-        else:
-            host.launch(problem, config)(a, b, flat, ends, moved)
-
-    return problem, launch, out
-
-
 def launch_between_guards(call: GroupedCall, kernels: GroupedKernels) -> Tensor:
     """Returns the result of a kernel, which starts as NaN, and checks that what lies around it
     stays.
     """
-    problem, launch, out = planned(call)
-    assert kernels.unsupported(problem) is None
-    launch(kernels)
-    assert out[0].isnan().all()
-    assert out[2].isnan().all()
-    return out[1]
+    written = guarded(call)
+    assert kernels.unsupported(written.problem) is None
+    written.launch(kernels)
+    written.check_guards()
+    return written.out
 
 
 def check_exactly(call: GroupedCall, result: Tensor) -> None:
@@ -150,6 +124,19 @@ PLAIN = {f"{c.tile_m}x{c.tile_n} {c.cluster_m}x{c.cluster_n}": c for c in host._
 PAIRS = {f"pairs {c.tile_m} {c.cluster_m}x{c.cluster_n}": c for c in host._pairing()}
 
 
+class Configured:
+    """hopper.grouped with a config."""
+
+    def __init__(self, config: HopperConfig) -> None:
+        self.config = config
+
+    def unsupported(self, problem: GroupedProblem) -> str | None:
+        return host.unsupported(problem)
+
+    def run(self, problem: GroupedProblem, *given: Any) -> None:
+        host.launch(problem, self.config)(*given)
+
+
 # What the rule takes: no gated pairs in tiles of 256 rows, and nothing else in those of pairs.
 OF_TILES = [
     *((name, "") for name in PLAIN),
@@ -176,11 +163,11 @@ def test_every_tile_has_the_scales_of_its_rows_wherever_they_begin(
     scale = torch.ones_like(call.tensors["scale_a"]) if activation else call.tensors["scale_a"]
     for each in (as_quantized(scale), scale):
         lying = call.replaced(scale_a=each)
-        _, launch, out = planned(lying, config)
+        written = guarded(lying)
 
-        launch(host)
+        written.launch(Configured(config))
 
-        check_exactly(lying, out[1])
+        check_exactly(lying, written.out)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -244,16 +231,9 @@ def test_what_belongs_to_no_group_does_not_matter(form: Form, kernel: str) -> No
 @pytest.mark.parametrize("form", FORMS)
 def test_wrong_ends_never_leave_the_operands(form: Form, kernel: str) -> None:
     for wrong in ((900, 5, 20), (-7, 30, 2**31 - 1), (-(2**31), 60, 3), (100, 200, 555)):
-        call = draw(form, out_dtype=F32, ends=(0, 0, 0), K=208).on("cuda")
-        given = call.tensors["counts" if form == "masked" else "offs"]
-        problem, launch, out = planned(call)
-        assert KERNELS[kernel].unsupported(problem) is None
+        call = draw(form, out_dtype=F32, ends=wrong, K=208).on("cuda")
 
-        given.copy_(torch.tensor(wrong, dtype=torch.int32))
-        launch(KERNELS[kernel])
-
-        assert out[0].isnan().all()
-        assert out[2].isnan().all()
+        launch_between_guards(call, KERNELS[kernel])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
