@@ -44,12 +44,12 @@ machine-code: $(READY)
 snapshot: $(READY)
 	$(BIN)/python -m tools.machine_code --update
 
-# What outblas costs the host, beside torch and beside results/host.json; fails where a ratio rose beyond its spread.
-# BENCH_HOST='--against DIR' measures another checkout in turns with this one, '--save results/host.json' records.
+# What outblas costs the host, beside torch. BENCH_HOST='--against DIR' measures another checkout in turns with this
+# one, and fails where a call of this one is slower.
 BENCH_HOST ?=
 
 bench-host: $(READY)
-	$(BIN)/outblas bench-host --check $(BENCH_HOST)
+	$(BIN)/python -m tools.host $(BENCH_HOST)
 
 # Builds the C++ module outblas_native into build/native for the torch that is installed, and runs the tests of eager
 # calls, of layers and of `enable` with it. NATIVE_TESTS selects others.
@@ -88,7 +88,7 @@ mutation: $(READY)
 
 # What README and the pages of docs/ show of results/: tables between markers, and charts.
 pages: $(READY)
-	$(BIN)/outblas report readme
+	$(BIN)/python -m tools.pages
 
 # The pages of docs/ as HTML in build/html; a warning is an error. DOCS='-t offline' asks no other site for its index.
 DOCS ?= -t offline

@@ -82,9 +82,6 @@ def setuptools() -> dict[str, Any]:
     return found["tool"]["setuptools"]
 
 
-DATA = "outblas.results"  # a folder of JSON files, which installs as a part of the package
-
-
 def test_every_package_is_declared(setuptools: dict[str, Any]) -> None:
     source = ROOT / "src"
 
@@ -95,7 +92,7 @@ def test_every_package_is_declared(setuptools: dict[str, Any]) -> None:
             for path in (ROOT / ladder).rglob("__init__.py")
         }
 
-    assert set(setuptools["packages"]) == {".".join(package.parts) for package in packages} | {DATA}
+    assert set(setuptools["packages"]) == {".".join(package.parts) for package in packages}
 
 
 # ---- imports
@@ -178,14 +175,3 @@ app([{command!r}], standalone_mode=False)
     )
 
     assert named in said
-
-
-def test_the_results_that_reports_read_are_declared_as_data(setuptools: dict[str, Any]) -> None:
-    folder = ROOT / setuptools["package-dir"][DATA]
-    patterns = setuptools["package-data"][DATA]
-    left_out = setuptools["exclude-package-data"][DATA]
-
-    shipped = {path.name for pattern in patterns for path in folder.glob(pattern)} - set(left_out)
-
-    of_the_host = {"host.json", "host_native.json"}
-    assert shipped == {path.name for path in folder.glob("*.json")} - of_the_host

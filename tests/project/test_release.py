@@ -81,7 +81,7 @@ def files() -> set[str]:
 
 
 def test_a_sound_wheel_passes(files: set[str]) -> None:
-    assert archives.wheel_faults({*files, "outblas/results/a.json"}, ROOT, VERSION) == []
+    assert archives.wheel_faults(files, ROOT, VERSION) == []
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,6 @@ def _folder(package: str, places: dict[str, str]) -> str:
 def wheel_faults(files: Iterable[str], root: Path, version: str) -> list[str]:
     """What a wheel lacks, and what it should not have."""
     files, info = set(files), f"outblas-{version}.dist-info"
-    data = {file for file in files if PurePosixPath(file).suffix == ".json"}
     required = {
         *expected_modules(root),
         "outblas/py.typed",
@@ -74,8 +73,7 @@ def wheel_faults(files: Iterable[str], root: Path, version: str) -> list[str]:
         *(f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")),
         f"{info}/licenses/LICENSE",
     }
-    allowed = required | {file for file in data if file.startswith("outblas/results/")}
-    allowed |= {f"{info}/top_level.txt"}
+    allowed = required | {f"{info}/top_level.txt"}
     return [f"the wheel lacks {file}" for file in sorted(required - files)] + [
         f"the wheel has {file}, which does not belong there" for file in sorted(files - allowed)
     ]

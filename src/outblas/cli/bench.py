@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..bench.plotting import check_chart
 from ..core import progress, registry
 from ..core.shapes import LAYOUTS
 from . import progress_line
@@ -149,9 +148,6 @@ def bench(
             help="Compare with the JSON that an earlier run saved, and list the ratios that fell."
         ),
     ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="Draw a chart to a .png, .svg or .pdf file.")
-    ] = None,
 ) -> None:
     """Times kernels beside cuBLAS and the best cuBLASLt algorithm on one GPU.
 
@@ -166,8 +162,6 @@ def bench(
 
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
-        check_writable(chart, "--chart")
-        check_chart(chart)
         check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         earlier = compare.load(against) if against is not None else None
@@ -179,7 +173,6 @@ def bench(
                 "--ladder": ladder,
                 "--epilogue": epilogue,
                 "--batch-invariant": batch_invariant,
-                "--chart": chart,
             }
             start = bench_grouped.prepared(asked, others)
         if not torch.cuda.is_available():
@@ -191,13 +184,6 @@ def bench(
     report, passed = _run(campaign, records, save, quiet=json)
     if json:
         print_json(report)
-    if chart is not None:
-        from ..bench.chart import draw
-
-        try:
-            draw(report, chart)
-        except ValueError as error:
-            typer.echo(f"No chart was drawn: {error}", err=True)
     if earlier is not None:
         passed &= _compared(earlier, report)
     raise typer.Exit(0 if passed else 1)

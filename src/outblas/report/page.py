@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..bench import plotting
 from ..core.terminal import printable
@@ -53,9 +53,6 @@ td {
   white-space: pre-line;
 }
 tbody tr:nth-child(even) { background: var(--band); }
-td.confirmed { color: #2f8f5b; font-weight: 600; }
-td.refuted { color: #c0392b; font-weight: 600; }
-td.differs { color: #b9770e; font-weight: 600; }
 """
 
 
@@ -75,9 +72,11 @@ def page(title: str, notes: Iterable[str], parts: Iterable[str]) -> str:
 
 
 def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls on small screens; a cell that is a verdict gets its colour."""
+    """A table that scrolls on small screens."""
     head = "".join(f"<th>{_escaped(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+    )
     return (
         f'<h2>{_escaped(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{body}</tbody></table></div>"
@@ -92,32 +91,8 @@ def chart(figure: Figure) -> str:
     return f"<figure>{without_metadata}</figure>"
 
 
-def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
-    """The GPU, the versions and the days of measurement, one line for each set of versions."""
-    keys = (("driver", "driver"), ("CUDA", "cuda"), ("torch", "torch"), ("triton", "triton"))
-    days_by_versions: dict[str, set[str]] = {}
-    for environment in environments:
-        versions = ", ".join(
-            f"{name} {environment[key]}" for name, key in keys if environment.get(key)
-        )
-        if dsl := environment.get("nvidia-cutlass-dsl"):
-            versions += f", CuTe DSL {dsl}"
-        days = days_by_versions.setdefault(f"{environment.get('gpu')}: {versions}", set())
-        if date := environment.get("date"):
-            days.add(date[:10])
-    return [
-        versions + (f"; measured {', '.join(sorted(days))}" if days else "")
-        for versions, days in days_by_versions.items()
-    ]
-
-
 def _escaped(text: str) -> str:
     """The text for HTML. Control characters, which would change how other text is shown, are made
     visible.
     """
     return escape(printable(text, keep="\n"))
-
-
-def _cell(text: str) -> str:
-    mark = f' class="{text}"' if text in ("confirmed", "refuted", "differs") else ""
-    return f"<td{mark}>{_escaped(text)}</td>"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean
 
-from ..bench.record import GROUPED_BASE, MODES
-from ..core.grouped_shapes import DISTRIBUTIONS, FORMS, GroupedWorkload, model_of
-from . import campaigns, markdown, text
-from .evidence import Evidence
-from .results import Measurement
+from outblas.bench.record import GROUPED_BASE, MODES
+from outblas.core.grouped_shapes import DISTRIBUTIONS, FORMS, GroupedWorkload, model_of
+
+from . import campaigns
+from .results import Measurement, Results
+from .tables import closed, figure, listed, number, percent, plain, spread
 
 _COLUMNS = (
     "experts",
@@ -48,7 +49,7 @@ _HEADINGS = {
 }
 
 
-def tables(evidence: Evidence, argument: str) -> str:
+def tables(results: Results, argument: str) -> str:
     """A table for each GPU and kind of GEMM, each with the geometric mean of its ratios and the
     least. The argument is the provider and, after a space, the mode where it is not burst. The
     table of another provider than outblas also has the mean of outblas over the same rows.
@@ -59,18 +60,18 @@ def tables(evidence: Evidence, argument: str) -> str:
     mode = mode or "burst"
     if mode not in MODES:
         raise ValueError(f"a table of grouped GEMMs is in {mode!r}, expected {', '.join(MODES)}")
-    grouped = _grouped(evidence, mode)
+    grouped = _grouped(results, mode)
     timed = _of(provider, grouped, mode)
     return "\n".join(_table(heading, rows, grouped) for heading, rows in _by_heading(timed).items())
 
 
-def means(evidence: Evidence, argument: str) -> str:
+def means(results: Results, argument: str) -> str:
     """A row for each kind of GEMM, GPU and provider that outblas is compared with: over how many
     workloads, the geometric mean of the ratios, and the least.
 
     Raises ValueError where outblas was not timed in burst.
     """
-    grouped = _grouped(evidence, "burst")
+    grouped = _grouped(results, "burst")
     cells = []
     for heading, rows in _by_heading(_of(OUTBLAS, grouped, "burst")).items():
         kind, device, dtype, _ = heading.split(", ")
@@ -82,9 +83,7 @@ def means(evidence: Evidence, argument: str) -> str:
                 gpu = device.removeprefix("NVIDIA ")
                 cells.append((f"{dtype}, {kind.lower()}", gpu, base, str(len(ratios)), mean, least))
     columns = ("experts", "GPU", "compared with", "GEMMs", "geometric mean", "least")
-    lines = [f"| {' | '.join(row)} |" for row in (columns, *sorted(cells))]
-    lines.insert(1, "|---" * len(columns) + "|")
-    return "\n".join(lines) + "\n"
+    return "\n".join(plain(columns, sorted(cells))) + "\n"
 
 
 def _torch_call(dtype: str) -> str:
@@ -93,8 +92,8 @@ def _torch_call(dtype: str) -> str:
     return "torch's `grouped_mm`"
 
 
-def _grouped(evidence: Evidence, mode: str) -> list[Measurement]:
-    timed = [m for m in evidence.measurements if m.mode == mode and m.ratio is not None]
+def _grouped(results: Results, mode: str) -> list[Measurement]:
+    timed = [m for m in results.measurements if m.mode == mode and m.ratio is not None]
     return [m for m in timed if m.workload is not None]
 
 
@@ -114,11 +113,11 @@ def _over(provider: str, m: Measurement, grouped: Sequence[Measurement]) -> floa
 
 
 def _by_heading(ours: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    found: dict[str, list[Measurement]] = {}
+    by_heading: dict[str, list[Measurement]] = {}
     for m in sorted(ours, key=lambda m: (m.device, FORMS.index(m.form or "rows"))):
         kind = _HEADINGS.get((m.form or "rows", m.product), m.product)
-        found.setdefault(f"{kind}, {m.device}, {m.dtype}, {m.layout}", []).append(m)
-    return found
+        by_heading.setdefault(f"{kind}, {m.device}, {m.dtype}, {m.layout}", []).append(m)
+    return by_heading
 
 
 def _table(heading: str, timed: Sequence[Measurement], grouped: Sequence[Measurement]) -> str:
@@ -133,15 +132,13 @@ def _table(heading: str, timed: Sequence[Measurement], grouped: Sequence[Measure
     head = f"**{heading}**"
     mode = rows[0].mode
     columns = (*_COLUMNS, _LAST[mode])
-    lines = [f"| {' | '.join(row)} |" for row in (columns, *cells)]
-    lines.insert(1, "|---" * len(columns) + "|")
     note = (
         f"{rows[0].label} in {mode}; {_ratio_note(rows[0])} over the time of the call, a median "
         "over rounds; *spread*: from the 10th to the 90th percentile of rounds; "
         f"{_NOTES[mode]}; *zipf*: the i-th most popular expert has a share of rows in proportion "
-        f"to 1/i; checked: {markdown.listed(dict.fromkeys(m.check for m in rows))}"
+        f"to 1/i; checked: {listed(dict.fromkeys(m.check for m in rows))}"
     )
-    return "\n".join([head, "", markdown.closed(lines, rows, note)])
+    return "\n".join([head, "", closed(plain(columns, cells), rows, note)])
 
 
 def _ratio_note(m: Measurement) -> str:
@@ -163,12 +160,12 @@ def _cells(m: Measurement, torch: Measurement | None) -> list[str]:
         f"{w.N}×{w.K}",
         str(w.rows),
         w.distribution,
-        text.number(m.us),
-        text.number(torch.us if torch else None),
-        text.number(m.tflops),
-        text.figure(m.gbs, ".0f"),
-        text.figure(m.ratio, ".3f"),
-        text.spread(m),
+        number(m.us),
+        number(torch.us if torch else None),
+        number(m.tflops),
+        figure(m.gbs, ".0f"),
+        figure(m.ratio, ".3f"),
+        spread(m),
         _last(m),
     ]
 
@@ -176,10 +173,10 @@ def _cells(m: Measurement, torch: Measurement | None) -> list[str]:
 def _last(m: Measurement) -> str:
     match m.mode:
         case "burst":
-            return text.figure(m.ratio_apart, ".3f")
+            return figure(m.ratio_apart, ".3f")
         case "cold":
-            return text.percent(m.bandwidth_share)
-    return text.figure(m.watts, ".0f")
+            return percent(m.bandwidth_share)
+    return figure(m.watts, ".0f")
 
 
 def _summaries(whose: str, rows: Sequence[Measurement]) -> list[list[str]]:

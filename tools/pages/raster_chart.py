@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..bench import plotting
-from ..device import raster
-from . import text
-from .raster import HALVES, MODELS, Report, Row, Setting, model_name
+from outblas.bench import plotting
+from outblas.core.shapes import to_text
+from outblas.device import l2, raster
+
+from .raster import MACHINE, MODELS, SMS, TILE, Row, rows
+from .results import Results
+from .tables import figure as number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -24,85 +27,89 @@ CORNER = 8  # tiles along N, and about as many elements along M, in which the pa
 FIRST, SHADES = "#f4b446", ("#e3eef8", "#4f8cc0")
 _PATH = "#15181b"
 
+ASPECT = TILE[0] / TILE[1]  # the height of a tile over its width, in elements of C
 Line = list[tuple[int, int]]
+Waves = Sequence[Sequence[tuple[int, int]]]  # the tiles of each wave as (row, column)
 Rectangle = tuple[int, int, int, int]  # its first row and column, its rows and columns
 
 
-def draw(found: Report) -> Canvas:
+def link(_: Results, argument: str) -> str:
+    """The picture of orders of tiles. The argument is the size and the picture's file."""
+    n, _, file = argument.partition(" ")
+    return (
+        f"![Tiles of C at {n}³ by the wave in which they run, and the path through them, for each "
+        f"order]({file})\n"
+    )
+
+
+def draw(results: Results, n: str) -> Canvas:
     """Two panels for each order: all tiles of C by the wave in which they run, and the path through
     the tiles of a corner. The hit rates of the model and of ncu stand above.
     """
-    sides = [
-        min(max(_WIDE * rows / columns * _aspect(found.setting), _LOW), _HIGH)
-        for rows, columns in (found.setting.grid, _corner_of(found.setting))
-    ]
-    rows = -(-len(found.rows) // _ACROSS)
+    shape = (int(n), int(n), int(n))
+    orders = rows(results, shape)
+    whole = l2.grid(shape, TILE, (1, 1))
+    corner = (min(whole[0], round(CORNER / ASPECT)), min(whole[1], CORNER))
+    sides = [min(max(_WIDE * m / n * ASPECT, _LOW), _HIGH) for m, n in (whole, corner)]
     figure, (legend, *axes) = plotting.grid(
         plotting.WIDTH,
-        [(_LEGEND, (1,)), *[(_AROUND + max(sides), (1,) * 2 * _ACROSS)] * rows],
+        [
+            (_LEGEND, (1,)),
+            *[(_AROUND + max(sides), (1,) * 2 * _ACROSS)] * -(-len(orders) // _ACROSS),
+        ],
         extra=_NOTES,
     )
-    for axis in axes[2 * len(found.rows) :]:
+    for axis in axes[2 * len(orders) :]:
         axis.remove()
-    for i, row in enumerate(found.rows):
-        waves = _waves(row, found.setting)
-        _whole(axes[2 * i], row, waves, found.setting)
-        _corner(axes[2 * i + 1], row, waves, found.setting)
-    _legend(legend, max(len(_waves(row, found.setting)) for row in found.rows))
-    plotting.entitle(figure, f"Orders of tiles: {found.product}", _note(found))
-    plotting.describe(figure, _in_words(found))
+    most = 0
+    for i, row in enumerate(orders):
+        waves = [
+            [divmod(tile, whole[1]) for tile in wave if tile != raster.PAD]
+            for wave in row.order.waves(shape)
+        ]
+        _whole(axes[2 * i], row, waves, whole)
+        _corner(axes[2 * i + 1], row, waves, corner)
+        most = max(most, len(waves))
+    _legend(legend, most)
+    conditions = f"{MACHINE.name}, {SMS} SMs, elements of 2 bytes"
+    tiles = "×".join(map(str, TILE))
+    note = (
+        f"A wave: what {SMS} CTAs compute at the same time. Left of each pair: all tiles of C; "
+        "right: the first tiles, and the path through them. Hits: the hit rate of L2, by the model "
+        f"with {MODELS[-1][0]} and as ncu counts it. {conditions}."
+    )
+    plotting.entitle(figure, f"Orders of tiles: {to_text(shape)} in tiles {tiles}", note)
+    title = f"{MACHINE.name}, {to_text(shape)} in tiles {tiles}, clusters 1×1, {SMS} SMs, elements"
+    rates = "; ".join(map(_in_words, orders))
+    plotting.describe(
+        figure,
+        "For each order of tiles, C is coloured by the wave in which a tile runs, and a line shows "
+        f"the order in a corner. L2 hit rates at {title} of 2 bytes: {rates}.",
+    )
     return figure
 
 
-def _aspect(setting: Setting) -> float:
-    """The height of a cluster's tile over its width, in elements of C."""
-    return (setting.tile[0] * setting.cluster[0]) / (setting.tile[1] * setting.cluster[1])
-
-
-def _corner_of(setting: Setting) -> tuple[int, int]:
-    """The rows and columns of tiles in which the path is shown: a square of C, if it has one."""
-    rows, columns = setting.grid
-    square = round(CORNER / _aspect(setting))
-    return min(rows, max(CORNER // 2, min(square, 2 * CORNER))), min(columns, CORNER)
-
-
-def _waves(row: Row, setting: Setting) -> list[list[tuple[int, int]]]:
-    """The tiles of each wave as (row, column), in the order in which they start."""
-    _, columns = setting.grid
-    return [
-        [divmod(tile, columns) for tile in step if tile != raster.PAD]
-        for step in row.order.steps(setting)
-    ]
-
-
-def _whole(
-    axis: Any, row: Row, waves: Sequence[Sequence[tuple[int, int]]], setting: Setting
-) -> None:
+def _whole(axis: Any, row: Row, waves: Waves, grid: tuple[int, int]) -> None:
     """All tiles of C by their wave."""
-    rows, columns = setting.grid
-    _tiles(axis, waves, (rows, columns), setting)
+    _tiles(axis, waves, grid)
     axis.set_title(f"{row.order.label}\n", fontsize=plotting.TEXT, pad=4, linespacing=1.15)
-    axis.set_xlabel(f"N: all {columns} tiles", fontsize=plotting.SMALL)
-    axis.set_ylabel(f"M: {rows} tiles", fontsize=plotting.SMALL)
+    axis.set_xlabel(f"N: all {grid[1]} tiles", fontsize=plotting.SMALL)
+    axis.set_ylabel(f"M: {grid[0]} tiles", fontsize=plotting.SMALL)
 
 
-def _corner(
-    axis: Any, row: Row, waves: Sequence[Sequence[tuple[int, int]]], setting: Setting
-) -> None:
+def _corner(axis: Any, row: Row, waves: Waves, extent: tuple[int, int]) -> None:
     """The tiles in a corner, and a line through those that start one after the other."""
     from matplotlib.collections import LineCollection
 
-    height, width = _corner_of(setting)
-    _tiles(axis, waves, (height, width), setting)
+    height, width = extent
+    _tiles(axis, waves, extent)
     near, far = _moves([tile for tiles in waves for tile in tiles], height, width)
     for lines, thickness in ((near, 1.3), (far, 0.4)):
         axis.add_collection(LineCollection(lines, colors=_PATH, linewidths=thickness))
     m, n = waves[0][0]
     axis.plot([n], [m], "o", color=_PATH, markersize=4, clip_on=False)
-    rate = row.profile.l2_hit_rate if row.profile else None
-    model = row.traffic[MODELS.index(HALVES)].hit_rate
     axis.set_title(
-        f"hits: model {model:.1%}\nncu {text.figure(rate, '.1%')}",
+        f"hits: model {row.traffic[-1].hit_rate:.1%}\nncu {number(_measured(row), '.1%')}",
         fontsize=plotting.SMALL,
         fontweight="normal",
         pad=4,
@@ -110,6 +117,16 @@ def _corner(
     )
     axis.set_xlabel(f"N: first {width}", fontsize=plotting.SMALL)
     axis.set_ylabel(f"M: first {height}", fontsize=plotting.SMALL)
+
+
+def _measured(row: Row) -> float | None:
+    return row.profile.l2_hit_rate if row.profile else None
+
+
+def _in_words(row: Row) -> str:
+    measured = _measured(row)
+    ncu = f"ncu {measured:.1%}" if measured else "not measured"
+    return f"{row.order.label}: model {row.traffic[-1].hit_rate:.1%}, {ncu}"
 
 
 def _moves(
@@ -132,12 +149,7 @@ def _moves(
     return near, far
 
 
-def _tiles(
-    axis: Any,
-    waves: Sequence[Sequence[tuple[int, int]]],
-    extent: tuple[int, int],
-    setting: Setting,
-) -> None:
+def _tiles(axis: Any, waves: Waves, extent: tuple[int, int]) -> None:
     """Paints the tiles of the first rows and columns, each in the colour of its wave."""
     from matplotlib.collections import PolyCollection
 
@@ -160,7 +172,7 @@ def _tiles(
     axis.set_xlim(-0.5, width - 0.5)
     axis.set_ylim(height - 0.5, -0.5)
     # As long and as wide as the elements of C.
-    axis.set_aspect(_aspect(setting))
+    axis.set_aspect(ASPECT)
     axis.grid(False)
     axis.set_xticks([])
     axis.set_yticks([])
@@ -177,16 +189,16 @@ def rectangles(tiles: Iterable[tuple[int, int]]) -> list[Rectangle]:
             runs[-1] = (m, runs[-1][1], 1, runs[-1][3] + 1)
         else:
             runs.append((m, n, 1, 1))
-    found: list[Rectangle] = []
+    joined: list[Rectangle] = []
     open_at: dict[tuple[int, int], int] = {}  # the last rectangle over these columns
     for m, n, _, width in runs:
         last = open_at.get((n, width))
-        if last is not None and found[last][0] + found[last][2] == m:
-            found[last] = (found[last][0], n, found[last][2] + 1, width)
+        if last is not None and joined[last][0] + joined[last][2] == m:
+            joined[last] = (joined[last][0], n, joined[last][2] + 1, width)
         else:
-            open_at[n, width] = len(found)
-            found.append((m, n, 1, width))
-    return found
+            open_at[n, width] = len(joined)
+            joined.append((m, n, 1, width))
+    return joined
 
 
 def colours(waves: int) -> list[str]:
@@ -202,37 +214,12 @@ def _legend(axis: Any, waves: int) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    every = colours(waves)
-    known = dict.fromkeys(wave for wave in (0, 1, waves // 2, waves - 1) if wave < waves)
-    patches: list[Any] = [Patch(color=every[wave], label=f"wave {wave + 1}") for wave in known]
+    shades = colours(waves)
+    named = dict.fromkeys(wave for wave in (0, 1, waves // 2, waves - 1) if wave < waves)
+    patches: list[Any] = [Patch(color=shades[wave], label=f"wave {wave + 1}") for wave in named]
     path = Line2D(
         [], [], color=plotting.INK, linewidth=1.3, marker="o", markersize=4, markevery=[0]
     )
     path.set_label("order in which tiles start")
     axis.set_axis_off()
     axis.legend(handles=[*patches, path], loc="center left", ncols=len(patches) + 1, borderpad=0)
-
-
-def _note(found: Report) -> str:
-    s = found.setting
-    who = "clusters" if s.cluster != (1, 1) else "CTAs"
-    return (
-        f"A wave: what {s.workers} {who} compute at the same time. Left of each pair: all tiles of "
-        "C; right: the first tiles, and the path through them. Hits: the hit rate of L2, by the "
-        f"model with {model_name(HALVES)} and as ncu counts it. {found.conditions}."
-    )
-
-
-def _in_words(found: Report) -> str:
-    """The text alternative."""
-    cells = []
-    for row in found.rows:
-        model = f"model {row.traffic[MODELS.index(HALVES)].hit_rate:.1%}"
-        rate = row.profile.l2_hit_rate if row.profile else None
-        cells.append(
-            f"{row.order.label}: {model}, " + (f"ncu {rate:.1%}" if rate else "not measured")
-        )
-    return (
-        "For each order of tiles, C is coloured by the wave in which a tile runs, and a line shows "
-        f"the order in a corner. L2 hit rates at {found.title}: {'; '.join(cells)}."
-    )

@@ -1,0 +1,123 @@
+"""The tables and charts that pages show are those that results/ makes."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from outblas.device import raster as orders
+from tools.pages import accesses, raster_chart, results
+from tools.pages.__main__ import main, render
+
+PLAIN = "<!-- generated: layouts simt.pipelined from results/h100_simt_layouts.json -->\n"
+CHART = "<!-- generated: chart results/a.svg from results/h100_suite.json -->\n"
+
+
+def checkout(folder: Path, text: str) -> Path:
+    """A checkout whose README has one text."""
+    (folder / "docs").mkdir()
+    (folder / "results").symlink_to(ROOT / "results")
+    (folder / "README.md").write_text(text)
+    return folder
+
+
+@pytest.mark.long
+def test_pages_show_what_results_make() -> None:
+    assert render(check=True) == [], "out of date: run make pages"
+
+
+def test_a_part_is_made_anew_and_then_it_is_current(tmp_path: Path) -> None:
+    root = checkout(tmp_path, f"Before\n{PLAIN}stale\n<!-- end -->\nafter")
+
+    assert render(root, check=True) == ["README.md"]
+    assert "stale" in (root / "README.md").read_text()
+    assert render(root) == ["README.md"]
+    text = (root / "README.md").read_text()
+
+    assert re.match(r"Before\n<!--.*-->\n\| layout \|", text)
+    assert text.endswith("<!-- end -->\nafter")
+    assert render(root, check=True) == []
+
+
+def test_a_picture_is_drawn_where_its_data_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    root = checkout(folder, f"{CHART}<!-- end -->")
+    (root / "results").unlink()
+    (root / "results").mkdir()
+    data = root / "results" / "h100_suite.json"
+    shutil.copy(ROOT / "results" / data.name, data)
+
+    assert render(root) == ["README.md", "results/a.svg"]
+    first = (root / "results" / "a.svg").read_text()
+    assert render(root) == []
+    assert (root / "results" / "a.svg").read_text() == first
+    data.write_text(data.read_text() + "\n")
+    assert render(root, check=True) == ["results/a.svg"]
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("<!-- generated: nothing from results/h100_suite.json -->\n", "a part is a 'nothing'"),
+        ("<!-- generated: suite outblas -->\n", "is not of the form"),
+        (PLAIN.replace("h100_simt_layouts", "missing"), "missing.json"),
+        (PLAIN.replace("layouts simt.pipelined", "suite portable"), "kinds of GPU, dtype, layout"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_named_and_nothing_is_written(
+    tmp_path: Path, marker: str, message: str
+) -> None:
+    text = f"{PLAIN}<!-- end -->\n{marker}<!-- end -->"
+    root = checkout(tmp_path, text)
+
+    with pytest.raises(ValueError, match=re.escape("README.md")) as raised:
+        render(root)
+
+    assert message in str(raised.value)
+    assert (root / "README.md").read_text() == text
+
+
+def test_check_fails_where_a_page_is_stale(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tools.pages.__main__.render", lambda check: ["README.md"])
+    monkeypatch.setattr("sys.argv", ["pages", "--check"])
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    assert left.value.code == 1
+    assert "README.md: out of date" in capsys.readouterr().out
+
+
+def test_an_entry_without_a_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"environment": {"gpu": "T4"}, "results": [{"provider": "cublas"}]}')
+
+    with pytest.raises(ValueError, match=r"bad.json: results\[0\]"):
+        results.load([path])
+
+
+def test_ncu_counts_the_conflicts_that_layouts_predict() -> None:
+    counters = results.load([ROOT / "results" / "h100_simt_counters.json"])
+
+    rows = [row for row in accesses.conflicts(counters.profiles) if row.measured is not None]
+
+    assert len(rows) >= 14
+    assert {row.within for row in rows} == {"yes"}
+
+
+def test_rectangles_cover_tiles_once() -> None:
+    tiles = {divmod(tile, 8) for tile in orders.order("hilbert", 8, 8)[:37]}
+
+    covered = [
+        (m + i, n + j)
+        for m, n, height, width in raster_chart.rectangles(tiles)
+        for i in range(height)
+        for j in range(width)
+    ]
+
+    assert sorted(covered) == sorted(tiles)

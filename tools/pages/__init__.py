@@ -1,0 +1,1 @@
+"""What pages show of results/: tables and charts between markers."""

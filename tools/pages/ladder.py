@@ -1,0 +1,286 @@
+"""The tables of a ladder: a row for each rung and size, then what ncu counted of each rung, then
+every figure of the documents beside ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from outblas.core import registry
+from outblas.core.shapes import parse
+
+from .results import GPUS, Measurement, Profile, Results, find, gpus_of, profiled
+from .seed_figures import FIGURES, Figure, of_rung
+from .tables import NONE, closed, figure, listed, number, percent, span, spread, table
+
+# The edges of square GEMMs at which the documents measured a ladder.
+SIZES = {"simt": (2048, 4096), "turing": (2048, 4096), "hopper": (4096, 8192)}
+# The variants in which a rung is measured: its own, with mixed operands, and, under the name of an
+# older GPU, code that was compiled for that GPU.
+OWN, MIXED = "", "mixed"
+VARIANTS = {"simt": (MIXED, "bfloat16", ""), "turing": ("sm_75", "float16", "arch=75")}
+
+_SPEED = ("rung", "N", "TFLOP/s", "× cuBLAS", "spread", "× parent", "check")
+_MIXED = ("rung", "N", "TFLOP/s", "× its own float32", "check")
+_DOCUMENTS = ("rung", "document", "GPU", "N", "TFLOP/s", "× its cuBLAS", "ours × cuBLAS")
+_Counter = tuple[str, Callable[[Profile], str]]
+_OCCUPANCY: _Counter = ("occupancy", lambda p: percent(p.occupancy))
+_IPC: _Counter = ("IPC", lambda p: number(p.ipc))
+# What ncu's table has beside registers, by ladder.
+_COUNTERS: dict[str, tuple[_Counter, ...]] = {
+    "simt": (_OCCUPANCY, ("FMA pipe", lambda p: percent(p.fma_active)), _IPC),
+    "turing": (_OCCUPANCY, ("tensor pipe", lambda p: percent(p.tensor_active)), _IPC),
+    "hopper": (
+        ("stages", lambda p: p.settings.get("stages", NONE)),
+        ("L2 hits", lambda p: percent(p.l2_hit_rate)),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung of a climb, the dtype in which it is compared, and the documents' figures on it."""
+
+    name: str
+    parent: str | None
+    dtype: str
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class AtSize:
+    """A rung at the square GEMM of edge `n`, by variant: the timing, and its ratio to cuBLAS over
+    that of its parent in the same campaign.
+    """
+
+    n: int
+    timed: dict[str, Measurement]
+    gains: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rung at each size, and ncu's counters at the first size that was profiled."""
+
+    rung: Rung
+    at: tuple[AtSize, ...]
+    profile: Profile | None
+
+
+def tables(results: Results, argument: str) -> str:
+    """The tables of a ladder. The argument is its name and, after a space, the sizes."""
+    name, _, sizes = argument.partition(" ")
+    ladder = rows(results, name, [shape[0] for shape in parse(sizes, "sizes of a ladder")])
+    lines = _speeds(ladder, OWN, _SPEED)
+    for variant in dict.fromkeys(v for row in ladder for at in row.at for v in at.timed if v):
+        if variant == MIXED:
+            lines += ["", "The same rungs with bfloat16 operands and float32 sums:", ""]
+            lines += _speeds(ladder, variant, _MIXED)
+        else:
+            lines += ["", f"The same rungs compiled for {variant} and loaded as PTX:", ""]
+            lines += _speeds(ladder, variant, _SPEED)
+    if any(row.profile for row in ladder):
+        lines += ["", "Counted by ncu:", "", *_counted(name, ladder)]
+    documented = [cells for row in ladder for cells in _documented(row)]
+    lines += ["", "The documents' figures beside ours:", "", *table(_DOCUMENTS, documented)]
+    measured = [m for row in ladder for at in row.at for m in at.timed.values()]
+    note = (
+        "burst; *spread*: from the 10th to the 90th percentile of rounds; *× parent*: the ratio to "
+        "cuBLAS over that of the rung's parent in the same campaign; every product was checked: "
+        f"{listed(dict.fromkeys(m.check for m in measured))}"
+    )
+    return closed(lines, measured, note)
+
+
+def rows(results: Results, name: str, sizes: Sequence[int]) -> list[Row]:
+    """A row for each rung of a ladder. The first of Turing's and of Hopper's is the CUDA-core
+    kernel from which the climb starts.
+    """
+    dtype = registry.dtype_of(name)
+    climb = [Rung(k.name, k.parent, dtype, of_rung(k.name)) for k in registry.ladder(name)]
+    rungs = [*_baseline(name), *climb]
+    variants = {OWN: [(rung, rung.dtype, "") for rung in rungs]}
+    if name in VARIANTS:
+        variant, operands, config = VARIANTS[name]
+        variants[variant] = [(rung, operands, config) for rung in climb]
+    timed = {
+        (variant, n): _timed(results.measurements, entrants, n, name)
+        for variant, entrants in variants.items()
+        for n in sizes
+    }
+    return [_row(results, rung, name, sizes, timed) for rung in rungs]
+
+
+def _baseline(name: str) -> list[Rung]:
+    """The rung from which a ladder starts, with the one figure that its documents have on it."""
+    if name == "turing":
+        figures = [f for f in of_rung("simt.vectorized") if f.source == "003 v05"]
+        # Compared with the same document's cuBLAS on the operands of this ladder.
+        cublas = next(f.cublas for f in FIGURES if f.rung.startswith("turing.") and f.gpu == "T4")
+        source = f"{figures[0].source} in {figures[0].dtype}"
+        of_half = replace(figures[0], dtype="float16", cublas=cublas, source=source)
+        parent = registry.find("simt.vectorized").parent
+        return [Rung("simt.vectorized", parent, "float16", (of_half,))]
+    if name == "hopper":
+        figures = [f for f in of_rung("simt.warptile") if f.source == "001 kernel 1"]
+        parent = registry.find("simt.warptile").parent
+        return [Rung("simt.warptile", parent, "bfloat16", tuple(figures))]
+    return []
+
+
+def _layouts(rung: str, ladder: str) -> tuple[str, ...]:
+    """The layouts in which a rung is compared on a ladder: the ladder's first, then its own."""
+    return tuple(dict.fromkeys((registry.layout_of(ladder), registry.layout_of(rung))))
+
+
+_Timed = dict[str, Measurement]  # by rung, in one variant at one size
+
+
+def _timed(
+    measurements: Sequence[Measurement],
+    entrants: Sequence[tuple[Rung, str, str]],
+    n: int,
+    ladder: str,
+) -> _Timed:
+    """The timings at the size n: those of the campaign that has most of the rungs; of rungs that it
+    lacks, the newest.
+    """
+    gpus = gpus_of(measurements)
+
+    def precedence(timed: _Timed) -> tuple[int, int, str]:
+        m = next(iter(timed.values()), None)
+        if m is None:
+            return -len(gpus), 0, ""
+        return -gpus.index(m.gpu), len(timed), str(m.environment.get("date", ""))
+
+    environments: list[dict[str, object]] = []
+    for m in measurements:
+        if m.environment not in environments:
+            environments.append(m.environment)
+    campaigns = [
+        _of_campaign([m for m in measurements if m.environment == e], entrants, n, ladder)
+        for e in environments
+    ]
+    return _of_campaign(measurements, entrants, n, ladder) | max(campaigns, key=precedence)
+
+
+def _of_campaign(
+    measurements: Sequence[Measurement],
+    entrants: Sequence[tuple[Rung, str, str]],
+    n: int,
+    ladder: str,
+) -> _Timed:
+    """The timing of each rung on the first GPU, in the first layout, that has one."""
+    timed: _Timed = {}
+    for rung, dtype, config in entrants:
+        timings = (
+            find(measurements, rung.name, (n, n, n), dtype, gpu, config=config, layout=layout)
+            for gpu in gpus_of(measurements)
+            for layout in _layouts(rung.name, ladder)
+        )
+        first = next(filter(None, timings), None)
+        if first is not None:
+            timed[rung.name] = first
+    return timed
+
+
+def _row(
+    results: Results,
+    rung: Rung,
+    ladder: str,
+    sizes: Sequence[int],
+    timed: dict[tuple[str, int], _Timed],
+) -> Row:
+    at = tuple(_at_size(rung, n, timed) for n in sizes)
+    gpu = next((size.timed[OWN].gpu for size in at if OWN in size.timed), GPUS[0])
+    profiles = (
+        profiled(results.profiles, rung.name, (n, n, n), rung.dtype, gpu, layout)
+        for n in sizes
+        for layout in _layouts(rung.name, ladder)
+    )
+    rung = replace(rung, figures=_shown(rung, ladder, sizes))
+    return Row(rung, at, next(filter(None, profiles), None))
+
+
+def _at_size(rung: Rung, n: int, timed: dict[tuple[str, int], _Timed]) -> AtSize:
+    at = AtSize(n, {}, {})
+    for (variant, size), rungs in timed.items():
+        if size != n or rung.name not in rungs:
+            continue
+        ours = at.timed[variant] = rungs[rung.name]
+        parent = rungs.get(rung.parent or "")
+        same = parent is not None and parent.environment == ours.environment
+        if parent and same and ours.ratio and parent.ratio and variant != MIXED:
+            at.gains[variant] = ours.ratio / parent.ratio
+    return at
+
+
+def _shown(rung: Rung, ladder: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
+    """The documents' figures in the rung's dtype, one for each GPU: the first at one of the sizes,
+    else the first. Ladders of CUDA cores and of Turing have one for each GPU and size.
+    """
+    shown: dict[tuple[str, int | None], Figure] = {}
+    for f in sorted(rung.figures, key=lambda f: f.n not in sizes):
+        several = f.n in sizes and rung.name.partition(".")[0] in ("simt", "turing")
+        if f.dtype == rung.dtype and (several or all(gpu != f.gpu for gpu, _ in shown)):
+            shown.setdefault((f.gpu, f.n), f)
+    return tuple(sorted(shown.values(), key=rung.figures.index))
+
+
+def _speeds(ladder: Sequence[Row], variant: str, columns: Sequence[str]) -> list[str]:
+    """A row for each rung and size at which a variant was timed. A rung that was not timed at all
+    has one row in the table of the ladder's own variant.
+    """
+    cells = []
+    for row in ladder:
+        timed = [(at, at.timed[variant]) for at in row.at if variant in at.timed]
+        cells += [_speed(row, at, variant, m) for at, m in timed]
+        if not timed and variant == OWN:
+            unknown = [NONE] * (len(columns) - 4)
+            cells.append((row.rung.name, NONE, NONE, "not measured", *unknown))
+    if len({cell[-1] for cell in cells}) == 1:
+        columns, cells = columns[:-1], [cell[:-1] for cell in cells]
+    return table(columns, cells)
+
+
+def _speed(row: Row, at: AtSize, variant: str, m: Measurement) -> tuple[str, ...]:
+    left = (row.rung.name, str(at.n), number(m.tflops))
+    if variant == MIXED:
+        # The ratio to cuBLAS would compare with cuBLAS's tensor cores.
+        ours = at.timed.get(OWN)
+        share = m.tflops / ours.tflops if m.tflops and ours and ours.tflops else None
+        return (*left, percent(share), m.check)
+    gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
+    gain = figure(at.gains.get(variant), ".3f")
+    return (*left, f"{figure(m.ratio, '.3f')}{gpu}", spread(m), gain, m.check)
+
+
+def _counted(name: str, ladder: Sequence[Row]) -> list[str]:
+    counters = _COUNTERS[name]
+    cells = [
+        (
+            row.rung.name,
+            str(row.profile.shape[0]),
+            figure(row.profile.registers, ".0f"),
+            *(show(row.profile) for _, show in counters),
+        )
+        for row in ladder
+        if row.profile
+    ]
+    return table(("rung", "N", "registers", *(heading for heading, _ in counters)), cells)
+
+
+def _documented(row: Row) -> Iterator[tuple[str, ...]]:
+    """The cells of each figure that the documents have on a rung, with our ratio at its size."""
+    ours = {at.n: at.timed[OWN].ratio for at in row.at if OWN in at.timed}
+    for f in row.rung.figures:
+        yield (
+            row.rung.name,
+            f.source.partition(",")[0],
+            f.gpu,
+            str(f.n) if f.n else "not stated",
+            span(f.tflops, number),
+            span(f.ratio, lambda value: f"{value:.2f}"),
+            figure(ours.get(f.n or 0), ".3f"),
+        )
