@@ -89,6 +89,8 @@ class SweepOptions:
             choice = getattr(self, name)
             if choice not in choices:
                 raise ValueError(f"{name} is {choice!r}, expected one of {', '.join(choices)}")
+        if self.address is not None and self.engine != "ray":
+            raise ValueError(f"address is {self.address!r}, expected none without engine 'ray'")
         Steps.parse(self.epilogue)
 
 

@@ -70,6 +70,8 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--strategy no_such:X", "--strategy is 'no_such:X', which cannot be imported"),
         ("--dry-run --gpu voodoo", "--gpu is 'voodoo', expected one of"),
         ("--trials 0", "'--trials'"),
+        ("--top-k 0", "'--top-k'"),
+        ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected none without engine 'ray'"),
         (
             "--save /nonexistent/f.json",
             "--save is '/nonexistent/f.json', expected a file in a folder",
@@ -151,11 +153,13 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     refused("a database of another program, expected", f"--shapes 16 {PLAIN} --store {path}")
 
 
-def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_named() -> None:
     pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
 
-    refused("no Ray cluster answers at 127.0.0.1:9", "--kernels portable --engine ray")
+    refused(
+        "no Ray cluster answers at 127.0.0.1:9",
+        "--kernels portable --engine ray --address 127.0.0.1:9",
+    )
 
 
 @pytest.mark.parametrize(

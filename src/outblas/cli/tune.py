@@ -99,6 +99,7 @@ def tune(
             "strategy. Default: all.",
         ),
     ] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="How many configs reach the finals.")] = 8,
     gpus: Annotated[
         str | None,
         typer.Option(
@@ -107,12 +108,12 @@ def tune(
         ),
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option(
-            help="local, or ray: all GPUs of a Ray cluster, a shape at a time each. RAY_ADDRESS "
-            "names the cluster."
-        ),
+        str, typer.Option(help="local, or ray: all GPUs of a Ray cluster, a shape at a time each.")
     ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of the Ray cluster, host:port. Default: RAY_ADDRESS."),
+    ] = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -192,7 +193,7 @@ def tune(
     """
     texts = {"kernels": kernels, "shapes": shapes, "dtype": dtype, "out-dtype": out_dtype}
     texts |= {"layout": layout, "weights": weights, "epilogue": epilogue, "budget": budget}
-    texts |= {"gpus": gpus, "explain": explain, "gpu": gpu}
+    texts |= {"gpus": gpus, "explain": explain, "gpu": gpu, "address": address}
     with usage_errors(ImportError):
         check_writable(save)
         for name, text in texts.items():
@@ -213,12 +214,14 @@ def tune(
         options = SweepOptions(
             budget=parse_budget(budget or ""),
             trials=trials,
+            top_k=top_k,
             strategy=_strategy(strategy),
             ranker=cast(Any, ranker),
             resume=resume,
             retry_failed=retry_failed,
             gpus=gpus or "0",
             engine=cast(Any, engine),
+            address=address,
             weights=cast(Any, weights or "warm"),
             epilogue=epilogue or "",
         )
