@@ -19,17 +19,15 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import lean_barriers
 from .parts import entry
-from .parts.config import WARPGROUP
+from .parts.config import WARPGROUP, HopperConfig
 from .parts.pipeline import jitter
 from .parts.records import ClusterCoord, Cta, WarpContext
 
-
-@dataclass(frozen=True)
-class Config(lean_barriers.Config):
-    cluster_m: int = 2
+Config = registry.config_type(HopperConfig, "hopper.cluster_multicast")
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"cluster_m": 2},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(

@@ -10,16 +10,13 @@ Why it pays: any stretch of the curve is compact. So the tiles that run at one t
 Source: 001 kernel 11 (764 TFLOP/s, 107% of the cuBLAS of its day), 004.
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
 from . import tma_store
 from .parts import entry
+from .parts.config import HopperConfig
 
-
-@dataclass(frozen=True)
-class Config(tma_store.Config):
-    order: str = "hilbert"
+Config = registry.config_type(HopperConfig, "hopper.hilbert")
 
 
 class Hilbert(tma_store.TmaStore):
@@ -36,6 +33,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"order": "hilbert"},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, Hilbert, Config)

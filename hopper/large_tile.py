@@ -12,17 +12,13 @@ Why it pays: a tile of twice the edge does twice the FLOP with each byte that co
 Source: 001 kernel 3 (423 TFLOP/s of cuBLAS's 716), 004 kernel B.
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
 from . import tma_wgmma
 from .parts import entry
+from .parts.config import HopperConfig
 
-
-@dataclass(frozen=True)
-class Config(tma_wgmma.Config):
-    tile_m: int = 128
-    tile_n: int = 128
+Config = registry.config_type(HopperConfig, "hopper.large_tile")
 
 
 class LargeTile(tma_wgmma.TmaWgmma):
@@ -39,6 +35,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"tile_m": 128, "tile_n": 128},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, LargeTile, Config)

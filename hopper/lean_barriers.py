@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import persistent
 from .parts import entry
-from .parts.config import WARPGROUP
+from .parts.config import WARPGROUP, HopperConfig
 from .parts.pipeline import Pipeline, PipelineState, jitter
 
-Config = persistent.Config
+Config = registry.config_type(HopperConfig, "hopper.lean_barriers")
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,18 @@ Why it pays: the producer loads the next tile while the consumers store this one
 Source: 001 kernel 6 (660 TFLOP/s of cuBLAS's 716; consecutive 400, 132 SMs 655), 004.
 """
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import two_consumers
 from .parts import entry, roles
+from .parts.config import HopperConfig
 from .parts.pipeline import Pipeline
 from .parts.records import Cta, WarpContext
 
-
-@dataclass(frozen=True)
-class Config(two_consumers.Config):
-    order: str = "grouped"
-    sms: int = 128
+Config = registry.config_type(HopperConfig, "hopper.persistent")
 
 
 class Persistent(two_consumers.TwoConsumers):
@@ -100,6 +96,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"order": "grouped", "sms": 128},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, Persistent, Config)

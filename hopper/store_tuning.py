@@ -18,24 +18,19 @@ Why it pays: of the 80,000 cycles of a tile the consumers store for 11,000, in w
 Source: 001 kernel 9 (747 TFLOP/s of cuBLAS's 716: +5, +5 and +3), 004.
 """
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import StoreCacheMode
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import cluster_multicast
 from .parts import entry, roles
+from .parts.config import HopperConfig
 from .parts.phase_clock import STORE, lap
 from .parts.records import Cta, MmaFragments
 
-
-@dataclass(frozen=True)
-class Config(cluster_multicast.Config):
-    reorder_stores: bool = True
-    write_through: bool = True
-    accumulate_flag: bool = True
+Config = registry.config_type(HopperConfig, "hopper.store_tuning")
 
 
 class StoreTuning(cluster_multicast.ClusterMulticast):
@@ -72,6 +67,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"reorder_stores": True, "write_through": True, "accumulate_flag": True},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, StoreTuning, Config)

@@ -17,21 +17,19 @@ Why it pays: TMA writes whole lines, computes addresses and edges itself, and le
 Source: 001 kernel 10 (758 TFLOP/s of cuBLAS's 716), 004.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import store_tuning
 from .parts import entry, epilogue_store
-from .parts.config import SUBTILE_N
+from .parts.config import SUBTILE_N, HopperConfig
 from .parts.records import Cta
 
-
-@dataclass(frozen=True)
-class Config(store_tuning.Config):
-    epilogue_stages: int = 4
+Config = registry.config_type(HopperConfig, "hopper.tma_store")
 
 
 class TmaStore(store_tuning.StoreTuning):
@@ -90,6 +88,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"epilogue_stages": 4},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, TmaStore, Config)

@@ -16,23 +16,16 @@ Why it pays: a FLOP takes a quarter fewer bytes from L2, which bound the parent.
 Source: 001 kernel 5 (610 TFLOP/s, 631 with setmaxnreg, of cuBLAS's 716), 004 kernel D.
 """
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import warp_specialized
 from .parts import entry
+from .parts.config import HopperConfig
 
-
-@dataclass(frozen=True)
-class Config(warp_specialized.Config):
-    tile_n: int = 256
-    stages: int = 3
-    consumers: int = 2
-    producer_registers: int = 24
-    consumer_registers: int = 240
+Config = registry.config_type(HopperConfig, "hopper.two_consumers")
 
 
 class TwoConsumers(warp_specialized.WarpSpecialized):
@@ -61,6 +54,13 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={
+        "tile_n": 256,
+        "stages": 3,
+        "consumers": 2,
+        "producer_registers": 24,
+        "consumer_registers": 240,
+    },
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, TwoConsumers, Config)

@@ -18,20 +18,17 @@ Why it pays: TMA fills up to five k tiles ahead while wgmma reads, so that laten
 Source: 001 kernel 4 (498 TFLOP/s of cuBLAS's 716), 004 kernel C.
 """
 
-from dataclasses import dataclass
-
 import cutlass.cute as cute
 
+from ..core import registry
 from ..core.registry import Kernel
 from . import large_tile
 from .parts import entry, roles
+from .parts.config import HopperConfig
 from .parts.pipeline import Pipeline, TokenPipeline
 from .parts.records import Cta, WarpRole
 
-
-@dataclass(frozen=True)
-class Config(large_tile.Config):
-    stages: int = 5
+Config = registry.config_type(HopperConfig, "hopper.warp_specialized")
 
 
 class WarpSpecialized(large_tile.LargeTile):
@@ -104,6 +101,7 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={"stages": 5},
 )
 
 unsupported, plan, artifact, phases, precompile, space = entry.entry(

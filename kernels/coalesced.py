@@ -12,16 +12,12 @@ Why it pays: the lanes' elements of B, and those of C, now lie in one line of 12
 Source: 002 coalescing (6.352 TFLOP/s), 003 v01 (0.465 on a T4), 000 kernels 1 and 2.
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
 from . import naive, simt_host
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(naive.Config):
-    warp_m: int = 1
-    warp_n: int = 32
+Config = registry.config_type(SimtConfig, "simt.coalesced")
 
 
 KERNEL = Kernel(
@@ -34,6 +30,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"warp_m": 1, "warp_n": 32},
 )
 
 unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, naive.direct, Config)

@@ -22,24 +22,17 @@ Source: none; it is beyond the documents.
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core import registry
 from ..core.registry import Kernel
 from ..device import rung, simt, tiles
 from ..device.work_tile import current_tile
-from . import simt_host, warptile
+from . import simt_host
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(warptile.Config):
-    block_k: int = 8
-    piece_m: int = 4
-    interleave: bool = True
-    store_at: int = 5
-    group_m: int = 8
+Config = registry.config_type(SimtConfig, "simt.pipelined")
 
 
 @gluon.jit(repr=rung.readable_name)
@@ -137,6 +130,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"block_k": 8, "piece_m": 4, "interleave": True, "store_at": 5, "group_m": 8},
 )
 
 _RUNG = simt_host.SimtRung(KERNEL, pipelined, Config, buffers=2, steps=2)

@@ -10,23 +10,13 @@ Why it pays: 64 FFMAs take 16 values from shared memory, which is a quarter of a
 Source: 002 2D tile per thread (25.93 TFLOP/s), 003 v04 (2.1 to 2.7 on a T4), 000 kernel 5.
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
-from . import simt_host, strip
+from . import simt_host
 from .shared import staged
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(strip.Config):
-    block_m: int = 128
-    block_n: int = 128
-    block_k: int = 4
-    warp_m: int = 16
-    warp_n: int = 128
-    thread_n: int = 8
-    piece_n: int = 8
-    pad: int = 0
+Config = registry.config_type(SimtConfig, "simt.register")
 
 
 KERNEL = Kernel(
@@ -39,6 +29,16 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={
+        "block_m": 128,
+        "block_n": 128,
+        "block_k": 4,
+        "warp_m": 16,
+        "warp_n": 128,
+        "thread_n": 8,
+        "piece_n": 8,
+        "pad": 0,
+    },
 )
 
 unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, staged, Config)

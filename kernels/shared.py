@@ -14,21 +14,17 @@ Source: 002 shared-memory tile (9.174 TFLOP/s), 003 v02 (0.9 to 1.2 on a T4).
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core import registry
 from ..core.registry import Kernel
 from ..device import rung, simt, tiles
 from ..device.work_tile import current_tile
-from . import coalesced, simt_host
+from . import simt_host
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(coalesced.Config):
-    block_k: int = 32
-    ctas: int = 2
+Config = registry.config_type(SimtConfig, "simt.shared")
 
 
 @gluon.jit(repr=rung.readable_name)
@@ -93,6 +89,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"block_k": 32, "ctas": 2},
 )
 
 unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, staged, Config)

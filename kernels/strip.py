@@ -11,21 +11,12 @@ Why it pays: one value of B serves 8 FFMAs, so that a product takes 9/8 loads fr
 Source: 002 1D tile per thread (17.04 TFLOP/s), 003 v03 (1.5 to 1.8 on a T4).
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
 from . import shared, simt_host
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(shared.Config):
-    block_m: int = 64
-    block_n: int = 64
-    block_k: int = 8
-    warp_m: int = 8
-    thread_m: int = 8
-    piece_m: int = 8
-    pad: int = 1
+Config = registry.config_type(SimtConfig, "simt.strip")
 
 
 KERNEL = Kernel(
@@ -38,6 +29,15 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={
+        "block_m": 64,
+        "block_n": 64,
+        "block_k": 8,
+        "warp_m": 8,
+        "thread_m": 8,
+        "piece_m": 8,
+        "pad": 1,
+    },
 )
 
 unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, shared.staged, Config)

@@ -14,20 +14,13 @@ Why it pays: there are a quarter of the load instructions. The kernel reaches 0.
 Source: 002 float4 (31.42 TFLOP/s), 003 v05 (3.2 to 3.4 on a T4), 000 kernel 6.
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
-from . import register, simt_host
+from . import simt_host
 from .shared import staged
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(register.Config):
-    block_k: int = 8
-    piece_n: int = 4
-    vector: int = 4
-    transpose_a: bool = True
-    pad: int = 4
+Config = registry.config_type(SimtConfig, "simt.vectorized")
 
 
 KERNEL = Kernel(
@@ -40,6 +33,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"block_k": 8, "piece_n": 4, "vector": 4, "transpose_a": True, "pad": 4},
 )
 
 unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, staged, Config)

@@ -14,21 +14,13 @@ Why it pays: for each term a warp reads 128 different values for 4096 products. 
 Source: 002 warp tile (41.50 TFLOP/s, 84% of cuBLAS), 003 v06, 000 kernel 7, 004's 93.7%.
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
-from . import simt_host, vectorized
+from . import simt_host
 from .shared import staged
+from .simt_config import SimtConfig
 
-
-@dataclass(frozen=True)
-class Config(vectorized.Config):
-    block_k: int = 16
-    warp_m: int = 64
-    warp_n: int = 64
-    thread_n: int = 16
-    prefetch: bool = True
-    ctas: int = 1
+Config = registry.config_type(SimtConfig, "simt.warptile")
 
 
 KERNEL = Kernel(
@@ -41,6 +33,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"block_k": 16, "warp_m": 64, "warp_n": 64, "thread_n": 16, "prefetch": True, "ctas": 1},
 )
 
 unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, staged, Config)

@@ -22,28 +22,22 @@ Source: 003 v12, planned there.
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core import registry
 from ..core.compat.triton_private import mma
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import commit_copies, copy_async, wait_copies
 from ..device.work_tile import current_tile
-from . import host, ldmatrix
+from . import host
+from .config import TuringConfig
 
 EPILOGUES = True
 
 
-@dataclass(frozen=True)
-class Config(ldmatrix.Config):
-    block_n: int = 256
-    stages: int = 4
-    stage_out: bool = True
-    group_m: int = 8
-    ctas: int = 1
+Config = registry.config_type(TuringConfig, "turing.cp_async")
 
 
 # Tiles, and their speed where there are many: fractions of cuBLAS in one run (H100, sm_80 code,
@@ -168,6 +162,7 @@ KERNEL = Kernel(
     min_arch=80,
     max_arch=None,
     dsl="gluon",
+    config={"block_n": 256, "stages": 4, "stage_out": True, "group_m": 8, "ctas": 1},
 )
 
 _rung = host.TuringRung(KERNEL, pipelined, Config, steps=0, sizes=SIZES)

@@ -16,22 +16,18 @@ Source: 003 v09 (3.105 TFLOP/s on a T4 at 2048).
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core import registry
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import barrier
 from ..device.work_tile import current_tile
-from . import host, shared
+from . import host
+from .config import TuringConfig
 
-
-@dataclass(frozen=True)
-class Config(shared.Config):
-    stages: int = 2
-    stage_out: bool = True
+Config = registry.config_type(TuringConfig, "turing.double_buffer")
 
 
 @gluon.jit
@@ -126,6 +122,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"stages": 2, "stage_out": True},
 )
 
 unsupported, plan, artifact, precompile, space = host.entry(KERNEL, buffered, Config, steps=2)

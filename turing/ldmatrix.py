@@ -15,23 +15,13 @@ Why it pays: there are a third of the bytes (2.1 GB in place of 6.4), every thre
 Source: 003 v11 (17.058 TFLOP/s on a T4 at 4096).
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
-from . import host, vectorized
+from . import host
+from .config import TuringConfig
 from .shared import staged
 
-
-@dataclass(frozen=True)
-class Config(vectorized.Config):
-    block_m: int = 128
-    block_n: int = 128
-    block_k: int = 32
-    pad: int = 0
-    swizzle: bool = True
-    stages: int = 1
-    stage_out: bool = False
-    ctas: int = 2
+Config = registry.config_type(TuringConfig, "turing.ldmatrix")
 
 
 KERNEL = Kernel(
@@ -44,6 +34,16 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={
+        "block_m": 128,
+        "block_n": 128,
+        "block_k": 32,
+        "pad": 0,
+        "swizzle": True,
+        "stages": 1,
+        "stage_out": False,
+        "ctas": 2,
+    },
 )
 
 unsupported, plan, artifact, precompile, space = host.entry(KERNEL, staged, Config)

@@ -14,21 +14,17 @@ Source: 003 v08 (3.230 TFLOP/s on a T4 at 2048).
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core import registry
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.work_tile import current_tile
-from . import host, wmma
+from . import host
+from .config import TuringConfig
 
-
-@dataclass(frozen=True)
-class Config(wmma.Config):
-    vector: int = 1
-    pad: int = 8
+Config = registry.config_type(TuringConfig, "turing.shared")
 
 
 @gluon.jit(repr=rung.readable_name)
@@ -79,6 +75,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"vector": 1, "pad": 8},
 )
 
 unsupported, plan, artifact, precompile, space = host.entry(KERNEL, staged, Config)

@@ -12,15 +12,12 @@ Why it pays: there are an eighth of the load instructions. The kernel reaches 0.
 Source: 003 v10 (2.984 TFLOP/s on a T4 at 2048; 12.380 at 4096).
 """
 
-from dataclasses import dataclass
-
+from ..core import registry
 from ..core.registry import Kernel
 from . import double_buffer, host
+from .config import TuringConfig
 
-
-@dataclass(frozen=True)
-class Config(double_buffer.Config):
-    vector: int = 8
+Config = registry.config_type(TuringConfig, "turing.vectorized")
 
 
 KERNEL = Kernel(
@@ -33,6 +30,7 @@ KERNEL = Kernel(
     min_arch=75,
     max_arch=None,
     dsl="gluon",
+    config={"vector": 8},
 )
 
 unsupported, plan, artifact, precompile, space = host.entry(

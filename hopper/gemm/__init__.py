@@ -54,6 +54,19 @@ KERNEL = Kernel(
     min_arch=90,
     max_arch=90,
     dsl="cute",
+    config={
+        "stages": 4,
+        "in_flight": 1,
+        "producer_registers": 40,
+        "consumer_registers": 232,
+        "order": "serpentine",
+        "group_m": 8,
+        "sms": 0,
+        "gpc_local": True,
+        "epilogue_stages": 2,
+        "stagger": "rule",
+        "k_serpentine": True,
+    },
 )
 
 (

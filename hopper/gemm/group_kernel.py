@@ -13,11 +13,11 @@ from ..parts.config import WARPGROUP, HopperConfig
 from ..parts.records import WarpContext, WarpRole
 from . import epilogue_store, gather, group_scheduler
 from .group_scheduler import GroupedParams, GroupedScheduler, GroupedWorkTile
-from .kernel import Gemm, smem_tensor
+from .kernel import Gemm
 from .pipeline import GroupPipeline
 from .records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, TmaTensor
-from .tma_load import WorkTileLoad
-from .traits import batch_last, split_gated
+from .tma_load import DenseTiles, WorkTileLoad, multicast_operations, smem_tensor
+from .traits import GroupedTraits, batch_last, split_gated
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,104 @@ class GroupedLoads:
 _OF_WHOLE_PRODUCTS = ("variable_tile_n", "pingpong", "split_k", "stream_k", "cluster_k", "pdl")
 
 
-class Grouped(Gemm):
-    """One product per group. Roles, barriers and timelines are those of `Gemm`, whose tiles come
-    from a `GroupedScheduler`.
+@dataclass(frozen=True)
+class GroupedTiles:
+    """The scheduler and the loader of groups, in the place of `tma_load.DenseTiles`.
 
     Before the CTA synchronises, the schedule is written to shared memory; no warp reads it earlier,
     and nobody writes it again.
+    """
+
+    config: HopperConfig
+    traits: GroupedTraits
+
+    writes_schedule = True
+
+    @property
+    def pipeline_type(self) -> type[GroupPipeline]:
+        dense = DenseTiles(self.config, self.traits)
+        return gather.GatherPipeline if self.traits.gathers else dense.pipeline_type
+
+    @property
+    def announced_bytes(self) -> int:
+        if self.traits.gathers:  # TMA loads B alone
+            return self.config.stage_n * self.config.tile_k * 2
+        return self.config.stage_bytes
+
+    @cute.jit
+    def begin_schedule(self, smem, params: GroupedParams, context: WarpContext):
+        """Makes the schedule in shared memory."""
+        config, traits = self.config, self.traits
+        if cutlass.const_expr(traits.turns):
+            prefetch_descriptors(params.turned, context)
+        table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
+        params = params._replace(table=table)
+        if cutlass.const_expr(traits.divides_terms):
+            threads = WARPGROUP * (1 + config.consumers)
+            group_scheduler.make_order(params, context.thread, threads, traits.capacity)
+        elif context.warp == WarpRole.MMA:
+            group_scheduler.make_tile_counts(params, config, traits)
+        return params
+
+    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> GroupedScheduler:
+        return GroupedScheduler(params, cluster, coord, self.traits)
+
+    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> GroupedLoads:
+        (_, multicast_a), (_, multicast_b) = multicast_operations(self.config)
+        bytes_a = cute.size_in_bytes(dtype, operand_a.layout)
+        return GroupedLoads(
+            TmaTensor(operand_a.atom, operand_a.tensor),
+            TmaTensor(operand_b.atom, operand_b.tensor),
+            smem_tensor(stages, dtype, operand_a.layout),
+            smem_tensor(stages + bytes_a, dtype, operand_b.layout),
+            multicast_a,
+            multicast_b,
+            stages,
+        )
+
+    def load_of_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+        if self.traits.gathers:
+            return WorkTileLoad(None, (), None)  # others copy A
+        return self.turning_load(cta, work, load_of_a)
+
+    def load_of_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
+        return self.turning_load(cta, work, load_of_b)
+
+    def turning_load(self, cta: Cta, work: GroupedWorkTile, load_of: Any) -> WorkTileLoad:
+        """Returns the load of an operand, and where clusters turn that of a turned one with it."""
+        load: WorkTileLoad = load_of(cta, work)
+        if not self.traits.turns:
+            return load
+        across = load_of(turned_cta(cta), work)
+        return load._replace(across=across, turned=work.turned)
+
+
+def turned(config: HopperConfig, traits: GroupedTraits) -> Gemm:
+    """Returns the kernel whose clusters of 1×2 load what a cluster of 2×1 does when it turns."""
+    config, traits = replace(config, cluster_m=1, cluster_n=2), replace(traits, turns=False)
+    return Gemm(config, traits, GroupedTiles(config, traits))
+
+
+def turned_cta(cta: Cta) -> Cta:
+    """Returns the CTA as one of a cluster that is turned."""
+    kernel = turned(cta.config, cta.traits)
+    (_, multicast_a), (_, multicast_b) = multicast_operations(kernel.config)
+    operand_a, operand_b = (
+        TmaTensor(operand.atom, operand.tensor) for operand in cta.scheduler.params.turned
+    )
+    loads = replace(
+        cta.loads,
+        operand_a=operand_a,
+        operand_b=operand_b,
+        multicast_a=multicast_a,
+        multicast_b=multicast_b,
+    )
+    return replace(cta, coord=kernel.cluster_coord(cta.context), loads=loads)
+
+
+class GroupedGemm:
+    """One product per group: the launch of a `Gemm` with the scheduler and the loader of groups.
+    Roles, barriers and timelines are those of `Gemm`.
 
     Ragged rows: C[m, :] = A[m, :] B[g] for the rows m of each group g. A tile that ends before its
     group does is stored by TMA. Of the last tile of a group, and of every tile where rows are
@@ -72,26 +164,24 @@ class Grouped(Gemm):
     nothing is cleared; a group without terms has no k tile, and its sums stay zero.
     """
 
-    @classmethod
-    def invalid_reason(cls, config):
+    def __init__(self, config: HopperConfig, traits: GroupedTraits):
+        if reason := self.invalid_reason(config):
+            raise ValueError(f"config: {reason}")
+        self.config, self.traits = config, traits
+        self.gemm = Gemm(config, traits, GroupedTiles(config, traits))
+
+    @staticmethod
+    def invalid_reason(config: HopperConfig) -> str | None:
+        """Returns why no kernel can be built from a config, or None."""
         for name in _OF_WHOLE_PRODUCTS:
-            own = getattr(HopperConfig(), name)
-            if getattr(config, name) != own:
-                return f"{name} is {getattr(config, name)}, expected {own} where groups are divided"
+            value, default = getattr(config, name), getattr(HopperConfig(), name)
+            if value != default:
+                return f"{name} is {value}, expected {default} where groups are divided"
         if config.epilogue_stages == 0:
             return (
                 "epilogue_stages is 0, expected at least 1: rows of a group are stored from there"
             )
-        return super().invalid_reason(config)
-
-    @cute.jit
-    def cluster_sync(self):
-        """The barrier of a cluster does not order what a thread of the CTA wrote to shared memory
-        before it: the schedule, which the other warps read next.
-        """
-        Gemm.cluster_sync(self)
-        if cutlass.const_expr(self.config.cluster > 1):
-            cute.arch.sync_threads()
+        return Gemm.invalid_reason(config)
 
     @cute.jit
     def __call__(
@@ -126,6 +216,7 @@ class Grouped(Gemm):
         terms (blocks of K, columns).
         """
         config, traits = self.config, self.traits
+        epilogue_config = self.gemm.epilogue_config
         b, c = batch_last(b, True), batch_last(c, False)  # (N, K[, groups]), (M, N[, groups])
         residual, aux = (t if t is None else batch_last(t, False) for t in (residual, aux))
         if cutlass.const_expr(traits.gated):
@@ -133,14 +224,14 @@ class Grouped(Gemm):
             if cutlass.const_expr(traits.aux != ""):
                 aux = split_gated(aux, 1, c.shape[1])
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
-        operand_a, operand_b = self.load_operands(a, b, *majors)
+        operand_a, operand_b = self.gemm.load_operands(a, b, *majors)
         if cutlass.const_expr(traits.block_scaled):
             scale_a, scale_b = by_blocks(scale_a, False), by_blocks(scale_b, True)
         epilogue_tma = None
-        if cutlass.const_expr(self.staged):
-            epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, aux, residual, traits)
+        if cutlass.const_expr(self.gemm.staged):
+            epilogue_tma = epilogue_store.make_tma(epilogue_config, c, aux, residual, traits)
         rows = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
-        columns = cute.ceil_div(c.shape[1], self.epilogue_config.tile_n * config.cluster_n)
+        columns = cute.ceil_div(c.shape[1], epilogue_config.tile_n * config.cluster_n)
         by_columns, by_matrix, by_band = (
             cute.fast_divmod_create_divisor_v2(divisor)
             for divisor in (columns, rows * columns, columns * group_scheduler.band(config))
@@ -163,7 +254,7 @@ class Grouped(Gemm):
             a if traits.gathers else None,
             a_index,
             extent // offs.shape[0] if traits.masked else None,
-            self.turned.load_operands(a, b, *majors) if traits.turns else None,
+            turned(config, traits).load_operands(a, b, *majors) if traits.turns else None,
             None,
         )
         tensors = EpilogueTensors(
@@ -178,7 +269,7 @@ class Grouped(Gemm):
             scatter_index=scatter_index,
             scatter_weights=scatter_weights,
         )
-        self.kernel(
+        self.gemm.kernel(
             operand_a,
             operand_b,
             c,
@@ -190,95 +281,11 @@ class Grouped(Gemm):
             epilogue_tma,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
-            block=(WARPGROUP * self.warpgroups, 1, 1),
+            block=(self.gemm.threads, 1, 1),
             cluster=(config.cluster, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
-
-    @cute.jit
-    def begin_schedule(self, smem, params: GroupedParams, context: WarpContext):
-        """Makes the schedule in shared memory."""
-        config, traits = self.config, self.traits
-        if cutlass.const_expr(traits.turns):
-            prefetch_descriptors(params.turned, context)
-        table = cute.make_tensor(smem.allocate_array(Int32, traits.capacity), traits.capacity)
-        params = params._replace(table=table)
-        if cutlass.const_expr(traits.divides_terms):
-            threads = WARPGROUP * self.warpgroups
-            group_scheduler.make_order(params, context.thread, threads, traits.capacity)
-        elif context.warp == WarpRole.MMA:
-            group_scheduler.make_tile_counts(params, config, traits)
-        return params
-
-    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> GroupedScheduler:
-        return GroupedScheduler(params, cluster, coord, self.traits)
-
-    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> GroupedLoads:
-        (_, multicast_a), (_, multicast_b) = self.load_operations()
-        bytes_a = cute.size_in_bytes(dtype, operand_a.layout)
-        return GroupedLoads(
-            TmaTensor(operand_a.atom, operand_a.tensor),
-            TmaTensor(operand_b.atom, operand_b.tensor),
-            smem_tensor(stages, dtype, operand_a.layout),
-            smem_tensor(stages + bytes_a, dtype, operand_b.layout),
-            multicast_a,
-            multicast_b,
-            stages,
-        )
-
-    @property
-    def turned(self) -> "Grouped":
-        """The kernel whose clusters of 1×2 load what a cluster of this one does when it turns."""
-        config = replace(self.config, cluster_m=1, cluster_n=2)
-        return Grouped(config, replace(self.traits, turns=False))
-
-    def turned_cta(self, cta: Cta) -> Cta:
-        """Returns the CTA as one of a cluster that is turned."""
-        (_, multicast_a), (_, multicast_b) = self.turned.load_operations()
-        operand_a, operand_b = (
-            TmaTensor(operand.atom, operand.tensor) for operand in cta.scheduler.params.turned
-        )
-        loads = replace(
-            cta.loads,
-            operand_a=operand_a,
-            operand_b=operand_b,
-            multicast_a=multicast_a,
-            multicast_b=multicast_b,
-        )
-        return replace(cta, coord=self.turned.cluster_coord(cta.context), loads=loads)
-
-    @property
-    def pipeline_type(self):
-        return gather.GatherPipeline if self.traits.gathers else super().pipeline_type
-
-    @property
-    def announced_bytes(self) -> int:
-        if self.traits.gathers:  # TMA loads B alone
-            return self.config.stage_n * self.config.tile_k * 2
-        return super().announced_bytes
-
-    @cute.jit
-    def load(self, cta: Cta, pipeline: GroupPipeline):
-        Gemm.load(self, cta, pipeline)
-        if cutlass.const_expr(self.traits.gathers):
-            gather.run(cta, pipeline)
-
-    def work_tile_load_a(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
-        if self.traits.gathers:
-            return WorkTileLoad(None, (), None)  # others copy A
-        return self.turning_load(cta, work, load_of_a)
-
-    def work_tile_load_b(self, cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
-        return self.turning_load(cta, work, load_of_b)
-
-    def turning_load(self, cta: Cta, work: GroupedWorkTile, load_of: Any) -> WorkTileLoad:
-        """Returns the load of an operand, and where clusters turn that of a turned one with it."""
-        load: WorkTileLoad = load_of(cta, work)
-        if not self.traits.turns:
-            return load
-        across = load_of(self.turned_cta(cta), work)
-        return load._replace(across=across, turned=work.turned)
 
 
 @cute.jit

@@ -16,7 +16,8 @@ from ..parts import compile
 from ..parts.config import HopperConfig, compile_key
 from . import epilogue_load, epilogue_math, variant
 from . import group_layouts as layouts
-from .group_kernel import Grouped
+from .group_kernel import GroupedGemm
+from .kernel import Gemm
 from .scale_layout import is_wide
 from .traits import CAPACITIES, GroupedTraits
 
@@ -177,8 +178,8 @@ def compile_variant(made: GroupedVariant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
     arguments = _Arguments.of(made)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    Grouped.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    kernel = Grouped(made.config, made.traits)
+    Gemm.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel = GroupedGemm(made.config, made.traits)
     with compile.target_arch():
         return cute.compile(
             kernel,

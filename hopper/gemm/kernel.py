@@ -2,7 +2,6 @@
 loading warps.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -13,9 +12,9 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from .. import hilbert, tma_store
-from ..parts import epilogue_store as core_epilogue_store
-from ..parts.base import check_stage_bytes
+from ...core import registry
+from ..parts import epilogue_store as tma_store
+from ..parts.base import check_stage_bytes, make_operands
 from ..parts.config import MAX_STAGES, WARPGROUP, HopperConfig
 from ..parts.config_limits import invalid_reason
 from ..parts.records import TmaOperand, WarpContext, WarpRole
@@ -25,6 +24,7 @@ from . import (
     epilogue_load,
     epilogue_math,
     epilogue_store,
+    gather,
     scale_loads,
     tma_load,
 )
@@ -39,44 +39,19 @@ from .records import (
     EpilogueTensors,
     EpilogueTma,
     MmaOperands,
-    OperandLoads,
     SplitKWorkspace,
-    TmaTensor,
 )
-from .scale_loads import CopiedScalesPipeline, ScaledPipeline
-from .tile_scheduler import FastDivmods, ScheduleParams, TileScheduler
-from .traits import batch_last, split_gated
+from .tile_scheduler import FastDivmods, ScheduleParams
+from .traits import KernelTraits, batch_last, split_gated
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 BESIDE = 4  # as many stages' barriers as split-K's words and barriers take
 
 
-@dataclass(frozen=True)
-class Config(hilbert.Config):
-    """The config of `hopper.gemm`: `HopperConfig` with the defaults of the production kernel.
-
-    Example:
-        >>> import outblas
-        >>> from outblas.hopper.gemm import Config
-        >>> config = Config(tile_n=128, split_k=2)
-        >>> config.stages, config.in_flight  # for outblas.matmul(..., kernel="hopper.gemm")
-        (4, 1)
-    """
-
-    stages: int = 4
-    in_flight: int = 1
-    producer_registers: int = 40
-    consumer_registers: int = 232
-    order: str = "serpentine"
-    group_m: int = 8
-    sms: int = 0
-    gpc_local: bool = True
-    epilogue_stages: int = 2
-    stagger: str = "rule"
-    k_serpentine: bool = True
+Config = registry.config_type(HopperConfig, "hopper.gemm")
 
 
-class Gemm(tma_store.TmaStore):
+class Gemm:
     """The production kernel: C = alpha A B + beta C, with the epilogue of `core.epilogue`.
 
     Warp roles (`WarpRole`), of a CTA of 1 + consumers warpgroups:
@@ -167,27 +142,11 @@ class Gemm(tma_store.TmaStore):
     `tile_scheduler` decides which tile, or part of a tile, a CTA computes.
     """
 
-    introduces = frozenset(
-        {
-            "swap_ab",
-            "variable_tile_n",
-            "pingpong",
-            "stagger",
-            "stagger_k_tiles",
-            "k_serpentine",
-            "split_k",
-            "stream_k",
-            "cluster_k",
-            "gpc_local",
-            "pdl",
-            "weights_ready",
-        }
-    )
-
-    def __init__(self, config: HopperConfig, traits: Any):
+    def __init__(self, config: HopperConfig, traits: KernelTraits, tiles: Any = None):
         if reason := self.invalid_reason(config):
             raise ValueError(f"config: {reason}")
         self.config, self.traits = config, traits
+        self.tiles = tiles or tma_load.DenseTiles(config, traits)
 
     @classmethod
     def invalid_reason(cls, config):
@@ -205,10 +164,9 @@ class Gemm(tma_store.TmaStore):
         return self.traits.staged and self.config.epilogue_stages > 0
 
     @property
-    def pipeline_type(self):
-        if not self.traits.block_scaled:
-            return GroupPipeline
-        return ScaledPipeline if self.traits.wide_scales else CopiedScalesPipeline
+    def threads(self) -> int:
+        """The threads of a CTA."""
+        return WARPGROUP * (1 + self.config.consumers)
 
     @property
     def epilogue_config(self):
@@ -238,7 +196,8 @@ class Gemm(tma_store.TmaStore):
         """Host: prepares the arguments from which the kernel loads A and B. For gated pairs, a
         stage holds columns of B's first half, then as many of its second: B is (N, K, 2).
         """
-        operand_a, operand_b = super().load_operands(a, b, major_a, major_b)
+        operations = tma_load.multicast_operations(self.config)
+        operand_a, operand_b = make_operands(self.config, operations, a, b, major_a, major_b)
         if not self.traits.gated:
             return [operand_a, operand_b]
         config, dtype = self.config, b.element_type
@@ -250,7 +209,7 @@ class Gemm(tma_store.TmaStore):
         order = (0, 1, 2) if along_k else (1, 0, 2)
         stages = cute.tile_to_shape(atom, (config.stage_n, config.tile_k, config.stages), order)
         one = cute.tile_to_shape(atom, (half, config.tile_k), order[:2])
-        _, (load, multicast) = self.load_operations()
+        _, (load, multicast) = operations
         atom_b, coordinates = cpasync.make_tiled_tma_atom(
             load, b, one, (half, config.tile_k), num_multicast=multicast
         )
@@ -329,7 +288,7 @@ class Gemm(tma_store.TmaStore):
             epilogue_tma,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
-            block=(WARPGROUP * self.warpgroups, 1, 1),
+            block=(self.threads, 1, 1),
             cluster=(config.cluster, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
@@ -400,7 +359,7 @@ class Gemm(tma_store.TmaStore):
         context = WarpContext(tidx, block, warp, warpgroup_index)
         coord = self.cluster_coord(context)
         pipeline = self.make_pipeline(barriers, coord)
-        loads = self.make_loads(operand_a, operand_b, stages, dtype, coord)
+        loads = self.tiles.make_loads(operand_a, operand_b, stages, dtype, coord)
         epilogue, source = self.make_epilogue(smem, mC, epilogue_tensors, epilogue_tma, stages)
         cluster_reduction = None
         if cutlass.const_expr(config.cluster_k > 1):
@@ -410,12 +369,12 @@ class Gemm(tma_store.TmaStore):
                     cluster_reduce.init_barriers(cluster_reduction, config)
         scales = self.make_scales(smem, epilogue_tensors)
         pipeline.init_barriers()
-        schedule = self.begin_schedule(smem, schedule, context)
+        schedule = self.tiles.begin_schedule(smem, schedule, context)
         self.cluster_sync()
         if cutlass.const_expr(config.pdl):
             self.await_previous_call(warp)
 
-        scheduler = self.make_scheduler(schedule, cluster, coord, table_entry)
+        scheduler = self.tiles.make_scheduler(schedule, cluster, coord, table_entry)
         cta = Cta(
             config,
             self.traits,
@@ -433,7 +392,7 @@ class Gemm(tma_store.TmaStore):
             scales,
         )
         self.body(cta, pipeline)
-        self.cluster_exit()
+        tma_store.wait_stores_read()  # shared memory outlives the stores that read it
         pipeline.check_arrival_counts()
 
     def mma_operands(self, stages, dtype, majors, layout_a, layout_b) -> MmaOperands:
@@ -449,58 +408,29 @@ class Gemm(tma_store.TmaStore):
                 hopper_helpers.make_smem_layout_b(majors[1], shape, dtypes[1], config.stages),
             )
         return MmaOperands(
-            sA=smem_tensor(stages, dtypes[0], layouts[0]),
-            sB=smem_tensor(stages + words, dtypes[1], layouts[1]),
+            sA=tma_load.smem_tensor(stages, dtypes[0], layouts[0]),
+            sB=tma_load.smem_tensor(stages + words, dtypes[1], layouts[1]),
             dtypes=dtypes,
             majors=tuple(major.mma_major_mode() for major in majors),
             word_dtype=dtype,
         )
-
-    @property
-    def announced_bytes(self) -> int:
-        """The bytes that TMA loads for a stage."""
-        return self.config.stage_bytes
 
     def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
         """Returns the pipeline over barriers in shared memory: `full` of each stage, then
         `empty`.
         """
         config = self.config
-        pipeline: GroupPipeline = self.pipeline_type(
+        pipeline: GroupPipeline = self.tiles.pipeline_type(
             barriers,
             barriers + config.stages,
             config.stages,
-            self.announced_bytes,
+            self.tiles.announced_bytes,
             config.warpgroups_per_tile,
             config.multicast_size,
             config.jitter,
             first_rank=coord.multicast_base,
         )
         return pipeline
-
-    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> Any:
-        """Returns the loads of the CTA: an OperandLoads, in which A is partitioned. B is
-        partitioned for each work tile.
-        """
-        config = self.config
-        (_, multicast_a), (_, multicast_b) = self.load_operations()
-        sA = smem_tensor(stages, dtype, operand_a.layout)
-        bytes_a = cute.size_in_bytes(dtype, operand_a.layout)
-        sB = smem_tensor(stages + bytes_a, dtype, operand_b.layout)
-        gA = cute.local_tile(
-            operand_a.tensor,
-            (config.tile_m, config.tile_k),
-            (None,) * cute.rank(operand_a.tensor),
-        )  # (bM, bK, RestM, RestK[, L])
-        tAsA, tAgA = cpasync.tma_partition(
-            operand_a.atom,
-            coord.cta_n_in_cluster,
-            cute.make_layout(multicast_a),
-            cute.group_modes(sA, 0, 2),
-            cute.group_modes(gA, 0, 2),
-        )
-        target = TmaTensor(operand_b.atom, operand_b.tensor)
-        return OperandLoads(operand_a.atom, tAsA, tAgA, target, sB, multicast_b)
 
     def make_epilogue(self, smem, mC, tensors, tma, stages):
         """Returns the tensors of the epilogue, and its source or None. Allocates the buffers of
@@ -526,24 +456,6 @@ class Gemm(tma_store.TmaStore):
         shared = cute.make_tensor(smem.allocate_array(Float32, count, byte_alignment=16), count)
         return BlockScales(tensors.scale_a, tensors.scale_b, traits.block_a, traits.block_b, shared)
 
-    def begin_schedule(self, smem, schedule, context: WarpContext):
-        """Prepares the schedule in shared memory, before the CTA synchronises; here it is complete
-        as the host made it.
-        """
-        return schedule
-
-    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> Any:
-        """Returns the scheduler of this CTA's work: a TileScheduler."""
-        return TileScheduler(
-            params,
-            cluster,
-            coord,
-            table_entry,
-            columns=self.config.tile_n // (2 if self.traits.gated else 1),
-            batched=self.traits.batched,
-            single_wave=self.traits.single_wave,
-        )
-
     def source_stages(self, dtype) -> int:
         """Returns the number of stages for the epilogue's source of each tile."""
         if not self.traits.source:
@@ -566,37 +478,36 @@ class Gemm(tma_store.TmaStore):
 
     @cute.jit
     def cluster_sync(self):
+        """Makes the initialised barriers, and a schedule in shared memory, visible to every thread
+        that uses them.
+        """
         if cutlass.const_expr(self.config.cluster > 1):
-            tma_store.TmaStore.cluster_sync(self)
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+            # The barrier of a cluster does not order what a thread of the CTA wrote to shared
+            # memory before it: the schedule, which the other warps read next.
+            if cutlass.const_expr(self.tiles.writes_schedule):
+                cute.arch.sync_threads()
         else:
             cute.arch.sync_threads()
-
-    @cute.jit
-    def cluster_exit(self):
-        core_epilogue_store.wait_stores_read()
 
     @property
     def weights_warp(self):
         """The warp that loads the caller's B."""
         return WarpRole.LOAD_A if self.traits.transposed else WarpRole.LOAD_B
 
-    def work_tile_load_a(self, cta: Cta, work):
-        """Returns the load of this CTA's rows of A for a work tile."""
-        return tma_load.work_tile_load_a(cta, work)
-
-    def work_tile_load_b(self, cta: Cta, work):
-        """Returns the load of this CTA's columns of B for a work tile."""
-        return tma_load.work_tile_load_b(cta, work)
-
     # ---- roles
     @cute.jit
     def body(self, cta: Cta, pipeline: GroupPipeline):
-        context = cta.context
+        """Runs one CTA after its barriers are initialised."""
+        config, context = self.config, cta.context
         if context.warpgroup == 0:
-            self.decrease_registers()
+            if cutlass.const_expr(config.producer_registers > 0):
+                cute.arch.setmaxregister_decrease(config.producer_registers)
             self.load(cta, pipeline)
         else:
-            self.increase_registers()
+            if cutlass.const_expr(config.consumer_registers > 0):
+                cute.arch.setmaxregister_increase(config.consumer_registers)
             consumer_loop(cta, pipeline, context.warpgroup - 1)
 
     @cute.jit
@@ -607,13 +518,9 @@ class Gemm(tma_store.TmaStore):
         if cta.context.warp == WarpRole.LOAD_B:
             self.producer(cta, pipeline, WarpRole.LOAD_B)
         if cutlass.const_expr(self.traits.block_scaled and not self.traits.wide_scales):
-            self.copy_scales(cta, pipeline)
-
-    @cute.jit
-    def copy_scales(self, cta: Cta, pipeline: GroupPipeline):
-        """The warp LOAD_SCALES: copies the scales of all k tiles."""
-        if cta.context.warp == WarpRole.LOAD_SCALES:
-            scale_loads.copy_all(cta, pipeline)
+            scale_loads.run(cta, pipeline)
+        if cutlass.const_expr(self.traits.gathers):
+            gather.run(cta, pipeline)
 
     @cute.jit
     def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):
@@ -629,9 +536,9 @@ class Gemm(tma_store.TmaStore):
             work = cta.scheduler.current_work(config, step)
             backwards = cta.scheduler.backwards(config, work, step)
             if cutlass.const_expr(loads_a):
-                load = self.work_tile_load_a(cta, work)
+                load = self.tiles.load_of_a(cta, work)
             else:
-                load = self.work_tile_load_b(cta, work)
+                load = self.tiles.load_of_b(cta, work)
             if cutlass.const_expr(loads_a and traits.bias == "pairs" and not is_early):
                 epilogue_math.prefetch_bias(cta, work)
             begin, k_tiles = work.partition.begin, work.partition.count
@@ -655,8 +562,3 @@ def tma_atoms(operand_a: TmaOperand, operand_b: TmaOperand, epilogue_tma: Epilog
     if epilogue_tma is not None:
         atoms += [epilogue_tma.c.atom, epilogue_tma.aux.atom, epilogue_tma.source.atom]
     return [atom for atom in atoms if atom is not None]
-
-
-def smem_tensor(pointer, dtype, layout):
-    """Returns a swizzled tensor in shared memory."""
-    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype), layout.outer)

@@ -13,16 +13,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .. import cluster_multicast
 from ..parts.config import WARPGROUP
-from ..parts.pipeline import PipelineState, jitter
+from ..parts.pipeline import Pipeline, PipelineState, jitter
 
 
 @dataclass(frozen=True)
-class GroupPipeline(cluster_multicast.ClusterPipeline):
+class GroupPipeline(Pipeline):
     """`cluster` is the number of CTAs that load for each other, `first_rank` the rank of the first
-    of them. The arrivals are those of the parent class. Two warps load; one of them announces the
-    bytes of both:
+    of them. Two warps load; one of them announces the bytes of both:
 
     full[s], 1 arrival per phase:
         warp LOAD_A arrives and announces the bytes of A and B (or those of the epilogue's source);
@@ -35,6 +33,9 @@ class GroupPipeline(cluster_multicast.ClusterPipeline):
     """
 
     first_rank: Int32 | int = 0
+
+    def arrival_counts(self) -> dict[str, int]:
+        return {"full": 1, "empty": self.consumers * self.cluster}
 
     @cute.jit
     def init_barriers(self):
@@ -51,6 +52,12 @@ class GroupPipeline(cluster_multicast.ClusterPipeline):
                         cute.arch.mbarrier_init(self.full + stage, counts["full"])
                         cute.arch.mbarrier_init(self.empty + stage, counts["empty"])
             cute.arch.mbarrier_init_fence()
+
+    @cute.jit
+    def producer_acquire(self, state: PipelineState):
+        jitter(self.jitter)
+        # Of the previous phase: a new barrier counts as being in it, because stages start empty.
+        cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)
 
     @cute.jit
     def consumer_release(self, index: Int32):

@@ -14,6 +14,7 @@ from cutlass import Int32, Int64
 
 from ..parts.config import WARPGROUP
 from ..parts.pipeline import PipelineState, jitter
+from ..parts.records import WarpRole
 from .block_scales import address, column_scales, of_work, stage_scales
 from .pipeline import GroupPipeline
 from .records import Cta
@@ -166,6 +167,13 @@ def load_scales(tile: TileScales, pipeline: ScaledPipeline, state: PipelineState
 
 
 # ---- the warp that copies
+@cute.jit
+def run(cta: Cta, pipeline: CopiedScalesPipeline):
+    """The warps of warpgroup 0: LOAD_SCALES copies the scales of all k tiles."""
+    if cta.context.warp == WarpRole.LOAD_SCALES:
+        copy_all(cta, pipeline)
+
+
 @cute.jit
 def copy_all(cta: Cta, pipeline: CopiedScalesPipeline):
     """The warp LOAD_SCALES: copies the scales of all k tiles. In stages that hold the epilogue's

@@ -2,6 +2,7 @@
 warp busy for 150 cycles.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -9,11 +10,14 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from ..parts.config import HopperConfig
 from ..parts.pipeline import PipelineState
+from ..parts.records import WarpContext
 from . import scale_loads
 from .pipeline import GroupPipeline
-from .records import Cta
-from .tile_scheduler import WorkTile
+from .records import ClusterCoord, Cta, OperandLoads, TmaTensor
+from .tile_scheduler import ScheduleParams, TileScheduler, WorkTile
+from .traits import KernelTraits
 
 
 class WorkTileLoad(NamedTuple):
@@ -31,24 +35,95 @@ class WorkTileLoad(NamedTuple):
     turned: Any = None
 
 
-def work_tile_load_a(cta: Cta, work: WorkTile) -> WorkTileLoad:
-    """Returns the load of this CTA's rows of A for a work tile."""
-    loads = cta.loads
-    source = (
-        loads.tAgA[None, work.m, None, work.matrix]
-        if cta.traits.batched
-        else loads.tAgA[None, work.m, None]
-    )
-    return WorkTileLoad(loads.atom_a, ((loads.tAsA, source),), cta.coord.mask_a)
-
-
-def work_tile_load_b(cta: Cta, work: WorkTile) -> WorkTileLoad:
-    """Returns the load of this CTA's columns of B for a work tile; for gated pairs, of columns in
-    both halves.
+def multicast_operations(config: HopperConfig):
+    """Returns the TMA operations that load A and B, each with the number of CTAs that load a part
+    of the same tile: those of a row of the cluster for A, of a column for B.
     """
-    return WorkTileLoad(
-        cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), cta.coord.mask_b
-    )
+    one, many = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return tuple((many if n > 1 else one, n) for n in (config.cluster_n, config.cluster_m))
+
+
+@dataclass(frozen=True)
+class DenseTiles:
+    """The scheduler and the loader of a product that is not divided among groups. What a `Gemm`
+    asks of them, those of groups (`group_kernel.GroupedTiles`) answer as well.
+    """
+
+    config: HopperConfig
+    traits: KernelTraits
+
+    writes_schedule = False  # to shared memory
+
+    @property
+    def pipeline_type(self) -> type[GroupPipeline]:
+        """The pipeline over the stages."""
+        if not self.traits.block_scaled:
+            return GroupPipeline
+        kinds = scale_loads.CopiedScalesPipeline, scale_loads.ScaledPipeline
+        return kinds[self.traits.wide_scales]
+
+    @property
+    def announced_bytes(self) -> int:
+        """The bytes that TMA loads for a stage."""
+        return self.config.stage_bytes
+
+    def begin_schedule(self, smem, schedule: ScheduleParams, context: WarpContext):
+        """Prepares the schedule before the CTA synchronises; this one is as the host made it."""
+        return schedule
+
+    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> TileScheduler:
+        """Returns the scheduler of this CTA's work."""
+        return TileScheduler(
+            params,
+            cluster,
+            coord,
+            table_entry,
+            columns=self.config.tile_n // (2 if self.traits.gated else 1),
+            batched=self.traits.batched,
+            single_wave=self.traits.single_wave,
+        )
+
+    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> OperandLoads:
+        """Returns the loads of the CTA. A is partitioned here, B for each work tile."""
+        config = self.config
+        (_, multicast_a), (_, multicast_b) = multicast_operations(config)
+        sA = smem_tensor(stages, dtype, operand_a.layout)
+        bytes_a = cute.size_in_bytes(dtype, operand_a.layout)
+        sB = smem_tensor(stages + bytes_a, dtype, operand_b.layout)
+        gA = cute.local_tile(
+            operand_a.tensor,
+            (config.tile_m, config.tile_k),
+            (None,) * cute.rank(operand_a.tensor),
+        )  # (bM, bK, RestM, RestK[, L])
+        tAsA, tAgA = cpasync.tma_partition(
+            operand_a.atom,
+            coord.cta_n_in_cluster,
+            cute.make_layout(multicast_a),
+            cute.group_modes(sA, 0, 2),
+            cute.group_modes(gA, 0, 2),
+        )
+        target = TmaTensor(operand_b.atom, operand_b.tensor)
+        return OperandLoads(operand_a.atom, tAsA, tAgA, target, sB, multicast_b)
+
+    def load_of_a(self, cta: Cta, work: WorkTile) -> WorkTileLoad:
+        """Returns the load of this CTA's rows of A for a work tile."""
+        loads = cta.loads
+        source = (
+            loads.tAgA[None, work.m, None, work.matrix]
+            if self.traits.batched
+            else loads.tAgA[None, work.m, None]
+        )
+        return WorkTileLoad(loads.atom_a, ((loads.tAsA, source),), cta.coord.mask_a)
+
+    def load_of_b(self, cta: Cta, work: WorkTile) -> WorkTileLoad:
+        """Returns the load of this CTA's columns of B for a work tile; for gated pairs, of columns
+        in both halves.
+        """
+        return WorkTileLoad(
+            cta.loads.operand_b.atom,
+            partition_columns(cta, work.column, work.matrix),
+            cta.coord.mask_b,
+        )
 
 
 def partition_columns(cta: Cta, column, matrix):
@@ -121,3 +196,8 @@ def load_parts(load: WorkTileLoad, k_tile, stage, barrier):
             tma_bar_ptr=barrier,
             mcast_mask=load.mask,
         )
+
+
+def smem_tensor(pointer, dtype, layout):
+    """Returns a swizzled tensor in shared memory."""
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype), layout.outer)

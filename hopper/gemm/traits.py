@@ -123,6 +123,11 @@ class KernelTraits:
         """Whether sums may end inside a k tile, as those of groups of terms do."""
         return False
 
+    @property
+    def gathers(self) -> bool:
+        """Whether an index names the rows of A, as it may where they are divided among groups."""
+        return False
+
     def granule(self, layout: str, size: int) -> int:
         """Returns the number that C's columns are a multiple of. TMA reads the second half of a row
         of gated pairs, so that half begins at a multiple of 16 bytes.

@@ -88,23 +88,7 @@ class HopperGemm:
 
     def load_operands(self, a, b, major_a, major_b) -> list[TmaOperand]:
         """Host: prepares the arguments from which the kernel loads A (M, K) and B (N, K)."""
-        config = self.config
-        tile = (config.tile_m, config.stage_n, config.tile_k)
-        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.stages)
-        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.stages)
-        operands = []
-        for tensor, layout, rows, (load, multicast) in zip(
-            (a, b), (layout_a, layout_b), tile[:2], self.load_operations(), strict=True
-        ):
-            atom, coordinates = cpasync.make_tiled_tma_atom(
-                load,
-                tensor,
-                cute.slice_(layout, ONE_STAGE),
-                (rows, config.tile_k),
-                num_multicast=multicast,
-            )
-            operands.append(TmaOperand(atom, coordinates, layout))
-        return operands
+        return make_operands(self.config, self.load_operations(), a, b, major_a, major_b)
 
     def cluster_coord(self, context: WarpContext) -> ClusterCoord:
         """Returns the position of the CTA in its cluster."""
@@ -311,3 +295,23 @@ def check_stage_bytes(config, dtype, layout_a, layout_b):
     assert landing == config.stage_bytes, (
         f"{landing} bytes arrive in a stage, but the config announces {config.stage_bytes}"
     )
+
+
+def make_operands(config, operations, a, b, major_a, major_b) -> list[TmaOperand]:
+    """Host: prepares A (M, K) and B (N, K), which the TMA operations `operations` load."""
+    tile = (config.tile_m, config.stage_n, config.tile_k)
+    layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.stages)
+    layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.stages)
+    operands = []
+    for tensor, layout, rows, (load, multicast) in zip(
+        (a, b), (layout_a, layout_b), tile[:2], operations, strict=True
+    ):
+        atom, coordinates = cpasync.make_tiled_tma_atom(
+            load,
+            tensor,
+            cute.slice_(layout, ONE_STAGE),
+            (rows, config.tile_k),
+            num_multicast=multicast,
+        )
+        operands.append(TmaOperand(atom, coordinates, layout))
+    return operands

@@ -1,11 +1,7 @@
 """The configuration of every Hopper rung, and formulas for its resources."""
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
-
-from ...core.configs import RenamedFields
 
 SHARED_MEMORY = 232448  # bytes that one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
@@ -19,7 +15,7 @@ SUBTILE_BYTES = 64 * 128
 
 
 @dataclass(frozen=True)
-class HopperConfig(metaclass=RenamedFields):
+class HopperConfig:
     """The config of a Hopper kernel: its tile, its pipeline, its schedule and how it stores.
 
     Each rung's own `Config` is this class with the defaults of that rung. Sizes are in elements.
@@ -90,14 +86,6 @@ class HopperConfig(metaclass=RenamedFields):
         4
     """
 
-    ALIASES: ClassVar[Mapping[str, str]] = {
-        "slots": "stages",
-        "swap": "swap_ab",
-        "store_buffers": "epilogue_stages",
-        "elastic": "variable_tile_n",
-        "gpc": "gpc_local",
-    }
-
     tile_m: int = 64
     tile_n: int = 64
     tile_k: int = 64
@@ -131,16 +119,6 @@ class HopperConfig(metaclass=RenamedFields):
     weights_ready: bool = False
     jitter: bool = False
     phases: bool = False
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str):
-            """Returns a field by its old name, for programs that use names from before they
-            changed.
-            """
-            if name in self.ALIASES:
-                return getattr(self, self.ALIASES[name])
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     @functools.cached_property
     def multicast_size(self) -> int:

@@ -138,9 +138,9 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "lean_barriers",
-                "mbarrier_wait(self.empty + state.index, state.phase ^ 1)",
-                "mbarrier_wait(self.empty + state.index, state.phase)",
+                "gemm.pipeline",
+                "mbarrier_wait(self.empty + state.index, state.phase ^ 1)\n\n",
+                "mbarrier_wait(self.empty + state.index, state.phase)\n\n",
             ),
         ),
     ),
@@ -214,7 +214,7 @@ FAULTS = (
     Fault(
         "a CTA ends while its stores read shared memory",
         "cooperative",
-        (Change("gemm.kernel", "        self.cluster_exit()\n", ""),),
+        (Change("gemm.kernel", "        tma_store.wait_stores_read()", "        pass"),),
     ),
     Fault(
         "more bytes are announced than land",

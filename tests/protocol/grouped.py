@@ -277,7 +277,7 @@ def simulate_grouped(
     def like_result(name: str, columns: int) -> Any:
         return dsl.Matrix(name, (*shapes[2], columns)) if name in ("C", *case.epilogue) else None
 
-    kernel = loaded.find("gemm.group_kernel").Grouped(case.config, traits)
+    kernel = loaded.find("gemm.group_kernel").GroupedGemm(case.config, traits)
     kernel(
         a,
         b,

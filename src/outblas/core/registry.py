@@ -8,12 +8,12 @@ The module itself is imported when its kernel is first used.
 import ast
 import importlib
 import importlib.util
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 # The kernels of every ladder, from the first rung to the last. `simt.naive` is module `naive` of
 # its ladder's package.
@@ -64,6 +64,16 @@ _DTYPES = {"simt": "float32", "turing": "float16"}
 _LAYOUTS = {"simt": "nn"}
 
 Dsl = Literal["triton", "gluon", "cute"]
+ConfigValue = int | bool | str
+ConfigT = TypeVar("ConfigT")
+
+# What the configs of each ladder derive from: a dataclass, in a module that imports no DSL.
+_CONFIGS = {
+    "simt": ("outblas.kernels.simt_config", "SimtConfig"),
+    "portable": ("outblas.kernels.portable_config", "PortableConfig"),
+    "turing": ("outblas.turing.config", "TuringConfig"),
+    "hopper": ("outblas.hopper.parts.config", "HopperConfig"),
+}
 
 # The distribution to install for a module that kernels import.
 _DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
@@ -84,6 +94,7 @@ class Kernel:
             sm_90.
         max_arch: The highest compute capability that it runs on; None for no limit.
         dsl: The language that it is written in: "triton", "gluon" or "cute".
+        config: The fields of its config whose defaults are not those of its parent.
 
     Example:
         >>> import outblas
@@ -101,6 +112,7 @@ class Kernel:
     min_arch: int
     max_arch: int | None
     dsl: Dsl
+    config: Mapping[str, ConfigValue] = field(default_factory=dict, hash=False)
 
 
 _NAMES = tuple(name for names in LADDERS.values() for name in names)
@@ -161,6 +173,36 @@ def find(name: str) -> Kernel:
     if name not in _NAMES:
         raise ValueError(unknown_name(name))
     return _read(name)
+
+
+def defaults(name: str) -> dict[str, ConfigValue]:
+    """Returns the defaults of a kernel's config, in the order of its fields. No DSL is imported.
+    Raises the errors of `find`.
+    """
+    kernel = find(name)
+    if kernel.parent is None:
+        module, config = _CONFIGS[kernel.ladder]
+        base = getattr(importlib.import_module(module), config)
+        return {of.name: of.default for of in fields(base)} | dict(kernel.config)
+    return defaults(kernel.parent) | dict(kernel.config)
+
+
+def config_type(base: type[ConfigT], name: str) -> type[ConfigT]:
+    """Returns the config class of a kernel: `base`, a frozen dataclass, with the defaults that
+    `KERNEL` of the kernel and of those below it on its ladder state. Raises ValueError for a field
+    that `base` does not have.
+    """
+    values = defaults(name)
+    if unknown := values.keys() - {of.name for of in fields(cast("type", base))}:
+        raise ValueError(f"{name} has config {sorted(unknown)}, expected fields of {base.__name__}")
+    made = make_dataclass(
+        "Config",
+        [(of, type(value), value) for of, value in values.items()],
+        bases=(base,),
+        frozen=True,
+        namespace={"__module__": module_name(name), "__doc__": base.__doc__},
+    )
+    return cast("type[ConfigT]", made)
 
 
 def unknown_name(name: str, names: Iterable[str] = _NAMES) -> str:

@@ -370,10 +370,10 @@ FAULTS = {
         "ragged_m",
         Change(
             "gemm.kernel",
-            "        schedule = self.begin_schedule(smem, schedule, context)\n"
+            "        schedule = self.tiles.begin_schedule(smem, schedule, context)\n"
             "        self.cluster_sync()\n",
             "        self.cluster_sync()\n"
-            "        schedule = self.begin_schedule(smem, schedule, context)\n",
+            "        schedule = self.tiles.begin_schedule(smem, schedule, context)\n",
         ),
         {"early read", "wrong result", "deadlock"},
     ),
@@ -597,9 +597,9 @@ def is_found(case: GroupedCase, change: Change) -> str:
 def test_the_model_finds_a_schedule_that_a_cluster_does_not_order(form: str) -> None:
     """The cluster's barrier is arrived at without releasing what was written."""
     change = Change(
-        "gemm.group_kernel",
-        "        if cutlass.const_expr(self.config.cluster > 1):\n"
-        "            cute.arch.sync_threads()\n",
+        "gemm.kernel",
+        "            if cutlass.const_expr(self.tiles.writes_schedule):\n"
+        "                cute.arch.sync_threads()\n",
         "",
     )
 
@@ -626,10 +626,10 @@ def test_the_model_finds_in_an_epilogue(name: str) -> None:
 
 TURNING_FAULTS = {
     "a turned cluster loads what an upright one does": Change(
-        "gemm.group_kernel", "load_of(self.turned_cta(cta), work)", "load_of(cta, work)"
+        "gemm.group_kernel", "load_of(turned_cta(cta), work)", "load_of(cta, work)"
     ),
     "the CTAs of a turned cluster load the same part of A": Change(
-        "gemm.group_kernel", "coord=self.turned.cluster_coord(cta.context)", "coord=cta.coord"
+        "gemm.group_kernel", "coord=kernel.cluster_coord(cta.context)", "coord=cta.coord"
     ),
     "no cluster turns": Change(
         "gemm.tma_load", "        elif load.turned == 1:\n", "        elif load.turned == 2:\n"

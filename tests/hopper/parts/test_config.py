@@ -1,6 +1,8 @@
 """Which configs of the Hopper ladder can be built, and in which words others are refused."""
 
 import itertools
+import pickle
+from dataclasses import asdict
 
 import pytest
 from support.hopper_problems import load, problem
@@ -124,14 +126,20 @@ def test_a_rung_refuses_what_a_later_one_introduces(rung: str, text: str, neutra
     assert refusal(rung, text).startswith(expected)
 
 
-@pytest.mark.parametrize("kernel", registry.ladder("hopper"), ids=lambda kernel: kernel.name)
-class TestARung:
-    """Its config is its parent's with the fields that the rung changes."""
+@pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder("hopper")])
+def test_a_rung_s_config_is_valid_and_its_parent_s_but_for_what_it_states(name: str) -> None:
+    kernel, config = registry.find(name), registry.load(name).Config()
+    parent = registry.load(kernel.parent).Config() if kernel.parent else HopperConfig()
 
-    def test_has_a_valid_config(self, kernel: registry.Kernel) -> None:
-        assert invalid_reason(registry.load(kernel.name).Config()) is None
+    assert invalid_reason(config) is None
+    assert asdict(config) == asdict(parent) | dict(kernel.config)
+    assert pickle.loads(pickle.dumps(config)) == config
 
-    def test_has_a_config_of_its_parent_s_class(self, kernel: registry.Kernel) -> None:
-        parent = registry.load(kernel.parent).Config if kernel.parent else HopperConfig
 
-        assert issubclass(registry.load(kernel.name).Config, parent)
+def test_a_field_that_the_base_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "defaults", lambda name: {"slots": 4})
+
+    with pytest.raises(
+        ValueError, match=r"has config \['slots'\], expected fields of HopperConfig"
+    ):
+        registry.config_type(HopperConfig, "hopper.gemm")
