@@ -14,7 +14,7 @@ from ...core.space import Footprint, Space
 from ...hopper.gemm import group_host as host
 from ...hopper.gemm import group_variant as variant
 from ...hopper.gemm import heuristic, rule_tiles, term_mask
-from ...hopper.gemm.group_kernel import Grouped
+from ...hopper.gemm.group_kernel import GroupedGemm
 from ...hopper.gemm.kernel import Config as Config
 from ...hopper.gemm.traits import CAPACITIES
 from ...hopper.parts.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
@@ -110,7 +110,7 @@ def _unbuildable_reason(config: HopperConfig) -> str | None:
             f"the tiles and the schedule need {config.shared_memory_bytes + _SCHEDULE_BYTES} bytes "
             f"of shared memory, expected at most {SHARED_MEMORY}"
         )
-    kernel: Any = Grouped
+    kernel: Any = GroupedGemm
     reason: str | None = kernel.invalid_reason(config)
     return reason
 
