@@ -58,5 +58,5 @@ def imagined(name: str) -> Gpu:
 
     Raises ValueError for an unknown name.
     """
-    found = machines.find(name)
-    return Gpu(machines.device_name(found), found.arch, found.sms)
+    machine = machines.find(name)
+    return Gpu(machines.device_name(machine), machine.arch, machine.sms)

@@ -41,13 +41,13 @@ def ranker() -> Ranker:
             f"({error}): "
             "pip install 'outblas[heuristics]'"
         ) from None
-    made: dict[tuple[str, str], Any] = {}
+    libraries: dict[tuple[str, str], Any] = {}
 
     def rank(f: Footprint, workload: Workload, machine: Machine) -> float:
         key = machine.name, _PRECISIONS[workload.dtype, workload.out_dtype]
-        if key not in made:
-            made[key] = _Library(library, machine, key[1])
-        return made[key].us(f, workload) or by_model(f, workload, machine)
+        if key not in libraries:
+            libraries[key] = _Library(library, machine, key[1])
+        return libraries[key].us(f, workload) or by_model(f, workload, machine)
 
     return rank
 

@@ -101,12 +101,12 @@ def prune(
     Raises ValueError where a kernel does not support the dtype or the GPU, ImportError where its
     DSL is missing.
     """
-    machine, asked = machine_of(gpu), described(workload)
+    machine, described_workload = machine_of(gpu), described(workload)
     reasons = _Reasons()
     measurable: list[_Rated] = []
     for target in targets:
         check(target, workload, gpu)
-        space = target.load().space(asked, machine)
+        space = target.load().space(described_workload, machine)
         measurable += _runnable(target, space, workload, machine, ranker, reasons)
     candidates = tuple(_without_wasteful(measurable, reasons))
     return PrunedSpace(reasons.generated, reasons.summary(), candidates)
@@ -176,17 +176,18 @@ def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Ca
 
     A kernel's default config stays, because every other one has to beat it.
     """
-    best = max((each.efficiency for each in rated), default=0.0)
+    best = max((config.efficiency for config in rated), default=0.0)
     least = EFFICIENCY * best
     fastest_us = min(
-        (each.candidate.predicted_us for each in rated if each.efficiency >= least), default=0.0
+        (config.candidate.predicted_us for config in rated if config.efficiency >= least),
+        default=0.0,
     )
-    for each in rated:
-        candidate = each.candidate
-        slow = each.efficiency < least and candidate.predicted_us >= fastest_us
+    for config in rated:
+        candidate = config.candidate
+        slow = config.efficiency < least and candidate.predicted_us >= fastest_us
         if slow and not candidate.own:
             reasons.add(
-                f"{each.efficiency:.2f} of the work that the SMs do is needed, expected at least "
+                f"{config.efficiency:.2f} of the work that the SMs do is needed, expected at least "
                 f"{least:.2f}, which is half of the best config's"
             )
         else:

@@ -8,13 +8,13 @@ from itertools import groupby
 def ranks(values: Sequence[float]) -> list[float]:
     """Returns places in ascending order, from 1; equal values share their mean place."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    found, before = [0.0] * len(values), 0
+    places, before = [0.0] * len(values), 0
     for _, group in groupby(order, key=values.__getitem__):
         equal = list(group)
         for i in equal:
-            found[i] = before + (len(equal) + 1) / 2
+            places[i] = before + (len(equal) + 1) / 2
         before += len(equal)
-    return found
+    return places
 
 
 def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:

@@ -74,7 +74,9 @@ class Search:
     ) -> None:
         self.workload, self.gpu, self.trials, self.until = workload, gpu, trials, until
         self.candidates = tuple(candidates)
-        self._by_text = {(each.target.name, each.text): each for each in self.candidates}
+        self._by_text = {
+            (candidate.target.name, candidate.text): candidate for candidate in self.candidates
+        }
         self._measured: dict[Candidate, Trial] = {}
 
     @property
@@ -235,23 +237,25 @@ class Random(Strategy):
     seed: int = 0
 
     def propose(self, search: Search) -> Iterable[Sequence[Candidate]]:
-        shuffled = sorted(search.candidates, key=lambda each: (each.target.name, each.text))
+        shuffled = sorted(
+            search.candidates, key=lambda candidate: (candidate.target.name, candidate.text)
+        )
         random.Random(f"{self.seed} {search.workload}").shuffle(shuffled)
         yield shuffled
 
 
-def strategy_of(given: str | Strategy | type[Strategy]) -> Strategy:
+def strategy_of(strategy: str | Strategy | type[Strategy]) -> Strategy:
     """Returns a strategy from a name, a class, or an instance.
 
     Names are "grid", "ranked", "random", "random:SEED", and "module:Class" for a user's own
     strategy. Raises ValueError for another name, ImportError for a missing module, TypeError for an
     object that is not a strategy, or a class that cannot be created without arguments.
     """
-    if isinstance(given, Strategy):
-        return given
-    if isinstance(given, str):
-        return _named(given)
-    return _made(given, repr(given))
+    if isinstance(strategy, Strategy):
+        return strategy
+    if isinstance(strategy, str):
+        return _named(strategy)
+    return _instance(strategy, repr(strategy))
 
 
 def _named(name: str) -> Strategy:
@@ -274,14 +278,14 @@ def _named(name: str) -> Strategy:
         raise ValueError(
             f"strategy is {name!r}, expected a class of {module_name}, which has no {class_name}"
         )
-    return _made(getattr(module, class_name), repr(name))
+    return _instance(getattr(module, class_name), repr(name))
 
 
-def _made(given: Any, shown: str) -> Strategy:
-    if not (isinstance(given, type) and issubclass(given, Strategy)):
+def _instance(kind: Any, shown: str) -> Strategy:
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise TypeError(f"strategy is {shown}, expected a subclass of outblas.autotune.Strategy")
     try:
-        return given()
+        return kind()
     except TypeError as error:
         raise TypeError(
             f"strategy is {shown}, expected a class that can be made without arguments, or an "

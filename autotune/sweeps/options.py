@@ -113,14 +113,14 @@ class SweepKeywords(TypedDict, total=False):
     epilogue: str
 
 
-def options_with(given: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:
+def options_with(options: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:
     """Returns the options with some of them changed. Raises TypeError for an unknown keyword."""
     names = {field.name for field in fields(SweepOptions)}
     for name in keywords:
         if name not in names:
             raise TypeError(f"sweep() got an unexpected keyword argument {name!r}")
     changes: Any = keywords
-    return replace(given or SweepOptions(), **changes)
+    return replace(options or SweepOptions(), **changes)
 
 
 def ranker_of(name: RankerName) -> Ranker:

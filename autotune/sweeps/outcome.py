@@ -69,8 +69,8 @@ class Sweep:
     @property
     def winners(self) -> list[BestConfig]:
         """The fastest config of each workload on each GPU model."""
-        found = (outcome.winner for outcome in self.outcomes)
-        return [winner for winner in found if winner is not None]
+        winners = (outcome.winner for outcome in self.outcomes)
+        return [winner for winner in winners if winner is not None]
 
     @property
     def finished(self) -> bool:

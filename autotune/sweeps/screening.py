@@ -213,7 +213,7 @@ class Screen:
         for _ in range(1 if attempt.kills else 2):
             self._open()  # an error here is not the config's fault
             try:
-                found = self.bench.screen(
+                screened = self.bench.screen(
                     self.workload,
                     (attempt.candidate.target, attempt.candidate.text),
                     self.best_us(),
@@ -224,7 +224,7 @@ class Screen:
                 attempt.kills += 1
                 attempt.reason = str(death)
             else:
-                return self._measured(attempt, found)
+                return self._measured(attempt, screened)
         return None
 
     def _open(self) -> None:
@@ -237,14 +237,14 @@ class Screen:
                 if death.status != "killed" or tries == MOST_KILLS:
                     raise
 
-    def _measured(self, attempt: Attempt, found: Screened) -> Trial:
+    def _measured(self, attempt: Attempt, screened: Screened) -> Trial:
         return replace(
-            self._trial(attempt, found.status, found.reason),
-            us=found.us,
-            ratio=found.ratio,
-            ratio_low=found.ratio_low,
-            ratio_high=found.ratio_high,
-            clock_mhz=found.clock_mhz,
+            self._trial(attempt, screened.status, screened.reason),
+            us=screened.us,
+            ratio=screened.ratio,
+            ratio_low=screened.ratio_low,
+            ratio_high=screened.ratio_high,
+            clock_mhz=screened.clock_mhz,
             compile_s=attempt.built.result().seconds if attempt.built is not None else None,
         )
 

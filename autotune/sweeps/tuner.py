@@ -218,8 +218,8 @@ class _Tuning:
 
     def _stored_trials(self) -> dict[_Key, Trial]:
         """Returns the trials of this GPU that count as known."""
-        found = self.store.trials(workload=self.job.workload)
-        return {(t.kernel, t.source, t.config): t for t in found if t.gpu == self.gpu}
+        trials = self.store.trials(workload=self.job.workload)
+        return {(t.kernel, t.source, t.config): t for t in trials if t.gpu == self.gpu}
 
     def _take_stored(
         self, batch: Sequence[Candidate], stored: dict[_Key, Trial]
@@ -328,10 +328,10 @@ class _Tuning:
         return [winner for other in others for winner in self._winners_at(other)]
 
     def _winners_at(self, workload: Workload) -> list[BestConfig]:
-        found = self.store.winners(workload=workload)
+        winners = self.store.winners(workload=workload)
         return [
             winner
-            for winner in found
+            for winner in winners
             if winner.gpu == self.gpu and self.sources.get(winner.kernel) == winner.source
         ]
 
@@ -371,8 +371,8 @@ class _Tuning:
 
     def _candidates(self, configs: Iterable[tuple[str, str]]) -> list[Candidate]:
         """Returns the candidates for these kernels and configs."""
-        found = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(configs))
-        return [candidate for candidate in found if candidate is not None]
+        candidates = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(configs))
+        return [candidate for candidate in candidates if candidate is not None]
 
     def _record_winners(self, race: SuccessiveElimination[Candidate]) -> None:
         order = race.order()

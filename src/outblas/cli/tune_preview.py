@@ -109,12 +109,12 @@ def _show_plan(
     rows = [
         (
             place,
-            each["kernel"],
-            short(each["kernel"], each["config"]).replace(",", ", ") or "its default",
-            f"{each['predicted_us']:.1f}",
-            each["limits"] or NONE,
+            candidate["kernel"],
+            short(candidate["kernel"], candidate["config"]).replace(",", ", ") or "its default",
+            f"{candidate['predicted_us']:.1f}",
+            candidate["limits"] or NONE,
         )
-        for place, each in enumerate(record["ranked"][:SHOWN], 1)
+        for place, candidate in enumerate(record["ranked"][:SHOWN], 1)
     ]
     table(
         f"The first {len(rows)} in the order of {order}",
@@ -147,20 +147,20 @@ def explain(
     index = lookup.TuningIndex(gpu, store)
     choices = []
     for workload in workloads:
-        found = _explanation(index, workload, mode)
+        explanation = _explanation(index, workload, mode)
         choices.append(
             {
                 "workload": str(workload),
-                "kernel": found.choice.kernel,
-                "config": found.choice.config,
-                "why": found.choice.why,
-                "steps": [{"place": place, "found": text} for place, text in found.steps],
-                "passed_over": list(found.passed_over),
-                "remarks": list(found.remarks),
+                "kernel": explanation.choice.kernel,
+                "config": explanation.choice.config,
+                "why": explanation.choice.why,
+                "steps": [{"place": place, "found": text} for place, text in explanation.steps],
+                "passed_over": list(explanation.passed_over),
+                "remarks": list(explanation.remarks),
             }
         )
         if not quiet:
-            _show_explanation(found, workload, gpu)
+            _show_explanation(explanation, workload, gpu)
     return {"gpu": gpu.name, "mode": mode, "choices": choices}
 
 
@@ -198,17 +198,19 @@ def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanat
     )
 
 
-def _show_explanation(found: _Explanation, workload: Workload, gpu: Gpu) -> None:
+def _show_explanation(explanation: _Explanation, workload: Workload, gpu: Gpu) -> None:
     from ..autotune.named_configs import short
 
-    steps = [(place, text.replace(",", ", ").replace(",  ", ", ")) for place, text in found.steps]
+    steps = [
+        (place, text.replace(",", ", ").replace(",  ", ", ")) for place, text in explanation.steps
+    ]
     table(f"{workload} on {gpu.name}", ("source", "what it says"), steps)
-    for line in found.passed_over:
+    for line in explanation.passed_over:
         note(f"Passed over: {line}", None)
-    choice = found.choice
+    choice = explanation.choice
     config = short(choice.kernel, choice.config) if choice.config else ""
     shown = config.replace(",", ", ") if config else "its default config"
     taken = "torch" if choice.kernel == "torch" else f"{choice.kernel} with {shown}"
     note(f"matmul takes {taken}: {choice.why}.", None)
-    for line in found.remarks:
+    for line in explanation.remarks:
         note(f"{line}.", None)

@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def show(found: Sweep) -> None:
+def show(sweep: Sweep) -> None:
     """Prints the winners, and everything that went wrong."""
-    for base in dict.fromkeys(map(_base, found.winners)):
-        winners = [winner for winner in found.winners if _base(winner) == base]
+    for base in dict.fromkeys(map(_base, sweep.winners)):
+        winners = [winner for winner in sweep.winners if _base(winner) == base]
         gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in winners))
         ratio = [f"× {base}"] if base else []
         columns = ("shape", "kernel", "config", "µs", *ratio, "lead", "confidence", "measured")
         table(f"Winners on {gpus}", columns, [_row(winner, base) for winner in winners])
         note(_explained(base))
-    if not found.winners:
+    if not sweep.winners:
         note("There is no winner: no config reached the finals.", "yellow")
 
-    for outcome in found.outcomes:
+    for outcome in sweep.outcomes:
         _show_problems(outcome)
-    for failure in found.failures:
+    for failure in sweep.failures:
         note(f"! {failure.workload}: {failure.reason}", "yellow")
-    note(f"{found.seconds:.0f} s; the trials are in {found.store}")
+    note(f"{sweep.seconds:.0f} s; the trials are in {sweep.store}")
 
 
 def _base(winner: BestConfig) -> str:
@@ -106,19 +106,19 @@ def _confidence(winner: BestConfig) -> str:
     return confidence(winner.confidence, separated=winner.separated)
 
 
-def record(found: Sweep) -> dict[str, Any]:
+def record(sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON has it."""
     from ..autotune.store.records import to_record
 
     return {
-        "seconds": found.seconds,
-        "store": str(found.store),
-        "finished": found.finished,
-        "winners": [to_record(winner) for winner in found.winners],
-        "outcomes": [_outcome_record(outcome) for outcome in found.outcomes],
+        "seconds": sweep.seconds,
+        "store": str(sweep.store),
+        "finished": sweep.finished,
+        "winners": [to_record(winner) for winner in sweep.winners],
+        "outcomes": [_outcome_record(outcome) for outcome in sweep.outcomes],
         "failures": [
             {"workload": str(failure.workload), "reason": failure.reason}
-            for failure in found.failures
+            for failure in sweep.failures
         ],
     }
 

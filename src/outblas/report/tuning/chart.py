@@ -181,10 +181,10 @@ def _model(axis: Any, report: TuneReport) -> None:
     """A point for each config: what the model predicted and what screening measured. On the
     diagonal the two are equal.
     """
-    found = report.agreement
-    assert found is not None
-    n = len(found.points)
-    predicted, measured = zip(*found.points, strict=True)
+    agreement = report.agreement
+    assert agreement is not None
+    n = len(agreement.points)
+    predicted, measured = zip(*agreement.points, strict=True)
     low, high = min(predicted + measured), max(predicted + measured)
     ends = low / _MARGIN, high * _MARGIN
     axis.plot(
@@ -197,7 +197,7 @@ def _model(axis: Any, report: TuneReport) -> None:
     )
     size = 22 if n <= 60 else 12 if n <= 600 else 5
     axis.scatter(predicted, measured, s=size, color=plotting.PALETTE[0], alpha=0.6, linewidths=0)
-    x, y = found.points[found.best]
+    x, y = agreement.points[agreement.best]
     axis.scatter(
         [x],
         [y],
@@ -212,7 +212,7 @@ def _model(axis: Any, report: TuneReport) -> None:
     axis.grid(True, axis="both", color=plotting.RULE, linewidth=0.8)
     axis.set_xlabel("predicted µs")
     axis.set_ylabel("measured µs, screening")
-    rho = "" if found.rho is None else f", Spearman's ρ {found.rho:.2f}"
+    rho = "" if agreement.rho is None else f", Spearman's ρ {agreement.rho:.2f}"
     plotting.legend_above(axis, f"Predicted against measured{rho}", 2)
 
 

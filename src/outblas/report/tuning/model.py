@@ -118,26 +118,26 @@ class TuneReport:
         """The trials that failed, by status, the most frequent status first; within a status the
         most frequent reason comes first.
         """
-        found: dict[str, list[Trial]] = {}
+        by_status: dict[str, list[Trial]] = {}
         for trial in self.trials:
             if not trial.ok:
-                found.setdefault(trial.status, []).append(trial)
-        for trials in found.values():
+                by_status.setdefault(trial.status, []).append(trial)
+        for trials in by_status.values():
             often = Counter(trial.reason for trial in trials)
             trials.sort(key=lambda trial: (not trial.reason, -often[trial.reason]))
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        return dict(sorted(by_status.items(), key=lambda item: -len(item[1])))
 
     @cached_property
     def tiles(self) -> dict[Tile, list[Trial]]:
         """All trials by tile, the best of each tile first."""
-        found: dict[Tile, list[Trial]] = {}
+        by_tile: dict[Tile, list[Trial]] = {}
         for trial in (
             *self.timed,
             *(trial for trials in self.failures.values() for trial in trials),
         ):
             if tile := _tile(trial.config):
-                found.setdefault(tile, []).append(trial)
-        return found
+                by_tile.setdefault(tile, []).append(trial)
+        return by_tile
 
     @cached_property
     def stage_field(self) -> str:
@@ -152,17 +152,17 @@ class TuneReport:
         """The best ratio by number of stages, for the best tiles; {} where no tile was tried with
         several numbers of stages.
         """
-        found: dict[str, dict[int, float]] = {}
+        lines: dict[str, dict[int, float]] = {}
         for trial in self.timed:
             count, tile = _integer(fields(trial.config).get(self.stage_field)), _tile(trial.config)
             name = f"{tile[0]}×{tile[1]}" if tile else "all configs"
             if (
                 count is not None
                 and trial.ratio is not None
-                and (name in found or len(found) < LINES)
+                and (name in lines or len(lines) < LINES)
             ):
-                found.setdefault(name, {}).setdefault(count, trial.ratio)
-        return found if len({count for line in found.values() for count in line}) > 1 else {}
+                lines.setdefault(name, {}).setdefault(count, trial.ratio)
+        return lines if len({count for line in lines.values() for count in line}) > 1 else {}
 
     @cached_property
     def common(self) -> str:
@@ -237,8 +237,8 @@ def build(
     ]
     if not own:
         where = f" on {gpu_name}" if gpu_name else ""
-        known = sorted({f"{t.kernel} at {t.workload} on {t.gpu.name}" for t in trials})
-        raise ValueError(f"no trials of {kernel} at {workload}{where}; {_there_are(known)}")
+        subjects = sorted({f"{t.kernel} at {t.workload} on {t.gpu.name}" for t in trials})
+        raise ValueError(f"no trials of {kernel} at {workload}{where}; {_there_are(subjects)}")
     model = Counter(t.gpu.model for t in own).most_common(1)[0][0]
     own = sorted((t for t in own if t.gpu.model == model), key=lambda t: t.when)
     source = own[-1].source
@@ -295,20 +295,20 @@ def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[Entry]:
     """Every config with figures: the winner, the other finalists, then the others by their ratio in
     screening.
     """
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     finalists: list[BestConfig | Finalist] = []
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:
         low, high = (f.ratio_low, f.ratio_high) if f.ratio_low < f.ratio_high else (None, None)
-        found.setdefault(f.config, Entry(f.config, f.us, f.ratio, low, high, final=True))
+        entries.setdefault(f.config, Entry(f.config, f.us, f.ratio, low, high, final=True))
     for t in sorted(filter(_timed, trials), key=_slowness):
         assert t.us is not None
         assert t.ratio is not None
-        found.setdefault(
+        entries.setdefault(
             t.config, Entry(t.config, t.us, t.ratio, t.ratio_low, t.ratio_high, final=False)
         )
-    return list(found.values())
+    return list(entries.values())
 
 
 def _agreement(
@@ -358,11 +358,11 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _there_are(known: Sequence[str], most: int = 5) -> str:
-    if not known:
+def _there_are(subjects: Sequence[str], most: int = 5) -> str:
+    if not subjects:
         return "there are none at all"
-    more = f" and {len(known) - most} others" if len(known) > most else ""
-    return f"there are some of {'; '.join(known[:most])}{more}"
+    more = f" and {len(subjects) - most} others" if len(subjects) > most else ""
+    return f"there are some of {'; '.join(subjects[:most])}{more}"
 
 
 def _ordinal(n: int) -> str:
@@ -378,9 +378,9 @@ def fields(config: str) -> dict[str, str]:
 def split(configs: Sequence[str]) -> tuple[str, list[str]]:
     """The fields that all configs share, and the other fields of each."""
     parsed = [fields(config) for config in configs]
-    shared = set.intersection(*(set(each.items()) for each in parsed)) if parsed else set()
+    shared = set.intersection(*(set(config.items()) for config in parsed)) if parsed else set()
     return _join(item for item in (parsed[0].items() if parsed else ()) if item in shared), [
-        _join(item for item in each.items() if item not in shared) or NONE for each in parsed
+        _join(item for item in config.items() if item not in shared) or NONE for config in parsed
     ]
 
 

@@ -19,4 +19,4 @@ def html(report: TuneReport) -> str:
 
 def _whole_ranges(table: str) -> str:
     """The table with each range in brackets on one line."""
-    return _RANGE.sub(lambda found: f'<span style="white-space: nowrap">{found[0]}</span>', table)
+    return _RANGE.sub(lambda match: f'<span style="white-space: nowrap">{match[0]}</span>', table)

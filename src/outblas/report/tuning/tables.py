@@ -12,8 +12,8 @@ from .model import Entry, TuneReport, split
 
 def tables(report: TuneReport) -> list[Table]:
     """The tables that have rows, in the order in which a report shows them."""
-    found = [_winner(report), _top(report), _tiles(report), _stages(report), _failures(report)]
-    return [table for table in found if table.rows]
+    parts = [_winner(report), _top(report), _tiles(report), _stages(report), _failures(report)]
+    return [table for table in parts if table.rows]
 
 
 def notes(report: TuneReport) -> list[str]:
@@ -226,6 +226,6 @@ def _gpu(gpu: Gpu) -> str:
         ("CuTe DSL", gpu.dsl),
     )
     power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
-    known = "".join(f", {name} {value}" for name, value in versions if value)
+    described = "".join(f", {name} {value}" for name, value in versions if value)
     sms = f"{gpu.sms} SMs" if gpu.sms else "no GPU"
-    return f"{gpu.name}: {sms}{power}{known}"
+    return f"{gpu.name}: {sms}{power}{described}"
