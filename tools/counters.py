@@ -39,6 +39,7 @@ from outblas.core import registry
 from outblas.core.configs import from_text
 from outblas.core.shapes import LAYOUTS, parse
 
+ROOT = Path(__file__).parents[1]
 CUBLAS = "cublas"
 WARM_CALLS = 2
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
@@ -73,7 +74,7 @@ SHARED = {
     "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum",
 }
 SHARED_KINDS = ("ld", "st", "gmma")
-# Of each memory instruction.
+# Of each memory instruction; ncu's section SourceCounters has the first three.
 BY_INSTRUCTION = {
     "executed": "inst_executed",
     "transactions": "memory_l1_tag_requests_global",
@@ -81,7 +82,9 @@ BY_INSTRUCTION = {
     "wavefronts": "memory_l1_wavefronts_shared",
     "ideal": "memory_l1_wavefronts_shared_ideal",
 }
-_MNEMONIC = re.compile(r"\s*(?:@!?U?P\w+\s+)?((?:LDG|STG|LDS|STS|LD|ST|RED|ATOM)\w*(?:\.\w+)*)")
+_MNEMONIC = re.compile(
+    r"\s*(?:@!?U?P\w+\s+)?((?:LD|ST|LDGSTS|(?:LD|ST)(?:G|SM?|L)|(?:RED|ATOM)[GS]?)(?:\.\w+)*)\s"
+)
 
 
 class CannotMeasure(RuntimeError):
@@ -148,7 +151,12 @@ def profile(request: dict[str, Any]) -> list[Any]:
     reader = load_reader(ncu)
     has_wgmma = torch.cuda.get_device_capability() == (9, 0)
     kinds = SHARED_KINDS if has_wgmma else SHARED_KINDS[:2]
-    metrics = [*SUMS.values(), *RATES.values(), *BY_INSTRUCTION.values()]
+    metrics = [
+        *SUMS.values(),
+        *RATES.values(),
+        BY_INSTRUCTION["wavefronts"],
+        BY_INSTRUCTION["ideal"],
+    ]
     metrics += [name.format(kind) for name in SHARED.values() for kind in kinds]
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
         report = f"{folder}/report.ncu-rep"
@@ -156,7 +164,7 @@ def profile(request: dict[str, Any]) -> list[Any]:
         command += [part for section in SECTIONS for part in ("--section", section)]
         command += ["--metrics", ",".join(metrics)]
         command += [sys.executable, "-m", "tools.counters", "--call", json.dumps(request)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode or not Path(report).exists():
             lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()
             raise CannotMeasure("ncu measured nothing: " + " | ".join(lines[-3:]))

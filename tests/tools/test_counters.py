@@ -1,0 +1,143 @@
+"""The program that counts by ncu, with a program and a module that stand for NVIDIA's."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tools import counters
+
+NCU = f"""#!{sys.executable}
+import json, sys
+from pathlib import Path
+here = Path(__file__).parent
+(here / "calls").open("a").write(json.dumps(sys.argv[1:]) + "\\n")
+if (here / "fails").exists():
+    sys.exit("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
+Path(sys.argv[sys.argv.index("-o") + 1]).write_text("")
+"""
+# Two launches, of 30 and of 10 µs, the second without a count of FFMA's pipe. An instruction at
+# each of three addresses, the last of which touches no memory.
+READER = """
+class Metric:
+    def __init__(self, value, unit="", instances=()):
+        self.value, self.of_unit, self.instances = value, unit, instances
+    def as_double(self): return float(self.value)
+    def as_uint64(self, index): return self.instances[index]
+    def unit(self): return self.of_unit
+    def num_instances(self): return len(self.instances)
+    def correlation_ids(self): return Metric(0, "", (16, 32, 48))
+
+class Launch:
+    def __init__(self, time):
+        self.metrics = {
+            "gpu__time_duration.sum": Metric(1000 * time, "ns"),
+            "dram__bytes_read.sum": Metric(3e6, "byte"),
+            "dram__bytes_write.sum": Metric(1e6, "byte"),
+            "lts__t_sector_hit_rate.pct": Metric(2 * time, "%"),
+            "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio": Metric(time),
+            "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": Metric(64),
+            "inst_executed": Metric(6, "", (1, 2, 3)),
+        }
+    def name(self): return "kernel"
+    def metric_names(self): return tuple(self.metrics)
+    def metric_by_name(self, name): return self.metrics.get(name)
+    def sass_by_pc(self, pc):
+        return {16: "  @P0 LDG.E.128 R4, [R2]", 32: "LDS R1, [R2]", 48: "LDGDEPBAR"}[pc]
+
+class Report:
+    def range_by_idx(self, index): return self
+    def num_actions(self): return 2
+    def action_by_idx(self, index): return Launch((30, 10)[index])
+
+def load_report(path): return Report()
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with ncu, on a machine with a GPU."""
+    reader = tmp_path / "extras" / "python" / "ncu_report.py"
+    reader.parent.mkdir(parents=True)
+    reader.write_text(READER)
+    (tmp_path / "ncu").write_text(NCU)
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(counters, "environment", lambda: {"gpu": "H100"})
+    return tmp_path
+
+
+def measured(*arguments: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The results that the program prints."""
+    assert counters.main(list(arguments)) == 0
+    return json.loads(capsys.readouterr().out)["results"]
+
+
+def test_launches_are_added_up_and_rates_are_of_the_longest(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cublas, kernel = measured("simt.naive", "--shape", "100", "--instructions", capsys=capsys)
+
+    assert (cublas["provider"], kernel["provider"]) == ("cublas", "simt.naive")
+    assert (kernel["dtype"], kernel["layout"], kernel["shape"]) == ("float32", "nn", [100] * 3)
+    assert (kernel["us"], kernel["dram_read_bytes"]) == (40, 6e6)
+    assert kernel["dram_gbs"] == pytest.approx(8e6 / 40e3)
+    assert kernel["flop_per_dram_byte"] == 2e6 / 8e6
+    assert kernel["l2_hit_rate"] == pytest.approx(0.6)
+    assert kernel["stalls"] == {"barrier": 30}
+    assert kernel["shared"]["ld"] == {"wavefronts": 64}
+    assert not {"ffma", "ffma_per_mnk", "fma_active"} & kernel.keys()  # ncu did not count them
+    assert kernel["memory"] == [
+        {"instruction": "LDG.E.128", "executed": 2},
+        {"instruction": "LDS", "executed": 4},
+    ]
+
+
+def test_ncu_watches_a_call_of_each_provider(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured("hopper.gemm", "--config", "tile_n=128", capsys=capsys)
+
+    calls = [json.loads(line) for line in (machine / "calls").read_text().splitlines()]
+    requests = [json.loads(call[-1]) for call in calls]
+    assert [request["kernel"] for request in requests] == ["cublas", "hopper.gemm"]
+    assert requests[1]["config"] == "tile_n=128"
+    assert all(call[-4:-1] == ["-m", "tools.counters", "--call"] for call in calls)
+
+
+def test_what_ncu_says_where_it_may_not_measure_is_repeated(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine / "fails").touch()
+
+    assert counters.main(["simt.naive"]) == 3
+
+    assert "ncu measured nothing: ==ERROR== ERR_NVGPUCTRPERM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [("ncu", "ncu (Nsight Compute) is not on PATH"), ("extras", "ncu_report is not beside ncu")],
+)
+def test_what_is_not_installed_is_named(
+    gone: str, message: str, machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine / gone).rename(machine / "elsewhere")
+
+    assert counters.main(["simt.naive"]) == 3
+
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.no_gpu
+def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert counters.main(["hopper.hilbert", "--phases"]) == 3
+
+    assert "there is no NVIDIA GPU" in capsys.readouterr().err
