@@ -144,12 +144,8 @@ def _config(kernel: Kernel, parent: Kernel | None) -> Iterator[str]:
     """The fields of the config that differ from those of the parent's."""
     if parent is None or parent.ladder != kernel.ladder:
         return
-    now, before = (vars(registry.load(k.name).Config()) for k in (kernel, parent))
-    rows = [
-        (code(field), str(before[field]), str(value))
-        for field, value in now.items()
-        if value != before[field]
-    ]
+    before = registry.defaults(parent.name)
+    rows = [(code(field), str(before[field]), str(value)) for field, value in kernel.config.items()]
     if rows:
         yield "## Config"
         yield table(("field", parent.name, kernel.name), rows)
