@@ -73,15 +73,6 @@ def test_operands_come_by_any_of_their_names(
 
 
 @signatures
-def test_operands_come_by_position_and_the_last_by_a_letter(signature: Signature) -> None:
-    *first, last = signature.given
-
-    got = signature.ours(*first, **{signature.letters[-1]: last})
-
-    assert torch.equal(got, signature.torchs(**signature.operands))
-
-
-@signatures
 def test_the_signature_has_the_names_of_torch(signature: Signature) -> None:
     parameters = inspect.signature(signature.ours).parameters
 
@@ -114,33 +105,6 @@ def test_a_missing_operand_is_named(signature: Signature) -> None:
         signature.ours(*signature.given[:-1])
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param({}, id="plain"),
-        pytest.param({"bias": torch.ones(4)}, id="bias"),
-        pytest.param({"activation": "relu"}, id="activation"),
-        pytest.param({"kernel": "portable"}, id="kernel"),
-    ],
-)
-def test_addmm_without_an_addend_is_a_type_error(how: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
-        addmm(None, A, B, **how)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda x, y: matmul(a=x, b=y), id="letters"),
-        pytest.param(lambda x, y: matmul(input=x, other=y), id="torch's names"),
-    ],
-)
-def test_compiled_calls_take_either_name(call: Callable[[Tensor, Tensor], Tensor]) -> None:
-    compiled = torch.compile(call, backend="eager", fullgraph=True)
-
-    assert torch.equal(compiled(A, B), A @ B)
-
-
 # ---- scalars
 C = torch.rand(6, 4)
 SCALARS = [
@@ -164,19 +128,6 @@ def test_a_scalar_is_taken_as_torch_takes_it(name: str, value: Any) -> None:
     assert torch.equal(addmm(C, A, B, **scale), torch.addmm(C, A, B, **scale))
 
 
-@pytest.mark.parametrize("value", SCALARS)
-def test_a_call_with_an_epilogue_takes_torchs_scalars(value: Any) -> None:
-    got = addmm(C, A, B, alpha=value, activation="relu")
-
-    torch.testing.assert_close(got, torch.relu(torch.addmm(C, A, B, alpha=value)))
-
-
-def test_both_scalars_may_be_numpys() -> None:
-    got = addmm(C, A, B, alpha=np.float32(0.5), beta=np.int64(2))  # type: ignore[arg-type]
-
-    assert torch.allclose(got, torch.addmm(C, A, B, alpha=0.5, beta=2))
-
-
 @pytest.mark.parametrize("value", [2**70 * 10**40, 10**400, 1e300], ids=["1e61", "1e400", "1e300"])
 def test_a_scalar_beyond_the_dtype_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"alpha is .* expected a number that float32 can hold"):
@@ -191,21 +142,6 @@ def test_integers_take_the_scalars_that_they_take_in_torch(alpha: Any) -> None:
     a, b = torch.ones(3, 0, dtype=torch.int32), torch.ones(0, 4, dtype=torch.int32)
 
     assert torch.equal(addmm(c, a, b, alpha=alpha), torch.addmm(c, a, b, alpha=alpha))
-
-
-def test_bools_take_bools() -> None:
-    c, a, b = (torch.ones(shape, dtype=torch.bool) for shape in ((), (3, 0), (0, 4)))
-
-    assert torch.equal(addmm(c, a, b, beta=True), torch.addmm(c, a, b, beta=True))
-
-
-@pytest.mark.parametrize("name", ["alpha", "beta"])
-def test_scalars_are_one_by_default_as_an_integer(name: str) -> None:
-    """An integer fits operands of every dtype."""
-    default = inspect.signature(addmm).parameters[name].default
-
-    assert default == 1
-    assert type(default) is int
 
 
 COMPLEX_SCALARS = [

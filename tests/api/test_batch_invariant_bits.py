@@ -5,6 +5,7 @@ any rows.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -69,53 +70,27 @@ def product(request: pytest.FixtureRequest, transposed: bool) -> Product:
     return Product(a, b, out_dtype or dtype, of(a, b), of)
 
 
-def test_the_product_has_the_dtype_that_was_asked_for(product: Product) -> None:
-    assert product.whole.dtype == product.dtype
-
-
 @pytest.mark.parametrize("rows", SOME_ROWS)
-def test_the_first_rows_have_the_same_bits_alone(rows: int, product: Product) -> None:
+def test_the_first_and_the_last_rows_have_the_same_bits_alone(rows: int, product: Product) -> None:
+    assert product.whole.dtype == product.dtype
     assert torch.equal(product.of(product.a[:rows], product.b), product.whole[:rows])
-
-
-@pytest.mark.parametrize("rows", [1, 65])
-def test_the_last_rows_have_the_same_bits_alone(rows: int, product: Product) -> None:
     assert torch.equal(product.of(product.a[-rows:], product.b), product.whole[-rows:])
 
 
-def test_rows_that_lie_by_columns_have_the_same_bits(product: Product) -> None:
-    assert torch.equal(product.of(by_columns(product.a), product.b), product.whole)
-
-
-@pytest.mark.parametrize("lie", [torch.clone, by_columns], ids=["by rows", "by columns"])
-def test_a_vector_has_the_bits_of_its_row(
-    lie: Callable[[Tensor], Tensor], product: Product
-) -> None:
-    row = lie(product.a)[77]
-
-    assert torch.equal(product.of(row, product.b), product.whole[77])
+def test_rows_have_the_same_bits_however_they_lie(product: Product) -> None:
+    for a in (product.a, by_columns(product.a)):
+        assert torch.equal(product.of(a, product.b), product.whole)
+        assert torch.equal(product.of(a[77], product.b), product.whole[77])
 
 
 def test_rows_in_a_batch_have_the_same_bits(product: Product) -> None:
-    batch = product.a.view(10, 13, 97)
+    batch, whole = product.a.view(10, 13, 97), product.whole.view(10, 13, 33)
+    of_each = product.b.expand(3, 97, 33).contiguous()
 
-    assert torch.equal(product.of(batch, product.b), product.whole.view(10, 13, 33))
-
-
-def test_rows_in_a_transposed_batch_have_the_same_bits(product: Product) -> None:
-    batch = product.a.view(10, 13, 97).transpose(0, 1)[:3]
-
-    got = product.of(batch, product.b)
-
-    assert torch.equal(got, product.whole.view(10, 13, 33).transpose(0, 1)[:3])
-
-
-def test_rows_beside_a_batch_of_b_have_the_same_bits(product: Product) -> None:
-    batch = product.a.view(10, 13, 97)[:3]
-
-    got = product.of(batch, product.b.expand(3, 97, 33).contiguous())
-
-    assert torch.equal(got, product.whole.view(10, 13, 33)[:3])
+    assert torch.equal(product.of(batch, product.b), whole)
+    turned = product.of(batch.transpose(0, 1)[:3], product.b)
+    assert torch.equal(turned, whole.transpose(0, 1)[:3])
+    assert torch.equal(product.of(batch[:3], of_each), whole[:3])
 
 
 def test_rows_of_a_product_with_a_vector_have_the_same_bits(product: Product) -> None:
@@ -126,53 +101,22 @@ def test_rows_of_a_product_with_a_vector_have_the_same_bits(product: Product) ->
     assert torch.equal(product.of(product.a[5], column), whole[5])
 
 
-@dataclass(frozen=True)
-class Sum:
-    """An `addmm` of 130 rows, and how some of its rows are computed by themselves."""
-
-    whole: Tensor
-    of: Callable[..., Tensor]
-
-
-@pytest.fixture(scope="module", params=["row", "matrix"])
-def addend(request: pytest.FixtureRequest) -> str:
-    """The form of the addend."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module", params=[FP32, BF16], ids=["fp32", "bf16"])
-def scaled_sum(request: pytest.FixtureRequest, addend: str) -> Sum:
-    """An `addmm` with alpha and beta by `portable`."""
-    dtype = request.param
+@pytest.mark.parametrize("addend", ["row", "matrix"])
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, addend: str) -> None:
     a, b = normal(130, 70, dtype=dtype), normal(70, 33, dtype=dtype)
     c = normal(130 if addend == "matrix" else 1, 33, dtype=dtype)
 
     def of(rows: slice, out: Tensor | None = None) -> Tensor:
-        return addmm(
-            c[rows] if addend == "matrix" else c,
-            a[rows],
-            b,
-            alpha=0.7,
-            beta=-1.3,
-            out=out,
-            kernel="portable",
-            batch_invariant=True,
-        )
+        addend_of = c[rows] if addend == "matrix" else c
+        how: Any = {"alpha": 0.7, "beta": -1.3, "kernel": "portable", "batch_invariant": True}
+        return addmm(addend_of, a[rows], b, out=out, **how)
 
-    return Sum(of(slice(None)), of)
-
-
-@pytest.mark.parametrize("count", SOME_ROWS)
-def test_rows_of_addmm_have_the_same_bits(count: int, scaled_sum: Sum) -> None:
-    rows = slice(9, 9 + count)
-
-    assert torch.equal(scaled_sum.of(rows), scaled_sum.whole[rows])
-
-
-def test_rows_of_addmm_have_the_same_bits_in_a_column_major_out(scaled_sum: Sum) -> None:
-    rows, out = slice(17), torch.empty(33, 17, dtype=scaled_sum.whole.dtype).t()
-
-    assert torch.equal(scaled_sum.of(rows, out), scaled_sum.whole[rows])
+    whole = of(slice(None))
+    for count in (1, 17, 65):
+        rows = slice(9, 9 + count)
+        assert torch.equal(of(rows), whole[rows]), count
+        assert torch.equal(of(rows, torch.empty(33, count, dtype=dtype).t()), whole[rows]), count
 
 
 # ---- on a GPU
@@ -206,30 +150,17 @@ def on_a_gpu(
 def test_rows_have_the_same_bits_on_a_gpu(
     on_a_gpu: tuple[Tensor, Tensor, Tensor], lie: Callable[[Tensor], Tensor]
 ) -> None:
-    a, b, _ = on_a_gpu
-    b = lie(b)
-
-    with batch_invariant():
-        whole = matmul(a, b)
-        for rows in ROWS_ON_A_GPU:
-            assert torch.equal(matmul(a[rows], b), whole[rows]), rows
-            assert torch.equal(matmul(by_columns(a)[rows], b), whole[rows]), f"columns, {rows}"
-        assert torch.equal(matmul(a[77], b), whole[77])
-
-
-@pytest.mark.gpu
-@by_rows_or_columns
-def test_rows_of_addmm_have_the_same_bits_on_a_gpu(
-    on_a_gpu: tuple[Tensor, Tensor, Tensor], lie: Callable[[Tensor], Tensor]
-) -> None:
     a, b, c = on_a_gpu
     b = lie(b)
 
     with batch_invariant():
-        whole = addmm(c, a, b, alpha=0.7, beta=-1.3)
+        whole, scaled = matmul(a, b), addmm(c, a, b, alpha=0.7, beta=-1.3)
         for rows in ROWS_ON_A_GPU:
-            got = addmm(c[rows], a[rows], b, alpha=0.7, beta=-1.3)
-            assert torch.equal(got, whole[rows]), rows
+            assert torch.equal(matmul(a[rows], b), whole[rows]), rows
+            part = addmm(c[rows], a[rows], b, alpha=0.7, beta=-1.3)
+            assert torch.equal(part, scaled[rows]), f"addmm, {rows}"
+            assert torch.equal(matmul(by_columns(a)[rows], b), whole[rows]), f"columns, {rows}"
+        assert torch.equal(matmul(a[77], b), whole[77])
 
 
 @pytest.mark.gpu

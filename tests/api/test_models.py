@@ -181,10 +181,6 @@ def test_a_patched_model_computes_what_it_did(case: Case, fuse: bool) -> None:
     assert_alike(model, case, expected, theirs)
 
 
-def test_a_report_names_what_is_fused(case: Case) -> None:
-    assert patch(made(case), fuse=True).fused == case.fused
-
-
 def test_unpatch_restores_a_model(case: Case) -> None:
     model = made(case)
     shown, (expected, theirs) = repr(model), expected_of(model, case)
@@ -195,20 +191,6 @@ def test_unpatch_restores_a_model(case: Case) -> None:
     assert report.kept == {}
     assert repr(model) == shown
     assert_alike(model, case, expected, theirs)
-
-
-GENERATING = [name for name, case in CASES.items() if case.generates]
-
-
-@pytest.mark.parametrize("name", GENERATING)
-def test_a_fused_model_generates_the_same_tokens(name: str) -> None:
-    case = CASES[name]
-    model = made(case)
-    options = {"max_new_tokens": 6, "do_sample": False}
-    expected = model.generate(TOKENS, **options)  # type: ignore[operator]
-    patch(model, fuse=True)
-
-    assert torch.equal(model.generate(TOKENS, **options), expected)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT", "ViT"])

@@ -162,15 +162,6 @@ def test_tokens_of_another_dtype_are_rounded_as_by_transformers() -> None:
     assert (found - expected).norm() / expected.norm() < 4 * torch.finfo(torch.bfloat16).eps
 
 
-def test_a_patched_model_compiles_to_one_graph() -> None:
-    module, given = made_by_decorator(nn.SiLU()), routed()
-    patch(module)
-
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-
-    torch.testing.assert_close(compiled(*given), module(*given))
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_calls_moe_mlp(strict: bool) -> None:
     module, given = made_by_decorator(nn.SiLU()), routed()
@@ -284,21 +275,6 @@ def test_experts_that_moe_mlp_cannot_compute_are_named(
     assert report.kept == {"(root)": reason}
 
 
-def test_modules_that_say_nothing_of_experts_are_none() -> None:
-    class Experts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_up_proj = nn.Parameter(torch.ones(4, 12, 8))
-            self.down_proj = nn.Parameter(torch.ones(4, 8, 6))
-            self.act_fn = nn.SiLU()
-
-    report = patch(Experts())
-
-    assert report.experts == {}
-    assert report.kept == {}
-    assert set(report.unreached) == {"gate_up_proj", "down_proj"}
-
-
 # ---- which are swapped
 def test_the_filter_is_asked_for_experts() -> None:
     model = mixtral()
@@ -323,16 +299,6 @@ def test_a_filter_that_expects_linear_layers_is_told_of_experts() -> None:
     assert not any(isinstance(layer, outblas.Linear) for layer in model.modules())
 
 
-def test_experts_may_be_left_out() -> None:
-    model = mixtral()
-
-    report = patch(model, filter=lambda name, layer: layer.out_features > 0, experts=False)
-
-    assert report.experts == {}
-    assert report.kept == {}
-    assert "forward" not in vars(experts_of(model))
-
-
 def test_experts_that_were_swapped_are_reported_again() -> None:
     model = mixtral()
     first = patch(model)
@@ -351,29 +317,6 @@ def test_a_dry_run_reports_experts_and_changes_none() -> None:
     assert "forward" not in vars(experts_of(model))
     real = patch(model)
     assert (dry.experts, dry.remarks, dry.unreached) == (real.experts, real.remarks, real.unreached)
-
-
-def test_a_report_shows_experts() -> None:
-    report = patch(mixtral())
-
-    assert report.remarks[EXPERTS[0]].startswith("on cpu: torch takes it")
-    shown = str(report)
-    assert shown.startswith("9 swapped, 0 kept, 2 swapped with experts, 2 unreached\n")
-    row = next(line for line in shown.splitlines() if "experts are" in line)
-    assert row.split(maxsplit=3) == [
-        EXPERTS[0].replace("0", "{0..1}"),
-        "(2)",
-        "swapped",
-        "4 experts are one outblas.moe_mlp with swiglu; on cpu: torch takes it until it moves to "
-        "an NVIDIA GPU",
-    ]
-
-
-def test_experts_must_be_a_bool() -> None:
-    wrong: Any = "all"
-
-    with pytest.raises(TypeError, match="experts is 'all', expected True or False"):
-        patch(nn.Identity(), experts=wrong)
 
 
 # ---- back
@@ -402,12 +345,3 @@ def test_unpatch_reaches_a_forward_that_a_wrapper_keeps(calls: Calls) -> None:
 
     model(TOKENS)
     assert not calls
-
-
-def test_parameters_keep_their_names() -> None:
-    model = mixtral()
-    names = list(model.state_dict())
-
-    patch(model)
-
-    assert list(model.state_dict()) == names

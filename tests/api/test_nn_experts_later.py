@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 from outblas import patch, unpatch
 from outblas.patching.replaced import compute
@@ -78,19 +77,6 @@ def test_an_activation_that_is_replaced_later_is_computed(act: nn.Module, calls:
     assert patch(module).remarks["(root)"] == (
         "its activation is not the silu that patch found: Specialists computes as without patch"
     )
-
-
-def test_experts_that_are_pruned_later_are_reported_again(calls: Calls) -> None:
-    module, given = made_by_decorator(nn.SiLU()), routed()
-    first = patch(module)
-    prune.l1_unstructured(module, "down_proj", 0.5)
-
-    again = patch(module, dry_run=True)
-
-    assert (again.experts, again.remarks) == (first.experts, first.remarks)
-    expected = compute(module, *given)
-    torch.testing.assert_close(module(*given), expected, atol=1e-4, rtol=1e-4)
-    assert len(calls) == 1
 
 
 def test_experts_that_are_parametrized_later_are_reported_with_the_reason() -> None:

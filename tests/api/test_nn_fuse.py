@@ -1,7 +1,6 @@
 """`patch(model, fuse=True)`: layers that compute the activation after them, and gated MLPs."""
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -78,21 +77,6 @@ def test_a_layer_computes_the_activation_after_it(name: str, pairs: list[Tensor]
     assert len(pairs) == 2
 
 
-def test_a_compiled_layer_computes_the_activation_after_it() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-    patch(model, fuse=True)
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    got = torch.compile(model, backend=backend, fullgraph=True)(X)
-
-    torch.testing.assert_close(got, model(X))
-    assert "gelu" not in {getattr(node.target, "__name__", "") for node in graphs[0].graph.nodes}
-
-
 def test_equal_blocks_are_compiled_once() -> None:
     blocks = [nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.GELU()), Mlp()]) for _ in range(10)]
     counter = CompileCounter()
@@ -103,13 +87,6 @@ def test_equal_blocks_are_compiled_once() -> None:
             block(X)
 
     assert counter.frame_count == 2
-
-
-def test_nothing_is_fused_unless_it_is_asked_for() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU())
-
-    assert patch(model).fused == {}
-    assert type(model[1]) is nn.GELU
 
 
 def hooked(module: nn.Module) -> nn.Module:
@@ -188,14 +165,6 @@ def test_other_modules_are_left_as_they_are(name: str) -> None:
     assert patch(model, fuse=True).fused == {}
 
     torch.testing.assert_close(model(x), expected)
-
-
-def test_a_layer_that_the_filter_does_not_take_is_not_fused() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU())
-
-    report = patch(model, fuse=True, filter=lambda name, layer: name == "2")
-
-    assert list(report.fused) == ["2"]
 
 
 # ---- gated MLPs
@@ -279,18 +248,6 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused(
         torch.autograd.grad(y.sum(), x)
 
 
-def test_a_weight_may_change_that_no_gradient_needs(fused_gemms: list[str | None]) -> None:
-    model = Mlp()
-    patch(model, fuse=True)
-    y = model(X)
-
-    with torch.no_grad():
-        model.w1.weight.add_(1)
-    y.sum().backward()
-
-    assert len(fused_gemms) == 1
-
-
 @pytest.mark.parametrize("frozen", [[], ["w1"], ["w1", "w3"], ["x"], ["x", "w3"]])
 def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], fused_gemms: list[str | None]) -> None:
     model, found = Mlp(bias=True), []
@@ -309,86 +266,7 @@ def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], fused_gemms: list[s
     torch.testing.assert_close(*found)
 
 
-def test_an_optimizer_trains_a_fused_mlp_as_any_other(fused_gemms: list[str | None]) -> None:
-    model = Mlp()
-    theirs = copy.deepcopy(model)
-    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1) for net in (model, theirs)]
-    patch(model, fuse=True)
-
-    for _ in range(3):
-        for net, optimizer in zip((model, theirs), optimizers, strict=True):
-            gradients(net, X)
-            optimizer.step()
-
-    torch.testing.assert_close(model.state_dict(), theirs.state_dict())
-    assert len(fused_gemms) == 3
-
-
-def deep_copied(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model)
-
-
-def saved_and_loaded(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
-
-
-def converted(model: nn.Module) -> nn.Module:
-    return model.half().float()
-
-
 # How often a copy or a converted model computes gate and up at once.
-MOVES: dict[Callable[[nn.Module], nn.Module], int] = {
-    deep_copied: 0,
-    saved_and_loaded: 0,
-    converted: 1,
-}
-
-
-@pytest.mark.parametrize("move", MOVES)
-def test_a_fused_mlp_that_moved_computes_the_same(
-    move: Callable[[nn.Module], nn.Module], fused_gemms: list[str | None]
-) -> None:
-    model = Mlp()
-    patch(model, fuse=True)
-
-    moved = move(model)
-    got = moved(X)
-
-    assert len(fused_gemms) == MOVES[move]
-    again = patch(moved, fuse=True)  # of what was loaded the memory is a file's
-    assert len(again.fused) == (move is not saved_and_loaded)
-    torch.testing.assert_close(moved(X), got)
-    unpatch(moved)
-    torch.testing.assert_close(moved(X), got)
-
-
-def test_a_state_dict_has_the_weights_as_before(fused_gemms: list[str | None]) -> None:
-    model, theirs = Mlp(), Mlp()
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    patch(model, fuse=True)
-
-    torch.testing.assert_close(dict(model.state_dict()), before)
-    model.load_state_dict(theirs.state_dict())
-
-    torch.testing.assert_close(model(X), theirs(X))
-    assert fused_gemms == ["swiglu"]
-
-
-def test_weights_are_not_moved_by_a_call(fused_gemms: list[str | None]) -> None:
-    model = Mlp()
-    expected = model(X)
-    patch(model, fuse=True)
-    model.w1.weight.data = model.w1.weight.data.clone()
-    addresses = [p.data_ptr() for p in model.parameters()]
-
-    torch.testing.assert_close(model(X), expected)
-
-    assert [p.data_ptr() for p in model.parameters()] == addresses
-    assert fused_gemms == []
 
 
 def test_weights_that_are_patched_again_stay_where_they_are(fused_gemms: list[str | None]) -> None:
@@ -482,31 +360,6 @@ def test_a_fused_mlp_computes_the_same_however_it_is_run(
     torch.testing.assert_close(as_it_is(model), as_it_is(copy.deepcopy(model)))
 
 
-@pytest.mark.parametrize("name", ["w1", "w3", "w2", "act"])
-def test_a_hook_on_a_child_of_a_fused_mlp_is_called(name: str) -> None:
-    model = Mlp()
-    patch(model, fuse=True)
-    seen: list[Tensor] = []
-    getattr(model, name).register_forward_hook(lambda layer, given, y: seen.append(y))
-
-    model(X)
-
-    assert len(seen) == 1
-
-
-def test_a_hook_of_all_modules_sees_the_layers_of_a_fused_mlp() -> None:
-    model, seen = Mlp(), list[nn.Module]()
-    patch(model, fuse=True)
-
-    hook = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
-    try:
-        model(X)
-    finally:
-        hook.remove()
-
-    assert {model.w1, model.w3, model.act} < set(seen)
-
-
 class Ungated(Mlp):
     """No activation in the product of gate and up."""
 
@@ -539,25 +392,7 @@ def test_what_is_no_gated_mlp_keeps_its_forward(kind: type[Mlp]) -> None:
     torch.testing.assert_close(model(X), expected)
 
 
-def test_gate_and_up_of_different_sizes_are_not_fused() -> None:
-    model = Mlp()
-    model.w3 = nn.Linear(8, 1)
-
-    assert "(root)" not in patch(model, fuse=True).fused
-
-
 # ---- back and again
-def test_unpatch_takes_apart_what_was_fused() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), Mlp()).eval()
-    shown, expected = repr(model), model(X)
-    patch(model, fuse=True)
-
-    report = unpatch(model)
-
-    assert report.kept == {}
-    assert repr(model) == shown
-    assert "forward" not in vars(model[2])
-    torch.testing.assert_close(model(X), expected)
 
 
 def test_an_activation_comes_back_in_the_mode_of_its_model() -> None:
@@ -568,12 +403,6 @@ def test_an_activation_comes_back_in_the_mode_of_its_model() -> None:
     unpatch(model)
 
     assert not model[1].training
-
-
-def test_patching_again_reports_the_same() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), Mlp())
-
-    assert patch(model, fuse=True) == patch(model, fuse=True)
 
 
 def test_a_dry_run_fuses_nothing() -> None:

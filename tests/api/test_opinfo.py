@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from support.opinfo import Sample, narrowed, one_of_each_kind, operator, resized, samples
+from support.opinfo import Sample, one_of_each_kind, operator, resized, samples
 
 import outblas
 from outblas.runtime import dispatch, launcher
@@ -112,44 +112,6 @@ def test_a_sample_of_each_kind_is_near_by_kernels_of_ours(name: str, dtype: torc
 def test_all_samples_are_near_by_kernels_of_ours(name: str, dtype: torch.dtype) -> None:
     for sample in samples(name, "cpu", dtype):
         assert_near(name, sample)
-
-
-def test_exchanged_samples_of_rmatmul_are_those_of_matmul() -> None:
-    by_matmul = [sample.kind() for sample in samples("matmul", "cpu", torch.float32)]
-
-    exchanged = [
-        Sample(sample.given[::-1], sample.how).kind()
-        for sample in samples("__rmatmul__", "cpu", torch.float32)
-    ]
-
-    assert set(exchanged) <= set(by_matmul)
-
-
-# ---- how samples are resized
-@pytest.fixture
-def laid_out() -> Tensor:
-    """A tensor with a transposed, an expanded and a strided dimension."""
-    return torch.empty(3, 1, 10, 5).transpose(0, 3)[:, :, ::2].expand(5, 4, 5, 3)
-
-
-def test_scaling_enlarges_rows_and_columns(laid_out: Tensor) -> None:
-    assert scaled(laid_out).shape == (5, 4, 260, 258)
-
-
-def test_narrowing_leaves_two_matrices_of_a_batch(laid_out: Tensor) -> None:
-    assert narrowed(laid_out).shape == (2, 2, 5, 3)
-
-
-@pytest.mark.parametrize("change", [narrowed, scaled])
-def test_resizing_keeps_the_pattern(change: Callable[[Tensor], Tensor], laid_out: Tensor) -> None:
-    strides = change(laid_out).stride()
-
-    assert [bool(stride) for stride in strides] == [True, False, True, True]
-    assert sorted(range(4), key=strides.__getitem__) == sorted(range(4), key=laid_out.stride)
-
-
-def test_resizing_leaves_a_number_a_number() -> None:
-    assert scaled(torch.empty(())).shape == ()
 
 
 # ---- on a GPU
