@@ -47,8 +47,8 @@ _given_up: set[Workload] = set()
 def choices(
     problem: Problem, tune: str = "", *, only_faster: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yields kernels and configs (as text) for a product that names none, the best first; possibly
-    none. `only_faster`: those that were faster than torch at exactly this product.
+    """Yields kernels and configs (as text) for a GEMM that names none, the best first; possibly
+    none. `only_faster`: those that were faster than torch at exactly this problem.
 
     Raises ValueError for an OUTBLAS_TUNE that is not a mode.
     """
@@ -59,17 +59,17 @@ def choices(
         return
     try:
         tune_first = mode == "on"
-        found = _choices(problem, workload, device, tune_first=tune_first, only_faster=only_faster)
-    except Exception as error:  # costs only speed: the caller still gets a product
+        ranked = _choices(problem, workload, device, tune_first=tune_first, only_faster=only_faster)
+    except Exception as error:  # costs only speed: the caller still gets a result
         fallback.warn_once(f"no tuning result is used: {error}")
         return
-    yield from found
+    yield from ranked
 
 
 def _choices(
     problem: Problem, workload: Workload, device: int, *, tune_first: bool, only_faster: bool
 ) -> list[tuple[str, str]]:
-    """Returns the choices for a product on the GPU of this index. `tune_first`: the workload is
+    """Returns the choices for a GEMM on the GPU of this index. `tune_first`: the workload is
     tuned before, if it is not tuned yet.
     """
     index, transposed = lookup.tuning_index(device), False
@@ -99,9 +99,9 @@ def choices_of(
     transposed: bool = False,
     only_faster: bool = False,
 ) -> list[tuple[str, str]]:
-    """Returns the choices that an index has for a product, in the form that a call takes.
+    """Returns the choices that an index has for a GEMM, in the form that a call takes.
     `transposed`: the output lay by columns. `only_faster`: those that were measured to be faster
-    than torch at exactly this product; sweeps measure no addend.
+    than torch at exactly this problem; sweeps measure no addend.
     """
     # An epilogue was tuned for C stored by rows, where a bias is added to columns.
     whole = workload if transposed else _with_epilogue(workload, problem)
@@ -111,7 +111,7 @@ def choices_of(
             return []
     pruned: dict[str, bool] = {}
     keeps_config: dict[str, bool] = {}
-    found = []
+    ranked = []
     for choice in index.choices(whole):
         kernel = choice.kernel
         if only_faster and not is_faster(choice.reason, whole):
@@ -122,12 +122,12 @@ def choices_of(
                 kernel, whole, problem
             )
         if not pruned[kernel]:
-            found.append((kernel, choice.config if keeps_config[kernel] else ""))
-    return found
+            ranked.append((kernel, choice.config if keeps_config[kernel] else ""))
+    return ranked
 
 
 def _with_epilogue(workload: Workload, problem: Problem) -> Workload:
-    """Returns the workload of a product with its epilogue, as sweeps measure it. Returns the bare
+    """Returns the workload of a GEMM with its epilogue, as sweeps measure it. Returns the bare
     workload where sweeps do not measure the epilogue: where x is stored too, where fp8 operands are
     scaled, where C is wider than A.
     """
@@ -147,13 +147,13 @@ def measured_gain(problem: Problem) -> float | None:
         return None
     try:
         return lookup.tuning_index(problem.device.index).measured_gain(workload)
-    except Exception as error:  # costs only speed: the product is taken
+    except Exception as error:  # costs only speed: the caller goes on without
         fallback.warn_once(f"no tuning result is used: {error}")
         return None
 
 
 def measured_gains(device: torch.device, N: int, K: int, dtype: torch.dtype) -> dict[int, float]:
-    """Returns cuBLAS's time over that of the best config for products with an (N, K) weight, by the
+    """Returns cuBLAS's time over that of the best config for GEMMs with an (N, K) weight, by the
     number of rows; empty where nobody measured one on this model of GPU.
     """
     name = operands.dtype_name(dtype)
@@ -167,7 +167,7 @@ def measured_gains(device: torch.device, N: int, K: int, dtype: torch.dtype) -> 
 
 
 def of_problem(problem: Problem) -> Workload | None:
-    """Returns the workload that represents a product; None for a batch, an empty product, and
+    """Returns the workload that represents a GEMM; None for a batch, an empty one, and
     operands without a unit stride.
     """
     dtype = "tf32" if problem.tf32 else operands.dtype_name(problem.dtype)
@@ -209,7 +209,7 @@ def tune(
             the shapes, layouts and dtype of the operands count; packed tensors like them are
             measured. The keyword `a` is accepted too.
         other: The right operand. The keyword `b` is accepted too.
-        out_dtype: The dtype of the product, as in `outblas.matmul`.
+        out_dtype: The dtype of the result, as in `outblas.matmul`.
         kernels: The names of the kernels that compete, or `TuneTarget` records; None for those
             that `outblas.matmul` chooses from on this GPU.
         budget: The seconds to spend; None to measure every valid config.
@@ -341,7 +341,7 @@ def _sweep(
         kernels = candidates(10 * major + minor, workload.dtype)
         if options.get("epilogue"):
             kernels = with_epilogues(kernels)
-    found = sweep(
+    result = sweep(
         kernels,
         workload.shape,
         dtype=workload.dtype,
@@ -351,22 +351,22 @@ def _sweep(
     )
     lookup.clear_cache()
     dispatch.clear_cache()
-    if found.winners:
-        return found.winners[0]
+    if result.winners:
+        return result.winners[0]
 
-    reasons = "; ".join(_reasons(found)) or "none is valid"
+    reasons = "; ".join(_reasons(result)) or "none is valid"
     raise RuntimeError(f"{workload}: no config could be measured: {reasons}")
 
 
-def _reasons(found: Sweep) -> Iterator[str]:
+def _reasons(result: Sweep) -> Iterator[str]:
     """Yields why a sweep has no winner."""
-    yield from (failure.reason for failure in found.failures)
-    failed = (trial for outcome in found.outcomes for trial in outcome.trials if not trial.ok)
+    yield from (failure.reason for failure in result.failures)
+    failed = (trial for outcome in result.outcomes for trial in outcome.trials if not trial.ok)
     yield from (trial.reason for trial in itertools.islice(failed, 1))
-    unmeasured = (left for outcome in found.outcomes for left in outcome.unmeasured)
+    unmeasured = (left for outcome in result.outcomes for left in outcome.unmeasured)
     yield from (left.reason for left in itertools.islice(unmeasured, 1))
-    if not found.finished and not found.failures:
+    if not result.finished and not result.failures:
         yield (
-            f"the budget ended after {found.seconds:.0f} s, before a trial was complete (a sweep "
+            f"the budget ended after {result.seconds:.0f} s, before a trial was complete (a sweep "
             f"waits while another process measures on this GPU)"
         )

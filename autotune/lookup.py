@@ -164,9 +164,9 @@ class TuningIndex:
     def measured_gains(self, workload: Workload) -> dict[int, float]:
         """Returns `measured_gain` of workloads that differ from this plain one in M only, by M."""
         rows = {
-            known.M
-            for known in self._measured
-            if replace(known, M=workload.M, weights="warm") == workload
+            measured.M
+            for measured in self._measured
+            if replace(measured, M=workload.M, weights="warm") == workload
         }
         gains = {M: self.measured_gain(replace(workload, M=M)) for M in sorted(rows)}
         return {M: gain for M, gain in gains.items() if gain is not None}
@@ -217,18 +217,18 @@ class TuningIndex:
         ranked: list[tuple[float, Choice]] = []
         scales = []  # of the production kernel's times to the model's
         for entry in near:
-            here, there = at.us(entry.kernel, entry.config), self._predicted(entry)
+            here, where_it_won = at.us(entry.kernel, entry.config), self._predicted(entry)
             if here is None and self._model.machine is not None:
                 continue  # it does not run here
-            if here is None or there is None:
+            if here is None or where_it_won is None:
                 ranked.append((math.inf, self._choice(entry, workload)))
                 continue
-            us = entry.us * here / there
-            is_measured = entry.shape == workload.shape and here <= ALIKE * there
+            us = entry.us * here / where_it_won
+            is_measured = entry.shape == workload.shape and here <= ALIKE * where_it_won
             weight = us if is_measured else TIE * us
             ranked.append((weight, self._choice(entry, workload, us)))
             if entry.kernel == PRODUCTION:
-                scales.append(entry.us / there)
+                scales.append(entry.us / where_it_won)
         by_rule = at.us(PRODUCTION, "") if scales else None
         if by_rule is not None:
             us = by_rule * statistics.median(scales)
@@ -416,12 +416,12 @@ def _runs(problem: GroupedProblem, text: str) -> bool:
         return False
 
 
-def mode(given: str | None, environment: str | None) -> Mode:
+def mode(argument: str | None, environment: str | None) -> Mode:
     """Returns the mode of an argument, or else that of OUTBLAS_TUNE; "lookup" by default.
 
     Raises ValueError for any other value.
     """
-    name, value = ("tune", given) if given else ("OUTBLAS_TUNE", environment)
+    name, value = ("tune", argument) if argument else ("OUTBLAS_TUNE", environment)
     for allowed in MODES:
         if (value or "lookup") == allowed:
             return allowed

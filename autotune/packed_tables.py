@@ -49,29 +49,29 @@ def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) 
 
     Raises ValueError for a store without results of this model, StoreError and OSError.
     """
-    own, nearest = tables_for(gpu, folder)
-    found = {f"{SHIPPED_FOLDER}{path.name}": path.read_bytes() for path, _ in (*own, *nearest)}
+    shipped, nearest = tables_for(gpu, folder)
+    texts = {f"{SHIPPED_FOLDER}{path.name}": path.read_bytes() for path, _ in (*shipped, *nearest)}
     if store is not None:
         with Store(store, read_only=True) as opened:
-            winners = opened.winners()
-        here = [winner for winner in winners if winner.gpu.model == gpu.model]
-        if not here:
+            winners = opened.winners(gpu_name=gpu.name)
+        winners = [winner for winner in winners if winner.gpu.model == gpu.model]
+        if not winners:
             raise ValueError(f"{shown(store)} has no results of {gpu.name} with {gpu.sms} SMs")
-        found[OWN_RESULTS] = tables.to_bytes(tables.newest(here))
-    return found
+        texts[OWN_RESULTS] = tables.to_bytes(tables.newest(winners))
+    return texts
 
 
 def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
     """Returns the winners that tables have for a GPU, as the lookup reads them, of the kernels
     that packs hold. Raises ValueError for a text that is no table.
     """
-    found = {name: _table(name, text) for name, text in texts.items()}
-    known = []
-    own = found.pop(OWN_RESULTS, None)
-    if own is not None and own.gpu.model == gpu.model:
-        known += [entry_of(MODEL, own.gpu, each) for each in own.entries]
-    known += from_shipped(gpu, [(Path(name), table) for name, table in sorted(found.items())])
-    return [entry for entry in known if entry.kernel in _packed_kernels(entry.workload.dtype)]
+    packed = {name: _table(name, text) for name, text in texts.items()}
+    results = packed.pop(OWN_RESULTS, None)
+    winners = []
+    if results is not None and results.gpu.model == gpu.model:
+        winners += [entry_of(MODEL, results.gpu, entry) for entry in results.entries]
+    winners += from_shipped(gpu, [(Path(name), table) for name, table in sorted(packed.items())])
+    return [entry for entry in winners if entry.kernel in _packed_kernels(entry.workload.dtype)]
 
 
 def _packed_kernels(dtype: str) -> tuple[str, ...]:
@@ -79,66 +79,68 @@ def _packed_kernels(dtype: str) -> tuple[str, ...]:
     return candidates(_ARCH, dtype) if dtype in WIDE else _PACKED
 
 
-def entries_of(given: Pack, gpu: Gpu) -> list[TunedEntry] | None:
+def entries_of(loaded: Pack, gpu: Gpu) -> list[TunedEntry] | None:
     """Returns the winners that a pack's tables have for a GPU; None where the pack was built for
     another model, or with other versions, so that its kernels are not used. Raises PackError and
     ValueError for tables that are not as they were packed.
     """
-    if given.about.get("gpu") != gpu.name or not given.tables or not _is_usable(given):
+    if loaded.about.get("gpu") != gpu.name or not loaded.tables or not _is_usable(loaded):
         return None
-    return entries({name: given.table(name) for name in given.tables}, gpu)
+    return entries({name: loaded.table(name) for name in loaded.tables}, gpu)
 
 
-def covers(given: Pack, workload: Workload, *, fp8: bool = False) -> bool:
-    """Returns whether a pack was built for a product, in plain form or with its epilogue. `fp8`:
-    the workload stands for a product of fp8 operands, of which two are one element.
+def covers(loaded: Pack, workload: Workload, *, fp8: bool = False) -> bool:
+    """Returns whether a pack was built for a GEMM, in plain form or with its epilogue. `fp8`: the
+    workload stands for a GEMM of fp8 operands, of which two are one element.
     """
-    listed = (each for each in _products(given) if fp8 == (each.scaling is not None))
     is_listed = _stands_for if fp8 else _is_of
-    return any(each.groups is None and is_listed(each, workload) for each in listed)
+    return any(
+        line.groups is None and fp8 == (line.scaling is not None) and is_listed(line, workload)
+        for line in _products(loaded)
+    )
 
 
-def covers_groups(given: Pack, problem: GroupedProblem) -> bool:
-    """Returns whether a pack was built for a product that groups divide, without an epilogue, a
-    gather, a scatter or scales.
+def covers_groups(loaded: Pack, problem: GroupedProblem) -> bool:
+    """Returns whether a pack was built for GEMMs of groups, without an epilogue, a gather, a
+    scatter or scales.
     """
     groups, rows = recorded_groups.groups_of(problem), recorded_groups.rows_of(problem)
     K = problem.M if groups.form == "terms" else problem.K
     sizes = problem.N, K, dtype_name(problem.dtype)
     return any(
-        each.groups is not None
-        and (replace(each.groups, top=0), each.steps) == (groups, NO_STEPS)
-        and (each.N, each.K, each.dtype) == sizes
-        and _has_rows(each, rows)
-        for each in _products(given)
+        line.groups is not None
+        and (replace(line.groups, top=0), line.steps) == (groups, NO_STEPS)
+        and (line.N, line.K, line.dtype) == sizes
+        and _has_rows(line, rows)
+        for line in _products(loaded)
     )
 
 
-def described(given: Pack) -> list[dict[str, object]]:
+def described(loaded: Pack) -> list[dict[str, object]]:
     """Returns what `outblas pack show` says of each table: `name`, `gpu`, `entries`, `size` in
     bytes, and `sha256`. Of a table that is damaged, the reason is its `gpu`.
     """
-    found: list[dict[str, object]] = []
-    for name, part in given.tables.items():
+    rows: list[dict[str, object]] = []
+    for name, part in loaded.tables.items():
         row: dict[str, object] = {"name": name, "size": part.size, "sha256": part.sha256}
         try:
-            table = _table(name, given.table(name))
+            table = _table(name, loaded.table(name))
         except ValueError as error:
-            found.append(row | {"gpu": str(error), "entries": 0})
+            rows.append(row | {"gpu": str(error), "entries": 0})
         else:
-            found.append(row | {"gpu": table.gpu.name, "entries": len(table.entries)})
-    return found
+            rows.append(row | {"gpu": table.gpu.name, "entries": len(table.entries)})
+    return rows
 
 
-def problems(given: Pack) -> Iterator[str]:
+def problems(loaded: Pack) -> Iterator[str]:
     """Yields what is wrong with tables that are as they were packed: that they are none."""
-    for name in given.tables:
+    for name in loaded.tables:
         try:
-            _table(name, given.table(name))
+            _table(name, loaded.table(name))
         except pack.PackError:  # `Pack.problems` has it
             continue
         except ValueError as error:
-            yield f"{shown(given.path)}: {error}"
+            yield f"{shown(loaded.path)}: {error}"
 
 
 def _table(name: str, text: bytes) -> tables.Table:
@@ -148,24 +150,24 @@ def _table(name: str, text: bytes) -> tables.Table:
         raise ValueError(f"the table {name} cannot be read: {error}") from None
 
 
-def _is_usable(given: Pack) -> bool:
+def _is_usable(loaded: Pack) -> bool:
     """Returns whether the kernels of a pack were built with the versions that are here."""
     try:
-        if not given.toolchain:  # all are of Triton
-            return given.triton_toolchain == triton_variant.toolchain_fields()
+        if not loaded.toolchain:  # all are of Triton
+            return loaded.triton_toolchain == triton_variant.toolchain_fields()
         from ..hopper.parts.compile import toolchain_fields
     except ImportError:  # without the DSL, or without Triton
         return False
-    return given.toolchain == toolchain_fields()
+    return loaded.toolchain == toolchain_fields()
 
 
 @functools.cache
-def _products(given: Pack) -> tuple[Products, ...]:
-    lines = given.about.get("products", ())
+def _products(loaded: Pack) -> tuple[Products, ...]:
+    lines = loaded.about.get("products", ())
     try:
         return tuple(parse_line(line) for line in lines)
     except (ValueError, AttributeError, TypeError) as error:
-        pack.warn_once(f"{shown(given.path)}: the tables are not used: {error}")
+        pack.warn_once(f"{shown(loaded.path)}: the tables are not used: {error}")
         return ()
 
 

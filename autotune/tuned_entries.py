@@ -97,8 +97,8 @@ def tables_for(gpu: Gpu, folder: Path) -> tuple[list[Named], list[Named]]:
 
 def from_shipped(gpu: Gpu, tables: Iterable[Named]) -> Iterator[TunedEntry]:
     """Yields the winners that tables have for a GPU."""
-    own, nearest = _own_and_nearest(gpu, tables)
-    for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
+    ours, nearest = _own_and_nearest(gpu, tables)
+    for origin, chosen in ((SHIPPED, ours), (COUSIN, nearest)):
         for _, table in chosen:
             for entry in table.entries:
                 yield entry_of(origin, table.gpu, entry)
@@ -113,10 +113,10 @@ def _readable(folder: Path) -> Iterator[Named]:
 
 
 def _own_and_nearest(gpu: Gpu, tables: Iterable[Named]) -> tuple[list[Named], list[Named]]:
-    own, cousins = [], []
+    ours, cousins = [], []
     for path, table in tables:
         if table.gpu.model == gpu.model:
-            own.append((path, table))
+            ours.append((path, table))
         elif table.gpu.arch == gpu.arch:
             cousins.append((path, table))
 
@@ -124,7 +124,7 @@ def _own_and_nearest(gpu: Gpu, tables: Iterable[Named]) -> tuple[list[Named], li
         other = named[1].gpu
         return abs(other.sms - gpu.sms), other.name
 
-    return own, sorted(cousins, key=apart)[:1]
+    return ours, sorted(cousins, key=apart)[:1]
 
 
 def distance(one: Workload, other: Workload) -> float:

@@ -254,7 +254,7 @@ def check(path: Path) -> None:
             if not stat.S_ISREG(status.st_mode):
                 raise _refusal(path, ownership.kind_of(status.st_mode))
             inode = status.st_dev, status.st_ino
-            if any(each._inode == inode and each._connection for each in _open_files):
+            if any(other._inode == inode and other._connection for other in _open_files):
                 return  # it was checked, and closing it here would drop the locks on it
             header = ownership.read_regular(path, _HEADER, cut=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -293,10 +293,10 @@ def _check_folder(path: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not hasattr(os, "getuid"):
         return
-    for each in (folder, *folder.parents):
-        mode = each.stat().st_mode
+    for part in (folder, *folder.parents):
+        mode = part.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise StoreError(f"{shown(path)}: {shown(each)} can be written by others")
+            raise StoreError(f"{shown(path)}: {shown(part)} can be written by others")
     in_public = folder.stat().st_mode & stat.S_IWOTH
     if in_public and path.exists() and path.lstat().st_uid != os.getuid():
         raise StoreError(

@@ -91,10 +91,12 @@ class Workload:
                 raise ValueError(f"{name} is {size!r}, expected an integer of at least 1")
         if self.dtype not in PRECISIONS:
             raise ValueError(f"dtype is {self.dtype!r}, expected one of {', '.join(PRECISIONS)}")
-        own = "float32" if self.dtype == "tf32" else self.dtype
-        object.__setattr__(self, "out_dtype", self.out_dtype or own)
-        if self.out_dtype not in (own, "float32"):
-            raise ValueError(f"out_dtype is {self.out_dtype!r}, expected {own} or float32")
+        operand_dtype = self.operand_dtype
+        object.__setattr__(self, "out_dtype", self.out_dtype or operand_dtype)
+        if self.out_dtype not in (operand_dtype, "float32"):
+            raise ValueError(
+                f"out_dtype is {self.out_dtype!r}, expected {operand_dtype} or float32"
+            )
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
         if self.weights not in WEIGHTS:
@@ -102,28 +104,29 @@ class Workload:
         if type(self.epilogue) is not str:
             raise ValueError(f"epilogue is {self.epilogue!r}, expected a text")
         if self.epilogue:
-            self._check_epilogue(own)
+            self._check_epilogue()
         if type(self.grouping) is not str:
             raise ValueError(f"grouping is {self.grouping!r}, expected a text")
         if self.grouping:
             self._check_grouping()
 
-    def _check_epilogue(self, own: str) -> None:
-        """Normalises the text of the epilogue; `own` is the dtype of the operands."""
+    def _check_epilogue(self) -> None:
+        """Normalises the text of the epilogue."""
         steps = Steps.parse(self.epilogue)
         object.__setattr__(self, "epilogue", str(steps))
-        if self.out_dtype != own:
+        if self.out_dtype != self.operand_dtype:
             raise ValueError(
-                f"out_dtype is {self.out_dtype!r}, expected {own} with epilogue {self.epilogue}"
+                f"out_dtype is {self.out_dtype!r}, expected {self.operand_dtype} with epilogue "
+                f"{self.epilogue}"
             )
         if steps.activation in GATED and self.N % 2:
             raise ValueError(f"N is {self.N}, expected an even number with {steps.activation}")
 
     def _check_grouping(self) -> None:
         """Normalises the text of the grouping."""
-        found = Grouping.parse(self.grouping)
-        object.__setattr__(self, "grouping", str(found))
-        layouts = ROWS_LAYOUTS if found.form == "rows" else (TERMS_LAYOUT,)
+        grouping = Grouping.parse(self.grouping)
+        object.__setattr__(self, "grouping", str(grouping))
+        layouts = ROWS_LAYOUTS if grouping.form == "rows" else (TERMS_LAYOUT,)
         if self.layout not in layouts:
             raise ValueError(
                 f"layout is {self.layout!r}, expected {' or '.join(layouts)} with grouping "
@@ -139,8 +142,10 @@ class Workload:
         """The workload as one of `outblas.grouped_mm`; None for one product."""
         if not self.grouping:
             return None
-        found = Grouping.parse(self.grouping)
-        return GroupedWorkload.of(found.experts, self.shape, found.distribution, found.form)
+        grouping = Grouping.parse(self.grouping)
+        return GroupedWorkload.of(
+            grouping.experts, self.shape, grouping.distribution, grouping.form
+        )
 
     @property
     def shape(self) -> Shape:

@@ -26,11 +26,11 @@ Row = Mapping[str, Any]
 
 def _names(kind: type) -> tuple[str, ...]:
     """Returns the columns of a record: its fields, those of its workload in place of that."""
-    names = [each.name for each in dataclasses.fields(kind)]
+    names = [column.name for column in dataclasses.fields(kind)]
     return tuple(column for name in names for column in ([name], _WORKLOAD)[name == "workload"])
 
 
-_WORKLOAD = [each.name for each in dataclasses.fields(Workload)]
+_WORKLOAD = [column.name for column in dataclasses.fields(Workload)]
 _PLACE = (*_WORKLOAD, "kernel", "gpu", "source")  # of a winner; a trial and a claim have a config
 _KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "claims": (*_PLACE, "config")}
 _TABLES = {
@@ -213,8 +213,8 @@ class Store(Database):
             added = sum([_add(connection, trial, row) for trial, row in trial_rows])
             newer = 0
             for winner, row in winner_rows:
-                there = _select(connection, "winners", _key("winners", row))
-                if not there or there[0]["when"] < row["when"]:
+                rows = _select(connection, "winners", _key("winners", row))
+                if not rows or rows[0]["when"] < row["when"]:
                     _put(connection, "winners", row, winner.gpu)
                     newer += 1
             return added, newer
@@ -315,8 +315,8 @@ class Store(Database):
             The best configs, the oldest first.
         """
         wanted = _wanted(kernel, workload, None)
-        found = self.read(lambda c: _records(c, BestConfig, _select(c, "winners", wanted)))
-        return [winner for winner in found if gpu_name in (None, winner.gpu.name)]
+        winners = self.read(lambda c: _records(c, BestConfig, _select(c, "winners", wanted)))
+        return [winner for winner in winners if gpu_name in (None, winner.gpu.name)]
 
     def select(self, wanted: Selection = ALL, limit: int | None = None) -> tuple[list[Trial], int]:
         """List trials, the fastest of each workload first.
@@ -492,7 +492,7 @@ def _records(connection: sqlite3.Connection, kind: type[T], rows: Iterable[Row])
         row["key"]: Gpu(*(row[name] for name in _names(Gpu)))
         for row in connection.execute("SELECT * FROM gpus")
     }
-    names = [each.name for each in dataclasses.fields(kind) if each.name != "workload"]
+    names = [column.name for column in dataclasses.fields(kind) if column.name != "workload"]
     records = []
     for row in rows:
         try:
@@ -527,8 +527,8 @@ def _add(connection: sqlite3.Connection, trial: Trial, row: Row, *, replace: boo
     key = _key("trials", row)
     where = " AND ".join(f'"{name}" = :{name}' for name in key)
     connection.execute(f"DELETE FROM claims WHERE {where}", key)
-    for there in _select(connection, "trials", key):
-        by_chance = there["status"] in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
+    for old in _select(connection, "trials", key):
+        by_chance = old["status"] in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
         if not (replace or by_chance):
             return False
     _put(connection, "trials", row, trial.gpu)
