@@ -117,7 +117,7 @@ types-of-package:
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs._ext -m _outblas_command
 
 types-of-tests:
-	cd tests && MYPYPATH=$(CURDIR)/build/types:$(CURDIR)/docs $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .
+	cd tests && MYPYPATH=$(CURDIR)/build/types $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .
 
 # uv installs in a fraction of pip's time, and links later environments to the files of the first. It reads none of
 # pip's settings: where pip finds wheels in a folder, uv is told so, and it trusts the system's certificates.
