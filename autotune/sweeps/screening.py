@@ -155,10 +155,10 @@ class Screen:
             trial, settled = self._decide(attempt, claim, at_end=at_end)
             new = trial is not None and self.view.add(trial)
         except BaseException:
-            self.view.reclaim(*facts)
+            self.view.release(*facts)
             raise
         if trial is None:
-            self.view.reclaim(*facts)
+            self.view.release(*facts)
         else:
             self.taken(trial, new)
         return settled

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,13 +95,15 @@ def forked(function: Callable[..., object], *arguments: Any, **options: Any) -> 
     if child:
         return child
     status = 1
-    with contextlib.suppress(BaseException):
-        try:
-            function(*arguments, **options)
-            status = 0
-        except StoreError:
-            status = 7
-    os._exit(status)
+    try:
+        function(*arguments, **options)
+        status = 0
+    except StoreError:
+        status = 7
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def ended(process: int) -> int:
