@@ -109,12 +109,12 @@ lint: $(READY)
 	$(BIN)/codespell
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
-	ln -s $(CURDIR)/src/_outblas_command.py build/types/
+	ln -s $(CURDIR)/src/_outblas_command.py $(CURDIR)/tools build/types/
 	mkdir build/types/docs && ln -s $(CURDIR)/docs/_ext build/types/docs/
 	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
 
 types-of-package:
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs._ext -m _outblas_command
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs._ext -p tools -m _outblas_command
 
 types-of-tests:
 	cd tests && MYPYPATH=$(CURDIR)/build/types $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .

@@ -130,8 +130,8 @@ def test_without_a_home_nothing_is_written_to_where_one_is(
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [(("cache", "ls"), "--store"), (("verify", "portable", "--shapes", "16"), "--save")],
-    ids=["store", "save"],
+    [(("cache", "ls"), "--store"), (("pack", "build", "--shapes", "x"), "--output")],
+    ids=["store", "output"],
 )
 def test_an_option_that_is_too_long_is_an_error_of_usage(command: str, option: str) -> None:
     done = invoke(*command, option, f"/tmp/{LONG}", code=2)

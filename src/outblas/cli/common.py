@@ -36,9 +36,6 @@ SHAPES_HELP = (
     "(layers of language models; decode:MODEL for one model), or deepgemm (those of DeepSeek-V3)."
 )
 ShapesOption = Annotated[str, typer.Option(help=SHAPES_HELP)]
-PrecisionOption = Annotated[
-    str, typer.Option(help="Precision: bfloat16, float16, float32 (IEEE products) or tf32.")
-]
 LayoutOption = Annotated[
     str,
     typer.Option(help="nt, nn, tn or tt: how A and B are stored, n row-major, t transposed."),
