@@ -4,7 +4,7 @@ GPU needed.
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ AT = Workload(64, 64, 64)
 HILBERT: dict[str, Any] = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
 
 
-def product(
+def matmul_problem(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more: Any
 ) -> Problem:
     return problem(a, b, (a @ b).to(out_dtype or a.dtype), **more)
@@ -41,26 +41,26 @@ def product(
 # The workload that a call is tuned as.
 
 WORKLOADS = {
-    "nn": (product(empty(6, 8), empty(8, 4)), "6x4x8 bfloat16 nn"),
-    "nt": (product(empty(6, 8), empty(4, 8).t()), "6x4x8 bfloat16 nt"),
-    "tn": (product(empty(8, 6).t(), empty(8, 4)), "6x4x8 bfloat16 tn"),
-    "tt": (product(empty(8, 6).t(), empty(4, 8).t()), "6x4x8 bfloat16 tt"),
+    "nn": (matmul_problem(empty(6, 8), empty(8, 4)), "6x4x8 bfloat16 nn"),
+    "nt": (matmul_problem(empty(6, 8), empty(4, 8).t()), "6x4x8 bfloat16 nt"),
+    "tn": (matmul_problem(empty(8, 6).t(), empty(8, 4)), "6x4x8 bfloat16 tn"),
+    "tt": (matmul_problem(empty(8, 6).t(), empty(4, 8).t()), "6x4x8 bfloat16 tt"),
     "to fp32": (
-        product(empty(6, 8), empty(8, 4), torch.float32),
+        matmul_problem(empty(6, 8), empty(8, 4), torch.float32),
         "6x4x8 bfloat16 to float32 nn",
     ),
-    "fp32": (product(empty(6, 8).float(), empty(8, 4).float()), "6x4x8 float32 nn"),
-    "tf32": (product(empty(6, 8).float(), empty(8, 4).float(), tf32=True), "6x4x8 tf32 nn"),
-    "rows apart": (product(empty(6, 16)[:, :8], empty(8, 16)[:, :4]), "6x4x8 bfloat16 nn"),
-    "a batch that shares b": (product(empty(3, 6, 8), empty(8, 4)), "18x4x8 bfloat16 nn"),
-    "one row": (product(empty(1, 8), empty(8, 4)), "1x4x8 bfloat16 nn"),
-    "one column": (product(empty(6, 8), empty(8, 1)), "6x1x8 bfloat16 nn"),
-    "one term": (product(empty(6, 1), empty(1, 4)), "6x4x1 bfloat16 nn"),
-    "a batch": (product(empty(3, 6, 8), empty(3, 8, 4)), None),
-    "empty": (product(empty(0, 8), empty(8, 4)), None),
-    "no terms": (product(empty(6, 0), empty(0, 4)), None),
-    "no unit stride": (product(empty(6, 16)[:, ::2], empty(8, 4)), None),
-    "repeated": (product(empty(1, 1).expand(6, 8), empty(8, 4)), None),
+    "fp32": (matmul_problem(empty(6, 8).float(), empty(8, 4).float()), "6x4x8 float32 nn"),
+    "tf32": (matmul_problem(empty(6, 8).float(), empty(8, 4).float(), tf32=True), "6x4x8 tf32 nn"),
+    "rows apart": (matmul_problem(empty(6, 16)[:, :8], empty(8, 16)[:, :4]), "6x4x8 bfloat16 nn"),
+    "a batch that shares b": (matmul_problem(empty(3, 6, 8), empty(8, 4)), "18x4x8 bfloat16 nn"),
+    "one row": (matmul_problem(empty(1, 8), empty(8, 4)), "1x4x8 bfloat16 nn"),
+    "one column": (matmul_problem(empty(6, 8), empty(8, 1)), "6x1x8 bfloat16 nn"),
+    "one term": (matmul_problem(empty(6, 1), empty(1, 4)), "6x4x1 bfloat16 nn"),
+    "a batch": (matmul_problem(empty(3, 6, 8), empty(3, 8, 4)), None),
+    "empty": (matmul_problem(empty(0, 8), empty(8, 4)), None),
+    "no terms": (matmul_problem(empty(6, 0), empty(0, 4)), None),
+    "no unit stride": (matmul_problem(empty(6, 16)[:, ::2], empty(8, 4)), None),
+    "repeated": (matmul_problem(empty(1, 1).expand(6, 8), empty(8, 4)), None),
 }
 
 
@@ -138,7 +138,7 @@ def test_a_call_takes_the_config_that_was_the_fastest_with_its_epilogue(
         pytest.param({"bias": empty(64), "aux": empty(64, 64)}, id="x stored too"),
     ],
 )
-def test_a_call_with_an_epilogue_that_was_not_tuned_takes_what_its_product_takes(
+def test_a_call_with_an_epilogue_that_was_not_tuned_takes_what_the_bare_one_takes(
     tuned: ImaginedGpu, extra: dict[str, Any]
 ) -> None:
     tuned.tune(winner(4, workload=replace(AT, epilogue="bias")))
@@ -195,7 +195,7 @@ def test_a_mode_of_the_environment_that_is_none_is_an_error(
         tuned.launched(CALL)
 
 
-def test_what_cannot_be_looked_up_costs_a_warning_and_no_product(
+def test_what_cannot_be_looked_up_costs_a_warning_alone(
     h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpus, "current", Mock(side_effect=KeyError("a bug")))
@@ -208,7 +208,7 @@ COLUMN_MAJOR = on_gpu(empty(96, 64), empty(64, 128), empty(128, 96).t())
 GIVEN, TRANSPOSED = Workload(96, 128, 64, layout="nn"), Workload(128, 96, 64, layout="tt")
 
 
-def test_an_h100_looks_a_c_stored_by_columns_up_as_the_product_that_runs(h100: ImaginedGpu) -> None:
+def test_an_h100_looks_a_c_stored_by_columns_up_as_the_one_that_runs(h100: ImaginedGpu) -> None:
     """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not
     transposed.
     """
@@ -241,57 +241,36 @@ def test_an_a100_looks_a_c_stored_by_columns_up_as_it_is(
 # What was measured of a product.
 
 
-def test_the_gain_of_a_product_is_that_of_its_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a100 = imagine(A100, tmp_path, monkeypatch)
-    a100.tune(winner(0, workload=GIVEN, gpu=A100, ratio=0.93))
-
-    assert automatic.measured_gain(COLUMN_MAJOR) == 0.93
+CUDA = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("changes", [{"batch": (2,)}, {"device": torch.device("cpu")}], ids=str)
-def test_a_batch_and_a_cpu_have_no_gain(h100: ImaginedGpu, changes: dict[str, Any]) -> None:
-    assert automatic.measured_gain(replace(CALL, **changes)) is None
-
-
-def test_a_store_that_cannot_be_read_costs_the_gain_alone(
-    h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
-
-    with pytest.warns(RuntimeWarning, match="no tuning result is used: no disk"):
-        assert automatic.measured_gain(CALL) is None
-
-
-def test_the_gains_of_a_weight_are_those_of_its_workloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a100 = imagine(A100, tmp_path, monkeypatch)
+def test_the_gain_of_a_call_is_that_of_its_workload(h100: ImaginedGpu) -> None:
     layer = Workload(16, 4096, 2048)
-    a100.tune(winner(0, workload=layer, gpu=A100, ratio=0.93))
+    h100.tune(winner(0, workload=AT, ratio=0.93), winner(0, workload=layer, ratio=0.95))
 
-    found = automatic.measured_gains(torch.device("cuda", 0), 4096, 2048, torch.bfloat16)
-
-    assert found == {16: 0.93}
+    assert automatic.measured_gain(CALL) == 0.93
+    assert automatic.measured_gain(replace(CALL, batch=(2,))) is None
+    assert automatic.measured_gain(replace(CALL, device=torch.device("cpu"))) is None
+    assert automatic.measured_gains(CUDA, 4096, 2048, torch.bfloat16) == {16: 0.95}
+    assert automatic.measured_gains(CUDA, 4096, 4096, torch.float64) == {}
+    assert automatic.measured_gains(torch.device("cpu"), 4096, 2048, torch.bfloat16) == {}
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"), [("cpu", torch.bfloat16), ("cuda:0", torch.float64)], ids=str
+    ("ask", "answer"),
+    [
+        (lambda: automatic.measured_gain(CALL), None),
+        (lambda: automatic.measured_gains(CUDA, 4096, 4096, torch.bfloat16), {}),
+    ],
+    ids=["a call", "a weight"],
 )
-def test_other_weights_have_no_gains(h100: ImaginedGpu, device: str, dtype: torch.dtype) -> None:
-    assert automatic.measured_gains(torch.device(device), 4096, 4096, dtype) == {}
-
-
-def test_a_store_that_cannot_be_read_costs_the_gains_alone(
-    h100: ImaginedGpu, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_cannot_be_read_costs_the_gain_alone(
+    ask: Callable[[], object], answer: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
 
     with pytest.warns(RuntimeWarning, match="no tuning result is used: no disk"):
-        found = automatic.measured_gains(torch.device("cuda", 0), 4096, 4096, torch.bfloat16)
-
-    assert found == {}
+        assert ask() == answer
 
 
 # Calls for which nothing is looked up.
@@ -399,24 +378,15 @@ def test_a_shape_is_not_tuned_by_default(swept: FakeSweep, first_met: Problem) -
     assert swept.calls == []
 
 
-def test_a_shape_is_tuned_when_it_is_first_met(swept: FakeSweep, first_met: Problem) -> None:
-    assert choices(first_met) == [("portable", CONFIGS[3])]
-
-
-def test_the_first_tuning_is_short(swept: FakeSweep, first_met: Problem) -> None:
-    choices(first_met)
+def test_a_shape_is_tuned_once_and_shortly_when_it_is_first_met(
+    swept: FakeSweep, first_met: Problem
+) -> None:
+    assert choices(first_met) == choices(first_met) == [("portable", CONFIGS[3])]
 
     ((shape, options),) = swept.calls
     assert shape == (first_met.M, first_met.N, first_met.K)
     assert options["budget"] == automatic.FIRST_SECONDS
     assert options["trials"] == automatic.FIRST_TRIALS
-
-
-def test_a_shape_is_tuned_once(swept: FakeSweep, first_met: Problem) -> None:
-    first, again = choices(first_met), choices(first_met)
-
-    assert first == again
-    assert len(swept.calls) == 1
 
 
 def test_the_environment_sets_the_budget_of_the_first_tuning(
