@@ -25,6 +25,13 @@ WIDE = {
     "src/outblas/torch_ops/scaled_mm.py: _by_scales",
 }
 
+# Names of classes that stand for two things still.
+SHARED = {
+    *("BlockScales", "Call", "Choice", "ClusterCoord", "Consumer", "Cta", "Entry", "Epilogue"),
+    *("EpilogueTensors", "GroupedTraits", "Kept", "Linear", "Product", "Refused", "Rung"),
+    *("SubtileWriter", "Table", "Tile", "TileGrid", "Variant", "WorkTile"),
+}
+
 
 @dataclass(frozen=True)
 class Function:
@@ -94,3 +101,15 @@ def test_no_two_packages_have_one_name() -> None:
             packages[folder.rpartition("/")[2]].append(folder)
 
     assert {name: folders for name, folders in packages.items() if len(folders) > 1} == {}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """But `Config`: every kernel has one, by which the registry finds it; and private ones."""
+    classes = defaultdict(list)
+    for path, tree in trees():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith(("Config", "_")):
+                classes[node.name].append(path)
+
+    twice = {name: paths for name, paths in classes.items() if len(paths) > 1}
+    assert {name: paths for name, paths in twice.items() if name not in SHARED} == {}
