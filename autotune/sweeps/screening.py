@@ -20,17 +20,16 @@ loss of a node) says nothing about the config:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast
 
 from ..measure.bench import Bench
 from ..measure.compile_pool import Compiled
 from ..measure.isolated import Cancelled
 from ..measure.prefetch import Pool
 from ..measure.processes import WorkerDied
-from ..measure.progress import Progress
 from ..measure.worker import Screened
 from ..search.prune import Candidate
 from ..store.claims import Claim
@@ -74,16 +73,27 @@ class Attempt:
     reason: str = ""
 
 
-class Screen:
-    """Measures the configs of one workload on one GPU.
+class Watcher(Protocol):
+    """What hears of a screening, and says how fast a config has to be."""
 
-    Callbacks:
-        best_us: returns the best time so far.
-        taken: is called with each trial, and with whether it was measured here.
-        left_out: is called with each config that stays unmeasured.
-        waiting: is called now and then with the number of configs that others are measuring.
-        stopped: returns whether the result is no longer needed.
-    """
+    def best_us(self) -> float | None:
+        """Returns the best time so far."""
+
+    def take(self, trial: Trial, new: bool) -> None:
+        """Takes a trial, measured by this driver (`new`) or by another."""
+
+    def leave_out(self, unmeasured: Unmeasured) -> None:
+        """Takes a config that stays unmeasured."""
+
+    def wait_for(self, count: int) -> None:
+        """Hears now and then how many configs others are measuring."""
+
+    def stopped(self) -> bool:
+        """Returns whether the result is no longer needed."""
+
+
+class Screen:
+    """Measures the configs of one workload on one GPU."""
 
     def __init__(
         self,
@@ -92,17 +102,10 @@ class Screen:
         compilers: Pool | None,
         gpu: Gpu,
         workload: Workload,
-        *,
-        best_us: Callable[[], float | None],
-        taken: Callable[[Trial, bool], None],
-        left_out: Callable[[Unmeasured], None],
-        waiting: Callable[[int], None],
-        stopped: Callable[[], bool],
+        watcher: Watcher,
     ) -> None:
         self.view, self.bench, self.compilers = view, bench, compilers
-        self.gpu, self.workload = gpu, workload
-        self.best_us, self.stopped = best_us, stopped
-        self.taken, self.left_out, self.waiting = taken, left_out, waiting
+        self.gpu, self.workload, self.watcher = gpu, workload, watcher
         self._compiled_again: dict[Built, Built] = {}
 
     def run(self, queue: Iterable[tuple[Candidate, Built | None]], until: float | None) -> None:
@@ -119,11 +122,11 @@ class Screen:
         self._run_put_off(put_off, until)
 
     def _run_put_off(self, put_off: list[Attempt], until: float | None) -> None:
-        told = 0.0  # when `waiting` was last called
+        told = 0.0  # when the watcher was last told
         while put_off:
             left = []
             for attempt in put_off:
-                if self.stopped():
+                if self.watcher.stopped():
                     raise Cancelled
                 if until is not None and time.monotonic() > until:
                     return
@@ -131,12 +134,12 @@ class Screen:
                     left.append(attempt)
             put_off = left
             if put_off and time.monotonic() - told > SAY_SECONDS:
-                self.waiting(len(put_off))
+                self.watcher.wait_for(len(put_off))
                 told = time.monotonic()
             if put_off:
                 time.sleep(POLL_SECONDS)
         if told:
-            self.waiting(0)
+            self.watcher.wait_for(0)
 
     def _settle(self, attempt: Attempt, *, at_end: bool) -> bool:
         """Makes sure that a config gets a trial, or is left unmeasured; returns False if it must be
@@ -147,7 +150,7 @@ class Screen:
         facts = self._facts(attempt)
         claim = self.view.claim(*facts)
         if claim.known is not None:
-            self.taken(claim.known, False)
+            self.watcher.take(claim.known, False)
             return True
         if claim.held:
             return False
@@ -160,7 +163,7 @@ class Screen:
         if trial is None:
             self.view.release(*facts)
         else:
-            self.taken(trial, new)
+            self.watcher.take(trial, new)
         return settled
 
     def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:
@@ -186,7 +189,9 @@ class Screen:
         return trial, trial is not None
 
     def _leave_out(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
-        self.left_out(Unmeasured(attempt.candidate.target.name, attempt.candidate.text, reason))
+        self.watcher.leave_out(
+            Unmeasured(attempt.candidate.target.name, attempt.candidate.text, reason)
+        )
         return None, True
 
     def _compile_again(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
@@ -216,7 +221,7 @@ class Screen:
                 screened = self.bench.screen(
                     self.workload,
                     (attempt.candidate.target, attempt.candidate.text),
-                    self.best_us(),
+                    self.watcher.best_us(),
                 )
             except WorkerDied as death:
                 if death.status != "killed":
@@ -266,12 +271,3 @@ class Screen:
         """Returns the identity of this config's trial, in the form that stores take."""
         target, text = attempt.candidate.target, attempt.candidate.text
         return self.gpu, self.workload, target.name, target.fingerprint, text
-
-
-def say_waiting(progress: Progress, count: int) -> None:
-    """Writes into the message of a progress how many configs others are measuring."""
-    progress.message = (
-        f"waiting for {count} configs that other sweeps measure or that are compiled again"
-        if count
-        else ""
-    )

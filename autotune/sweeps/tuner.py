@@ -24,7 +24,7 @@ from ..search.target import TuneTarget
 from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload, base_name, now
 from ..store.store import Store
 from .job_view import JobView
-from .screening import Built, Screen, Unmeasured, say_waiting
+from .screening import Built, Screen, Unmeasured
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 
@@ -133,7 +133,7 @@ class _Tuning:
         label: str,
         stopped: Callable[[], bool],
     ) -> None:
-        self.job, self.gpu, self.bench, self.stopped = job, gpu, bench, stopped
+        self.job, self.gpu, self.bench, self.is_stopped = job, gpu, bench, stopped
         self.store = JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
         self.compilers = compilers if gpu.arch else None
         self.sources = {target.name: target.fingerprint for target in job.targets}
@@ -153,18 +153,7 @@ class _Tuning:
         )
         self.outcome = Outcome(job, gpu, Plan.before_proposals(space))
         self.best: Trial | None = None
-        self.screen = Screen(
-            self.store,
-            self.bench,
-            self.compilers,
-            self.gpu,
-            job.workload,
-            best_us=lambda: self.best.us if self.best else None,
-            taken=self._take,
-            left_out=self._leave_out,
-            waiting=self._wait,
-            stopped=self.stopped,
-        )
+        self.screen = Screen(self.store, bench, self.compilers, gpu, job.workload, self)
 
     def run(self) -> Outcome:
         progress, outcome = self.progress, self.outcome
@@ -252,21 +241,30 @@ class _Tuning:
             yield candidate, built
         self.progress.compiling = self.progress.compiled = 0
 
-    def _take(self, trial: Trial, new: bool) -> None:
-        """Takes a trial of the screening, measured by this driver or by another."""
+    # What the screening calls, see `Watcher`.
+    def best_us(self) -> float | None:
+        return self.best.us if self.best else None
+
+    def take(self, trial: Trial, new: bool) -> None:
         self.outcome.new += new
         self.outcome.trials.append(trial)
         self.progress.screened += 1
         self._note(trial)
         self.say()
 
-    def _leave_out(self, unmeasured: Unmeasured) -> None:
+    def leave_out(self, unmeasured: Unmeasured) -> None:
         self.outcome.unmeasured.append(unmeasured)
         self.progress.failures["unmeasured"] += 1
         self.say()
 
-    def _wait(self, count: int) -> None:
-        say_waiting(self.progress, count)
+    def stopped(self) -> bool:
+        return self.is_stopped()
+
+    def wait_for(self, count: int) -> None:
+        waiting = (
+            f"waiting for {count} configs that other sweeps measure or that are compiled again"
+        )
+        self.progress.message = waiting if count else ""
         self.say()
 
     def _note(self, trial: Trial) -> None:
