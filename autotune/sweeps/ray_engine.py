@@ -116,8 +116,9 @@ class Actor:
         self._bench = MeasureWorker(visible, trial_seconds=trial_seconds)
         self._compilers = None
         if on_gpu:
-            here = (node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-            resources = next(here, {"Resources": {}})["Resources"]
+            here = context.get_node_id()
+            nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
+            resources: dict[str, float] = nodes.get(here, {})
             cpus = int(resources.get("CPU", 0)) or default_workers()
             on_node = workers or min(default_workers(), cpus)
             gpus = max(1.0, resources.get("GPU", 1.0))
