@@ -56,7 +56,7 @@ def checked(kind: type[T], fields: object, place: str) -> T:
     """
     if type(fields) is not dict:
         raise ValueError(f"{place} is {shown(fields)}, expected an object")
-    types_of = _types(kind)
+    types_of = _types(kind)  # type: ignore[arg-type]
     check_names(fields, types_of, place)
     values = {
         name: _checked_value(wanted, fields[name], f"{place}.{name}")
