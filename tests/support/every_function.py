@@ -30,9 +30,9 @@ class FunctionCall:
 
     def of(self, *tensors: Tensor) -> Any:
         """Calls with other tensors in the places of all tensors of the call."""
-        given = iter(tensors)
-        operands = tuple(next(given) for _ in self.operands)
-        named = {name: next(given) for name in self.tensors}
+        remaining = iter(tensors)
+        operands = tuple(next(remaining) for _ in self.operands)
+        named = {name: next(remaining) for name in self.tensors}
         return self.function(*operands, **named, **self.options)
 
     @property

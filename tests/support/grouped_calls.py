@@ -80,8 +80,8 @@ class GroupedCall:
         size = b.shape[-1] if extent is None else a.shape[extent]
         if "a_index" in self.tensors:
             size = len(self.tensors["a_index"])
-        given = self.tensors["counts" if self.form == "masked" else "offs"].tolist()
-        ends = [min(max(end, 0), size) for end in given]
+        groups = self.tensors["counts" if self.form == "masked" else "offs"]
+        ends = [min(max(end, 0), size) for end in groups.tolist()]
         starts = [0] * len(ends) if self.form == "masked" else [0, *ends[:-1]]
         return [slice(i, j) for i, j in zip(starts, ends, strict=True)]
 
@@ -184,8 +184,8 @@ def draw(
     def values(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return (torch.randn(shape) if real else torch.randint(-2, 3, shape)).to(dtype)
 
-    given = ends or (COUNTS if form == "masked" else ENDS)
-    narrow, groups = N // glu_split(activation), len(given)
+    ends = ends or (COUNTS if form == "masked" else ENDS)
+    narrow, groups = N // glu_split(activation), len(ends)
     rows = rows_of_a if "a_index" in names else extent
     shapes: dict[str, tuple[tuple[int, ...], ...]] = {
         "ragged_m": ((rows, K), (groups, K, N), (extent, narrow)),
@@ -207,7 +207,7 @@ def draw(
     }
     tensors = {"mat_a": values(*shape_a), "mat_b": values(*shape_b)}
     if form != "batch":
-        tensors["counts" if form == "masked" else "offs"] = torch.tensor(given, dtype=torch.int32)
+        tensors["counts" if form == "masked" else "offs"] = torch.tensor(ends, dtype=torch.int32)
     tensors |= {name: possible[name] for name in names}
     options = {"activation": activation or None, "out_dtype": out_dtype}
     return GroupedCall(form, tensors, {n: value for n, value in options.items() if value})
@@ -253,13 +253,13 @@ def guarded(call: GroupedCall, *, aux: bool = False, zero_tail: bool = False) ->
         for shape in (y.shape, x.shape if aux else (1,))
     )
     beside = {n: x for n, x in t.items() if n not in ("mat_a", "mat_b", "offs")}
-    given = GroupedTensors(**beside, aux=aux_memory[1] if aux else None)
+    caller_tensors = GroupedTensors(**beside, aux=aux_memory[1] if aux else None)
     operands = call.form, t["mat_a"], t["mat_b"], memory[1]
-    tensors = grouped.in_kernel_form(given, t["mat_a"].shape[0])
+    tensors = grouped.in_kernel_form(caller_tensors, t["mat_a"].shape[0])
     named = {"activation": call.activation, "zero_tail": zero_tail}
     problem = grouped.describe(*operands, len(call.parts()), tensors, **named)
     a, b, out, moved = grouped.in_planned_form(*operands, tensors)
-    ends = grouped.ends(t.get("offs"), given)
+    ends = grouped.ends(t.get("offs"), caller_tensors)
 
     def launch(kernels: GroupedKernels = portable) -> None:
         kernels.run(problem, a, b, out, ends, moved)

@@ -57,9 +57,9 @@ def draw(
     the dimension that is divided, or the rows for which a group has room; 0 for that of the tests
     on a CPU.
     """
-    given = torch.tensor(ENDS[form] if ends is None else ends, dtype=torch.int32)
+    divided = torch.tensor(ENDS[form] if ends is None else ends, dtype=torch.int32)
     extent = extent or EXTENTS[form]
-    groups, terms = len(given), extent if form == "ragged_k" else K
+    groups, terms = len(divided), extent if form == "ragged_k" else K
     lead = {"ragged_m": (extent,), "masked": (groups, extent), "ragged_k": (M,)}[form]
     whole = () if form == "ragged_k" else (groups,)
     columns = N if form == "ragged_k" else blocks(N)
@@ -68,7 +68,7 @@ def draw(
         "mat_b": values(*whole, N, terms, dtype=b, real=real).mT,
         "scale_a": scales(*lead, blocks(terms), real=real),
         "scale_b": scales(*whole, blocks(terms), columns, real=real),
-        "counts" if form == "masked" else "offs": given,
+        "counts" if form == "masked" else "offs": divided,
     }
     result = (groups, M) if form == "ragged_k" else lead
     possible = {

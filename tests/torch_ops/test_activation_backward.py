@@ -68,8 +68,6 @@ def test_the_kernel_compiles_for_what_is_not_aligned(arch: int) -> None:
 
 
 # ---- the formula
-
-
 @pytest.mark.parametrize("special", [1.0, torch.nan], ids=["finite", "nan"])
 @pytest.mark.parametrize("activation", ["relu", "reglu"])
 def test_relu_has_torchs_second_derivative_which_is_zero(

@@ -221,13 +221,3 @@ def test_transforms_of_gradients(transform: Callable[[Function], Any], given: li
     got = transform(loss_of(our_layer))(*given)
 
     torch.testing.assert_close(got, transform(loss_of(torchs_layer))(*given))
-
-
-def test_autograd_records_transforms(given: list[Tensor]) -> None:
-    w, bias, x = given
-    w.requires_grad_()
-
-    def gradient(layer: Function) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(grad(loss_of(layer), 1)(w, bias, x).sum(), w)
-
-    torch.testing.assert_close(gradient(our_layer), gradient(torchs_layer))

@@ -130,8 +130,6 @@ def test_attention_runs_on_kernels_of_outblas() -> None:
 
 
 # ---- transforms and compilation
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_program_calls_the_overridden_operators() -> None:
     compiled = torch.compile(lambda a, b: torch.relu(a @ b), backend="aot_eager")
@@ -333,8 +331,6 @@ def test_what_outblas_hands_to_torch_comes_to_an_end() -> None:
 
 
 # ---- batch invariance
-
-
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::RuntimeWarning")
 def test_a_product_that_torch_computed_for_matmul_stays_with_torch(
     monkeypatch: pytest.MonkeyPatch,
@@ -357,8 +353,6 @@ def test_a_product_that_torch_computed_for_matmul_stays_with_torch(
 
 
 # ---- when it holds
-
-
 def test_a_filter_is_asked_once_for_each_kind_of_product() -> None:
     asked: list[Product] = []
 

@@ -107,14 +107,6 @@ def test_a_product_is_computed_by_a_plan_and_is_torchs(name: str, planned: Plann
     assert planned.calls[0].formats.endswith("promoted") == ("fast" not in name)
 
 
-def test_a_scale_of_the_result_is_not_taken_for_a_call_without_one(planned: Planned) -> None:
-    with aten._enable(rules()):
-        for scale_result in (None, HALF, None):
-            multiply(scale_result=scale_result)
-
-    assert (len(planned.calls), planned.runs) == (1, 2)
-
-
 def test_a_scale_for_each_row_and_column_reaches_the_plan(planned: Planned) -> None:
     """torch has such products on a GPU only. Both functions share a plan."""
     calls = [lambda: multiply(A, B, ROWS, COLUMNS)]

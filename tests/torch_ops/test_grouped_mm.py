@@ -312,19 +312,19 @@ def test_ends_that_decrease_are_refused_on_a_gpu_where_they_are_checked(
     call = draw("ragged_m")
     a, b, offs = (call.tensors[name] for name in ("mat_a", "mat_b", "offs"))
     there = replace(guarded(call).problem, device=torch.device("cuda", 0))
-    given = a, b, torch.empty(EXTENT, 34), offs.flip(0), NO_TENSORS
+    operands = a, b, torch.empty(EXTENT, 34), offs.flip(0), NO_TENSORS
 
     assert grouped_mm.kernels_for(there, "") is kernels
     monkeypatch.setenv("OUTBLAS_CHECK_OFFS", "1")
     checking = grouped_mm.kernels_for(there, "")
     with pytest.raises(OperandError, match=r"offs\[1\] is 17 but offs\[0\] is 21"):
-        checking.run(there, *given)
+        checking.run(there, *operands)
     kernels.run.assert_not_called()
 
     masked = replace(there, capacity=25)  # counts, which may be any
-    checking.run(masked, *given)
+    checking.run(masked, *operands)
     monkeypatch.setattr(grouped_mm, "capturing", lambda device: True)
-    checking.run(there, *given)
+    checking.run(there, *operands)
     assert [called.args[0] for called in kernels.run.call_args_list] == [masked, there]
 
 
@@ -364,13 +364,13 @@ def test_what_a_call_needs_compiles_another_kernel() -> None:
     calls = [draw("ragged_m", *names, N=32) for names in subsets(ALL)]
     for call in (*calls, draw("masked", N=32)):
         beside = {n: t for n, t in call.tensors.items() if n not in ("mat_a", "mat_b", "offs")}
-        given = grouped.in_kernel_form(grouped.GroupedTensors(**beside), ROWS_OF_A)
+        tensors = grouped.in_kernel_form(grouped.GroupedTensors(**beside), ROWS_OF_A)
         a, b = call.tensors["mat_a"], call.tensors["mat_b"]
         out = torch.empty(*a.shape[:-2], EXTENT, 32, dtype=BF16)
-        problem = grouped.describe(call.form, a, b, out, len(ENDS), given)
+        problem = grouped.describe(call.form, a, b, out, len(ENDS), tensors)
         tile = portable.Block(16, 32, 32, 4, 1)
         traits = portable.traits(problem, tile, "ieee")
-        pointers = portable.GroupedPointers(a, b, out, torch.empty(5), *given[:6])
+        pointers = portable.GroupedPointers(a, b, out, torch.empty(5), *tensors[:6])
         records = pointers, portable.sizes(problem), portable.strides(problem), None
         keys.add(portable._specialization(problem, tile, traits, records))
 

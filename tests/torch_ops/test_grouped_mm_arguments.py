@@ -79,13 +79,12 @@ A, B, OFFS = torch.ones(6, 8), torch.ones(2, 8, 4), torch.tensor([2, 6], dtype=t
 INDEX, ONES = torch.arange(6), torch.ones(6)
 
 
-def run(a: Any = A, b: Any = B, **given: Any) -> Tensor:
-    named = given if "counts" in given and "offs" not in given else {"offs": OFFS} | given
-    return outblas.grouped_mm(a, b, **named)
+def run(a: Any = A, b: Any = B, **named: Any) -> Tensor:
+    return outblas.grouped_mm(a, b, **{"offs": OFFS} | named)
 
 
-def masked(a: Tensor = B.mT, b: Tensor = B, counts: Any = OFFS, **given: Any) -> Tensor:
-    return outblas.grouped_mm(a, b, counts=counts, **given)  # of 2 groups, 4 rows, 8 terms
+def masked(a: Tensor = B.mT, b: Tensor = B, counts: Any = OFFS, **named: Any) -> Tensor:
+    return outblas.grouped_mm(a, b, counts=counts, **named)  # of 2 groups, 4 rows, 8 terms
 
 
 WRONG: dict[str, Callable[[], object]] = {
@@ -189,9 +188,9 @@ TYPES = [*("offs", "counts", "bias", "residual", "aux", *ROWS), "kernel", "out_d
 
 @pytest.mark.parametrize("name", ["mat_a", *TYPES])
 def test_an_argument_of_another_type_is_named(name: str) -> None:
-    given: dict[str, Any] = {"a" if name == "mat_a" else name: [0, 1]}
+    named: dict[str, Any] = {"a" if name == "mat_a" else name: [0, 1]}
     with pytest.raises(TypeError, match=f"{name} is list, expected a"):
-        run(**given)
+        run(**named)
 
 
 def test_an_unknown_activation_is_named() -> None:

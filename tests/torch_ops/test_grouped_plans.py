@@ -76,15 +76,6 @@ def test_products_of_gradients_take_plans(described: Mock) -> None:
     assert described.call_count == 2  # the product, and the gradient of B
 
 
-@pytest.mark.parametrize("name", ["mat_a", "mat_b", "scale_a", "scale_b"])
-def test_tensors_that_lie_otherwise_take_another_plan(name: str) -> None:
-    call = scaled_groups.draw("ragged_m", out_dtype=torch.float32, N=40)
-    turned = call.replaced(**{name: call.tensors[name].mT.contiguous().mT})
-
-    for each in (call, turned, call):
-        check_equal(each.run(kernel="portable"), each.expected())
-
-
 def test_a_tensor_that_is_given_twice_is_computed_as_ever() -> None:
     call, order = draw("ragged_m", ends=(5, 24)), torch.randperm(24)
     both = call.replaced(a_index=order, scatter_index=order)

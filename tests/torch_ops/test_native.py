@@ -142,8 +142,6 @@ def test_gradients_that_products_add_are_left_to_python(package: Any) -> None:
 
 
 # ---- plans
-
-
 def test_the_oldest_plan_is_forgotten(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "PLAN_LIMIT", 2)
     for rows in (1, 2, 3):
@@ -321,8 +319,6 @@ def test_other_arguments_are_left_to_python(
 
 
 # ---- autograd
-
-
 def test_hooks_of_saved_tensors_see_what_is_kept(package: Any) -> None:
     packed: list[Tensor] = []
 

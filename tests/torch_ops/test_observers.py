@@ -23,10 +23,13 @@ from outblas import Linear, addmm, linear, matmul
 from outblas.torch_ops.flop_formulas import product_flops
 
 pytest_plugins = ("support.eager_fixtures",)
-pytestmark = [
-    pytest.mark.interpreter,
-    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
+)
+every_call = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.interpreter if "by a kernel" in n else ()) for n in CALLS],
+)
 
 Tensor = torch.Tensor
 OPERATORS = torch.ops.outblas
@@ -109,7 +112,7 @@ OBSERVERS: dict[str, Callable[[FunctionCall], None]] = {
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
-@pytest.mark.parametrize("name", CALLS)
+@every_call
 def test_a_warm_call_is_seen(name: str, observer: str) -> None:
     with FlopCounterMode(display=False):
         matmul(A, B)  # torch's counter knows the formulas once it has seen a function of outblas
@@ -118,13 +121,13 @@ def test_a_warm_call_is_seen(name: str, observer: str) -> None:
     OBSERVERS[observer](CALLS[name])
 
 
-def test_inference_leaves_nothing_to_later_calls() -> None:
-    for name in CALLS:
-        with torch.inference_mode():
-            warm(CALLS[name])
-            assert all(t.is_inference() for t in outputs(CALLS[name]())), name
+@every_call
+def test_inference_leaves_nothing_to_later_calls(name: str) -> None:
+    with torch.inference_mode():
+        warm(CALLS[name])
+        assert all(t.is_inference() for t in outputs(CALLS[name]()))
 
-        assert not any(t.is_inference() for t in outputs(CALLS[name]())), name
+    assert not any(t.is_inference() for t in outputs(CALLS[name]()))
 
 
 class Overriding(torch.Tensor):
@@ -137,7 +140,7 @@ class Overriding(torch.Tensor):
         return "overridden", function, sorted(kwargs or {})
 
 
-@pytest.mark.parametrize("name", CALLS)
+@every_call
 def test_every_tensor_may_override_the_function(name: str) -> None:
     call = CALLS[name]
     warm(call)

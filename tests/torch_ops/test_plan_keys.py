@@ -135,66 +135,36 @@ def optional(*shape: Any, place: Any, use: str = "") -> Tensor | None:
     return None if place is None else matrix(*shape, place, use)
 
 
-def matmul(
-    a: Any,
-    b: Any,
-    numbers: Any,
-    left: Any,
-    out: Any,
-    wide: bool,
-    bias: Any,
-    residual: Any,
-    aux: Any,
-    **named: Any,
-) -> None:
+def limited(left: tuple[int, int]) -> int | None:
+    return 132 - left[1] if left[1] else None
+
+
+def matmul(numbers: Any, left: Any, out: Any, wide: bool, **named: Any) -> None:
     with state(numbers, left[0]) as dtype:
         result = F32 if wide else dtype
-        outblas.matmul(
-            matrix(M, K, dtype, a),
-            matrix(K, N, dtype, b),
-            out=optional(M, N, result, place=out, use="out"),
-            out_dtype=F32 if wide else None,
-            bias=optional(M, N, result, place=bias, use="bias"),
-            residual=optional(M, N, result, place=residual, use="residual"),
-            aux=optional(M, N, result, place=aux, use="aux"),
-            sms=132 - left[1] if left[1] else None,
-            **named,
-        )
+        a, b = matrix(M, K, dtype, named.pop("a")), matrix(K, N, dtype, named.pop("b"))
+        for name in ("bias", "residual", "aux"):
+            named[name] = optional(M, N, result, place=named[name], use=name)
+        named |= {"out_dtype": F32 if wide else None, "sms": limited(left)}
+        outblas.matmul(a, b, out=optional(M, N, result, place=out, use="out"), **named)
 
 
-def addmm(a: Any, b: Any, c: Any, numbers: Any, left: Any, out: Any, **named: Any) -> None:
+def addmm(numbers: Any, left: Any, out: Any, **named: Any) -> None:
     with state(numbers, left[0]) as dtype:
+        a, b = matrix(M, K, dtype, named.pop("a")), matrix(K, N, dtype, named.pop("b"))
+        where = optional(M, N, dtype, place=out, use="out")
         outblas.addmm(
-            matrix(M, N, dtype, c),
-            matrix(M, K, dtype, a),
-            matrix(K, N, dtype, b),
-            out=optional(M, N, dtype, place=out, use="out"),
-            sms=132 - left[1] if left[1] else None,
-            **named,
+            matrix(M, N, dtype, named.pop("c")), a, b, out=where, sms=limited(left), **named
         )
 
 
-def linear(
-    a: Any,
-    b: Any,
-    numbers: Any,
-    left: Any,
-    bias: Any,
-    residual: Any,
-    out: Any,
-    ready: bool,
-    **named: Any,
-) -> None:
+def linear(numbers: Any, left: Any, bias: Any, ready: bool, **named: Any) -> None:
     with state(numbers, left[0]) as dtype, outblas.weights_ready(ready), torch.no_grad():
-        outblas.linear(
-            matrix(M, K, dtype, a),
-            matrix(N, K, dtype, b),
-            None if bias is None else matrix(1, N, dtype, bias)[0],
-            residual=optional(M, N, dtype, place=residual),
-            out=optional(M, N, dtype, place=out, use="out"),
-            sms=132 - left[1] if left[1] else None,
-            **named,
-        )
+        x, w = matrix(M, K, dtype, named.pop("a")), matrix(N, K, dtype, named.pop("b"))
+        for name, use in (("residual", ""), ("out", "out")):
+            named[name] = optional(M, N, dtype, place=named[name], use=use)
+        row = None if bias is None else matrix(1, N, dtype, bias)[0]
+        outblas.linear(x, w, row, sms=limited(left), **named)
 
 
 def with_config(config: Any, kernel: str) -> None:
@@ -242,17 +212,8 @@ def test_calls_that_differ_have_plans_of_their_own(name: str, ran: list[int]) ->
 
 
 # ---- products of torch
-def product(
-    operator: str,
-    a: Any,
-    b: Any,
-    c: Any,
-    numbers: Any,
-    left: Any,
-    out: Any,
-    invariant: bool,
-    **scalars: Any,
-) -> None:
+def product(operator: str, numbers: Any, left: Any, invariant: bool, **scalars: Any) -> None:
+    a, b, c, out = (scalars.pop(name) for name in ("a", "b", "c", "out"))
     with state(numbers, *left) as dtype, outblas.batch_invariant(invariant):
         tensors = [matrix(M, K, dtype, a), matrix(K, N, dtype, b)]
         where = optional(M, N, dtype, place=out, use="out")

@@ -219,8 +219,6 @@ def test_an_error_names_the_argument(message: str) -> None:
 
 
 # ---- the operator
-
-
 @pytest.mark.parametrize("change", [torch.Tensor.conj, torch._neg_view, torch.nn.Parameter])
 def test_views_and_parameters_are_what_they_stand_for(change: Any) -> None:
     x = torch.randn(5, 130)

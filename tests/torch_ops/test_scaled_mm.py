@@ -211,8 +211,6 @@ def test_rows_of_one_pair_compile(K: int) -> None:
 
 
 # ---- the operator
-
-
 @pytest.mark.parametrize("activation", ["tanh", "swish"])
 def test_the_operator_refuses_an_unknown_activation(activation: str) -> None:
     a, b = fp8_operands(4, 6, 8)

@@ -148,33 +148,6 @@ def test_the_problem_has_the_strides_of_scales_of_blocks(
     assert problems[0].epilogue.scale_b.strides == SQUARE_B.stride()
 
 
-def transposed(b: Tensor) -> Tensor:
-    """The same values, stored by rows."""
-    return b.view(torch.uint8).contiguous().view(b.dtype)
-
-
-OTHERS: dict[str, Callable[[], Any]] = {
-    "another dtype of the product": lambda: {"out_dtype": torch.float32},
-    "fast sums": lambda: {"use_fast_accum": True},
-    "an activation": lambda: {"activation": "relu"},
-    "a bias that needs a gradient": lambda: {"bias": BIAS.detach().clone().requires_grad_()},
-    "scales of blocks": lambda: LARGE | {"scale_a": BY_ROW_A, "scale_b": SQUARE_B},
-    "another layout": lambda: {"mat2": transposed(B8)},
-    "another format": lambda: {"input": fp8_operands(M, N, K, torch.float8_e5m2)[0]},
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_call_takes_the_operator(name: str, operators: list[str]) -> None:
-    call()
-    call(bias=BIAS)
-    operators.clear()
-
-    call(**OTHERS[name]())
-
-    assert operators == ["scaled_mm"]
-
-
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "use_fast_accum": ({"use_fast_accum": 1}, "use_fast_accum is int, expected a bool"),
     "out_dtype": ({"out_dtype": []}, "out_dtype is list, expected a torch.dtype"),
