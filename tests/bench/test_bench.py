@@ -1,8 +1,7 @@
-"""Providers and records of the bench, its command without a GPU, and its charts."""
+"""Providers and records of the bench, and its command without a GPU."""
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from support.commands import invoke, refuses
 
-from outblas.bench import campaign, chart, providers, record
+from outblas.bench import campaign, providers, record
 from outblas.bench.operation import Operation
 from outblas.bench.record import Device, Record
 from outblas.bench.statistics import ratio
@@ -277,7 +276,6 @@ BAD_ARGUMENTS = [
     (("--mode", "fast"), "--mode is 'fast'"),
     (("--rounds", "1"), "--rounds"),
     (("--save", "/nowhere/file.json"), "--save is '/nowhere/file.json'"),
-    (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
 ]
 
 
@@ -357,42 +355,3 @@ def test_a_row_of_the_table_shows_a_record() -> None:
     assert cells["× cuBLAS"] == "1.020 (1.010–1.030)"
     assert cells["apart"] == "1.000"
     assert cells["W"] == "–"  # a burst measures no power
-
-
-# ---- charts
-def report_of(*records: Record) -> dict[str, Any]:
-    """A report as `outblas bench --save` writes it."""
-    environment = {"gpu": "G", "torch": "2", "cuda": "13", "driver": "5"}
-    return {"environment": environment, "results": [r.record() for r in records]}
-
-
-@pytest.fixture
-def report() -> dict[str, Any]:
-    """A base, bursts, sustained turns, two sizes of cubes, another shape, and a failure."""
-    base = replace(RECORD, provider="cublas", config="", ratio=1.0, ratio_low=1.0, ratio_high=1.0)
-    slow = replace(RECORD, mode="sustained", watts=700.0, joules=0.1, pj_per_flop=1.1)
-    large = replace(slow, shape=(1024, 1024, 1024))
-    skinny = replace(RECORD, shape=(16, 512, 512))
-    return report_of(base, RECORD, slow, large, skinny, FAILED)
-
-
-@pytest.mark.parametrize("name", ["chart.png", "chart.svg"])
-def test_a_chart_is_drawn_in_the_format_of_its_name(
-    name: str, report: dict[str, Any], tmp_path: Path
-) -> None:
-    chart.draw(report, tmp_path / name)
-
-    drawn = (tmp_path / name).read_bytes()
-    assert len(drawn) > 3000
-    assert drawn.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
-
-
-def test_a_chart_names_shapes_that_are_no_cubes(report: dict[str, Any], tmp_path: Path) -> None:
-    chart.draw(report, tmp_path / "chart.svg")
-
-    assert "16x512x512" in (tmp_path / "chart.svg").read_text()
-
-
-def test_a_report_without_figures_has_no_chart(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no figures"):
-        chart.draw(report_of(FAILED), tmp_path / "none.png")

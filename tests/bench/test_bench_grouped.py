@@ -270,7 +270,6 @@ def test_only_the_same_groups_are_compared() -> None:
         (["--epilogue", "bias"], "--epilogue cannot be combined with --op grouped"),
         (["--ladder", "hopper"], "--ladder cannot be combined with --op grouped"),
         (["--batch-invariant"], "--batch-invariant cannot be combined with --op grouped"),
-        (["--chart", "it.svg"], "--chart cannot be combined with --op grouped"),
         (["--layout", "tn"], "--layout has 'tn', expected nt or nn"),
         (["--dtype", "fp8"], "--dtype is 'fp8', expected one of bfloat16, float16, float32"),
         (["--kernels", "cublas"], "--kernels has 'cublas', expected some of torch, outblas"),
