@@ -193,18 +193,6 @@ def test_unpatch_restores_a_model(case: Case) -> None:
     assert_alike(model, case, expected, theirs)
 
 
-@pytest.mark.parametrize("name", ["Llama", "BERT", "ViT"])
-def test_a_fused_model_compiles(name: str) -> None:
-    case = CASES[name]
-    model = made(case)
-    expected, theirs = expected_of(model, case)
-    patch(model, fuse=True)
-
-    compiled: Any = torch.compile(model, backend="aot_eager")
-
-    assert_alike(compiled, case, expected, theirs)
-
-
 @pytest.mark.interpreter
 @pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
 @pytest.mark.parametrize("name", ["Llama", "BERT"])
@@ -275,44 +263,6 @@ def test_a_fused_model_is_saved(name: str, save: Callable[..., Any], tmp_path: P
     for n, t in loaded.items():
         assert torch.equal(t, plain[n])
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < size + 100_000
-
-
-class Lora(nn.Module):
-    """A layer with a small one beside it, as peft makes it."""
-
-    def __init__(self, base_layer: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        self.a = nn.Linear(base_layer.in_features, 2, bias=False)
-        self.b = nn.Linear(2, base_layer.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base_layer(x) + self.b(self.a(x))
-        return y
-
-
-TARGETS = {"Llama": "gate_proj", "BERT": "intermediate.dense", "T5": "wi", "ViT": "fc1"}
-
-
-@pytest.mark.parametrize("is_patched_first", [False, True])
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_fused_model_with_lora(name: str, is_patched_first: bool) -> None:
-    case = CASES[name]
-    models = made(case), made(case)
-    for model in models:
-        if is_patched_first and model is models[0]:
-            patch(model, fuse=True)
-        torch.manual_seed(1)
-        for path, layer in list(model.named_modules()):
-            if path.endswith(TARGETS[name]):
-                model.set_submodule(path, Lora(layer))  # type: ignore[arg-type]
-    expected, theirs = expected_of(models[1], case)
-
-    patch(models[0], fuse=True)
-
-    assert_alike(models[0], case, expected, theirs)
-    unpatch(models[0])
-    assert_alike(models[0], case, expected, theirs)
 
 
 def test_a_model_is_saved_and_loaded_across_patch(case: Case) -> None:

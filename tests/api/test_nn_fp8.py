@@ -186,15 +186,6 @@ def test_a_filter_is_asked_for_layers() -> None:
     assert list(report.unreached) == ["1.weight"]
 
 
-def test_patching_again_reports_the_same() -> None:
-    model = nn.Sequential(fp8_layer())
-    first = patch(model)
-
-    report = patch(model, filter=lambda name, layer: False)
-
-    assert report == first
-
-
 # ---- what changes later
 @pytest.mark.parametrize("change", ["another weight", "other blocks", "another input"])
 def test_a_layer_that_changes_is_computed_by_its_class(change: str, theirs: list[Any]) -> None:

@@ -185,28 +185,6 @@ def test_hooks_that_compute_the_weight_hold_and_come_off(put_on: Hook, take_off:
     assert dict(model.up.named_parameters()).keys() == {"bias", "weight"}
 
 
-def test_a_wrapper_with_a_base_layer_holds(net: Net) -> None:
-    """As LoRA's of peft."""
-
-    class Lora(nn.Module):
-        def __init__(self, base_layer: nn.Module) -> None:
-            super().__init__()
-            self.base_layer = base_layer
-            self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base_layer(x) + self.b(self.a(x))
-
-    net.set_submodule("up", Lora(net.up))
-    want = net(X)
-
-    assert patch(net).swapped == ("up.base_layer", "up.a", "up.b", "down")
-    torch.testing.assert_close(net(X), want)
-
-    assert unpatch(net).kept == {}
-    torch.testing.assert_close(net(X), want)
-
-
 class TestSharded:
     """On one CPU process."""
 

@@ -12,7 +12,6 @@ from outblas.core.grouped_shapes import (
     Distribution,
     Form,
     GroupedWorkload,
-    model_of,
     parse,
 )
 
@@ -108,13 +107,6 @@ def test_a_model_has_two_products_with_three_numbers_of_rows_and_two_distributio
     assert {w.form for w in found} == {"rows"}
 
 
-def test_words_choose_among_the_workloads_of_a_name() -> None:
-    found = parse("moe:deepseek-v3:4096:zipf:terms")
-
-    assert {(w.rows, w.distribution, w.form) for w in found} == {(4096, "zipf", "terms")}
-    assert len(found) == 2
-
-
 def test_deepgemms_list_has_8192_or_4096_rows_a_group() -> None:
     found = parse("deepgemm")
 
@@ -145,8 +137,3 @@ def test_text_that_names_no_workload_is_refused(text: str) -> None:
         ValueError, match=r"--shapes is .* expected EXPERTSxROWSxNxK, deepgemm or moe"
     ):
         parse(text)
-
-
-def test_the_products_of_models_are_known_by_their_sizes() -> None:
-    assert model_of(GroupedWorkload(8, 1, 4096, 14336)) == "mixtral-8x7b down"
-    assert model_of(SMALL) == ""

@@ -45,10 +45,6 @@ def test_every_layer_of_every_model_has_every_count_of_rows(name: str, rows: int
     assert len(shapes.parse(name)) == rows * len(layers)
 
 
-def test_no_shape_of_a_name_is_there_twice() -> None:
-    assert all(len(set(named)) == len(named) for named in shapes.NAMED.values())
-
-
 # ---- backward
 def stored(rows: int, columns: int, letter: str) -> torch.Tensor:
     """A matrix of random numbers that lies as its letter says."""
