@@ -215,7 +215,9 @@ def memory(launches: Sequence[Any]) -> list[dict[str, Any]]:
     for launch in launches:
         for field, metric in BY_INSTRUCTION.items():
             counter = launch.metric_by_name(metric)
-            addresses = None if counter is None else counter.correlation_ids()
+            if counter is None:
+                continue
+            addresses = counter.correlation_ids()
             for index in range(counter.num_instances() if addresses else 0):
                 if mnemonic := _MNEMONIC.match(launch.sass_by_pc(addresses.as_uint64(index))):
                     rows.setdefault(mnemonic[1], Counter())[field] += counter.as_uint64(index)

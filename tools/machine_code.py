@@ -108,8 +108,11 @@ class KernelVariant:
 # ---- compiling a variant
 def variant(entry: Mapping[str, Any]) -> KernelVariant:
     """The variant of a snapshot's entry. Raises TypeError for a field that there is not."""
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in entry["compile"].items()}
-    return KernelVariant(**values)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in entry["compile"].items()
+    }
+    return KernelVariant(**fields)
 
 
 def compile_variant(variant: KernelVariant) -> Artifact:

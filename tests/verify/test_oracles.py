@@ -3,6 +3,7 @@ say.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from outblas.verify.call import Run
 from outblas.verify.cases import Case
 from outblas.verify.oracle import (
     ORACLES,
+    Exact,
     Result,
     bounded,
     chained,
@@ -406,3 +408,33 @@ class TestSumsMuchWorseThanTorchs:
         assert not result.ok
         assert "relative Frobenius error" in result.message
         assert "wrong" not in result.message
+
+
+# ---- values that are not finite, and one oracle for many kernels
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_wrongly_finite_or_not_is_caught(value: float) -> None:
+    case = Case(33, 40, 24, FP32)
+
+    def one(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        broken.right(a, b, c, out, alpha, beta)
+        out[5, 7] = value
+
+    def none(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        broken.right(a, b, c, out, alpha, beta)
+        out[out.isnan() if math.isnan(value) else out == value] = 1.0
+
+    for oracle in (exact, bounded, chained):
+        assert "wrong: 1 of 1320 elements, first at [5, 7]" in oracle(one, case).message
+    assert not nonfinite(none, case).ok
+
+
+def test_an_oracle_of_many_kernels_judges_each_by_what_it_wrote_itself() -> None:
+    judge = Exact(Case(20, 24, 16, FP32))
+
+    def half(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        broken.right(a[:10], b, c, out[:10], alpha, beta)
+
+    assert judge(broken.right).ok
+    assert "unwritten: 480 of 480" in judge(lambda *_: None).message
+    assert "unwritten: 240 of 480 elements, first at [10, 0]" in judge(half).message
+    assert judge(broken.right).ok

@@ -158,17 +158,17 @@ def _show(report: dict[str, Any]) -> None:
         table(title, ("name", "arch", "SMs", "memory"), rows)
     else:
         console.print("There is no NVIDIA GPU: calls that name no kernel run in torch.")
-    rows = [
+    versions = [
         (v["name"], v["installed"] or NONE, v["tested"], v["problem"] or "")
         for v in report["versions"]
     ]
-    table("Versions", ("package", "installed", "tested", "problem"), rows)
+    table("Versions", ("package", "installed", "tested", "problem"), versions)
     _show_stores(report)
     names: dict[str, list[str]] = {}
     for kernel in report["kernels"]:
         names.setdefault(kernel["runs"], []).append(kernel["name"])
-    rows = [(answer, _by_ladder(kernels)) for answer, kernels in names.items()]
-    table("Kernels", ("runs here", "kernels"), rows)
+    answers = [(answer, _by_ladder(kernels)) for answer, kernels in names.items()]
+    table("Kernels", ("runs here", "kernels"), answers)
     way = "C++ (outblas-native)" if report["native"] else "Python"
     note(f"Warm calls run in {way}.", None)
     for private in report["lacking"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -148,7 +148,7 @@ def _variants(
 
 
 def _show(inspections: Sequence[Inspection]) -> None:
-    resources = {
+    resources: dict[str, Callable[[Inspection], object]] = {
         "operands": lambda i: f"{i.dtype} {i.layout}",
         "registers": lambda i: i.registers,
         "spilled B, st / ld": lambda i: f"{i.spill_stores} / {i.spill_loads}",
