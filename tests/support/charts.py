@@ -30,11 +30,6 @@ class Drawn:
         return [(float(x), float(y)) for x, y in corners]
 
 
-def axes_of(figure: Figure) -> list[Any]:
-    """The axes that show data; one that only holds a legend is left out."""
-    return [axis for axis in _axes(figure) if axis.axison]
-
-
 def _axes(figure: Any) -> Iterator[Any]:
     yield from figure.axes if not figure.subfigs else ()
     for part in figure.subfigs:
@@ -100,15 +95,3 @@ def clipped(figure: Figure) -> list[str]:
         for each in texts
         if not all(edge.x0 <= x <= edge.x1 and edge.y0 <= y <= edge.y1 for x, y in each.corners)
     ]
-
-
-def colours_of_data(axis: Any) -> set[str]:
-    """The colours in which an axis shows data: of lines with marks, and of bars."""
-    from matplotlib.colors import to_hex
-
-    lines = {
-        to_hex(line.get_color())
-        for line in axis.lines
-        if line.get_marker() not in ("None", None, "") and len(line.get_xydata())
-    }
-    return lines | {to_hex(patch.get_facecolor()) for patch in axis.patches}
