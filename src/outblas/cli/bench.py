@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +11,9 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..core import progress, registry
+from ..core import grouped_shapes, progress, registry
 from ..core.shapes import LAYOUTS
 from . import progress_line
-from .bench_asked import Asked, Start
 from .common import (
     NO_GPU,
     NONE,
@@ -38,12 +36,16 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ..bench.campaign import Campaign
-    from ..bench.operation import Operation
+    import torch
+
+    from ..bench.campaign import Campaign, Task
     from ..bench.providers import Provider
     from ..bench.record import Record
+
+    # Makes a campaign on the current GPU with a least number of rounds by mode, and its tasks.
+    Start = Callable[[Mapping[str, int]], tuple[Campaign, Sequence[Task]]]
 
 OPS = ("gemm", "grouped")
 COLUMNS = (
@@ -157,31 +159,35 @@ def bench(
     import torch
 
     from ..bench import compare
+    from ..bench.campaign import ROUNDS
     from ..bench.record import MODES
-    from . import bench_grouped
 
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
         check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         earlier = compare.load(against) if against is not None else None
-        asked = Asked(split_names(kernels), shapes, dtype, layouts, modes, backward, rounds)
+        names = split_names(kernels)
         if op == "gemm":
-            start = _gemm(asked, ladder, epilogue, batch_invariant)
+            start = _gemm(
+                names, shapes, dtype, layouts, epilogue, batch_invariant, ladder, backward
+            )
         else:
-            others = {
-                "--ladder": ladder,
-                "--epilogue": epilogue,
-                "--batch-invariant": batch_invariant,
-            }
-            start = bench_grouped.prepared(asked, others)
+            for option, value in (
+                ("--ladder", ladder),
+                ("--epilogue", epilogue),
+                ("--batch-invariant", batch_invariant),
+            ):
+                if value:
+                    raise ValueError(f"{option} cannot be combined with --op grouped")
+            start = _grouped(names, shapes, dtype, layouts, backward)
         if not torch.cuda.is_available():
             typer.echo(
                 "There is no NVIDIA GPU that torch can use: nothing can be timed here.", err=True
             )
             raise typer.Exit(NO_GPU)
-        campaign, records = start()
-    report, passed = _run(campaign, records, save, quiet=json)
+        campaign, tasks = start(dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS)
+    report, passed = _run(campaign, campaign.run_tasks(tasks, modes), save, quiet=json)
     if json:
         print_json(report)
     if earlier is not None:
@@ -194,16 +200,16 @@ def _compared(earlier: dict[str, Any], report: dict[str, Any]) -> bool:
     from ..bench.compare import compare
 
     with usage_errors(ValueError):
-        found = compare(earlier, report)
+        changes = compare(earlier, report)
     for verdict in ("fell", "rose"):
-        for change in found.of(verdict):
+        for change in changes.of(verdict):
             line = f"{verdict}: {change.name}: {change.before:.3f} -> {change.after:.3f}"
             typer.echo(f"{line} (tolerance {change.tolerance:.1%})", err=True)
-    same, missing = len(found.of("same")), len(found.missing)
+    same, missing = len(changes.of("same")), len(changes.missing)
     typer.echo(
         f"{same} ratios did not change, and {missing} were not measured this time.", err=True
     )
-    return not found.of("fell")
+    return not changes.of("fell")
 
 
 def split_names(text: str) -> list[str]:
@@ -214,52 +220,95 @@ def split_names(text: str) -> list[str]:
 
 
 def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
-    found = split(text)
-    for value in found or [text]:
+    values = split(text)
+    for value in values or [text]:
         if value not in allowed:
             raise ValueError(f"{option} is {value!r}, expected some of {', '.join(allowed)}")
-    return found
+    return values
 
 
-def _gemm(asked: Asked, ladder: str | None, epilogue: str, batch_invariant: bool) -> Start:
-    """Checks the options of a campaign of single products. Raises ValueError."""
+def _gemm(
+    names: list[str],
+    shapes: str,
+    dtype: str,
+    layouts: list[str],
+    epilogue: str,
+    batch_invariant: bool,
+    ladder: str | None,
+    backward: bool,
+) -> Start:
+    """Checks the options of a campaign of single GEMMs. Raises ValueError."""
+    from ..bench import providers
+    from ..bench.campaign import Campaign
+    from ..bench.campaign import tasks as tasks_of
     from ..bench.operation import OPERANDS, Operation
-    from ..bench.providers import parse
+    from ..bench.record import BASE, BEST
     from ..core.steps import Steps
 
-    chosen = parse_shapes(asked.shapes, least=1)
-    check_one_of("--dtype", asked.dtype, tuple(OPERANDS))
-    operation = Operation(asked.dtype, Steps.parse(epilogue), batch_invariant)
-    operation.check(chosen, asked.layouts, backward=asked.backward)
+    sizes = parse_shapes(shapes, least=1)
+    check_one_of("--dtype", dtype, tuple(OPERANDS))
+    operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
+    operation.check(sizes, layouts, backward=backward)
     if ladder is not None:
         registry.ladder(ladder)
-    named = [parse(name, operation) for name in asked.names]
+    named = [providers.parse(name, operation) for name in names]
 
-    def start() -> tuple[Campaign, Iterator[Record]]:
-        made = _campaign(named, ladder, operation, asked.by_mode)
-        return made, made.run(chosen, asked.layouts, asked.modes, backward=asked.backward)
+    def start(rounds: Mapping[str, int]) -> tuple[Campaign, Sequence[Task]]:
+        device = _device()
+        chosen = list(named)
+        if ladder is not None or not named:
+            chosen += providers.runnable(device, operation, ladder)
+        _check_kernels(chosen, device, dtype)
+        bases = [providers.library(BASE, operation)]
+        if BEST not in [provider.name for provider in named]:
+            bases.append(providers.library(BEST, operation))
+        campaign = Campaign([*bases, *chosen], operation, rounds)
+        return campaign, tasks_of(sizes, layouts, backward)
 
     return start
 
 
-def _campaign(
-    named: list[Provider], ladder: str | None, operation: Operation, rounds: Mapping[str, int]
-) -> Campaign:
+def _grouped(
+    names: list[str], shapes: str, dtype: str, layouts: list[str], backward: bool
+) -> Start:
+    """Checks the options of a campaign of grouped GEMMs. Raises ValueError."""
+    from ..bench import grouped, scaled_groups
+    from ..bench.campaign import Campaign
+    from ..bench.operation import Operation
+    from ..bench.record import GROUPED_BASE
+
+    workloads = grouped_shapes.parse(shapes)
+    check_one_of("--dtype", dtype, (*grouped.PRECISIONS, scaled_groups.PRECISION))
+    operation = Operation(dtype)
+    operation.check((), layouts, backward=backward)
+    for letters in layouts:
+        if letters not in grouped_shapes.ROWS_LAYOUTS:
+            raise ValueError(
+                f"--layout has {letters!r}, expected nt or nn with --op grouped: the rows that "
+                f"groups divide are contiguous; gradients of weights are always "
+                f"{grouped_shapes.TERMS_LAYOUT}"
+            )
+    if backward and any(workload.form == "terms" for workload in workloads):
+        raise ValueError("--shapes has :terms, expected none with --backward, which times both")
+    if not operation.scaling:
+        grouped.check_torch()
+    parse = scaled_groups.parse if operation.scaling else grouped.parse
+    named = [parse(name) for name in names]
+
+    def start(rounds: Mapping[str, int]) -> tuple[Campaign, Sequence[Task]]:
+        chosen = named or [parse(name) for name in grouped.runnable(_device())]
+        campaign = Campaign([parse(GROUPED_BASE), *chosen], operation, rounds)
+        if operation.scaling:
+            return campaign, scaled_groups.tasks(workloads)
+        return campaign, grouped.tasks(workloads, layouts, backward)
+
+    return start
+
+
+def _device() -> torch.device:
     import torch
 
-    from ..bench import providers
-    from ..bench.campaign import Campaign
-    from ..bench.record import BASE, BEST
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    chosen = list(named)
-    if ladder is not None or not named:
-        chosen += providers.runnable(device, operation, ladder)
-    _check_kernels(chosen, device, operation.dtype)
-    bases = [providers.library(BASE, operation)]
-    if BEST not in [provider.name for provider in named]:
-        bases.append(providers.library(BEST, operation))
-    return Campaign([*bases, *chosen], operation, rounds)
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
@@ -311,8 +360,8 @@ def _run(
                 passed &= record.passed
                 live.update(view())
                 if save is not None:
-                    kept = [without_nulls(each) for each in report["results"]]
-                    save_json(save, {**report, "results": kept})
+                    results = [without_nulls(entry) for entry in report["results"]]
+                    save_json(save, {**report, "results": results})
         live.update(view())
     return report, passed
 
@@ -323,18 +372,18 @@ def _view(title: str, rows: list[tuple[str, ...]], base: str) -> RenderableType:
     """
     base = "cuBLAS" if base == "cublas" else base
     headings = [column.replace("cuBLAS", base) for column in COLUMNS]
-    kept = []
+    columns = []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
         if column in ("shape", "layout", "mode") and len(values) == 1:
             title += f", {values.pop()}"
         elif values != {NONE}:
-            kept.append(i)
-    keys = sum(i <= COLUMNS.index("provider") for i in kept)
-    cells = ([row[i] for i in kept] for row in rows)
+            columns.append(i)
+    keys = sum(i <= COLUMNS.index("provider") for i in columns)
+    cells = ([row[i] for i in columns] for row in rows)
     return make_table(
         f"{title}; × {base}: its time / the provider's time",
-        [headings[i] for i in kept],
+        [headings[i] for i in columns],
         cells,
         keys=keys,
     )
