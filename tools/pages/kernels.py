@@ -5,8 +5,8 @@ from __future__ import annotations
 from outblas.core import registry
 from outblas.core.shapes import SQUARES, to_text
 
+from .documents import PHASES, of_rung
 from .results import Results, find, gpus_of
-from .seed_figures import PHASES, of_rung
 from .tables import NONE, closed, figure, listed, number, ratio, span, spread, table
 
 # The phases whose cycles are counted for each step along K, and for each tile.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from outblas.core import registry
 from outblas.core.shapes import parse
 
+from .documents import FIGURES, Figure, of_rung
 from .results import GPUS, Measurement, Profile, Results, find, gpus_of, profiled
-from .seed_figures import FIGURES, Figure, of_rung
 from .tables import NONE, closed, figure, listed, number, percent, span, spread, table
 
 # The edges of square GEMMs at which the documents measured a ladder.
