@@ -10,7 +10,7 @@ from support.layers import Net, names_of_ours
 from torch import nn
 
 import outblas
-from outblas import patch
+from outblas import patch, unpatch
 from outblas.core.problem import dtype_name
 from outblas.nn import Report
 from outblas.runtime import hooks
@@ -72,6 +72,21 @@ def test_a_dry_run_reports_what_patch_does() -> None:
         after.swapped,
         after.kept,
         after.remarks,
+    )
+
+
+def test_a_report_says_what_became_of_layers() -> None:
+    net = Net()
+
+    assert str(patch(net, dry_run=True)).startswith("3 would swap, 0 kept\nup    would swap")
+    assert str(patch(net)).startswith("3 swapped, 0 kept\nup    swapped")
+    assert str(unpatch(net)).startswith("3 restored, 0 kept\nup    restored")
+    shown = str(patch(nn.MultiheadAttention(8, 2)))
+    assert shown.startswith("0 swapped, 1 kept, 1 unreached\n")
+    assert "in_proj_weight  unreached  nn.MultiheadAttention multiplies by it" in shown
+    experts = Report(experts={"moe": "4 experts"}, remarks={"moe": "on cpu"})
+    assert str(experts) == (
+        "0 swapped, 0 kept, 1 swapped with experts\nmoe  swapped  4 experts; on cpu"
     )
 
 
