@@ -160,13 +160,6 @@ def _warn_of_refusal(reason: str) -> None:
     )
 
 
-def inspections() -> Path:
-    """Returns the folder of kept inspections, whether or not it exists. Raises ValueError as
-    `directory` does.
-    """
-    return directory() / "inspections"
-
-
 def fetch(
     facts: dict[str, object],
     *,
