@@ -135,8 +135,8 @@ def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
 # The record, for `--json` and `--save`.
 
 
-def test_the_record_names_what_ratios_compare_with(record: dict[str, Any]) -> None:
-    assert record["ratio_base"] == "cuBLAS"
+def test_the_record_names_what_ratios_compare_with(report: model.TuneReport) -> None:
+    assert report.record()["ratio_base"] == "cuBLAS"
 
 
 # What the ratio is, and from which stage a time comes.

@@ -112,7 +112,7 @@ def test_options_choose_among_the_trials(
         ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"),
         ("--shapes x", "--shapes is 'x'"),
         ("--dtype int8", "--dtype is 'int8'"),
-        ("--layout no", "--layout is 'no', expected one of nt"),
+        ("--layout no", "--layout is 'no', expected one that has trials: nn, nt"),
         (
             "--gpu NVIDIA",
             "--gpu is 'NVIDIA', expected one that has trials: NVIDIA H100 80GB HBM3, NVIDIA H2",

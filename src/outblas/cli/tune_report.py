@@ -81,13 +81,13 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
     from ..autotune.store import transfer
     from ..autotune.store.store import Store, StoreError
 
-    if store is not None and source is not None:
-        raise ValueError("--store and --from are both given, expected one of them")
     for path, option in ((store, "--store"), (source, "--from")):
         if path is not None:
             check_length(path)
             if not path.is_file():
                 raise ValueError(f"{option} is {str(path)!r}, expected a file")
+    if store is not None and source is not None:
+        raise ValueError("--store and --from are both given, expected one of them")
     if source is not None:
         trials, winners = transfer.read(source)
         where = source
