@@ -19,7 +19,7 @@ FEWEST = 15  # of CIELAB's difference; about 2 is just noticeable
 
 def small_figure() -> Any:
     """A chart of one line, with a title, a note and a text alternative."""
-    figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+    figure, (axis,) = plotting.grid(4.0, [(3.0, (1,))])
     axis.plot([0, 1], [0, 1 / 3], marker="o", color=plotting.PALETTE[0])
     axis.set_title("a panel")
     axis.text(0.2, 0.2, "a text")
@@ -91,7 +91,7 @@ def test_places_are_spread_no_farther_than_needed(wanted: list[float], places: l
 
 
 def test_names_at_the_ends_of_close_lines_do_not_collide() -> None:
-    figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+    figure, (axis,) = plotting.grid(4.0, [(3.0, (1,))])
     ends = [(1.0, y, f"line {y}", plotting.INK) for y in (0.5, 0.51, 0.52, 0.9)]
 
     plotting.label_ends(axis, ends)
@@ -103,7 +103,7 @@ def test_names_at_the_ends_of_close_lines_do_not_collide() -> None:
 
 def test_texts_that_collide_and_that_a_line_crosses_are_found() -> None:
     """What the other tests rely on."""
-    figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+    figure, (axis,) = plotting.grid(4.0, [(3.0, (1,))])
     axis.axvline(0.5, label="one")
     axis.text(0.5, 0.5, "crossed", ha="center")
     axis.text(0.1, 0.2, "first")
@@ -150,7 +150,7 @@ def test_the_ids_of_two_charts_on_a_page_differ() -> None:
 def test_a_layout_that_differs_in_its_last_bit_makes_the_same_file() -> None:
     drawn = []
     for jitter in (0.0, 1e-13):
-        figure, (axis,) = plotting.canvas(1, (4.0, 3.0))
+        figure, (axis,) = plotting.grid(4.0, [(3.0, (1,))])
         figure.set_layout_engine("none")
         axis.set_position((0.2, 0.2, 0.7 + jitter, 0.7))
         axis.plot([0, 1], [0, 1])

@@ -129,18 +129,6 @@ def markers(names: Sequence[str]) -> dict[str, str]:
     return {name: known.get(colour, "o") for name, colour in colours(names).items()}
 
 
-def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
-    """A figure of `panels` axes in rows of `columns`, `size` in inches."""
-    figure = _figure(size)
-    places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
-    axes, unused = list(places[:panels]), places[panels:]
-    for axis in unused:
-        axis.remove()
-    for axis in axes:
-        _clear(axis)
-    return figure, axes
-
-
 def grid(
     width: float, rows: Sequence[tuple[float, Sequence[int]]], extra: float = 0.0
 ) -> tuple[Figure, list[Any]]:
