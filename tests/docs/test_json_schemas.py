@@ -84,13 +84,10 @@ def test_an_explanation_has_the_keys_that_are_documented(tmp_path: Path) -> None
     assert not json_schemas.problems(printed("tune", *options), "outblas tune --explain")
 
 
-def test_a_sweep_has_the_keys_that_are_documented() -> None:
+def test_a_sweep_and_its_winner_have_the_keys_that_are_documented() -> None:
     sweep = Sweep(failures=[Failure(WORKLOAD, "an example")], store=Path("tuning.sqlite"))
 
     assert not json_schemas.problems(tune_result.record(sweep), "outblas tune")
-
-
-def test_a_winner_has_the_keys_that_are_documented() -> None:
     assert not json_schemas.problems(to_record(winner()), "best config")
 
 
