@@ -13,9 +13,9 @@ from outblas.autotune.search.plan import Plan, plan
 from outblas.autotune.search.target import HOPPER_GROUPED, of
 from outblas.autotune.store.records import Workload
 from outblas.core.grouped_shapes import GroupedWorkload, parse
-from outblas.hopper.parts.config import SHARED_MEMORY
-from outblas.hopper.gemm import heuristic
 from outblas.hopper.gemm import group_host as host
+from outblas.hopper.gemm import heuristic
+from outblas.hopper.parts.config import SHARED_MEMORY
 
 H100 = gpu.imagined("h100")
 
@@ -125,7 +125,9 @@ def test_small_tiles_waste_less_of_small_groups() -> None:
     few, on = workload(GroupedWorkload(8, 512, 4096, 4096)), prune.machine_of(H100)
     assert on is not None
     useful = {
-        tile_m: cost_model.wave_efficiency(of_tile(planned(MIXTRAL), tile_m, 128).footprint, few, on)
+        tile_m: cost_model.wave_efficiency(
+            of_tile(planned(MIXTRAL), tile_m, 128).footprint, few, on
+        )
         for tile_m in (64, 128)
     }
 
