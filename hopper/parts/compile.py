@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from ...core.compat import cute_private
 from ...core.configs import to_text
 from ...core.facts import version_of
 from ...core.problem import Problem, dtype_name
+from ...device import sources
 from .config import HopperConfig
 
 ARCH = "sm_90a"
@@ -142,12 +144,9 @@ def toolchain_fields() -> dict[str, object]:
     }
 
 
-@functools.cache
 def source_fingerprint() -> str:
-    """Returns a digest that changes with any source file in any folder of the Hopper ladder."""
-    ladder = Path(__file__).parents[1]
-    files = sorted(ladder.rglob("*.py"))
-    return cache.digest({str(f.relative_to(ladder)): f.read_text(encoding="utf-8") for f in files})
+    """Returns a digest that changes with any source file that a kernel of the ladder may call."""
+    return sources.fingerprint(sys.modules[__name__.rpartition(".parts")[0]])
 
 
 def compact(dtype: Any, dims: int) -> Any:

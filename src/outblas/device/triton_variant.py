@@ -3,7 +3,6 @@ as machine code with what a launch has to know.
 """
 
 import ctypes
-import functools
 import importlib
 import json
 import re
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core import cache
 from ..core.facts import version_of
+from . import sources
 from .launch import Specialization
 
 Place = tuple[int, ...]  # positions that lead to an argument, or into a tuple
@@ -174,21 +174,5 @@ def toolchain_fields(arch: int = 90, module: str = "outblas.kernels") -> dict[st
     return {
         "arch": f"sm_{arch}",
         "triton": version_of("triton"),
-        "source": source_fingerprint(module),
+        "source": sources.fingerprint(importlib.import_module(module)),
     }
-
-
-@functools.cache
-def source_fingerprint(module: str) -> str:
-    """Returns a digest that changes with any source file that a kernel of a module may call: those
-    of its folder, of `device` and of `core`.
-    """
-    own = Path(str(importlib.import_module(module).__file__)).parent
-    here = Path(__file__).parent
-    folders = {"own": own, "device": here, "core": here.parent / "core"}
-    texts = {
-        f"{name}/{path.relative_to(folder)}": path.read_text(encoding="utf-8")
-        for name, folder in folders.items()
-        for path in sorted(folder.rglob("*.py"))
-    }
-    return cache.digest(dict(texts))
