@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.steps import steps_of
 
 from outblas.device import l2
 from outblas.device.raster import ORDERS, schedule
 
 TILE = (128, 256)
-HALF = 25 * 2**20  # bytes of one half of an H100's L2
 
 
 def traffic(
@@ -85,47 +83,7 @@ def test_a_smaller_cache_misses_more_of_the_same_requests(
     assert 0 <= small.hit_rate <= unlimited.hit_rate
 
 
-@settings(max_examples=20)
-@given(products(), st.integers(1, 1 << 20))
-def test_misses_are_counted_for_each_wave(product: Product, capacity: int) -> None:
-    waves = product.traffic(capacity).wave_missed_bytes
-
-    assert len(waves) == len(product.steps)
-
-
-@settings(max_examples=20)
-@given(products(), st.integers(1, 1 << 20))
-def test_without_multicast_every_cta_requests_its_panels(product: Product, capacity: int) -> None:
-    M, N, K = product.shape
-    rows, columns = math.ceil(M / 48), math.ceil(N / 64)
-
-    requested = product.traffic(capacity, multicast=False).requested_bytes
-
-    assert requested == (M * columns + N * rows) * K * 2
-
-
 # ---- orders of a large product
-def test_a_wave_that_is_a_group_misses_its_panels_alone() -> None:
-    """16 panels of A and 8 of B, none of which outlives the wave."""
-    panels = (16 * 128 + 8 * 256) * 8192 * 2
-
-    grouped = traffic("grouped", HALF)
-
-    assert grouped.wave_missed_bytes == (panels,) * 16
-
-
-def test_neighbours_in_time_share_panels() -> None:
-    kinds = ("grouped", "hilbert", "consecutive")
-
-    grouped, hilbert, consecutive = (traffic(kind, HALF).missed_bytes for kind in kinds)
-
-    assert grouped < hilbert < consecutive
-
-
-def test_neighbours_share_panels_where_groups_are_no_waves() -> None:
-    grouped = traffic("grouped", HALF, workers=132)
-
-    assert grouped.missed_bytes < traffic("consecutive", HALF, workers=132).missed_bytes
 
 
 def test_multicast_halves_requests_of_the_shared_operand() -> None:
@@ -157,18 +115,6 @@ def test_each_half_looks_for_what_its_own_sms_request() -> None:
 
 
 # ---- costs and refusals
-def test_the_steps_of_the_model_grow_with_the_tiles() -> None:
-    """In groups, of whose panels a wave has as many however large the product is."""
-
-    def simulate(size: int) -> None:
-        shape = size, size, 8192
-        steps = schedule("grouped", *l2.grid(shape, TILE), 128)
-        l2.simulate(steps, shape, TILE, capacity=50 * 2**20)
-
-    small = steps_of(lambda: simulate(4096))
-    large = steps_of(lambda: simulate(16384))
-
-    assert large < 24 * small
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.steps import steps_of
 
 from outblas.device.raster import ORDERS, PAD, order, schedule
 
@@ -46,19 +45,6 @@ def test_an_order_of_a_small_grid(arguments: tuple[Any, ...], tiles: list[int]) 
     assert order(*arguments) == tiles
 
 
-@given(SIDES, SIDES, GROUPS)
-def test_serpentine_sweeps_bands_to_and_fro(rows: int, columns: int, group_m: int) -> None:
-    expected = []
-    for band, first_row in enumerate(range(0, rows, group_m)):
-        rows_of_band = range(first_row, min(first_row + group_m, rows))
-        swept = sorted(range(columns), reverse=band % 2 == 1)
-        expected += [m * columns + n for n in swept for m in rows_of_band]
-
-    tiles = order("serpentine", rows, columns, group_m)
-
-    assert tiles == expected
-
-
 def test_hilbert_steps_to_neighbours() -> None:
     """One step in all is diagonal where the longer side is odd and the shorter even and above 2;
     none is elsewhere.
@@ -69,29 +55,6 @@ def test_hilbert_steps_to_neighbours() -> None:
         short, long = sorted((rows, columns))
         diagonal = [(1, 1)] if long % 2 == 1 and short % 2 == 0 and short > 2 else []
         assert [step for step in steps if sum(step) != 1] == diagonal, (rows, columns)
-
-
-@pytest.mark.parametrize("side", [2, 4, 8, 16, 32, 64])
-def test_hilbert_fills_one_quadrant_after_the_other(side: int) -> None:
-    tiles = [divmod(tile, side) for tile in order("hilbert", side, side)]
-
-    size = side // 2
-    while size:
-        for first in range(0, side * side, size * size):
-            quadrants = {(m // size, n // size) for m, n in tiles[first : first + size * size]}
-            assert len(quadrants) == 1, (size, first)
-        size //= 2
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_the_steps_of_an_order_grow_with_the_tiles(kind: str) -> None:
-    """Sixteen times the tiles: 16 times the steps, or with a recursion as deep as log n 24 times,
-    and not 256 times.
-    """
-    small = steps_of(lambda: order(kind, 40, 40))
-    large = steps_of(lambda: order(kind, 160, 160))
-
-    assert large < 30 * small
 
 
 # ---- schedules
@@ -164,10 +127,6 @@ def test_the_runs_of_consecutive_follow_each_other(scheduled: Scheduled) -> None
     one_after_the_other = list(itertools.chain(*scheduled.runs))
 
     assert one_after_the_other == list(range(scheduled.tiles))
-
-
-def test_the_longer_runs_of_consecutive_come_first() -> None:
-    assert schedule("consecutive", 2, 3, 4) == [[0, 2, 4, 5], [1, 3, PAD, PAD]]
 
 
 @pytest.mark.parametrize(

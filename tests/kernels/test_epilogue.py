@@ -3,28 +3,24 @@ to.
 """
 
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.covering import covering
-from support.fused import Fused, run
-from support.portable_builds import check, copies, operand
+from support.fused import Fused
+from support.portable_builds import check, operand
 from support.rungs import own, rung
 
 import outblas
 from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Activation, EpilogueArgs, apply, glu_split
 from outblas.core.problem import Problem, problem
 from outblas.device import grid
-from outblas.inspect import machine_code
 from outblas.kernels.portable import Config, plan
-from outblas.turing.cp_async import SIZES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SQUARE = (4096, 4096, 4096)
-SLOW = pytest.mark.slow
 ALL: dict[str, Any] = {"bias": "row", "residual": "matrix", "aux": True}
 
 
@@ -105,16 +101,6 @@ def test_every_form_of_an_epilogue_s_tensors_is_right(
     replace(case, activation=activation, dtype=dtype).check("portable")
 
 
-@pytest.mark.interpreter
-@pytest.mark.parametrize("name", ["bias", "activation", "residual", "aux"])
-def test_the_check_finds_a_step_that_is_left_out(name: str) -> None:
-    def run_without(*operands: Any, **steps: Any) -> None:
-        run(*operands, **steps | {name: None})
-
-    with pytest.raises(AssertionError, match=r"Fused\("):
-        Fused(20, 24, 8, FP16, "silu", **ALL).check("portable", run=run_without)
-
-
 @pytest.mark.parametrize(
     ("left", "right"),
     [((0,), (0,)), ((3, 0), (0,)), ((0,), (0, 4)), ((3, 0), (0, 4))],
@@ -193,69 +179,10 @@ def problem_with_epilogue(
     return problem(a, b, out, c, tf32=tf32, scaled=addend, extra=extra)
 
 
-COMPILED = {
-    "gelu": problem_with_epilogue(*SQUARE, "gelu"),
-    "swiglu, B by rows": problem_with_epilogue(*SQUARE, "swiglu", layout="nn"),
-    "geglu, addend": problem_with_epilogue(1000, 1000, 1000, "geglu", layout="tn", addend=True),
-    "geglu, fp32 output": problem_with_epilogue(*SQUARE, "geglu", out_dtype=FP32),
-    "geglu_tanh, fp32": problem_with_epilogue(1000, 1024, 512, "geglu_tanh", FP32),
-    "silu, TF32": problem_with_epilogue(*SQUARE, "silu", FP32, tf32=True),
-}
-
-
-def compiled_in_turn() -> list[Any]:
-    """Every product for one architecture after the other; for the other one in slow runs."""
-    return [
-        pytest.param(given, arch, id=f"{name}-sm_{arch}", marks=() if i % 2 == k else SLOW)
-        for i, (name, given) in enumerate(COMPILED.items())
-        for k, arch in enumerate((90, 80))
-    ]
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(("given", "arch"), compiled_in_turn())
-def test_portable_copies_and_stores_16_bytes_without_spills(given: Problem, arch: int) -> None:
-    compiled = check(given, arch=arch)
-
-    assert set(copies(compiled)) == {16}
-    assert "st.global.v4" in compiled.asm["ptx"]
-
-
-@pytest.mark.compile
-def test_portable_copies_unaligned_operands_in_less_than_16_bytes() -> None:
-    given = problem_with_epilogue(1001, 1001, 1001, "swiglu", layout="nn")
-
-    assert 16 not in copies(check(given))
-
-
 @pytest.mark.compile
 @pytest.mark.oldest_triton
 def test_portable_compiles_for_a_gpu_without_bf16_tensor_cores() -> None:
     check(problem_with_epilogue(1000, 1000, 1000, "geglu"), arch=75)
-
-
-@pytest.mark.compile
-@pytest.mark.oldest_triton
-@pytest.mark.parametrize(
-    ("config", "form"),
-    covering(
-        {"the largest tile": SIZES[0][0], "the smallest tile": SIZES[-1][0]},
-        {"gelu, nt": ("gelu", "nt"), "swiglu, nn": ("swiglu", "nn"), "geglu, tt": ("geglu", "tt")},
-    ),
-)
-def test_cp_async_copies_and_stores_16_bytes_without_spills(
-    config: Any, form: tuple[Activation, str]
-) -> None:
-    activation, layout = form
-    given = problem_with_epilogue(1000, 1000, 1000, activation, FP16, layout, addend=True)
-    cp_async = rung("turing.cp_async")
-
-    compiled = cp_async._compiled(config, given, cp_async.constants(config, given, 80), 80, None)
-
-    assert machine_code.resources(compiled.asm["cubin"]).stack == 0, "spills lie on the stack"
-    assert set(copies(compiled)) == {16}
-    narrow = re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"])
-    assert not narrow, "an access of less than 16 bytes"
 
 
 def test_a_rung_without_epilogues_refuses_one_by_name() -> None:

@@ -219,16 +219,3 @@ def test_every_kernel_compiles_without_spills(name: str, arch: int) -> None:
 
     _, log = triton_private.assemble(compiled.asm["ptx"], compiled.metadata._asdict(), arch)
     assert "0 bytes spill stores, 0 bytes spill loads" in log
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    ("name", "loads", "stores"),
-    [("dispatch", 1, 8), ("combine", 8, 1), ("activation", 3, 3)],
-)
-def test_rows_move_16_bytes_at_a_time(name: str, loads: int, stores: int) -> None:
-    """Of a token with 8 experts: dispatch reads it once and stores it 8 times."""
-    ptx = compile_for(*COMPILED[name], 90).asm["ptx"]
-
-    assert ptx.count("ld.global.v4") == loads
-    assert ptx.count("st.global.v4") == stores

@@ -5,7 +5,6 @@ is told.
 instructions of its architecture and the shared memory that its config says.
 """
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from support.covering import covering
 from support.portable_builds import BF16, DEVICES, check, copies, form
 
-from outblas.core.configs import to_text
 from outblas.core.problem import problem
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, compile_for, plan
@@ -26,23 +24,9 @@ pytestmark = pytest.mark.compile
 FP16, FP32 = torch.float16, torch.float32
 LAYOUTS = ("nn", "nt", "tn", "tt")
 LARGE, SQUARE = Config(128, 256, 64, 8, 8, 3), Config(64, 64, 64, 8, 4, 2)
-SHAPES = {
-    "whole tiles": (4096, 4096, 4096),
-    "edges": (1000, 1000, 1000),
-    "few rows": (16, 4096, 4096),
-}
 
 
 # ---- presets
-def tiles_in_turn() -> list[Any]:
-    """Every tile of the presets, with a layout each in turn; presets that differ in stages alone
-    count once.
-    """
-    tiles = {dataclasses.replace(config, num_stages=1): config for config in TENSOR_CORE}
-    return [
-        pytest.param(config, LAYOUTS[i % 4], id=f"{to_text(config)}-{LAYOUTS[i % 4]}")
-        for i, config in enumerate(tiles.values())
-    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -50,62 +34,7 @@ def test_every_preset_fits_an_h100(layout: str) -> None:
     assert candidates(form(layout=layout), *DEVICES[90][1:]) == TENSOR_CORE
 
 
-@pytest.mark.parametrize(("config", "layout"), tiles_in_turn())
-def test_a_preset_copies_and_stores_16_bytes(config: Config, layout: str) -> None:
-    compiled = check(form(layout=layout), config)
-
-    assert set(copies(compiled)) == {16}
-    if config.block_m * config.block_n >= 8 * config.threads:  # a thread has 16 bytes to store
-        assert "st.global.v4" in compiled.asm["ptx"]
-
-
-# ---- the loop
-def test_copies_fill_as_many_stages_as_the_config_has() -> None:
-    tile_bytes = (LARGE.block_m + LARGE.block_n) * LARGE.block_k * 2
-
-    compiled = compile_for(form(), LARGE, 90)
-
-    assert copies(compiled)[16] == LARGE.num_stages * tile_bytes // (16 * LARGE.threads)
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        pytest.param(r"cp\.async\.wait_group\s+2;", id="copies of the next step stay in flight"),
-        pytest.param(r"wgmma\.wait_group\.sync\.aligned\s+1;", id="products overlap the barrier"),
-    ],
-)
-def test_the_loop_does_not_wait_for_what_it_does_not_need(wait: str) -> None:
-    compiled = compile_for(form(), LARGE, 90)
-
-    assert re.search(wait, compiled.asm["ptx"])
-
-
 # ---- architectures and dtypes
-@pytest.mark.parametrize(
-    ("arch", "shape"),
-    covering(
-        {"sm_80": 80, "sm_86": 86},
-        SHAPES,
-        possible=lambda arch, shape: arch == 80 or shape != SHAPES["whole tiles"],
-    ),
-)
-def test_ampere_copies_asynchronously_and_multiplies_by_mma(
-    arch: int, shape: tuple[int, int, int]
-) -> None:
-    compiled = check(form(*shape, FP16, layout="nn", addend=True), arch=arch)
-
-    assert set(copies(compiled)) == {16}
-    assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in compiled.asm["ptx"]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape"), covering({"bf16": BF16, "fp16": FP16, "fp32": FP32}, SHAPES)
-)
-def test_turing_has_no_asynchronous_copies(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
-    compiled = check(form(*shape, dtype), arch=75)
-
-    assert not copies(compiled), "cp.async begins with sm_80"
 
 
 @pytest.mark.parametrize(
@@ -126,23 +55,6 @@ def test_fp32_is_ieee_unless_tf32_is_asked_for(tf32: bool, arch: int, layout: st
 
 
 # ---- alignment
-@pytest.mark.parametrize(
-    "layout", ["nn", "tt", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nt", "tn"))]
-)
-def test_edges_keep_wide_copies(layout: str) -> None:
-    """1000 is a multiple of 8 elements (16 bytes), not of any tile."""
-    compiled = check(form(1000, 1000, 1000, layout=layout, addend=True), LARGE)
-
-    assert set(copies(compiled)) == {16}
-
-
-@pytest.mark.parametrize(
-    ("K", "pad", "widest"), [(1000, 1, 0), (1000, 2, 4), (1000, 4, 8), (1001, 7, 0)]
-)
-def test_unaligned_rows_get_narrower_copies_and_no_spills(K: int, pad: int, widest: int) -> None:
-    compiled = check(form(1001, 1001, K, pad=pad, addend=True))
-
-    assert max(copies(compiled), default=0) == widest
 
 
 @pytest.mark.parametrize(
@@ -201,10 +113,6 @@ def test_sizes_of_one_compile(shape: tuple[int, int, int]) -> None:
 
 
 # ---- what is compiled
-def test_the_kernel_s_name_tells_tile_and_dtype() -> None:
-    compiled = compile_for(form(), LARGE, 90)
-
-    assert compiled.metadata.name == "outblas_portable_128x256x64_bf16"
 
 
 def test_interpreting_does_not_change_what_compiles(

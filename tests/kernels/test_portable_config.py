@@ -57,10 +57,6 @@ def test_an_invalid_config_is_not_planned() -> None:
         plan(square(FP16, "cpu"), Config(block_m=24))
 
 
-def test_the_default_config_is_valid() -> None:
-    assert invalid_reason(Config(), FP16, H100[2]) is None
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -82,13 +78,7 @@ def test_invalid_configs_say_why(change: dict[str, int], complaint: str) -> None
     assert complaint in str(reason)
 
 
-def test_fields_of_a_config_are_integers() -> None:
-    assert all(type(field.default) is int for field in dataclasses.fields(Config))
-
-
 # ---- presets
-def test_no_preset_is_there_twice() -> None:
-    assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
 @pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
@@ -137,27 +127,6 @@ def test_choose_finds_the_cheapest_preset_that_fits(
             for other in portable_config.candidates(given, arch, limit)
         ]
         assert cycles(config, given, sms, arch) <= min(costs), shape
-
-
-@pytest.mark.parametrize("size", [4096, 8192])
-def test_a_large_product_gets_the_largest_tile(size: int) -> None:
-    config = choose(row_major(size, size, size), *H100)
-
-    assert (config.block_m, config.block_n) == (128, 256)
-
-
-def test_few_rows_get_a_tile_of_few_rows() -> None:
-    assert choose(row_major(16, 4096, 4096), *H100).block_m == 16
-
-
-def test_few_columns_get_a_tile_of_few_columns() -> None:
-    assert choose(row_major(4096, 16, 4096), *H100).block_n == 16
-
-
-def test_a_small_product_gets_small_tiles() -> None:
-    config = choose(row_major(512, 512, 512), *H100)
-
-    assert max(config.block_m, config.block_n) <= 64, "large ones would leave most SMs idle"
 
 
 def test_a_device_without_room_for_any_preset_is_refused() -> None:

@@ -196,17 +196,6 @@ def test_every_kernel_compiles_without_spills(name: str, arch: int) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["1x128", "128x128", "rowwise"])
-def test_memory_moves_16_bytes_at_a_time_and_once(name: str) -> None:
-    """Each thread holds 32 or 64 elements: 8 make 16 bytes of bf16, 16 make 16 bytes of fp8."""
-    ptx = compiled(name, 90).asm["ptx"]
-
-    elements = 64 if name == "128x128" else 32
-    assert ptx.count("ld.global.v4") == elements // 8
-    assert ptx.count("st.global.v4") == elements // 16
-
-
-@pytest.mark.compile
 @pytest.mark.parametrize(("mantissa", "name"), [(3, "e4m3x2"), (2, "e5m2x2")])
 def test_gpus_that_can_round_to_fp8_do(mantissa: int, name: str) -> None:
     """The fp8 instructions of sm_89 and later make two values at a time."""

@@ -3,11 +3,9 @@ types of their arguments, and configs that travel.
 """
 
 import ast
-import itertools
 import pickle
 import re
 import textwrap
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -113,15 +111,6 @@ def test_configs_travel_between_processes(name: str) -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-@pytest.mark.parametrize("name", GLUON)
-def test_configs_are_of_their_rung_s_module_with_the_fields_of_their_ladder(name: str) -> None:
-    config, base = own(name), rung(name).base
-    home = base.__module__ if name in ("simt.naive", "turing.wmma") else registry.module_name(name)
-
-    assert type(config).__module__ == home
-    assert {field.name for field in fields(config)} == {field.name for field in fields(base)}
-
-
 @pytest.mark.parametrize(("name", "registers"), [("simt.shared", 32), ("simt.warptile", 255)])
 def test_registers_of_a_thread_are_limited_by_the_ctas_asked_for(name: str, registers: int) -> None:
     assert own(name).max_registers == registers
@@ -158,13 +147,6 @@ def test_loops_end_beyond_32_bits_where_k_is_near_them(name: str) -> None:
     K = 2**31 - 8 * own(name).block_k
 
     assert grid.needs_int64(problem("nt", (1, 1, K), rung(name).dtype), own(name))
-
-
-def test_narrow_products_step_in_32_bits() -> None:
-    _, types = specialized("simt.shared", problem())
-
-    size, strides = types["size"], types["strides"]
-    assert (size.M, strides.a.row, strides.b.row) == ("i32", "i32", "i32")
 
 
 def test_strides_that_are_known_take_no_argument() -> None:
@@ -212,21 +194,8 @@ def order_of_ffmas() -> list[list[int]]:
     ]
 
 
-def test_a_line_of_assembly_takes_as_many_operands_as_it_says() -> None:
-    _, constraints, count = simt.snake(4, 8)
-
-    assert count == 8
-    assert constraints.split(",") == ["=f"] * 8 + ["f"] * 24
-
-
 def test_every_sum_has_one_ffma_of_its_own_operands() -> None:
     order = order_of_ffmas()
 
     assert sorted(line[0] for line in order) == list(range(8))
     assert all(line == [line[0] + 8 * i for i in range(4)] for line in order)
-
-
-def test_neighbouring_ffmas_share_an_operand() -> None:
-    rows_and_columns = [(line[0] % 4, line[0] // 4) for line in order_of_ffmas()]
-
-    assert all(m == p or n == q for (m, n), (p, q) in itertools.pairwise(rows_and_columns))

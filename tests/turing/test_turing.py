@@ -3,35 +3,26 @@ what, who is chosen.
 """
 
 import re
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from support import assembled
-from support.covering import covering
-from support.rungs import own, problem, rung
+from support.rungs import problem, rung
 from support.shared_compiles import Store
-from support.turing_rungs import BF16, FP16, FP32, NAMES, valid_configs
+from support.turing_rungs import BF16, FP16, FP32, valid_configs
 
 from outblas.core import machines, registry
 from outblas.core.configs import from_text
 from outblas.core.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device import rung as device_rung
-from outblas.inspect import inspect, machine_code, sass
-from outblas.inspect.inspection import Inspection, compilable
+from outblas.inspect import inspect
 from outblas.runtime import default_kernel
-from outblas.turing.access import lines
 from outblas.turing.config import TuringConfig, invalid_reason
 
-BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
 SQUARE = (4096, 4096, 4096)
-# K-blocks that an iteration of a kernel's loop multiplies.
-K_BLOCKS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
-BUILDS = [(name, arch) for name in NAMES for arch in compilable(registry.find(name))]
 
 
 @pytest.fixture(autouse=True)
@@ -44,62 +35,6 @@ def compiled(name: str, config: TuringConfig, given: Problem, arch: int) -> Any:
     return rung(name)._compiled(
         config, given, rung(name).constants(config, given, arch), arch, None
     )
-
-
-def hot_loop(found: Inspection) -> list[str]:
-    """Mnemonics of the main loop, without their shapes."""
-    return [instruction.name.split(".")[0] for instruction in sass.hot_loop(sass.parse(found.sass))]
-
-
-def absent(name: str) -> tuple[str, ...]:
-    return ("FFMA",) if name in BY_LDMATRIX else ("FFMA", "LDSM", "ldmatrix")
-
-
-@pytest.mark.parametrize(("name", "arch"), BUILDS)
-def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
-    """As many mma.sync as the tile has, in a loop without FMA; ldmatrix from its rung on; nothing
-    spills.
-    """
-    terms, machine_instruction = (8, "HMMA.1688.F32") if arch == 75 else (16, "HMMA.16816.F32")
-    found, config = inspect(name, arch=arch), own(name)
-    outputs = config.block_m * config.block_n // config.num_warps
-    products = outputs * config.block_k // (16 * 8 * terms) * K_BLOCKS.get(name, 1)
-    found.require(has={f"mma.sync.aligned.m16n8k{terms}.": products}, lacks=absent(name))
-    assert found.count(machine_instruction) % products == 0  # the assembler may unroll
-    if name in BY_LDMATRIX:
-        found.require(has=("LDSM.16.M88.4",))
-    else:
-        assert found.count(machine_instruction) == products
-    assert found.count("LDGSTS") == 0 or name == "turing.cp_async"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "layout", "arch"),
-    covering(
-        {name: name for name in NAMES},
-        {layout: layout for layout in ("nn", "tn", "tt")},
-        {"sm_75": 75, "sm_90": 90},
-        possible=lambda name, layout, arch: (name, arch) in BUILDS,
-    ),
-)
-def test_other_layouts_take_the_tensor_cores_without_spills(
-    name: str, layout: str, arch: int
-) -> None:
-    out_dtype = torch.float32 if layout == "nn" else None
-
-    artifact = registry.load(name).artifact(arch=arch, layout=layout, out_dtype=out_dtype)
-
-    transposing = ("ldmatrix.sync.aligned.m8n8.x4.trans",)  # on its way to registers
-    assembled.require(
-        artifact,
-        has=("mma.sync", *(transposing if name in BY_LDMATRIX else ())),
-        lacks=("fma.rn.f32",) if name in BY_LDMATRIX else ("fma.rn.f32", "ldmatrix"),
-    )
-
-
-def test_bfloat16_has_its_own_instruction() -> None:
-    inspect("turing.shared", dtype="bfloat16", arch=80).require(has=("HMMA.16816.F32.BF16",))
 
 
 @pytest.mark.parametrize(
@@ -119,91 +54,6 @@ def test_code_for_turing_assembles_for_hopper(name: str) -> None:
     assert ".target sm_75" in found.ptx_text
     assert ".version 8.0" in found.ptx_text  # which drivers of CUDA 12 read
     found.require(has=("HMMA.1688.F32", "mma.sync.aligned.m16n8k8."), lacks=("FFMA", "HMMA.16816"))
-
-
-@pytest.mark.compile
-def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
-    found = {name.removeprefix("turing."): inspect(name, arch=80) for name in NAMES}
-    found["wmma"].require(lacks=("LDS", "STS", "BAR"))
-    found["shared"].require(has=("BAR.SYNC",), lacks=("LDG.E.128",))
-    counts = {name: Counter(hot_loop(code)) for name, code in found.items()}
-    # One barrier for each of the two k-blocks of an iteration; the parent has two for its one.
-    assert counts["double_buffer"]["BAR"] == counts["vectorized"]["BAR"] == 2
-    # Elements of A and B a k-block over threads, then vectors of eight, then two of each.
-    assert counts["double_buffer"]["LDG"] == 2 * (32 + 64) * 16 // 256
-    assert counts["vectorized"]["LDG"] == 2 * 2
-    found["ldmatrix"].require(has=("LDG.E.128", "STS.128", "LDSM.16.M88.4"), min_ctas=2)
-    # One wait and one barrier a k-block of the four in an iteration, and nothing but copies from
-    # global memory.
-    assert [counts["cp_async"][name] for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
-    assert counts["cp_async"]["LDGSTS"] == 4 * (128 + 256) * 32 // 8 // 256
-
-
-@pytest.mark.parametrize(
-    ("name", "sectors"),
-    [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)],
-)
-def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
-    """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each,
-    a k-block's rows of 16 halves one, of 32 halves two.
-    """
-    config = own(name)
-    k_blocks = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
-    each = lines(config, problem("nt", SQUARE, FP16), name == "turing.wmma")
-    assert each * k_blocks * (2 if name == "turing.ldmatrix" else 1) == sectors
-
-
-@pytest.mark.compile
-def test_nothing_overlaps_without_a_load_ahead() -> None:
-    """A thread waits for its loads, by storing them, before its products; `ahead`, it stores what
-    is there already.
-    """
-    for name, config, overlaps in (
-        ("turing.vectorized", "", False),
-        ("turing.double_buffer", "ahead=True", True),
-    ):
-        loop = hot_loop(inspect(name, config=config or None, arch=75))
-        order = " ".join(
-            instruction for instruction in loop if instruction in ("LDG", "STS", "HMMA")
-        )
-        between = re.findall(r"LDG ((?:LDG |HMMA )*)STS", order)
-        assert between
-        assert any("HMMA" in each for each in between) == overlaps, order
-
-
-@pytest.mark.parametrize("arch", [75, 90])
-@pytest.mark.parametrize("name", ["turing.double_buffer", "turing.ldmatrix"])
-def test_the_epilogue_is_one_ffma_an_output(name: str, arch: int) -> None:
-    """Of a product with an addend, M · N of them, 4,194,304 at 2048, as document 003 counted."""
-    given, config = problem("nt", (2048, 2048, 2048), FP16), own(name)
-    given = replace(given, c=given.out, alignment=(16,) * 4, scaled=True)
-    counts = machine_code.read_cubin(compiled(name, config, given, arch).asm["cubin"]).instructions
-    ffma = sum(n for op, n in counts.items() if re.match(r"FFMA\b", op))
-    ctas = 2048 // config.block_m * (2048 // config.block_n)
-    assert ffma * config.threads * ctas == 2048 * 2048 == 4_194_304
-
-
-def test_who_loads() -> None:
-    """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
-
-    def busy(name: str, edge: int = 2048, **changes: Any) -> list[int]:
-        """Threads that load a vector of a k-block of A, and of B, that no other thread loads."""
-        constants = rung(name).constants(
-            own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
-        )
-        return [constants["A_LOAD"].threads, constants["B_LOAD"].threads]
-
-    assert busy("turing.double_buffer") == [256, 256]
-    assert busy("turing.vectorized") == [64, 128]
-    assert busy("turing.ldmatrix") == [256, 256]
-    # 16 vectors of B: all take part, not half a warp.
-    assert busy("turing.double_buffer", 64, block_n=8, warps_n=1, vector=8)[1] == 64
-    # The rest pass by, and meet no barrier on their way: after a branch comes a load, its store,
-    # then all again.
-    loop = hot_loop(inspect("turing.vectorized", arch=75))
-    kinds = [name for name in loop if name in ("LDG", "STS", "HMMA", "BAR")]
-    k_block = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
-    assert kinds == 2 * k_block
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ptx, recorded_code
+from support import ptx
 from support.gemm_problems import BF16, gemm_config, record_launches, variant_of
 
 import outblas.hopper.gemm
@@ -221,46 +221,6 @@ def test_scales_are_stored_for_the_rows_and_columns_that_c_has() -> None:
     assert beyond == {}
 
 
-# ---- variants
-def test_a_variant_stores_blocks_through_shared_memory() -> None:
-    traits = variant_of(problem(), gemm_config("tile_n=128")).traits
-
-    assert traits.staged
-    assert traits.width == 16
-    assert traits.scale_out == "blocks"
-    assert not traits.power_of_two
-    assert not traits.plain
-
-
-def test_tensors_of_the_epilogue_are_in_fp32() -> None:
-    """A pair of them has eight bytes, which must begin where a load of eight may."""
-    whole = torch.empty(4096, device="meta")
-    moved = torch.empty(4097, device="meta")[1:]
-
-    kinds = [
-        variant_of(problem(bias=bias), gemm_config("tile_n=128")).traits.bias
-        for bias in (whole, moved)
-    ]
-
-    assert kinds == ["pairs", "columns"]
-
-
-def test_variants_have_names_of_their_own() -> None:
-    config = gemm_config("tile_n=128")
-    given = problem(), problem(power_of_two=True), problem(activation="silu")
-
-    names = {variant_of(each, config).name for each in given}
-
-    assert len(names) == len(given)
-
-
-def test_an_output_of_16_bits_has_no_scales() -> None:
-    plain = replace(problem(), out_dtype=BF16)
-    plain = replace(plain, epilogue=replace(plain.epilogue, scale_out=None))
-
-    assert variant_of(plain, gemm_config("tile_n=128")).traits.scale_out == ""
-
-
 # ---- what is refused
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "columns of half a block": ("tile_n=192,stages=3,cluster_m=1", {}, "a CTA stores 192 columns"),
@@ -353,20 +313,6 @@ def test_pairs_of_whole_blocks_are_summed_half_by_half(out_dtype: torch.dtype) -
     assert "mma_n 0" in str(gemm.unsupported(unscaled, config))
 
 
-@pytest.mark.parametrize("N", [4096, 4000])
-def test_halves_of_whole_blocks_have_code_without_selects(N: int) -> None:
-    quantized = problem(N=N // 128 * 128, activation="swiglu")
-    plain = replace(
-        quantized, N=N, out_dtype=BF16, epilogue=replace(quantized.epilogue, scale_out=None)
-    )
-
-    found: Any = heuristic.config(plain, H100, gemm.Config())
-
-    traits = variant_of(plain, found).traits
-    assert traits.whole_halves == (N % 128 == 0)
-    assert (found.tile_n, found.mma_n) == ((256, 128) if traits.whole_halves else (128, 0))
-
-
 # ---- the rule
 @pytest.mark.parametrize("activation", ["", "silu", "swiglu"])
 @pytest.mark.parametrize(
@@ -449,24 +395,3 @@ def test_a_launch_gets_the_output_as_bytes_and_the_scales_to_write(
     assert launch.epilogue["scale_a"] is scale_a
     assert launch.epilogue["bias"] is bias
     assert launch.epilogue["residual"] is None
-
-
-# ---- machine code
-NAMES = (
-    "fp8 blocks to fp8, 256x128",
-    "fp8 blocks to fp8, SwiGLU",
-    "fp8 blocks to fp8, three consumers, GELU and bias, powers of two",
-    "fp8 to fp8, fast sums, SwiGLU",
-)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("name", [recorded_code.parameter(f"hopper.gemm {name}") for name in NAMES])
-def test_outputs_in_fp8_compile_without_spills(name: str) -> None:
-    code = recorded_code.inspected(name)
-
-    code.require(stack=0)
-    assert "cvt.rn.satfinite.e4m3x2.f32" in code.ptx_text
-    assert "div.rn.f32" in code.ptx_text
-    stores = {each for each in code.instructions if each.startswith(("ST", "UTMASTG"))}
-    assert stores == {"STS.U16", "STG.E", "UTMASTG.2D"}

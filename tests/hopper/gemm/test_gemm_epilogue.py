@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support import recorded_code
 from support.gemm_problems import BF16, gemm_config
 from support.gemm_problems import variant_of as variant_of_config
 
@@ -18,7 +17,6 @@ from outblas.hopper import gemm
 from outblas.hopper.gemm import epilogue_load, epilogue_tile
 from outblas.hopper.gemm.variant import Variant
 from outblas.hopper.parts import compile
-from outblas.inspect import read
 
 OWN = ""
 PINGPONG = "tile_n=192,stages=5,epilogue_stages=1,cluster_m=1,pingpong=True"
@@ -160,13 +158,6 @@ def test_a_config_that_cannot_have_the_epilogue_is_refused(name: str) -> None:
     assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), gemm_config(config)))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_epilogue_that_one_config_refuses_has_another(name: str) -> None:
-    given, _, _ = REFUSED[name]
-
-    assert gemm.unsupported(problem(64, 64, 64, **given)) is None
-
-
 def test_gated_pairs_by_rows_come_in_multiples_of_8_columns() -> None:
     given = problem(64, 60, 64, activation="swiglu", by_columns=("b",), aux=None)
 
@@ -261,54 +252,3 @@ class TestTheSource:
 
         subtiles = epilogue_tile.subtiles(config, dtype, config.tile_n)
         assert stages * per_stage >= len(subtiles)
-
-
-class CompileCase(NamedTuple):
-    """What the PTX of a variant of the snapshot has and lacks."""
-
-    has: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
-
-
-GELU_KEEPS_NAN = ("ex2.approx", "max.NaN")
-COMPILED = {
-    "GELU": CompileCase((*GELU_KEEPS_NAN, "m64n256k16")),
-    "GeGLU, bias, residual and aux": CompileCase((*GELU_KEEPS_NAN, "m64n256k16")),
-    "SwiGLU": CompileCase(("m64n256k16",)),
-    "tanh GELU, pingpong": CompileCase(("m64n192k16",)),
-    "bias of rows, ReLU": CompileCase(("m64n256k16",)),
-    # A product and a sum are two roundings, whatever is between them.
-    "all epilogue steps, one consumer": CompileCase(("m64n64k16",), lacks=("fma.rn.f32",)),
-    "fp8, fast sums, scales by rows": CompileCase(("m64n256k32.f32.e4m3.e5m2",)),
-    "fp8, GELU and residual": CompileCase((*GELU_KEEPS_NAN, "m64n256k32.f32.e4m3.e4m3")),
-    "fp8, promoted sums": CompileCase(("m64n192k32.f32.e4m3.e4m3",)),
-    "fp8, promoted sums, scales by rows, bias": CompileCase(("m64n192k32.f32.e5m2.e4m3",)),
-}
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    "name", [recorded_code.parameter(f"hopper.gemm {name}") for name in COMPILED]
-)
-def test_an_epilogue_compiles_without_spills_and_warnings(name: str) -> None:
-    case = COMPILED[name.removeprefix("hopper.gemm ")]
-
-    code = recorded_code.inspected(name)
-
-    code.require(stack=0)
-    assert [text for text in case.has if text not in code.ptx_text] == []
-    assert [text for text in case.lacks if text in code.ptx_text] == []
-
-
-@pytest.mark.compile
-@pytest.mark.slow
-def test_gelu_with_bias_and_residual_fits_the_registers_of_a_tall_tile() -> None:
-    """Consumers that take tiles in turn have all of a tile's sums in registers; an aux would
-    spill.
-    """
-    given = problem(4096, 4096, 4096, activation="gelu", aux=None)
-
-    code = read(gemm.artifact(gemm_config(PINGPONG), problem=given))
-
-    code.require(stack=0)
-    assert [text for text in ("max.NaN", "m64n192k16") if text not in code.ptx_text] == []

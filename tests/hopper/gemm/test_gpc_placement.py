@@ -31,31 +31,17 @@ def panels_of_gpcs(tiles: Sequence[int], columns: int, gpcs: Sequence[int]) -> i
     return len(rows) + len(columns_of_tiles)
 
 
-class TestAssignedTiles:
-    """16x8 tiles on 128 SMs of eight GPCs, to which clusters came in any order."""
+def test_gpcs_get_tiles_that_ask_l2_for_as_little_as_they_can() -> None:
+    """16x8 tiles on 128 SMs of eight GPCs, to which clusters came in any order: 4x4 for each."""
+    sms = random.Random(0).sample(range(128), 128)
+    gpcs = [sm % 8 for sm in sms]
+    order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
 
-    SMS = tuple(random.Random(0).sample(range(128), 128))  # the SM of each cluster
-    GPCS = tuple(sm % 8 for sm in SMS)
-    FEWEST_PANELS = 8 * (4 + 4)  # each GPC has 4x4 tiles
+    assigned = gpc_placement.assigned(order, list(zip(gpcs, sms, strict=True)))
 
-    def test_are_all_tiles(self) -> None:
-        order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
-
-        assigned = gpc_placement.assigned(order, list(zip(self.GPCS, self.SMS, strict=True)))
-
-        assert sorted(assigned) == sorted(order)
-
-    def test_ask_l2_for_as_little_as_they_can(self) -> None:
-        order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
-
-        assigned = gpc_placement.assigned(order, list(zip(self.GPCS, self.SMS, strict=True)))
-
-        assert panels_of_gpcs(assigned, 8, self.GPCS) == self.FEWEST_PANELS
-
-    def test_ask_for_less_than_half_of_what_tiles_by_columns_do(self) -> None:
-        by_columns = raster.order("column", 16, 8)
-
-        assert panels_of_gpcs(by_columns, 8, self.GPCS) > 2 * self.FEWEST_PANELS
+    assert sorted(assigned) == sorted(order)
+    assert panels_of_gpcs(assigned, 8, gpcs) == 8 * (4 + 4)
+    assert panels_of_gpcs(raster.order("column", 16, 8), 8, gpcs) > 2 * 8 * (4 + 4)
 
 
 # ---- GPCs, as clusters of eight show them
@@ -67,23 +53,15 @@ def test_sms_that_clusters_connect_are_one_gpc() -> None:
     assert gpcs == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
-class TestSmsOfNoKnownGpc:
-    """Two GPCs of eight SMs are known; some clusters run on SMs that no cluster of eight had."""
+def test_sms_of_no_known_gpc_come_before_all_others() -> None:
+    """Two GPCs of eight SMs are known; no cluster of eight had the SMs 17, 19 and 30."""
+    gpcs = gpc_placement.connected([[*range(8)], [*range(8, 16)]])
+    observation = gpc_placement.Observation([9, 0, 19, 17, 8, 30], gpcs)
 
-    @pytest.fixture
-    def locations(self) -> list[tuple[int, ...]]:
-        """Where six clusters run, three of them on SMs 17, 19 and 30, by location."""
-        gpcs = gpc_placement.connected([[*range(8)], [*range(8, 16)]])
-        observation = gpc_placement.Observation([9, 0, 19, 17, 8, 30], gpcs)
-        return sorted(observation.locations())
+    locations = sorted(observation.locations())
 
-    def test_come_before_all_others(self, locations: list[tuple[int, ...]]) -> None:
-        assert [sm for *_, sm in locations] == [17, 19, 30, 0, 8, 9]
-
-    def test_do_not_come_between_sms_of_a_gpc(self, locations: list[tuple[int, ...]]) -> None:
-        gpcs_of_the_others = [gpc for _, gpc, _ in locations[3:]]
-
-        assert gpcs_of_the_others == [0, 8, 8]
+    assert [sm for *_, sm in locations] == [17, 19, 30, 0, 8, 9]
+    assert [gpc for _, gpc, _ in locations[3:]] == [0, 8, 8]
 
 
 # ---- a GPU that tests play
@@ -135,35 +113,20 @@ def failed(gpu: FakeGpu) -> PlannedCall:
     return call
 
 
-class TestAGpuOfItsOwn:
-    """Where nothing else runs, one observation is enough, for all plans of the kind."""
+def test_a_gpu_of_its_own_is_probed_once_for_all_plans(gpu: FakeGpu) -> None:
+    """Where nothing else runs, one observation is enough, and plans are not watched."""
+    gpu.order = random.Random(0).sample(range(SM_COUNT), SM_COUNT)
 
-    @pytest.fixture(autouse=True)
-    def any_order(self, gpu: FakeGpu) -> None:
-        """CTAs come to SMs in any order."""
-        gpu.order = random.Random(0).sample(range(SM_COUNT), SM_COUNT)
+    def launch() -> None: ...
 
-    def test_has_its_tiles_in_another_order(self) -> None:
-        table = gpc_placement.table(*PLACED)
+    first = gpc_placement.table(*PLACED)
+    probes = gpu.probes
 
-        assert sorted(table) == sorted(BY_COLUMNS)
-        assert table != BY_COLUMNS
-
-    def test_is_probed_once_for_all_plans(self, gpu: FakeGpu) -> None:
-        first = gpc_placement.table(*PLACED)
-        probes = gpu.probes
-
-        again = gpc_placement.table(*PLACED)
-
-        assert again == first
-        assert gpu.probes == probes
-
-    def test_has_plans_that_are_not_watched(self) -> None:
-        def launch() -> None: ...
-
-        watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*PLACED))
-
-        assert watched is launch
+    assert sorted(first) == sorted(BY_COLUMNS) != first
+    assert gpc_placement.table(*PLACED) == first
+    watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*PLACED))
+    assert watched is launch
+    assert gpu.probes == probes
 
 
 @pytest.mark.parametrize(
@@ -186,245 +149,139 @@ def test_probes_that_were_disturbed_are_made_again(
     assert placement.observation.sms == [3, 1]
 
 
-class TestACallPlannedBesideOtherWork:
-    """It takes its tiles by the columns, and looks again when it is run."""
-
-    def test_has_its_table_in_the_next_call(self, failed: PlannedCall) -> None:
+def test_a_call_planned_beside_other_work_looks_again_when_it_runs(failed: PlannedCall) -> None:
+    for _ in range(3):
         failed.run()
 
-        assert failed.tables == [gpc_placement.table(*PLACED)]
-        assert failed.tables != [BY_COLUMNS]
-
-    def test_keeps_that_table(self, failed: PlannedCall) -> None:
-        for _ in range(3):
-            failed.run()
-
-        assert failed.tables == [gpc_placement.table(*PLACED)] * 3
-
-    def test_sees_for_every_plan(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        gpu.busy = 3
-        other = PlannedCall()
-        gpu.clock.now += 1.5
-        failed.run()
-        probes = gpu.probes
-
-        other.run()
-
-        assert other.tables == failed.tables == [gpc_placement.table(*PLACED)]
-        assert gpu.probes == probes
-
-    def test_waits_for_a_second_after_the_next_failure(
-        self, gpu: FakeGpu, failed: PlannedCall
-    ) -> None:
-        gpu.busy = 1000
-        failed.run()
-        gpu.busy = 0
-
-        failed.run()
-        gpu.clock.now += 1.5
-        failed.run()
-
-        assert failed.tables == [BY_COLUMNS, BY_COLUMNS, gpc_placement.table(*PLACED)]
-
-    def test_never_writes_to_a_table_again(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        """Kernels that run, and CUDA graphs, hold the address of the table that they took."""
-        gpu.busy = 1000
-        failed.run()
-        gpu.busy = 0
-        gpu.clock.now += 1.5
-        failed.run()
-
-        before, after = failed.tables
-        assert before is not after
-        assert before == BY_COLUMNS != after
-
-    def test_does_not_look_in_a_capture(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        gpu.capturing = True
-        probes = gpu.probes
-
-        failed.run()
-
-        assert gpu.probes == probes
-        assert failed.tables == [BY_COLUMNS]
-
-    def test_takes_no_other_table_in_a_capture(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        """Even where another call has seen more meanwhile: the table would be made there."""
-        PlannedCall()
-        gpu.capturing = True
-
-        failed.run()
-
-        assert failed.tables == [BY_COLUMNS]
-
-    def test_looks_again_after_a_capture(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        gpu.capturing = True
-        failed.run()
-        gpu.capturing = False
-
-        failed.run()
-
-        assert failed.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
-        assert failed.tables[1] != BY_COLUMNS
+    assert failed.tables == [gpc_placement.table(*PLACED)] * 3
+    assert BY_COLUMNS not in failed.tables
 
 
-@pytest.mark.usefixtures("failed")
-def test_a_call_planned_in_a_capture_probes_nothing(gpu: FakeGpu) -> None:
-    gpu.capturing = True
+def test_a_call_sees_for_every_plan(gpu: FakeGpu, failed: PlannedCall) -> None:
+    gpu.busy = 3
+    other = PlannedCall()
+    gpu.clock.now += 1.5
+    failed.run()
     probes = gpu.probes
 
-    table = gpc_placement.table(*PLACED)
+    other.run()
 
+    assert other.tables == failed.tables == [gpc_placement.table(*PLACED)]
     assert gpu.probes == probes
-    assert table == BY_COLUMNS
 
 
-class TestAGpuThatIsAlwaysBusy:
-    """A call is planned there and run for forty minutes, twice a second."""
+def test_a_call_waits_a_second_after_a_failure_and_takes_a_new_table(
+    gpu: FakeGpu, failed: PlannedCall
+) -> None:
+    """Kernels that run, and CUDA graphs, hold the address of the table that they took."""
+    gpu.busy = 1000
+    failed.run()
+    gpu.busy = 0
+    failed.run()
+    gpu.clock.now += 1.5
+    failed.run()
 
-    CALLS = 5000
+    before, _, after = failed.tables
+    assert failed.tables == [BY_COLUMNS, BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert before is not after
 
-    @pytest.fixture
-    def call(self, gpu: FakeGpu, failed: PlannedCall) -> PlannedCall:
-        """The call, after that time."""
-        gpu.busy = 10**9
-        for _ in range(self.CALLS):
-            failed.run()
-            gpu.clock.now += 0.5
-        return failed
 
-    def test_has_its_tiles_by_the_columns(self, call: PlannedCall) -> None:
-        assert call.tables == [BY_COLUMNS] * self.CALLS
-
-    @pytest.mark.usefixtures("call")
-    def test_is_probed_again_ten_times(self, gpu: FakeGpu) -> None:
-        probes_of_a_retry = 3  # whether all is free, and a pair
-
-        retries = (gpu.probes - PROBES_OF_A_FAILED_ATTEMPT) / probes_of_a_retry
-
-        assert retries == gpc_placement.RETRIES == 10
-
-    def test_is_not_probed_after_that(self, gpu: FakeGpu, call: PlannedCall) -> None:
-        gpu.busy = 0
-        probes = gpu.probes
-
-        call.run()
-
+@pytest.mark.parametrize("seen_by_another", [False, True])
+def test_nothing_is_probed_and_no_table_made_in_a_capture(
+    gpu: FakeGpu, failed: PlannedCall, seen_by_another: bool
+) -> None:
+    if seen_by_another:
+        PlannedCall()
+    gpu.capturing = True
+    probes = gpu.probes
+    failed.run()
+    if not seen_by_another:
         assert gpc_placement.table(*PLACED) == BY_COLUMNS
-        assert gpu.probes == probes
+    assert gpu.probes == probes
+    gpu.capturing = False
+    failed.run()
+
+    assert failed.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert failed.tables[1] != BY_COLUMNS
 
 
-class TestAProbeThatCannotBeLaunched:
-    """It costs speed only."""
+def test_a_gpu_that_is_always_busy_is_probed_ten_times_more(
+    gpu: FakeGpu, failed: PlannedCall
+) -> None:
+    """A call is run there for forty minutes, twice a second."""
+    gpu.busy = 10**9
+    for _ in range(5000):
+        failed.run()
+        gpu.clock.now += 0.5
+    probes, probes_of_a_retry = gpu.probes, 3  # whether all is free, and a pair
+    gpu.busy = 0
+    failed.run()
 
-    @pytest.fixture
-    def call(self, gpu: FakeGpu) -> PlannedCall:
-        """A call planned where probes cannot be launched."""
-        gpu.failure = RuntimeError("no such kernel")
-        with pytest.warns(RuntimeWarning, match=f"{WARNING}.*no such kernel"):
-            return PlannedCall()
-
-    def test_leaves_the_tiles_by_the_columns(self, call: PlannedCall) -> None:
-        call.run()
-
-        assert call.tables == [BY_COLUMNS]
-
-    def test_is_launched_again_later(self, gpu: FakeGpu, call: PlannedCall) -> None:
-        call.run()
-        gpu.failure = None
-        gpu.clock.now += 1.0
-
-        call.run()
-
-        assert call.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
-        assert call.tables[1] != BY_COLUMNS
+    assert failed.tables == [BY_COLUMNS] * 5001
+    assert gpc_placement.table(*PLACED) == BY_COLUMNS
+    assert gpu.probes == probes
+    assert (probes - PROBES_OF_A_FAILED_ATTEMPT) / probes_of_a_retry == gpc_placement.RETRIES == 10
 
 
-class TestContexts:
+def test_a_probe_that_cannot_be_launched_costs_speed_only(gpu: FakeGpu) -> None:
+    gpu.failure = RuntimeError("no such kernel")
+    with pytest.warns(RuntimeWarning, match=f"{WARNING}.*no such kernel"):
+        call = PlannedCall()
+    call.run()
+    gpu.failure = None
+    gpu.clock.now += 1.0
+    call.run()
+
+    assert call.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert call.tables[1] != BY_COLUMNS
+
+
+def test_contexts_have_tables_of_their_own(gpu: FakeGpu) -> None:
     """Each has SMs of its own, as green contexts and shares under MPS do."""
+    context, first = gpu.context, gpc_placement.table(*PLACED)
+    gpu.context, gpu.order = unprobed_context(), gpu.order[::-1]
 
-    def test_have_tables_of_their_own(self, gpu: FakeGpu) -> None:
-        first = gpc_placement.table(*PLACED)
-        gpu.context, gpu.order = unprobed_context(), gpu.order[::-1]
-
-        second = gpc_placement.table(*PLACED)
-
-        assert first != second
-
-    def test_keep_their_tables_when_another_is_probed(self, gpu: FakeGpu) -> None:
-        context, first = gpu.context, gpc_placement.table(*PLACED)
-        gpu.context, gpu.order = unprobed_context(), gpu.order[::-1]
-        gpc_placement.table(*PLACED)
-        gpu.context = context
-
-        again = gpc_placement.table(*PLACED)
-
-        assert again == first
-
-    def test_are_not_probed_for_plans_of_others(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        gpu.context = unprobed_context()
-        probes = gpu.probes
-
-        failed.run()
-
-        assert gpu.probes == probes
-        assert failed.tables == [BY_COLUMNS]
-
-    def test_are_probed_again_for_their_own_plans(self, gpu: FakeGpu, failed: PlannedCall) -> None:
-        context, own_order = gpu.context, gpu.order[::-1]
-        gpu.context = unprobed_context()
-        of_the_other = gpc_placement.table(*PLACED)
-        gpu.context, gpu.order = context, own_order
-
-        failed.run()
-
-        assert failed.tables == [gpc_placement.table(*PLACED)]
-        assert failed.tables != [of_the_other]
+    assert gpc_placement.table(*PLACED) != first
+    gpu.context = context
+    assert gpc_placement.table(*PLACED) == first
 
 
-class TestGpcsSeenInPart:
+def test_contexts_are_probed_for_their_own_plans_alone(gpu: FakeGpu, failed: PlannedCall) -> None:
+    context, own_order = gpu.context, gpu.order[::-1]
+    gpu.context = unprobed_context()
+    probes = gpu.probes
+    failed.run()
+    assert gpu.probes == probes
+    of_the_other = gpc_placement.table(*PLACED)
+    gpu.context, gpu.order = context, own_order
+    failed.run()
+
+    assert failed.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert failed.tables[1] != of_the_other
+
+
+def test_gpcs_that_were_seen_in_part_are_joined(gpu: FakeGpu) -> None:
     """Clusters of eight had two halves of one GPC, and none of its other SMs, while something else
     ran there; then one had SMs of both halves.
     """
+    gpu.order = list(range(SM_COUNT))[::-1]
+    gpu.eights = [*range(8), *range(8, 16)]
+    gpu.busy = 1  # an SM was not free
+    call = PlannedCall()
+    gpu.eights = [*range(4, 12)]
+    call.run()
+    probes, probes_of_gpcs = gpu.probes, gpu.probes_of_gpcs
+    gpu.clock.now += 1000.0
+    call.run()
 
-    @pytest.fixture
-    def call(self, gpu: FakeGpu) -> PlannedCall:
-        """A call planned in that time, and run once after it."""
-        gpu.order = list(range(SM_COUNT))[::-1]
-        gpu.eights = [*range(8), *range(8, 16)]
-        gpu.busy = 1  # an SM was not free
-        call = PlannedCall()
-        gpu.eights = [*range(4, 12)]
-        call.run()
-        return call
-
-    @pytest.mark.usefixtures("call")
-    def test_are_joined(self) -> None:
-        observation = gpc_placement.Placement(*PLACED).observation
-
-        assert set(observation.gpcs) == set(range(16))
-        assert set(observation.gpcs.values()) == {0}
-
-    def test_are_in_the_next_table(self, call: PlannedCall) -> None:
-        (table,) = call.tables
-
-        assert sorted(table) == sorted(BY_COLUMNS)
-        assert table == gpc_placement.table(*PLACED)
-
-    def test_are_not_probed_again_for_the_call(self, gpu: FakeGpu, call: PlannedCall) -> None:
-        probes = gpu.probes
-        gpu.clock.now += 1000.0
-
-        call.run()
-
-        assert gpu.probes == probes
-
-    @pytest.mark.usefixtures("call")
-    def test_are_not_probed_again_for_launches_of_another_size(self, gpu: FakeGpu) -> None:
-        probes_of_gpcs = gpu.probes_of_gpcs
-
-        gpc_placement.Placement(Config(cluster_m=1), 2, 5, DEVICE)
-
-        assert gpu.probes_of_gpcs == probes_of_gpcs
+    assert gpu.probes == probes
+    observation = gpc_placement.Placement(*PLACED).observation
+    assert set(observation.gpcs) == set(range(16))
+    assert set(observation.gpcs.values()) == {0}
+    assert call.tables == [gpc_placement.table(*PLACED)] * 2
+    assert sorted(call.tables[0]) == sorted(BY_COLUMNS)
+    gpc_placement.Placement(Config(cluster_m=1), 2, 5, DEVICE)  # a launch of another size
+    assert gpu.probes_of_gpcs == probes_of_gpcs
 
 
 def test_hopper_gemm_launches_with_the_table_that_is_known_by_then(

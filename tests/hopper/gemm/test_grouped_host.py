@@ -16,7 +16,6 @@ from outblas.hopper.gemm.group_variant import compile_variant, variant_of
 from outblas.hopper.gemm.heuristic import Rates, rates
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
-from outblas.hopper.parts.config_limits import gated_reason
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 H100, H200 = (rates(machines.find(name)) for name in ("h100", "h200"))
@@ -238,39 +237,6 @@ def test_the_schedule_fits_beside_the_stages() -> None:
         assert config.shared_memory_bytes + 4 * host.MOST_GROUPS <= SHARED_MEMORY
 
 
-def test_variants_have_names_of_their_own() -> None:
-    given = [
-        problem(),
-        problem(layout="nn"),
-        problem(dtype=F16),
-        problem(out_dtype=F32),
-        problem(groups=100),
-        problem(zero_tail=True),
-        masked(512),
-        problem("ragged_k"),
-        *(problem(has=name) for name in ("bias", "residual", "aux", "scatter", "scatter weights")),
-        problem(has="scatter residual"),
-        with_view(problem(has="bias"), "bias", (0, 0, 2)),
-        with_view(problem(has="residual"), "residual", (1, 4096)),
-        problem(activation="relu"),
-        problem(activation="reglu"),
-        ragged_n(),
-        ragged_n("residual"),
-        ragged_n("aux"),
-    ]
-    made = [variant_of(p, config) for p in given for config in host._candidates()]
-
-    assert len({variant.name for variant in made}) == len(made)
-
-
-def test_few_numbers_of_groups_are_compiled_apart() -> None:
-    config = host._candidates()[0]
-
-    made = {variant_of(problem(groups=groups), config) for groups in range(1, 513)}
-
-    assert len(made) == 3
-
-
 def test_groups_of_a_fixed_capacity_are_rows_of_one_matrix() -> None:
     """Also where they lie in wider rows, as a part of each does."""
 
@@ -361,11 +327,6 @@ def test_a_stage_without_room_for_a_residual_has_none() -> None:
     assert variant_of(problem(has="residual"), config).traits.residual == "matrix"
 
 
-@pytest.mark.parametrize("config", host._candidates(), ids=str)
-def test_every_tile_holds_gated_pairs(config: HopperConfig) -> None:
-    assert gated_reason(config) is None
-
-
 ALL = "bias residual aux"
 EPILOGUES = {
     "bias": problem(has="bias"),
@@ -413,34 +374,6 @@ def test_an_epilogue_fits_into_the_registers(name: str) -> None:
     assert "serialized" not in code.log
 
 
-@pytest.mark.compile
-def test_gathered_rows_are_copied_16_bytes_at_a_time() -> None:
-    """B still comes by TMA."""
-    made = variant_of(problem(has="gather"), host._gathering()[0])
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert code.ptx.count("cp.async.cg.shared.global") == 128 * 8 // 64
-    assert "cp.async.mbarrier.arrive.noinc.shared" in code.ptx
-    assert "cp.async.bulk.tensor.3d.shared" in code.ptx
-
-
-def test_ctas_that_gather_share_nothing() -> None:
-    assert {config.cluster for config in host._gathering()} == {1}
-    assert host.config_for(problem(has="gather", M=65536, groups=128), H100) in host._gathering()
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(("has", "stores_by_tma"), [("", True), ("scatter", False)])
-def test_scattered_rows_are_stored_16_bytes_at_a_time(has: str, stores_by_tma: bool) -> None:
-    made = variant_of(problem(has=has), host._candidates()[-1])
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert ("cp.async.bulk.tensor.2d.global" in code.ptx) == stores_by_tma
-    assert re.search(r"st\.global\S*\.v4|st\.global\S*\.b128", code.ptx)
-
-
 RESULTS_OF_FEW_TERMS = problem("ragged_k", 256, 7168, 4096, 4096)
 
 
@@ -465,29 +398,6 @@ def test_nothing_spills(given: GroupedProblem, config: HopperConfig) -> None:
     assert "serialized" not in code.log
     assert "wgmma.mma_async" in code.ptx
     assert ("multicast::cluster" in code.ptx) == (config.cluster > 1)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    "given",
-    [
-        problem(),
-        problem("ragged_k"),
-        problem(activation="swiglu", has=ALL),
-        problem("ragged_k", activation="swiglu", has=ALL),
-        problem(has=f"scatter weights {ALL}"),
-        ragged_n(),
-    ],
-    ids=lambda p: f"{p.form} {p.epilogue}",
-)
-@pytest.mark.parametrize("number", range(len(host._TILES)))
-@pytest.mark.slow
-def test_every_tile_compiles(number: int, given: GroupedProblem) -> None:
-    made = variant_of(given, host._candidates()[number])
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert ", 0 bytes spill stores" in code.log
 
 
 @pytest.mark.compile

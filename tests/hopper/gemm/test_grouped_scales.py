@@ -4,7 +4,6 @@ its machine code, and what the host gathers.
 
 import ast
 import builtins
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import torch
 from support.fp8 import E4M3, E5M2
 from support.scaled_groups import FORMS, draw
 
-from outblas.core import fp8, machines
+from outblas.core import machines
 from outblas.core.epilogue import glu_split
 from outblas.core.grouped import (
     Form,
@@ -26,10 +25,10 @@ from outblas.core.grouped import (
     in_planned_form,
 )
 from outblas.hopper.gemm import block_scales, scale_loads
-from outblas.hopper.gemm.group_variant import compile_variant, variant_of
-from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import group_layouts as layouts
+from outblas.hopper.gemm.group_variant import compile_variant, variant_of
+from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
 from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, promoted_reason
@@ -138,16 +137,6 @@ def test_what_is_refused_is_named(given: GroupedProblem, reason: str) -> None:
     assert reason in found
 
 
-@pytest.mark.parametrize(("form", "recipe"), [("ragged_m", 128), ("masked", 128), ("ragged_k", 1)])
-def test_a_variant_has_the_formats_and_the_recipes(form: Form, recipe: int) -> None:
-    traits = variant(problem(form, M=1024, b=E5M2)).traits
-
-    assert fp8.formats(traits.formats) == fp8.Formats("e4m3", "e5m2", True, 1, recipe)
-    assert traits.block_scaled
-    assert not traits.masks_terms
-    assert traits.divides_terms == (form == "ragged_k")
-
-
 @pytest.mark.parametrize(
     ("form", "M", "strides", "wide"),
     [
@@ -212,18 +201,6 @@ def test_tiles_of_256_rows_share_operands_where_tma_loads_all_scales() -> None:
 
     assert [(c.tile_m, c.cluster_m, c.cluster_n) for c in configs] == [(256, 1, 1), (256, 1, 2)]
     assert [c.producer_registers for c in configs] == [64, 40]
-
-
-def test_products_without_scales_have_none_of_it() -> None:
-    out, operands = (
-        empty(64, 128, dtype=BF16),
-        (empty(64, 64, dtype=BF16), empty(2, 64, 128, dtype=BF16)),
-    )
-    plain = describe("ragged_m", *operands, out, 2)
-
-    assert layouts.in_words(plain) is plain
-    made = variant(plain)
-    assert (made.traits.formats, made.traits.scale_a) == ("", "")
 
 
 @pytest.mark.parametrize(("block_b", "gated"), [(1, False), (1, True), (128, False), (128, True)])
@@ -328,23 +305,6 @@ def test_nothing_spills(name: str) -> None:
     assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.{other}" in code.ptx
     assert ("cp.async.bulk.shared::cluster.global.mbarrier" in code.ptx) == ("loaded" in name)
     assert ("cp.async.ca.shared.global" in code.ptx) == ("loaded" not in name)
-
-
-@pytest.mark.compile
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", ["", "swiglu"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("number", range(len(host._SCALED_TILES)))
-def test_every_tile_compiles(number: int, form: Form, activation: str) -> None:
-    given = problem(form, M=1024, activation=activation, has=ALL)
-    assert given.scales is not None
-    registers = host._loading_registers(given)
-    candidates = host._scaling(given.scales.columns, given.epilogue.gated, registers)
-    made = variant(given, candidates[min(number, len(candidates) - 1)])
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert re.search(r"\b0 bytes spill stores", code.log)
 
 
 @pytest.mark.parametrize("columns", [128, 4096])

@@ -119,12 +119,6 @@ class Scale(NamedTuple):
         return self.of(at[2])
 
 
-@dataclass(frozen=True)
-class Scales:
-    scale_a: Scale
-    scale_b: Scale
-
-
 def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     """The functions of the schedule's own source."""
     tree = ast.parse(Path(schedule.__file__).read_text(encoding="utf-8"))
@@ -404,25 +398,6 @@ def masked_launch(
     return Launch(counts, extent, extent, N, 192, config, clusters, of_groups)
 
 
-@settings(max_examples=25, deadline=None)
-@given(counts=COUNTS, capacity=CAPACITY)
-@example(counts=tuple(range(-20, 80)), capacity=50)  # three times as many as lanes
-@example(counts=(2**31 - 1,) * 40, capacity=2**31 // 40)  # as many rows as there may be
-def test_a_group_of_a_fixed_capacity_has_its_own_place(
-    counts: tuple[int, ...], capacity: int
-) -> None:
-    launch = masked_launch(counts, capacity, 512, tile_config(), 1)
-    warp = Warp()
-    functions = on_integers(warp)
-    params = params_of(launch, functions)
-
-    warp.run(lambda: functions.make_tile_counts(params, launch.config, launch.traits))
-
-    assert params.table == tile_counts(launch)
-    found = [functions.bounds(params, Word(group)) for group in range(len(counts))]
-    assert found == clamped(launch)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     counts=COUNTS,
@@ -459,65 +434,6 @@ def test_rows_that_are_there_are_covered_once(
         columns = range(0, N, columns_of_tiles(launch))
         tiles = itertools.product(range(begin, end, config.tile_m), columns)
         assert sorted(covered.get(group, [])) == sorted(tiles), group
-
-
-def turning_tiles(rows: int, columns: int) -> list[tuple[int, ...]]:
-    """Both CTAs' tile rows and columns of tiles in each tile of a cluster that may turn, of a group
-    of `rows` times `columns` tiles.
-    """
-    config = tile_config(cluster_m=2)
-    of_groups = traits("ragged_m", 1, turns=True)
-    launch = Launch((rows * 128,), rows * 128, rows * 128, columns * 256, 64, config, 1, of_groups)
-    found = [(int(work.row) // 128, int(work.column) // 256) for work in works(launch)]
-    half = len(found) // 2
-    return [(*one, *other) for one, other in zip(found[:half], found[half:], strict=True)]
-
-
-def test_a_turned_cluster_reads_the_columns_that_were_read_last() -> None:
-    upright = [(0, 0, 1, 0), (2, 0, 3, 0), (0, 1, 1, 1), (2, 1, 3, 1)]
-    last_column = [(0, 2, 1, 2), (2, 2, 3, 2)]
-
-    assert turning_tiles(rows=5, columns=3) == [
-        *upright,
-        (4, 0, 4, 1),
-        *last_column,
-        (4, 2, 4, 3),  # the other CTA has no columns
-    ]
-
-
-def test_one_tile_row_has_turned_clusters_alone() -> None:
-    assert turning_tiles(rows=1, columns=4) == [(0, 0, 0, 1), (0, 2, 0, 3)]
-
-
-def test_a_row_left_over_belongs_to_the_last_band() -> None:
-    """A band has 16 tile rows of 128."""
-    found = turning_tiles(rows=33, columns=3)
-
-    def upright(column: int) -> list[tuple[int, ...]]:
-        return [(row, column, row + 1, column) for row in range(16, 32, 2)]
-
-    assert all(row < 16 for row, *_ in found[:24])
-    assert found[24:] == [
-        *upright(0),
-        *upright(1),
-        (32, 0, 32, 1),
-        *upright(2),
-        (32, 2, 32, 3),  # the other CTA has no columns
-    ]
-
-
-def test_k_is_walked_in_the_same_direction_in_a_turned_cluster() -> None:
-    """So that a row has the same bits wherever its group ends."""
-    config, columns = tile_config(cluster_m=2), 20
-    of_groups = traits("ragged_m", 1, turns=True)
-    launch = Launch((384,), 384, 384, columns * 256, 64, config, 1, of_groups)
-
-    found = {
-        (int(work.row) // 128, int(work.column) // 256): int(work.backwards)
-        for work in works(launch)
-    }
-
-    assert all(found[row, n] == n // 8 % 2 for row in range(3) for n in range(columns))
 
 
 @settings(max_examples=60, deadline=None)
@@ -563,18 +479,6 @@ def test_ragged_terms_are_covered_once(
         assert sorted(covered[group]) == sorted(tiles), group
 
 
-@pytest.mark.parametrize("row_order", [False, True])
-def test_tiles_of_terms_follow_each_other_down_columns_or_along_rows(row_order: bool) -> None:
-    of_groups = replace(traits("ragged_k", 2), row_order=row_order)
-    launch = Launch((64, 128), 128, 512, 768, 128, tile_config(), 1, of_groups)
-
-    found = [(int(work.matrix), int(work.row), int(work.column)) for work in works(launch)]
-
-    rows, columns = range(0, 512, 128), range(0, 768, 256)
-    down = [(group, row, column) for group in range(2) for column in columns for row in rows]
-    assert found == (sorted(down) if row_order else down)
-
-
 @settings(max_examples=40, deadline=None)
 @given(ends=ENDS | WRONG_ENDS, clusters=st.sampled_from([1, 5, 132]))
 @example(ends=(0, 128, 128, 1536, 1600), clusters=3)
@@ -594,48 +498,6 @@ def test_groups_of_fp8_terms_have_whole_blocks(ends: tuple[int, ...], clusters: 
         assert work.partition == (0, len(blocks), 0, 1, 0, 0)
         assert all(block * BLOCK < launch.extent for block in blocks)
     assert groups == set(range(len(ends)))
-
-
-OF_ROWS, OF_COLUMNS = Scale(50, (60, 9), (11, 700)), Scale(7, (4, 9, 3), (1, 10, 200))
-
-
-def tile_scales(form: str, work: Any, scale_a: Scale = OF_ROWS, **more: Any) -> Scales:
-    """Returns the scales of a tile of three groups, of which each may have a place of 20 rows."""
-    of_groups = replace(traits(form, 3, **more), formats="e4m3 e4m3 promoted 1x128 128x128")
-    launch = Launch((5, 9, 12), 60, 60, 512, 576, tile_config(), 1, of_groups)
-    functions = on_integers()
-    scheduler = functions.GroupedScheduler(params_of(launch, functions), 0, coord(), of_groups)
-    scale_b = OF_COLUMNS if form == "ragged_m" else OF_COLUMNS.of(0)
-    found: Scales = scheduler.scales_of(Scales(scale_a, scale_b), work)
-    return found
-
-
-@pytest.mark.parametrize("group", range(3))
-def test_a_tile_of_rows_has_the_scales_of_its_groups_columns(group: int) -> None:
-    found = tile_scales("ragged_m", SimpleNamespace(matrix=group))
-
-    assert found.scale_a == OF_ROWS
-    assert found.scale_b == Scale(7 + 200 * group, (4, 9), (1, 10))
-
-
-@pytest.mark.parametrize("group", range(3))
-def test_rows_of_a_place_are_numbered_through_all_groups(group: int) -> None:
-    """The last one that is read is that of the place."""
-    in_places = Scale(50, (20, 9, 3), (11, 700, 9000))
-
-    scale = tile_scales("ragged_m", SimpleNamespace(matrix=group), in_places, masked=True).scale_a
-
-    assert scale.shape == (20 * (group + 1), 9)
-    for row in (0, 19):
-        at = scale.moved((20 * group + row, 4))
-        assert at.iterator == 50 + 11 * row + 700 * 4 + 9000 * group
-
-
-def test_a_group_of_terms_has_the_scales_from_its_first_block_on() -> None:
-    found = tile_scales("ragged_k", SimpleNamespace(first_term=3 * BLOCK // 2))
-
-    assert found.scale_a.iterator == 50 + 3 * 700
-    assert found.scale_b.iterator == 7 + 3 * 10
 
 
 def order_of(ends: Sequence[int], extent: int, threads: int) -> list[int]:
@@ -700,10 +562,3 @@ def test_a_tile_reads_the_bias_of_its_group() -> None:
         (100, "the bias of group 1"),
         (228, "the bias of group 1"),
     }
-
-
-def test_without_a_bias_all_tiles_have_the_same_epilogue() -> None:
-    scheduler = on_integers().GroupedScheduler(None, Word(0), coord(), traits("ragged_m", 2))
-    given = EpilogueOfCall(Tensors(None))
-
-    assert scheduler.tile_epilogue(given, None) is given

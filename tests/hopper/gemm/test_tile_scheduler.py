@@ -218,16 +218,6 @@ class TestStreamK:
         assert (launched.params.tiles, launched.params.clusters) == (edge.tiles, edge.clusters)
         check_that_every_cluster_has_work(launched)
 
-    def test_computes_every_k_tile_of_every_tile_once(
-        self, launched: LaunchWork, edge: Edge
-    ) -> None:
-        check_that_every_tile_is_computed(launched, rows=edge.tiles, columns=1)
-        check_that_partitions_cover_k_once_in_order(launched)
-        check_that_partitions_agree_about_their_tile(launched)
-
-    def test_keeps_partial_sums_apart(self, launched: LaunchWork, edge: Edge) -> None:
-        check_that_partial_sums_have_places_of_their_own(launched)
-
     def test_shares_k_tiles_evenly(self, launched: LaunchWork, edge: Edge) -> None:
         check_that_stream_k_is_even(launched)
 
