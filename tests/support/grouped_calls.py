@@ -109,7 +109,11 @@ class GroupedCall:
         parts, N = self.parts(), b.shape[-1]
         lead = {"ragged_k": (len(parts), a.shape[0]), "ragged_n": a.shape[1:2]}
         shape = lead.get(self.form, a.shape[:-1])
-        blank = {"fill_value": torch.nan, "dtype": torch.float64, "device": a.device}
+        blank: dict[str, Any] = {
+            "fill_value": torch.nan,
+            "dtype": torch.float64,
+            "device": a.device,
+        }
         x = torch.full((*shape, N), **blank)
         y = torch.full((*shape, N // glu_split(self.activation)), **blank)
         for group, part in enumerate(parts):
@@ -256,7 +260,7 @@ def guarded(call: GroupedCall, *, aux: bool = False, zero_tail: bool = False) ->
     caller_tensors = GroupedTensors(**beside, aux=aux_memory[1] if aux else None)
     operands = call.form, t["mat_a"], t["mat_b"], memory[1]
     tensors = grouped.in_kernel_form(caller_tensors, t["mat_a"].shape[0])
-    named = {"activation": call.activation, "zero_tail": zero_tail}
+    named: dict[str, Any] = {"activation": call.activation, "zero_tail": zero_tail}
     problem = grouped.describe(*operands, len(call.parts()), tensors, **named)
     a, b, out, moved = grouped.in_planned_form(*operands, tensors)
     ends = grouped.ends(t.get("offs"), caller_tensors)

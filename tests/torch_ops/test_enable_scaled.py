@@ -60,7 +60,8 @@ BIAS = torch.arange(16).to(BF16)
 
 
 def multiply(a: Tensor = A, b: Tensor = B, *scales: Tensor, **named: Any) -> Tensor:
-    result: Tensor = torch._scaled_mm(a, b, *(scales or (HALF, TWO)), **{"out_dtype": BF16} | named)
+    of_a, of_b = scales or (HALF, TWO)
+    result: Tensor = torch._scaled_mm(a, b, of_a, of_b, **{"out_dtype": BF16} | named)
     return result
 
 
@@ -174,7 +175,8 @@ def unpadded() -> Tensor:
     """A call with recipes, and scales of 128x128 without the rows that torch requires."""
     of_a, of_b = stored_scales(PAIRS[0])
     scales = [of_a], [4], [], [of_b.t()], [5], []
-    return torch._scaled_mm_v2(LARGE_A, LARGE_B, *scales, None, BF16)
+    multiply_v2: Any = torch._scaled_mm_v2
+    return multiply_v2(LARGE_A, LARGE_B, *scales, None, BF16)
 
 
 # ---- what stays with torch

@@ -126,7 +126,7 @@ def test_dtypes(
 ) -> None:
     names, activation = (ALL, "reglu") if form == "ragged_m" else (extras(form), "relu")
     for index in (torch.int32, torch.int64) if form == "ragged_m" else (torch.int64,):
-        how = {"dtype": dtype, "out_dtype": out_dtype, "index": index}
+        how: dict[str, Any] = {"dtype": dtype, "out_dtype": out_dtype, "index": index}
         check(draw(form, *names, activation=activation, **how), kernel, aux=True)
 
 
@@ -349,7 +349,7 @@ def test_every_architecture_gets_its_instructions(
     form: Form, activation: str, arch: int, dtype: torch.dtype, instruction: str
 ) -> None:
     names = () if not activation else ALL if form == "ragged_m" else extras(form)
-    how = {"dtype": dtype, "N": 128, "K": 64, "index": torch.int32}
+    how: dict[str, Any] = {"dtype": dtype, "N": 128, "K": 64, "index": torch.int32}
     call = draw(form, *names, activation=activation, **how)
     problem = guarded(call, aux=bool(names), zero_tail=not names and form != "masked").problem
 

@@ -5,6 +5,7 @@ sees a call that has one.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import MagicMock, Mock
@@ -43,11 +44,11 @@ def described(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 CALLS: dict[str, Callable[[], grouped_calls.GroupedCall]] = {
-    **{form: lambda form=form: draw(form) for form in (*FORMS, "masked")},
+    **{form: functools.partial(draw, form) for form in (*FORMS, "masked")},
     "everything": lambda: draw("ragged_m", *ALL, activation="relu"),
     "everything of counts": lambda: draw("masked", "bias", "residual", activation="relu"),
     **{
-        f"scaled {form}": lambda form=form: scaled_groups.draw(form, N=40, K=40, M=5)
+        f"scaled {form}": functools.partial(scaled_groups.draw, form, N=40, K=40, M=5)
         for form in scaled_groups.FORMS
     },
 }

@@ -139,7 +139,11 @@ LEADING_OPERANDS: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     addmm: (C, X),
     linear: (X,),
 }
-TORCHS = {matmul: torch.matmul, addmm: torch.addmm, linear: F.linear}
+TORCHS: dict[Callable[..., Any], Callable[..., Any]] = {
+    matmul: torch.matmul,
+    addmm: torch.addmm,
+    linear: F.linear,
+}
 
 
 @pytest.mark.parametrize("function", LEADING_OPERANDS, ids=lambda f: f.__name__)
@@ -222,7 +226,11 @@ REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "batch_invariant is True, and torch would take this call": lambda x, out: linear(
         x, Quantized(W), batch_invariant=True
     ),
-    "activation is 'tanh', expected": lambda x, out: linear(x, Quantized(W), activation="tanh"),
+    "activation is 'tanh', expected": lambda x, out: linear(
+        x,
+        Quantized(W),
+        activation="tanh",  # type: ignore[arg-type]
+    ),
     r"out\.shape is \(6, 4\), expected \(6, 3\)": lambda x, out: linear(x, Packed(W[:3]), out=out),
     "an even number of them, got shape": lambda x, out: linear(
         x, Packed(W[:3]), activation="geglu", out=out
