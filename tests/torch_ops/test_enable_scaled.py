@@ -174,7 +174,7 @@ def with_blocks(pair: tuple[str, str] = PAIRS[0], **changes: Any) -> Tensor:
 def unpadded() -> Tensor:
     """A call with recipes, and scales of 128x128 without the rows that torch requires."""
     of_a, of_b = stored_scales(PAIRS[0])
-    scales = [of_a], [4], [], [of_b.t()], [5], []
+    scales: tuple[Any, ...] = [of_a], [4], [], [of_b.t()], [5], []
     multiply_v2: Any = torch._scaled_mm_v2
     return multiply_v2(LARGE_A, LARGE_B, *scales, None, BF16)
 
