@@ -42,9 +42,17 @@ def parameters(value: Any) -> list[str]:
 
 
 def raised(function: Any) -> set[str]:
-    """The classes of errors that the body of a function raises itself, by name."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    calls = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
+    """The classes of errors that the body of a function raises itself, by name: not those of the
+    functions in it, which it may catch.
+    """
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    within = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)][1:]
+    nested = {id(node) for definition in within for node in ast.walk(definition)}
+    calls = (
+        node.exc
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and id(node) not in nested
+    )
     return {ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)}
 
 
