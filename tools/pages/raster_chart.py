@@ -33,9 +33,9 @@ Waves = Sequence[Sequence[tuple[int, int]]]  # the tiles of each wave as (row, c
 Rectangle = tuple[int, int, int, int]  # its first row and column, its rows and columns
 
 
-def link(_: Results, argument: str) -> str:
+def link(results: Results, argument: str) -> str:
     """The picture of orders of tiles. The argument is the size and the picture's file."""
-    n, _, file = argument.partition(" ")
+    n, file = argument.split(" ")
     return (
         f"![Tiles of C at {n}³ by the wave in which they run, and the path through them, for each "
         f"order]({file})\n"
