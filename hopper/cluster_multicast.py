@@ -25,7 +25,7 @@ from . import lean_barriers
 from .parts import entry
 from .parts.config import WARPGROUP, HopperConfig
 from .parts.pipeline import jitter
-from .parts.records import ClusterCoord, Cta, WarpContext
+from .parts.records import MulticastCoord, RungCta, WarpContext
 
 Config = registry.config_type(HopperConfig, "hopper.cluster_multicast")
 
@@ -73,18 +73,18 @@ class ClusterMulticast(lean_barriers.LeanBarriers):
             (many if n > 1 else one, n) for n in (self.config.cluster_n, self.config.cluster_m)
         )
 
-    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
+    def cluster_coord(self, context: WarpContext) -> MulticastCoord:
         rows, columns = self.config.cluster_m, self.config.cluster_n
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         m, n = rank % rows, rank // rows
-        return ClusterCoord(
+        return MulticastCoord(
             m,
             n,
             mask_a=Int16(sum(1 << rows * i for i in range(columns))) << Int16(m),
             mask_b=Int16((1 << rows) - 1) << Int16(n * rows),
         )
 
-    def tile_coord(self, cta: Cta, step=0):
+    def tile_coord(self, cta: RungCta, step=0):
         m, n = lean_barriers.LeanBarriers.tile_coord(self, cta, step)
         return (
             m * self.config.cluster_m + cta.coord.cta_m_in_cluster,

@@ -26,7 +26,7 @@ from . import two_consumers
 from .parts import entry, roles
 from .parts.config import HopperConfig
 from .parts.pipeline import Pipeline
-from .parts.records import Cta, WarpContext
+from .parts.records import RungCta, WarpContext
 
 Config = registry.config_type(HopperConfig, "hopper.persistent")
 
@@ -46,13 +46,13 @@ class Persistent(two_consumers.TwoConsumers):
         """The number of the CTA's cluster."""
         return context.cta
 
-    def tile_coord(self, cta: Cta, step=0):
+    def tile_coord(self, cta: RungCta, step=0):
         """Row and column tile of the CTA's step `step`."""
         tile = cta.grid.table[step, self.cluster_id(cta.context)]
         return tile // cta.grid.tiles_n, tile % cta.grid.tiles_n
 
     @cute.jit
-    def steps(self, cta: Cta):
+    def steps(self, cta: RungCta):
         """How many tiles this cluster has: only the last may be missing."""
         count = cta.grid.table.shape[0]
         if cta.grid.table[count - 1, self.cluster_id(cta.context)] < 0:
@@ -60,7 +60,7 @@ class Persistent(two_consumers.TwoConsumers):
         return count
 
     @cute.jit
-    def producer(self, cta: Cta, pipeline: Pipeline):
+    def producer(self, cta: RungCta, pipeline: Pipeline):
         state = pipeline.initial_state()
         for step in cutlass.range(self.steps(cta), unroll=1):
             m, n = self.tile_coord(cta, step)
@@ -69,7 +69,7 @@ class Persistent(two_consumers.TwoConsumers):
             )
 
     @cute.jit
-    def consumer(self, cta: Cta, consumer, pipeline: Pipeline):
+    def consumer(self, cta: RungCta, consumer, pipeline: Pipeline):
         state = pipeline.initial_state()
         for step in cutlass.range(self.steps(cta), unroll=1):
             m, n = self.tile_coord(cta, step)

@@ -28,7 +28,7 @@ from . import cluster_multicast
 from .parts import entry, roles
 from .parts.config import HopperConfig
 from .parts.phase_clock import STORE, lap
-from .parts.records import Cta, MmaFragments
+from .parts.records import MmaFragments, RungCta
 
 Config = registry.config_type(HopperConfig, "hopper.store_tuning")
 
@@ -44,7 +44,7 @@ class StoreTuning(cluster_multicast.ClusterMulticast):
             fragments.acc.fill(0.0)
 
     @cute.jit
-    def store_tile(self, cta: Cta, consumer, m, n):
+    def store_tile(self, cta: RungCta, consumer, m, n):
         tile = (self.config.tile_m, self.config.tile_n)
         whole = (
             self.config.reorder_stores and self.width == 8 and self.config.instruction_n % 32 == 0

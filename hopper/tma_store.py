@@ -27,7 +27,7 @@ from ..core.registry import Kernel
 from . import store_tuning
 from .parts import entry, epilogue_store
 from .parts.config import SUBTILE_N, HopperConfig
-from .parts.records import Cta
+from .parts.records import RungCta
 
 Config = registry.config_type(HopperConfig, "hopper.tma_store")
 
@@ -58,7 +58,7 @@ class TmaStore(store_tuning.StoreTuning):
     def alloc_epilogue(self, smem, operand, dtype):
         return epilogue_store.alloc_smem(smem, operand, dtype) if self.staged else None
 
-    def make_consumer(self, cta: Cta, index):
+    def make_consumer(self, cta: RungCta, index):
         consumer = store_tuning.StoreTuning.make_consumer(self, cta, index)
         if not self.staged:
             return consumer
@@ -66,7 +66,7 @@ class TmaStore(store_tuning.StoreTuning):
         return replace(consumer, writer=writer)
 
     @cute.jit
-    def store_tile(self, cta: Cta, consumer, m, n):
+    def store_tile(self, cta: RungCta, consumer, m, n):
         if cutlass.const_expr(self.staged):
             epilogue_store.store(consumer, self.config, m, n, cta.timers)
         else:

@@ -24,7 +24,7 @@ from .parts.base import HopperGemm
 from .parts.config import HopperConfig
 from .parts.phase_clock import LOAD, TENSOR, lap
 from .parts.pipeline import Pipeline
-from .parts.records import Cta, WarpRole
+from .parts.records import RungCta, WarpRole
 
 Config = HopperConfig
 
@@ -32,7 +32,7 @@ Config = HopperConfig
 class TmaWgmma(HopperGemm):
     """One CTA a tile, one warpgroup, one stage, one mbarrier."""
 
-    def tile_coord(self, cta: Cta, step=0):
+    def tile_coord(self, cta: RungCta, step=0):
         """Row and column tile of a CTA at its step `step`; it has one. CTAs that start together
         share columns of B.
         """
@@ -40,7 +40,7 @@ class TmaWgmma(HopperGemm):
         return block % tiles_m, block // tiles_m
 
     @cute.jit
-    def body(self, cta: Cta, pipeline: Pipeline):
+    def body(self, cta: RungCta, pipeline: Pipeline):
         consumer = self.make_consumer(cta, 0)
         m, n = self.tile_coord(cta)
         state = pipeline.initial_state()

@@ -26,7 +26,7 @@ from . import large_tile
 from .parts import entry, roles
 from .parts.config import HopperConfig
 from .parts.pipeline import Pipeline, TokenPipeline
-from .parts.records import Cta, WarpRole
+from .parts.records import RungCta, WarpRole
 
 Config = registry.config_type(HopperConfig, "hopper.warp_specialized")
 
@@ -42,7 +42,7 @@ class WarpSpecialized(large_tile.LargeTile):
         return 1 + self.config.consumers
 
     @cute.jit
-    def body(self, cta: Cta, pipeline: Pipeline):
+    def body(self, cta: RungCta, pipeline: Pipeline):
         if cta.context.warpgroup == 0:
             self.decrease_registers()
             if cta.context.warp == WarpRole.LOAD:
@@ -60,7 +60,7 @@ class WarpSpecialized(large_tile.LargeTile):
         """So do the consumers."""
 
     @cute.jit
-    def producer(self, cta: Cta, pipeline: Pipeline):
+    def producer(self, cta: RungCta, pipeline: Pipeline):
         """The warp that loads."""
         m, n = self.tile_coord(cta)
         roles.load_tile(
@@ -75,7 +75,7 @@ class WarpSpecialized(large_tile.LargeTile):
         )
 
     @cute.jit
-    def consumer(self, cta: Cta, consumer, pipeline: Pipeline):
+    def consumer(self, cta: RungCta, consumer, pipeline: Pipeline):
         """A warpgroup that multiplies and stores."""
         m, n = self.tile_coord(cta)
         self.clear_accumulator(consumer.fragments)

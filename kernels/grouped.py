@@ -25,7 +25,7 @@ from .grouped_device import (
     GroupedPointers,
     GroupedSizes,
     GroupedStrides,
-    GroupedTraits,
+    GroupTraits,
     ragged_k_kernel,
     ragged_m_kernel,
 )
@@ -143,14 +143,14 @@ def traits(
     *,
     arch: int = 0,
     interpreted: bool = False,
-) -> GroupedTraits:
+) -> GroupTraits:
     """Returns what a kernel is compiled for. `arch`: of the GPU; only products with scales need
     it.
     """
     epilogue, known = problem.epilogue, problem.scales
     format_a, format_b = ("", "") if known is None else known.formats
     is_bare = not (epilogue.function or epilogue.residual or epilogue.aux)
-    return GroupedTraits(
+    return GroupTraits(
         block_m=tile.m,
         block_n=tile.n,
         block_k=tile.k,
@@ -213,7 +213,7 @@ def run(
 def _specialization(
     problem: GroupedProblem,
     tile: Block,
-    known: GroupedTraits,
+    known: GroupTraits,
     arguments: tuple[GroupedPointers, GroupedSizes, GroupedStrides, GroupedScales | None],
 ) -> tuple[Any, ...]:
     """Returns what a compiled kernel depends on, as Triton tells: of numbers, whether they are 1,

@@ -67,7 +67,7 @@ class GroupedStrides(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GroupedTraits:
+class GroupTraits:
     """What is known when a kernel is compiled.
 
     block_m, block_n, block_k: the tile; a gated one makes block_n / 2 columns of the result.

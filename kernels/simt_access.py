@@ -17,7 +17,7 @@ from .simt_maps import maps
 
 
 @dataclass(frozen=True)
-class Request:
+class SimtRequest:
     """One request of a warp to global memory: the bytes that a lane requests, the 128-byte lines
     and the 32-byte sectors that the request touches, and the number of such requests that move the
     warp's part of a tile.
@@ -60,7 +60,7 @@ def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
     }
 
 
-def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
+def in_global(config: SimtConfig, problem: Problem) -> dict[str, SimtRequest]:
     """Returns the requests by access: "A load", "B load", "out store"."""
     layouts, size = maps(config, problem), problem.dtype.itemsize
     direct = config.block_k == 1
@@ -99,7 +99,7 @@ def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
     return {level: float(each * config.num_warps) for level, each in warp.items() if each}
 
 
-def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> Request:
+def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> SimtRequest:
     """Returns the request of a warp when one load moves consecutive elements, at most `most` of
     them.
     """
@@ -110,4 +110,4 @@ def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> Re
     lines, sectors = (
         access.touched(mapping, byte, width, unit) for unit in (access.LINE, access.SECTOR)
     )
-    return Request(width, lines, sectors, 2 ** len(steps) * size // width)
+    return SimtRequest(width, lines, sectors, 2 ** len(steps) * size // width)

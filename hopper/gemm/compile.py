@@ -17,7 +17,7 @@ from .variant import EPILOGUE_TENSORS, Variant
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    arguments = _Arguments.of(variant)
+    arguments = _GemmArguments.of(variant)
     tensors = [arguments.operand("a"), arguments.operand("b"), arguments.output(arguments.N)]
     table = compile.compact(cutlass.Int32, 1) if variant.traits.ordered else None
     epilogue = [arguments.epilogue_tensor(name) for name in EPILOGUE_TENSORS]
@@ -44,7 +44,7 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class _GemmArguments:
     """The tensors that a variant is compiled for, with symbolic sizes and strides.
 
     M, N, K, L: the extents of C, of the sum, and of the batch. `columns` is the number of B's
@@ -59,12 +59,12 @@ class _Arguments:
     columns: Any
 
     @staticmethod
-    def of(variant: Variant) -> "_Arguments":
+    def of(variant: Variant) -> "_GemmArguments":
         M, K, L = (cute.sym_int() for _ in range(3))
         traits = variant.traits
         granule = traits.granule(variant.layout, variant.out_dtype.itemsize)
         N = cute.sym_int(divisibility=granule)
-        return _Arguments(variant, M, N, K, L, cute.sym_int() if traits.gated else N)
+        return _GemmArguments(variant, M, N, K, L, cute.sym_int() if traits.gated else N)
 
     def operand(self, name: str) -> Any:
         """Returns A or B. TMA needs outer strides that are multiples of 16 bytes."""

@@ -176,7 +176,7 @@ def _aux_access(problem: GroupedProblem) -> str:
 
 def compile_variant(made: GroupedVariant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    arguments = _Arguments.of(made)
+    arguments = _GroupArguments.of(made)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     Gemm.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel = GroupedGemm(made.config, made.traits)
@@ -193,7 +193,7 @@ def compile_variant(made: GroupedVariant, options: str = "") -> Any:
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class _GroupArguments:
     """The tensors that a variant is compiled for, with symbolic sizes and strides.
 
     M, N, K, groups: the extents of the result, of the sum, and of the groups. `columns`: those of
@@ -208,12 +208,12 @@ class _Arguments:
     columns: Any
 
     @staticmethod
-    def of(made: GroupedVariant) -> "_Arguments":
+    def of(made: GroupedVariant) -> "_GroupArguments":
         M, K, groups = (cute.sym_int() for _ in range(3))
         traits = made.traits
         divisor = max(traits.width, traits.granule(made.layout, made.out_dtype.itemsize))
         N = cute.sym_int(divisibility=divisor)
-        return _Arguments(made, M, N, K, groups, cute.sym_int() if traits.gated else N)
+        return _GroupArguments(made, M, N, K, groups, cute.sym_int() if traits.gated else N)
 
     def matrices(self) -> list[Any]:
         """Returns A, B and the result."""

@@ -16,10 +16,10 @@ from ...device import clusters, l2
 from ..parts.config import HopperConfig
 from ..parts.config_limits import block_scaled_reason, gated_reason, quantized_reason
 from . import operand_copies
-from .rule_cycles import FEW, HELD, ONE_TILE, QUANTIZE_CYCLES, Call, ConfigCycles
+from .rule_cycles import FEW, HELD, ONE_TILE, QUANTIZE_CYCLES, ConfigCycles, ModelCall
 from .rule_cycles import Rates as Rates
 from .rule_cycles import rates as rates
-from .rule_tiles import CLUSTER_K, Tile, Tiles, tiles_of
+from .rule_tiles import CLUSTER_K, RuleTile, Tiles, tiles_of
 from .scale_layout import are_all_wide
 
 # Where sums are promoted: tile_m, consumers, cluster_m, cluster_n, swap, widths. Wider tiles than
@@ -128,11 +128,11 @@ def _best(problem: Problem, gpu: Rates, base: HopperConfig) -> tuple[float, Hopp
     return fewest, best
 
 
-def _call_of(problem: Problem, gpu: Rates) -> Call:
+def _call_of(problem: Problem, gpu: Rates) -> ModelCall:
     """Returns the call that a problem is for the model."""
     problem = operand_copies.aligned(problem)
     row_major = with_row_major_output(problem)[0]
-    return Call(
+    return ModelCall(
         problem,
         row_major.M,
         row_major.columns,
@@ -145,7 +145,7 @@ def _call_of(problem: Problem, gpu: Rates) -> Call:
 
 
 def _with_scales(
-    call: Call, formats: fp8.Formats, candidates: Iterator[ConfigCycles]
+    call: ModelCall, formats: fp8.Formats, candidates: Iterator[ConfigCycles]
 ) -> Iterator[ConfigCycles]:
     """Yields the candidates that can take scales: those whose threads have registers for them, with
     fewer stages, or one epilogue stage, where scales need the memory.
@@ -194,7 +194,7 @@ def _dram_bound(problem: Problem, gpu: Rates) -> tuple[bool, float]:
     return bounds and rows <= FEW, loads if bounds and FEW < rows <= ONE_TILE else 0.0
 
 
-def _candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
+def _candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:
     problem, M, N = call.problem, call.M, call.N
     any_column = swaps_of_any_column(problem)[:1]
     # Two CTAs for every tile, the largest of which has 128 × 256 outputs, must have an SM each.
@@ -217,7 +217,7 @@ def _candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
             yield from variable.models if problem.formats else variable.fastest(call)
 
 
-def _streaming_candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
+def _streaming_candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:
     few_rows = call.M <= call.N
     problem = with_row_major_output(call.problem)[0]
     weights_along_k = problem.b[-2] == 1 if few_rows else problem.a[-1] == 1
@@ -229,8 +229,8 @@ def _streaming_candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
                 yield from _partitioned(deep, tiles, call, CLUSTER_K[:1])
 
 
-def _promoted_candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
-    pairs = [Tile(*shape, False, 2 * fp8.BLOCK, mma_n=fp8.BLOCK) for shape in _PROMOTED_PAIRS]
+def _promoted_candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:
+    pairs = [RuleTile(*shape, False, 2 * fp8.BLOCK, mma_n=fp8.BLOCK) for shape in _PROMOTED_PAIRS]
     if call.problem.epilogue.scale_out and call.problem.epilogue.gated:
         yield from map(tiles.model, pairs)
         return
@@ -238,7 +238,7 @@ def _promoted_candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
         if swap and min(call.M, call.N) > FEW:
             continue
         for width in widths:
-            tile = Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+            tile = RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width)
             yield tiles.model(tile)
             if not call.problem.batch_invariant and tile_m * width <= 128 * 128:
                 yield from _partitioned(tile, tiles, call, CLUSTER_K[:2])
@@ -246,13 +246,13 @@ def _promoted_candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
         yield from map(tiles.model, pairs)
 
 
-def _whole_width_candidates(call: Call, tiles: Tiles) -> Iterator[ConfigCycles]:
+def _whole_width_candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:
     """Yields tiles that have all rows of the few as their columns, so that one CTA loads each
     weight.
     """
     width = -(-min(call.M, call.N) // 16) * 16
     for tile_m, consumers in ((64, 1), (128, 2)):
-        tile = Tile(tile_m, consumers, 1, 1, call.M <= call.N, width)
+        tile = RuleTile(tile_m, consumers, 1, 1, call.M <= call.N, width)
         deep = tile._replace(tile_k=128)
         if tiles.config(deep).stages >= _ENOUGH_STAGES:
             tile = deep
@@ -281,7 +281,7 @@ def swaps_of_any_column(problem: Problem) -> list[bool]:
 
 
 def _partitioned(
-    tile: Tile, tiles: Tiles, call: Call, cluster_ks: tuple[int, ...]
+    tile: RuleTile, tiles: Tiles, call: ModelCall, cluster_ks: tuple[int, ...]
 ) -> Iterator[ConfigCycles]:
     """Yields the config of a tile with partitions of K, where its tiles leave SMs without work."""
     c, K, sms = tiles.model(tile), call.problem.K, call.gpu.sms
@@ -297,7 +297,7 @@ def _partitioned(
         yield tiles.model(tile._replace(split_k=split_k))
 
 
-def _with_deep_k_tiles(tile: Tile, tiles: Tiles, call: Call) -> Tile:
+def _with_deep_k_tiles(tile: RuleTile, tiles: Tiles, call: ModelCall) -> RuleTile:
     """Gives small tiles k tiles of 128 terms, which halves the number of loads and barriers. Tiles
     of weights from DRAM get them where enough stages fit, because longer parts of rows arrive
     faster.

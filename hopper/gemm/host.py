@@ -29,7 +29,7 @@ from .compile import compile_variant, shared_memory
 from .launcher import launcher
 from .rule_cycles import device_rates
 from .schedule import tile_grid, tile_schedule
-from .variant import Rung, Variant, example_variant, variant_of
+from .variant import GemmRung, Variant, example_variant, variant_of
 
 MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a sign
 
@@ -39,7 +39,7 @@ def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[
     `space`, `remarks`, `pack_problem`, `pack_variants`, `keep_variant` and `quantizes`. `config()`
     is the kernel's default config.
     """
-    rung = Rung(gemm, traits, config())
+    rung = GemmRung(gemm, traits, config())
     can_take = functools.partial(unsupported, gemm)
     return (
         can_take,
@@ -146,7 +146,7 @@ def fp8_reason(problem: Problem, config: HopperConfig) -> str | None:
     return None
 
 
-def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
+def plan(rung: GemmRung, problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads the kernel for a supported problem, and returns its launch. Raises
     ValueError where the default config does not suit the problem.
     """
@@ -171,7 +171,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     return gpc_placement.watched(made.bind, schedule.placement)
 
 
-def own_config(rung: Rung, problem: Problem) -> HopperConfig:
+def own_config(rung: GemmRung, problem: Problem) -> HopperConfig:
     """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
@@ -184,7 +184,7 @@ def own_config(rung: Rung, problem: Problem) -> HopperConfig:
     return config
 
 
-def quantizes(rung: Rung, problem: Problem) -> bool:
+def quantizes(rung: GemmRung, problem: Problem) -> bool:
     """Returns whether the kernel should store C in fp8 with scales, as this problem has it, rather
     than in fp32 for another kernel to quantize.
     """
@@ -193,12 +193,12 @@ def quantizes(rung: Rung, problem: Problem) -> bool:
     return heuristic.quantizes(problem, device_rates(problem.device), rung.config)
 
 
-def load(rung: Rung, variant: Variant) -> Callable[..., None]:
+def load(rung: GemmRung, variant: Variant) -> Callable[..., None]:
     """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
     return compile.load(variant, lambda: compile_variant(rung.gemm, variant))
 
 
-def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
+def precompile(rung: GemmRung, problem: Problem, config: HopperConfig, arch: int) -> None:
     """Compiles onto disk what `plan` would load for a supported problem. Needs no GPU, and loads
     nothing onto one.
     """
@@ -207,7 +207,7 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
     compile.keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
-def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
+def artifact(rung: GemmRung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """Compiles what `plan` would launch for aligned operands and a row-major output on a GPU of 132
     SMs; needs no GPU. The arguments and errors are those of `hopper.parts.compile.artifact`.
     """

@@ -14,13 +14,13 @@ from .compile import compile_variant
 from .group_host import config_for, gathers_before
 from .group_variant import GroupedVariant, variant_of
 from .group_variant import compile_variant as compile_group_variant
-from .variant import Rung, Variant, example_variant
+from .variant import GemmRung, Variant, example_variant
 
-Compiled = Variant | smid_probe.Variant
+Compiled = Variant | smid_probe.ProbeVariant
 
 
 def variants(
-    rung: Rung, problem: Problem, config: HopperConfig | None, machine: Machine
+    rung: GemmRung, problem: Problem, config: HopperConfig | None, machine: Machine
 ) -> tuple[Compiled, ...]:
     """Returns the kernels that a supported problem launches on a GPU: the product, and the probes
     that find out where its CTAs run. `config`: None for the kernel's own choice there.
@@ -31,11 +31,11 @@ def variants(
     if not (product.traits.ordered and product.traits.single_wave):
         return (product,)
     sizes = sorted({1, gpc_placement.CLUSTER, config.cluster})
-    return (product, *map(smid_probe.Variant, sizes))
+    return (product, *map(smid_probe.ProbeVariant, sizes))
 
 
 def computed(
-    rung: Rung, unsupported: Callable[[Problem], str | None], problem: Problem, machine: Machine
+    rung: GemmRung, unsupported: Callable[[Problem], str | None], problem: Problem, machine: Machine
 ) -> Problem:
     """Returns the problem that a call leaves to the kernel on a GPU: where the kernel does not
     store a C in fp8 with scales, as in `host.quantizes`, that with a C in fp32.
@@ -48,11 +48,11 @@ def computed(
     return heuristic.unquantized(problem)
 
 
-def keep(rung: Rung, variant: Compiled) -> dict[str, object]:
+def keep(rung: GemmRung, variant: Compiled) -> dict[str, object]:
     """Compiles a kernel onto disk, without a GPU, and returns the facts that it is found by."""
 
     def build() -> Any:
-        if isinstance(variant, smid_probe.Variant):
+        if isinstance(variant, smid_probe.ProbeVariant):
             return smid_probe.compile_variant(variant)
         return compile_variant(rung.gemm, variant)
 

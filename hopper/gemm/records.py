@@ -68,7 +68,7 @@ class SplitKWorkspace(NamedTuple):
 
 # ---- on the device
 @dataclass(frozen=True)
-class ClusterCoord(records.ClusterCoord):
+class ClusterCoord(records.MulticastCoord):
     """`cta_k_in_cluster` is the partition of K that this CTA computes. The CTAs that load for each
     other have consecutive ranks: `multicast_base` is the rank of the first of them,
     `multicast_rank` this CTA's index among them.

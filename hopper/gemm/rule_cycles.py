@@ -91,7 +91,7 @@ def device_rates(device: torch.device) -> Rates:
     return listed._replace(sms=tile_order.clusters(device, 0, 1))
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A call in the model.
 
     Attributes:
@@ -133,14 +133,14 @@ class ConfigCycles:
         if c.split_k > 1:
             self._reduction = REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
 
-    def cluster_tiles(self, call: Call) -> int:
+    def cluster_tiles(self, call: ModelCall) -> int:
         """Returns the number of cluster tiles of a call."""
         c = self.config
         M, N = (call.N, call.M) if c.swap_ab else (call.M, call.N)
         columns = tile_order.columns(c, N) if c.variable_tile_n else -(-N // c.tile_n)
         return -(-M // self._rows) * -(-columns // c.cluster_n) * call.matrices
 
-    def cycles(self, call: Call, most: float = math.inf) -> float:
+    def cycles(self, call: ModelCall, most: float = math.inf) -> float:
         """Returns the cycles of a call; infinity where they are surely no fewer than `most`.
 
         Where weights stream from DRAM, these are the cycles that its CTAs would need if DRAM were
@@ -175,12 +175,12 @@ class ConfigCycles:
             return start + loaded + exchange
         return start + waves * tile
 
-    def _mean_tile_n(self, call: Call) -> float:
+    def _mean_tile_n(self, call: ModelCall) -> float:
         """Returns the mean width of tiles of variable width."""
         N = call.M if self.config.swap_ab else call.N
         return N / tile_order.columns(self.config, N)
 
-    def _loads_per_term(self, call: Call) -> tuple[float, float]:
+    def _loads_per_term(self, call: ModelCall) -> tuple[float, float]:
         """Returns `loads_per_term` in a call of one wave, and in a longer one."""
         key = call.cache_lines, call.contiguous_columns, call.streams
         found = self._loads.get(key)
@@ -189,7 +189,7 @@ class ConfigCycles:
             found = self._loads[key] = loads_per_term(c, call, 1), loads_per_term(c, call, 2)
         return found
 
-    def promoted_cycles(self, call: Call, _most: float = math.inf) -> float:
+    def promoted_cycles(self, call: ModelCall, _most: float = math.inf) -> float:
         """Returns the cycles of a call where sums are promoted."""
         if min(call.M, call.N) <= PROMOTED_FEW:
             return self._promoted_few_cycles(call)
@@ -208,7 +208,7 @@ class ConfigCycles:
         together: float = ((waves * tile) ** 4 + dram**4) ** 0.25
         return CALL_CYCLES + (clusters.TOGETHER if self.cluster > 1 else 0) + together
 
-    def _promoted_few_cycles(self, call: Call) -> float:
+    def _promoted_few_cycles(self, call: ModelCall) -> float:
         """Returns `promoted_cycles` where few rows or columns meet weights from DRAM.
 
         Waves that occupy all SMs share what DRAM gives. In the last one fewer CTAs ask for less, so
@@ -245,7 +245,7 @@ class ConfigCycles:
         return c.tile_m * c.tile_n * (2 if waits else 1)
 
 
-def loads_per_term(c: HopperConfig, call: Call, waves: int) -> float:
+def loads_per_term(c: HopperConfig, call: ModelCall, waves: int) -> float:
     """Returns the cycles in which one term of K of a tile's operands reaches its SM."""
     gpc_local = waves == 1 and not c.split and not call.streams
     multicast_bytes = SPLIT_BYTES if waves == 1 else STEADY_BYTES
@@ -293,7 +293,7 @@ class VariableWidths:
         self._at_once: dict[int, np.ndarray] = {}  # by SMs
         self._loads: dict[object, tuple[np.ndarray, np.ndarray]] = {}  # by cache lines
 
-    def fastest(self, call: Call) -> list[ConfigCycles]:
+    def fastest(self, call: ModelCall) -> list[ConfigCycles]:
         """Returns those of the fewest `cycles`, all that are equal but for rounding."""
         if not self.models:
             return []
@@ -301,7 +301,7 @@ class VariableWidths:
         fewest = np.flatnonzero(found <= found.min() * (1 + 1e-9))
         return [self.models[i] for i in fewest.tolist()]
 
-    def _cycles(self, call: Call) -> np.ndarray:
+    def _cycles(self, call: ModelCall) -> np.ndarray:
         """Returns `cycles` of all configs, for a call whose weights do not stream."""
         M, N = (call.N, call.M) if self._swap else (call.M, call.N)
         columns = N // (self._wide - 8)
@@ -326,7 +326,7 @@ class VariableWidths:
             self._at_once[sms] = np.array(found)
         return self._at_once[sms]
 
-    def _loads_per_term(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
+    def _loads_per_term(self, call: ModelCall) -> tuple[np.ndarray, np.ndarray]:
         """Returns `loads_per_term` in a call of one wave, and in a longer one."""
         key = call.cache_lines, call.contiguous_columns
         if key not in self._loads:

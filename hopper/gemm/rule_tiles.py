@@ -45,7 +45,7 @@ CLUSTER_K = (2, 4, 8)  # CTAs of a cluster that divide K
 _MOST_STAGES = 16
 
 
-class Tile(NamedTuple):
+class RuleTile(NamedTuple):
     """The fields in which candidates differ; the meaning of each is that of `HopperConfig`."""
 
     tile_m: int
@@ -61,13 +61,13 @@ class Tile(NamedTuple):
     split_k: int = 1
 
 
-def _fixed_tiles() -> Iterator[Tile]:
+def _fixed_tiles() -> Iterator[RuleTile]:
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         for width in widths:
-            yield Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+            yield RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width)
 
 
-def _streaming_tiles(few_rows: bool, weights_along_k: bool) -> Iterator[tuple[Tile, int]]:
+def _streaming_tiles(few_rows: bool, weights_along_k: bool) -> Iterator[tuple[RuleTile, int]]:
     for kind, (cluster_m, cluster_n) in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
         tile_m, consumers, few_are_columns, widths = kind
         for width in widths:
@@ -75,7 +75,7 @@ def _streaming_tiles(few_rows: bool, weights_along_k: bool) -> Iterator[tuple[Ti
             if whole_lines and width % (16 * cluster_m) == 0:
                 swap = few_are_columns == few_rows
                 along_few, side = (cluster_n, width) if few_are_columns else (cluster_m, tile_m)
-                tile = Tile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+                tile = RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width)
                 yield tile, (along_few - 1) * side
 
 
@@ -86,12 +86,12 @@ class Tiles:
 
     def __init__(self, base: HopperConfig) -> None:
         self.base = base
-        self._made: dict[Tile, ConfigCycles] = {}
-        self._deep: dict[Tile, Tile] = {}
-        self._partitions: dict[Tile, list[tuple[int, ConfigCycles]]] = {}
+        self._made: dict[RuleTile, ConfigCycles] = {}
+        self._deep: dict[RuleTile, RuleTile] = {}
+        self._partitions: dict[RuleTile, list[tuple[int, ConfigCycles]]] = {}
         self._variable: dict[tuple[bool, bool, bool], VariableWidths] = {}
-        self._fixed: dict[tuple[bool, bool], list[Tile]] = {}
-        self._streaming: dict[tuple[bool, bool], list[tuple[Tile, int]]] = {}
+        self._fixed: dict[tuple[bool, bool], list[RuleTile]] = {}
+        self._streaming: dict[tuple[bool, bool], list[tuple[RuleTile, int]]] = {}
 
     def variable(self, swap: bool, gated: bool, in_halves: bool) -> VariableWidths:
         """Returns the configs of tiles of variable width, with this `swap_ab`. `gated`: those that
@@ -100,7 +100,7 @@ class Tiles:
         key = swap, gated, in_halves
         if key not in self._variable:
             models = [
-                self.model(Tile(tile_m, consumers, cluster_m, cluster_n, swap, width, True))
+                self.model(RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width, True))
                 for tile_m, consumers, cluster_m, cluster_n, widths in _VARIABLE_N_TILES
                 for width in widths
             ]
@@ -109,7 +109,7 @@ class Tiles:
             self._variable[key] = VariableWidths(models, swap)
         return self._variable[key]
 
-    def fixed(self, few: bool, swaps_odd_widths: bool) -> list[Tile]:
+    def fixed(self, few: bool, swaps_odd_widths: bool) -> list[RuleTile]:
         """Returns the tiles of `_TILES`, for `few` rows or columns also those that exchange the
         operands. `swaps_odd_widths`: so do those that begin inside of 64 columns.
         """
@@ -122,7 +122,7 @@ class Tiles:
             ]
         return self._fixed[key]
 
-    def streaming(self, few_rows: bool, weights_along_k: bool) -> list[tuple[Tile, int]]:
+    def streaming(self, few_rows: bool, weights_along_k: bool) -> list[tuple[RuleTile, int]]:
         """Returns the tiles of `_STREAMING_TILES`, each with the rows or columns that the few must
         be more than, because a cluster along them needs two tiles there. `few_rows`: the few are
         rows of C.
@@ -132,11 +132,11 @@ class Tiles:
             self._streaming[key] = list(_streaming_tiles(few_rows, weights_along_k))
         return self._streaming[key]
 
-    def config(self, tile: Tile) -> HopperConfig:
+    def config(self, tile: RuleTile) -> HopperConfig:
         """Returns the filled config of a tile."""
         return self.model(tile).config
 
-    def model(self, tile: Tile) -> ConfigCycles:
+    def model(self, tile: RuleTile) -> ConfigCycles:
         """Returns the filled config of a tile in the model."""
         found = self._made.get(tile)
         if found is None:
@@ -155,14 +155,14 @@ class Tiles:
             found = self._made[tile] = ConfigCycles(filled(config))
         return found
 
-    def deep(self, tile: Tile) -> Tile:
+    def deep(self, tile: RuleTile) -> RuleTile:
         """Returns the tile with k tiles of 128 terms."""
         found = self._deep.get(tile)
         if found is None:
             found = self._deep[tile] = tile._replace(tile_k=128)
         return found
 
-    def partitions(self, tile: Tile) -> list[tuple[int, ConfigCycles]]:
+    def partitions(self, tile: RuleTile) -> list[tuple[int, ConfigCycles]]:
         """Returns the numbers of CTAs of a cluster that can divide K, each with its config."""
         found = self._partitions.get(tile)
         if found is None:

@@ -45,7 +45,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProbeVariant:
     """The key of a compiled probe."""
 
     cluster: int
@@ -61,7 +61,7 @@ class Variant:
 
 def sm_of_each_cta(device: torch.device, cluster: int, ctas: int, *, jitter: bool) -> list[int]:
     """Launches a probe and returns the SM that each CTA ran on. Waits for the stream."""
-    variant = Variant(cluster)
+    variant = ProbeVariant(cluster)
     sms = torch.full((ctas,), -1, dtype=torch.int32, device=device)
     with torch.cuda.device(device):
         compile.load(variant, lambda: compile_variant(variant))(sms, int(jitter))
@@ -69,7 +69,7 @@ def sm_of_each_cta(device: torch.device, cluster: int, ctas: int, *, jitter: boo
     return seen
 
 
-def compile_variant(variant: Variant) -> Any:
+def compile_variant(variant: ProbeVariant) -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
     Probe.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     arguments = (

@@ -20,7 +20,7 @@ EPILOGUE_TENSORS = ("addend", *TENSORS)
 
 
 @dataclass(frozen=True)
-class Rung:
+class GemmRung:
     """The class that builds the kernel, the class of its traits, and its default config."""
 
     gemm: Any
@@ -106,7 +106,7 @@ class OutputAccess:
 
 
 def variant_of(
-    rung: Rung,
+    rung: GemmRung,
     problem: Problem,
     transposed: bool,
     config: HopperConfig,
@@ -147,7 +147,9 @@ def variant_of(
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 
-def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
+def example_variant(
+    rung: GemmRung, problem: Problem, config: HopperConfig, sms: int = 132
+) -> Variant:
     """Returns the variant that a GPU with `sms` SMs would run; needs no GPU."""
     canonical = canonicalize(problem, config)
     resident = clusters.at_once(min(sms, config.sms or sms), config.cluster)

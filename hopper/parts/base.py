@@ -18,12 +18,12 @@ from .config_limits import invalid_reason
 from .phase_clock import STORE, lap
 from .pipeline import Pipeline
 from .records import (
-    ClusterCoord,
-    Consumer,
-    Cta,
     MmaFragments,
+    MulticastCoord,
+    RungConsumer,
+    RungCta,
+    TileCounts,
     TiledMmas,
-    TileGrid,
     TmaLoad,
     TmaOperand,
     WarpContext,
@@ -90,9 +90,9 @@ class HopperGemm:
         """Host: prepares the arguments from which the kernel loads A (M, K) and B (N, K)."""
         return make_operands(self.config, self.load_operations(), a, b, major_a, major_b)
 
-    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
+    def cluster_coord(self, context: WarpContext) -> MulticastCoord:
         """Returns the position of the CTA in its cluster."""
-        return ClusterCoord(0, 0, None, None)
+        return MulticastCoord(0, 0, None, None)
 
     def store_operand(self, c):
         """Host: prepares the arguments from which the kernel stores C by TMA; () where it stores
@@ -116,7 +116,7 @@ class HopperGemm:
         """Waits for everything that must have happened before the CTA exits."""
 
     @cute.jit
-    def body(self, cta: Cta, pipeline: Pipeline):
+    def body(self, cta: RungCta, pipeline: Pipeline):
         """Runs one CTA after its barriers are initialised."""
         raise TypeError("a rung defines body")
 
@@ -126,13 +126,13 @@ class HopperGemm:
         fragments.acc.fill(0.0)
 
     @cute.jit
-    def store_tile(self, cta: Cta, consumer, m, n):
+    def store_tile(self, cta: RungCta, consumer, m, n):
         """Writes the accumulator to row tile m, column tile n of C."""
         tile, width = (self.config.tile_m, self.config.tile_n), min(self.width, 2)
         roles.store_registers(consumer, cta.mC, m, n, tile, width, StoreCacheMode.WRITE_BACK)
         lap(cta.timers, STORE)
 
-    def make_consumer(self, cta: Cta, index) -> Consumer:
+    def make_consumer(self, cta: RungCta, index) -> RungConsumer:
         """Returns the operands of a thread in consumer warpgroup `index`: its rows of every stage,
         and its accumulator.
         """
@@ -148,7 +148,7 @@ class HopperGemm:
                 mma.accumulating.partition_shape_C((c.tile_m, c.tile_n)), Float32
             ),
         )
-        return Consumer(index, thread_in_tile, cta.context, fragments)
+        return RungConsumer(index, thread_in_tile, cta.context, fragments)
 
     # ---- host
     @cute.jit
@@ -186,7 +186,7 @@ class HopperGemm:
             c,
             a.element_type,
             TiledMmas(mma, mma_overwriting),
-            TileGrid(tiles_m, tiles_n, k_tiles, table),
+            TileCounts(tiles_m, tiles_n, k_tiles, table),
             trace,
             self.store_operand(c),
         ).launch(
@@ -206,7 +206,7 @@ class HopperGemm:
         mC: cute.Tensor,
         dtype: cutlass.Constexpr,
         mma: TiledMmas,
-        grid: TileGrid,
+        grid: TileCounts,
         trace,
         store_operand: tuple[Any, ...],
     ):
@@ -235,7 +235,7 @@ class HopperGemm:
             cute.arch.mbarrier_init_fence()
         self.cluster_sync()
         timers = phase_clock.start(trace, context)
-        cta = Cta(context, coord, grid, load_a, load_b, mma, sA, sB, mC, epilogue, timers)
+        cta = RungCta(context, coord, grid, load_a, load_b, mma, sA, sB, mC, epilogue, timers)
         self.body(cta, pipeline)
         phase_clock.finish(timers)
         self.cluster_exit()
@@ -259,7 +259,7 @@ class HopperGemm:
             config.jitter,
         )
 
-    def partition_loads(self, operand_a, operand_b, sA, sB, coord: ClusterCoord) -> list[TmaLoad]:
+    def partition_loads(self, operand_a, operand_b, sA, sB, coord: MulticastCoord) -> list[TmaLoad]:
         """Partitions the tiles of A and B into the parts that this CTA loads."""
         config = self.config
         (_, multicast_a), (_, multicast_b) = self.load_operations()

@@ -10,7 +10,7 @@ from ...core.space import Space
 from . import phase_profile
 from .base import HopperGemm
 from .config import HopperConfig
-from .host import Rung, artifact, plan, precompile, unsupported
+from .host import HopperRung, artifact, plan, precompile, unsupported
 from .phase_profile import Role
 from .search_space import space
 
@@ -28,7 +28,7 @@ def entry(kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]) -> E
     """Returns what a rung's module exports: `unsupported`, `plan`, `artifact`, `phases`,
     `precompile` and `space`. `kind()` is the rung's default config.
     """
-    rung = Rung(kernel.name, gemm, kind())
+    rung = HopperRung(kernel.name, gemm, kind())
     return (
         functools.partial(unsupported, gemm),
         functools.partial(plan, rung),

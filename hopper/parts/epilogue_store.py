@@ -45,7 +45,7 @@ class EpilogueSmem:
 
 
 @dataclass(frozen=True)
-class SubtileWriter:
+class HalfTileWriter:
     """The tensors with which a thread of a consumer writes its warpgroup's subtiles.
 
     `copy` moves registers of shape `fragment_shape` to tSsC, (CPY, CPY_M, CPY_N, BUFFER). TMA moves
@@ -85,7 +85,7 @@ def alloc_smem(smem, operand, dtype) -> EpilogueSmem:
     return EpilogueSmem(atom, sC, cute.local_tile(mC, subtile_shape(dtype), (None, None)), dtype)
 
 
-def make_writer(config, epilogue: EpilogueSmem, consumer) -> SubtileWriter:
+def make_writer(config, epilogue: EpilogueSmem, consumer) -> HalfTileWriter:
     """Returns the writer of one consumer thread: it uses stmatrix for 16-bit outputs, 64-bit stores
     of pairs for 32-bit ones.
     """
@@ -109,7 +109,7 @@ def make_writer(config, epilogue: EpilogueSmem, consumer) -> SubtileWriter:
         cute.group_modes(own, 0, 2),
         cute.group_modes(epilogue.gC, 0, 2),
     )
-    return SubtileWriter(copy, tSsC, fragment_shape, epilogue.atom, tCsC, tCgC, dtype)
+    return HalfTileWriter(copy, tSsC, fragment_shape, epilogue.atom, tCsC, tCgC, dtype)
 
 
 @cute.jit

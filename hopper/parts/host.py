@@ -38,7 +38,7 @@ from .phase_clock import PHASES
 
 
 @dataclass(frozen=True)
-class Variant:
+class RungVariant:
     """The key of one compiled kernel.
 
     layout: the layout of A and B ("nt").
@@ -135,7 +135,7 @@ def tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int,
 
 
 @dataclass(frozen=True)
-class Rung:
+class HopperRung:
     """A kernel's registry name, the class that builds it, and its default config."""
 
     name: str
@@ -143,13 +143,13 @@ class Rung:
     config: HopperConfig
 
 
-def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
+def plan(rung: HopperRung, problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads the kernel for a supported problem, and returns its launch."""
     return trace(rung, problem, config)[0]
 
 
 def trace(
-    rung: Rung, problem: Problem, config: HopperConfig | None = None
+    rung: HopperRung, problem: Problem, config: HopperConfig | None = None
 ) -> tuple[Launch, torch.Tensor | None]:
     """Returns the launch that `plan` returns, and the tensor to which calls write their cycles if
     the config has `phases`, else None. The tensor is int64 (CTAs, warpgroups,
@@ -174,7 +174,7 @@ def trace(
 def _launch(
     run: Callable[..., None],
     problem: Problem,
-    variant: Variant,
+    variant: RungVariant,
     swap: bool,
     table: torch.Tensor | None,
     phase_cycles: torch.Tensor | None,
@@ -211,7 +211,7 @@ def _phase_cycles(
     return torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=device)
 
 
-def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
+def precompile(rung: HopperRung, problem: Problem, config: HopperConfig, arch: int) -> None:
     """Compiles onto disk what `plan` would load for a supported problem. Needs no GPU, and loads
     nothing onto one.
     """
@@ -219,7 +219,7 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
     keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
-def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
+def _variant(kernel: str, problem: Problem, config: HopperConfig) -> RungVariant:
     """Returns the variant for a supported problem. The order of tiles is a table, and not part of
     it.
     """
@@ -227,7 +227,7 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     row_major = has_row_major_output(problem)
     width = _width(problem) if row_major else 1
     config = compile_key(config)
-    return Variant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, width)
+    return RungVariant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, width)
 
 
 def _width(problem: Problem) -> int:
@@ -263,7 +263,7 @@ def view(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> t
     return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
 
 
-def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "") -> Any:
+def compile_variant(gemm: type[HopperGemm], variant: RungVariant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns the CuTe DSL's compiled function."""
     M, N, K = cute.sym_int(), cute.sym_int(), cute.sym_int()
 
@@ -290,7 +290,7 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
         )
 
 
-def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
+def artifact(rung: HopperRung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """Compiles what `plan` would launch for aligned operands and a row-major output; needs no GPU.
     The arguments and errors are those of `compile.artifact`.
     """

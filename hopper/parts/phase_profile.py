@@ -14,7 +14,7 @@ from .phase_clock import PHASES
 
 if TYPE_CHECKING:
     from .config import HopperConfig
-    from .host import Rung
+    from .host import HopperRung
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Role:
 
 
 def measure(
-    rung: Rung,
+    rung: HopperRung,
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor,

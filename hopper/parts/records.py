@@ -67,7 +67,7 @@ class TiledMmas(NamedTuple):
     overwriting: Any
 
 
-class TileGrid(NamedTuple):
+class TileCounts(NamedTuple):
     """The tiles of the problem: rows and columns of cluster tiles, k tiles per tile, and the table
     of a persistent kernel, int32 (steps, clusters) or None.
     """
@@ -89,7 +89,7 @@ class WarpContext:
 
 
 @dataclass(frozen=True)
-class ClusterCoord:
+class MulticastCoord:
     """The position of a CTA in its cluster.
 
     CTAs in one row of the cluster load the same tile of A, and `cta_n_in_cluster` selects the part
@@ -128,7 +128,7 @@ class MmaFragments:
 
 
 @dataclass(frozen=True)
-class Consumer:
+class RungConsumer:
     """A thread of a consumer warpgroup.
 
     `index` is the warpgroup's index among the consumers, `thread_in_tile` the thread's index among
@@ -144,15 +144,15 @@ class Consumer:
 
 
 @dataclass(frozen=True)
-class Cta:
+class RungCta:
     """The state that all roles of a rung's CTA read. sA: (bM, bK, STAGE), sB: (bN, bK, STAGE), mC:
     (M, N). `epilogue` is the shared memory through which C is stored, or None; `timers` are those
     of `phase_clock`, or None.
     """
 
     context: WarpContext
-    coord: ClusterCoord
-    grid: TileGrid
+    coord: MulticastCoord
+    grid: TileCounts
     load_a: TmaLoad
     load_b: TmaLoad
     mma: TiledMmas

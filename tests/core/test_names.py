@@ -19,7 +19,7 @@ from outblas.hopper.parts.config import HopperConfig, compile_key
 BF16 = torch.bfloat16
 PLAIN = traits.KernelTraits(8, False, True, False, False, False, False, False)
 GEMM = GemmVariant(compile_key(gemm.Config()), PLAIN, BF16, BF16, "nt")
-RUNG = host.Variant("hopper.hilbert", compile_key(hilbert.Config()), BF16, BF16, "nt", True, 8)
+RUNG = host.RungVariant("hopper.hilbert", compile_key(hilbert.Config()), BF16, BF16, "nt", True, 8)
 
 
 def other(value: Any) -> Any:

@@ -13,9 +13,9 @@ from support.probed_gpu import unprobed_context
 from outblas.core.problem import problem
 from outblas.device import driver
 from outblas.hopper import gemm
-from outblas.hopper.parts import compile
 from outblas.hopper.gemm import gpc_placement, smid_probe
 from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.parts import compile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
@@ -76,7 +76,7 @@ class OtherWork:
     """
 
     def __init__(self) -> None:
-        variant = smid_probe.Variant(1)
+        variant = smid_probe.ProbeVariant(1)
         self._occupy = compile.load(variant, lambda: smid_probe.compile_variant(variant))
         self._sms = torch.empty(16, dtype=torch.int32, device=DEVICE)
         self._ended = threading.Event()

@@ -79,7 +79,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
         return lambda *given: None
 
     def probe(device: Any, cluster: int, ctas: int, *, jitter: bool) -> list[int]:
-        load(smid_probe.Variant(cluster), lambda: None)
+        load(smid_probe.ProbeVariant(cluster), lambda: None)
         return list(range(ctas))
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")

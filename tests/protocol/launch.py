@@ -16,7 +16,7 @@ from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
 from outblas.hopper.gemm import epilogue_tile
 from outblas.hopper.gemm.schedule import tile_grid
-from outblas.hopper.gemm.variant import Rung, variant_of
+from outblas.hopper.gemm.variant import GemmRung, variant_of
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.compile import NUMERIC
 from outblas.hopper.parts.config import HopperConfig
@@ -254,7 +254,7 @@ def traits_of(case: Case):
         scales=_scales(case, empty) if case.formats else None,
         formats=case.formats,
     )
-    rung = Rung(real_gemm.Gemm, modules().find("gemm.traits").KernelTraits, real_gemm.Config())
+    rung = GemmRung(real_gemm.Gemm, modules().find("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
     return variant_of(
         rung, problem, case.transposed, config, tile_grid(problem, config), case.clusters

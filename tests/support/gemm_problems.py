@@ -12,8 +12,9 @@ from outblas.core import configs
 from outblas.core.problem import Problem, problem
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
-from outblas.hopper.parts import compile, tile_order
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, example_variant
+from outblas.hopper.parts import compile, tile_order
+from outblas.hopper.parts.config import HopperConfig
 
 BF16, FP32 = torch.bfloat16, torch.float32
 OWN_CONFIG = gemm.Config()
@@ -26,7 +27,7 @@ RESIDENT_CLUSTERS = 132
 MEMORY = torch.empty(1 << 20, dtype=BF16, device="meta")
 
 
-def gemm_config(text: str) -> gemm.Config:
+def gemm_config(text: str) -> HopperConfig:
     """The kernel's own config with the fields that the text names."""
     return configs.from_text(gemm.Config, text)
 
@@ -53,7 +54,7 @@ def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: An
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
-def variant_of(given: Problem, config: gemm.Config = OWN_CONFIG) -> Variant:
+def variant_of(given: Problem, config: HopperConfig = OWN_CONFIG) -> Variant:
     """What a GPU of 132 SMs would compile for a problem."""
     rung = cast(functools.partial, gemm.plan).args[0]
     return example_variant(rung, given, config)

@@ -23,7 +23,7 @@ OTHERS: dict[str, Any] = {
     "split_k": 4,
     "stagger": "always",
 }
-VARIANT = host.Variant(
+VARIANT = host.RungVariant(
     "hopper.tma_wgmma", CONFIG, torch.bfloat16, torch.bfloat16, "nt", row_major=True, width=8
 )
 

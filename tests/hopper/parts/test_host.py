@@ -145,7 +145,7 @@ def test_a_kernel_asks_for_the_shared_memory_of_its_config(rung: str, text: str)
     (made,) = load(rung).plan.args
     kind: type[HopperConfig] = type(made.config)
     config = configs.from_text(kind, text)
-    variant = host.Variant(made.name, config, BF16, BF16, "nt", row_major=True, width=8)
+    variant = host.RungVariant(made.name, config, BF16, BF16, "nt", row_major=True, width=8)
 
     code = compile.compile_code(
         variant, lambda options: host.compile_variant(made.gemm, variant, options)
