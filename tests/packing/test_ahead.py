@@ -2,14 +2,16 @@
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import outblas
-from outblas.core import cache, registry
+from outblas.core import cache, machines, registry
 from outblas.packing import ahead, build
 
 LINES = ("128x4096x4096", "8x4096x4096 bias")
@@ -128,3 +130,17 @@ def test_a_gpu_of_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ValueError, match=r"NVIDIA A100-SXM4-80GB, of sm_80, expected sm_90"):
         outblas.precompile(LINES)
+
+
+def test_a_hopper_gpu_that_no_table_lists_counts_its_own_sms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H42")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=114)
+    )
+
+    assert ahead._machine() == replace(machines.find("H100"), sms=114)

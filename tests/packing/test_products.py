@@ -228,6 +228,18 @@ def test_products_that_nobody_can_plan_are_refused_at_once(
         build.build([parse_line(line)], tmp_path / "a.outblas")
 
 
+def test_a_file_without_products_and_a_model_by_name_that_is_divided_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "products.txt"
+    path.write_text("# none\n", encoding="utf-8")
+
+    with pytest.raises(ValueError, match="has no products"):
+        parse_file(path)
+    with pytest.raises(ValueError, match="--tensor-parallel is 2 with llama-3-8b"):
+        of_model("llama-3-8b", "1", 2)
+
+
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"--model is 'gpt-9', expected llama-3-8b, .*config\.json"
