@@ -108,7 +108,7 @@ class GroupedTiles:
         load: WorkTileLoad = load_of(cta, work)
         if not self.traits.turns:
             return load
-        across = load_of(turned_cta(cta), work)
+        across = load_of(turned_cta(cta, self.traits), work)
         return load._replace(across=across, turned=work.turned)
 
 
@@ -118,9 +118,9 @@ def turned(config: HopperConfig, traits: GroupedTraits) -> Gemm:
     return Gemm(config, traits, GroupedTiles(config, traits))
 
 
-def turned_cta(cta: Cta) -> Cta:
+def turned_cta(cta: Cta, traits: GroupedTraits) -> Cta:
     """Returns the CTA as one of a cluster that is turned."""
-    kernel = turned(cta.config, cta.traits)
+    kernel = turned(cta.config, traits)
     (_, multicast_a), (_, multicast_b) = multicast_operations(kernel.config)
     operand_a, operand_b = (
         TmaTensor(operand.atom, operand.tensor) for operand in cta.scheduler.params.turned
@@ -181,7 +181,8 @@ class GroupedGemm:
             return (
                 "epilogue_stages is 0, expected at least 1: rows of a group are stored from there"
             )
-        return Gemm.invalid_reason(config)
+        reason: str | None = Gemm.invalid_reason(config)
+        return reason
 
     @cute.jit
     def __call__(

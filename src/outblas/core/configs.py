@@ -47,12 +47,18 @@ def items(text: str) -> list[tuple[str, str]]:
     ]
 
 
-@lru_cache(maxsize=1024)
 def from_text(kind: type[ConfigT], text: str) -> ConfigT:
     """Parses a config of type `kind`. Fields that `text` does not name keep their defaults. Raises
     ValueError for an unknown field, and for a value of the wrong type.
     """
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    hashable: Any = kind  # which mypy does not see of a frozen dataclass
+    config: ConfigT = _parsed(hashable, text)
+    return config
+
+
+@lru_cache(maxsize=1024)
+def _parsed(kind: Any, text: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, int | bool | str] = {}
     for item in filter(None, text.split(",")):
         name, separator, value = item.partition("=")

@@ -183,7 +183,8 @@ def defaults(name: str) -> dict[str, ConfigValue]:
     if kernel.parent is None:
         module, config = _CONFIGS[kernel.ladder]
         base = getattr(importlib.import_module(module), config)
-        return {of.name: of.default for of in fields(base)} | dict(kernel.config)
+        standard = {of.name: cast("ConfigValue", of.default) for of in fields(base)}
+        return standard | dict(kernel.config)
     return defaults(kernel.parent) | dict(kernel.config)
 
 

@@ -23,7 +23,7 @@ def folder(module: ModuleType) -> Path:
 
 @functools.cache
 def _digest(folders: tuple[Path, ...]) -> str:
-    texts = {
+    texts: dict[str, object] = {
         f"{place.name}/{path.relative_to(place)}": path.read_text(encoding="utf-8")
         for place in folders
         for path in sorted(place.rglob("*.py"))

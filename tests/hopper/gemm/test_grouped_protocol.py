@@ -626,7 +626,7 @@ def test_the_model_finds_in_an_epilogue(name: str) -> None:
 
 TURNING_FAULTS = {
     "a turned cluster loads what an upright one does": Change(
-        "gemm.group_kernel", "load_of(turned_cta(cta), work)", "load_of(cta, work)"
+        "gemm.group_kernel", "load_of(turned_cta(cta, self.traits), work)", "load_of(cta, work)"
     ),
     "the CTAs of a turned cluster load the same part of A": Change(
         "gemm.group_kernel", "coord=kernel.cluster_coord(cta.context)", "coord=cta.coord"
