@@ -66,54 +66,30 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @each_case
-def test_operands_of_any_strides_are_taken(case: OperandCase) -> None:
-    assert gemm.unsupported(case.problem) is None
-
-
-@each_case
-def test_operands_that_tma_cannot_load_are_copied_and_no_others(case: OperandCase) -> None:
-    assert operand_copies.needs_copy(case.problem) == ("a" in case.copied, "b" in case.copied)
-
-
-@each_case
-def test_the_caller_is_told_which_operands_are_copied(case: OperandCase) -> None:
+def test_operands_that_tma_cannot_load_are_copied_which_the_caller_is_told(
+    case: OperandCase,
+) -> None:
     remarks = [remark for remark in gemm.remarks(case.problem) if "twice" not in remark]
 
+    assert gemm.unsupported(case.problem) is None
+    assert operand_copies.needs_copy(case.problem) == ("a" in case.copied, "b" in case.copied)
     assert [remark[0] for remark in remarks] == list(case.copied)
     assert all("is copied first" in remark and "has strides" in remark for remark in remarks)
 
 
 @each_case
-def test_copies_are_what_tma_can_load(case: OperandCase) -> None:
-    aligned = operand_copies.aligned(case.problem)
+def test_copies_are_what_tma_can_load_and_all_else_stays(case: OperandCase) -> None:
+    problem, aligned = case.problem, operand_copies.aligned(case.problem)
 
     assert operand_copies.needs_copy(aligned) == (False, False)
     for name in case.copied:
-        strides = getattr(aligned, name)
-        row, column = strides[-2:]
-        assert 1 in (row, column), name
-        assert all(stride % 8 == 0 for stride in strides[:-2]), name
-        assert all(stride % 8 == 0 for stride in (row, column) if stride != 1), name
-
-
-@each_case
-def test_a_copy_is_broadcast_over_the_batch_where_its_operand_is(case: OperandCase) -> None:
-    aligned = operand_copies.aligned(case.problem)
-
-    for name in case.copied:
-        before, after = getattr(case.problem, name)[:-2], getattr(aligned, name)[:-2]
-        assert [stride == 0 for stride in before] == [stride == 0 for stride in after], name
-
-
-@each_case
-def test_only_the_copied_operands_change(case: OperandCase) -> None:
-    given = case.problem
-
-    aligned = operand_copies.aligned(given)
-
-    assert replace(aligned, a=given.a, b=given.b, alignment=given.alignment) == given
+        before, after = getattr(problem, name), getattr(aligned, name)
+        assert 1 in after[-2:], name
+        assert all(stride % 8 == 0 for stride in after if stride != 1), name
+        assert [stride == 0 for stride in before[:-2]] == [stride == 0 for stride in after[:-2]]
+    assert replace(aligned, a=problem.a, b=problem.b, alignment=problem.alignment) == problem
     for name in {"a", "b"}.difference(case.copied):
-        assert getattr(aligned, name) == getattr(given, name), name
+        assert getattr(aligned, name) == getattr(problem, name), name
 
 
 @pytest.mark.parametrize("swap_ab", [False, True], ids=["own order", "swapped"])
@@ -206,19 +182,11 @@ each_line_case = pytest.mark.parametrize("case", LINES.values(), ids=LINES)
 
 
 @each_line_case
-def test_how_many_cache_lines_a_row_lies_in(case: LineCase) -> None:
-    assert operand_copies.cache_lines_per_row(case.problem) == case.lines
-
-
-@each_line_case
-def test_the_transposed_product_has_its_operands_lines_exchanged(case: LineCase) -> None:
-    assert operand_copies.cache_lines_per_row(transposed(case.problem)) == case.lines[::-1]
-
-
-@each_line_case
-def test_the_caller_is_told_which_operands_take_twice_the_requests(case: LineCase) -> None:
+def test_the_cache_lines_of_a_row_are_counted_and_told(case: LineCase) -> None:
     remarks = [remark for remark in operand_copies.remarks(case.problem) if "twice" in remark]
 
+    assert operand_copies.cache_lines_per_row(case.problem) == case.lines
+    assert operand_copies.cache_lines_per_row(transposed(case.problem)) == case.lines[::-1]
     told = [name for name, lines in zip("ab", case.lines, strict=True) if lines == 2]
     assert [remark[0] for remark in remarks] == told
     assert all("twice the requests" in remark for remark in remarks)
