@@ -23,6 +23,7 @@ from outblas.core.problem import problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import workspace
 from outblas.hopper.parts import compile, tile_order
+from outblas.hopper.parts.config import HopperConfig
 
 CONFIG = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False")
 SWAPPED = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,swap_ab=True")
@@ -40,7 +41,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[KernelArguments]:
 @each_order
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["a matrix", "a batch"])
 def test_a_call_hands_over_its_own_tensors(
-    batch: tuple[int, ...], config: gemm.Config, launches: list[KernelArguments]
+    batch: tuple[int, ...], config: HopperConfig, launches: list[KernelArguments]
 ) -> None:
     """Views of them in every call would cost the host 8 µs."""
     a, b = torch.empty(*batch, 64, 72), torch.empty(*batch, 40, 72).mT
@@ -106,7 +107,7 @@ class TestTwoBatchDimensions:
     @pytest.fixture
     def made(
         self,
-        config: gemm.Config,
+        config: HopperConfig,
         tensors: dict[str, torch.Tensor],
         launches: list[KernelArguments],
     ) -> list[KernelArguments]:
@@ -120,7 +121,7 @@ class TestTwoBatchDimensions:
         assert len(made) == 2
 
     def test_are_cut_alike_in_operands_and_output(
-        self, made: list[KernelArguments], tensors: dict[str, torch.Tensor], config: gemm.Config
+        self, made: list[KernelArguments], tensors: dict[str, torch.Tensor], config: HopperConfig
     ) -> None:
         first, second = ("b", "a") if config.swap_ab else ("a", "b")
 

@@ -15,6 +15,7 @@ from outblas.core.artifact import example
 from outblas.hopper import gemm
 from outblas.hopper.gemm.tile_scheduler import TileScheduler
 from outblas.hopper.parts import bounds, tile_order
+from outblas.hopper.parts.config import HopperConfig
 
 STREAM_K = replace(
     gemm_config(f"{SMALL_TILE},tile_n=64,k_serpentine=False,stream_k=True"), stages=8
@@ -111,7 +112,7 @@ def check_that_stream_k_is_even(launched: LaunchWork) -> None:
 class DrawnLaunch(NamedTuple):
     """A launch of `rows` and `columns` of cluster tiles."""
 
-    config: gemm.Config
+    config: HopperConfig
     rows: int
     columns: int
     scheduler: TileScheduler
@@ -252,7 +253,7 @@ def test_the_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: SimpleNamespa
 
 # ---- variable tile N
 def columns_of_tiles(
-    arithmetic: SimpleNamespace, config: gemm.Config, N: int
+    arithmetic: SimpleNamespace, config: HopperConfig, N: int
 ) -> tuple[list[int], list[int]]:
     """First columns and widths of the tiles of one row, from the left to the right."""
     scheduler = launch(config, 1, N, 64)
@@ -272,7 +273,7 @@ TILE_N = st.integers(3, 32).map(lambda granules: 8 * granules)
 class TestVariableTileN:
     """Tiles of `tile_n` columns, and of 8 columns less."""
 
-    def config(self, tile_n: int) -> gemm.Config:
+    def config(self, tile_n: int) -> HopperConfig:
         return replace(OWN_CONFIG, tile_n=tile_n, variable_tile_n=True, cluster_m=1)
 
     @settings(max_examples=150, deadline=None)

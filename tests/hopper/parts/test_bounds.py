@@ -14,6 +14,7 @@ from support.tile_arithmetic import Word, coord, launch, scheduler_on_integers
 from outblas.core.problem import Problem
 from outblas.hopper import gemm, tma_wgmma, two_consumers
 from outblas.hopper.parts import bounds, tile_order
+from outblas.hopper.parts.config import HopperConfig
 
 SMALL = (
     "tile_m=64,tile_n=64,consumers=1,producer_registers=0,consumer_registers=0,"
@@ -32,7 +33,7 @@ class Refusal(NamedTuple):
     """A problem that is refused with this config, and why."""
 
     problem: Problem
-    config: gemm.Config
+    config: HopperConfig
     reason: str
 
 
@@ -130,7 +131,7 @@ SPLIT_K_16 = gemm_config(f"{SMALL},split_k=16")
     ids=["partial sums", "matrices"],
 )
 def test_only_the_longest_dimension_of_a_batch_counts(
-    problem: Problem, config: gemm.Config
+    problem: Problem, config: HopperConfig
 ) -> None:
     """It is what a launch has; the other dimensions are walked call by call."""
     assert gemm.unsupported(problem, config) is None
@@ -208,7 +209,7 @@ SMS = 132
 class Taken(NamedTuple):
     """A call that is taken."""
 
-    config: gemm.Config
+    config: HopperConfig
     M: int
     N: int
     K: int
@@ -276,7 +277,7 @@ def steps_fit(arithmetic: SimpleNamespace, call: Taken) -> None:
             assert sums_end(work.partition, config) > 0
 
 
-def sums_end(partition: SimpleNamespace, config: gemm.Config) -> Word:
+def sums_end(partition: SimpleNamespace, config: HopperConfig) -> Word:
     """Where the partial sums end that the CTAs of a cluster add to; 1 where there are none."""
     if not config.split or partition.total <= 1:
         return Word(1)
