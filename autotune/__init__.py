@@ -6,18 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .automatic import tune
-    from .measure.progress import Progress
-    from .search.candidates import Candidate
-    from .search.plan import plan
-    from .search.strategy import Grid, ModelRanked, Random, Search, Strategy, StrategyError
-    from .search.target import TuneTarget
-    from .store.records import BestConfig, Finalist, Gpu, Trial, Workload
-    from .store.store import Store, StoreError
-    from .sweeps.options import SweepOptions
-    from .sweeps.outcome import Failure, Sweep
-    from .sweeps.sweep import sweep
-    from .sweeps.tuner import Outcome
+    from outblas.autotune.automatic import tune
+    from outblas.autotune.measure.progress import Progress
+    from outblas.autotune.search.candidates import Candidate
+    from outblas.autotune.search.plan import plan
+    from outblas.autotune.search.strategy import (
+        Grid,
+        ModelRanked,
+        Random,
+        Search,
+        Strategy,
+        StrategyError,
+    )
+    from outblas.autotune.search.target import TuneTarget
+    from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
+    from outblas.autotune.store.store import Store, StoreError
+    from outblas.autotune.sweeps.options import SweepOptions
+    from outblas.autotune.sweeps.outcome import Failure, Sweep
+    from outblas.autotune.sweeps.sweep import sweep
+    from outblas.autotune.sweeps.tuner import Outcome
 
 _PLACES = {
     "automatic": ("tune",),

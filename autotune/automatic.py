@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from ..core import problem as operands
-from ..core.arguments import renamed, show_signature
-from ..core.epilogue import NONE
-from ..core.errors import OperandError
-from ..core.grouped import GroupedProblem
-from ..core.ownership import shown
-from ..core.problem import Problem
-from ..core.steps import Steps
-from ..runtime import dispatch, fallback
-from ..runtime.default_kernel import PRODUCTION, candidates
-from . import lookup, named_configs
-from .lookup import TuningIndex, is_faster
-from .search.target import TuneTarget
-from .store.records import PRECISIONS, BestConfig, Weights, Workload
-from .tuned_entries import HERE
+from outblas.autotune import lookup, named_configs
+from outblas.autotune.lookup import TuningIndex, is_faster
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import PRECISIONS, BestConfig, Weights, Workload
+from outblas.autotune.tuned_entries import HERE
+from outblas.base.ownership import shown
+from outblas.core import problem as operands
+from outblas.core.arguments import renamed, show_signature
+from outblas.core.epilogue import NONE
+from outblas.core.errors import OperandError
+from outblas.core.grouped import GroupedProblem
+from outblas.core.problem import Problem
+from outblas.core.steps import Steps
+from outblas.runtime import dispatch, fallback
+from outblas.runtime.default_kernel import PRODUCTION, candidates
 
 if TYPE_CHECKING:
-    from .search.strategy import Strategy
-    from .sweeps.options import SweepKeywords
-    from .sweeps.outcome import Sweep
+    from outblas.autotune.search.strategy import Strategy
+    from outblas.autotune.sweeps.options import SweepKeywords
+    from outblas.autotune.sweeps.outcome import Sweep
 
 # Seconds to tune a shape that OUTBLAS_TUNE=on meets first, unless OUTBLAS_TUNE_BUDGET sets another
 # time.
@@ -332,8 +332,8 @@ def _sweep(
 
     Raises RuntimeError where nothing could be measured.
     """
-    from .search.prune import with_epilogues
-    from .sweeps.sweep import sweep
+    from outblas.autotune.search.prune import with_epilogues
+    from outblas.autotune.sweeps.sweep import sweep
 
     options["gpus"] = device
     major, minor = torch.cuda.get_device_capability(device)

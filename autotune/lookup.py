@@ -15,22 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import pack
-from ..core.configs import from_text
-from ..core.epilogue import NONE
-from ..core.grouped import GroupedProblem
-from ..core.grouped_shapes import Grouping
-from ..core.ownership import shown
-from ..core.problem import Problem
-from ..core.shapes import to_text
-from ..runtime import default_kernel, fallback
-from ..runtime.default_kernel import MODES, PRODUCTION, Mode
-from . import packed_tables
-from .named_configs import Choice, GpuModel, brief_text
-from .search.target import HOPPER_GROUPED
-from .store.records import WEIGHTS, Gpu, Workload, base_name
-from .store.tables import TABLES
-from .tuned_entries import (
+from outblas.autotune import packed_tables
+from outblas.autotune.named_configs import Choice, GpuModel, brief_text
+from outblas.autotune.search.target import HOPPER_GROUPED
+from outblas.autotune.store.records import WEIGHTS, Gpu, Workload, base_name
+from outblas.autotune.store.tables import TABLES
+from outblas.autotune.tuned_entries import (
     COUSIN,
     ORIGINS,
     TunedEntry,
@@ -43,6 +33,16 @@ from .tuned_entries import (
     nearest_to,
     width_of,
 )
+from outblas.base import pack
+from outblas.base.configs import from_text
+from outblas.base.grouped_shapes import Grouping
+from outblas.base.ownership import shown
+from outblas.base.shapes import to_text
+from outblas.core.epilogue import NONE
+from outblas.core.grouped import GroupedProblem
+from outblas.core.problem import Problem
+from outblas.runtime import default_kernel, fallback
+from outblas.runtime.default_kernel import MODES, PRODUCTION, Mode
 
 # The largest distance at which a winner is used for another shape, in binary orders of magnitude.
 REACH = 1.5
@@ -178,7 +178,7 @@ class TuningIndex:
         Where the workload itself was tuned with packed operands that are copied as well, the
         measurement has decided, so the kernel is not excluded.
         """
-        from .search import prune
+        from outblas.autotune.search import prune
 
         reason = default_kernel.pruned_reason(kernel, problem)
         if reason and bare_of(workload) in self._bare_measured:
@@ -434,7 +434,7 @@ def tuning_index(device: int) -> TuningIndex:
 
     Stores and tables that cannot be read are left out.
     """
-    from .search.gpu import current
+    from outblas.autotune.search.gpu import current
 
     return TuningIndex(current(device))
 
@@ -456,7 +456,7 @@ def _first_index(device: int, packs: Iterable[pack.Pack]) -> TuningIndex | None:
 
 @functools.cache
 def _index_of(device: int, loaded: pack.Pack) -> TuningIndex | None:
-    from .search.gpu import current
+    from outblas.autotune.search.gpu import current
 
     gpu = current(device)
     try:

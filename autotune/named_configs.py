@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.configs import brief, from_text
-from ..core.machines import Machine
-from ..core.problem import Problem
-from ..core.space import Footprint, Space
-from ..runtime import fallback
-from ..runtime.default_kernel import PRODUCTION
-from .search import cost_model, prune, target
-from .search.cost_model import Call, ConfigModel
-from .search.gpu import machine as machine_of
-from .store.records import Gpu, Workload
+from outblas.autotune.search import cost_model, prune, target
+from outblas.autotune.search.cost_model import Call, ConfigModel
+from outblas.autotune.search.gpu import machine as machine_of
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.base.configs import brief, from_text
+from outblas.base.machines import Machine
+from outblas.base.space import Footprint, Space
+from outblas.core.problem import Problem
+from outblas.runtime import fallback
+from outblas.runtime.default_kernel import PRODUCTION
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def suits(kernel: str, workload: Workload, problem: Problem) -> bool:
     if kernel != PRODUCTION:
         return True
     try:
-        from ..hopper.gemm.operand_copies import cache_lines_per_row
+        from outblas.hopper.gemm.operand_copies import cache_lines_per_row
     except ImportError:  # loading the kernel reports this error
         return True
     return cache_lines_per_row(problem) == cache_lines_per_row(prune.problem(workload))

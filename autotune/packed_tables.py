@@ -21,22 +21,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import pack
-from ..core.epilogue import glu_split
-from ..core.grouped import GroupedProblem
-from ..core.ownership import shown
-from ..core.pack import Pack
-from ..core.problem import dtype_name
-from ..core.products import WIDE, Products, parse_line
-from ..core.steps import NO_STEPS
-from ..device import triton_variant
-from ..runtime import recorded_groups
-from ..runtime.default_kernel import PRODUCTION, candidates
-from .search.target import HOPPER_GROUPED
-from .store import tables
-from .store.records import Gpu, Workload
-from .store.store import Store
-from .tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
+from outblas.autotune.search.target import HOPPER_GROUPED
+from outblas.autotune.store import tables
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
+from outblas.base import pack
+from outblas.base.ownership import shown
+from outblas.base.pack import Pack
+from outblas.core.epilogue import glu_split
+from outblas.core.grouped import GroupedProblem
+from outblas.core.problem import dtype_name
+from outblas.core.products import WIDE, Products, parse_line
+from outblas.core.steps import NO_STEPS
+from outblas.device import triton_variant
+from outblas.runtime import recorded_groups
+from outblas.runtime.default_kernel import PRODUCTION, candidates
 
 _PACKED = PRODUCTION, HOPPER_GROUPED.name
 _ARCH = 90  # that of the GPUs that packs are built for
@@ -155,7 +155,7 @@ def _is_usable(loaded: Pack) -> bool:
     try:
         if not loaded.toolchain:  # all are of Triton
             return loaded.triton_toolchain == triton_variant.toolchain_fields()
-        from ..hopper.parts.compile import toolchain_fields
+        from outblas.hopper.parts.compile import toolchain_fields
     except ImportError:  # without the DSL, or without Triton
         return False
     return loaded.toolchain == toolchain_fields()

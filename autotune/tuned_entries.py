@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..core.shapes import Shape
-from ..core.steps import GATED
-from ..runtime.default_kernel import PRODUCTION
-from .search.target import HOPPER_GROUPED, registered
-from .store.records import BestConfig, Gpu, Workload
-from .store.store import Store
-from .store.tables import Entry, Table, read_table
+from outblas.autotune.search.target import HOPPER_GROUPED, registered
+from outblas.autotune.store.records import BestConfig, Gpu, Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import Entry, Table, read_table
+from outblas.base.shapes import Shape
+from outblas.core.steps import GATED
+from outblas.runtime.default_kernel import PRODUCTION
 
 HERE = "tuned on this GPU"
 MODEL = "tuned on this GPU model, other versions"

@@ -19,13 +19,13 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import lean_barriers
-from .parts import entry
-from .parts.config import WARPGROUP, HopperConfig
-from .parts.pipeline import jitter
-from .parts.records import MulticastCoord, RungCta, WarpContext
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import lean_barriers
+from outblas.hopper.parts import entry
+from outblas.hopper.parts.config import WARPGROUP, HopperConfig
+from outblas.hopper.parts.pipeline import jitter
+from outblas.hopper.parts.records import MulticastCoord, RungCta, WarpContext
 
 Config = registry.config_type(HopperConfig, "hopper.cluster_multicast")
 

@@ -9,12 +9,12 @@ Why it pays: the host reads no size, and no descriptor is written for a group. T
     products of experts need no pass over memory that puts them back in order.
 """
 
-from .gemm.group_host import run, unsupported
-from .gemm.group_variant import GroupedVariant
-from .gemm.kernel import Config
-from .gemm.packed import group_problem as pack_problem
-from .gemm.packed import group_variant_on as pack_variant
-from .gemm.packed import keep_group as keep_variant
+from outblas.hopper.gemm.group_host import run, unsupported
+from outblas.hopper.gemm.group_variant import GroupedVariant
+from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.packed import group_problem as pack_problem
+from outblas.hopper.gemm.packed import group_variant_on as pack_variant
+from outblas.hopper.gemm.packed import keep_group as keep_variant
 
 __all__ = [
     "Config",

@@ -10,11 +10,11 @@ Why it pays: any stretch of the curve is compact. So the tiles that run at one t
 Source: 001 kernel 11 (764 TFLOP/s, 107% of the cuBLAS of its day), 004.
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import tma_store
-from .parts import entry
-from .parts.config import HopperConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import tma_store
+from outblas.hopper.parts import entry
+from outblas.hopper.parts.config import HopperConfig
 
 Config = registry.config_type(HopperConfig, "hopper.hilbert")
 

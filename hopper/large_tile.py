@@ -12,11 +12,11 @@ Why it pays: a tile of twice the edge does twice the FLOP with each byte that co
 Source: 001 kernel 3 (423 TFLOP/s of cuBLAS's 716), 004 kernel B.
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import tma_wgmma
-from .parts import entry
-from .parts.config import HopperConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import tma_wgmma
+from outblas.hopper.parts import entry
+from outblas.hopper.parts.config import HopperConfig
 
 Config = registry.config_type(HopperConfig, "hopper.large_tile")
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import persistent
-from .parts import entry
-from .parts.config import WARPGROUP, HopperConfig
-from .parts.pipeline import Pipeline, PipelineState, jitter
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import persistent
+from outblas.hopper.parts import entry
+from outblas.hopper.parts.config import WARPGROUP, HopperConfig
+from outblas.hopper.parts.pipeline import Pipeline, PipelineState, jitter
 
 Config = registry.config_type(HopperConfig, "hopper.lean_barriers")
 

@@ -20,13 +20,13 @@ Source: 001 kernel 6 (660 TFLOP/s of cuBLAS's 716; consecutive 400, 132 SMs 655)
 import cutlass
 import cutlass.cute as cute
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import two_consumers
-from .parts import entry, roles
-from .parts.config import HopperConfig
-from .parts.pipeline import Pipeline
-from .parts.records import RungCta, WarpContext
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import two_consumers
+from outblas.hopper.parts import entry, roles
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.pipeline import Pipeline
+from outblas.hopper.parts.records import RungCta, WarpContext
 
 Config = registry.config_type(HopperConfig, "hopper.persistent")
 

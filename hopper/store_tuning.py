@@ -22,13 +22,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import StoreCacheMode
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import cluster_multicast
-from .parts import entry, roles
-from .parts.config import HopperConfig
-from .parts.phase_clock import STORE, lap
-from .parts.records import MmaFragments, RungCta
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import cluster_multicast
+from outblas.hopper.parts import entry, roles
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.phase_clock import STORE, lap
+from outblas.hopper.parts.records import MmaFragments, RungCta
 
 Config = registry.config_type(HopperConfig, "hopper.store_tuning")
 

@@ -22,12 +22,12 @@ from dataclasses import replace
 import cutlass
 import cutlass.cute as cute
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import store_tuning
-from .parts import entry, epilogue_store
-from .parts.config import SUBTILE_N, HopperConfig
-from .parts.records import RungCta
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import store_tuning
+from outblas.hopper.parts import entry, epilogue_store
+from outblas.hopper.parts.config import SUBTILE_N, HopperConfig
+from outblas.hopper.parts.records import RungCta
 
 Config = registry.config_type(HopperConfig, "hopper.tma_store")
 

@@ -18,13 +18,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from ..core.registry import Kernel
-from .parts import entry, roles
-from .parts.base import HopperGemm
-from .parts.config import HopperConfig
-from .parts.phase_clock import LOAD, TENSOR, lap
-from .parts.pipeline import Pipeline
-from .parts.records import RungCta, WarpRole
+from outblas.base.registry import Kernel
+from outblas.hopper.parts import entry, roles
+from outblas.hopper.parts.base import HopperGemm
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.phase_clock import LOAD, TENSOR, lap
+from outblas.hopper.parts.pipeline import Pipeline
+from outblas.hopper.parts.records import RungCta, WarpRole
 
 Config = HopperConfig
 

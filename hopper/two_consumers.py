@@ -19,11 +19,11 @@ Source: 001 kernel 5 (610 TFLOP/s, 631 with setmaxnreg, of cuBLAS's 716), 004 ke
 import cutlass
 import cutlass.cute as cute
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import warp_specialized
-from .parts import entry
-from .parts.config import HopperConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import warp_specialized
+from outblas.hopper.parts import entry
+from outblas.hopper.parts.config import HopperConfig
 
 Config = registry.config_type(HopperConfig, "hopper.two_consumers")
 

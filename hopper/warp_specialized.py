@@ -20,13 +20,13 @@ Source: 001 kernel 4 (498 TFLOP/s of cuBLAS's 716), 004 kernel C.
 
 import cutlass.cute as cute
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import large_tile
-from .parts import entry, roles
-from .parts.config import HopperConfig
-from .parts.pipeline import Pipeline, TokenPipeline
-from .parts.records import RungCta, WarpRole
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.hopper import large_tile
+from outblas.hopper.parts import entry, roles
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.pipeline import Pipeline, TokenPipeline
+from outblas.hopper.parts.records import RungCta, WarpRole
 
 Config = registry.config_type(HopperConfig, "hopper.warp_specialized")
 

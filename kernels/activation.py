@@ -8,13 +8,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ..core import compiling
-from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
-from ..core.epilogue import GATED
-from ..device import language
-from ..device.grid import INT32_MAX
-from ..device.launch import TYPES, arch_of
-from ..runtime.cuda_graphs import not_ready
+from outblas.base import compiling
+from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
+from outblas.base.cuda_graphs import not_ready
+from outblas.core.epilogue import GATED
+from outblas.device import language
+from outblas.device.grid import INT32_MAX
+from outblas.device.launch import TYPES, arch_of
 
 Tensor = torch.Tensor
 

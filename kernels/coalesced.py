@@ -12,10 +12,10 @@ Why it pays: the lanes' elements of B, and those of C, now lie in one line of 12
 Source: 002 coalescing (6.352 TFLOP/s), 003 v01 (0.465 on a T4), 000 kernels 1 and 2.
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import naive, simt_host
-from .simt_config import SimtConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.kernels import naive, simt_host
+from outblas.kernels.simt_config import SimtConfig
 
 Config = registry.config_type(SimtConfig, "simt.coalesced")
 

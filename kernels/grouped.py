@@ -13,15 +13,15 @@ import numpy as np
 import torch
 import triton
 
-from ..core import compiling
-from ..core.compat.torch_private import fp32_precision
-from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
-from ..core.epilogue import EPILOGUE_ARGS
-from ..core.grouped import GroupedProblem, GroupedTensors
-from ..core.problem import Strides
-from ..device import language, launch
-from ..runtime.cuda_graphs import capturing, not_ready
-from .grouped_device import (
+from outblas.base import compiling
+from outblas.base.compat.torch_private import fp32_precision
+from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
+from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.core.epilogue import EPILOGUE_ARGS
+from outblas.core.grouped import GroupedProblem, GroupedTensors
+from outblas.core.problem import Strides
+from outblas.device import language, launch
+from outblas.kernels.grouped_device import (
     GroupedPointers,
     GroupedSizes,
     GroupedStrides,
@@ -29,7 +29,7 @@ from .grouped_device import (
     ragged_k_kernel,
     ragged_m_kernel,
 )
-from .grouped_scaled import GroupedScales
+from outblas.kernels.grouped_scaled import GroupedScales
 
 Tensor = torch.Tensor
 

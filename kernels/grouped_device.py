@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..device.fused import activate, gated_columns, quarter_columns, round_to, split_columns
-from .grouped_scaled import sum_scaled_products
-from .portable import add_product
+from outblas.device.fused import activate, gated_columns, quarter_columns, round_to, split_columns
+from outblas.kernels.grouped_scaled import sum_scaled_products
+from outblas.kernels.portable import add_product
 
 
 class GroupedPointers(NamedTuple):

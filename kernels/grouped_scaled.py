@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .portable import add_product
+from outblas.kernels.portable import add_product
 
 
 class GroupedScales(NamedTuple):

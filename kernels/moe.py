@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..core.epilogue import GATED
-from .activation import _value_and_slope
-from .passes import Passes
+from outblas.core.epilogue import GATED
+from outblas.kernels.activation import _value_and_slope
+from outblas.kernels.passes import Passes
 
 Tensor = torch.Tensor
 

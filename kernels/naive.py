@@ -18,11 +18,11 @@ Source: 002 baseline (0.5025 TFLOP/s of cuBLAS's 50.06), 003 v01's counter-examp
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core.registry import Kernel
-from ..device import rung, tiles
-from ..device.work_tile import current_tile, matrix_ptr
-from . import simt_host
-from .simt_config import SimtConfig
+from outblas.base.registry import Kernel
+from outblas.device import rung, tiles
+from outblas.device.work_tile import current_tile, matrix_ptr
+from outblas.kernels import simt_host
+from outblas.kernels.simt_config import SimtConfig
 
 Config = SimtConfig
 

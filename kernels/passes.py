@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import triton
 
-from ..core import compiling, forks, pack
-from ..core.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
-from ..device import language
-from ..device.cubin import Cubin, packed
-from ..device.launch import arch_of
-from ..device.triton_variant import TritonVariant
-from ..runtime.cuda_graphs import capturing, not_ready
+from outblas.base import compiling, forks, pack
+from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
+from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.device import language
+from outblas.device.cubin import Cubin, packed
+from outblas.device.launch import arch_of
+from outblas.device.triton_variant import TritonVariant
 
 WARPS = 4
 

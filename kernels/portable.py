@@ -21,15 +21,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..core import compiling, machines
-from ..core.artifact import Artifact, example
-from ..core.compat.triton_private import CompiledKernel
-from ..core.problem import Launch, Problem, dtype_name
-from ..core.registry import Kernel
-from ..device import language, launch
-from ..device.cubin import Cubin, packed
-from ..device.fused import gated_columns, quarter_columns, split_columns, store_outputs
-from ..device.grid import (
+from outblas.base import compiling, machines
+from outblas.base.compat.triton_private import CompiledKernel
+from outblas.base.registry import Kernel
+from outblas.core.artifact import Artifact, example
+from outblas.core.problem import Launch, Problem, dtype_name
+from outblas.device import language, launch
+from outblas.device.cubin import Cubin, packed
+from outblas.device.fused import gated_columns, quarter_columns, split_columns, store_outputs
+from outblas.device.grid import (
     MAX_PROGRAMS,
     chunks_of,
     group_m,
@@ -38,11 +38,11 @@ from ..device.grid import (
     out_columns,
     tiles,
 )
-from ..device.launch import Specialization
-from ..device.records import EpilogueTensors, OutputCoord, TensorRef, TileTraits
-from ..device.triton_variant import TritonVariant
-from ..device.work_tile import current_tile, matrix_ptr
-from .portable_config import (
+from outblas.device.launch import Specialization
+from outblas.device.records import EpilogueTensors, OutputCoord, TensorRef, TileTraits
+from outblas.device.triton_variant import TritonVariant
+from outblas.device.work_tile import current_tile, matrix_ptr
+from outblas.kernels.portable_config import (
     CANDIDATES,
     INTERPRETED,
     PortableConfig,
@@ -341,7 +341,7 @@ def artifact(
     `layout` and `shape` describe. Without a config, `choose` picks one for the problem. Raises
     ValueError for a problem or config that the kernel does not support.
     """
-    from ..device import triton_artifact  # imports Gluon, which launches do not need
+    from outblas.device import triton_artifact  # imports Gluon, which launches do not need
 
     machine = machines.reference(90 if arch is None else arch)
     given = problem or example(dtype, out_dtype, layout, shape)

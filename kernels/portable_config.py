@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..core.configs import to_text
-from ..core.machines import Machine
-from ..core.problem import Problem
-from ..core.space import Axes, Footprint, LazySpace, Space
-from ..core.tensor_memory import LINE
-from ..device import l2, launch
-from ..device.grid import tiles
+from outblas.base.configs import to_text
+from outblas.base.machines import Machine
+from outblas.base.space import Axes, Footprint, LazySpace, Space
+from outblas.core.problem import Problem
+from outblas.core.tensor_memory import LINE
+from outblas.device import l2, launch
+from outblas.device.grid import tiles
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ..core import quantization
-from ..core.fp8 import BLOCK
-from .passes import Passes, arch
+from outblas.core import quantization
+from outblas.core.fp8 import BLOCK
+from outblas.kernels.passes import Passes, arch
 
 Tensor = torch.Tensor
 

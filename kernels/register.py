@@ -10,11 +10,11 @@ Why it pays: 64 FFMAs take 16 values from shared memory, which is a quarter of a
 Source: 002 2D tile per thread (25.93 TFLOP/s), 003 v04 (2.1 to 2.7 on a T4), 000 kernel 5.
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import SimtConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.kernels import simt_host
+from outblas.kernels.shared import staged
+from outblas.kernels.simt_config import SimtConfig
 
 Config = registry.config_type(SimtConfig, "simt.register")
 

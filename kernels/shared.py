@@ -17,12 +17,12 @@ Source: 002 shared-memory tile (9.174 TFLOP/s), 003 v02 (0.9 to 1.2 on a T4).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core import registry
-from ..core.registry import Kernel
-from ..device import rung, simt, tiles
-from ..device.work_tile import current_tile
-from . import simt_host
-from .simt_config import SimtConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.device import rung, simt, tiles
+from outblas.device.work_tile import current_tile
+from outblas.kernels import simt_host
+from outblas.kernels.simt_config import SimtConfig
 
 Config = registry.config_type(SimtConfig, "simt.shared")
 

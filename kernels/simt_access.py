@@ -8,12 +8,12 @@ transposed matrices without partial tiles; 16-bit operands are widened in shared
 
 from dataclasses import dataclass
 
-from ..core.problem import Problem
-from ..device import access
-from ..device.access import Shared
-from ..device.mapping import Mapping, by_rows
-from .simt_config import SimtConfig
-from .simt_maps import maps
+from outblas.core.problem import Problem
+from outblas.device import access
+from outblas.device.access import Shared
+from outblas.device.mapping import Mapping, by_rows
+from outblas.kernels.simt_config import SimtConfig
+from outblas.kernels.simt_maps import maps
 
 
 @dataclass(frozen=True)

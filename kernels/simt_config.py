@@ -4,8 +4,8 @@ their limits.
 
 from dataclasses import dataclass, fields
 
-from ..core.space import Axes
-from ..device.grid import MAX_THREADS, WARP, max_registers
+from outblas.base.space import Axes
+from outblas.device.grid import MAX_THREADS, WARP, max_registers
 
 SM_THREADS = 2048
 # Registers per thread; fragments, k-blocks in flight and addresses share the other 127.

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from ..core.problem import Problem
-from ..core.registry import Kernel
-from ..core.space import Axes, Footprint
-from ..device import gluon, launch, rung, simt
-from ..device.grid import chunks_of, group_m, max_registers, needs_int64
-from ..device.mapping import by_rows
-from ..device.records import OperandLayout, OutputLayout, TileTraits
-from .simt_access import in_shared, passes
-from .simt_config import AXES, SimtConfig, invalid_reason
-from .simt_maps import maps
+from outblas.base.registry import Kernel
+from outblas.base.space import Axes, Footprint
+from outblas.core.problem import Problem
+from outblas.device import gluon, launch, rung, simt
+from outblas.device.grid import chunks_of, group_m, max_registers, needs_int64
+from outblas.device.mapping import by_rows
+from outblas.device.records import OperandLayout, OutputLayout, TileTraits
+from outblas.kernels.simt_access import in_shared, passes
+from outblas.kernels.simt_config import AXES, SimtConfig, invalid_reason
+from outblas.kernels.simt_maps import maps
 
 # The fields of a config that a kernel does not read.
 UNREAD = {

@@ -4,10 +4,10 @@ storage order of its operands.
 
 from dataclasses import dataclass
 
-from ..core.problem import Problem
-from ..device.launch import contiguous, vector
-from ..device.mapping import Mapping, copies, outputs
-from .simt_config import SimtConfig
+from outblas.core.problem import Problem
+from outblas.device.launch import contiguous, vector
+from outblas.device.mapping import Mapping, copies, outputs
+from outblas.kernels.simt_config import SimtConfig
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ Why it pays: one value of B serves 8 FFMAs, so that a product takes 9/8 loads fr
 Source: 002 1D tile per thread (17.04 TFLOP/s), 003 v03 (1.5 to 1.8 on a T4).
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import shared, simt_host
-from .simt_config import SimtConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.kernels import shared, simt_host
+from outblas.kernels.simt_config import SimtConfig
 
 Config = registry.config_type(SimtConfig, "simt.strip")
 

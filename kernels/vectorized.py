@@ -14,11 +14,11 @@ Why it pays: there are a quarter of the load instructions. The kernel reaches 0.
 Source: 002 float4 (31.42 TFLOP/s), 003 v05 (3.2 to 3.4 on a T4), 000 kernel 6.
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import SimtConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.kernels import simt_host
+from outblas.kernels.shared import staged
+from outblas.kernels.simt_config import SimtConfig
 
 Config = registry.config_type(SimtConfig, "simt.vectorized")
 

@@ -14,11 +14,11 @@ Why it pays: for each term a warp reads 128 different values for 4096 products. 
 Source: 002 warp tile (41.50 TFLOP/s, 84% of cuBLAS), 003 v06, 000 kernel 7, 004's 93.7%.
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import SimtConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.kernels import simt_host
+from outblas.kernels.shared import staged
+from outblas.kernels.simt_config import SimtConfig
 
 Config = registry.config_type(SimtConfig, "simt.warptile")
 

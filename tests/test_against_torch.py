@@ -21,7 +21,7 @@ from support import own_cases
 from support.own_cases import DEFAULT, DEVICE, Call
 
 import outblas
-from outblas.core import registry
+from outblas.base import registry
 
 pytestmark = [
     pytest.mark.oldest_triton,

@@ -33,11 +33,11 @@ from typing import Any
 import torch
 
 import outblas
+from outblas.base import registry
+from outblas.base.configs import from_text
+from outblas.base.shapes import LAYOUTS, parse
 from outblas.bench.environment import environment
 from outblas.bench.operands import normal
-from outblas.core import registry
-from outblas.core.configs import from_text
-from outblas.core.shapes import LAYOUTS, parse
 
 ROOT = Path(__file__).parents[1]
 CUBLAS = "cublas"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyperf
 
-from .host_calls import OURS, THEIRS
+from tools.host_calls import OURS, THEIRS
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("host_calls.py")

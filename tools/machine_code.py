@@ -30,11 +30,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from outblas.core import epilogue, fp8, quantization, registry
+from outblas.base import registry
+from outblas.base.compat.triton_private import ptxas
+from outblas.base.configs import from_text
+from outblas.core import epilogue, fp8, quantization
 from outblas.core import problem as operands
 from outblas.core.artifact import Artifact, cta_threads
-from outblas.core.compat.triton_private import ptxas
-from outblas.core.configs import from_text
 from outblas.core.problem import Problem
 from outblas.inspect import read_cubin
 from outblas.inspect.inspection import compilable

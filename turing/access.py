@@ -2,10 +2,10 @@
 the cost in L1, counted as 128-byte lines that the warps look up.
 """
 
-from ..core.problem import Problem
-from ..device import access, launch
-from ..device.mapping import Mapping, copies
-from .config import ITEM, TuringConfig
+from outblas.core.problem import Problem
+from outblas.device import access, launch
+from outblas.device.mapping import Mapping, copies
+from outblas.turing.config import ITEM, TuringConfig
 
 # Which thread holds which of 16×16 elements, rows of A or columns of B by K: groups of four lanes
 # along K, two elements each.

@@ -4,8 +4,8 @@ and their limits.
 
 from dataclasses import dataclass
 
-from ..core.space import Axes
-from ..device.grid import MAX_THREADS, WARP, max_registers
+from outblas.base.space import Axes
+from outblas.device.grid import MAX_THREADS, WARP, max_registers
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # shape of one mma.sync; on sm_75 two of K = 8
 # Registers per thread; fragments, k-blocks in flight and addresses share the other 127.

@@ -25,14 +25,14 @@ Source: 003 v12, planned there.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core import registry
-from ..core.compat.triton_private import mma
-from ..core.registry import Kernel
-from ..device import rung, tiles
-from ..device.gluon import commit_copies, copy_async, wait_copies
-from ..device.work_tile import current_tile
-from . import host
-from .config import TuringConfig
+from outblas.base import registry
+from outblas.base.compat.triton_private import mma
+from outblas.base.registry import Kernel
+from outblas.device import rung, tiles
+from outblas.device.gluon import commit_copies, copy_async, wait_copies
+from outblas.device.work_tile import current_tile
+from outblas.turing import host
+from outblas.turing.config import TuringConfig
 
 EPILOGUES = True
 

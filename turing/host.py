@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from ..core.epilogue import EPILOGUE_ARGS, NONE
-from ..core.problem import Problem
-from ..core.registry import Kernel
-from ..core.space import Axes, Footprint
-from ..device import gluon, launch, rung
-from ..device.grid import WARP, chunks_of, group_m, needs_int64, out_columns, tiles
-from ..device.mapping import copies
-from ..device.records import OperandLayout, OutputLayout, TileTraits
-from .access import copied, lines, width
-from .config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
+from outblas.base.registry import Kernel
+from outblas.base.space import Axes, Footprint
+from outblas.core.epilogue import EPILOGUE_ARGS, NONE
+from outblas.core.problem import Problem
+from outblas.device import gluon, launch, rung
+from outblas.device.grid import WARP, chunks_of, group_m, needs_int64, out_columns, tiles
+from outblas.device.mapping import copies
+from outblas.device.records import OperandLayout, OutputLayout, TileTraits
+from outblas.turing.access import copied, lines, width
+from outblas.turing.config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
 # The fields of a config that a kernel does not read.
 UNREAD = {

@@ -15,11 +15,11 @@ Why it pays: there are a third of the bytes (2.1 GB in place of 6.4), every thre
 Source: 003 v11 (17.058 TFLOP/s on a T4 at 4096).
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import host
-from .config import TuringConfig
-from .shared import staged
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.turing import host
+from outblas.turing.config import TuringConfig
+from outblas.turing.shared import staged
 
 Config = registry.config_type(TuringConfig, "turing.ldmatrix")
 

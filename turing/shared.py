@@ -17,12 +17,12 @@ Source: 003 v08 (3.230 TFLOP/s on a T4 at 2048).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core import registry
-from ..core.registry import Kernel
-from ..device import rung, tiles
-from ..device.work_tile import current_tile
-from . import host
-from .config import TuringConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.device import rung, tiles
+from outblas.device.work_tile import current_tile
+from outblas.turing import host
+from outblas.turing.config import TuringConfig
 
 Config = registry.config_type(TuringConfig, "turing.shared")
 

@@ -12,10 +12,10 @@ Why it pays: there are an eighth of the load instructions. The kernel reaches 0.
 Source: 003 v10 (2.984 TFLOP/s on a T4 at 2048; 12.380 at 4096).
 """
 
-from ..core import registry
-from ..core.registry import Kernel
-from . import double_buffer, host
-from .config import TuringConfig
+from outblas.base import registry
+from outblas.base.registry import Kernel
+from outblas.turing import double_buffer, host
+from outblas.turing.config import TuringConfig
 
 Config = registry.config_type(TuringConfig, "turing.vectorized")
 

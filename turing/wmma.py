@@ -18,12 +18,12 @@ Source: 003 v07 (1.870 TFLOP/s on a T4 at 2048).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core.compat.triton_private import mma
-from ..core.registry import Kernel
-from ..device import rung, tiles
-from ..device.work_tile import current_tile
-from . import host
-from .config import TuringConfig
+from outblas.base.compat.triton_private import mma
+from outblas.base.registry import Kernel
+from outblas.device import rung, tiles
+from outblas.device.work_tile import current_tile
+from outblas.turing import host
+from outblas.turing.config import TuringConfig
 
 Config = TuringConfig
 

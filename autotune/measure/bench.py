@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..store.records import Gpu, Workload
-from .worker import Entry, Screened
+from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.store.records import Gpu, Workload
 
 
 class Bench(Protocol):

@@ -9,14 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ...core.configs import from_text
-from ...runtime import fallback
-from ..search import prune
-from ..search.target import TuneTarget
-from ..store.records import Status, Workload
-from . import limits
-from .processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
-from .serve import brief
+from outblas.autotune.measure import limits
+from outblas.autotune.measure.processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
+from outblas.autotune.measure.serve import brief
+from outblas.autotune.search import prune
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Status, Workload
+from outblas.base.configs import from_text
+from outblas.runtime import fallback
 
 TIMEOUT = 180.0  # seconds per compile
 MEMORY = 12 << 30  # bytes that a process may allocate

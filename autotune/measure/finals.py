@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from ...core.configs import brief
-from ..search.candidates import Candidate
-from ..store.records import Workload
-from .bench import Bench
-from .processes import WorkerDied
-from .progress import Progress
-from .race import BATCH, MOST_ROUNDS, SuccessiveElimination
-from .worker import Entry
+from outblas.autotune.measure.bench import Bench
+from outblas.autotune.measure.processes import WorkerDied
+from outblas.autotune.measure.progress import Progress
+from outblas.autotune.measure.race import BATCH, MOST_ROUNDS, SuccessiveElimination
+from outblas.autotune.measure.worker import Entry
+from outblas.autotune.search.candidates import Candidate
+from outblas.autotune.store.records import Workload
+from outblas.base.configs import brief
 
 MOST_KILLS = 2  # of workers from outside, while only this candidate ran, before it is removed
 

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import filelock
 
-from ...core import cache
-from ...runtime import fallback
-from ..search.target import TuneTarget
-from ..store.records import Gpu, Workload
-from . import worker
-from .processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
-from .worker import Entry, Screened
+from outblas.autotune.measure import worker
+from outblas.autotune.measure.processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
+from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.base import cache
+from outblas.runtime import fallback
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Protocol
 
-from ..search.candidates import Candidate
-from ..search.target import TuneTarget
-from ..store.records import Workload
-from .compile_pool import Compiled
+from outblas.autotune.measure.compile_pool import Compiled
+from outblas.autotune.search.candidates import Candidate
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Workload
 
 AHEAD = 3  # finished compiles per process that may wait for their measurement
 

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import serve
+from outblas.autotune.measure import serve
 
 T = TypeVar("T")
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from ...bench import turn
-from ...bench.grouped import GroupedCase, GroupedTask, operands, result_shape
-from ...bench.operands import normal
-from ...bench.operation import Operation
-from ...core import problem
-from ...core.epilogue import EpilogueArgs, glu_split
-from ...core.grouped import Form, describe
-from ...core.problem import Launch
-from ...verify.cases import Case
-from ...verify.oracle import Exact
-from ..store.records import Status, Workload
+from outblas.autotune.store.records import Status, Workload
+from outblas.bench import turn
+from outblas.bench.grouped import GroupedCase, GroupedTask, operands, result_shape
+from outblas.bench.operands import normal
+from outblas.bench.operation import Operation
+from outblas.core import problem
+from outblas.core.epilogue import EpilogueArgs, glu_split
+from outblas.core.grouped import Form, describe
+from outblas.core.problem import Launch
+from outblas.verify.cases import Case
+from outblas.verify.oracle import Exact
 
 Tensor = torch.Tensor
 

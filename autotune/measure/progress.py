@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..store.records import Workload
+from outblas.autotune.store.records import Workload
 
 Stage = Literal["waiting", "preparing", "screening", "finals", "done", "failed"]
 

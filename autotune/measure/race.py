@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ...bench.statistics import Ratio, ratio
+from outblas.bench.statistics import Ratio, ratio
 
 K = TypeVar("K")
 

@@ -16,16 +16,16 @@ from functools import partial
 
 import torch
 
-from ...bench import burst, cold, schedule, turn
-from ...bench.clock import Clock
-from ...bench.record import Device
-from ...bench.statistics import ratio
-from ...core.configs import from_text
-from ..search import gpu
-from ..search.target import TuneTarget
-from ..store.records import Gpu, Status, Workload
-from .products import UnusableConfig, product_of
-from .serve import brief
+from outblas.autotune.measure.products import UnusableConfig, product_of
+from outblas.autotune.measure.serve import brief
+from outblas.autotune.search import gpu
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Gpu, Status, Workload
+from outblas.base.configs import from_text
+from outblas.bench import burst, cold, schedule, turn
+from outblas.bench.clock import Clock
+from outblas.bench.record import Device
+from outblas.bench.statistics import ratio
 
 SCREEN_ROUNDS = 3
 SCREEN_IDLE = 0.01  # idle seconds before a screening turn

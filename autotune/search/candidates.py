@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.machines import Machine
-from ...core.space import Footprint
-from ..store.records import Workload
-from . import cost_model
-from .target import TuneTarget
+from outblas.autotune.search import cost_model
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Workload
+from outblas.base.machines import Machine
+from outblas.base.space import Footprint
 
 # A ranker predicts the time of a footprint at a workload on a machine, in µs. Only the order of its
 # predictions counts: lower is better.

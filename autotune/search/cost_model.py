@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...core.machines import Machine
-from ...core.space import Footprint
-from ...device import clusters
-from ..store.records import Workload
+from outblas.autotune.store.records import Workload
+from outblas.base.machines import Machine
+from outblas.base.space import Footprint
+from outblas.device import clusters
 
 # The main loop, in cycles of one SM.
 LATENCY = 600.0  # from requesting operands until they arrive, while L2 is busy

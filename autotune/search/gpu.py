@@ -5,10 +5,10 @@ import platform
 
 import torch
 
-from ...bench.environment import driver, power_limit
-from ...core import machines
-from ...core.requirements import installed
-from ..store.records import Gpu
+from outblas.autotune.store.records import Gpu
+from outblas.base import machines
+from outblas.base.requirements import installed
+from outblas.bench.environment import driver, power_limit
 
 CPU = "CPU, interpreted"
 

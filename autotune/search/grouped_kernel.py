@@ -8,17 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...core.grouped import GroupedProblem
-from ...core.machines import Machine
-from ...core.space import Footprint, Space
-from ...hopper.gemm import group_host as host
-from ...hopper.gemm import group_variant as variant
-from ...hopper.gemm import heuristic, rule_tiles, term_mask
-from ...hopper.gemm.group_kernel import GroupedGemm
-from ...hopper.gemm.kernel import Config as Config
-from ...hopper.gemm.traits import CAPACITIES
-from ...hopper.parts.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
-from ...hopper.parts.search_space import footprint_of
+from outblas.base.machines import Machine
+from outblas.base.space import Footprint, Space
+from outblas.core.grouped import GroupedProblem
+from outblas.hopper.gemm import group_host as host
+from outblas.hopper.gemm import group_variant as variant
+from outblas.hopper.gemm import heuristic, rule_tiles, term_mask
+from outblas.hopper.gemm.group_kernel import GroupedGemm
+from outblas.hopper.gemm.kernel import Config as Config
+from outblas.hopper.gemm.traits import CAPACITIES
+from outblas.hopper.parts.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
+from outblas.hopper.parts.search_space import footprint_of
 
 GROUPED = True  # that it takes problems of groups
 # tile_m, consumers

@@ -6,11 +6,11 @@ import ctypes
 import math
 from typing import Any
 
-from ...core.machines import Machine
-from ...core.shapes import LAYOUTS
-from ...core.space import Footprint
-from ..store.records import Workload
-from .candidates import Ranker, by_model
+from outblas.autotune.search.candidates import Ranker, by_model
+from outblas.autotune.store.records import Workload
+from outblas.base.machines import Machine
+from outblas.base.shapes import LAYOUTS
+from outblas.base.space import Footprint
 
 _GPUS = {"A100": "A100_SXM_80GB", "H100": "H100_SXM", "GH200": "H100_SXM", "H200": "H200_SXM"}
 _BY_ARCH = {80: "A100_SXM_80GB", 90: "H100_SXM"}

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..store.records import Gpu, Workload
-from .candidates import Candidate, Ranker, by_model
-from .prune import Pruned, PrunedSpace, prune
-from .strategy import ModelRanked, Search, Strategy, StrategyError
-from .target import TuneTarget
+from outblas.autotune.search.candidates import Candidate, Ranker, by_model
+from outblas.autotune.search.prune import Pruned, PrunedSpace, prune
+from outblas.autotune.search.strategy import ModelRanked, Search, Strategy, StrategyError
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Gpu, Workload
 
 # A strategy that draws at random may sometimes propose nothing new; after this many such batches in
 # a row it would never end.

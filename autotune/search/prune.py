@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from ...bench.grouped import GroupedTask, operands, result_shape
-from ...core import registry
-from ...core.artifact import example
-from ...core.configs import to_text
-from ...core.grouped import GroupedProblem, describe
-from ...core.machines import Machine
-from ...core.problem import Problem
-from ...core.space import Space
-from ..store.records import Gpu, Workload
-from . import cost_model
-from .candidates import Candidate, Ranker, by_interpreter, by_model
-from .gpu import machine as machine_of
-from .target import HOPPER_GROUPED, TuneTarget, registered
-from .target import of as target_of
+from outblas.autotune.search import cost_model
+from outblas.autotune.search.candidates import Candidate, Ranker, by_interpreter, by_model
+from outblas.autotune.search.gpu import machine as machine_of
+from outblas.autotune.search.target import HOPPER_GROUPED, TuneTarget, registered
+from outblas.autotune.search.target import of as target_of
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.base import registry
+from outblas.base.configs import to_text
+from outblas.base.machines import Machine
+from outblas.base.space import Space
+from outblas.bench.grouped import GroupedTask, operands, result_shape
+from outblas.core.artifact import example
+from outblas.core.grouped import GroupedProblem, describe
+from outblas.core.problem import Problem
 
 # A config whose fraction of useful work is below this fraction of the best config's is tried only
 # if the ranker predicts it to be the fastest.

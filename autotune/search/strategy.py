@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..store.records import Gpu, Trial, Workload
-from .candidates import Candidate
+from outblas.autotune.search.candidates import Candidate
+from outblas.autotune.store.records import Gpu, Trial, Workload
 
 NAMES = ("grid", "ranked", "random")
 _SEEDED = re.compile(r"random:(\d+)", re.ASCII)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from ... import device
-from ...core import registry
-from ...runtime import hooks
+from outblas import device
+from outblas.base import registry
+from outblas.runtime import hooks
 
 _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 

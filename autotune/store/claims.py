@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from .records import Trial
+from outblas.autotune.store.records import Trial
 
 UNSEEN_SECONDS = 600.0
 

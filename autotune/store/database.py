@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ...core import cache, forks, ownership
-from ...core.filesystems import network_filesystem
-from ...core.ownership import shown
+from outblas.base import cache, forks, ownership
+from outblas.base.filesystems import network_filesystem
+from outblas.base.ownership import shown
 
 try:
     import fcntl

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
-from ...core import ownership
-from .records import BestConfig, Finalist, Trial
+from outblas.autotune.store.records import BestConfig, Finalist, Trial
+from outblas.base import ownership
 
 T = TypeVar("T")
 Fields = dict[str, Any]

@@ -12,9 +12,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ...core.grouped_shapes import ROWS_LAYOUTS, TERMS_LAYOUT, GroupedWorkload, Grouping
-from ...core.shapes import LAYOUTS, Shape, to_text
-from ...core.steps import GATED, Steps
+from outblas.base.grouped_shapes import ROWS_LAYOUTS, TERMS_LAYOUT, GroupedWorkload, Grouping
+from outblas.base.shapes import LAYOUTS, Shape, to_text
+from outblas.core.steps import GATED, Steps
 
 # The names of precisions: the dtype of the operands, and whether fp32 products may be rounded to
 # tf32.

@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...core.shapes import Shape
-from . import claims, fields
-from .claims import Claim, Owner
-from .database import Database, StoreError
-from .records import CIRCUMSTANTIAL, BestConfig, Facts, Finalist, Gpu, Trial, Workload, now
+from outblas.autotune.store import claims, fields
+from outblas.autotune.store.claims import Claim, Owner
+from outblas.autotune.store.database import Database, StoreError
+from outblas.autotune.store.records import (
+    CIRCUMSTANTIAL,
+    BestConfig,
+    Facts,
+    Finalist,
+    Gpu,
+    Trial,
+    Workload,
+    now,
+)
+from outblas.base.shapes import Shape
 
 __all__ = ["ALL", "Selection", "Store", "StoreError", "Summary"]
 

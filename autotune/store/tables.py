@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .fields import Fields, check_names, checked, parsed, replacing, shown, text_of, to_fields
-from .records import BestConfig, Gpu, Workload, now
+from outblas.autotune.store.fields import (
+    Fields,
+    check_names,
+    checked,
+    parsed,
+    replacing,
+    shown,
+    text_of,
+    to_fields,
+)
+from outblas.autotune.store.records import BestConfig, Gpu, Workload, now
 
 FORMAT = "outblas-table"
 TABLES = Path(__file__).parents[1] / "tables"  # the folder of shipped tables

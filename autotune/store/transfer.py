@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import fields
-from .fields import Fields, checked, parsed, shown
-from .records import BestConfig, Trial
-from .store import ALL, Selection, Store
+from outblas.autotune.store import fields
+from outblas.autotune.store.fields import Fields, checked, parsed, shown
+from outblas.autotune.store.records import BestConfig, Trial
+from outblas.autotune.store.store import ALL, Selection, Store
 
 HEAD = {"format": "outblas-tuning"}
 _KINDS: dict[str, type[Trial] | type[BestConfig]] = {"trial": Trial, "winner": BestConfig}

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..measure.bench import Bench
-from ..measure.compile_pool import Compilers
-from ..measure.isolated import MeasureWorker
-from ..measure.prefetch import Pool
-from ..measure.processes import WorkerDied
-from ..measure.progress import Progress, Report
-from ..store.store import Store
-from .options import SweepOptions
-from .outcome import Budget, Failure, Sweep, one_at_a_time
-from .tuner import Job, tune
+from outblas.autotune.measure.bench import Bench
+from outblas.autotune.measure.compile_pool import Compilers
+from outblas.autotune.measure.isolated import MeasureWorker
+from outblas.autotune.measure.prefetch import Pool
+from outblas.autotune.measure.processes import WorkerDied
+from outblas.autotune.measure.progress import Progress, Report
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps.options import SweepOptions
+from outblas.autotune.sweeps.outcome import Budget, Failure, Sweep, one_at_a_time
+from outblas.autotune.sweeps.tuner import Job, tune
 
 STOP_SECONDS = 10.0  # for an interrupted sweep to end
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..store.claims import Claim
-from ..store.records import BestConfig, Facts, Status, Trial, Workload
-from ..store.store import Store
+from outblas.autotune.store.claims import Claim
+from outblas.autotune.store.records import BestConfig, Facts, Status, Trial, Workload
+from outblas.autotune.store.store import Store
 
 # The statuses of trials that `retry_failed` does not measure again.
 SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")

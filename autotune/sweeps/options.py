@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from ...core.steps import Steps
-from ..measure.isolated import TRIAL_SECONDS
-from ..search import candidates
-from ..search.candidates import Ranker
-from ..search.strategy import Strategy
-from ..store.records import WEIGHTS, Weights
+from outblas.autotune.measure.isolated import TRIAL_SECONDS
+from outblas.autotune.search import candidates
+from outblas.autotune.search.candidates import Ranker
+from outblas.autotune.search.strategy import Strategy
+from outblas.autotune.store.records import WEIGHTS, Weights
+from outblas.core.steps import Steps
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")
@@ -127,6 +127,6 @@ def ranker_of(name: RankerName) -> Ranker:
     """Returns a ranker by its name. Raises ImportError where its library is missing."""
     if name == "model":
         return candidates.by_model
-    from ..search import nvmmh
+    from outblas.autotune.search import nvmmh
 
     return nvmmh.ranker()

@@ -7,9 +7,9 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..measure.progress import Progress, Report
-from ..store.records import BestConfig, Workload
-from .tuner import Outcome
+from outblas.autotune.measure.progress import Progress, Report
+from outblas.autotune.store.records import BestConfig, Workload
+from outblas.autotune.sweeps.tuner import Outcome
 
 LEAST_SECONDS = 5.0  # minimum budget of a workload
 

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ..measure.compile_pool import Compiled, Compilers, default_workers
-from ..measure.isolated import Cancelled, MeasureWorker
-from ..measure.processes import START_SECONDS, WorkerDied
-from ..measure.progress import Report
-from ..measure.worker import Entry, Screened
-from ..search.target import TuneTarget
-from ..store.records import Gpu, Workload
-from ..store.store import Store
-from . import engine
-from .options import SweepOptions
-from .outcome import Sweep
-from .tuner import Job
+from outblas.autotune.measure.compile_pool import Compiled, Compilers, default_workers
+from outblas.autotune.measure.isolated import Cancelled, MeasureWorker
+from outblas.autotune.measure.processes import START_SECONDS, WorkerDied
+from outblas.autotune.measure.progress import Report
+from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps import engine
+from outblas.autotune.sweeps.options import SweepOptions
+from outblas.autotune.sweeps.outcome import Sweep
+from outblas.autotune.sweeps.tuner import Job
 
 RESTARTS = 3  # actors that die in a row without a result before their GPU is given up
 CONNECT_SECONDS = 10.0

@@ -25,16 +25,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from ..measure.bench import Bench
-from ..measure.compile_pool import Compiled
-from ..measure.isolated import Cancelled
-from ..measure.prefetch import Pool
-from ..measure.processes import WorkerDied
-from ..measure.worker import Screened
-from ..search.prune import Candidate
-from ..store.claims import Claim
-from ..store.records import Facts, Gpu, Status, Trial, Workload, now
-from .job_view import JobView
+from outblas.autotune.measure.bench import Bench
+from outblas.autotune.measure.compile_pool import Compiled
+from outblas.autotune.measure.isolated import Cancelled
+from outblas.autotune.measure.prefetch import Pool
+from outblas.autotune.measure.processes import WorkerDied
+from outblas.autotune.measure.worker import Screened
+from outblas.autotune.search.prune import Candidate
+from outblas.autotune.store.claims import Claim
+from outblas.autotune.store.records import Facts, Gpu, Status, Trial, Workload, now
+from outblas.autotune.sweeps.job_view import JobView
 
 # Kills of the workers of one config in one sweep: at the first try, its repetition, and at the end.
 MOST_KILLS = 3

@@ -9,21 +9,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
-from ...core import grouped_shapes
-from ...core.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
-from ...core.shapes import Shape
-from ...core.shapes import parse as parse_shapes
-from ..measure.progress import Report, silent
-from ..search.prune import check_epilogue, check_grouping
-from ..search.strategy import strategy_of
-from ..search.target import HOPPER_GROUPED, TuneTarget
-from ..search.target import of as target_of
-from ..store.records import Weights, Workload
-from ..store.store import Store
-from . import engine
-from .options import SweepKeywords, SweepOptions, options_with, ranker_of
-from .outcome import Sweep
-from .tuner import Job
+from outblas.autotune.measure.progress import Report, silent
+from outblas.autotune.search.prune import check_epilogue, check_grouping
+from outblas.autotune.search.strategy import strategy_of
+from outblas.autotune.search.target import HOPPER_GROUPED, TuneTarget
+from outblas.autotune.search.target import of as target_of
+from outblas.autotune.store.records import Weights, Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps import engine
+from outblas.autotune.sweeps.options import SweepKeywords, SweepOptions, options_with, ranker_of
+from outblas.autotune.sweeps.outcome import Sweep
+from outblas.autotune.sweeps.tuner import Job
+from outblas.base import grouped_shapes
+from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
+from outblas.base.shapes import Shape
+from outblas.base.shapes import parse as parse_shapes
 
 # What is tuned: sizes of products, or workloads of groups, or either as text.
 Shapes: TypeAlias = (
@@ -119,7 +119,7 @@ def sweep(
     )
     with opening as opened:
         if chosen.engine == "ray":
-            from . import ray_engine
+            from outblas.autotune.sweeps import ray_engine
 
             result = ray_engine.run(jobs, opened, progress, chosen)
         else:

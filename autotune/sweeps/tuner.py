@@ -7,24 +7,33 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...core.configs import brief
-from ...core.grouped_shapes import DISTRIBUTIONS, Grouping
-from ..measure.bench import Bench
-from ..measure.compile_pool import UNBUILT
-from ..measure.finals import Finals
-from ..measure.prefetch import Ahead, Pool
-from ..measure.processes import WorkerDied
-from ..measure.progress import Progress, Report, silent
-from ..measure.race import SuccessiveElimination
-from ..search.candidates import Candidate, Ranker, by_model
-from ..search.plan import Plan, batches
-from ..search.prune import prune
-from ..search.strategy import ModelRanked, Search, Strategy
-from ..search.target import TuneTarget
-from ..store.records import WEIGHTS, BestConfig, Finalist, Gpu, Trial, Workload, base_name, now
-from ..store.store import Store
-from .job_view import JobView
-from .screening import Built, Screen, Unmeasured
+from outblas.autotune.measure.bench import Bench
+from outblas.autotune.measure.compile_pool import UNBUILT
+from outblas.autotune.measure.finals import Finals
+from outblas.autotune.measure.prefetch import Ahead, Pool
+from outblas.autotune.measure.processes import WorkerDied
+from outblas.autotune.measure.progress import Progress, Report, silent
+from outblas.autotune.measure.race import SuccessiveElimination
+from outblas.autotune.search.candidates import Candidate, Ranker, by_model
+from outblas.autotune.search.plan import Plan, batches
+from outblas.autotune.search.prune import prune
+from outblas.autotune.search.strategy import ModelRanked, Search, Strategy
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import (
+    WEIGHTS,
+    BestConfig,
+    Finalist,
+    Gpu,
+    Trial,
+    Workload,
+    base_name,
+    now,
+)
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweeps.job_view import JobView
+from outblas.autotune.sweeps.screening import Built, Screen, Unmeasured
+from outblas.base.configs import brief
+from outblas.base.grouped_shapes import DISTRIBUTIONS, Grouping
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from outblas.core import registry
-from outblas.core.registry import Kernel
+from outblas.base import registry
+from outblas.base.registry import Kernel
 
 ROOT = Path(__file__).parents[2]
 LEARN = ROOT / "docs" / "learn"

@@ -35,10 +35,10 @@ Source: none; it is beyond the documents. The levers are those of 001's last ker
     `hopper.hilbert`, without their limits.
 """
 
-from ...core.registry import Kernel
-from . import host
-from .kernel import Config, Gemm
-from .traits import KernelTraits
+from outblas.base.registry import Kernel
+from outblas.hopper.gemm import host
+from outblas.hopper.gemm.kernel import Config, Gemm
+from outblas.hopper.gemm.traits import KernelTraits
 
 BATCH_INVARIANT = True
 EPILOGUES = True

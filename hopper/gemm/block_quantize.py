@@ -10,9 +10,9 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Uint16
 
-from ...core import fp8
-from ...core.quantization import FORMATS, LEAST_SCALE
-from .epilogue_math import EpilogueTile
+from outblas.core import fp8
+from outblas.core.quantization import FORMATS, LEAST_SCALE
+from outblas.hopper.gemm.epilogue_math import EpilogueTile
 
 LARGEST = FORMATS[torch.float8_e4m3fn]
 QUAD = 4

@@ -16,13 +16,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ...core.fp8 import BLOCK
-from ..parts import config as config_module
-from ..parts.config import WARPGROUP
-from .records import Consumer, Cta
-from .row_group import RowGroup, in_order
-from .scale_layout import GRANULE
-from .splitk_reduce import opaque
+from outblas.core.fp8 import BLOCK
+from outblas.hopper.gemm.records import Consumer, Cta
+from outblas.hopper.gemm.row_group import RowGroup, in_order
+from outblas.hopper.gemm.scale_layout import GRANULE
+from outblas.hopper.gemm.splitk_reduce import opaque
+from outblas.hopper.parts import config as config_module
+from outblas.hopper.parts.config import WARPGROUP
 
 FEWEST_COLUMNS = 32  # steps of a tile's first column for which there is code for each place
 

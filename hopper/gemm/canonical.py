@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ...core.epilogue import View
-from ...core.problem import Problem, transposed, transposed_strides, with_row_major_output
-from ..parts import host
-from ..parts.config import HopperConfig
-from . import operand_copies
+from outblas.core.epilogue import View
+from outblas.core.problem import Problem, transposed, transposed_strides, with_row_major_output
+from outblas.hopper.gemm import operand_copies
+from outblas.hopper.parts import host
+from outblas.hopper.parts.config import HopperConfig
 
 
 class TensorView(NamedTuple):

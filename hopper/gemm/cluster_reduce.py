@@ -21,9 +21,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..parts.config import WARPGROUP
-from ..parts.roles import sync_consumer
-from .records import ClusterReduction, Consumer, Cta
+from outblas.hopper.gemm.records import ClusterReduction, Consumer, Cta
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.roles import sync_consumer
 
 VECTOR = 4  # floats that a thread sends at once; the vectors of a warpgroup are contiguous
 

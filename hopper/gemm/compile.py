@@ -8,11 +8,11 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from ..parts import compile
-from ..parts.config import SUBTILE_BYTES, stage_scales
-from . import epilogue_store, epilogue_tile
-from .canonical import view_of_caller
-from .variant import EPILOGUE_TENSORS, Variant
+from outblas.hopper.gemm import epilogue_store, epilogue_tile
+from outblas.hopper.gemm.canonical import view_of_caller
+from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import SUBTILE_BYTES, stage_scales
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:

@@ -11,11 +11,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import StoreCacheMode, warpgroup
 from cutlass.utils import hopper_helpers
 
-from ..parts import roles
-from ..parts.config import WARPGROUP
-from ..parts.pipeline import PipelineState
-from ..parts.records import MmaFragments, TiledMmas
-from . import (
+from outblas.hopper.gemm import (
     cluster_reduce,
     epilogue_load,
     epilogue_math,
@@ -27,11 +23,15 @@ from . import (
     splitk_reduce,
     term_mask,
 )
-from .epilogue_math import EpilogueOps, EpilogueTile
-from .pipeline import GroupPipeline
-from .records import Consumer, Cta, SplitKReduction, TileMma
-from .row_group import column_parts
-from .tile_scheduler import WorkTile
+from outblas.hopper.gemm.epilogue_math import EpilogueOps, EpilogueTile
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Consumer, Cta, SplitKReduction, TileMma
+from outblas.hopper.gemm.row_group import column_parts
+from outblas.hopper.gemm.tile_scheduler import WorkTile
+from outblas.hopper.parts import roles
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.pipeline import PipelineState
+from outblas.hopper.parts.records import MmaFragments, TiledMmas
 
 
 # ---- the state of a consumer before its first tile

@@ -10,14 +10,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from ..parts.config import WARPGROUP
-from ..parts.pipeline import PipelineState
-from ..parts.records import NamedBarrier
-from ..parts.roles import sync_consumer
-from . import epilogue_tile
-from .pipeline import GroupPipeline
-from .records import Consumer, EpilogueSource
-from .tile_scheduler import WorkTile
+from outblas.hopper.gemm import epilogue_tile
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Consumer, EpilogueSource
+from outblas.hopper.gemm.tile_scheduler import WorkTile
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.pipeline import PipelineState
+from outblas.hopper.parts.records import NamedBarrier
+from outblas.hopper.parts.roles import sync_consumer
 
 
 def subtile_bytes(epilogue_config, dtype) -> int:

@@ -14,9 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Uint32
 
-from ..parts.config import WARPGROUP
-from .records import Consumer, Cta, Epilogue
-from .tile_scheduler import WorkTile
+from outblas.hopper.gemm.records import Consumer, Cta, Epilogue
+from outblas.hopper.gemm.tile_scheduler import WorkTile
+from outblas.hopper.parts.config import WARPGROUP
 
 END = (1 << 30, 0)  # after every column of every row group
 

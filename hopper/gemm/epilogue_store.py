@@ -20,15 +20,15 @@ from cutlass import Float32, Uint32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
-from ..parts.config import WARPGROUP
-from ..parts.epilogue_store import wait_stores_read
-from ..parts.pipeline import PipelineState
-from ..parts.records import NamedBarrier
-from ..parts.roles import sync_consumer
-from . import block_quantize, epilogue_load, epilogue_math, row_stores
-from .epilogue_tile import subtile_columns, subtiles, tile_of
-from .pipeline import GroupPipeline
-from .records import Consumer, Epilogue, EpilogueTma, TmaTensor
+from outblas.hopper.gemm import block_quantize, epilogue_load, epilogue_math, row_stores
+from outblas.hopper.gemm.epilogue_tile import subtile_columns, subtiles, tile_of
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Consumer, Epilogue, EpilogueTma, TmaTensor
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.epilogue_store import wait_stores_read
+from outblas.hopper.parts.pipeline import PipelineState
+from outblas.hopper.parts.records import NamedBarrier
+from outblas.hopper.parts.roles import sync_consumer
 
 _STORE, _LOAD = warp.StMatrix8x8x16bOp, warp.LdMatrix8x8x16bOp
 _ROWS = warpgroup.SmemLayoutAtomKind

@@ -13,10 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..parts.pipeline import PipelineState
-from ..parts.records import WarpRole
-from .pipeline import GroupPipeline
-from .records import Cta
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Cta
+from outblas.hopper.parts.pipeline import PipelineState
+from outblas.hopper.parts.records import WarpRole
 
 WARPS = (WarpRole.GATHER, WarpRole.GATHER + 1)
 THREADS = 32 * len(WARPS)

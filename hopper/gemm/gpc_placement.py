@@ -38,14 +38,14 @@ from typing import Any
 
 import torch
 
-from ...core import forks
-from ...core.problem import Launch
-from ...device import driver, raster
-from ...runtime import fallback
-from ...runtime.cuda_graphs import capturing
-from ..parts import tile_order
-from ..parts.config import HopperConfig
-from . import smid_probe
+from outblas.base import forks
+from outblas.base.cuda_graphs import capturing
+from outblas.core.problem import Launch
+from outblas.device import driver, raster
+from outblas.hopper.gemm import smid_probe
+from outblas.hopper.parts import tile_order
+from outblas.hopper.parts.config import HopperConfig
+from outblas.runtime import fallback
 
 BAND = 4  # rows of tiles in a band: the sixteen tiles of a GPC form about 4 x 4
 CLUSTER = 8  # CTAs per cluster, the most that every Hopper GPU supports

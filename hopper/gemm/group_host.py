@@ -7,28 +7,34 @@ from typing import Any
 
 import torch
 
-from ...core import configs
-from ...core.epilogue import View
-from ...core.fp8 import BLOCK
-from ...core.grouped import (
+from outblas.base import configs
+from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.core.epilogue import View
+from outblas.core.fp8 import BLOCK
+from outblas.core.grouped import (
     FEW_ROWS,
     GATHERING_COLUMNS,
     NO_TENSORS,
     GroupedProblem,
     GroupedTensors,
 )
-from ...core.sm_carveout import reserved
-from ...runtime import hooks
-from ...runtime.cuda_graphs import capturing, not_ready
-from ..parts import bounds, compile, tile_order
-from ..parts.config import SHARED_MEMORY, HopperConfig, stage_scales
-from . import group_layouts as layouts
-from . import rule_cycles, rule_tiles
-from .group_variant import are_scales_wide, has_whole_halves, load, turns, variant_of
-from .kernel import Config
-from .rule_cycles import Rates, device_rates
-from .scale_layout import GRANULE
-from .traits import CAPACITIES
+from outblas.core.sm_carveout import reserved
+from outblas.hopper.gemm import group_layouts as layouts
+from outblas.hopper.gemm import rule_cycles, rule_tiles
+from outblas.hopper.gemm.group_variant import (
+    are_scales_wide,
+    has_whole_halves,
+    load,
+    turns,
+    variant_of,
+)
+from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.rule_cycles import Rates, device_rates
+from outblas.hopper.gemm.scale_layout import GRANULE
+from outblas.hopper.gemm.traits import CAPACITIES
+from outblas.hopper.parts import bounds, compile, tile_order
+from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig, stage_scales
+from outblas.runtime import hooks
 
 Tensor = torch.Tensor
 

@@ -9,15 +9,21 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
-from ..parts.config import WARPGROUP, HopperConfig
-from ..parts.records import WarpContext, WarpRole
-from . import epilogue_store, gather, group_scheduler
-from .group_scheduler import GroupedParams, GroupedScheduler, GroupedWorkTile
-from .kernel import Gemm
-from .pipeline import GroupPipeline
-from .records import ClusterCoord, Cta, EpilogueTensors, SplitKWorkspace, TmaTensor
-from .tma_load import DenseTiles, WorkTileLoad, multicast_operations, smem_tensor
-from .traits import GroupedTraits, batch_last, split_gated
+from outblas.hopper.gemm import epilogue_store, gather, group_scheduler
+from outblas.hopper.gemm.group_scheduler import GroupedParams, GroupedScheduler, GroupedWorkTile
+from outblas.hopper.gemm.kernel import Gemm
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import (
+    ClusterCoord,
+    Cta,
+    EpilogueTensors,
+    SplitKWorkspace,
+    TmaTensor,
+)
+from outblas.hopper.gemm.tma_load import DenseTiles, WorkTileLoad, multicast_operations, smem_tensor
+from outblas.hopper.gemm.traits import GroupedTraits, batch_last, split_gated
+from outblas.hopper.parts.config import WARPGROUP, HopperConfig
+from outblas.hopper.parts.records import WarpContext, WarpRole
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from ...core.epilogue import View
-from ...core.grouped import GroupedProblem
-from ...core.problem import Strides
+from outblas.core.epilogue import View
+from outblas.core.grouped import GroupedProblem
+from outblas.core.problem import Strides
 
 
 def has_tail(problem: GroupedProblem) -> bool:

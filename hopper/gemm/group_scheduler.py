@@ -23,9 +23,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...core.fp8 import BLOCK
-from .tile_scheduler import KPartition
-from .traits import BY_BALLOT, GroupedTraits
+from outblas.core.fp8 import BLOCK
+from outblas.hopper.gemm.tile_scheduler import KPartition
+from outblas.hopper.gemm.traits import BY_BALLOT, GroupedTraits
 
 TURN = 8  # columns of tiles after which K is walked in the other direction
 BLOCK_WORDS = BLOCK // 2  # of two fp8 terms

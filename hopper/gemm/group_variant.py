@@ -10,16 +10,16 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from ...core import fp8
-from ...core.grouped import GroupedProblem
-from ..parts import compile
-from ..parts.config import HopperConfig, compile_key
-from . import epilogue_load, epilogue_math, variant
-from . import group_layouts as layouts
-from .group_kernel import GroupedGemm
-from .kernel import Gemm
-from .scale_layout import is_wide
-from .traits import CAPACITIES, GroupedTraits
+from outblas.core import fp8
+from outblas.core.grouped import GroupedProblem
+from outblas.hopper.gemm import epilogue_load, epilogue_math, variant
+from outblas.hopper.gemm import group_layouts as layouts
+from outblas.hopper.gemm.group_kernel import GroupedGemm
+from outblas.hopper.gemm.kernel import Gemm
+from outblas.hopper.gemm.scale_layout import is_wide
+from outblas.hopper.gemm.traits import CAPACITIES, GroupedTraits
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import HopperConfig, compile_key
 
 
 @dataclass(frozen=True)

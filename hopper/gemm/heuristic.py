@@ -9,18 +9,25 @@ from dataclasses import replace
 
 import torch
 
-from ...core import fp8
-from ...core.epilogue import NONE
-from ...core.problem import Problem, with_row_major_output
-from ...device import clusters, l2
-from ..parts.config import HopperConfig
-from ..parts.config_limits import block_scaled_reason, gated_reason, quantized_reason
-from . import operand_copies
-from .rule_cycles import FEW, HELD, ONE_TILE, QUANTIZE_CYCLES, ConfigCycles, ModelCall
-from .rule_cycles import Rates as Rates
-from .rule_cycles import rates as rates
-from .rule_tiles import CLUSTER_K, RuleTile, Tiles, tiles_of
-from .scale_layout import are_all_wide
+from outblas.core import fp8
+from outblas.core.epilogue import NONE
+from outblas.core.problem import Problem, with_row_major_output
+from outblas.device import clusters, l2
+from outblas.hopper.gemm import operand_copies
+from outblas.hopper.gemm.rule_cycles import (
+    FEW,
+    HELD,
+    ONE_TILE,
+    QUANTIZE_CYCLES,
+    ConfigCycles,
+    ModelCall,
+)
+from outblas.hopper.gemm.rule_cycles import Rates as Rates
+from outblas.hopper.gemm.rule_cycles import rates as rates
+from outblas.hopper.gemm.rule_tiles import CLUSTER_K, RuleTile, Tiles, tiles_of
+from outblas.hopper.gemm.scale_layout import are_all_wide
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, quantized_reason
 
 # Where sums are promoted: tile_m, consumers, cluster_m, cluster_n, swap, widths. Wider tiles than
 # these need more registers.

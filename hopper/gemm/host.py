@@ -11,25 +11,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...core import fp8
-from ...core.artifact import Artifact
-from ...core.problem import Launch, Problem
-from ...core.sm_carveout import usable
-from ..parts import bounds, compile, tile_order
-from ..parts.config import HopperConfig
-from ..parts.config_limits import (
+from outblas.core import fp8
+from outblas.core.artifact import Artifact
+from outblas.core.problem import Launch, Problem
+from outblas.core.sm_carveout import usable
+from outblas.hopper.gemm import (
+    gpc_placement,
+    heuristic,
+    operand_copies,
+    packed,
+    rule_cycles,
+    search_space,
+)
+from outblas.hopper.gemm.canonical import canonicalize, orient
+from outblas.hopper.gemm.compile import compile_variant, shared_memory
+from outblas.hopper.gemm.launcher import launcher
+from outblas.hopper.gemm.rule_cycles import device_rates
+from outblas.hopper.gemm.schedule import tile_grid, tile_schedule
+from outblas.hopper.gemm.variant import GemmRung, Variant, example_variant, variant_of
+from outblas.hopper.parts import bounds, compile, tile_order
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.config_limits import (
     block_scaled_reason,
     gated_reason,
     promoted_reason,
     quantized_reason,
 )
-from . import gpc_placement, heuristic, operand_copies, packed, rule_cycles, search_space
-from .canonical import canonicalize, orient
-from .compile import compile_variant, shared_memory
-from .launcher import launcher
-from .rule_cycles import device_rates
-from .schedule import tile_grid, tile_schedule
-from .variant import GemmRung, Variant, example_variant, variant_of
 
 MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a sign
 

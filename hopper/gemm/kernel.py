@@ -12,13 +12,8 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from ...core import registry
-from ..parts import epilogue_store as tma_store
-from ..parts.base import check_stage_bytes, make_operands
-from ..parts.config import MAX_STAGES, WARPGROUP, HopperConfig
-from ..parts.config_limits import invalid_reason
-from ..parts.records import TmaOperand, WarpContext, WarpRole
-from . import (
+from outblas.base import registry
+from outblas.hopper.gemm import (
     block_scales,
     cluster_reduce,
     epilogue_load,
@@ -28,10 +23,10 @@ from . import (
     scale_loads,
     tma_load,
 )
-from .block_scales import BlockScales
-from .consumer import consumer_loop
-from .pipeline import GroupPipeline
-from .records import (
+from outblas.hopper.gemm.block_scales import BlockScales
+from outblas.hopper.gemm.consumer import consumer_loop
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import (
     ClusterCoord,
     Cta,
     Epilogue,
@@ -41,8 +36,13 @@ from .records import (
     MmaOperands,
     SplitKWorkspace,
 )
-from .tile_scheduler import FastDivmods, ScheduleParams
-from .traits import KernelTraits, batch_last, split_gated
+from outblas.hopper.gemm.tile_scheduler import FastDivmods, ScheduleParams
+from outblas.hopper.gemm.traits import KernelTraits, batch_last, split_gated
+from outblas.hopper.parts import epilogue_store as tma_store
+from outblas.hopper.parts.base import check_stage_bytes, make_operands
+from outblas.hopper.parts.config import MAX_STAGES, WARPGROUP, HopperConfig
+from outblas.hopper.parts.config_limits import invalid_reason
+from outblas.hopper.parts.records import TmaOperand, WarpContext, WarpRole
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 BESIDE = 4  # as many stages' barriers as split-K's words and barriers take

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ...core import ffi_call
-from ...core.ffi_call import FfiArgument, FfiCall, FfiView
-from ...core.problem import Launch
-from ..parts.host import view
-from . import operand_copies, workspace
-from .canonical import CanonicalProblem, MatrixViews, TensorView, batch_offset
-from .schedule import TileSchedule
-from .variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
+from outblas.core import ffi_call
+from outblas.core.ffi_call import FfiArgument, FfiCall, FfiView
+from outblas.core.problem import Launch
+from outblas.hopper.gemm import operand_copies, workspace
+from outblas.hopper.gemm.canonical import CanonicalProblem, MatrixViews, TensorView, batch_offset
+from outblas.hopper.gemm.schedule import TileSchedule
+from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
+from outblas.hopper.parts.host import view
 
 # Where the tensors of the epilogue that an `FfiCall` can view stand among those of a call.
 EPILOGUE_INDEX = {"addend": 2, "bias": 4, "residual": 5}

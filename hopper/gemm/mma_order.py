@@ -6,9 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..parts.config import WARPGROUP
-from ..parts.records import NamedBarrier
-from .records import Consumer, Cta
+from outblas.hopper.gemm.records import Consumer, Cta
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.records import NamedBarrier
 
 
 @cute.jit

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ...core.problem import Problem, Strides, with_row_major_output
-from ...core.tensor_memory import LINE
-from ...device import l2
-from ..parts import host
-from ..parts.config import HopperConfig
+from outblas.core.problem import Problem, Strides, with_row_major_output
+from outblas.core.tensor_memory import LINE
+from outblas.device import l2
+from outblas.hopper.parts import host
+from outblas.hopper.parts.config import HopperConfig
 
 _LINE_ELEMENTS = LINE // 2
 _GRANULE = 8  # elements in the 16 bytes that TMA requires

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...core.grouped import GroupedProblem
-from ...core.machines import Machine
-from ...core.problem import Problem
-from ..parts import compile
-from ..parts.config import HopperConfig
-from . import gpc_placement, group_layouts, heuristic, smid_probe
-from .compile import compile_variant
-from .group_host import config_for, gathers_before
-from .group_variant import GroupedVariant, variant_of
-from .group_variant import compile_variant as compile_group_variant
-from .variant import GemmRung, Variant, example_variant
+from outblas.base.machines import Machine
+from outblas.core.grouped import GroupedProblem
+from outblas.core.problem import Problem
+from outblas.hopper.gemm import gpc_placement, group_layouts, heuristic, smid_probe
+from outblas.hopper.gemm.compile import compile_variant
+from outblas.hopper.gemm.group_host import config_for, gathers_before
+from outblas.hopper.gemm.group_variant import GroupedVariant, variant_of
+from outblas.hopper.gemm.group_variant import compile_variant as compile_group_variant
+from outblas.hopper.gemm.variant import GemmRung, Variant, example_variant
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import HopperConfig
 
 Compiled = Variant | smid_probe.ProbeVariant
 

@@ -13,8 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..parts.config import WARPGROUP
-from ..parts.pipeline import Pipeline, PipelineState, jitter
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.pipeline import Pipeline, PipelineState, jitter
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from ...core import fp8
-from ..parts.pipeline import PipelineState
-from . import block_scales
-from .pipeline import GroupPipeline
-from .records import Consumer, Cta, TileMma
-from .row_group import RowGroup, column_parts, in_order
+from outblas.core import fp8
+from outblas.hopper.gemm import block_scales
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Consumer, Cta, TileMma
+from outblas.hopper.gemm.row_group import RowGroup, column_parts, in_order
+from outblas.hopper.parts.pipeline import PipelineState
 
 
 @cute.jit

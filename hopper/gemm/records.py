@@ -6,10 +6,10 @@ NamedTuples, which the DSL flattens; the others are created on the device and fr
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..parts import records
-from ..parts.config import HopperConfig
-from ..parts.records import MmaFragments, WarpContext
-from .traits import KernelTraits
+from outblas.hopper.gemm.traits import KernelTraits
+from outblas.hopper.parts import records
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.records import MmaFragments, WarpContext
 
 
 # ---- arguments of the kernel

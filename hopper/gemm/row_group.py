@@ -8,8 +8,8 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32
 
-from . import epilogue_math
-from .records import TileMma
+from outblas.hopper.gemm import epilogue_math
+from outblas.hopper.gemm.records import TileMma
 
 
 @dataclass(frozen=True)

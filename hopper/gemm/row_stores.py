@@ -7,8 +7,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..parts.config import WARPGROUP
-from .epilogue_math import EpilogueTile
+from outblas.hopper.gemm.epilogue_math import EpilogueTile
+from outblas.hopper.parts.config import WARPGROUP
 
 
 def scatters(tile: EpilogueTile, stores) -> bool:

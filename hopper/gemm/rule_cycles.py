@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...core import machines
-from ...core.machines import Machine
-from ...core.problem import Problem
-from ...device import clusters
-from ..parts import tile_order
-from ..parts.config import HopperConfig
-from . import operand_copies
+from outblas.base import machines
+from outblas.base.machines import Machine
+from outblas.core.problem import Problem
+from outblas.device import clusters
+from outblas.hopper.gemm import operand_copies
+from outblas.hopper.parts import tile_order
+from outblas.hopper.parts.config import HopperConfig
 
 # The model's constants. Those for the start of a call and for GPC-local loads come from time stamps
 # and times of short calls (WORKLOG.md); the others are estimates.

@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from ..parts.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig
-from ..parts.config_limits import gated_reason
-from .rule_cycles import ConfigCycles, VariableWidths
+from outblas.hopper.gemm.rule_cycles import ConfigCycles, VariableWidths
+from outblas.hopper.parts.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig
+from outblas.hopper.parts.config_limits import gated_reason
 
 # tile_m, consumers, cluster_m, cluster_n, swap, and widths. Pingpong is left to tuning.
 _TILES = (

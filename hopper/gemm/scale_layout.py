@@ -2,8 +2,8 @@
 DSL.
 """
 
-from ...core.epilogue import View
-from ...core.problem import Problem
+from outblas.core.epilogue import View
+from outblas.core.problem import Problem
 
 GRANULE = 4  # scales in 16 bytes, which TMA loads together
 

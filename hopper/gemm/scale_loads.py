@@ -12,14 +12,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..parts.config import WARPGROUP
-from ..parts.pipeline import PipelineState, jitter
-from ..parts.records import WarpRole
-from .block_scales import address, column_scales, of_work, stage_scales
-from .pipeline import GroupPipeline
-from .records import Cta
-from .scale_layout import GRANULE
-from .splitk_reduce import opaque
+from outblas.hopper.gemm.block_scales import address, column_scales, of_work, stage_scales
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Cta
+from outblas.hopper.gemm.scale_layout import GRANULE
+from outblas.hopper.gemm.splitk_reduce import opaque
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.pipeline import PipelineState, jitter
+from outblas.hopper.parts.records import WarpRole
 
 LANES = 32
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from ...core.problem import Problem
-from ..parts import tile_order
-from ..parts.config import WARPGROUP, HopperConfig
-from . import gpc_placement
-from .traits import KernelTraits
+from outblas.core.problem import Problem
+from outblas.hopper.gemm import gpc_placement
+from outblas.hopper.gemm.traits import KernelTraits
+from outblas.hopper.parts import tile_order
+from outblas.hopper.parts.config import WARPGROUP, HopperConfig
 
 
 class WorkspaceSize(NamedTuple):

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...core.machines import Machine
-from ...core.problem import Problem, with_row_major_output
-from ...core.space import Footprint, LazySpace, Space
-from ...core.tensor_memory import LINE
-from ..parts import tile_order
-from ..parts.config import HopperConfig, compile_key
-from ..parts.config_limits import gated_reason
-from ..parts.search_space import Unsupported, footprint_of
-from . import heuristic, operand_copies, rule_tiles
-from .rule_cycles import FEW
+from outblas.base.machines import Machine
+from outblas.base.space import Footprint, LazySpace, Space
+from outblas.core.problem import Problem, with_row_major_output
+from outblas.core.tensor_memory import LINE
+from outblas.hopper.gemm import heuristic, operand_copies, rule_tiles
+from outblas.hopper.gemm.rule_cycles import FEW
+from outblas.hopper.parts import tile_order
+from outblas.hopper.parts.config import HopperConfig, compile_key
+from outblas.hopper.parts.config_limits import gated_reason
+from outblas.hopper.parts.search_space import Unsupported, footprint_of
 
 # tile_m, consumers, pingpong, in_flight. Three consumers keep the tensor cores busy without groups
 # in flight, too.

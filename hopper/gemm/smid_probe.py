@@ -8,7 +8,7 @@ import torch
 from cutlass import Int32
 from cutlass.cute.runtime import make_fake_stream
 
-from ..parts import compile
+from outblas.hopper.parts import compile
 
 SHARED = 200 * 1024  # bytes, so that an SM has one CTA at a time
 STAY = 20_000  # cycles that a CTA stays, by when all others are running

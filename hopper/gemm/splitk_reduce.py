@@ -16,11 +16,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp, LoadCacheMode
 
-from ..parts.config import WARPGROUP
-from ..parts.records import NamedBarrier
-from ..parts.roles import sync_consumer
-from .records import Consumer, SplitKReduction
-from .tile_scheduler import KPartition
+from outblas.hopper.gemm.records import Consumer, SplitKReduction
+from outblas.hopper.gemm.tile_scheduler import KPartition
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.records import NamedBarrier
+from outblas.hopper.parts.roles import sync_consumer
 
 AHEAD = 8  # partitions of small tiles whose sums are loaded at the same time
 VECTOR = 4  # floats that a thread writes at once; the vectors of a warpgroup are contiguous

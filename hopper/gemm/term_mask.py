@@ -15,12 +15,12 @@ import math
 import cutlass
 import cutlass.cute as cute
 
-from ..parts import roles
-from ..parts.config import WARPGROUP
-from ..parts.pipeline import PipelineState
-from ..parts.records import NamedBarrier
-from .pipeline import GroupPipeline
-from .records import Consumer, Cta, TileMma
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import Consumer, Cta, TileMma
+from outblas.hopper.parts import roles
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.pipeline import PipelineState
+from outblas.hopper.parts.records import NamedBarrier
 
 
 @cute.jit

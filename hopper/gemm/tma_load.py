@@ -10,14 +10,14 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from ..parts.config import HopperConfig
-from ..parts.pipeline import PipelineState
-from ..parts.records import WarpContext
-from . import scale_loads
-from .pipeline import GroupPipeline
-from .records import ClusterCoord, Cta, OperandLoads, TmaTensor
-from .tile_scheduler import ScheduleParams, TileScheduler, WorkTile
-from .traits import KernelTraits
+from outblas.hopper.gemm import scale_loads
+from outblas.hopper.gemm.pipeline import GroupPipeline
+from outblas.hopper.gemm.records import ClusterCoord, Cta, OperandLoads, TmaTensor
+from outblas.hopper.gemm.tile_scheduler import ScheduleParams, TileScheduler, WorkTile
+from outblas.hopper.gemm.traits import KernelTraits
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.pipeline import PipelineState
+from outblas.hopper.parts.records import WarpContext
 
 
 class WorkTileLoad(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
-from ...core import fp8
+from outblas.core import fp8
 
 BY_BALLOT = 32  # groups that the lanes of a warp compare at once
 CAPACITIES = (32, 128, 512)  # few, because each is a compile

@@ -5,15 +5,21 @@ from typing import Any
 
 import torch
 
-from ...core import fp8
-from ...core.epilogue import TENSORS, View
-from ...core.problem import Problem
-from ...device import clusters
-from ..parts import compile
-from ..parts.config import HopperConfig, compile_key
-from . import epilogue_load, epilogue_math, epilogue_store, scale_layout
-from .canonical import CanonicalProblem, TensorView, canonicalize, operand_strides, output_strides
-from .schedule import TileGrid, tile_grid
+from outblas.core import fp8
+from outblas.core.epilogue import TENSORS, View
+from outblas.core.problem import Problem
+from outblas.device import clusters
+from outblas.hopper.gemm import epilogue_load, epilogue_math, epilogue_store, scale_layout
+from outblas.hopper.gemm.canonical import (
+    CanonicalProblem,
+    TensorView,
+    canonicalize,
+    operand_strides,
+    output_strides,
+)
+from outblas.hopper.gemm.schedule import TileGrid, tile_grid
+from outblas.hopper.parts import compile
+from outblas.hopper.parts.config import HopperConfig, compile_key
 
 # The tensors of the epilogue in the order in which the kernel takes them.
 EPILOGUE_TENSORS = ("addend", *TENSORS)

@@ -40,8 +40,8 @@ from typing import Any
 
 import torch
 
-from ...core import forks
-from ...device import driver, memory
+from outblas.base import forks
+from outblas.device import driver, memory
 
 FOREIGN = 64  # number of kept workspaces of streams that are not torch's own
 

@@ -12,12 +12,12 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from . import phase_clock, roles
-from .config import WARPGROUP, HopperConfig
-from .config_limits import invalid_reason
-from .phase_clock import STORE, lap
-from .pipeline import Pipeline
-from .records import (
+from outblas.hopper.parts import phase_clock, roles
+from outblas.hopper.parts.config import WARPGROUP, HopperConfig
+from outblas.hopper.parts.config_limits import invalid_reason
+from outblas.hopper.parts.phase_clock import STORE, lap
+from outblas.hopper.parts.pipeline import Pipeline
+from outblas.hopper.parts.records import (
     MmaFragments,
     MulticastCoord,
     RungConsumer,

@@ -14,9 +14,9 @@ These numbers must fit into 32 bits (the modules in parentheses compute them):
   and always fit.
 """
 
-from ...core.problem import Problem
-from . import tile_order
-from .config import HopperConfig
+from outblas.core.problem import Problem
+from outblas.hopper.parts import tile_order
+from outblas.hopper.parts.config import HopperConfig
 
 INT32 = 1 << 31
 # limit of numbers that are rounded up to cluster tiles, or to a round of clusters

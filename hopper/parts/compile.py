@@ -19,14 +19,14 @@ from cutlass.cute.runtime import (
     make_fake_compact_tensor,
 )
 
-from ...core import cache, forks
-from ...core.artifact import Artifact, cta_threads, example
-from ...core.compat import cute_private
-from ...core.configs import to_text
-from ...core.facts import version_of
-from ...core.problem import Problem, dtype_name
-from ...device import sources
-from .config import HopperConfig
+from outblas.base import cache, forks
+from outblas.base.compat import cute_private
+from outblas.base.configs import to_text
+from outblas.base.facts import version_of
+from outblas.core.artifact import Artifact, cta_threads, example
+from outblas.core.problem import Problem, dtype_name
+from outblas.device import sources
+from outblas.hopper.parts.config import HopperConfig
 
 ARCH = "sm_90a"
 

@@ -1,9 +1,9 @@
 """Which combinations of the fields of a `HopperConfig` can be built, and for which products."""
 
-from ...core.fp8 import BLOCK
-from ...device.grid import REGISTERS
-from ...device.raster import ORDERS
-from .config import (
+from outblas.core.fp8 import BLOCK
+from outblas.device.grid import REGISTERS
+from outblas.device.raster import ORDERS
+from outblas.hopper.parts.config import (
     ACCUMULATOR_LIMIT,
     MAX_STAGES,
     SHARED_MEMORY,

@@ -3,16 +3,16 @@
 import functools
 from collections.abc import Callable
 
-from ...core.artifact import Artifact
-from ...core.problem import Launch
-from ...core.registry import Kernel
-from ...core.space import Space
-from . import phase_profile
-from .base import HopperGemm
-from .config import HopperConfig
-from .host import HopperRung, artifact, plan, precompile, unsupported
-from .phase_profile import Role
-from .search_space import space
+from outblas.base.registry import Kernel
+from outblas.base.space import Space
+from outblas.core.artifact import Artifact
+from outblas.core.problem import Launch
+from outblas.hopper.parts import phase_profile
+from outblas.hopper.parts.base import HopperGemm
+from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.host import HopperRung, artifact, plan, precompile, unsupported
+from outblas.hopper.parts.phase_profile import Role
+from outblas.hopper.parts.search_space import space
 
 Entry = tuple[
     Callable[..., str | None],

@@ -18,8 +18,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-from . import roles
-from .phase_clock import STORE, PhaseTimers, lap
+from outblas.hopper.parts import roles
+from outblas.hopper.parts.phase_clock import STORE, PhaseTimers, lap
 
 
 class StoreOperand(NamedTuple):

@@ -18,11 +18,11 @@ from cutlass.cute.runtime import (
     make_fake_tensor,
 )
 
-from ...core.artifact import Artifact
-from ...core.problem import Launch, Problem, has_row_major_output, with_row_major_output
-from . import bounds, compile, tile_order
-from .base import HopperGemm
-from .compile import (
+from outblas.core.artifact import Artifact
+from outblas.core.problem import Launch, Problem, has_row_major_output, with_row_major_output
+from outblas.hopper.parts import bounds, compile, tile_order
+from outblas.hopper.parts.base import HopperGemm
+from outblas.hopper.parts.compile import (
     NUMERIC,
     OPTIONS,
     SHORT,
@@ -33,8 +33,8 @@ from .compile import (
     load,
     target_arch,
 )
-from .config import HopperConfig, compile_key
-from .phase_clock import PHASES
+from outblas.hopper.parts.config import HopperConfig, compile_key
+from outblas.hopper.parts.phase_clock import PHASES
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
 
-from .config import WARPGROUP
-from .records import WarpContext
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.records import WarpContext
 
 # WAIT: until a stage is full, or empty. LOAD: issue of TMA loads (and, in rungs without a producer
 # warp, until they arrived). TENSOR: from the first wgmma of a stage to its completion. STORE: store

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...core.problem import problem
-from .phase_clock import PHASES
+from outblas.core.problem import problem
+from outblas.hopper.parts.phase_clock import PHASES
 
 if TYPE_CHECKING:
-    from .config import HopperConfig
-    from .host import HopperRung
+    from outblas.hopper.parts.config import HopperConfig
+    from outblas.hopper.parts.host import HopperRung
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def measure(
     warpgroup does everything, otherwise "producer" and each "consumer". Raises ValueError for
     problems that the kernel does not support.
     """
-    from . import host, tile_order
+    from outblas.hopper.parts import host, tile_order
 
     config = replace(config or rung.config, phases=True)
     requested = problem(a, b, out)

@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .config import WARPGROUP
+from outblas.hopper.parts.config import WARPGROUP
 
 
 class PipelineState(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from .config import WARPGROUP
+from outblas.hopper.parts.config import WARPGROUP
 
 
 class WarpRole(IntEnum):

@@ -7,10 +7,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from .config import WARPGROUP
-from .phase_clock import LOAD, TENSOR, WAIT, PhaseTimers, lap
-from .pipeline import Pipeline, PipelineState
-from .records import MmaFragments, NamedBarrier, TmaLoad
+from outblas.hopper.parts.config import WARPGROUP
+from outblas.hopper.parts.phase_clock import LOAD, TENSOR, WAIT, PhaseTimers, lap
+from outblas.hopper.parts.pipeline import Pipeline, PipelineState
+from outblas.hopper.parts.records import MmaFragments, NamedBarrier, TmaLoad
 
 
 @cute.jit

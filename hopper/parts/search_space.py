@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...core.machines import Machine
-from ...core.problem import Problem
-from ...core.space import Axes, Footprint, Space
-from .base import HopperGemm
-from .config import (
+from outblas.base.machines import Machine
+from outblas.base.space import Axes, Footprint, Space
+from outblas.core.problem import Problem
+from outblas.hopper.parts.base import HopperGemm
+from outblas.hopper.parts.config import (
     ACCUMULATOR_LIMIT,
     MAX_STAGES,
     SHARED_MEMORY,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core import forks
-from ...core.sm_carveout import usable
-from ...device import memory, raster
-from ...device.clusters import at_once
-from .config import HopperConfig
+from outblas.base import forks
+from outblas.core.sm_carveout import usable
+from outblas.device import memory, raster
+from outblas.device.clusters import at_once
+from outblas.hopper.parts.config import HopperConfig
 
 _kept: dict[Hashable, torch.Tensor] = {}
 # Locks by GPU, because making a table waits for a stream.

@@ -4,36 +4,36 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .core.accumulation import accumulate_gradients
-from .core.errors import OperandError
-from .core.invariance import batch_invariant
-from .core.readiness import weights_ready
-from .core.registry import Kernel, ladder
-from .runtime import hooks
+from outblas.base.registry import Kernel, ladder
+from outblas.core.accumulation import accumulate_gradients
+from outblas.core.errors import OperandError
+from outblas.core.invariance import batch_invariant
+from outblas.core.readiness import weights_ready
+from outblas.runtime import hooks
 
 # What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
 if TYPE_CHECKING or "_outblas_command" not in sys.modules:
-    from .api import addmm, linear, matmul
-    from .core.sm_carveout import sm_carveout
-    from .runtime.cuda_graphs import warmup
-    from .runtime.fallback import FallbackWarning
-    from .runtime.record import record_shapes
-    from .torch_ops.aten import disable, enable
-    from .torch_ops.grouped_mm import grouped_mm
-    from .torch_ops.moe import moe_mlp
-    from .torch_ops.quantize import quantize
-    from .torch_ops.scaled_grouped_mm import scaled_grouped_mm
-    from .torch_ops.scaled_mm import scaled_mm
+    from outblas.api import addmm, linear, matmul
+    from outblas.base.cuda_graphs import warmup
+    from outblas.core.sm_carveout import sm_carveout
+    from outblas.runtime.fallback import FallbackWarning
+    from outblas.runtime.record import record_shapes
+    from outblas.torch_ops.aten import disable, enable
+    from outblas.torch_ops.grouped_mm import grouped_mm
+    from outblas.torch_ops.moe import moe_mlp
+    from outblas.torch_ops.quantize import quantize
+    from outblas.torch_ops.scaled_grouped_mm import scaled_grouped_mm
+    from outblas.torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
-    from . import autotune as autotune
-    from . import inductor as inductor
-    from . import nn as nn
-    from .autotune.automatic import tune
-    from .inductor import inductor_choice
-    from .nn import FP8Linear, Linear, patch, unpatch
-    from .packing.ahead import precompile
-    from .runtime.packs import load_pack
+    from outblas import autotune as autotune
+    from outblas import inductor as inductor
+    from outblas import nn as nn
+    from outblas.autotune.automatic import tune
+    from outblas.inductor import inductor_choice
+    from outblas.nn import FP8Linear, Linear, patch, unpatch
+    from outblas.packing.ahead import precompile
+    from outblas.runtime.packs import load_pack
 
 __all__ = [
     "FP8Linear",
@@ -82,7 +82,7 @@ _MODULE_OF = {
     "sm_carveout": "core.sm_carveout",
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
-    "warmup": "runtime.cuda_graphs",
+    "warmup": "base.cuda_graphs",
     "record_shapes": "runtime.record",
     "precompile": "packing.ahead",
     "load_pack": "runtime.packs",
@@ -114,43 +114,43 @@ def __dir__() -> list[str]:
 
 # ---- who answers the runtime: it may not name the autotuner and the ladders, which import it
 def _tuner() -> hooks.Tuner:
-    from .autotune import automatic
+    from outblas.autotune import automatic
 
     return automatic
 
 
 def _operand_copies() -> hooks.OperandCopies:
-    from .hopper.gemm import operand_copies
+    from outblas.hopper.gemm import operand_copies
 
     return operand_copies
 
 
 def _activation_kernels() -> hooks.ActivationKernels:
-    from .kernels import activation
+    from outblas.kernels import activation
 
     return activation
 
 
 def _portable_grouped() -> hooks.GroupedKernels:
-    from .kernels import grouped
+    from outblas.kernels import grouped
 
     return grouped
 
 
 def _hopper_grouped() -> hooks.GroupedKernels:
-    from .hopper import grouped
+    from outblas.hopper import grouped
 
     return grouped
 
 
 def _moe_kernels() -> hooks.MoeKernels:
-    from .kernels import moe
+    from outblas.kernels import moe
 
     return moe
 
 
 def _quantize_kernels() -> hooks.QuantizeKernels:
-    from .kernels import quantize as kernels
+    from outblas.kernels import quantize as kernels
 
     return kernels
 

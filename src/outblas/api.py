@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from .core.arguments import renamed, show_signature
-from .core.epilogue import Activation, EpilogueArgs
-from .core.errors import OperandError
-from .core.sm_carveout import limit
-from .runtime.default_kernel import Mode
-from .torch_ops import autocast_vmap, autograd, slow_path
-from .torch_ops.call import (
+from outblas.core.arguments import renamed, show_signature
+from outblas.core.epilogue import Activation, EpilogueArgs
+from outblas.core.errors import OperandError
+from outblas.core.sm_carveout import limit
+from outblas.runtime.default_kernel import Mode
+from outblas.torch_ops import autocast_vmap, autograd, slow_path
+from outblas.torch_ops.call import (
     OPERANDS,
     Arguments,
     Choice,
@@ -25,8 +25,8 @@ from .torch_ops.call import (
     is_plain_scalar,
     is_traced,
 )
-from .torch_ops.eager import run
-from .torch_ops.linear import run as run_linear
+from outblas.torch_ops.eager import run
+from outblas.torch_ops.linear import run as run_linear
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

@@ -2,8 +2,8 @@
 
 import torch
 
-from . import api
-from .core.compat.torch_private import inductor_choices
+from outblas import api
+from outblas.base.compat.torch_private import inductor_choices
 
 __all__ = ["inductor_choice"]
 

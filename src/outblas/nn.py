@@ -12,19 +12,19 @@ from torch.fx.proxy import TracerBase
 from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
 
-from .api import linear
-from .core import epilogue, problem
-from .core.epilogue import Activation
-from .fp8_linear import FP8Linear
-from .patching import activated, fp8_linears, fp8_mlps, fusion
-from .patching import experts as moe
-from .patching.linears import bypassed, kept_reason, torch_takes
-from .patching.replaced import become, rebased
-from .patching.report import Report
-from .patching.unreached import unreached
-from .runtime import hooks
-from .torch_ops import native
-from .torch_ops.call import is_traced
+from outblas.api import linear
+from outblas.core import epilogue, problem
+from outblas.core.epilogue import Activation
+from outblas.fp8 import FP8Linear
+from outblas.patching import activated, fp8_linears, fp8_mlps, fusion
+from outblas.patching import experts as moe
+from outblas.patching.linears import bypassed, kept_reason, torch_takes
+from outblas.patching.replaced import become, rebased
+from outblas.patching.report import Report
+from outblas.patching.unreached import unreached
+from outblas.runtime import hooks
+from outblas.torch_ops import native
+from outblas.torch_ops.call import is_traced
 
 __all__ = ["FP8Linear", "Linear", "Report", "patch", "unpatch"]
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from outblas import addmm, batch_invariant, matmul
 from outblas.autotune import automatic
-from outblas.core import machines, registry
+from outblas.base import machines, registry
 from outblas.core.problem import Launch, Problem, problem
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig

@@ -17,7 +17,7 @@ from torch.multiprocessing import reductions
 from torch.nn.parallel import DistributedDataParallel
 
 from outblas import patch, unpatch
-from outblas.core.compat import torch_private
+from outblas.base.compat import torch_private
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -21,7 +21,7 @@ from outblas.autotune.search import gpu as gpus
 from outblas.autotune.store.records import Workload
 from outblas.autotune.sweeps import outcome
 from outblas.autotune.sweeps import sweep as sweeping
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 from outblas.core.epilogue import EpilogueArgs
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert

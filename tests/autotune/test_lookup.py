@@ -22,7 +22,7 @@ from outblas.autotune.store.records import BestConfig, Gpu, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import ship
 from outblas.autotune.tuned_entries import COUSIN, HERE, MODEL, SHIPPED
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 from outblas.core.problem import Problem
 from outblas.hopper import gemm, hilbert
 from outblas.kernels.portable_config import PortableConfig

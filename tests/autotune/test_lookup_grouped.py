@@ -14,7 +14,7 @@ from support.known import H100, H200, SQUARE, Know, knowing, winner
 from outblas.autotune import automatic, lookup, tuned_entries
 from outblas.autotune.search import prune
 from outblas.autotune.store.records import BestConfig, Workload
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 from outblas.core.epilogue import Epilogue
 from outblas.core.grouped import GroupedProblem
 from outblas.core.grouped_scales import BlockScales

@@ -19,8 +19,8 @@ from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import TABLES, newest, ship, to_bytes
-from outblas.core import pack
-from outblas.core.configs import to_text
+from outblas.base import pack
+from outblas.base.configs import to_text
 from outblas.core.grouped import GroupedProblem
 from outblas.device import triton_variant
 from outblas.hopper.gemm import group_host as grouped_host

@@ -31,7 +31,7 @@ from outblas.autotune.measure.processes import WorkerProcess
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
 from outblas.autotune.sweeps.tuner import Job, Outcome, tune
-from outblas.core.configs import from_text
+from outblas.base.configs import from_text
 
 pytestmark = [
     pytest.mark.long,

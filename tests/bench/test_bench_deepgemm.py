@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from outblas.base.grouped_shapes import GroupedWorkload
 from outblas.bench import providers, scaled_groups
 from outblas.bench.block_scaled import BlockScaled
 from outblas.bench.operation import Operation
 from outblas.bench.scaled_groups import ScaledCase, ScaledTask
-from outblas.core.grouped_shapes import GroupedWorkload
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused

@@ -11,13 +11,13 @@ import torch
 from support.bench_machine import VirtualGpu, install
 from support.commands import invoke, refuses
 
+from outblas.base.grouped_shapes import Distribution, GroupedWorkload, parse
 from outblas.bench import compare, grouped
 from outblas.bench.campaign import Campaign
 from outblas.bench.grouped import GroupedCase, GroupedProvider, GroupedTask
 from outblas.bench.operation import Operation
 from outblas.bench.record import Record
 from outblas.cli.bench import row
-from outblas.core.grouped_shapes import Distribution, GroupedWorkload, parse
 from outblas.verify.kernels import Refused
 
 ROWS = GroupedTask(GroupedWorkload(8, 100, 64, 32, "zipf"), "nt")

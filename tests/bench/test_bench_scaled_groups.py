@@ -12,13 +12,13 @@ from support.commands import invoke, refuses
 from support.torch_scaled_mm import ScaledMm
 
 import outblas
+from outblas.base.grouped_shapes import GroupedWorkload, parse
 from outblas.bench import scaled_groups
 from outblas.bench.campaign import Campaign
 from outblas.bench.grouped import GroupedProvider
 from outblas.bench.operation import Operation
 from outblas.bench.scaled_groups import ScaledCase, ScaledGroups, ScaledTask
 from outblas.cli.bench import row
-from outblas.core.grouped_shapes import GroupedWorkload, parse
 from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor

@@ -13,8 +13,8 @@ from support.commands import invoke, refuses
 from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS
 
+from outblas.base import compat, registry, requirements
 from outblas.cli import inspect as cli_inspect
-from outblas.core import compat, registry, requirements
 from outblas.kernels import portable
 
 LONG = "/" + "a" * 5000

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from outblas.base import progress
 from outblas.cli import progress_line
 from outblas.cli.common import save_json, without_nulls
 from outblas.cli.tables import make_table
-from outblas.core import progress
 
 COLUMNS = ("shape", "kernel", "µs", "× cuBLAS")
 ROWS = [
@@ -107,7 +107,7 @@ def test_cells_are_no_markup_and_no_commands_to_the_terminal() -> None:
 WORK = """
 import time
 from outblas.cli import progress_line
-from outblas.core import progress
+from outblas.base import progress
 
 with progress_line.shown("looking around"):
     time.sleep(0.4)

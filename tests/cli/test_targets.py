@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.commands import invoke, squeezed
 
-from outblas.core import cache, pack
+from outblas.base import cache, pack
 from outblas.runtime.packs import load_pack
 
 

@@ -12,7 +12,7 @@ from support import commands, known
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu
 from outblas.autotune.store.store import Store
-from outblas.core import configs
+from outblas.base import configs
 from outblas.hopper import gemm
 from outblas.hopper.parts.config_limits import gated_reason
 from outblas.runtime import launcher

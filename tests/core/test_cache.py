@@ -17,7 +17,7 @@ import filelock
 import pytest
 from support import children
 
-from outblas.core import cache
+from outblas.base import cache
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.users import PLANTER, VICTIM, as_user, needs_root, shared_folder, with_warnings
 
-from outblas.core import cache, ownership
+from outblas.base import cache, ownership
 
 pytestmark = pytest.mark.long
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outblas.core import configs, registry
+from outblas.base import configs, registry
 
 KERNELS = [kernel.name for kernel in registry.ladder()]
 

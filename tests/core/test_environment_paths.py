@@ -13,7 +13,7 @@ from support.commands import invoke
 
 import outblas
 from outblas.autotune import automatic, lookup
-from outblas.core import cache, filesystems
+from outblas.base import cache, filesystems
 
 LONG = "a" * 5000
 # Places that a cache cannot have, but for "relative"; {own} is a folder of the test alone.

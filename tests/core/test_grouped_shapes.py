@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outblas.core.grouped_shapes import (
+from outblas.base.grouped_shapes import (
     DISTRIBUTIONS,
     FORMS,
     ROWS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outblas.core import machines
+from outblas.base import machines
 
 
 @pytest.mark.parametrize(

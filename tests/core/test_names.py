@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.core.artifact import example
 from outblas.hopper import gemm, hilbert
 from outblas.hopper.gemm import traits

@@ -16,10 +16,10 @@ import pytest
 from support.users import PLANTER, VICTIM, as_user, needs_root, shared_folder
 
 import outblas
-from outblas.core import cache, pack
-from outblas.core.compiling import CompileForbidden
-from outblas.core.facts import digest
-from outblas.core.pack import PackError
+from outblas.base import cache, pack
+from outblas.base.compiling import CompileForbidden
+from outblas.base.facts import digest
+from outblas.base.pack import PackError
 from outblas.runtime import dispatch
 
 COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
@@ -147,7 +147,7 @@ def test_objects_of_two_toolchains_are_no_pack(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from outblas.core import pack
+from outblas.base import pack
 
 def objects():
     for i in range(9):

@@ -14,8 +14,8 @@ import torch
 from support.fp8 import fp8_operands
 from support.fresh_torch import run_beside_torch
 
-from outblas.core import compat
-from outblas.core.compat import cute_private, torch_private, triton_private
+from outblas.base import compat
+from outblas.base.compat import cute_private, torch_private, triton_private
 
 pytestmark = pytest.mark.versions
 
@@ -277,7 +277,7 @@ import warnings
 warnings.simplefilter("ignore")
 import torch
 import outblas
-from outblas.core import compat
+from outblas.base import compat
 
 assert compat.lacking() and all(not each.found for each in compat.taken.values())
 torch.manual_seed(0)

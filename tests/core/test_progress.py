@@ -2,7 +2,7 @@
 
 import pytest
 
-from outblas.core import progress
+from outblas.base import progress
 
 
 def told(*kernels: str) -> list[str]:

@@ -12,7 +12,7 @@ from support.fresh_torch import run_beside_torch
 from support.paths import ROOT
 
 import outblas
-from outblas.core import configs, registry
+from outblas.base import configs, registry
 
 KERNELS = [kernel.name for kernel in registry.ladder()]
 
@@ -129,7 +129,7 @@ for name in ("triton", "cutlass", "tvm_ffi"):
     sys.modules[name] = None
 warnings.simplefilter("ignore")
 import torch, outblas
-from outblas.core import registry
+from outblas.base import registry
 a, b = torch.ones(2, 3), torch.ones(3, 4)
 """
 

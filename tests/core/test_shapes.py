@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outblas.core import shapes
+from outblas.base import shapes
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import outblas
-from outblas.core import cache, compiling, machines, pack
+from outblas.base import cache, compiling, machines, pack
+from outblas.base.compiling import CompileForbidden
 from outblas.core.artifact import example
-from outblas.core.compiling import CompileForbidden
 from outblas.core.problem import Problem
 from outblas.core.steps import Steps
 from outblas.device import cubin, driver, launch

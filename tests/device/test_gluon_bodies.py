@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import gluon_model
 
+from outblas.base.registry import LADDERS
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, apply, glu_split
-from outblas.core.registry import LADDERS
 from outblas.verify import oracle
 from outblas.verify.cases import Case
 

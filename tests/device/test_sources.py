@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core import cache
+from outblas.base import cache, cuda_graphs
 from outblas.device import sources
-from outblas.runtime import cuda_graphs
 
 LADDERS = ("outblas.hopper", "outblas.kernels", "outblas.turing")
 OF_THE_HOST = cuda_graphs.__name__  # it sees captures, before a launch

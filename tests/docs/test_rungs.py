@@ -6,7 +6,7 @@ import pytest
 from docs._ext import rungs
 from support import pages
 
-from outblas.core import configs, registry
+from outblas.base import configs, registry
 
 NAMES = [kernel.name for kernel in registry.ladder()]
 CONFIGS = [

@@ -9,6 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from outblas.base import grouped_shapes
+from outblas.base.shapes import LAYOUTS
 from outblas.bench import campaign, cold, grouped, providers, scaled_groups, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
@@ -16,8 +18,6 @@ from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
 from outblas.cli import app
-from outblas.core import grouped_shapes
-from outblas.core.shapes import LAYOUTS
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outblas import addmm
-from outblas.core import configs
+from outblas.base import configs
 from outblas.hopper import gemm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]

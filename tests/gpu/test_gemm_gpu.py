@@ -83,7 +83,7 @@ def test_more_than_two_to_the_31_aligned_elements(case: Case) -> None:
 # ---- sanitizers
 SANITIZED = f"""
 import torch, outblas
-from outblas.core import configs
+from outblas.base import configs
 from outblas.hopper import gemm
 a = torch.randint(-4, 5, (520, 520), device="cuda").bfloat16()
 b = torch.randint(-4, 5, (776, 520), device="cuda").bfloat16().t()

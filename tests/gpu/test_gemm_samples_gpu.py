@@ -14,10 +14,10 @@ from support.gemm_levers import LEVERS, LateCompiles, config_of, note_late_compi
 from support.precompiled import KERNEL, Ahead, of_case
 
 import outblas
-from outblas.core import configs, machines
+from outblas.base import configs, machines
+from outblas.base.shapes import LAYOUTS
+from outblas.base.space import Space
 from outblas.core.artifact import example
-from outblas.core.shapes import LAYOUTS
-from outblas.core.space import Space
 from outblas.hopper import gemm
 from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.call import Call, Run

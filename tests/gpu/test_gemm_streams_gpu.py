@@ -16,11 +16,11 @@ from support.gemm_levers import LEVERS, config_of, runner
 from support.precompiled import KERNEL, Ahead, of_case
 
 import outblas
-from outblas.core import configs
+from outblas.base import configs
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.gemm import workspace
+from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case
 

@@ -12,7 +12,7 @@ import torch
 from support import sanitizer
 
 import outblas
-from outblas.core import registry
+from outblas.base import registry
 from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.cases import Case
 from outblas.verify.kernels import caller, check
@@ -208,7 +208,7 @@ def test_consumers_multiply_for_half_of_the_least_time(phases: Phases) -> None:
 
 SANITIZED = """
 import torch, outblas
-from outblas.core import registry
+from outblas.base import registry
 from dataclasses import replace
 a = torch.randint(-4, 5, (520, 200), device="cuda").bfloat16()
 b = torch.randint(-4, 5, (776, 200), device="cuda").bfloat16().t()

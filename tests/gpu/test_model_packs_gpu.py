@@ -14,8 +14,8 @@ import pytest
 import torch
 from support.paths import ROOT
 
-from outblas.core import machines
-from outblas.core.shapes import LAYERS
+from outblas.base import machines
+from outblas.base.shapes import LAYERS
 from outblas.packing.products import of_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.core import registry
+from outblas.base import registry
 from outblas.kernels.portable import CANDIDATES
 from outblas.runtime import dispatch, launcher
 from outblas.verify import cases
@@ -435,7 +435,7 @@ def run(code: str, cache: Path) -> str:
 def test_a_process_with_a_warm_cache_compiles_nothing(kernel: str, tmp_path: Path) -> None:
     code = f"""
 import torch, outblas
-from outblas.core import cache
+from outblas.base import cache
 fetch, built = cache.fetch, []
 def counted(facts, *, build, **functions):
     return fetch(facts, build=lambda: built.append(facts) or build(), **functions)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.paths import ROOT
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.core.products import parse_line
 from outblas.packing import build
 

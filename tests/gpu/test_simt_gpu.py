@@ -11,8 +11,8 @@ from support import sanitizer
 from support.rungs import NAMES, bodies, fitted, valid_configs
 
 import outblas
-from outblas.core import registry
-from outblas.core.configs import from_text
+from outblas.base import registry
+from outblas.base.configs import from_text
 from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
 from outblas.verify.cases import Case
 from outblas.verify.kernels import check
@@ -102,7 +102,7 @@ def test_ieee_products_are_refused_as_tf32() -> None:
 
 TAILS = """
 import itertools, torch, outblas
-from outblas.core import registry
+from outblas.base import registry
 
 SHAPES = (129, 127, 33), (1, 1, 1), (64, 260, 17), (256, 128, 64), (130, 131, 7)
 DTYPES = torch.float32, torch.bfloat16, torch.float16

@@ -19,8 +19,8 @@ from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import Outcome
-from outblas.core import machines
-from outblas.core.configs import from_text
+from outblas.base import machines
+from outblas.base.configs import from_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import hilbert
 from outblas.runtime import dispatch

@@ -13,7 +13,7 @@ from support import sanitizer
 from support.turing_rungs import FP16, NAMES, own, valid_configs
 
 import outblas
-from outblas.core import registry
+from outblas.base import registry
 from outblas.turing.config import TuringConfig
 from outblas.verify import cases
 from outblas.verify.cases import Case
@@ -109,7 +109,7 @@ def test_calls_repeat_to_the_bit(name: str) -> None:
 CALLS = """
 import itertools, sys, torch, outblas
 from dataclasses import replace
-from outblas.core import registry
+from outblas.base import registry
 
 SHAPES = (129, 127, 33), (1, 1, 1), (64, 264, 40), (128, 256, 128), (130, 131, 7)
 CASES = list(zip(SHAPES, itertools.cycle(("nt", "nn", "tn", "tt"))))

@@ -12,7 +12,7 @@ import torch
 from support.gemm_problems import gemm_config, product
 from support.probed_gpu import unprobed_context
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.core.grouped import describe
 from outblas.core.problem import Problem
 from outblas.device import driver

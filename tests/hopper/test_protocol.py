@@ -31,7 +31,7 @@ from protocol.schedules import (
     runs_clean,
 )
 
-from outblas.core.registry import LADDERS
+from outblas.base.registry import LADDERS
 from outblas.hopper.gemm import epilogue_store, rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 from outblas.hopper.parts.compile import NUMERIC

@@ -10,7 +10,7 @@ import torch
 from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS, said_by_the_assembler
 
-from outblas.core import machines, registry
+from outblas.base import machines, registry
 from outblas.core.artifact import Artifact
 from outblas.inspect import GateError, Inspection, inspect, machine_code, read
 from outblas.inspect.inspection import compilable

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.inspect.occupancy import occupancy
 
 KIB = 1024

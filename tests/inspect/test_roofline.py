@@ -3,7 +3,7 @@
 import pytest
 from support.sass_texts import WGMMA
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.inspect import roofline, sass
 from outblas.inspect.roofline import Intensity
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core.compat import triton_private
-from outblas.core.compiling import CompileForbidden
+from outblas.base.compat import triton_private
+from outblas.base.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED
 from outblas.kernels import moe as kernels
 from outblas.kernels.passes import compile_for

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core import compiling, pack
-from outblas.core.compiling import CompileForbidden
+from outblas.base import compiling, pack
+from outblas.base.compiling import CompileForbidden
 from outblas.device.triton_variant import TritonVariant
 from outblas.kernels import moe, passes, quantize
 from outblas.kernels.passes import Passes

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.fp8 import E4M3, E5M2
 
-from outblas.core.compat import triton_private
-from outblas.core.compiling import CompileForbidden
+from outblas.base.compat import triton_private
+from outblas.base.compiling import CompileForbidden
 from outblas.core.quantization import RECIPES
 from outblas.kernels import quantize as kernels
 from outblas.kernels.passes import compile_for

@@ -12,8 +12,8 @@ import pytest
 import torch
 from support.rungs import NAMES, own, problem, rung
 
-from outblas.core import registry
-from outblas.core.configs import from_text
+from outblas.base import registry
+from outblas.base.configs import from_text
 from outblas.core.problem import Problem
 from outblas.device import grid, simt
 from outblas.kernels.simt_config import invalid_reason

@@ -13,7 +13,7 @@ from support.rungs import NAMES, bodies, fitted, own, valid_configs
 from support.shared_compiles import Store
 
 import outblas
-from outblas.core import registry
+from outblas.base import registry
 from outblas.kernels.simt_config import SimtConfig
 
 STAGED = NAMES[NAMES.index("simt.shared") :]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.rungs import own, problem, valid_configs
 
-from outblas.core import registry
+from outblas.base import registry
 from outblas.device.mapping import Mapping
 from outblas.kernels import simt_access
 from outblas.kernels.simt_config import SimtConfig

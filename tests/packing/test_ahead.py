@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.core import cache, machines, registry
+from outblas.base import cache, machines, registry
 from outblas.packing import ahead, build
 
 LINES = ("128x4096x4096", "8x4096x4096 bias")

@@ -19,9 +19,9 @@ from outblas.autotune import packed_tables
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import TABLES
-from outblas.core import machines, pack, registry
+from outblas.base import machines, pack, registry
+from outblas.base.facts import digest
 from outblas.core.artifact import example
-from outblas.core.facts import digest
 from outblas.core.products import WIDE, Products, parse_line
 from outblas.device.triton_variant import TritonVariant
 from outblas.packing import build, triton_kernels

@@ -24,10 +24,10 @@ from support.served_by_pack import SERVED
 import outblas
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu as gpus
-from outblas.core import cache, machines, pack
-from outblas.core.facts import digest
+from outblas.base import cache, machines, pack
+from outblas.base.facts import digest
+from outblas.base.shapes import LAYERS
 from outblas.core.products import Products, parse_line
-from outblas.core.shapes import LAYERS
 from outblas.device import driver, rung
 from outblas.device.triton_variant import TritonVariant
 from outblas.hopper import grouped

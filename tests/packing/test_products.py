@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support import children
 
+from outblas.base.shapes import DEEPGEMM, LAYERS
 from outblas.core.product_groups import Groups
 from outblas.core.product_storage import Storage
 from outblas.core.products import Products, parse_line, parse_rows
 from outblas.core.scaling import Scaling
-from outblas.core.shapes import DEEPGEMM, LAYERS
 from outblas.core.steps import Steps
 from outblas.packing import build, products
 from outblas.packing.model_config import of_config, products_of

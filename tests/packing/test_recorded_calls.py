@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.core import configs, machines, registry
+from outblas.base import configs, machines, registry
 from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
 from outblas.core.product_storage import Storage

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from support.paths import ROOT
 
-from outblas.core import registry
+from outblas.base import registry
 
 FOLDERS = {
     "outblas": "src/outblas",
@@ -31,7 +31,7 @@ LAYERS = (
     ("outblas.runtime",),
     ("outblas.hopper", "outblas.kernels", "outblas.turing"),
     ("outblas.torch_ops",),
-    ("outblas.api", "outblas.fp8_linear"),
+    ("outblas.api", "outblas.fp8"),
     ("outblas.patching",),
     ("outblas.nn", "outblas.inductor"),
     ("outblas.bench", "outblas.verify", "outblas.inspect"),

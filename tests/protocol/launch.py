@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from outblas.core import configs, fp8
+from outblas.base import configs
+from outblas.core import fp8
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from outblas.base.compiling import CompileForbidden
 from outblas.core.artifact import example
-from outblas.core.compiling import CompileForbidden
 from outblas.core.epilogue import EpilogueArgs
 from outblas.kernels import activation
 from outblas.runtime import dispatch, launcher

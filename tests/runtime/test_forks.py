@@ -14,7 +14,7 @@ from support import children
 from support.paths import ROOT
 
 import outblas
-from outblas.core import forks
+from outblas.base import forks
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 

@@ -21,8 +21,8 @@ from support.scaled_groups import draw as draw_scaled_groups
 import outblas
 from outblas.autotune import lookup
 from outblas.autotune.store.records import Gpu
+from outblas.base.compat.torch_private import get_sm_carveout, set_sm_carveout
 from outblas.core import sm_carveout
-from outblas.core.compat.torch_private import get_sm_carveout, set_sm_carveout
 from outblas.core.problem import Problem
 from outblas.runtime import dispatch, launcher
 from outblas.torch_ops import scaled_operator as scaled

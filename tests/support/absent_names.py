@@ -13,11 +13,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-COMPAT = "outblas.core.compat"
+COMPAT = "outblas.base.compat"
 
 
 class _Hiding:
-    """Finds `outblas.core.compat`, and has its `find` miss names."""
+    """Finds `outblas.base.compat`, and has its `find` miss names."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = patterns

@@ -7,7 +7,7 @@ import pytest
 
 from outblas.autotune.store import tables
 from outblas.autotune.store.store import Store
-from outblas.core import cache
+from outblas.base import cache
 from support.stored import H200, OTHER, failed, trial, winner
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outblas.core import configs
+from outblas.base import configs
 
 from .fused import Fused, run
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from outblas.autotune.measure.isolated import WorkerDied
 from outblas.autotune.measure.worker import Entry, Screened
-from outblas.core.configs import from_text
+from outblas.base.configs import from_text
 from support.faulty_kernel import Config
 
 

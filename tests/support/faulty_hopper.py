@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from outblas.base.machines import Machine
+from outblas.base.space import Space
 from outblas.bench.clock import Clock
-from outblas.core.machines import Machine
 from outblas.core.problem import Problem
-from outblas.core.space import Space
 from outblas.hopper import hilbert
 
 FAULTS = ("hang", "illegal", "wrong")

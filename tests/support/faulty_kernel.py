@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
+from outblas.base.space import Footprint, Space
 from outblas.core.problem import Problem
-from outblas.core.space import Footprint, Space
 
 C = TypeVar("C")
 

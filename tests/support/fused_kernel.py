@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from outblas.base.space import Space
 from outblas.core.epilogue import NONE, apply
 from outblas.core.problem import Problem
-from outblas.core.space import Space
 from support.faulty_kernel import space_of
 
 EPILOGUES = True

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import outblas
-from outblas.core import configs
+from outblas.base import configs
 from outblas.hopper import gemm
-from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.gemm import host
+from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.call import Run
 from outblas.verify.cases import Case
 from outblas.verify.kernels import caller

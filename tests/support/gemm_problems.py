@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
-from outblas.core import configs
+from outblas.base import configs
 from outblas.core.problem import Problem, problem
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm

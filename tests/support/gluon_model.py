@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 
-from outblas.core.compat import triton_private
+from outblas.base.compat import triton_private
 from outblas.core.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device.grid import chunks_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from outblas.base.space import Space
 from outblas.core import grouped
 from outblas.core.grouped import NO_TENSORS, GroupedProblem
-from outblas.core.space import Space
 from outblas.torch_ops.grouped_mm import by_torch
 from support.faulty_kernel import space_of
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from outblas.base import registry
 from outblas.core import problem as operands
-from outblas.core import registry
 from outblas.core.problem import Problem
 
 RUNGS = [kernel.name.removeprefix("hopper.") for kernel in registry.ladder("hopper")]

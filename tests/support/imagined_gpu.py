@@ -13,8 +13,8 @@ from outblas.autotune import lookup
 from outblas.autotune.search import gpu as gpus
 from outblas.autotune.store.records import BestConfig, Gpu
 from outblas.autotune.store.store import Store
-from outblas.core import registry
-from outblas.core.configs import to_text
+from outblas.base import registry
+from outblas.base.configs import to_text
 from outblas.core.problem import Problem, problem
 from outblas.runtime import launcher
 

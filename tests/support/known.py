@@ -10,7 +10,7 @@ from outblas.autotune.search import gpu
 from outblas.autotune.store.records import BestConfig, Gpu
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import ship
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
 from support import stored
 

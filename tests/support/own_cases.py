@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core import registry
-from outblas.core.shapes import LAYOUTS, parse
+from outblas.base import registry
+from outblas.base.shapes import LAYOUTS, parse
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DEFAULT = "default"  # stands for a call that names no kernel

@@ -6,7 +6,7 @@ names there: both then take one compile.
 
 import pytest
 
-from outblas.core import registry
+from outblas.base import registry
 from outblas.inspect import Inspection, read
 from tools import machine_code
 from tools.machine_code import KernelVariant
@@ -87,4 +87,3 @@ def inspected(name: str) -> Inspection:
 def parameter(name: str, *values: object) -> object:
     """A case that looks at a variant of the snapshot: `slow` where CI does not compile that."""
     return pytest.param(name, *values, id=name, marks=() if name in IN_CI else pytest.mark.slow)
-

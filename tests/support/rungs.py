@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outblas.core import registry
+from outblas.base import registry
 from outblas.core.artifact import example
 from outblas.core.problem import Problem
 from outblas.kernels.simt_config import SimtConfig, invalid_reason

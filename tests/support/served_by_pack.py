@@ -6,7 +6,7 @@ SERVED = """
 import sys
 import triton
 from outblas.device.triton_variant import Kept, TritonVariant
-from outblas.core import machines, pack
+from outblas.base import machines, pack
 from outblas.hopper.parts import compile
 from outblas.packing import build
 from outblas.core.products import parse_line

@@ -9,9 +9,9 @@ from typing import Any
 from outblas.autotune.search import prune
 from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Workload
-from outblas.core import registry
-from outblas.core.machines import MACHINES, Machine, find
-from outblas.core.space import Footprint, Space
+from outblas.base import registry
+from outblas.base.machines import MACHINES, Machine, find
+from outblas.base.space import Footprint, Space
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
 SHAPES = ((4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65))

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from outblas.device import raster
+from outblas.hopper.gemm import records, tile_scheduler
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig
-from outblas.hopper.gemm import records, tile_scheduler
 
 
 class Word(int):

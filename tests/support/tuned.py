@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 
 from outblas.autotune import Strategy
-from outblas.core.configs import to_text
-from outblas.core.machines import Machine
+from outblas.base.configs import to_text
+from outblas.base.machines import Machine
+from outblas.base.space import Space
 from outblas.core.problem import Launch, Problem
-from outblas.core.space import Space
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from outblas.core import registry
+from outblas.base import registry
 from outblas.turing.config import TuringConfig, invalid_reason
 from support.rungs import own, rung
 

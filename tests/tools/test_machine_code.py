@@ -16,8 +16,8 @@ import pytest
 import torch
 from support.recorded_code import ENTRIES, HOPPER_IN_CI, IN_CI, RECORDED, is_hopper, variant
 
+from outblas.base.configs import from_text
 from outblas.core.artifact import example
-from outblas.core.configs import from_text
 from outblas.hopper import gemm
 from tools import machine_code
 from tools.machine_code import KernelVariant, compare, differences, problem, uncovered

@@ -23,8 +23,8 @@ from support.grouped_calls import (
 )
 
 import outblas
+from outblas.base.compiling import CompileForbidden
 from outblas.core import grouped
-from outblas.core.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED
 from outblas.core.errors import OperandError
 from outblas.core.grouped import NO_TENSORS, Form

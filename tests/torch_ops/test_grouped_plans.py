@@ -15,8 +15,8 @@ import torch
 from support import grouped_calls, scaled_groups
 from support.grouped_calls import FORMS, check_equal, draw, guarded
 
+from outblas.base.compiling import CompileForbidden
 from outblas.core import grouped
-from outblas.core.compiling import CompileForbidden
 from outblas.core.errors import OperandError
 from outblas.kernels import grouped as portable
 from outblas.runtime import dispatch

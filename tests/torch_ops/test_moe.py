@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.core.compiling import CompileForbidden
+from outblas.base.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.core.errors import OperandError
 from outblas.kernels import moe as kernels

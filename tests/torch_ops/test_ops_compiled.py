@@ -18,8 +18,8 @@ from outblas import (
     quantize,
     scaled_mm,
 )
-from outblas.core.compat.torch_private import dataclasses_are_constants
-from outblas.core.configs import to_text
+from outblas.base.compat.torch_private import dataclasses_are_constants
+from outblas.base.configs import to_text
 from outblas.kernels import portable
 from outblas.runtime.dispatch import Call
 from outblas.torch_ops import ops

@@ -11,7 +11,7 @@ from support.fp8 import E4M3, E5M2
 from torch.nn.functional import ScalingType
 
 from outblas import OperandError, quantize
-from outblas.core.compiling import CompileForbidden
+from outblas.base.compiling import CompileForbidden
 from outblas.core.quantization import RECIPES, spread
 from outblas.runtime import hooks
 from outblas.torch_ops import quantize as module

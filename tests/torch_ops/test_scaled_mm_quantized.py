@@ -11,8 +11,8 @@ from support.fp8 import E4M3, E5M2, fp8_operands
 from torch.nn.functional import ScalingType
 
 from outblas import OperandError, quantize, scaled_mm
-from outblas.core import registry
-from outblas.core.compiling import CompileForbidden
+from outblas.base import registry
+from outblas.base.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED, apply
 from outblas.core.problem import Problem
 from outblas.device import launch

@@ -13,8 +13,8 @@ from support.rungs import problem, rung
 from support.shared_compiles import Store
 from support.turing_rungs import BF16, FP16, FP32, valid_configs
 
-from outblas.core import machines, registry
-from outblas.core.configs import from_text
+from outblas.base import machines, registry
+from outblas.base.configs import from_text
 from outblas.core.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device import rung as device_rung

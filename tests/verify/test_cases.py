@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core.shapes import LAYOUTS
+from outblas.base.shapes import LAYOUTS
 from outblas.verify import cases
 from outblas.verify.call import Call, prepare
 from outblas.verify.cases import Case

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outblas.bench import plotting
-
-from . import (
+from tools.pages import (
     accesses,
     campaign_chart,
     campaigns,
@@ -34,7 +33,7 @@ from . import (
     raster_chart,
     tuned,
 )
-from .results import Results, load
+from tools.pages.results import Results, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from outblas.core import configs, registry
+from outblas.base import configs, registry
+from outblas.base.shapes import Shape, to_text
 from outblas.core.artifact import example
 from outblas.core.problem import Problem
-from outblas.core.shapes import Shape, to_text
 from outblas.device.access import LINE, Shared
 from outblas.kernels.simt_config import SimtConfig
-
-from .results import Profile, Results
-from .tables import NONE, devices, table
+from tools.pages.results import Profile, Results
+from tools.pages.tables import NONE, devices, table
 
 WITHIN = 0.02  # counts agree if they differ by at most this fraction of the prediction
 N, DTYPE, LAYOUT = 4096, "float32", "nn"  # for a prediction without a profile

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from outblas.base.shapes import to_text
 from outblas.bench import plotting
 from outblas.bench.record import BEST
-from outblas.core.shapes import to_text
-
-from .results import Measurement, Results
-from .tables import devices
+from tools.pages.results import Measurement, Results
+from tools.pages.tables import devices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

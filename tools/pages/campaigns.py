@@ -5,11 +5,10 @@ cold weights, the layers of a language model, batch invariance, sustained load, 
 from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 
+from outblas.base.shapes import SUITE, Shape, to_text
 from outblas.bench.record import BASE, BEST
-from outblas.core.shapes import SUITE, Shape, to_text
-
-from .results import Measurement, Results
-from .tables import NONE, closed, figure, listed, number, plain, ratio, spread
+from tools.pages.results import Measurement, Results
+from tools.pages.tables import NONE, closed, figure, listed, number, plain, ratio, spread
 
 OURS = "outblas"
 _BURST = (

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean
 
+from outblas.base.grouped_shapes import DISTRIBUTIONS, FORMS, GroupedWorkload, model_of
 from outblas.bench.record import GROUPED_BASE, MODES
-from outblas.core.grouped_shapes import DISTRIBUTIONS, FORMS, GroupedWorkload, model_of
-
-from . import campaigns
-from .results import Measurement, Results
-from .tables import closed, figure, listed, number, percent, plain, spread
+from tools.pages import campaigns
+from tools.pages.results import Measurement, Results
+from tools.pages.tables import closed, figure, listed, number, percent, plain, spread
 
 _COLUMNS = (
     "experts",

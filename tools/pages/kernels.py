@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from outblas.core import registry
-from outblas.core.shapes import SQUARES, to_text
-
-from .documents import PHASES, of_rung
-from .results import Results, find, gpus_of
-from .tables import NONE, closed, figure, listed, number, ratio, span, spread, table
+from outblas.base import registry
+from outblas.base.shapes import SQUARES, to_text
+from tools.pages.documents import PHASES, of_rung
+from tools.pages.results import Results, find, gpus_of
+from tools.pages.tables import NONE, closed, figure, listed, number, ratio, span, spread, table
 
 # The phases whose cycles are counted for each step along K, and for each tile.
 STEP, TILE = ("wait", "load", "tensor"), ("store", "total")

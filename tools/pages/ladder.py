@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from outblas.core import registry
-from outblas.core.shapes import parse
-
-from .documents import FIGURES, Figure, of_rung
-from .results import GPUS, Measurement, Profile, Results, find, gpus_of, profiled
-from .tables import NONE, closed, figure, listed, number, percent, span, spread, table
+from outblas.base import registry
+from outblas.base.shapes import parse
+from tools.pages.documents import FIGURES, Figure, of_rung
+from tools.pages.results import GPUS, Measurement, Profile, Results, find, gpus_of, profiled
+from tools.pages.tables import NONE, closed, figure, listed, number, percent, span, spread, table
 
 # The edges of square GEMMs at which the documents measured a ladder.
 SIZES = {"simt": (2048, 4096), "turing": (2048, 4096), "hopper": (4096, 8192)}

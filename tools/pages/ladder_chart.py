@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outblas.bench import plotting
-
-from .ladder import OWN, SIZES, Row, rows
-from .results import Results
-from .tables import NONE, devices
+from tools.pages.ladder import OWN, SIZES, Row, rows
+from tools.pages.results import Results
+from tools.pages.tables import NONE, devices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outblas.autotune.search.rank import spearman
+from outblas.base import machines
+from outblas.base.configs import items
+from outblas.base.shapes import Shape, to_text
 from outblas.bench.record import BASE
-from outblas.core import machines
-from outblas.core.configs import items
-from outblas.core.shapes import Shape, to_text
 from outblas.device import l2, raster
-
-from .results import Profile, Results
-from .tables import figure, table
+from tools.pages.results import Profile, Results
+from tools.pages.tables import figure, table
 
 PROVIDER = "hopper.persistent"
 TILE, SMS = (128, 256), 128  # of a CTA, and how many CTAs run at a time

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from outblas.base.shapes import to_text
 from outblas.bench import plotting
-from outblas.core.shapes import to_text
 from outblas.device import l2, raster
-
-from .raster import MACHINE, MODELS, SMS, TILE, Row, rows
-from .results import Results
-from .tables import figure as number
+from tools.pages.raster import MACHINE, MODELS, SMS, TILE, Row, rows
+from tools.pages.results import Results
+from tools.pages.tables import figure as number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from outblas.base.configs import items
+from outblas.base.machines import short_name
+from outblas.base.registry import layout_of
+from outblas.base.shapes import Shape
 from outblas.bench.record import Record
-from outblas.core.configs import items
-from outblas.core.machines import short_name
-from outblas.core.registry import layout_of
-from outblas.core.shapes import Shape
 
 GPUS = ("H100", "GH200", "T4")  # of the documents, in the order in which tables prefer them
 

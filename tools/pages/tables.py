@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .results import Measurement
+from tools.pages.results import Measurement
 
 NONE = "–"
 

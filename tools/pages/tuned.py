@@ -6,9 +6,8 @@ from statistics import geometric_mean
 
 from outblas.autotune.named_configs import short
 from outblas.autotune.store.tables import Entry, Table, read_table
-from outblas.core.shapes import SUITE, Shape, to_text
-
-from . import tables
+from outblas.base.shapes import SUITE, Shape, to_text
+from tools.pages import tables
 
 _Kind = tuple[str, ...]
 _OWN = "default"

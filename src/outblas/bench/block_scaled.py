@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ..core import fp8
-from ..core.shapes import Shape
-from .operands import normal
+from outblas.base.shapes import Shape
+from outblas.bench.operands import normal
+from outblas.core import fp8
 
 Tensor = torch.Tensor
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import schedule
-from .clock import Clock
-from .turn import Batch, Call
+from outblas.bench import schedule
+from outblas.bench.clock import Clock
+from outblas.bench.turn import Batch, Call
 
 IDLE_SECONDS = 0.05  # lets clocks and temperature recover between turns
 # How long the SMs are kept busy while the host, which is slow after its sleep, enqueues the calls.

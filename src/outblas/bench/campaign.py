@@ -11,17 +11,14 @@ from typing import Any, Protocol
 
 import torch
 
-from ..core import progress
-from ..core.shapes import Shape, backward, to_text
-from ..verify.cases import Case
-from ..verify.kernels import Refused
-from ..verify.watchdog import watchdog
-from . import burst, cold, schedule, sustained, turn
-from .clock import Clock
-from .operation import Operation
-from .power import EnergyMeter
-from .providers import PLAIN, Call, Provider
-from .record import (
+from outblas.base import progress
+from outblas.base.shapes import Shape, backward, to_text
+from outblas.bench import burst, cold, schedule, sustained, turn
+from outblas.bench.clock import Clock
+from outblas.bench.operation import Operation
+from outblas.bench.power import EnergyMeter
+from outblas.bench.providers import PLAIN, Call, Provider
+from outblas.bench.record import (
     BEST,
     BOUNDED,
     EXACT,
@@ -33,7 +30,10 @@ from .record import (
     energy,
     figures,
 )
-from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
+from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
+from outblas.verify.cases import Case
+from outblas.verify.kernels import Refused
+from outblas.verify.watchdog import watchdog
 
 CHECK_SECONDS = 300
 OUT_OF_MEMORY = f"{REFUSED}the GPU has too little free memory"

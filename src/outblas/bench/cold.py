@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 
-from ..core.shapes import Shape
-from . import turn
-from .record import bytes_moved
+from outblas.base.shapes import Shape
+from outblas.bench import turn
+from outblas.bench.record import bytes_moved
 
 L2_TIMES = 2  # bytes of the copies, as a multiple of the capacity of L2
 FEW_ROWS = 256  # up to this many rows, a product is bound by the bytes of its weights

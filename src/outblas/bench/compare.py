@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.grouped_shapes import GroupedWorkload
-from ..core.shapes import to_text
-from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
+from outblas.base.grouped_shapes import GroupedWorkload
+from outblas.base.shapes import to_text
+from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
 
 # The fields by which two records belong to the same measurement. Older files lack the later names.
 _SAME = {

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ..runtime.dispatch import tf32_requested
-from . import burst, schedule, turn
-from .clock import Clock
-from .statistics import BURST_TOLERANCE, ratio
+from outblas.bench import burst, schedule, turn
+from outblas.bench.clock import Clock
+from outblas.bench.statistics import BURST_TOLERANCE, ratio
+from outblas.runtime.dispatch import tf32_requested
 
 ALGORITHMS = 32
 WORKSPACE_BYTES = 32 << 20  # torch's own workspace on Hopper

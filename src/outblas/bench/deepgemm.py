@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..verify.kernels import Refused
+from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..core import requirements
-from .power import EnergyMeter
+from outblas.base import requirements
+from outblas.bench.power import EnergyMeter
 
 
 def driver() -> str | None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from ..core.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
-from ..torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
-from ..verify.call import CHUNK
-from ..verify.cases import Case
-from ..verify.kernels import Refused
-from ..verify.oracle import integer_ranges
-from . import cold
-from .campaign import Operands
-from .operation import Operation, operand_dtype
-from .providers import Call, Provider
-from .record import GROUPED_BASE
+from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
+from outblas.bench import cold
+from outblas.bench.campaign import Operands
+from outblas.bench.operation import Operation, operand_dtype
+from outblas.bench.providers import Call, Provider
+from outblas.bench.record import GROUPED_BASE
+from outblas.torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
+from outblas.verify.call import CHUNK
+from outblas.verify.cases import Case
+from outblas.verify.kernels import Refused
+from outblas.verify.oracle import integer_ranges
 
 Tensor = torch.Tensor
 Fill = Callable[[Tensor], object]

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..core.shapes import Shape
+from outblas.base.shapes import Shape
 
 
 def normal(

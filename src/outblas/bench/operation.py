@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from ..core.compat.torch_private import scaled_mm as cublas_scaled_mm
-from ..core.epilogue import FUNCTIONS, GATED, apply, glu_split
-from ..core.shapes import Shape
-from ..core.steps import NO_STEPS, Steps
-from ..verify.oracle import ulp
-from .block_scaled import BLOCK, K_MULTIPLE, BlockScaled, integers, quantised
-from .operands import normal
+from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
+from outblas.base.shapes import Shape
+from outblas.bench.block_scaled import BLOCK, K_MULTIPLE, BlockScaled, integers, quantised
+from outblas.bench.operands import normal
+from outblas.core.epilogue import FUNCTIONS, GATED, apply, glu_split
+from outblas.core.steps import NO_STEPS, Steps
+from outblas.verify.oracle import ulp
 
 Tensor = torch.Tensor
 
@@ -191,8 +191,8 @@ class Operation:
         """Makes the call of outblas. `choice` is the kernel and its config, where they are
         named.
         """
-        from .. import api
-        from ..torch_ops.scaled_mm import scaled_mm
+        from outblas import api
+        from outblas.torch_ops.scaled_mm import scaled_mm
 
         activation: Any = self.steps.activation or None
         if extras.scale_a is not None and extras.scale_b is not None:

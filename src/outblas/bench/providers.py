@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ..core import configs, registry
-from ..runtime import launcher
-from ..verify.cases import Case
-from ..verify.kernels import Refused
-from ..verify.oracle import ORACLES
-from .operation import OPERANDS, Extras, Operation
-from .record import BASE, BEST
+from outblas.base import configs, registry
+from outblas.bench.operation import OPERANDS, Extras, Operation
+from outblas.bench.record import BASE, BEST
+from outblas.runtime import launcher
+from outblas.verify.cases import Case
+from outblas.verify.kernels import Refused
+from outblas.verify.oracle import ORACLES
 
 PLAIN = Operation()
 
@@ -188,7 +188,7 @@ def _cublaslt_best(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> Call:
     """Prepares cuBLASLt's fastest product; torch computes the epilogue."""
-    from . import cublaslt
+    from outblas.bench import cublaslt
 
     if operation.scaling:
         raise Refused(f"{BEST} does not take {operation.dtype}")
@@ -212,7 +212,7 @@ def _cublaslt_best(
 
 def _deepgemm(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
     """Prepares DeepGEMM's product of block-scaled operands, where it is installed."""
-    from . import deepgemm
+    from outblas.bench import deepgemm
 
     if operation.scaling != "block" or operation.steps:
         raise Refused(f"{DEEPGEMM} takes --dtype fp8-block without an epilogue")
@@ -268,7 +268,7 @@ def _without_workspace(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> Call:
     """Prepares cuBLASLt's first algorithm that needs no workspace."""
-    from . import cublaslt
+    from outblas.bench import cublaslt
 
     if not operation.is_bare:
         raise Refused(f"{NO_WORKSPACE} takes bare products")
@@ -280,7 +280,7 @@ def _without_workspace(
 
 def _persistent(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
     """Prepares a persistent Triton kernel with one tile for every shape."""
-    from . import triton_persistent
+    from outblas.bench import triton_persistent
 
     if not operation.is_bare or a.dtype not in triton_persistent.BLOCK_K:
         raise Refused(f"{PERSISTENT} takes bare products of 16-bit and float32 operands")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..core import machines
-from ..core.grouped_shapes import Distribution, Form, GroupedWorkload
-from ..core.shapes import Shape, flop, to_text
-from .statistics import Ratio
+from outblas.base import machines
+from outblas.base.grouped_shapes import Distribution, Form, GroupedWorkload
+from outblas.base.shapes import Shape, flop, to_text
+from outblas.bench.statistics import Ratio
 
 BASE = "cublas"
 # Of grouped products: torch.nn.functional.grouped_mm, or for fp8 operands with scales of blocks,

@@ -14,17 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..core import quantization
-from ..core.compat.torch_private import scaled_mm as cublas_scaled_mm
-from ..core.fp8 import BLOCK
-from ..core.grouped_shapes import GroupedWorkload
-from ..torch_ops.grouped_mm import KERNELS
-from ..torch_ops.quantize import quantize
-from ..torch_ops.scaled_grouped_mm import scaled_grouped_mm
-from ..verify.kernels import Refused
-from . import deepgemm
-from .block_scaled import K_MULTIPLE, Integers, by_columns, dequantised
-from .grouped import (
+from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
+from outblas.base.grouped_shapes import GroupedWorkload
+from outblas.bench import deepgemm
+from outblas.bench.block_scaled import K_MULTIPLE, Integers, by_columns, dequantised
+from outblas.bench.grouped import (
     GroupedProvider,
     GroupedTask,
     Place,
@@ -35,9 +29,15 @@ from .grouped import (
     group_ends,
     supported,
 )
-from .operation import Operation, error_of_blocks, is_beyond
-from .providers import DEEPGEMM, Call
-from .record import GROUPED_BASE
+from outblas.bench.operation import Operation, error_of_blocks, is_beyond
+from outblas.bench.providers import DEEPGEMM, Call
+from outblas.bench.record import GROUPED_BASE
+from outblas.core import quantization
+from outblas.core.fp8 import BLOCK
+from outblas.torch_ops.grouped_mm import KERNELS
+from outblas.torch_ops.quantize import quantize
+from outblas.torch_ops.scaled_grouped_mm import scaled_grouped_mm
+from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from . import schedule
-from .clock import Clock
-from .power import EnergyMeter
-from .turn import Batch
+from outblas.bench import schedule
+from outblas.bench.clock import Clock
+from outblas.bench.power import EnergyMeter
+from outblas.bench.turn import Batch
 
 TURN_SECONDS = 2.0
 BATCH_US = 8000.0  # work enqueued between two readings of the energy counter

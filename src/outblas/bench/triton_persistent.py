@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..device.launch import sm_count
-from ..verify.kernels import Refused
+from outblas.device.launch import sm_count
+from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor
 

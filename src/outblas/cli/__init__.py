@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
-from . import (
+from outblas import __version__
+from outblas.cli import (
     bench,
     cache,
     demo,
@@ -17,7 +17,7 @@ from . import (
     tune,
     verify,
 )
-from .examples import epilog
+from outblas.cli.examples import epilog
 
 app = typer.Typer(
     name="outblas",

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..core import grouped_shapes, progress, registry
-from ..core.shapes import LAYOUTS
-from . import progress_line
-from .common import (
+from outblas.base import grouped_shapes, progress, registry
+from outblas.base.shapes import LAYOUTS
+from outblas.cli import progress_line
+from outblas.cli.common import (
     NO_GPU,
     NONE,
     JsonOption,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..bench.campaign import Campaign, Task
-    from ..bench.providers import Provider
-    from ..bench.record import Record
+    from outblas.bench.campaign import Campaign, Task
+    from outblas.bench.providers import Provider
+    from outblas.bench.record import Record
 
     # Makes a campaign on the current GPU with a least number of rounds by mode, and its tasks.
     Start = Callable[[Mapping[str, int]], tuple[Campaign, Sequence[Task]]]
@@ -158,9 +158,9 @@ def bench(
     """
     import torch
 
-    from ..bench import compare
-    from ..bench.campaign import ROUNDS
-    from ..bench.record import MODES
+    from outblas.bench import compare
+    from outblas.bench.campaign import ROUNDS
+    from outblas.bench.record import MODES
 
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
@@ -197,7 +197,7 @@ def bench(
 
 def _compared(earlier: dict[str, Any], report: dict[str, Any]) -> bool:
     """Shows on standard error how ratios changed; whether none fell."""
-    from ..bench.compare import compare
+    from outblas.bench.compare import compare
 
     with usage_errors(ValueError):
         changes = compare(earlier, report)
@@ -238,12 +238,12 @@ def _gemm(
     backward: bool,
 ) -> Start:
     """Checks the options of a campaign of single GEMMs. Raises ValueError."""
-    from ..bench import providers
-    from ..bench.campaign import Campaign
-    from ..bench.campaign import tasks as tasks_of
-    from ..bench.operation import OPERANDS, Operation
-    from ..bench.record import BASE, BEST
-    from ..core.steps import Steps
+    from outblas.bench import providers
+    from outblas.bench.campaign import Campaign
+    from outblas.bench.campaign import tasks as tasks_of
+    from outblas.bench.operation import OPERANDS, Operation
+    from outblas.bench.record import BASE, BEST
+    from outblas.core.steps import Steps
 
     sizes = parse_shapes(shapes, least=1)
     check_one_of("--dtype", dtype, tuple(OPERANDS))
@@ -272,10 +272,10 @@ def _grouped(
     names: list[str], shapes: str, dtype: str, layouts: list[str], backward: bool
 ) -> Start:
     """Checks the options of a campaign of grouped GEMMs. Raises ValueError."""
-    from ..bench import grouped, scaled_groups
-    from ..bench.campaign import Campaign
-    from ..bench.operation import Operation
-    from ..bench.record import GROUPED_BASE
+    from outblas.bench import grouped, scaled_groups
+    from outblas.bench.campaign import Campaign
+    from outblas.bench.operation import Operation
+    from outblas.bench.record import GROUPED_BASE
 
     workloads = grouped_shapes.parse(shapes)
     check_one_of("--dtype", dtype, (*grouped.PRECISIONS, scaled_groups.PRECISION))
@@ -313,8 +313,8 @@ def _device() -> torch.device:
 
 def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
     """Raises ValueError for kernels that the device or the dtype rules out."""
-    from ..bench.operation import OPERANDS
-    from ..bench.providers import LIBRARIES
+    from outblas.bench.operation import OPERANDS
+    from outblas.bench.providers import LIBRARIES
 
     for provider in chosen:
         if provider.name in LIBRARIES:
@@ -332,7 +332,7 @@ def _run(
 
     An interrupted campaign leaves what is done in `save` and on the screen.
     """
-    from ..bench.environment import environment
+    from outblas.bench.environment import environment
 
     report: dict[str, Any] = {"environment": environment(), "results": []}
     rows: list[tuple[str, ...]] = []

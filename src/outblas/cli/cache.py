@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core import cache, configs, registry
-from ..core.shapes import LAYOUTS, NAMED, Shape
-from .common import (
+from outblas.base import cache, configs, registry
+from outblas.base.shapes import LAYOUTS, NAMED, Shape
+from outblas.cli.common import (
     NONE,
     SHAPES_HELP,
     JsonOption,
@@ -33,8 +33,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.store.records import BestConfig, Trial
-    from ..autotune.store.store import Selection, Store, Summary
+    from outblas.autotune.store.records import BestConfig, Trial
+    from outblas.autotune.store.store import Selection, Store, Summary
 
 app = typer.Typer(
     help="Shows and moves tuning results, and removes old ones and compiled kernels.",
@@ -122,7 +122,7 @@ def show(
 
     The winner of the finals is marked. Trials that failed come last, each with the reason.
     """
-    from ..autotune.store.records import PRECISIONS, to_record
+    from outblas.autotune.store.records import PRECISIONS, to_record
 
     with usage_errors():
         names = [name for name in what if not name[:1].isdecimal() and name not in NAMED]
@@ -189,9 +189,9 @@ def export(
 
     The file is JSON Lines. With --ship the winners go into the tables that ship with the package.
     """
-    from ..autotune.store import transfer
-    from ..autotune.store.store import StoreError
-    from ..autotune.store.tables import own_tables
+    from outblas.autotune.store import transfer
+    from outblas.autotune.store.store import StoreError
+    from outblas.autotune.store.tables import own_tables
 
     with usage_errors(OSError, StoreError):
         names, wanted = split(kernels), parse_shapes(shapes, least=1) if shapes else []
@@ -211,7 +211,7 @@ def export(
 
 def _ship(winners: Sequence[BestConfig], folder: Path) -> None:
     """Raises ValueError and OSError."""
-    from ..autotune.store.tables import ship
+    from outblas.autotune.store.tables import ship
 
     measured = [winner for winner in winners if winner.gpu.arch]
     if interpreted := len(winners) - len(measured):
@@ -239,7 +239,7 @@ def import_results(
 
     The whole file is checked first: if anything in it is wrong, nothing is added.
     """
-    from ..autotune.store import transfer
+    from outblas.autotune.store import transfer
 
     with usage_errors(), _opened(store, writing=True, new=True) as opened:
         trials, winners = transfer.import_into(opened, file)
@@ -258,9 +258,9 @@ def verify(
 
     With FILE it checks an export instead. The exit code is 1 if anything is damaged.
     """
-    from ..autotune.store import transfer
-    from ..autotune.store.store import StoreError
-    from ..autotune.store.tables import TABLES, read_table
+    from outblas.autotune.store import transfer
+    from outblas.autotune.store.store import StoreError
+    from outblas.autotune.store.tables import TABLES, read_table
 
     if file is not None:
         problems = _problems_of(file, transfer.read)
@@ -342,7 +342,7 @@ def clear(store: StoreOption = None) -> None:
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
     """Fingerprints of kernels' sources as they are now; without kernels that are not here."""
-    from ..autotune.search.target import of
+    from outblas.autotune.search.target import of
 
     found = {}
     for kernel in kernels:
@@ -362,7 +362,7 @@ def _opened(path: Path | None, *, writing: bool = False, new: bool = False) -> I
     """Opens a store. Raises a usage error for a file that is no store, and for one that cannot be
     read, or written though `writing` asks for it.
     """
-    from ..autotune.store.store import Store, StoreError
+    from outblas.autotune.store.store import Store, StoreError
 
     with usage_errors(StoreError), warnings.catch_warnings(record=True) as caught:
         if path is not None:
@@ -376,7 +376,7 @@ def _opened(path: Path | None, *, writing: bool = False, new: bool = False) -> I
 
 
 def _json(row: Summary) -> dict[str, Any]:
-    from ..autotune.store.records import to_record
+    from outblas.autotune.store.records import to_record
 
     winner = None if row.winner is None else to_record(row.winner)
     shown = ("config", "us", "ratio", "ratio_low", "ratio_high")
@@ -445,7 +445,7 @@ def _selection(
     dtype: str | None = None,
     layout: str | None = None,
 ) -> Selection:
-    from ..autotune.store.store import Selection
+    from outblas.autotune.store.store import Selection
 
     return Selection(kernels, shapes, dtype, layout)
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from ..core import shapes
-from ..core.ownership import shown
-from ..core.shapes import Shape
-from ..core.terminal import printable as printable
-from . import tables
+from outblas.base import shapes
+from outblas.base.ownership import shown
+from outblas.base.shapes import Shape
+from outblas.base.terminal import printable as printable
+from outblas.cli import tables
 
 if TYPE_CHECKING:
     import torch
 
-    from ..core.registry import Kernel
+    from outblas.base.registry import Kernel
 
 NO_GPU = 3  # exit code of commands that have nothing to measure on
 NONE = "–"
@@ -179,7 +179,7 @@ def check_writable(path: Path | None, option: str = "--save") -> None:
 
 def check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:
     """The same of all three, and of charts that could not be drawn."""
-    from ..bench.plotting import check_chart
+    from outblas.bench.plotting import check_chart
 
     for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
         check_writable(path, option)
@@ -212,7 +212,7 @@ def check_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
 
 def check_runs(kernel: Kernel, device: torch.device) -> None:
     """Raises ValueError for a kernel that the device rules out."""
-    from ..runtime import launcher
+    from outblas.runtime import launcher
 
     if reason := launcher.unsupported_device_reason(kernel, device):
         raise ValueError(f"kernel {kernel.name!r} {reason}")

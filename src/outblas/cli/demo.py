@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from ..core import progress, registry
-from . import progress_line
-from .common import NONE, console, figure, note, table
+from outblas.base import progress, registry
+from outblas.cli import progress_line
+from outblas.cli.common import NONE, console, figure, note, table
 
 N = 4096
 # Commands to try next: everywhere, on a GPU, and without one.
@@ -46,9 +46,9 @@ def _on_gpu() -> bool:
     """
     import torch
 
-    from ..bench.campaign import Campaign
-    from ..bench.providers import parse, runnable
-    from ..bench.record import BASE
+    from outblas.bench.campaign import Campaign
+    from outblas.bench.providers import parse, runnable
+    from outblas.bench.record import BASE
 
     device = torch.device("cuda", torch.cuda.current_device())
     console.print(
@@ -78,8 +78,8 @@ def _without_gpu() -> bool:
     """
     import torch
 
-    from ..verify.cases import Case
-    from ..verify.kernels import check
+    from outblas.verify.cases import Case
+    from outblas.verify.kernels import check
 
     console.print(
         "There is no NVIDIA GPU: small products run in Triton's interpreter, and the Hopper "
@@ -107,7 +107,7 @@ def _compile_hopper() -> bool:
     """What the assembler makes of every Hopper rung for sm_90a; false if registers spill or it
     warns.
     """
-    from ..inspect import inspect
+    from outblas.inspect import inspect
 
     try:
         with progress_line.shown():

@@ -6,11 +6,11 @@ from typing import Any
 
 import typer
 
-from .. import __version__
-from ..core import cache, compat, progress, registry, requirements
-from ..core.ownership import shown
-from . import progress_line
-from .common import NONE, JsonOption, console, give, note, number_of, table
+from outblas import __version__
+from outblas.base import cache, compat, progress, registry, requirements
+from outblas.base.ownership import shown
+from outblas.cli import progress_line
+from outblas.cli.common import NONE, JsonOption, console, give, note, number_of, table
 
 _DSL = "nvidia-cutlass-dsl"
 
@@ -31,8 +31,8 @@ def examine() -> dict[str, Any]:
     """Everything the command prints, as JSON-able values; `problems` lists what keeps a kernel from
     running well.
     """
-    from ..bench.environment import driver
-    from ..torch_ops import native
+    from outblas.bench.environment import driver
+    from outblas.torch_ops import native
 
     versions = [
         {"name": s.name, "installed": s.installed, "tested": s.tested, "problem": s.problem}
@@ -81,8 +81,8 @@ def _cuda_problem() -> str | None:
 
 def _tuning() -> dict[str, Any]:
     """The store of sweeps, and the GPU models that tables come along for."""
-    from ..autotune.store.store import Store, StoreError
-    from ..autotune.store.tables import TABLES
+    from outblas.autotune.store.store import Store, StoreError
+    from outblas.autotune.store.tables import TABLES
 
     tables = sorted(path.stem for path in TABLES.glob("*.json"))
     try:
@@ -124,7 +124,7 @@ def _runs(kernel: registry.Kernel) -> str:
     """Where a kernel runs on this machine, or what it lacks."""
     import torch
 
-    from ..runtime import launcher
+    from outblas.runtime import launcher
 
     try:
         registry.load(kernel.name)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core import configs, progress, registry
-from ..core.shapes import LAYOUTS
-from ..inspect.inspection import ARCHS, compilable
-from . import progress_line
-from .common import (
+from outblas.base import configs, progress, registry
+from outblas.base.shapes import LAYOUTS
+from outblas.cli import progress_line
+from outblas.cli.common import (
     NONE,
     JsonOption,
     check_given,
@@ -23,9 +22,10 @@ from .common import (
     table,
     usage_errors,
 )
+from outblas.inspect.inspection import ARCHS, compilable
 
 if TYPE_CHECKING:
-    from ..inspect import Inspection
+    from outblas.inspect import Inspection
 
 _SPECIFIC = (90,)  # architectures that code is compiled for by the name with an a
 # Columns of the instruction table, and the mnemonics they count.
@@ -82,7 +82,7 @@ def inspect(
 
     It shows registers, spills, occupancy, instructions, rooflines and the assembler's warnings.
     """
-    from ..inspect import inspect
+    from outblas.inspect import inspect
 
     try:
         with usage_errors(), progress_line.shown():
@@ -198,7 +198,7 @@ def _config(i: Inspection) -> str:
 
 
 def _share(i: Inspection) -> float:
-    from ..core.machines import reference
+    from outblas.base.machines import reference
 
     return i.warps_per_sm / reference(int(i.arch[3:5])).warps_per_sm
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..core import registry
-from .common import NONE, JsonOption, give, table, usage_errors
+from outblas.base import registry
+from outblas.cli.common import NONE, JsonOption, give, table, usage_errors
 
 
 def list_kernels(

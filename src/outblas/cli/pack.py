@@ -7,8 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core import pack
-from .common import JsonOption, check_writable, give, note, number_of, say, table, usage_errors
+from outblas.base import pack
+from outblas.cli.common import (
+    JsonOption,
+    check_writable,
+    give,
+    note,
+    number_of,
+    say,
+    table,
+    usage_errors,
+)
 
 app = typer.Typer(
     help="Builds, shows and verifies packs: compiled kernels that a deployment loads.",
@@ -66,9 +75,9 @@ def build(
     pack has. Kernels of Triton that products need besides are packed as well. Products whose kernel
     packs do not hold are counted and left out.
     """
-    from ..autotune.store.store import StoreError
-    from ..packing import build as building
-    from ..packing import products
+    from outblas.autotune.store.store import StoreError
+    from outblas.packing import build as building
+    from outblas.packing import products
 
     with usage_errors(ImportError, OSError, StoreError):
         check_writable(output, "--output")
@@ -92,7 +101,7 @@ def build(
 @app.command()
 def show(file: FileArgument, json: JsonOption = False) -> None:
     """Shows what a pack was built for, with which versions and tables."""
-    from ..autotune import packed_tables
+    from outblas.autotune import packed_tables
 
     content = _opened(file)
     tables = packed_tables.described(content)
@@ -130,7 +139,7 @@ def verify(file: FileArgument) -> None:
 
     It exits with code 1 if anything is wrong.
     """
-    from ..autotune import packed_tables
+    from outblas.autotune import packed_tables
 
     content = _opened(file)
     problems = [*content.problems(), *packed_tables.problems(content)]
@@ -153,8 +162,8 @@ def _opened(file: Path) -> pack.Pack:
 def _other_versions(content: pack.Pack) -> list[str]:
     """What differs between the versions that a pack was built with and those that are here."""
     try:
-        from ..device import triton_variant
-        from ..hopper.parts import compile
+        from outblas.device import triton_variant
+        from outblas.hopper.parts import compile
 
         pairs = [(content.toolchain, compile.toolchain_fields())]
         if content.triton_toolchain:

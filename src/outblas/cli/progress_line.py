@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from ..core import progress
-from ..core.terminal import printable
+from outblas.base import progress
+from outblas.base.terminal import printable
 
 LINES_EVERY = 10.0  # seconds between lines where standard error is no terminal
 

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..core.terminal import printable
+from outblas.base.terminal import printable
 
 BORDER = 3  # characters of a column's border and of the blanks beside its cells
 FEW_ROWS = 2  # that are stacked rather than split

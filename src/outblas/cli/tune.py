@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ..core import grouped_shapes
-from . import interrupts, tune_preview, tune_report, tune_result
-from .common import (
+from outblas.base import grouped_shapes
+from outblas.cli import interrupts, tune_preview, tune_report, tune_result
+from outblas.cli.common import (
     NO_GPU,
     ChartOption,
     HtmlOption,
@@ -29,10 +29,10 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.search.strategy import Strategy
-    from ..autotune.store.records import Workload
-    from ..autotune.store.store import Store
-    from ..autotune.sweeps.options import SweepOptions
+    from outblas.autotune.search.strategy import Strategy
+    from outblas.autotune.store.records import Workload
+    from outblas.autotune.store.store import Store
+    from outblas.autotune.sweeps.options import SweepOptions
 
 OPS = ("gemm", "grouped")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -202,8 +202,8 @@ def tune(
     if report:
         tune_report.report(texts, store, source, json=json, save=save, html=html, chart=chart)
         return
-    from ..autotune.store.store import StoreError
-    from ..autotune.sweeps.options import SweepOptions
+    from outblas.autotune.store.store import StoreError
+    from outblas.autotune.sweeps.options import SweepOptions
 
     with usage_errors(
         ImportError,
@@ -262,7 +262,7 @@ def _check_gpus(gpus: str | None, engine: str, *, preview: bool) -> None:
     """
     import torch
 
-    from ..autotune.sweeps.sweep import visible_gpus
+    from outblas.autotune.sweeps.sweep import visible_gpus
 
     if gpus is None or gpus == "cpu":
         return
@@ -279,7 +279,7 @@ def _check_gpus(gpus: str | None, engine: str, *, preview: bool) -> None:
 
 def _check_store(path: Path | None) -> None:
     """Raises StoreError for a file that is no store."""
-    from ..autotune.store.store import Store
+    from outblas.autotune.store.store import Store
 
     if path is not None:
         check_length(path)
@@ -288,7 +288,7 @@ def _check_store(path: Path | None) -> None:
 
 def _strategy(name: str) -> Strategy:
     """A strategy by its name; a module of one's own may lie in the current folder."""
-    from ..autotune.search.strategy import strategy_of
+    from outblas.autotune.search.strategy import strategy_of
 
     if ":" in name and "" not in sys.path:
         sys.path.append("")
@@ -302,7 +302,7 @@ def _workloads(
     op: str, shapes: str, texts: dict[str, str | None], *, explain: bool
 ) -> list[Workload]:
     """What is tuned. Raises ValueError."""
-    from ..autotune.sweeps.sweep import workloads_of
+    from outblas.autotune.sweeps.sweep import workloads_of
 
     parsed: Any
     if op == "grouped":
@@ -329,8 +329,8 @@ def _workloads(
 
 
 def _check_kernels(kernels: str, workloads: list[Workload], ranker: str) -> None:
-    from ..autotune.search.target import of
-    from ..autotune.sweeps.sweep import check_targets
+    from outblas.autotune.search.target import of
+    from outblas.autotune.sweeps.sweep import check_targets
 
     check_targets([of(name) for name in split(kernels)], workloads, ranker)
 
@@ -356,7 +356,7 @@ def _sweep(
     """A sweep that Ctrl-C and SIGTERM end in order: it says then how to go on."""
     import torch
 
-    from ..autotune.store.store import Store, StoreError
+    from outblas.autotune.store.store import Store, StoreError
 
     if options.gpus != "cpu" and options.engine == "local" and not torch.cuda.is_available():
         typer.echo(
@@ -389,8 +389,8 @@ def _shown_sweep(
     kernels: str, workloads: list[Workload], options: SweepOptions, store: Store, *, quiet: bool
 ) -> dict[str, Any]:
     """Runs the sweep under a live view, and shows what came of it."""
-    from ..autotune.sweeps.sweep import sweep
-    from .tune_view import LiveView
+    from outblas.autotune.sweeps.sweep import sweep
+    from outblas.cli.tune_view import LiveView
 
     first = workloads[0]
     names = split(kernels) or _default_kernels(options, first)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import NONE, note, split, table
+from outblas.cli.common import NONE, note, split, table
 
 if TYPE_CHECKING:
-    from ..autotune.lookup import TuningIndex
-    from ..autotune.named_configs import Choice
-    from ..autotune.search.plan import Plan
-    from ..autotune.store.records import Gpu, Workload
-    from ..autotune.sweeps.options import SweepOptions
+    from outblas.autotune.lookup import TuningIndex
+    from outblas.autotune.named_configs import Choice
+    from outblas.autotune.search.plan import Plan
+    from outblas.autotune.store.records import Gpu, Workload
+    from outblas.autotune.sweeps.options import SweepOptions
 
 SHOWN = 10
 
@@ -23,7 +23,7 @@ def gpu_of(name: str | None, gpus: str | None) -> Gpu:
     """The GPU by name, or the present one, or where there is none an H100."""
     import torch
 
-    from ..autotune.search import gpu
+    from outblas.autotune.search import gpu
 
     if name:
         return gpu.imagined(name)
@@ -32,8 +32,8 @@ def gpu_of(name: str | None, gpus: str | None) -> Gpu:
 
 def default_kernels(arch: int, workload: Workload) -> list[str]:
     """The kernels that `matmul` chooses from on an architecture, for calls as of a workload."""
-    from ..autotune.search.prune import with_epilogues
-    from ..runtime.default_kernel import candidates
+    from outblas.autotune.search.prune import with_epilogues
+    from outblas.runtime.default_kernel import candidates
 
     names = list(candidates(arch, workload.dtype))
     return with_epilogues(names) if workload.epilogue else names
@@ -43,10 +43,10 @@ def dry_run(
     kernels: str, workloads: Sequence[Workload], gpu: Gpu, options: SweepOptions, *, quiet: bool
 ) -> dict[str, Any]:
     """What a sweep would try, in which order, and what each rule keeps it from trying."""
-    from ..autotune.search.plan import plan
-    from ..autotune.search.strategy import ModelRanked, strategy_of
-    from ..autotune.search.target import of
-    from ..autotune.sweeps.options import ranker_of
+    from outblas.autotune.search.plan import plan
+    from outblas.autotune.search.strategy import ModelRanked, strategy_of
+    from outblas.autotune.search.target import of
+    from outblas.autotune.sweeps.options import ranker_of
 
     default = ["portable"] if gpu.arch == 0 else default_kernels(gpu.arch, workloads[0])
     targets = [of(name) for name in split(kernels) or default]
@@ -70,8 +70,8 @@ def dry_run(
 
 
 def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
-    from ..autotune.search.cost_model import predict
-    from ..autotune.search.gpu import machine
+    from outblas.autotune.search.cost_model import predict
+    from outblas.autotune.search.gpu import machine
 
     on = machine(gpu)
     return {
@@ -97,7 +97,7 @@ def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
 def _show_plan(
     plan: Plan, record: dict[str, Any], workload: Workload, gpu: Gpu, order: str
 ) -> None:
-    from ..autotune.named_configs import short
+    from outblas.autotune.named_configs import short
 
     counts = f"{plan.generated} configs, {plan.valid} of them valid, {len(plan.ranked)} to measure"
     note(f"{workload} on {gpu.name}: {counts}.", None)
@@ -141,7 +141,7 @@ def explain(
     """What `matmul` chooses for packed operands, and every place where it looks."""
     import os
 
-    from ..autotune import lookup
+    from outblas.autotune import lookup
 
     mode = lookup.mode(None, os.environ.get("OUTBLAS_TUNE"))
     index = lookup.TuningIndex(gpu, store)
@@ -165,10 +165,10 @@ def explain(
 
 
 def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanation:
-    from ..autotune import named_configs
-    from ..autotune.lookup import is_faster
-    from ..autotune.search import prune
-    from ..runtime import default_kernel, launcher
+    from outblas.autotune import named_configs
+    from outblas.autotune.lookup import is_faster
+    from outblas.autotune.search import prune
+    from outblas.runtime import default_kernel, launcher
 
     gpu, looks_up = index.gpu, mode != "off"
     only_faster = workload.operand_dtype == "float32" and mode != "on"
@@ -199,7 +199,7 @@ def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanat
 
 
 def _show_explanation(explanation: _Explanation, workload: Workload, gpu: Gpu) -> None:
-    from ..autotune.named_configs import short
+    from outblas.autotune.named_configs import short
 
     steps = [
         (place, text.replace(",", ", ").replace(",  ", ", ")) for place, text in explanation.steps

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.shapes import to_text
-from .common import (
+from outblas.base.shapes import to_text
+from outblas.cli.common import (
     check_files,
     check_length,
     console,
@@ -21,7 +21,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.store.records import BestConfig, Trial
+    from outblas.autotune.store.records import BestConfig, Trial
 
 
 def report(
@@ -37,11 +37,11 @@ def report(
     """Shows the winner, the best configs, the tiles and stages, what failed and why, and what the
     model predicted against what was measured; also draws it. `texts` are options by their names.
     """
-    from ..autotune import named_configs
-    from ..bench import plotting
-    from ..report.tuning import chart as tune_chart
-    from ..report.tuning import model, page
-    from ..report.tuning import tables as tune_tables
+    from outblas.autotune import named_configs
+    from outblas.bench import plotting
+    from outblas.report.tuning import chart as tune_chart
+    from outblas.report.tuning import model, page
+    from outblas.report.tuning import tables as tune_tables
 
     with usage_errors(OSError):
         check_files(save, html, chart)
@@ -78,8 +78,8 @@ def report(
 
 def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[BestConfig]]:
     """Raises ValueError for a file that is not there, is something else or has no trials."""
-    from ..autotune.store import transfer
-    from ..autotune.store.store import Store, StoreError
+    from outblas.autotune.store import transfer
+    from outblas.autotune.store.store import Store, StoreError
 
     for path, option in ((store, "--store"), (source, "--from")):
         if path is not None:

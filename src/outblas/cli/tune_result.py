@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.shapes import to_text
-from ..report.text import confidence
-from .common import NONE, console, note, table
+from outblas.base.shapes import to_text
+from outblas.cli.common import NONE, console, note, table
+from outblas.report.text import confidence
 
 if TYPE_CHECKING:
-    from ..autotune.store.records import BestConfig
-    from ..autotune.sweeps.outcome import Sweep
-    from ..autotune.sweeps.tuner import Outcome
+    from outblas.autotune.store.records import BestConfig
+    from outblas.autotune.sweeps.outcome import Sweep
+    from outblas.autotune.sweeps.tuner import Outcome
 
 SHOWN = 10
 
@@ -37,7 +37,7 @@ def show(sweep: Sweep) -> None:
 
 def _base(winner: BestConfig) -> str:
     """What the ratio of a winner compares with; "" on a CPU, where it is not shown."""
-    from ..autotune.store.records import base_name
+    from outblas.autotune.store.records import base_name
 
     return base_name(winner.workload, on_gpu=winner.gpu.arch > 0)
 
@@ -57,7 +57,7 @@ def _explained(base: str) -> str:
 
 def _show_problems(outcome: Outcome) -> None:
     """Prints the trials of a workload that failed, and what was not measured or not locked."""
-    from ..autotune.named_configs import short
+    from outblas.autotune.named_configs import short
 
     workload = outcome.job.workload
     failed = [trial for trial in outcome.trials if not trial.ok]
@@ -82,7 +82,7 @@ def _show_problems(outcome: Outcome) -> None:
 
 
 def _row(winner: BestConfig, base: str) -> tuple[str, ...]:
-    from ..autotune.named_configs import short
+    from outblas.autotune.named_configs import short
 
     workload = winner.workload
     lead = NONE
@@ -108,7 +108,7 @@ def _confidence(winner: BestConfig) -> str:
 
 def record(sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON has it."""
-    from ..autotune.store.records import to_record
+    from outblas.autotune.store.records import to_record
 
     return {
         "seconds": sweep.seconds,

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..autotune.measure.progress import Progress
-from ..autotune.store.records import Workload
-from ..core.terminal import printable
-from .common import console
+from outblas.autotune.measure.progress import Progress
+from outblas.autotune.store.records import Workload
+from outblas.base.terminal import printable
+from outblas.cli.common import console
 
 _UUID = 12  # characters of a GPU's UUID that are shown
 _LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core import progress, registry
-from ..core.shapes import LAYOUTS
-from . import progress_line
-from .common import (
+from outblas.base import progress, registry
+from outblas.base.shapes import LAYOUTS
+from outblas.cli import progress_line
+from outblas.cli.common import (
     JsonOption,
     check_dtype,
     check_given,
@@ -27,7 +27,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..verify.cases import Case
+    from outblas.verify.cases import Case
 
 CASE_SECONDS = 120
 MOST_FAILURES = 10  # that are shown of a kernel
@@ -73,7 +73,7 @@ def verify(
     """
     import torch
 
-    from ..runtime import launcher
+    from outblas.runtime import launcher
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
@@ -109,8 +109,8 @@ def verify(
 
 def _tally(tally: Tally, device: Any, cases: Iterator[Case]) -> Tally:
     """Runs every oracle on every case, and counts what came of it."""
-    from ..verify.kernels import Refused, check, oracles
-    from ..verify.watchdog import watchdog
+    from outblas.verify.kernels import Refused, check, oracles
+    from outblas.verify.watchdog import watchdog
 
     for case in progress.counted(list(cases)):
         for oracle in oracles(tally.kernel):
@@ -131,7 +131,7 @@ def _cases(dtype: str, sizes: str, layouts: list[str]) -> Iterator[Case]:
     """The cases of "quick", of "full", or of shapes, in the layouts."""
     import torch
 
-    from ..verify import cases
+    from outblas.verify import cases
 
     kind = getattr(torch, dtype)
     if sizes in ("quick", "full"):

@@ -4,7 +4,7 @@ that computes it.
 
 import contextlib
 
-from .context_flag import ContextFlag
+from outblas.core.context_flag import ContextFlag
 
 flag = ContextFlag("accumulate_gradients")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .epilogue import EpilogueArgs, glu_split
-from .problem import Problem, check_out_dtype, problem
-from .shapes import LAYOUTS
-from .steps import NO_STEPS, Steps
-from .tensor_memory import LINE
+from outblas.base.shapes import LAYOUTS
+from outblas.core.epilogue import EpilogueArgs, glu_split
+from outblas.core.problem import Problem, check_out_dtype, problem
+from outblas.core.steps import NO_STEPS, Steps
+from outblas.core.tensor_memory import LINE
 
 _META = torch.device("meta")
 

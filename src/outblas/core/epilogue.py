@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from . import steps
-from .errors import OperandError
-from .sizes import holds
+from outblas.core import steps
+from outblas.core.errors import OperandError
+from outblas.core.sizes import holds
 
 Tensor = torch.Tensor
 

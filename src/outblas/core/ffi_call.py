@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .problem import Launch
+from outblas.core.problem import Launch
 
 # The tensors of a launch, in the order in which an `FfiView` counts them.
 TENSORS = ("a", "b", "c", "out", "bias", "residual")

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from . import epilogue, grouped_rows, grouped_scales, problem
-from .epilogue import Epilogue, View
-from .errors import OperandError
-from .grouped_rows import Form as Form
-from .grouped_scales import BlockScales
-from .problem import DTYPES, Strides
-from .sizes import are_equal, holds
-from .tensor_memory import read_address
+from outblas.core import epilogue, grouped_rows, grouped_scales, problem
+from outblas.core.epilogue import Epilogue, View
+from outblas.core.errors import OperandError
+from outblas.core.grouped_rows import Form as Form
+from outblas.core.grouped_scales import BlockScales
+from outblas.core.problem import DTYPES, Strides
+from outblas.core.sizes import are_equal, holds
+from outblas.core.tensor_memory import read_address
 
 Tensor = torch.Tensor
 

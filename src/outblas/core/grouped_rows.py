@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from .errors import OperandError
-from .sizes import are_equal, holds
+from outblas.core.errors import OperandError
+from outblas.core.sizes import are_equal, holds
 
 Tensor = torch.Tensor
 

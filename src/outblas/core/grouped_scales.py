@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from . import fp8
-from .errors import OperandError
-from .grouped_rows import Form
-from .problem import Strides
-from .sizes import are_equal
-from .tensor_memory import read_address
+from outblas.core import fp8
+from outblas.core.errors import OperandError
+from outblas.core.grouped_rows import Form
+from outblas.core.problem import Strides
+from outblas.core.sizes import are_equal
+from outblas.core.tensor_memory import read_address
 
 Tensor = torch.Tensor
 

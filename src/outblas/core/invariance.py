@@ -4,7 +4,7 @@ depend neither on other rows nor on M.
 
 import contextlib
 
-from .context_flag import ContextFlag
+from outblas.core.context_flag import ContextFlag
 
 flag = ContextFlag("batch_invariant")
 

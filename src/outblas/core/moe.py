@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import torch
 
-from . import problem
-from .epilogue import ACTIVATIONS, glu_split
-from .errors import OperandError
-from .grouped import MAX_GROUPS
-from .problem import DTYPES
-from .sizes import are_equal, holds
+from outblas.core import problem
+from outblas.core.epilogue import ACTIVATIONS, glu_split
+from outblas.core.errors import OperandError
+from outblas.core.grouped import MAX_GROUPS
+from outblas.core.problem import DTYPES
+from outblas.core.sizes import are_equal, holds
 
 Tensor = torch.Tensor
 

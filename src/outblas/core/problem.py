@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from . import epilogue, fp8
-from .compat.torch_private import FakeTensor
-from .epilogue import Epilogue, EpilogueArgs, View, glu_split
-from .errors import A, B, C, OperandError
-from .sizes import are_equal, broadcasts, holds, is_one
-from .tensor_memory import (
+from outblas.base.compat.torch_private import FakeTensor
+from outblas.core import epilogue, fp8
+from outblas.core.epilogue import Epilogue, EpilogueArgs, View, glu_split
+from outblas.core.errors import A, B, C, OperandError
+from outblas.core.sizes import are_equal, broadcasts, holds, is_one
+from outblas.core.tensor_memory import (
     LINE,
     address_range,
     alignment_class,

@@ -5,7 +5,7 @@ from.
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from .scaling import BY_ROWS, Scaling
+from outblas.core.scaling import BY_ROWS, Scaling
 
 # What is divided: rows that follow one another, terms of the sums, or rows that each group has
 # places for, of which `counts` says how many are there.

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import product_groups, product_storage
-from . import scaling as scalings
-from .product_groups import Groups
-from .product_storage import PACKED, Storage
-from .scaling import FP8_DTYPES, Scaling
-from .shapes import LAYOUTS
-from .steps import GATED, NO_STEPS, Steps
+from outblas.base.shapes import LAYOUTS
+from outblas.core import product_groups, product_storage
+from outblas.core import scaling as scalings
+from outblas.core.product_groups import Groups
+from outblas.core.product_storage import PACKED, Storage
+from outblas.core.scaling import FP8_DTYPES, Scaling
+from outblas.core.steps import GATED, NO_STEPS, Steps
 
 DTYPES = ("bfloat16", "float16")
 # Of float32 operands: IEEE products, and those for which torch's settings ask for tf32.

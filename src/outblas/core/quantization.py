@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .errors import OperandError
-from .fp8 import BLOCK
-from .problem import DTYPES
+from outblas.core.errors import OperandError
+from outblas.core.fp8 import BLOCK
+from outblas.core.problem import DTYPES
 
 Tensor = torch.Tensor
 

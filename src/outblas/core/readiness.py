@@ -4,7 +4,7 @@ promise.
 
 import contextlib
 
-from .context_flag import ContextFlag
+from outblas.core.context_flag import ContextFlag
 
 flag = ContextFlag("weights_ready")
 

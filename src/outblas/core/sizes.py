@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .compat.torch_private import assume
+from outblas.base.compat.torch_private import assume
 
 
 def holds(condition: bool | torch.SymBool) -> bool:

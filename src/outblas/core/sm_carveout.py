@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from . import forks
-from .compat.torch_private import get_sm_carveout, set_sm_carveout
+from outblas.base import forks
+from outblas.base.compat.torch_private import get_sm_carveout, set_sm_carveout
 
 P = ParamSpec("P")
 T = TypeVar("T")

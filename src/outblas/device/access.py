@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .mapping import Basis, Mapping
+from outblas.device.mapping import Basis, Mapping
 
 WARP = 32
 BANKS = 32  # banks, each one word wide

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..core import pack
-from . import driver
-from .triton_variant import NUMBERS, Kept, Place, TritonVariant
+from outblas.base import pack
+from outblas.device import driver
+from outblas.device.triton_variant import NUMBERS, Kept, Place, TritonVariant
 
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a launch has without asking for more
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -9,7 +9,7 @@ defined in `records.py`.
 import triton
 import triton.language as tl
 
-from .records import OutputCoord
+from outblas.device.records import OutputCoord
 
 
 @triton.jit

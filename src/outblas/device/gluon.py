@@ -11,9 +11,9 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ..core.compat.triton_private import CompiledKernel, GluonASTSource, GPUTarget
-from . import language
-from .mapping import Mapping
+from outblas.base.compat.triton_private import CompiledKernel, GluonASTSource, GPUTarget
+from outblas.device import language
+from outblas.device.mapping import Mapping
 
 
 def compile(

@@ -6,9 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..core.problem import Problem, Strides
-from ..core.tensor_memory import LINE
-from .raster import PAD
+from outblas.core.problem import Problem, Strides
+from outblas.core.tensor_memory import LINE
+from outblas.device.raster import PAD
 
 CHUNKS = 32  # maximum number of chunks into which K is cut
 STEP_K = 64  # the length of a chunk is a multiple of this

@@ -8,8 +8,8 @@ from typing import Any
 
 from triton import JITFunction
 
-from ..core import forks
-from ..core.compat.triton_private import interpreted_function
+from outblas.base import forks
+from outblas.base.compat.triton_private import interpreted_function
 
 lock = forks.Lock(held=True)
 

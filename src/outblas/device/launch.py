@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ..core.epilogue import EPILOGUE_ARGS, NONE, View
-from ..core.problem import Launch, Problem, dtype_name
-from .grid import INT32_MAX, Chunk, kept_dims
-from .records import (
+from outblas.core.epilogue import EPILOGUE_ARGS, NONE, View
+from outblas.core.problem import Launch, Problem, dtype_name
+from outblas.device.grid import INT32_MAX, Chunk, kept_dims
+from outblas.device.records import (
     EpilogueTensors,
     EpilogueTraits,
     ProblemSize,

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from . import driver
+from outblas.device import driver
 
 T = TypeVar("T")
 

@@ -9,19 +9,19 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from ..core import compiling, machines
-from ..core.artifact import Artifact, example
-from ..core.compat.triton_private import CompiledKernel
-from ..core.configs import mistyped, unread_reason
-from ..core.epilogue import NONE
-from ..core.problem import Launch, Problem, dtype_name
-from ..core.registry import Kernel
-from ..core.space import Axes, Footprint, Space
-from . import gluon, launch, triton_artifact
-from .cubin import Cubin, packed
-from .grid import MAX_PROGRAMS, Tile, chunks_of, tiles
-from .launch import Specialization
-from .triton_variant import TritonVariant
+from outblas.base import compiling, machines
+from outblas.base.compat.triton_private import CompiledKernel
+from outblas.base.configs import mistyped, unread_reason
+from outblas.base.registry import Kernel
+from outblas.base.space import Axes, Footprint, Space
+from outblas.core.artifact import Artifact, example
+from outblas.core.epilogue import NONE
+from outblas.core.problem import Launch, Problem, dtype_name
+from outblas.device import gluon, launch, triton_artifact
+from outblas.device.cubin import Cubin, packed
+from outblas.device.grid import MAX_PROGRAMS, Tile, chunks_of, tiles
+from outblas.device.launch import Specialization
+from outblas.device.triton_variant import TritonVariant
 
 C = TypeVar("C", bound=Tile)
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from ..core import cache
+from outblas.base import cache
 
 
 def fingerprint(*modules: ModuleType) -> str:

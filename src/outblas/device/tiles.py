@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core.compat.triton_private import mma
-from .fused import gated_columns, store_outputs
-from .records import OutputCoord, TensorRef
-from .work_tile import matrix_ptr
+from outblas.base.compat.triton_private import mma
+from outblas.device.fused import gated_columns, store_outputs
+from outblas.device.records import OutputCoord, TensorRef
+from outblas.device.work_tile import matrix_ptr
 
 
 class KBlock(NamedTuple):

@@ -11,12 +11,12 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..core import forks
-from ..core.artifact import Artifact, cta_threads
-from ..core.compat.triton_private import CompiledKernel, assemble
-from ..core.configs import to_text
-from ..core.problem import dtype_name
-from .gluon import compile as compile_gluon
+from outblas.base import forks
+from outblas.base.compat.triton_private import CompiledKernel, assemble
+from outblas.base.configs import to_text
+from outblas.core.artifact import Artifact, cta_threads
+from outblas.core.problem import dtype_name
+from outblas.device.gluon import compile as compile_gluon
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 _lock = forks.Lock(held=True)  # held, because standard output is redirected for every thread

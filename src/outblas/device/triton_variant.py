@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import cache
-from ..core.facts import version_of
-from . import sources
-from .launch import Specialization
+from outblas.base import cache
+from outblas.base.facts import version_of
+from outblas.device import sources
+from outblas.device.launch import Specialization
 
 Place = tuple[int, ...]  # positions that lead to an argument, or into a tuple
 NUMBERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
@@ -83,8 +83,8 @@ class TritonVariant:
         """Returns what Triton compiles."""
         import triton
 
-        from ..core.compat.triton_private import ASTSource, GluonASTSource, GPUTarget
-        from . import language
+        from outblas.base.compat.triton_private import ASTSource, GluonASTSource, GPUTarget
+        from outblas.device import language
 
         kernel = getattr(importlib.import_module(self.module), self.function)
         attributes = {place: [["tt.divisibility", by]] for place, by in self.divisors}

@@ -7,7 +7,7 @@ interpreter.
 import triton
 import triton.language as tl
 
-from .records import WorkTile
+from outblas.device.records import WorkTile
 
 
 @triton.jit

@@ -2,10 +2,10 @@
 roofline, gates.
 """
 
-from .gates import GateError
-from .inspection import Inspection, inspect, read
-from .machine_code import MachineCode, read_cubin, tool
-from .occupancy import Occupancy, occupancy
+from outblas.inspect.gates import GateError
+from outblas.inspect.inspection import Inspection, inspect, read
+from outblas.inspect.machine_code import MachineCode, read_cubin, tool
+from outblas.inspect.occupancy import Occupancy, occupancy
 
 __all__ = [
     "GateError",

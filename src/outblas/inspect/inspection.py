@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ..core import machines, registry
-from ..core.configs import from_text
-from . import machine_code, roofline, sass
-from .gates import GateError, failures
-from .occupancy import occupancy
+from outblas.base import machines, registry
+from outblas.base.configs import from_text
+from outblas.inspect import machine_code, roofline, sass
+from outblas.inspect.gates import GateError, failures
+from outblas.inspect.occupancy import occupancy
 
 if TYPE_CHECKING:
-    from ..core.artifact import Artifact
+    from outblas.core.artifact import Artifact
 
 ARCHS = (75, 80, 90)
 # The fields that are not part of the record.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from . import sass as assembly
+from outblas.inspect import sass as assembly
 
 
 @dataclass(frozen=True)

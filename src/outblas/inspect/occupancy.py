@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.machines import Machine
+from outblas.base.machines import Machine
 
 Limiter = Literal["registers", "shared memory", "threads", "ctas"]
 
@@ -38,7 +38,7 @@ def occupancy(machine: Machine, registers: int, smem_bytes: int, threads: int) -
     All memory that an SM can configure as shared memory is taken to be configured so.
 
     Args:
-        machine: The GPU, from `outblas.core.machines`.
+        machine: The GPU, from `outblas.base.machines`.
         registers: Registers of a thread.
         smem_bytes: Bytes of shared memory of a CTA, static and dynamic.
         threads: Threads of a CTA.
@@ -50,7 +50,7 @@ def occupancy(machine: Machine, registers: int, smem_bytes: int, threads: int) -
         ValueError: A count is below 0, or there are no threads.
 
     Example:
-        >>> from outblas.core import machines
+        >>> from outblas.base import machines
         >>> from outblas.inspect import occupancy
         >>> occupancy(machines.find("h100"), registers=168, smem_bytes=100_000, threads=384)
         Occupancy(ctas_per_sm=1, warps_per_sm=12, share=0.1875, limiter='registers')

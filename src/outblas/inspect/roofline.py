@@ -5,8 +5,8 @@ allows on a machine.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core.machines import Machine
-from . import sass
+from outblas.base.machines import Machine
+from outblas.inspect import sass
 
 PASS = 128  # bytes
 

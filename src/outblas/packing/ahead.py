@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core import machines
-from ..core.ownership import shown
-from ..core.products import Products, parse_line
-from . import build
-from .products import parse_file
+from outblas.base import machines
+from outblas.base.ownership import shown
+from outblas.core.products import Products, parse_line
+from outblas.packing import build
+from outblas.packing.products import parse_file
 
 if TYPE_CHECKING:
-    from ..autotune.lookup import TuningIndex
+    from outblas.autotune.lookup import TuningIndex
 
 
 def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | None = None) -> int:
@@ -66,7 +66,7 @@ def _index() -> "TuningIndex | None":
     """Returns what was tuned for the GPU of this process; None without one."""
     if not torch.cuda.is_available():
         return None
-    from ..autotune import lookup
+    from outblas.autotune import lookup
 
     return lookup.tuning_index(torch.cuda.current_device())
 

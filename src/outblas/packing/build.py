@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core import cache, configs, machines, pack, registry
-from ..core.facts import Facts
-from ..core.machines import Machine
-from ..core.ownership import Refused
-from ..core.problem import Problem
-from ..core.products import Products
-from ..device.triton_variant import TritonVariant
-from ..runtime import default_kernel, launcher
-from ..runtime.default_kernel import PRODUCTION
-from ..runtime.launcher import PORTABLE
-from . import examples, triton_kernels
+from outblas.base import cache, configs, machines, pack, registry
+from outblas.base.facts import Facts
+from outblas.base.machines import Machine
+from outblas.base.ownership import Refused
+from outblas.core.problem import Problem
+from outblas.core.products import Products
+from outblas.device.triton_variant import TritonVariant
+from outblas.packing import examples, triton_kernels
+from outblas.runtime import default_kernel, launcher
+from outblas.runtime.default_kernel import PRODUCTION
+from outblas.runtime.launcher import PORTABLE
 
 if TYPE_CHECKING:
-    from ..autotune.lookup import TuningIndex
-    from ..autotune.store.records import Gpu
+    from outblas.autotune.lookup import TuningIndex
+    from outblas.autotune.store.records import Gpu
 
 Say = Callable[[str], None]
 
@@ -69,7 +69,7 @@ def build(
     Raises ValueError for a GPU that is not of sm_90, or of which the store has nothing, StoreError,
     OSError where the cache or the file cannot be written, and ImportError without the CuTe DSL.
     """
-    from ..autotune import packed_tables
+    from outblas.autotune import packed_tables
 
     machine = machines.find(gpu)
     if machine.arch != 90:
@@ -170,7 +170,7 @@ def _of_groups(
     products: Products, machine: Machine, index: "TuningIndex", left_out: Counter[str]
 ) -> Iterator[Any]:
     """Yields the keys of the compiles of products that groups divide; counts what is left out."""
-    from ..hopper import grouped
+    from outblas.hopper import grouped
 
     assert products.groups is not None, "the caller has looked"
     for problem in examples.grouped_problems(products, products.groups):
@@ -187,8 +187,8 @@ def _of_groups(
 
 def index_of(tables: Mapping[str, bytes], machine: Machine) -> "TuningIndex":
     """Returns what a process that loads the tables of a pack knows of a model of GPU."""
-    from ..autotune import packed_tables
-    from ..autotune.lookup import TuningIndex
+    from outblas.autotune import packed_tables
+    from outblas.autotune.lookup import TuningIndex
 
     gpu = _imagined(machine)
     return TuningIndex(gpu, store=NO_STORE, packed=packed_tables.entries(tables, gpu))
@@ -196,13 +196,13 @@ def index_of(tables: Mapping[str, bytes], machine: Machine) -> "TuningIndex":
 
 def _index(machine: Machine) -> "TuningIndex":
     """Returns what the shipped tables know of a model of GPU."""
-    from ..autotune.lookup import TuningIndex
+    from outblas.autotune.lookup import TuningIndex
 
     return TuningIndex(_imagined(machine), store=NO_STORE)
 
 
 def _imagined(machine: Machine) -> "Gpu":
-    from ..autotune.search.gpu import imagined
+    from outblas.autotune.search.gpu import imagined
 
     return imagined(machine.name)
 
@@ -219,7 +219,7 @@ def chosen(index: "TuningIndex", machine: Machine, problem: Problem) -> tuple[st
     need not be there, where it may not compile: tuned kernels that packs do not hold are passed
     over.
     """
-    from ..autotune import automatic
+    from outblas.autotune import automatic
 
     tuned_as = launcher.tuned_as(problem)
     workload = None if tuned_as is None else automatic.of_problem(tuned_as)
@@ -291,7 +291,7 @@ def _is_kept(facts: Facts) -> bool:
 
 
 def _keep(variant: Any) -> Facts:
-    from ..hopper import grouped
+    from outblas.hopper import grouped
 
     if isinstance(variant, TritonVariant):
         return variant.keep()

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import torch
 
-from ..core import grouped, quantization
-from ..core import problem as operands
-from ..core.artifact import example
-from ..core.epilogue import EpilogueArgs, glu_split
-from ..core.grouped import GroupedProblem, GroupedTensors
-from ..core.problem import Problem, Strides
-from ..core.product_groups import Groups
-from ..core.products import TF32, Products
-from ..core.scaling import BY_ROWS, FP8_DTYPES, Scaling
-from ..runtime import dispatch
-from ..runtime.recorded_scaling import TERMS
-from ..torch_ops import scaled_operator, scaled_output
+from outblas.core import grouped, quantization
+from outblas.core import problem as operands
+from outblas.core.artifact import example
+from outblas.core.epilogue import EpilogueArgs, glu_split
+from outblas.core.grouped import GroupedProblem, GroupedTensors
+from outblas.core.problem import Problem, Strides
+from outblas.core.product_groups import Groups
+from outblas.core.products import TF32, Products
+from outblas.core.scaling import BY_ROWS, FP8_DTYPES, Scaling
+from outblas.runtime import dispatch
+from outblas.runtime.recorded_scaling import TERMS
+from outblas.torch_ops import scaled_operator, scaled_output
 
 Tensor = torch.Tensor
 

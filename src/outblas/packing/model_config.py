@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.fp8 import BLOCK
-from ..core.grouped import GATHERING_COLUMNS
-from ..core.product_groups import Groups
-from ..core.products import DTYPES, Products
-from ..core.scaling import Scaling
-from ..core.steps import GATED, Steps
+from outblas.core.fp8 import BLOCK
+from outblas.core.grouped import GATHERING_COLUMNS
+from outblas.core.product_groups import Groups
+from outblas.core.products import DTYPES, Products
+from outblas.core.scaling import Scaling
+from outblas.core.steps import GATED, Steps
 
 Rows = tuple[tuple[int, int], ...]
 Size = tuple[int, int]  # N and K

@@ -5,10 +5,10 @@ as Hugging Face has it.
 import json
 from pathlib import Path
 
-from ..core import ownership
-from ..core.products import Products, parse_line, parse_rows
-from ..core.shapes import HEADS, LAYERS
-from . import model_config
+from outblas.base import ownership
+from outblas.base.shapes import HEADS, LAYERS
+from outblas.core.products import Products, parse_line, parse_rows
+from outblas.packing import model_config
 
 LARGEST = 16 << 20  # bytes of a list of products, and of a configuration
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from ..core import configs, registry
-from ..core.machines import Machine
-from ..core.problem import Problem
-from ..core.products import DTYPES, Products
-from ..core.quantization import RECIPES
-from ..device.triton_variant import TritonVariant
+from outblas.base import configs, registry
+from outblas.base.machines import Machine
+from outblas.core.problem import Problem
+from outblas.core.products import DTYPES, Products
+from outblas.core.quantization import RECIPES
+from outblas.device.triton_variant import TritonVariant
 
 Shape = tuple[int, ...]
 
@@ -73,7 +73,7 @@ def of_experts(products: Products) -> Iterator[TritonVariant]:
 def _of_experts(
     tokens: int, columns: int, experts: int, top: int, dtype: torch.dtype
 ) -> list[TritonVariant]:
-    from ..kernels import moe, passes
+    from outblas.kernels import moe, passes
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -90,7 +90,7 @@ def _of_experts(
 def _of_quantize(
     shape: Shape, dtype: torch.dtype, recipe: str, *, power_of_two: bool = False
 ) -> list[TritonVariant]:
-    from ..kernels import passes, quantize
+    from outblas.kernels import passes, quantize
 
     assert recipe in RECIPES, "a line has no others"
     x = torch.empty(shape, dtype=dtype, device="meta")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import replaced
-from .functions import function_of, has_hooks
+from outblas.patching import replaced
+from outblas.patching.functions import function_of, has_hooks
 
 Tensor = torch.Tensor
 Module = torch.nn.Module

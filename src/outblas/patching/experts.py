@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.compat.torch_private import FakeTensor, FunctionalTensor
-from ..core.epilogue import gated_name
-from ..core.problem import DTYPES
-from ..torch_ops.call import is_autocast
-from ..torch_ops.moe import moe_mlp
-from . import replaced
-from .functions import function_of
+from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor
+from outblas.core.epilogue import gated_name
+from outblas.core.problem import DTYPES
+from outblas.patching import replaced
+from outblas.patching.functions import function_of
+from outblas.torch_ops.call import is_autocast
+from outblas.torch_ops.moe import moe_mlp
 
 Tensor = torch.Tensor
 Module = torch.nn.Module

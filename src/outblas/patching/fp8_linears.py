@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.compat.torch_private import FakeTensor, FunctionalTensor
-from ..core.errors import OperandError
-from ..core.fp8 import BLOCK
-from ..core.problem import DTYPES
-from ..fp8_linear import check, product
-from ..torch_ops.scaled_operator import unsupported_reason
-from . import replaced
+from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor
+from outblas.core.errors import OperandError
+from outblas.core.fp8 import BLOCK
+from outblas.core.problem import DTYPES
+from outblas.fp8 import check, product
+from outblas.patching import replaced
+from outblas.torch_ops.scaled_operator import unsupported_reason
 
 Tensor = torch.Tensor
 Module = torch.nn.Module

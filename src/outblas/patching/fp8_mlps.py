@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.fp8 import BLOCK
-from ..core.problem import DTYPES
-from ..torch_ops.quantize import quantize
-from ..torch_ops.scaled_mm import scaled_mm
-from . import fp8_linears, fusion, gated, replaced
-from .fp8_linears import FP8Layer
-from .functions import computes
-from .gated import GatedNames
-from .halves import Halves
+from outblas.core.fp8 import BLOCK
+from outblas.core.problem import DTYPES
+from outblas.patching import fp8_linears, fusion, gated, replaced
+from outblas.patching.fp8_linears import FP8Layer
+from outblas.patching.functions import computes
+from outblas.patching.gated import GatedNames
+from outblas.patching.halves import Halves
+from outblas.torch_ops.quantize import quantize
+from outblas.torch_ops.scaled_mm import scaled_mm
 
 Tensor = torch.Tensor
 Module = torch.nn.Module

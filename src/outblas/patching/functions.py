@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..core.compat.torch_private import any_global_hook
-from . import replaced
+from outblas.base.compat.torch_private import any_global_hook
+from outblas.patching import replaced
 
 Module = torch.nn.Module
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from ..core.epilogue import gated_name
-from . import activated, gated, replaced
-from .activated import Activated
-from .functions import function_of, has_hooks
-from .gated import Gated, GatedNames, alike
+from outblas.core.epilogue import gated_name
+from outblas.patching import activated, gated, replaced
+from outblas.patching.activated import Activated
+from outblas.patching.functions import function_of, has_hooks
+from outblas.patching.gated import Gated, GatedNames, alike
 
 Module = torch.nn.Module
 Layers = Mapping[int, str]  # the names of linear layers that may be fused, by id

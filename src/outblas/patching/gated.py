@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..api import linear
-from ..core.compat.torch_private import any_autocast, forward_levels
-from ..torch_ops.autograd_levels import requires_grad, unobserved
-from . import halves, replaced
-from .functions import computes, has_hooks
-from .halves import Halves
+from outblas.api import linear
+from outblas.base.compat.torch_private import any_autocast, forward_levels
+from outblas.patching import halves, replaced
+from outblas.patching.functions import computes, has_hooks
+from outblas.patching.halves import Halves
+from outblas.torch_ops.autograd_levels import requires_grad, unobserved
 
 Tensor = torch.Tensor
 Module = torch.nn.Module

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..core.compat import torch_private
-from ..core.compat.torch_private import storage_at
-from ..runtime.cuda_graphs import capturing
+from outblas.base.compat import torch_private
+from outblas.base.compat.torch_private import storage_at
+from outblas.base.cuda_graphs import capturing
 
 Tensor = torch.Tensor
 

@@ -5,8 +5,8 @@ for the time being.
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..core import problem
-from ..core.compat.torch_private import FakeTensor, FunctionalTensor
+from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor
+from outblas.core import problem
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ..core.quantization import FORMATS
-from ..fp8_linear import FP8Linear
-from . import fp8_linears
+from outblas.core.quantization import FORMATS
+from outblas.fp8 import FP8Linear
+from outblas.patching import fp8_linears
 
 Module = torch.nn.Module
 

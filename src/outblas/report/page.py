@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..bench import plotting
-from ..core.terminal import printable
+from outblas.base.terminal import printable
+from outblas.bench import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

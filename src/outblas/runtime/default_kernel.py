@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from ..core.problem import Problem
-from . import hooks
+from outblas.core.problem import Problem
+from outblas.runtime import hooks
 
 Mode = Literal["off", "lookup", "on"]
 # How a call that names no kernel gets one: always the default, the best one in the tuned tables, or
@@ -44,7 +44,7 @@ def kernel_for(problem: Problem) -> str:
         return PRODUCTION
     if problem.device.type != "cuda":
         return "portable"
-    from ..device import launch
+    from outblas.device import launch
 
     return by_rule(problem, launch.arch_of(problem.device), launch.sm_count(problem.device))
 
@@ -137,7 +137,7 @@ def _suits_cp_async(problem: Problem, sms: int) -> bool:
     """Returns whether operands can be copied asynchronously (at least 4 bytes each), and the
     smallest tiles fill the GPU.
     """
-    from ..device import launch
+    from outblas.device import launch
 
     aligned = min(launch.vector(problem, name) for name in "ab") > 1
     return (

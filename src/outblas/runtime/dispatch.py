@@ -8,24 +8,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..core import forks, invariance, registry, sm_carveout
-from ..core import problem as operands
-from ..core.compat.torch_private import (
+from outblas.base import forks, registry
+from outblas.base.compat.torch_private import (
     any_autocast,
     autocast_off,
     fp32_precision,
 )
-from ..core.compat.torch_private import current_device as _current_device
-from ..core.compat.torch_private import empty_strided as _empty_strided
-from ..core.compat.torch_private import fills_memory as _fills_memory
-from ..core.compiling import CompileForbidden
-from ..core.epilogue import EpilogueArgs
-from ..core.errors import OperandError
-from ..core.problem import Launch, Problem
-from ..core.tensor_memory import alignment_class, read_address, span_bytes
-from . import fallback, launcher, recorded_shapes
-from .cuda_graphs import capturing, not_ready
-from .overlap import check_epilogue_separate, check_separate, may_overlap
+from outblas.base.compat.torch_private import current_device as _current_device
+from outblas.base.compat.torch_private import empty_strided as _empty_strided
+from outblas.base.compat.torch_private import fills_memory as _fills_memory
+from outblas.base.compiling import CompileForbidden
+from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.core import invariance, sm_carveout
+from outblas.core import problem as operands
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.errors import OperandError
+from outblas.core.problem import Launch, Problem
+from outblas.core.tensor_memory import alignment_class, read_address, span_bytes
+from outblas.runtime import fallback, launcher, recorded_shapes
+from outblas.runtime.overlap import check_epilogue_separate, check_separate, may_overlap
 
 Tensor = torch.Tensor
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..core import epilogue, problem
-from ..core.compat.torch_private import as_plain
-from ..core.epilogue import EpilogueArgs, apply
-from ..core.sm_carveout import kept_by_torch
+from outblas.base.compat.torch_private import as_plain
+from outblas.core import epilogue, problem
+from outblas.core.epilogue import EpilogueArgs, apply
+from outblas.core.sm_carveout import kept_by_torch
 
 # Frames of files below these folders do not belong to the caller.
 _OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))

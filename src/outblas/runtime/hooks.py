@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from ..core.grouped import GroupedProblem, GroupedTensors
-    from ..core.problem import Problem
+    from outblas.core.grouped import GroupedProblem, GroupedTensors
+    from outblas.core.problem import Problem
 
 T = TypeVar("T")
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import compiling, configs, fp8, pack, registry
-from ..core import problem as operands
-from ..core.compiling import CompileForbidden
-from ..core.epilogue import NONE, Epilogue, apply
-from ..core.problem import Launch, Problem
-from . import default_kernel, fallback, hooks
+from outblas.base import compiling, configs, pack, registry
+from outblas.base.compiling import CompileForbidden
+from outblas.core import fp8
+from outblas.core import problem as operands
+from outblas.core.epilogue import NONE, Epilogue, apply
+from outblas.core.problem import Launch, Problem
+from outblas.runtime import default_kernel, fallback, hooks
 
 PORTABLE = "portable"
 KEEPS_CARVEOUT = default_kernel.PRODUCTION  # the kernel that leaves SMs to others

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core import problem as operands
-from ..core.tensor_memory import read_address
+from outblas.core import problem as operands
+from outblas.core.tensor_memory import read_address
 
 
 def may_overlap(written: tuple[Tensor | None, int], read: tuple[Tensor | None, int]) -> bool:

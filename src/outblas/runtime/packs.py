@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from ..core import pack
-from . import dispatch
+from outblas.base import pack
+from outblas.runtime import dispatch
 
 
 def load_pack(path: str | os.PathLike[str]) -> None:

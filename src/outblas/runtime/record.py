@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from . import dispatch, recorded_shapes
-from .recorded_shapes import RecordedShapes
+from outblas.runtime import dispatch, recorded_shapes
+from outblas.runtime.recorded_shapes import RecordedShapes
 
 
 @contextlib.contextmanager

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from ..core.fp8 import BLOCK
-from ..core.grouped import GroupedProblem
-from ..core.grouped_scales import BlockScales
-from ..core.problem import Strides, dtype_name
-from ..core.product_groups import Form, Groups
-from ..core.products import DTYPES, Products
-from ..core.scaling import Scaling
-from ..core.steps import Steps
-from . import recorded_scaling
+from outblas.core.fp8 import BLOCK
+from outblas.core.grouped import GroupedProblem
+from outblas.core.grouped_scales import BlockScales
+from outblas.core.problem import Strides, dtype_name
+from outblas.core.product_groups import Form, Groups
+from outblas.core.products import DTYPES, Products
+from outblas.core.scaling import Scaling
+from outblas.core.steps import Steps
+from outblas.runtime import recorded_scaling
 
 
 def products_of(problem: GroupedProblem, top: int = 0) -> Products:

@@ -1,10 +1,10 @@
 """How the fp8 operands of a recorded product are scaled, in the words of a line of a pack."""
 
-from ..core import fp8
-from ..core import problem as operands
-from ..core.epilogue import View
-from ..core.problem import Problem
-from ..core.scaling import BY_ROWS, FP8_DTYPES, RESULTS, Scaling
+from outblas.core import fp8
+from outblas.core import problem as operands
+from outblas.core.epilogue import View
+from outblas.core.problem import Problem
+from outblas.core.scaling import BY_ROWS, FP8_DTYPES, RESULTS, Scaling
 
 TERMS = 2  # fp8 values in an element of a problem
 DTYPES = {formats: dtype for dtype, formats in FP8_DTYPES.items()}

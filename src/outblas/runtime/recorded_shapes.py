@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import forks
-from ..core import problem as operands
-from ..core.grouped import GroupedProblem
-from ..core.problem import Problem
-from ..core.products import DTYPES, TF32, WIDE, Products, ranges
-from ..core.steps import Steps
-from . import recorded_groups, recorded_scaling, recorded_storage
+from outblas.base import forks
+from outblas.core import problem as operands
+from outblas.core.grouped import GroupedProblem
+from outblas.core.problem import Problem
+from outblas.core.products import DTYPES, TF32, WIDE, Products, ranges
+from outblas.core.steps import Steps
+from outblas.runtime import recorded_groups, recorded_scaling, recorded_storage
 
 
 class RecordedShapes:

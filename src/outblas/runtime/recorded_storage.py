@@ -1,9 +1,9 @@
 """How the matrices of a recorded product lie in memory, in the words of a line of a pack."""
 
-from ..core.problem import Problem, Strides
-from ..core.product_storage import PACKED, Storage
-from ..core.tensor_memory import LINE
-from .recorded_scaling import TERMS
+from outblas.core.problem import Problem, Strides
+from outblas.core.product_storage import PACKED, Storage
+from outblas.core.tensor_memory import LINE
+from outblas.runtime.recorded_scaling import TERMS
 
 
 def storage_of(problem: Problem) -> Storage:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..core.compat.torch_private import has_gradient_hooks, will_accumulate
-from ..core.errors import OperandError
-from . import eager, ops
-from .call import OperatorChoice, has_address
+from outblas.base.compat.torch_private import has_gradient_hooks, will_accumulate
+from outblas.core.errors import OperandError
+from outblas.torch_ops import eager, ops
+from outblas.torch_ops.call import OperatorChoice, has_address
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

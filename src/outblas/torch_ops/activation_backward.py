@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.compat.torch_private import below_autograd, from_below
-from ..core.compiling import CompileForbidden
-from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
-from ..core.errors import OperandError
-from ..core.problem import DTYPES
-from ..core.sizes import are_equal, holds
-from ..runtime import fallback, hooks
-from . import ops
-from .autograd_levels import has_tangent, requires_grad, unobserved
-from .call import has_address
-from .schema import library
+from outblas.base.compat.torch_private import below_autograd, from_below
+from outblas.base.compiling import CompileForbidden
+from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
+from outblas.core.errors import OperandError
+from outblas.core.problem import DTYPES
+from outblas.core.sizes import are_equal, holds
+from outblas.runtime import fallback, hooks
+from outblas.torch_ops import ops
+from outblas.torch_ops.autograd_levels import has_tangent, requires_grad, unobserved
+from outblas.torch_ops.call import has_address
+from outblas.torch_ops.schema import library
 
 
 def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:

@@ -16,13 +16,13 @@ from types import TracebackType
 
 import torch
 
-from ..runtime import fallback
-from . import native
-from .aten_calls import OURS, Active, activate, lock
-from .aten_operators import OVERRIDES, REFUSED
-from .aten_rules import Product, Rules, checked_rules
-from .aten_scaled import DTYPES as FP8
-from .aten_scaled import OPERATOR as SCALED
+from outblas.runtime import fallback
+from outblas.torch_ops import native
+from outblas.torch_ops.aten_calls import OURS, Active, activate, lock
+from outblas.torch_ops.aten_operators import OVERRIDES, REFUSED
+from outblas.torch_ops.aten_rules import Product, Rules, checked_rules
+from outblas.torch_ops.aten_scaled import DTYPES as FP8
+from outblas.torch_ops.aten_scaled import OPERATOR as SCALED
 
 __all__ = ["OURS", "Enabled", "Product", "Rules", "disable", "enable"]
 

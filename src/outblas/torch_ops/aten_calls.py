@@ -9,22 +9,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import forks, invariance
-from ..core.compat.torch_private import tensor_guard
-from ..core.epilogue import EpilogueArgs
-from ..core.errors import OperandError
-from ..core.sm_carveout import reserved
-from ..core.tensor_memory import LINE
-from ..core.tensor_memory import read_address as _address
-from ..runtime import dispatch
-from ..runtime.dispatch import Call
-from . import native
-from .aten_choice import IN_CAPTURE, choose, choose_grouped, choose_scaled
-from .aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT
-from .aten_grouped import Grouped, padded_strides
-from .aten_rules import GROUPED, NOTHING, Rules
-from .aten_scaled import NOT_INVARIANT, Scaled
-from .call import is_plain_scalar
+from outblas.base import forks
+from outblas.base.compat.torch_private import tensor_guard
+from outblas.core import invariance
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.errors import OperandError
+from outblas.core.sm_carveout import reserved
+from outblas.core.tensor_memory import LINE
+from outblas.core.tensor_memory import read_address as _address
+from outblas.runtime import dispatch
+from outblas.runtime.dispatch import Call
+from outblas.torch_ops import native
+from outblas.torch_ops.aten_choice import IN_CAPTURE, choose, choose_grouped, choose_scaled
+from outblas.torch_ops.aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT
+from outblas.torch_ops.aten_grouped import Grouped, padded_strides
+from outblas.torch_ops.aten_rules import GROUPED, NOTHING, Rules
+from outblas.torch_ops.aten_scaled import NOT_INVARIANT, Scaled
+from outblas.torch_ops.call import is_plain_scalar
 
 Tensor = torch.Tensor
 

@@ -1,15 +1,15 @@
 """Which kernel computes a product under `outblas.enable`, or why torch does."""
 
-from ..core import registry
-from ..core.errors import OperandError
-from ..core.problem import Problem
-from ..runtime import dispatch, fallback, hooks, launcher
-from ..runtime.cuda_graphs import capturing
-from ..runtime.dispatch import Call
-from .aten_grouped import Grouped, kernels_for, refusal
-from .aten_rules import BATCHED, GROUPED, Product, Rules, unwanted_reason
-from .aten_scaled import OPERATOR as SCALED
-from .aten_scaled import Scaled
+from outblas.base import registry
+from outblas.base.cuda_graphs import capturing
+from outblas.core.errors import OperandError
+from outblas.core.problem import Problem
+from outblas.runtime import dispatch, fallback, hooks, launcher
+from outblas.runtime.dispatch import Call
+from outblas.torch_ops.aten_grouped import Grouped, kernels_for, refusal
+from outblas.torch_ops.aten_rules import BATCHED, GROUPED, Product, Rules, unwanted_reason
+from outblas.torch_ops.aten_scaled import OPERATOR as SCALED
+from outblas.torch_ops.aten_scaled import Scaled
 
 IN_CAPTURE = "a CUDA graph is captured, and the kernel is not loaded yet"
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import grouped
-from ..core.compat.torch_private import current_device as _current_device
-from ..core.errors import OperandError
-from ..core.grouped import NO_TENSORS, Form, GroupedProblem
-from ..core.tensor_memory import read_address
-from ..runtime import recorded_shapes
-from ..runtime.dispatch import Plan
-from ..runtime.hooks import GroupedKernels
-from . import grouped_mm
-from .aten_rules import GROUPED, Product, Rules
+from outblas.base.compat.torch_private import current_device as _current_device
+from outblas.core import grouped
+from outblas.core.errors import OperandError
+from outblas.core.grouped import NO_TENSORS, Form, GroupedProblem
+from outblas.core.tensor_memory import read_address
+from outblas.runtime import recorded_shapes
+from outblas.runtime.dispatch import Plan
+from outblas.runtime.hooks import GroupedKernels
+from outblas.torch_ops import grouped_mm
+from outblas.torch_ops.aten_rules import GROUPED, Product, Rules
 
 Tensor = torch.Tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .aten_calls import (
+from outblas.torch_ops.aten_calls import (
     attempt,
     attempt_addmm,
     attempt_baddbmm,
@@ -16,10 +16,10 @@ from .aten_calls import (
     attempt_scaled,
     refuse,
 )
-from .aten_grouped import Grouped
-from .aten_rules import GROUPED
-from .aten_scaled import OPERATOR as SCALED
-from .aten_scaled import Scaled, scales_of
+from outblas.torch_ops.aten_grouped import Grouped
+from outblas.torch_ops.aten_rules import GROUPED
+from outblas.torch_ops.aten_scaled import OPERATOR as SCALED
+from outblas.torch_ops.aten_scaled import Scaled, scales_of
 
 Tensor = torch.Tensor
 Previous = Any  # the kernel that an operator had before

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import problem as operands
-from ..core import registry
-from ..core.context_flag import check_bool
-from .aten_scaled import DTYPES as FP8
-from .aten_scaled import NOT_INVARIANT
+from outblas.base import registry
+from outblas.core import problem as operands
+from outblas.core.context_flag import check_bool
+from outblas.torch_ops.aten_scaled import DTYPES as FP8
+from outblas.torch_ops.aten_scaled import NOT_INVARIANT
 
 DTYPES = (torch.float16, torch.bfloat16)
 NOTHING = "nothing is multiplied"

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.epilogue import EpilogueArgs
-from ..core.errors import OperandError
-from ..core.sm_carveout import reserved
-from ..core.tensor_memory import LINE, read_address
-from ..runtime.dispatch import Call, Plan
-from . import block_scales, eager_scaled, scaled_operator
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.errors import OperandError
+from outblas.core.sm_carveout import reserved
+from outblas.core.tensor_memory import LINE, read_address
+from outblas.runtime.dispatch import Call, Plan
+from outblas.torch_ops import block_scales, eager_scaled, scaled_operator
 
 Tensor = torch.Tensor
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..core.compat.torch_private import AUTOCAST_KEYS, autocast_off
-from ..core.epilogue import GATED, apply
-from ..core.errors import OperandError
-from . import activation_backward, ops
-from .schema import ARGUMENTS, library
+from outblas.base.compat.torch_private import AUTOCAST_KEYS, autocast_off
+from outblas.core.epilogue import GATED, apply
+from outblas.core.errors import OperandError
+from outblas.torch_ops import activation_backward, ops
+from outblas.torch_ops.schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16

@@ -25,23 +25,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import invariance
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import (
     below_autograd,
     forward_levels,
     from_below,
     increment_version,
     version,
 )
-from ..core.epilogue import EpilogueArgs, apply
-from ..core.errors import OperandError
-from ..core.problem import dtype_name
-from ..core.sizes import is_one
-from ..runtime import fallback
-from ..runtime.dispatch import Plan
-from . import eager, native, ops
-from .activation_backward import activation_backward
-from .autograd_levels import (
+from outblas.core import invariance
+from outblas.core.epilogue import EpilogueArgs, apply
+from outblas.core.errors import OperandError
+from outblas.core.problem import dtype_name
+from outblas.core.sizes import is_one
+from outblas.runtime import fallback
+from outblas.runtime.dispatch import Plan
+from outblas.torch_ops import eager, native, ops
+from outblas.torch_ops.activation_backward import activation_backward
+from outblas.torch_ops.autograd_levels import (
     direct_apply,
     has_tangent,
     recorder,
@@ -49,8 +49,8 @@ from .autograd_levels import (
     unobserved,
     within_forward,
 )
-from .call import OperatorChoice, is_plain_scalar
-from .schema import ARGUMENTS, library
+from outblas.torch_ops.call import OperatorChoice, is_plain_scalar
+from outblas.torch_ops.schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import (
     OneLevelFunction,
     allow_one_level,
     below_autograd,
@@ -18,10 +18,10 @@ from ..core.compat.torch_private import (
     from_below,
     knows_transforms,
 )
-from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
-from ..core.compat.torch_private import tracing_state as _tracing_state
-from ..core.compat.torch_private import transform_level as _level
-from ..core.errors import OperandError
+from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from outblas.base.compat.torch_private import tracing_state as _tracing_state
+from outblas.base.compat.torch_private import transform_level as _level
+from outblas.core.errors import OperandError
 
 
 def within_forward() -> AbstractContextManager[Any]:

@@ -15,8 +15,8 @@ speed only:
 
 import torch
 
-from ..core import fp8
-from ..core.errors import OperandError
+from outblas.core import fp8
+from outblas.core.errors import OperandError
 
 Tensor = torch.Tensor
 

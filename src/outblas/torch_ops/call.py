@@ -9,17 +9,18 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from ..core import configs, problem, registry
-from ..core.compat.torch_private import (
+from outblas.base import configs, registry
+from outblas.base.compat.torch_private import (
     FakeTensor,
     FunctionalTensor,
     constant_to_dynamo,
     dataclasses_are_constants,
 )
-from ..core.epilogue import ACTIVATIONS, EpilogueArgs
-from ..core.errors import A, B, OperandError
-from ..core.tensor_memory import read_address
-from ..runtime.default_kernel import MODES
+from outblas.core import problem
+from outblas.core.epilogue import ACTIVATIONS, EpilogueArgs
+from outblas.core.errors import A, B, OperandError
+from outblas.core.tensor_memory import read_address
+from outblas.runtime.default_kernel import MODES
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

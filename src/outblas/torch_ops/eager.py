@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import (
     DeviceContext,
     any_autocast,
     fp32_precision,
@@ -24,24 +24,24 @@ from ..core.compat.torch_private import (
 )
 
 # The guards of a plan do not check for the modes of tracers and of fake tensors.
-from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
-from ..core.compat.torch_private import forward_levels as _forward_levels
-from ..core.compat.torch_private import function_mode_count as function_modes
-from ..core.compat.torch_private import get_sm_carveout as _sm_carveout
-from ..core.compat.torch_private import increment_version as _increment_version
-from ..core.compat.torch_private import modes_disabled as _modes_disabled
-from ..core.compat.torch_private import profiled as _profiled
-from ..core.epilogue import EpilogueArgs
-from ..core.invariance import flag as _invariance
-from ..core.problem import check_writable
-from ..core.sm_carveout import call_limit as _limit
-from ..core.tensor_memory import LINE, read_address
-from ..runtime import dispatch
-from ..runtime.cuda_graphs import capturing
-from ..runtime.dispatch import Call, Plan, tf32_requested
-from . import native, ops
-from .call import EagerChoice
-from .flop_formulas import register_if_counted
+from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from outblas.base.compat.torch_private import forward_levels as _forward_levels
+from outblas.base.compat.torch_private import function_mode_count as function_modes
+from outblas.base.compat.torch_private import get_sm_carveout as _sm_carveout
+from outblas.base.compat.torch_private import increment_version as _increment_version
+from outblas.base.compat.torch_private import modes_disabled as _modes_disabled
+from outblas.base.compat.torch_private import profiled as _profiled
+from outblas.base.cuda_graphs import capturing
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.invariance import flag as _invariance
+from outblas.core.problem import check_writable
+from outblas.core.sm_carveout import call_limit as _limit
+from outblas.core.tensor_memory import LINE, read_address
+from outblas.runtime import dispatch
+from outblas.runtime.dispatch import Call, Plan, tf32_requested
+from outblas.torch_ops import native, ops
+from outblas.torch_ops.call import EagerChoice
+from outblas.torch_ops.flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

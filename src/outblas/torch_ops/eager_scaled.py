@@ -9,23 +9,22 @@ from typing import Any
 
 import torch
 
-from ..core import quantization
-
 # The guards of a plan do not check for the modes of tracers and of fake tensors.
-from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
-from ..core.compat.torch_private import forward_levels as _forward_levels
-from ..core.compat.torch_private import function_mode_count as _function_modes
-from ..core.compat.torch_private import profiled as _profiled
-from ..core.compat.torch_private import tensor_guard
-from ..core.epilogue import glu_split
-from ..core.invariance import flag as _invariance
-from ..core.sm_carveout import reserved
-from ..core.tensor_memory import LINE, read_address
-from ..runtime import dispatch
-from ..runtime.dispatch import Call, Plan
-from . import block_scales, quantize
-from .eager import is_unobserved
-from .flop_formulas import register_if_counted
+from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from outblas.base.compat.torch_private import forward_levels as _forward_levels
+from outblas.base.compat.torch_private import function_mode_count as _function_modes
+from outblas.base.compat.torch_private import profiled as _profiled
+from outblas.base.compat.torch_private import tensor_guard
+from outblas.core import quantization
+from outblas.core.epilogue import glu_split
+from outblas.core.invariance import flag as _invariance
+from outblas.core.sm_carveout import reserved
+from outblas.core.tensor_memory import LINE, read_address
+from outblas.runtime import dispatch
+from outblas.runtime.dispatch import Call, Plan
+from outblas.torch_ops import block_scales, quantize
+from outblas.torch_ops.eager import is_unobserved
+from outblas.torch_ops.flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..core.compat.torch_private import dispatch_modes
+from outblas.base.compat.torch_private import dispatch_modes
 
 Shape = Sequence[int]
 

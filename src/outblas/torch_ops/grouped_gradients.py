@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.compat.torch_private import from_below
-from ..core.epilogue import composed
-from ..core.errors import OperandError
-from ..core.grouped import NO_TENSORS, Form
-from ..core.sizes import is_certain
-from . import grouped_plans, ops
-from .autograd import gradient_of_x, without_gradients
-from .autograd_levels import autograd_kernel, within_forward
-from .call import has_address
-from .schema import ARGUMENTS, library
+from outblas.base.compat.torch_private import from_below
+from outblas.core.epilogue import composed
+from outblas.core.errors import OperandError
+from outblas.core.grouped import NO_TENSORS, Form
+from outblas.core.sizes import is_certain
+from outblas.torch_ops import grouped_plans, ops
+from outblas.torch_ops.autograd import gradient_of_x, without_gradients
+from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.call import has_address
+from outblas.torch_ops.schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 

@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import epilogue, grouped, invariance, problem
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import (
     any_autocast,
     autocast_off,
     has_override,
 )
-from ..core.compiling import CompileForbidden
-from ..core.epilogue import Activation
-from ..core.grouped import NO_TENSORS, Checked, GroupedTensors
-from ..core.sm_carveout import limit
-from ..runtime import fallback, hooks, recorded_shapes
-from ..runtime.cuda_graphs import capturing, not_ready
-from . import grouped_gradients, grouped_plans, ops
-from .flop_formulas import register_if_counted
-from .grouped_by_torch import by_torch
-from .schema import ARGUMENTS, library
+from outblas.base.compiling import CompileForbidden
+from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.core import epilogue, grouped, invariance, problem
+from outblas.core.epilogue import Activation
+from outblas.core.grouped import NO_TENSORS, Checked, GroupedTensors
+from outblas.core.sm_carveout import limit
+from outblas.runtime import fallback, hooks, recorded_shapes
+from outblas.torch_ops import grouped_gradients, grouped_plans, ops
+from outblas.torch_ops.flop_formulas import register_if_counted
+from outblas.torch_ops.grouped_by_torch import by_torch
+from outblas.torch_ops.schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from ..core import grouped, invariance
-from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
-from ..core.compat.torch_private import forward_levels as _forward_levels
-from ..core.compat.torch_private import function_mode_count as _function_modes
-from ..core.compat.torch_private import profiled as _profiled
-from ..core.compat.torch_private import tensor_guard
-from ..core.compiling import CompileForbidden
-from ..core.grouped import NO_TENSORS, Checked, GroupedProblem, GroupedTensors
-from ..core.tensor_memory import read_address
-from ..runtime import dispatch
-from ..runtime.hooks import GroupedKernels
-from .eager import is_unobserved
+from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from outblas.base.compat.torch_private import forward_levels as _forward_levels
+from outblas.base.compat.torch_private import function_mode_count as _function_modes
+from outblas.base.compat.torch_private import profiled as _profiled
+from outblas.base.compat.torch_private import tensor_guard
+from outblas.base.compiling import CompileForbidden
+from outblas.core import grouped, invariance
+from outblas.core.grouped import NO_TENSORS, Checked, GroupedProblem, GroupedTensors
+from outblas.core.tensor_memory import read_address
+from outblas.runtime import dispatch
+from outblas.runtime.hooks import GroupedKernels
+from outblas.torch_ops.eager import is_unobserved
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

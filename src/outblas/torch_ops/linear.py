@@ -16,31 +16,31 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.accumulation import flag as _accumulation
-from ..core.compat.torch_private import dispatch_mode_count as _dispatch_modes
-from ..core.compat.torch_private import forward_levels as _forward_levels
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
+from outblas.base.compat.torch_private import forward_levels as _forward_levels
+from outblas.base.compat.torch_private import (
     fp32_precision,
     overrides_enabled,
     without_overrides,
 )
-from ..core.compat.torch_private import function_mode_count as _function_modes
-from ..core.compat.torch_private import get_sm_carveout as _sm_carveout
-from ..core.compat.torch_private import increment_version as _increment_version
-from ..core.compat.torch_private import profiled as _profiled
-from ..core.invariance import flag as _invariance
-from ..core.readiness import flag as _readiness
-from ..core.sm_carveout import call_limit as _limit
-from ..core.tensor_memory import LINE
-from ..core.tensor_memory import read_address as _address
-from ..runtime import dispatch
-from ..runtime.dispatch import Call, Plan
-from . import eager, native, ops
-from .accumulation import add_to_grad
-from .autograd import as_rows, gradient_of_x, product, recorded_run
-from .autograd_levels import direct_apply
-from .call import EagerChoice, OperatorChoice
-from .flop_formulas import register_if_counted
+from outblas.base.compat.torch_private import function_mode_count as _function_modes
+from outblas.base.compat.torch_private import get_sm_carveout as _sm_carveout
+from outblas.base.compat.torch_private import increment_version as _increment_version
+from outblas.base.compat.torch_private import profiled as _profiled
+from outblas.core.accumulation import flag as _accumulation
+from outblas.core.invariance import flag as _invariance
+from outblas.core.readiness import flag as _readiness
+from outblas.core.sm_carveout import call_limit as _limit
+from outblas.core.tensor_memory import LINE
+from outblas.core.tensor_memory import read_address as _address
+from outblas.runtime import dispatch
+from outblas.runtime.dispatch import Call, Plan
+from outblas.torch_ops import eager, native, ops
+from outblas.torch_ops.accumulation import add_to_grad
+from outblas.torch_ops.autograd import as_rows, gradient_of_x, product, recorded_run
+from outblas.torch_ops.autograd_levels import direct_apply
+from outblas.torch_ops.call import EagerChoice, OperatorChoice
+from outblas.torch_ops.flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

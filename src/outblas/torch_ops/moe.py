@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import invariance, moe
-from ..core.compat.torch_private import any_autocast, autocast_off, has_override
-from ..core.compiling import CompileForbidden
-from ..core.epilogue import ACTIVATIONS, Activation
-from ..core.grouped import GATHERING_COLUMNS
-from ..core.moe import Layer
-from ..core.problem import check_name
-from ..runtime import fallback, hooks, recorded_shapes
-from . import grouped_mm, moe_passes, ops
-from .autograd_levels import autograd_kernel, within_forward
-from .flop_formulas import register_if_counted
-from .schema import ARGUMENTS, define, library
+from outblas.base.compat.torch_private import any_autocast, autocast_off, has_override
+from outblas.base.compiling import CompileForbidden
+from outblas.core import invariance, moe
+from outblas.core.epilogue import ACTIVATIONS, Activation
+from outblas.core.grouped import GATHERING_COLUMNS
+from outblas.core.moe import Layer
+from outblas.core.problem import check_name
+from outblas.runtime import fallback, hooks, recorded_shapes
+from outblas.torch_ops import grouped_mm, moe_passes, ops
+from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.flop_formulas import register_if_counted
+from outblas.torch_ops.schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 T = TypeVar("T")

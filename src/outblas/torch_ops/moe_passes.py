@@ -4,8 +4,8 @@ where Triton's kernels (`kernels/moe.py`, which describes them) are not to be ha
 
 import torch
 
-from ..core.epilogue import composed
-from .activation_backward import formula
+from outblas.core.epilogue import composed
+from outblas.torch_ops.activation_backward import formula
 
 Tensor = torch.Tensor
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from ..core import ffi_call
-from ..core.accumulation import flag as _accumulation
-from ..core.compat.torch_private import forward_levels
-from ..core.invariance import flag as _invariance
-from ..core.problem import Launch
-from ..core.readiness import flag as _readiness
-from ..core.sm_carveout import call_limit
-from ..runtime import dispatch, fallback
+from outblas.base.compat.torch_private import forward_levels
+from outblas.core import ffi_call
+from outblas.core.accumulation import flag as _accumulation
+from outblas.core.invariance import flag as _invariance
+from outblas.core.problem import Launch
+from outblas.core.readiness import flag as _readiness
+from outblas.core.sm_carveout import call_limit
+from outblas.runtime import dispatch, fallback
 
 Tensor = torch.Tensor
 MaybeTensor = Tensor | None

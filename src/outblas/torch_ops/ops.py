@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ..core import problem
-from ..core.epilogue import ACTIVATIONS, EpilogueArgs
-from ..core.errors import OperandError
-from ..core.invariance import wanted
-from ..runtime.dispatch import Call, run
-from .call import is_plain_scalar, scalar
-from .schema import ARGUMENTS, define, library
+from outblas.core import problem
+from outblas.core.epilogue import ACTIVATIONS, EpilogueArgs
+from outblas.core.errors import OperandError
+from outblas.core.invariance import wanted
+from outblas.runtime.dispatch import Call, run
+from outblas.torch_ops.call import is_plain_scalar, scalar
+from outblas.torch_ops.schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 

@@ -8,22 +8,22 @@ import torch
 from torch.nn import functional
 from torch.overrides import handle_torch_function
 
-from ..core import problem, quantization
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import (
     dispatch_mode_count,
     forward_levels,
     has_override,
     profiled,
 )
-from ..core.compiling import CompileForbidden
-from ..core.context_flag import check_bool
-from ..core.fp8 import BLOCK
-from ..core.quantization import FORMATS, LEAST_SCALE
-from ..runtime import fallback, hooks
-from . import ops
-from .autograd_levels import autograd_kernel, requires_grad, within_forward
-from .eager import is_unobserved
-from .schema import ARGUMENTS, define, library
+from outblas.base.compiling import CompileForbidden
+from outblas.core import problem, quantization
+from outblas.core.context_flag import check_bool
+from outblas.core.fp8 import BLOCK
+from outblas.core.quantization import FORMATS, LEAST_SCALE
+from outblas.runtime import fallback, hooks
+from outblas.torch_ops import ops
+from outblas.torch_ops.autograd_levels import autograd_kernel, requires_grad, within_forward
+from outblas.torch_ops.eager import is_unobserved
+from outblas.torch_ops.schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from ..core.errors import A, B
-from . import ops
-from .autograd import summed
-from .autograd_levels import autograd_kernel, within_forward
-from .schema import ARGUMENTS, define, library
+from outblas.core.errors import A, B
+from outblas.torch_ops import ops
+from outblas.torch_ops.autograd import summed
+from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 

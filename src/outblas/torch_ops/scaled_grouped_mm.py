@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import grouped, problem
-from ..core.compat.torch_private import has_override
-from ..core.epilogue import Activation
-from ..core.grouped import GroupedTensors
-from ..core.sm_carveout import limit
-from . import grouped_plans, ops
-from .autograd_levels import autograd_kernel, within_forward
-from .flop_formulas import register_if_counted
-from .grouped_mm import KERNELS, GroupedCall, compute, fake_results
-from .schema import ARGUMENTS, library
+from outblas.base.compat.torch_private import has_override
+from outblas.core import grouped, problem
+from outblas.core.epilogue import Activation
+from outblas.core.grouped import GroupedTensors
+from outblas.core.sm_carveout import limit
+from outblas.torch_ops import grouped_plans, ops
+from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.flop_formulas import register_if_counted
+from outblas.torch_ops.grouped_mm import KERNELS, GroupedCall, compute, fake_results
+from outblas.torch_ops.schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 

@@ -11,14 +11,14 @@ from typing import Any, overload
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import problem
-from ..core.arguments import renamed, show_signature
-from ..core.compat.torch_private import has_override
-from ..core.context_flag import check_bool
-from ..core.epilogue import Activation, EpilogueArgs
-from ..core.errors import OperandError
-from ..core.sm_carveout import limit
-from . import eager_scaled, scaled_operator, scaled_output, scaling_recipes
+from outblas.base.compat.torch_private import has_override
+from outblas.core import problem
+from outblas.core.arguments import renamed, show_signature
+from outblas.core.context_flag import check_bool
+from outblas.core.epilogue import Activation, EpilogueArgs
+from outblas.core.errors import OperandError
+from outblas.core.sm_carveout import limit
+from outblas.torch_ops import eager_scaled, scaled_operator, scaled_output, scaling_recipes
 
 Tensor = torch.Tensor
 

@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 
-from ..core import epilogue, invariance, problem, registry
-from ..core.compat.torch_private import autocast_off
-from ..core.compiling import CompileForbidden
-from ..core.epilogue import EpilogueArgs
-from ..core.errors import A, B, OperandError
-from ..core.sizes import holds
-from ..runtime import dispatch, fallback, launcher, recorded_shapes
-from ..runtime.default_kernel import PRODUCTION
-from ..runtime.dispatch import Call
-from . import block_scales, eager_scaled, ops, scaled_output
-from .schema import library
+from outblas.base import registry
+from outblas.base.compat.torch_private import autocast_off
+from outblas.base.compiling import CompileForbidden
+from outblas.core import epilogue, invariance, problem
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.errors import A, B, OperandError
+from outblas.core.sizes import holds
+from outblas.runtime import dispatch, fallback, launcher, recorded_shapes
+from outblas.runtime.default_kernel import PRODUCTION
+from outblas.runtime.dispatch import Call
+from outblas.torch_ops import block_scales, eager_scaled, ops, scaled_output
+from outblas.torch_ops.schema import library
 
 Tensor = torch.Tensor
 

@@ -9,18 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import quantization, registry
-from ..core.compiling import CompileForbidden
-from ..core.context_flag import check_bool
-from ..core.epilogue import EpilogueArgs
-from ..core.errors import A, B, OperandError
-from ..runtime import dispatch, recorded_shapes
-from ..runtime.default_kernel import PRODUCTION
-from ..runtime.dispatch import Call
-from . import quantize
-from .autograd_levels import autograd_kernel, within_forward
-from .scaled_gradients import SHOWN
-from .schema import ARGUMENTS, define, library
+from outblas.base import registry
+from outblas.base.compiling import CompileForbidden
+from outblas.core import quantization
+from outblas.core.context_flag import check_bool
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.errors import A, B, OperandError
+from outblas.runtime import dispatch, recorded_shapes
+from outblas.runtime.default_kernel import PRODUCTION
+from outblas.runtime.dispatch import Call
+from outblas.torch_ops import quantize
+from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.scaled_gradients import SHOWN
+from outblas.torch_ops.schema import ARGUMENTS, define, library
 
 Tensor = torch.Tensor
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..core.errors import OperandError
-from . import block_scales
+from outblas.core.errors import OperandError
+from outblas.torch_ops import block_scales
 
 Tensor = torch.Tensor
 

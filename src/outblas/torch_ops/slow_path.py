@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from ..core import epilogue, invariance, problem
-from ..core.compat.torch_private import (
+from outblas.base.compat.torch_private import (
     as_plain,
     forward_levels,
     has_override,
@@ -19,12 +18,13 @@ from ..core.compat.torch_private import (
     with_overrides,
     without_overrides,
 )
-from ..core.context_flag import check_bool
-from ..core.errors import OperandError
-from ..runtime import fallback
-from ..runtime.overlap import check_epilogue_separate, check_separate
-from . import ops
-from .call import (
+from outblas.core import epilogue, invariance, problem
+from outblas.core.context_flag import check_bool
+from outblas.core.errors import OperandError
+from outblas.runtime import fallback
+from outblas.runtime.overlap import check_epilogue_separate, check_separate
+from outblas.torch_ops import ops
+from outblas.torch_ops.call import (
     NO_CHOICE,
     OPERANDS,
     PLAIN,
@@ -44,7 +44,7 @@ from .call import (
     product_shape,
     scalar,
 )
-from .eager import overriding_mode
+from outblas.torch_ops.eager import overriding_mode
 
 Tensor = torch.Tensor
 

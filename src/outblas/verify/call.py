@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
-from .cases import Case
-from .guards import Guarded
+from outblas.verify.cases import Case
+from outblas.verify.guards import Guarded
 
 # run(a, b, c, out, alpha, beta) writes alpha · a @ b + beta · c into out; c is None without an
 # addend.

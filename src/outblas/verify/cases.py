@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.shapes import LAYOUTS
+from outblas.base.shapes import LAYOUTS
 
 ADDENDS = ("", "matrix", "row", "column", "out")
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

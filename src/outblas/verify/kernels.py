@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from .. import api
-from ..core import registry
-from .call import Run
-from .cases import Case
-from .oracle import ORACLES, Result
+from outblas import api
+from outblas.base import registry
+from outblas.verify.call import Run
+from outblas.verify.cases import Case
+from outblas.verify.oracle import ORACLES, Result
 
 _IN_ORDER = ("simt",)  # ladders whose kernels sum along K in one chain
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .call import Call, Fill, Run, prepare
-from .cases import Case
-from .report import describe, where
+from outblas.verify.call import Call, Fill, Run, prepare
+from outblas.verify.cases import Case
+from outblas.verify.report import describe, where
 
 # The largest integers to multiply; each dtype represents all integers up to its value here. 4095 in
 # fp32 needs a bit more than tf32 has.

@@ -4,7 +4,7 @@ the expected values.
 
 import torch
 
-from .call import Call
+from outblas.verify.call import Call
 
 
 def describe(call: Call, wrong: torch.Tensor) -> list[str]:

@@ -17,7 +17,7 @@ from outblas.autotune.measure import compile_pool
 from outblas.autotune.measure.compile_pool import STARTS, Compiled, Compilers
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 
 pytest_plugins = ("support.fake_process",)
 

@@ -17,8 +17,8 @@ from outblas.autotune.measure import isolated, worker
 from outblas.autotune.measure.isolated import Cancelled, MeasureWorker, WorkerDied
 from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.target import TuneTarget
-from outblas.core import cache
-from outblas.core.configs import to_text
+from outblas.base import cache
+from outblas.base.configs import to_text
 
 pytest_plugins = ("support.fake_process",)
 

@@ -15,8 +15,8 @@ from outblas.autotune.measure import worker
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
+from outblas.base.configs import to_text
 from outblas.bench import cold
-from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 

@@ -26,8 +26,8 @@ from support.spaces import (
 
 from outblas.autotune.search import cost_model
 from outblas.autotune.store.records import Workload
-from outblas.core.machines import Machine
-from outblas.core.space import Footprint
+from outblas.base.machines import Machine
+from outblas.base.space import Footprint
 from outblas.hopper import gemm, hilbert
 
 ALL_SHAPES = (

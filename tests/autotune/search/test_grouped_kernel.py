@@ -12,7 +12,7 @@ from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.plan import Plan, plan
 from outblas.autotune.search.target import HOPPER_GROUPED, of
 from outblas.autotune.store.records import Workload
-from outblas.core.grouped_shapes import GroupedWorkload, parse
+from outblas.base.grouped_shapes import GroupedWorkload, parse
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import heuristic
 from outblas.hopper.parts.config import SHARED_MEMORY

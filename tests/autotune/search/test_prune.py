@@ -13,7 +13,7 @@ from support.stored import INTERPRETED
 from outblas.autotune.search import prune, target
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import Workload
-from outblas.core.space import Space
+from outblas.base.space import Space
 
 H100 = imagined("H100")
 WORKLOAD = Workload(128, 132 * 128, 4096)  # a tile of 128x128 for each SM

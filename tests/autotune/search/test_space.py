@@ -26,11 +26,11 @@ from support.spaces import (
 from outblas.autotune.search import prune
 from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Workload
-from outblas.core import registry
-from outblas.core.configs import from_text, to_text
-from outblas.core.machines import Machine
+from outblas.base import registry
+from outblas.base.configs import from_text, to_text
+from outblas.base.machines import Machine
+from outblas.base.space import LazySpace
 from outblas.core.problem import Problem
-from outblas.core.space import LazySpace
 from outblas.hopper import gemm, hilbert
 from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config

@@ -18,7 +18,7 @@ from outblas.autotune.search.prune import problem
 from outblas.autotune.search.strategy import Search, strategy_of
 from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Trial, Workload, now
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 

@@ -12,7 +12,7 @@ from support.stored import H100, H200, INTERPRETED, OTHER, WORKLOAD, winner
 from outblas.autotune.search import target
 from outblas.autotune.store import tables
 from outblas.autotune.store.records import BestConfig, Workload
-from outblas.core import configs
+from outblas.base import configs
 
 SHIPPED = sorted(tables.TABLES.glob("*.json"))
 

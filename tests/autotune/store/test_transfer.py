@@ -24,7 +24,7 @@ from outblas.autotune.store.records import (
     Workload,
 )
 from outblas.autotune.store.store import Selection, Store
-from outblas.core.shapes import LAYOUTS
+from outblas.base.shapes import LAYOUTS
 
 TRIALS = [trial(0), failed(1), trial(2, gpu=H200, workload=OTHER, kernel="simt.naive")]
 

@@ -11,7 +11,7 @@ from outblas.autotune import sweep
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.core.grouped_shapes import parse
+from outblas.base.grouped_shapes import parse
 
 TARGET = TuneTarget("grouped", "support.grouped_kernel")
 TEXT = "4x24x16x8:zipf,4x24x16x8:terms"

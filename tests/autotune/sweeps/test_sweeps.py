@@ -24,7 +24,7 @@ from outblas.autotune.store.store import Store, StoreError
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import Job
-from outblas.core.configs import from_text
+from outblas.base.configs import from_text
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log")]
 

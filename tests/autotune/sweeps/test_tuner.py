@@ -26,7 +26,7 @@ from outblas.autotune.store.records import Trial, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import screening, tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 
 pytest_plugins = ("support.sweep_fixtures",)
 

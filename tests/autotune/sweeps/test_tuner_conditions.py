@@ -15,7 +15,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.tuner import Outcome
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 
 pytest_plugins = ("support.sweep_fixtures",)
 

@@ -12,7 +12,7 @@ from support.jobs import ONE, FakeCompilers, facts
 
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.tuner import Outcome
-from outblas.core.configs import to_text
+from outblas.base.configs import to_text
 
 pytest_plugins = ("support.sweep_fixtures",)
 

@@ -15,7 +15,8 @@ from support import ptx
 from support.gemm_problems import BF16, gemm_config, record_launches, variant_of
 
 import outblas.hopper.gemm
-from outblas.core import configs, fp8, quantization
+from outblas.base import configs
+from outblas.core import fp8, quantization
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.core.artifact import example
 from outblas.core.epilogue import Epilogue
 from outblas.hopper import gemm

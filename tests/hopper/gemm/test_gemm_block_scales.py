@@ -10,7 +10,8 @@ import torch
 from support import recorded_code
 from support.gemm_problems import BF16, gemm_config, variant_of
 
-from outblas.core import configs, fp8
+from outblas.base import configs
+from outblas.core import fp8
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.gemm import group_host as host

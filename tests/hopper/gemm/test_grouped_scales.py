@@ -14,7 +14,7 @@ import torch
 from support.fp8 import E4M3, E5M2
 from support.scaled_groups import FORMS, draw
 
-from outblas.core import machines
+from outblas.base import machines
 from outblas.core.epilogue import glu_split
 from outblas.core.grouped import (
     Form,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.gemm_problems import BF16, FP32, OWN_CONFIG, product
 
-from outblas.core import configs, machines
+from outblas.base import configs, machines
 from outblas.core.artifact import example
 from outblas.core.problem import Problem
 from outblas.core.products import parse_line

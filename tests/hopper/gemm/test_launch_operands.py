@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outblas.core import configs
+from outblas.base import configs
 from outblas.core.problem import problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import workspace

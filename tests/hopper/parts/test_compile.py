@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from support.hopper_problems import FIRST_AND_LAST, load, problem
 
-from outblas.core import cache
+from outblas.base import cache
 from outblas.hopper.parts import compile, host
 
 

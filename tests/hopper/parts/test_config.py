@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 from support.hopper_problems import load, problem
 
-from outblas.core import configs, registry
+from outblas.base import configs, registry
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
 from outblas.hopper.parts.config_limits import invalid_reason
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.hopper_problems import BF16, MEMORY, RUNGS, load, matrix, problem, strided
 
-from outblas.core import configs
+from outblas.base import configs
 from outblas.core import problem as operands
 from outblas.core.problem import Problem
 from outblas.hopper.parts import compile, host

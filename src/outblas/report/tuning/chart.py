@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...bench import plotting
+from outblas.bench import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-    from .model import TuneReport
+    from outblas.report.tuning.model import TuneReport
 
 MARK = plotting.PALETTE[1]  # the colour that marks the best config
 # Cells have these shades in the light and in the dark, and so has what is written on them.

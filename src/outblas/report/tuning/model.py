@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...autotune.search.rank import ranks, spearman
-from ...autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload, base_name
-from ...core.configs import items
-from ..text import NONE
+from outblas.autotune.search.rank import ranks, spearman
+from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload, base_name
+from outblas.base.configs import items
+from outblas.report.text import NONE
 
 Limits = Callable[[str], str]  # says of a config's text what bounds it, in a few words
 Tile = tuple[int, int]  # its sizes along M and N

@@ -2,10 +2,10 @@
 
 import re
 
-from .. import page
-from .chart import draw, drawable
-from .model import TuneReport
-from .tables import notes, tables
+from outblas.report import page
+from outblas.report.tuning.chart import draw, drawable
+from outblas.report.tuning.model import TuneReport
+from outblas.report.tuning.tables import notes, tables
 
 _RANGE = re.compile(r"\(\d+\.\d+–\d+\.\d+\)")  # which a browser would break after the dash
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...autotune.store.records import BestConfig, Gpu, Trial
-from ..table import Table
-from ..text import NONE, confidence
-from .model import Entry, TuneReport, split
+from outblas.autotune.store.records import BestConfig, Gpu, Trial
+from outblas.report.table import Table
+from outblas.report.text import NONE, confidence
+from outblas.report.tuning.model import Entry, TuneReport, split
 
 
 def tables(report: TuneReport) -> list[Table]:

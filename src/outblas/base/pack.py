@@ -35,9 +35,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from . import forks, ownership
-from .facts import Facts, digest
-from .ownership import Refused, shown
+from outblas.base import forks, ownership
+from outblas.base.facts import Facts, digest
+from outblas.base.ownership import Refused, shown
 
 MAGIC = b"outblas pack\n\0\0\2"
 _DIGEST, _SIZE = 32, 8

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from .terminal import printable
+from outblas.base.terminal import printable
 
 ROOT = 0
 SHOWN = 160  # longest path in a message, in characters

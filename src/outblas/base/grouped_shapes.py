@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise, product
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from .shapes import Shape
+from outblas.base.shapes import Shape
 
 Distribution = Literal["balanced", "zipf"]
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)

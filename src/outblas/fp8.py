@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from .core.errors import OperandError
-from .core.problem import DTYPES, check_tensor
-from .core.quantization import FORMATS, blocks, spread
-from .torch_ops import ops
-from .torch_ops.autograd_levels import has_tangent, is_transformed, requires_grad
-from .torch_ops.call import is_autocast
-from .torch_ops.quantize import quantize
-from .torch_ops.scaled_mm import scaled_mm
+from outblas.core.errors import OperandError
+from outblas.core.problem import DTYPES, check_tensor
+from outblas.core.quantization import FORMATS, blocks, spread
+from outblas.torch_ops import ops
+from outblas.torch_ops.autograd_levels import has_tangent, is_transformed, requires_grad
+from outblas.torch_ops.call import is_autocast
+from outblas.torch_ops.quantize import quantize
+from outblas.torch_ops.scaled_mm import scaled_mm
 
 __all__ = ["FP8Linear"]
 

@@ -242,7 +242,9 @@ def load(name: str) -> ModuleType:
         missing = (error.name or "").split(".")[0]
         if missing not in _DISTRIBUTIONS:
             raise
-        from . import requirements  # imported here because it is slow: it parses versions
+        from outblas.base import (
+            requirements,  # imported here because it is slow: it parses versions
+        )
 
         hint = requirements.install_command(_DISTRIBUTIONS[missing])
         raise ImportError(

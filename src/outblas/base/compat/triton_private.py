@@ -14,7 +14,7 @@ from typing import Any
 import triton
 from triton.experimental.gluon import language as gl
 
-from . import find, take
+from outblas.base.compat import find, take
 
 CompiledKernel = Any  # what `triton.compile` returns
 _NO_KERNELS = (

@@ -36,11 +36,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import compiling, ownership, pack
-from .facts import digest as digest
-from .facts import text as facts_text
-from .filesystems import network_filesystem as network_filesystem
-from .ownership import Refused, shown
+from outblas.base import compiling, ownership, pack
+from outblas.base.facts import digest as digest
+from outblas.base.facts import text as facts_text
+from outblas.base.filesystems import network_filesystem as network_filesystem
+from outblas.base.ownership import Refused, shown
 
 if TYPE_CHECKING:
     import filelock

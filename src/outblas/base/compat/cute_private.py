@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass  # noqa: F401  (registers the DSL whose settings are changed)
 
-from . import take
+from outblas.base.compat import take
 
 _dsl: Any = take(
     "cutlass.base_dsl.dsl:BaseDSL._get_dsl",

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
-from . import take
+from outblas.base.compat import take
 
 # ---- SMs
 get_sm_carveout: Callable[[], int | None] = take(
