@@ -107,17 +107,13 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	rm -rf build/types && mkdir -p build/types/outblas
-	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
-	ln -s $(CURDIR)/src/_outblas_command.py $(CURDIR)/tools build/types/
-	mkdir build/types/docs && ln -s $(CURDIR)/docs/_ext build/types/docs/
 	$(MAKE) --no-print-directory -j2 --output-sync types-of-package types-of-tests
 
 types-of-package:
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs._ext -p tools -m _outblas_command
+	MYPYPATH=src $(BIN)/mypy -p outblas -p docs._ext -p tools -m _outblas_command
 
 types-of-tests:
-	cd tests && MYPYPATH=$(CURDIR)/build/types $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .
+	cd tests && MYPYPATH=$(CURDIR)/src:$(CURDIR) $(CURDIR)/$(BIN)/mypy --config-file mypy.ini .
 
 # uv installs in a fraction of pip's time, and links later environments to the files of the first. It reads none of
 # pip's settings: where pip finds wheels in a folder, uv is told so, and it trusts the system's certificates.

@@ -25,26 +25,19 @@ from tools.host_calls import OURS, THEIRS
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("host_calls.py")
-BESIDE = ("autotune", "hopper", "kernels", "turing")  # what installs below outblas
 TURNS = 2  # of each checkout, with --against
 SLOWER = 1.05  # a ratio above this is a finding, where runs of the two do not overlap
 
 Ratios = dict[str, list[float]]  # outblas over torch in each process, by call
 
 
-def package_path(checkout: Path, folder: Path) -> Path:
-    """Lays the package of a checkout out below a folder, as it installs, and returns the folder.
-    Raises ValueError for a folder that is no checkout.
+def package_path(checkout: Path) -> Path:
+    """Returns the folder that a checkout's package is imported from. Raises ValueError for a folder
+    that is no checkout.
     """
-    source = checkout.resolve() / "src" / "outblas"
-    if not (source / "__init__.py").is_file():
+    folder = checkout.resolve() / "src"
+    if not (folder / "outblas" / "__init__.py").is_file():
         raise ValueError(f"--against is {str(checkout)!r}, expected a checkout of outblas")
-    package = folder / "outblas"
-    package.mkdir(parents=True)
-    for path in (*source.iterdir(), *(checkout.resolve() / name for name in BESIDE)):
-        link = package / path.name
-        if path.exists() and not link.is_symlink():
-            link.symlink_to(path.resolve())
     return folder
 
 
@@ -97,7 +90,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            paths = [package_path(at, folder / str(i)) for i, at in enumerate(checkouts)]
+            paths = [package_path(checkout) for checkout in checkouts]
         except ValueError as error:
             parser.error(str(error))
         ratios: list[Ratios] = [{} for _ in checkouts]

@@ -87,7 +87,7 @@ def own_tables() -> Path:
     """Returns the folder of the tables that come with the package, in a checkout. Raises ValueError
     where the package is installed, because the next installation would overwrite changes.
     """
-    if not (Path(__file__).parents[2] / "pyproject.toml").is_file():
+    if not (Path(__file__).resolve().parents[2] / "pyproject.toml").is_file():
         raise ValueError(
             f"the tables in {TABLES} belong to an installed package, expected a FOLDER to write to"
         )

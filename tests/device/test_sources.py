@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outblas.base import cache, cuda_graphs
+from outblas.base import cache
 from outblas.device import sources
 
 LADDERS = ("outblas.hopper", "outblas.kernels", "outblas.turing")
-OF_THE_HOST = cuda_graphs.__name__  # it sees captures, before a launch
 JITTED = ("@cute.jit", "@cute.kernel", "@triton.jit", "@gluon.jit")
 
 
@@ -43,7 +42,7 @@ def reached(names: set[str]) -> set[Path]:
     while waiting:
         name = waiting.pop()
         path = source_of(name)
-        if path is None or path.name == "__init__.py" or name == OF_THE_HOST:
+        if path is None or path.name == "__init__.py":
             continue
         files.add(path)
         more = imported(name, path) - seen

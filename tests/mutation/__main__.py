@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,19 +52,8 @@ class Outcome(NamedTuple):
 
 def copy_packages(root: Path, folder: Path) -> None:
     """Lays out the packages of a checkout below `folder` as an installation does."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    setuptools = project["tool"]["setuptools"]
-    for package in setuptools["packages"]:
-        parts, folders = package.split("."), setuptools["package-dir"]
-        depth = next(n for n in range(len(parts), -1, -1) if ".".join(parts[:n]) in folders)
-        source = root.joinpath(folders[".".join(parts[:depth])], *parts[depth:])
-        target = folder.joinpath(*parts)
-        target.mkdir(parents=True, exist_ok=True)
-        for path in source.iterdir():
-            if path.is_file():
-                shutil.copy(path, target)
-        for tables in source.glob("tables"):
-            shutil.copytree(tables, target / "tables")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "src" / "outblas", folder / "outblas", ignore=ignored)
 
 
 def run_check(root: Path, packages: Path, check: Check, seconds: float = SECONDS) -> Outcome:

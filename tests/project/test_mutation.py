@@ -16,15 +16,9 @@ from mutation.__main__ import (
 from mutation.faults import FAULTS, Check, Fault, StaleFault
 
 TOY = Check("test_toy.py")
-PYPROJECT = """
-[tool.setuptools]
-packages = ["toy"]
-[tool.setuptools.package-dir]
-"" = "src"
-"""
 NUMBERS = "def double(x):\n    return 2 * x\n\n\ndef triple(x):\n    return 3 * x\n"
 TESTS = """
-from toy.numbers import double
+from outblas.numbers import double
 
 
 def test_double():
@@ -36,9 +30,8 @@ def test_double():
 def toy(tmp_path: Path) -> Path:
     """A checkout of one package and one test, which says nothing of `triple`."""
     files = {
-        "pyproject.toml": PYPROJECT,
-        "src/toy/__init__.py": "",
-        "src/toy/numbers.py": NUMBERS,
+        "src/outblas/__init__.py": "",
+        "src/outblas/numbers.py": NUMBERS,
         "tests/test_toy.py": TESTS,
     }
     for name, content in files.items():
@@ -48,7 +41,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def fault(old: str, new: str, check: Check = TOY) -> Fault:
-    return Fault("toy", "numbers.py", old, new, check, "The toy is wrong.")
+    return Fault("outblas", "numbers.py", old, new, check, "The toy is wrong.")
 
 
 def test_every_fault_fits_the_sources_and_has_tests_and_a_name_of_its_own() -> None:
@@ -78,8 +71,8 @@ def test_every_fault_fits_the_sources_and_has_tests_and_a_name_of_its_own() -> N
 def test_only_a_test_that_fails_for_what_it_asserts_catches_a_fault(
     toy: Path, old: str, new: str, check: Check, verdict: str
 ) -> None:
-    assert try_fault(toy, "toy", fault(old, new, check)).verdict == verdict
-    assert (toy / "src/toy/numbers.py").read_text() == NUMBERS
+    assert try_fault(toy, "outblas", fault(old, new, check)).verdict == verdict
+    assert (toy / "src/outblas/numbers.py").read_text() == NUMBERS
 
 
 @pytest.mark.long
@@ -93,4 +86,4 @@ def test_a_check_without_an_end_is_ended(toy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("old", ["4 * x", "* x"], ids=["gone", "there twice"])
 def test_a_fault_that_the_sources_have_outgrown_is_refused(toy: Path, old: str) -> None:
     with pytest.raises(StaleFault, match="expected once"):
-        fault(old, "0").planted(toy / "src/toy")
+        fault(old, "0").planted(toy / "src/outblas")

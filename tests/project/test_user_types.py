@@ -16,7 +16,6 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "data" / "typed_program.py"
-LADDERS = ("autotune", "hopper", "kernels", "turing")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package.mkdir()
     for path in sorted((ROOT / "src" / "outblas").iterdir()):
         (package / path.name).symlink_to(path)
-    for name in LADDERS:
-        (package / name).symlink_to(ROOT / name)
     return folder
 
 

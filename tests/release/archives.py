@@ -3,6 +3,7 @@
 import email.message
 import email.parser
 import hashlib
+import os
 import tarfile
 import tomllib
 import zipfile
@@ -11,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 MAX_WHEEL_MIB = 4
 URLS = ("Homepage", "Documentation", "Repository", "Changelog", "Issues")
-# Folders of an sdist: those that are installed.
-SOURCES = ("autotune", "hopper", "kernels", "results", "src", "turing")
+# Folders of an sdist. Links lead nowhere from an archive, so it holds what they lead to.
+SOURCES = ("src",)
 BESIDE = (
     "CHANGELOG.md",
     "CITATION.cff",
@@ -46,21 +47,13 @@ def of_sdist(path: Path) -> list[str]:
 def expected_modules(root: Path) -> set[str]:
     """The modules of a tree by the names that they have in a wheel."""
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    tool = settings["tool"]["setuptools"]
-    found = {f"{name}.py" for name in tool.get("py-modules", ())}
-    for package in tool["packages"]:
-        folder = root / _folder(package, tool["package-dir"])
-        found |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob("*.py")}
-    return found
-
-
-def _folder(package: str, places: dict[str, str]) -> str:
-    """The folder of a package, by the longest of its names that has one."""
-    parts = package.split(".")
-    for size in range(len(parts), 0, -1):
-        if (name := ".".join(parts[:size])) in places:
-            return "/".join([places[name], *parts[size:]])
-    return "/".join([places[""], *parts])
+    modules = {f"{name}.py" for name in settings["tool"]["setuptools"].get("py-modules", ())}
+    source = root / "src"
+    for folder, _, files in os.walk(source, followlinks=True):
+        place = Path(folder).relative_to(source).as_posix()
+        if "__init__.py" in files:
+            modules |= {f"{place}/{file}" for file in files if file.endswith(".py")}
+    return modules
 
 
 def wheel_faults(files: Iterable[str], root: Path, version: str) -> list[str]:

@@ -3,7 +3,7 @@
 Any release may remove a private name. Each name is looked up here, in one module per library, by
 `take`, which records its purpose and what happens without it. Where a slower public name does the
 same, it replaces the private one; otherwise the feature is switched off and an error says so.
-`tests/core/test_private_names.py` lists the names that the installed versions lack, and runs
+`tests/base/test_private_names.py` lists the names that the installed versions lack, and runs
 outblas without each name.
 """
 
