@@ -80,7 +80,7 @@ fuzz: $(READY)
 KILLS ?= 200
 
 chaos: $(READY)
-	PROMISES=$(KILLS) $(BIN)/pytest -q -s tests/autotune/test_promises.py
+	PROMISES=$(KILLS) $(BIN)/pytest -q -s tests/autotune/test_tuner_promises.py
 
 # Nor this: plants faults of barriers in copies of the kernels, each of which a named test has to catch.
 mutation: $(READY)

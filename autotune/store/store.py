@@ -495,7 +495,9 @@ def _select(connection: sqlite3.Connection, table: str, wanted: Row) -> list[sql
     return connection.execute(query, wanted).fetchall()
 
 
-def _records(connection: sqlite3.Connection, kind: type[T], rows: Iterable[Row]) -> list[T]:
+def _records(
+    connection: sqlite3.Connection, kind: type[T], rows: Iterable[sqlite3.Row]
+) -> list[T]:
     """Returns the records of rows. Raises sqlite3.DatabaseError for one that is damaged."""
     gpus = {
         row["key"]: Gpu(*(row[name] for name in _names(Gpu)))
@@ -517,7 +519,7 @@ def _records(connection: sqlite3.Connection, kind: type[T], rows: Iterable[Row])
     return records
 
 
-def _workload(row: Row) -> Workload:
+def _workload(row: Row | sqlite3.Row) -> Workload:
     return Workload(*(row[name] for name in _WORKLOAD))
 
 

@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from project.test_imports import FOLDERS
-from support.paths import ROOT
+from support.paths import PACKAGES, ROOT
 
 import outblas
 
@@ -51,7 +50,7 @@ class Function:
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
     """The modules of the package, by their paths."""
-    for folder in FOLDERS.values():
+    for folder in PACKAGES.values():
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = str(path.relative_to(ROOT))
             yield name, ast.parse(path.read_text(encoding="utf-8"))

@@ -11,17 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 import setuptools
-from support.paths import ROOT
+from support.paths import PACKAGES, ROOT
 
 from outblas.base import registry
-
-FOLDERS = {
-    "outblas": "src/outblas",
-    "outblas.autotune": "autotune",
-    "outblas.hopper": "hopper",
-    "outblas.kernels": "kernels",
-    "outblas.turing": "turing",
-}
 
 # From the bottom up. A module belongs to the longest prefix of its name, and imports modules of its
 # own layer and of those below. `outblas` is the face, which names what it exports.
@@ -61,7 +53,7 @@ Edges = dict[str, set[str]]
 def sources() -> dict[str, Source]:
     """All modules of the product by name."""
     found = {}
-    for package, folder in FOLDERS.items():
+    for package, folder in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             is_package = parts[-1] == "__init__"

@@ -40,7 +40,7 @@ FAULTS = {
 
 def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled as for an H100, in processes of their own that see no GPU, and measured in the
-    interpreter. Hangs are those of test_promises, which need no torch.
+    interpreter. Hangs are those of test_tuner_promises, which need no torch.
     """
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(FAULTS))
     job = Job((SUBJECT,), WORKLOAD, top_k=1)
