@@ -40,7 +40,6 @@ class Claim:
         granted: Whether the driver has the claim, until `add` or `release`.
         taken_over: Whether it was taken from an owner that died with it.
         machine_losses: How many times the machine went down while the config was measured.
-        worker_deaths: How many workers of this sweep died with it; only a cluster counts them.
     """
 
     known: Trial | None = None
@@ -48,7 +47,6 @@ class Claim:
     granted: bool = False
     taken_over: bool = False
     machine_losses: int = 0
-    worker_deaths: int = 0
 
 
 class Owner(NamedTuple):

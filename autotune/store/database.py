@@ -110,12 +110,31 @@ class Database:
                 self._connection = None
 
     def read(self, operation: Operation[T]) -> T:
-        """Returns what an operation reads of the file as it is at one moment. Raises StoreError."""
+        """Read the file as it is at one moment.
+
+        Args:
+            operation: Takes a connection, and returns what it reads.
+
+        Returns:
+            What the operation returned.
+
+        Raises:
+            StoreError: The store is closed or cannot be read.
+        """
         return self._read_beside(operation) if self.read_only else self._run("BEGIN", operation)
 
     def write(self, operation: Operation[T]) -> T:
-        """Runs an operation in one transaction: all it wrote is on disk when this returns. Raises
-        StoreError, after which the file is as it was before.
+        """Write in one transaction, which is on disk when this returns.
+
+        Args:
+            operation: Takes a connection, and writes with it; it may run again.
+
+        Returns:
+            What the operation returned.
+
+        Raises:
+            StoreError: The store is closed, read-only or cannot be written. The file is as it was
+                before.
         """
         if self.read_only:
             self._check_open()

@@ -495,9 +495,7 @@ def _select(connection: sqlite3.Connection, table: str, wanted: Row) -> list[sql
     return connection.execute(query, wanted).fetchall()
 
 
-def _records(
-    connection: sqlite3.Connection, kind: type[T], rows: Iterable[sqlite3.Row]
-) -> list[T]:
+def _records(connection: sqlite3.Connection, kind: type[T], rows: Iterable[sqlite3.Row]) -> list[T]:
     """Returns the records of rows. Raises sqlite3.DatabaseError for one that is damaged."""
     gpus = {
         row["key"]: Gpu(*(row[name] for name in _names(Gpu)))

@@ -85,9 +85,9 @@ addend_shapes = pytest.mark.parametrize("shape", [(6, 4), (4,), (6, 1), (1,), ()
 @addend_shapes
 def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> None:
     a, b, c = integers((6, 5), (5, 4), shape)
-    scales: dict[str, Any]
+    without: dict[str, Any] = {}
 
-    for scales in ({}, {"alpha": 0.5, "beta": -2.0}):
+    for scales in (without, {"alpha": 0.5, "beta": -2.0}):
         got = addmm(c, a, b, kernel=kernel, **scales)
         assert torch.equal(got, torch.addmm(c, a, b, **scales))
     unread = torch.full(shape, torch.nan)

@@ -149,7 +149,7 @@ def production(config: str, us: float, M: int, N: int, K: int, layout: str = "nt
 
 @pytest.mark.parametrize("change", [{"layout": "tn"}, {"dtype": "float16", "out_dtype": "float16"}])
 def test_the_production_kernel_serves_all_layouts_and_16_bit_dtypes(
-    know: Know, change: dict[str, str]
+    know: Know, change: dict[str, Any]
 ) -> None:
     index = know(production(to_text(gemm.Config()), 100.0, 4096, 4096, 4096))
 
@@ -556,7 +556,7 @@ def test_a_first_lookup_predicts_for_few_of_many_winners(
         for i in range(1000)
     ]
     index = know(shipped=tuple(many))
-    calls = []
+    calls: list[object] = []
     predict: Callable[..., float] = cost_model.ConfigModel.us
     monkeypatch.setattr(
         cost_model.ConfigModel, "us", lambda *args: calls.append(args) or predict(*args)

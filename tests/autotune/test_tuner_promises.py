@@ -7,6 +7,7 @@ kills as many drivers.
 """
 
 import contextlib
+import functools
 import os
 import random
 import resource
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,15 @@ def ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+def all_gone(processes: Iterable[int]) -> bool:
+    return all(map(gone, processes))
+
+
 @pytest.fixture
 def no_orphan() -> Iterator[None]:
     """Nothing that a test has started outlives it."""
     yield
-    assert soon(lambda: all(map(gone, descendants(os.getpid()))))
+    assert soon(lambda: all_gone(descendants(os.getpid())))
 
 
 def trials(path: Path) -> dict[str, Trial]:
@@ -144,7 +149,7 @@ def test_killed_drivers_lose_nothing_and_leave_nothing(path: Path) -> None:
         below = descendants(driver)
         os.kill(driver, signal.SIGKILL)
         ended(driver)
-        assert soon(lambda below=below: all(map(gone, below))), f"orphans after kill {kill}"
+        assert soon(functools.partial(all_gone, below)), f"orphans after kill {kill}"
         places[check(path)] += 1
         if check(path) == CONFIGS:
             for file in path.parent.glob(f"{path.stem}*"):

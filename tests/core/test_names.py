@@ -57,11 +57,14 @@ def test_names_and_compiles_of_the_search_space_are_one_to_one() -> None:
     space = gemm.space(example(BF16, None, "nt", (4096, 4096, 4096)), machines.reference(90))
     sound = [config for config in space.configs() if space.invalid_reason(config) is None]
     compiles = {compile_key(config) for config in sound}
+    columns: dict[str, Any] = dict.fromkeys(
+        ("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns"
+    )
     long = replace(
         PLAIN,
         function="gelu_tanh",
         formats="e4m3 e5m2 promoted",
-        **dict.fromkeys(("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns"),
+        **columns,
     )
 
     names = [replace(GEMM, config=c, traits=t).name for c in compiles for t in (PLAIN, long)]

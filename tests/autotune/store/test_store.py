@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.stored import H100, H200, OTHER, WORKLOAD, failed, trial, winner
@@ -147,7 +147,10 @@ def test_texts_are_cut_and_trials_dated(store: Store) -> None:
         ({"kernel": "No Kernel"}, "Trial.kernel is 'No Kernel', expected a kernel's name"),
         ({"when": "yesterday"}, "Trial.when is 'yesterday', expected a time such as"),
         ({"when": "2026-01-01T00:00:00"}, "Trial.when is '2026-01-01T00:00:00', expected a time"),
-        ({"gpu": Gpu("H100", 9.0, 132)}, "Trial.gpu.arch is 9.0, expected a value of type int"),
+        (
+            {"gpu": Gpu("H100", cast(int, 9.0), 132)},
+            "Trial.gpu.arch is 9.0, expected a value of type int",
+        ),
         ({"workload": Workload(1 << 60, 1, 1)}, "Trial.workload.M is 1152921504606846976"),
         ({"source": "x" * 5000}, "Trial.source has 5000 characters, expected 4096 at most"),
     ],
