@@ -9,7 +9,7 @@ import pytest
 from support.cache_command import invoke, parsed, refused, shown
 from support.stored import H100, H200, INTERPRETED, WORKLOAD, failed, sql, trial, winner
 
-from outblas.autotune.store import tables, transfer
+from outblas.autotune.store import transfer
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import read_table
@@ -67,15 +67,12 @@ def test_trials_are_shown_of_a_kernel_a_shape_a_dtype_and_a_layout(
     assert count in shown("show", *arguments)
 
 
-def test_a_trial_is_shown_with_why_it_failed() -> None:
-    assert "not done in 30 s" in shown("show", "4096")
-
-
-def test_the_fastest_trials_are_the_first() -> None:
+def test_the_fastest_trials_are_the_first_and_those_that_failed_have_a_reason() -> None:
     records = parsed("show", "hopper.hilbert", "--limit", 2)
 
     assert [record["us"] for record in records] == [90.0, 100.0]
     assert records[0]["gpu"]["name"] == H100.name
+    assert "not done in 30 s" in shown("show", "4096")
 
 
 def test_ratios_of_the_interpreter_are_not_listed(home: Path) -> None:
@@ -95,13 +92,19 @@ def test_ratios_of_the_interpreter_are_not_listed(home: Path) -> None:
 # Exports and imports.
 
 
-def test_what_is_exported_can_be_imported_once(home: Path) -> None:
-    file, elsewhere = home / "found.json", home / "other" / "tuning.sqlite"
+@pytest.fixture
+def file(home: Path) -> Path:
+    """An export of the store."""
+    file = home / "found.json"
+    assert shown("export", file) == "4 trials, 1 winners\n"
+    return file
 
-    exported = shown("export", file)
+
+def test_what_is_exported_can_be_imported_once(home: Path, file: Path) -> None:
+    elsewhere = home / "other" / "tuning.sqlite"
+
     first, again = (shown("import", file, "--store", elsewhere) for _ in range(2))
 
-    assert "4 trials, 1 winners" in exported
     assert "4 new trials, 1 new winners" in first
     assert "0 new trials, 0 new winners" in again
     with Store() as here, Store(elsewhere) as there:
@@ -124,48 +127,25 @@ def test_kernels_and_shapes_of_an_export_can_be_chosen(
     assert counts in shown("export", home / "found.json", *options.split())
 
 
-def test_an_export_of_a_kernel_has_its_trials(home: Path) -> None:
-    file = home / "found.json"
-
-    invoke("export", file, "--kernels", "simt.naive")
-
-    trials, _ = transfer.read(file)
-    assert [each.kernel for each in trials] == ["simt.naive"]
-
-
-def test_a_file_that_was_changed_is_not_imported(home: Path) -> None:
-    file = home / "found.json"
-    invoke("export", file)
-    file.write_text(file.read_text().replace('"layout":"nt"', '"layout":"xy"'))
-
-    refused("layout", "import", file)
-
-
-def test_an_import_into_what_cannot_be_written_is_refused(home: Path) -> None:
-    file = home / "found.json"
-    invoke("export", file)
-
+def test_an_import_that_cannot_be_is_refused(file: Path) -> None:
     refused("cannot be", "import", file, "--store", file / "x.sqlite")
+    file.write_text(file.read_text().replace('"layout":"nt"', '"layout":"xy"'))
+    refused("layout", "import", file)
 
 
 # Tables that ship.
 
 
-def test_winners_are_shipped_in_a_table_of_their_gpu(home: Path) -> None:
-    invoke("export", "--ship")
+@pytest.mark.parametrize("folder", ["", "folder"], ids=["the tables", "a folder that is named"])
+def test_winners_are_shipped_in_a_table_of_their_gpu(home: Path, folder: str) -> None:
+    invoke("export", *([home / folder] if folder else []), "--ship")
 
-    (path,) = (home / "tables").iterdir()
+    (path,) = (home / (folder or "tables")).iterdir()
     (entry,) = read_table(path).entries
     assert path.name == "NVIDIA_H100_80GB_HBM3.json"
     assert entry.workload == WORKLOAD
     # The whole text where the kernel cannot be loaded.
     assert entry.config in ("sms=2", "tile_m=128,sms=2")
-
-
-def test_tables_are_shipped_to_a_folder_that_is_named(home: Path) -> None:
-    invoke("export", home / "folder", "--ship")
-
-    assert [path.name for path in (home / "folder").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]
 
 
 def test_a_store_that_has_winners_of_the_interpreter_alone_is_not_shipped(home: Path) -> None:
@@ -195,17 +175,6 @@ def test_results_of_the_interpreter_are_left_out_of_tables(home: Path) -> None:
     assert result.stdout.endswith("1 winners\n")
 
 
-def test_an_installed_package_is_not_written_to(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = home / "site-packages" / "outblas" / "autotune" / "store" / "tables.py"
-    monkeypatch.setattr(tables, "__file__", str(installed))
-
-    refused("belong to an installed package, expected a FOLDER", "export", "--ship")
-
-    assert not (home / "tables").exists()
-
-
 # Checks.
 
 
@@ -228,16 +197,8 @@ def test_results_compiled_kernels_and_tables_are_checked(home: Path, path: Path)
     assert "bad.json" in of_table
 
 
-def test_an_export_can_be_checked(home: Path) -> None:
-    file = home / "found.json"
-    invoke("export", file)
-
+def test_an_export_that_was_cut_off_is_a_problem(file: Path) -> None:
     invoke("verify", file)
-
-
-def test_an_export_that_was_cut_off_is_a_problem(home: Path) -> None:
-    file = home / "found.json"
-    invoke("export", file)
     file.write_text(file.read_text()[:-10])
 
     assert "not JSON" in shown("verify", file, code=1)
@@ -251,11 +212,10 @@ def test_a_damaged_store_is_a_problem_and_left_as_it_is(path: Path) -> None:
     assert path.read_text() == "garbage" * 1000
 
 
-def test_a_damaged_store_is_put_aside_by_what_writes_to_it(home: Path, path: Path) -> None:
-    invoke("export", home / "found.json")
+def test_a_damaged_store_is_put_aside_by_what_writes_to_it(path: Path, file: Path) -> None:
     path.write_text("garbage" * 1000)
 
-    result = invoke("import", home / "found.json")
+    result = invoke("import", file)
 
     assert "is damaged (file is not a database): it was renamed to" in result.stderr
     assert result.stdout == "4 new trials, 1 new winners\n"
@@ -264,25 +224,16 @@ def test_a_damaged_store_is_put_aside_by_what_writes_to_it(home: Path, path: Pat
 # Pruning.
 
 
-@pytest.fixture
-def newer_naive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source of simt.naive has changed since it was tuned."""
-    sources = {"simt.naive": "new"}
+def test_results_of_older_sources_alone_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {"simt.naive": "new"}  # it has changed since it was tuned
     monkeypatch.setattr(
         command, "fingerprints", lambda kernels: dict.fromkeys(kernels, "abc") | sources
     )
 
+    same = shown("prune", "--stale", "--kernel", "hopper.hilbert")
 
-@pytest.mark.usefixtures("newer_naive")
-def test_results_of_older_sources_are_removed() -> None:
+    assert same == "0 trials and winners removed\n"
     assert shown("prune", "--stale") == "1 trials and winners removed\n"
-
-
-@pytest.mark.usefixtures("newer_naive")
-def test_results_of_the_same_sources_are_kept() -> None:
-    removed = shown("prune", "--stale", "--kernel", "hopper.hilbert")
-
-    assert removed == "0 trials and winners removed\n"
 
 
 def test_old_results_are_removed_and_new_compiled_kernels_kept() -> None:
@@ -404,9 +355,8 @@ def test_no_control_character_reaches_the_terminal(line: str) -> None:
 
 
 @pytest.mark.usefixtures("foreign")
-@pytest.mark.parametrize("line", ["ls", "show 4096", "show hopper.hilbert"])
-def test_control_characters_are_shown_escaped(line: str) -> None:
-    said = shown(*line.split()).replace("\n", "")
+def test_control_characters_are_shown_escaped() -> None:
+    said = shown("ls").replace("\n", "")
 
     assert r"\x1b[31mred\x1b]0;title\x07" in said
     assert r"\x9b2J" in said
@@ -421,36 +371,18 @@ def test_control_characters_in_json_are_escapes() -> None:
 
     assert not RAW.search(text)
     assert {row["gpu"] for row in json.loads(text)["rows"]} >= {f"GPU {ESCAPES}"}
-
-
-@pytest.mark.usefixtures("foreign")
-def test_json_of_trials_has_names_as_they_are() -> None:
     assert parsed("show", "4096")[-1]["gpu"]["driver"] in (ESCAPES, H100.driver)
 
 
-def test_control_characters_in_problems_are_shown_escaped(path: Path) -> None:
+def test_control_characters_in_problems_are_shown_escaped(home: Path, path: Path) -> None:
     sql(path, "UPDATE trials SET layout = char(27) || '[31m' WHERE id = 1")
-
-    text = shown("verify", code=1)
-
-    assert not RAW.search(text)
-    assert r"\x1b[31m" in text
-
-
-def test_control_characters_in_paths_are_shown_escaped(home: Path) -> None:
     odd = home / "odd\x1b[31m\u202e.json"
     odd.write_text("{}")
 
-    text = shown("verify", odd, code=1)
-
-    assert not RAW.search(text)
-    assert r"odd\x1b[31m\u202e.json" in text
-
-
-def test_control_characters_in_refusals_are_shown_escaped(home: Path) -> None:
-    odd = home / "odd\x1b[31m\u202e.json"
-    odd.write_text("{}")
-
+    for arguments, part in (([], r"\x1b[31m"), ([odd], r"odd\x1b[31m\u202e.json")):
+        text = shown("verify", *arguments, code=1)
+        assert not RAW.search(text)
+        assert part in text
     assert not RAW.search(invoke("import", odd, code=2).stderr)
     assert not RAW.search(invoke("ls", "--store", home / "no\x1b[31m.sqlite", code=2).stderr)
 
@@ -508,8 +440,4 @@ def test_json_has_all_trials_unless_fewer_are_asked_for(
     options: tuple[object, ...], count: int
 ) -> None:
     assert len(parsed("show", "hopper.hilbert", *options)) == count
-
-
-@pytest.mark.usefixtures("many")
-def test_json_has_all_sweeps() -> None:
     assert len(parsed("ls")["rows"]) == 152

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outblas.base import cache, configs, registry
-from outblas.base.shapes import LAYOUTS, NAMED, Shape
+from outblas.base.shapes import LAYOUTS, NAMED
 from outblas.cli.common import (
     NONE,
     SHAPES_HELP,
@@ -34,7 +34,7 @@ from outblas.cli.common import (
 
 if TYPE_CHECKING:
     from outblas.autotune.store.records import BestConfig, Trial
-    from outblas.autotune.store.store import Selection, Store, Summary
+    from outblas.autotune.store.store import Store, Summary
 
 app = typer.Typer(
     help="Shows and moves tuning results, and removes old ones and compiled kernels.",
@@ -123,6 +123,7 @@ def show(
     The winner of the finals is marked. Trials that failed come last, each with the reason.
     """
     from outblas.autotune.store.records import PRECISIONS, to_record
+    from outblas.autotune.store.store import Selection
 
     with usage_errors():
         names = [name for name in what if not name[:1].isdecimal() and name not in NAMED]
@@ -132,15 +133,13 @@ def show(
             if text not in names
             for shape in parse_shapes(text, "MxNxK", least=1)
         ]
-        for option, value, allowed in (
-            ("--dtype", dtype, PRECISIONS),
-            ("--layout", layout, LAYOUTS),
-        ):
-            if value is not None:
-                check_one_of(option, value, allowed)
+        if dtype is not None:
+            check_one_of("--dtype", dtype, PRECISIONS)
+        if layout is not None:
+            check_one_of("--layout", layout, LAYOUTS)
         with _opened(store) as opened:
             _check_kernels(names, opened)
-            selection = _selection(names, shapes, dtype, layout)
+            selection = Selection(names, shapes, dtype, layout)
             chosen, total = opened.select(selection, limit or (None if json else SHOWN))
             winners = {
                 (each.gpu.key, each.workload, each.kernel, each.source, each.config)
@@ -190,22 +189,24 @@ def export(
     The file is JSON Lines. With --ship the winners go into the tables that ship with the package.
     """
     from outblas.autotune.store import transfer
-    from outblas.autotune.store.store import StoreError
+    from outblas.autotune.store.store import Selection, StoreError
     from outblas.autotune.store.tables import own_tables
 
     with usage_errors(OSError, StoreError):
         names, wanted = split(kernels), parse_shapes(shapes, least=1) if shapes else []
         if ship:
-            folder = file or own_tables()
+            file = file or own_tables()
+        elif file is None:
+            raise ValueError("expected a FILE to write, or --ship")
         else:
-            check_writable(_required(file), "FILE")
+            check_writable(file, "FILE")
         with _opened(store) as opened:
             _check_kernels(names, opened)
-            selection = _selection(names, wanted)
+            selection = Selection(names, wanted)
             if ship:
-                _ship(opened.select_winners(selection), folder)
+                _ship(opened.select_winners(selection), file)
             else:
-                trials, winners = transfer.export_store(opened, _required(file), selection)
+                trials, winners = transfer.export_store(opened, file, selection)
                 typer.echo(f"{trials} trials, {winners} winners")
 
 
@@ -344,17 +345,17 @@ def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
     """Fingerprints of kernels' sources as they are now; without kernels that are not here."""
     from outblas.autotune.search.target import of
 
-    found = {}
+    sources = {}
     for kernel in kernels:
         try:
-            found[kernel] = of(kernel).fingerprint
+            sources[kernel] = of(kernel).fingerprint
         except (ValueError, ImportError):
             say(
                 f"The source of {kernel} is not installed here, so its results stay: --stale "
                 "cannot compare them",
                 err=True,
             )
-    return found
+    return sources
 
 
 @contextlib.contextmanager
@@ -376,15 +377,13 @@ def _opened(path: Path | None, *, writing: bool = False, new: bool = False) -> I
 
 
 def _json(row: Summary) -> dict[str, Any]:
-    from outblas.autotune.store.records import to_record
-
-    winner = None if row.winner is None else to_record(row.winner)
+    winner = row.winner
     shown = ("config", "us", "ratio", "ratio_low", "ratio_high")
     return {
         **vars(row),
-        "workload": {**vars(row.workload)},
+        "workload": vars(row.workload),
         "failed": row.failed,
-        "winner": winner and {name: winner[name] for name in shown},
+        "winner": winner and {name: getattr(winner, name) for name in shown},
         "label": str(row.workload),
     }
 
@@ -439,23 +438,6 @@ def _check_kernels(names: Iterable[str], store: Store) -> None:
             registry.find(name)
 
 
-def _selection(
-    kernels: Sequence[str],
-    shapes: Sequence[Shape],
-    dtype: str | None = None,
-    layout: str | None = None,
-) -> Selection:
-    from outblas.autotune.store.store import Selection
-
-    return Selection(kernels, shapes, dtype, layout)
-
-
-def _required(file: Path | None) -> Path:
-    if file is None:
-        raise ValueError("expected a FILE to write, or --ship")
-    return file
-
-
 def _problems_of(path: Path, read: Callable[[Path], object]) -> list[str]:
     try:
         read(path)
@@ -476,20 +458,20 @@ def _remove(files: Iterable[Path], days: float, *, dry_run: bool = False) -> tup
     count = size = 0
     for path in files:
         with contextlib.suppress(FileNotFoundError):  # another process may prune as well
-            found = path.stat()
-            if found.st_mtime <= time.time() - days * 86400:
+            status = path.stat()
+            if status.st_mtime <= time.time() - days * 86400:
                 if not dry_run:
                     path.unlink()
                     path.with_suffix(".json").unlink(missing_ok=True)
-                count, size = count + 1, size + found.st_size
+                count, size = count + 1, size + status.st_size
     return count, size
 
 
 def _days(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)([hdw])", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)([hdw])", text, re.ASCII)
+    if not match:
         raise ValueError(f"--older-than is {text!r}, expected a number with h, d or w such as 30d")
-    return float(found[1]) * DAYS[found[2]]
+    return float(match[1]) * DAYS[match[2]]
 
 
 def _date(when: str) -> str:
