@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from outblas.base.grouped_shapes import GroupedWorkload
-from outblas.bench import providers, scaled_groups
+from outblas.bench import grouped_providers, providers
 from outblas.bench.block_scaled import BlockScaled
+from outblas.bench.grouped import ScaledTask
 from outblas.bench.operation import Operation
-from outblas.bench.scaled_groups import ScaledCase, ScaledTask
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
@@ -137,11 +137,13 @@ def grouped_stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def prepared_groups(task: ScaledTask = GROUPS) -> Any:
-    return scaled_groups.parse("deepgemm").prepare(*scaled_groups.integers(task, "cpu"))
+    return grouped_providers.parse("deepgemm", OPERATION).prepare(*task.integers("cpu"))
 
 
 def test_the_products_of_groups_pass_the_check(grouped_stub: GroupedStub) -> None:
-    assert ScaledCase(GROUPS, "cpu").fault(scaled_groups.parse("deepgemm").prepare) is None
+    provider = grouped_providers.parse("deepgemm", OPERATION)
+
+    assert provider.fault(GROUPS.case(OPERATION, "cpu")) is None
     assert len(grouped_stub.calls) == 2, "on integers and on normal data"
 
 
@@ -164,7 +166,7 @@ def test_operands_of_groups_lie_as_deepgemm_loads_them(grouped_stub: GroupedStub
 
 def test_a_call_of_groups_takes_other_weights(grouped_stub: GroupedStub) -> None:
     call = prepared_groups()
-    other = torch.zeros_like(scaled_groups.integers(GROUPS, "cpu").b)
+    other = torch.zeros_like(GROUPS.integers("cpu")[1])
 
     assert not call(other).any()
     assert grouped_stub.calls[0][1][0].is_contiguous()
@@ -177,13 +179,13 @@ def test_groups_that_are_no_multiples_are_refused(grouped_stub: GroupedStub) -> 
 
 def test_groups_without_rows_are_multiples(grouped_stub: GroupedStub) -> None:
     task = ScaledTask(GroupedWorkload(1, 128, 144, 256), "nt")
-    made = scaled_groups.integers(task, "cpu")
+    a, b, scale_a, scale_b, _ = task.integers("cpu")
     ends = torch.tensor([0, 128, 128], dtype=torch.int32)
-    b, scale_b = (torch.cat([t] * 3) for t in (made.b.float().mT, made.scale_b.mT))
-    weights = b.to(made.b.dtype).mT
+    weights = torch.cat([b.float().mT] * 3).to(b.dtype).mT
+    scales = torch.cat([scale_b.mT] * 3).mT
 
-    call = scaled_groups.parse("deepgemm").prepare(made.a, weights, made.scale_a, scale_b.mT, ends)
-    call()
+    provider = grouped_providers.parse("deepgemm", OPERATION)
+    provider.prepare(a, weights, scale_a, scales, ends)()
 
     assert grouped_stub.calls[0][2].tolist() == [1] * 128
 

@@ -1,4 +1,6 @@
-"""Grouped products in a campaign: operands, the check, what is timed, and the command."""
+"""Grouped products in a campaign, with and without scales of blocks: operands, the check, the base
+of torch's single products, what is timed, and the command.
+"""
 
 import json
 from collections.abc import Callable
@@ -10,25 +12,59 @@ import pytest
 import torch
 from support.bench_machine import VirtualGpu, install
 from support.commands import invoke, refuses
+from support.torch_scaled_mm import ScaledMm
 
+import outblas
 from outblas.base.grouped_shapes import Distribution, GroupedWorkload, parse
-from outblas.bench import compare, grouped
+from outblas.bench import compare, grouped, grouped_providers
 from outblas.bench.campaign import Campaign
-from outblas.bench.grouped import GroupedCase, GroupedProvider, GroupedTask
+from outblas.bench.grouped import GroupedTask, ScaledTask
+from outblas.bench.grouped_providers import GroupedProvider
 from outblas.bench.operation import Operation
 from outblas.bench.record import Record
 from outblas.cli.bench import row
 from outblas.verify.kernels import Refused
 
+Tensor = torch.Tensor
+Prepare = Callable[..., Callable[..., object]]
+
+FP16, FP8 = Operation("float16"), Operation("fp8-block")
 ROWS = GroupedTask(GroupedWorkload(8, 100, 64, 32, "zipf"), "nt")
 TERMS = GroupedTask(GroupedWorkload(8, 100, 64, 32, "zipf", "terms"), "tn")
-BF16 = Operation("bfloat16")
+# Groups of 7, 19, 6, 12, 37, 9, 5 and 5 rows; blocks of columns that are not whole.
+SCALED_ROWS = ScaledTask(GroupedWorkload(8, 100, 144, 512, "zipf"), "nt")
+# Groups of 0, 128, 0, 128, 256, 16, 0 and 0 terms.
+SCALED_TERMS = ScaledTask(GroupedWorkload(8, 528, 64, 48, "zipf", "terms"), "nt")
+OPERATIONS = {ROWS: FP16, TERMS: FP16, SCALED_ROWS: FP8, SCALED_TERMS: FP8}
+TASKS = pytest.mark.parametrize("task", OPERATIONS, ids=str)
+SCALED = pytest.mark.parametrize("task", [SCALED_ROWS, SCALED_TERMS], ids=str)
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def scaled_mm(monkeypatch: pytest.MonkeyPatch) -> ScaledMm:
+    """What stands for `torch._scaled_mm`."""
+    made = ScaledMm()
+    monkeypatch.setattr(grouped_providers, "cublas_scaled_mm", made)
+    return made
+
+
+def parsed(name: str, task: GroupedTask) -> GroupedProvider:
+    return grouped_providers.parse(name, OPERATIONS.get(task, FP8))
+
+
+def said_of(task: GroupedTask, prepare: Prepare) -> str | None:
+    """What the check says on the CPU."""
+    return task.case(OPERATIONS[task], "cpu").fault(prepare)
+
+
+def of_zeros(task: GroupedTask, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
+    return grouped.operands(task, dtype, torch.zero_, torch.zero_, "cpu")
 
 
 # ---- tasks
 def test_gradients_of_weights_have_the_layout_in_which_terms_are_not_contiguous() -> None:
-    (task,) = grouped.tasks(parse("8x100x64x32:terms"), ["nt"], False)
+    (task,) = grouped.tasks(parse("8x100x64x32:terms"), ["nt"], False, FP16)
 
     assert task.layout == "tn"
 
@@ -37,155 +73,327 @@ def test_gradients_of_weights_have_the_layout_in_which_terms_are_not_contiguous(
 def test_a_backward_pass_reads_the_same_weights_by_their_other_dimension(
     layout: str, of_rows: str
 ) -> None:
-    of_a, of_b = grouped.tasks(parse("8x100x64x32"), [layout], True)
+    of_a, of_b = grouped.tasks(parse("8x100x64x32"), [layout], True, FP16)
 
     assert (of_a.product, of_a.layout, of_a.shape) == ("dA", of_rows, (100, 32, 64))
     assert (of_b.product, of_b.layout, of_b.shape) == ("dB", "tn", (32, 64, 100))
 
 
+def test_scaled_terms_of_both_operands_are_contiguous_in_both_forms() -> None:
+    workloads = parse("8x100x64x512,8x100x64x512,8x100x64x512:terms")
+
+    tasks = grouped.tasks(workloads, ["nt"], False, FP8)
+
+    assert [(task.workload.form, task.layout) for task in tasks] == [
+        ("rows", "nt"),
+        ("terms", "nt"),
+    ]
+    assert all(type(task) is ScaledTask for task in tasks)
+
+
+def test_scaled_groups_of_terms_have_whole_blocks() -> None:
+    assert SCALED_TERMS.ends == (0, 128, 128, 256, 512, 528, 528, 528)
+    assert SCALED_ROWS.ends == SCALED_ROWS.workload.ends
+
+
 def test_operands_lie_as_the_layout_says() -> None:
-    made = {
-        layout: grouped.operands(
-            replace(ROWS, layout=layout), torch.float32, torch.zero_, torch.zero_, "cpu"
-        )
+    strides = {
+        layout: [t.stride() for t in of_zeros(replace(ROWS, layout=layout))[:2]]
         for layout in ("nt", "nn")
     }
 
-    assert {layout: (a.stride(), b.stride()) for layout, (a, b, _) in made.items()} == {
-        "nt": ((32, 1), (64 * 32, 1, 32)),
-        "nn": ((32, 1), (64 * 32, 64, 1)),
+    assert strides == {
+        "nt": [(32, 1), (64 * 32, 1, 32)],
+        "nn": [(32, 1), (64 * 32, 64, 1)],
     }
 
 
 def test_operands_of_weight_gradients_are_contiguous_beside_the_terms() -> None:
-    a, b, offs = grouped.operands(TERMS, torch.float32, torch.zero_, torch.zero_, "cpu")
+    a, b, offs = of_zeros(TERMS)
 
     assert (a.shape, a.stride(), b.shape, b.stride()) == ((32, 100), (1, 32), (100, 64), (64, 1))
     assert offs.tolist() == list(TERMS.workload.ends)
 
 
+def test_scaled_operands_lie_as_quantize_lays_them_out() -> None:
+    a, b, scale_a, scale_b, offs = SCALED_ROWS.quantised("cpu")
+
+    _, of_rows = outblas.quantize(torch.ones(100, 512), "1x128")
+    _, of_weights = outblas.quantize(torch.ones(8, 144, 512), "128x128")
+    assert (scale_a.shape, scale_a.stride()) == ((100, 4), of_rows.stride())
+    assert (scale_b.shape, scale_b.stride()) == ((8, 4, 2), of_weights.mT.stride())
+    assert (a.stride(), b.stride()) == ((512, 1), (144 * 512, 1, 512))
+    assert offs.tolist() == [7, 26, 32, 44, 81, 90, 95, 100]
+
+
+def test_columns_of_terms_have_contiguous_scales() -> None:
+    a, b, scale_a, scale_b, _ = SCALED_TERMS.quantised("cpu")
+
+    assert (scale_a.shape, scale_a.stride()) == ((48, 5), (1, 48))
+    assert (scale_b.shape, scale_b.stride()) == ((5, 64), (64, 1))
+    assert (a.stride(), b.stride()) == ((528, 1), (1, 528))
+
+
+@SCALED
+def test_integers_lie_as_quantised_operands_do_and_have_different_scales(task: ScaledTask) -> None:
+    exact, real = task.integers("cpu"), task.quantised("cpu")
+
+    assert [(t.shape, t.stride(), t.dtype) for t in exact] == [
+        (t.shape, t.stride(), t.dtype) for t in real
+    ]
+    assert [scale.unique().tolist() for scale in exact[2:4]] == [[0.5, 1.0, 2.0]] * 2
+
+
 @pytest.mark.parametrize(
-    ("task", "elements"),
+    ("task", "moved"),
     [
-        pytest.param(ROWS, 100 * (32 + 64) + 8 * 32 * 64, id="rows"),
+        pytest.param(ROWS, 2 * (100 * (32 + 64) + 8 * 32 * 64), id="rows"),
         pytest.param(
             GroupedTask(GroupedWorkload(8, 3, 64, 32), "nt"),
-            3 * (32 + 64) + 3 * 32 * 64,
+            2 * (3 * (32 + 64) + 3 * 32 * 64),
             id="experts without rows are not read",
         ),
         pytest.param(
             GroupedTask(GroupedWorkload(8, 3, 64, 32, form="terms"), "tn"),
-            3 * (32 + 64) + 8 * 32 * 64,
+            2 * (3 * (32 + 64) + 8 * 32 * 64),
             id="gradients of all experts are written",
+        ),
+        pytest.param(
+            ScaledTask(GroupedWorkload(8, 3, 144, 1024), "nt"),
+            3 * (1024 + 4 * 8) + 3 * (144 * 1024 + 4 * 2 * 8) + 2 * 3 * 144,
+            id="scales of rows",
+        ),
+        pytest.param(
+            ScaledTask(GroupedWorkload(8, 300, 144, 48, form="terms"), "nt"),
+            (48 + 144) * (300 + 4 * 3) + 2 * 8 * 48 * 144,
+            id="scales of terms",
         ),
     ],
 )
-def test_bytes_are_those_that_a_call_needs(task: GroupedTask, elements: int) -> None:
-    assert task.bytes_moved(BF16) == 2 * elements
+def test_bytes_are_those_that_a_call_needs(task: GroupedTask, moved: int) -> None:
+    assert task.bytes_moved(FP8 if isinstance(task, ScaledTask) else FP16) == moved
 
 
 @pytest.mark.parametrize(
-    ("text", "bound"),
+    ("task", "text", "bound"),
     [
-        pytest.param("128x32768x1536x2048", True, id="256 rows an expert"),
-        pytest.param("128x32769x1536x2048", False, id="more rows"),
-        pytest.param("1x512x1024x1024", True, id="all of it fits twice into L2"),
-        pytest.param("128x256x1536x2048:terms", False, id="gradients read no weights"),
+        pytest.param(GroupedTask, "128x32768x1536x2048", True, id="256 rows an expert"),
+        pytest.param(GroupedTask, "128x32769x1536x2048", False, id="more rows"),
+        pytest.param(GroupedTask, "1x512x1024x1024", True, id="all of it fits twice into L2"),
+        pytest.param(GroupedTask, "128x256x1536x2048:terms", False, id="gradients"),
+        pytest.param(ScaledTask, "128x32768x1536x2048", True, id="256 scaled rows"),
+        pytest.param(ScaledTask, "4x32768x4096x7168", False, id="more scaled rows"),
     ],
 )
-def test_calls_with_few_rows_an_expert_are_timed_cold(text: str, bound: bool) -> None:
-    (workload,) = parse(text)
+def test_calls_with_few_rows_an_expert_are_timed_cold(
+    task: type[GroupedTask], text: str, bound: bool
+) -> None:
+    operation = FP8 if task is ScaledTask else FP16
 
-    assert GroupedTask(workload, "nt").is_memory_bound(BF16, 50 * MIB) is bound
+    assert task(parse(text)[0], "nt").is_memory_bound(operation, 50 * MIB) is bound
 
 
 # ---- the check
-CASES = [GroupedCase(task, torch.float16, "cpu") for task in (ROWS, TERMS)]
-Prepare = Callable[..., Callable[..., object]]
+@pytest.mark.parametrize("name", ["torch", "outblas"])
+@TASKS
+def test_right_products_pass(task: GroupedTask, name: str) -> None:
+    assert said_of(task, parsed(name, task).prepare) is None
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize(
-    "name",
-    [
-        "torch",
-        "outblas",
-        pytest.param("portable", marks=pytest.mark.interpreter),
-    ],
+    "task", [ROWS, TERMS, SCALED_ROWS, pytest.param(SCALED_TERMS, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("case", CASES, ids=["rows", "terms"])
-def test_right_products_pass(name: str, case: GroupedCase) -> None:
-    assert case.fault(grouped.parse(name).prepare) is None
+def test_right_products_of_the_portable_kernel_pass(task: GroupedTask) -> None:
+    assert said_of(task, parsed("portable", task).prepare) is None
 
 
-def changed(change: Callable[[torch.Tensor], object]) -> Prepare:
-    """Prepares calls of torch's function whose result is changed afterwards."""
+def changed(task: GroupedTask, change: Callable[[Tensor], object]) -> Prepare:
+    """Prepares the base's calls, whose result is changed afterwards."""
 
-    def prepare(a: Any, b: Any, offs: Any) -> Callable[[], torch.Tensor]:
-        def call() -> torch.Tensor:
-            out = torch.nn.functional.grouped_mm(a, b, offs=offs)
+    def prepare(*operands: Tensor) -> Callable[[], Tensor]:
+        call: Any = parsed("torch", task).prepare(*operands)
+
+        def then() -> Tensor:
+            out: Tensor = call()
             change(out)
             return out
 
-        return call
+        return then
 
     return prepare
 
 
-@pytest.mark.parametrize(
-    ("case", "at"), [(CASES[0], (57, 9)), (CASES[1], (3, 31, 63))], ids=["rows", "terms"]
-)
-def test_one_wrong_element_is_found(case: GroupedCase, at: tuple[int, ...]) -> None:
-    said = case.fault(changed(lambda out: out[at].fill_(0.5)))
+def instead(task: GroupedTask, place: int, change: Callable[[Tensor], Tensor]) -> Prepare:
+    """Prepares the base's calls with another of their operands."""
+
+    def prepare(*operands: Tensor) -> Any:
+        others = list(operands)
+        others[place] = change(others[place])
+        return parsed("torch", task).prepare(*others)
+
+    return prepare
+
+
+@TASKS
+def test_one_wrong_element_is_found(task: GroupedTask) -> None:
+    at = (57, 9) if task.workload.form == "rows" else (3, 31, 63)
+
+    said = said_of(task, changed(task, lambda out: out[at].fill_(0.3)))
 
     assert said is not None
     assert said.startswith("wrong: 1 of ")
     assert said.endswith(f"first at {list(at)}")
 
 
-@pytest.mark.parametrize("case", CASES, ids=["rows", "terms"])
-def test_nan_is_wrong(case: GroupedCase) -> None:
-    said = case.fault(changed(lambda out: out[-1].fill_(torch.nan)))
+@TASKS
+def test_nan_is_wrong(task: GroupedTask) -> None:
+    assert said_of(task, changed(task, lambda out: out[-1].fill_(torch.nan))) is not None
+
+
+def test_a_group_without_terms_has_to_get_zeros() -> None:
+    said = said_of(SCALED_TERMS, changed(SCALED_TERMS, lambda out: out[2].fill_(1)))
 
     assert said is not None
+    assert said.endswith("first at [2, 0, 0]")
 
 
 def test_groups_that_end_elsewhere_are_wrong() -> None:
-    def prepare(a: Any, b: Any, offs: torch.Tensor) -> Callable[[], torch.Tensor]:
-        shifted = offs.clone()
-        shifted[0] += 1
-        return lambda: torch.nn.functional.grouped_mm(a, b, offs=shifted)
+    def shifted(offs: Tensor) -> Tensor:
+        other = offs.clone()
+        other[0] += 1
+        return other
 
-    said = CASES[0].fault(prepare)
+    said = said_of(ROWS, instead(ROWS, -1, shifted))
 
     assert said is not None
     assert "first at [7, " in said  # the first group has rows 0 to 6
 
 
-def test_a_result_of_another_dtype_is_wrong() -> None:
-    said = CASES[0].fault(lambda a, b, offs: lambda: torch.zeros(100, 64))
+@pytest.mark.parametrize("place", [2, 3], ids=["scale_a", "scale_b"])
+@SCALED
+def test_one_wrong_scale_is_found(task: ScaledTask, place: int) -> None:
+    def doubled(scale: Tensor) -> Tensor:
+        wrong = scale.clone()
+        wrong[(-1,) * wrong.dim()] *= 2
+        return wrong
 
-    assert said == "wrong: expected a tensor of shape (100, 64) and torch.float16"
+    assert said_of(task, instead(task, place, doubled)) is not None
+
+
+@SCALED
+def test_scales_that_are_powers_of_two_are_not_enough(task: ScaledTask) -> None:
+    """Products that are exact with integers, whose scales have no other bits, are checked with
+    normal data too.
+    """
+    case = task.case(FP8, "cpu")
+    prepare = instead(task, 2, lambda scale: scale.log2().floor().exp2())
+
+    assert case.fault_on(task.integers("cpu"), prepare, is_exact=True) is None
+    assert case.fault(prepare) is not None
+
+
+def test_an_error_that_normal_data_hides_is_found_with_integers() -> None:
+    prepare = changed(SCALED_ROWS, lambda out: out.copy_(out.float() + 0.005))
+    case = SCALED_ROWS.case(FP8, "cpu")
+
+    assert case.fault_on(SCALED_ROWS.quantised("cpu"), prepare, is_exact=False) is None
+    assert case.fault(prepare) is not None
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [(ROWS, "(100, 64) and torch.float16"), (SCALED_ROWS, "(100, 144) and torch.bfloat16")],
+    ids=str,
+)
+def test_a_result_of_another_dtype_is_wrong(task: GroupedTask, expected: str) -> None:
+    said = said_of(task, lambda *_: lambda: torch.zeros(100, task.shape[1]))
+
+    assert said == f"wrong: expected a tensor of shape {expected}"
 
 
 # ---- providers
-def test_torch_is_trusted() -> None:
-    assert grouped.parse("torch").trusted
+def prepared(name: str, task: GroupedTask) -> Any:
+    """A call on integers, or on zeros without scales."""
+    operands = task.integers("cpu") if isinstance(task, ScaledTask) else of_zeros(task)
+    return parsed(name, task).prepare(*operands)
 
 
-def test_a_kernel_that_cannot_run_is_refused() -> None:
-    made = grouped.operands(ROWS, torch.float16, torch.zero_, torch.zero_, "cpu")
+@pytest.mark.parametrize("operation", [FP16, FP8], ids=["no scales", "scales"])
+def test_torch_is_trusted_and_nobody_else(operation: Operation) -> None:
+    names = ["torch", "outblas", "hopper.grouped", "portable"]
+    names += ["deepgemm"] if operation.scaling else []
 
+    trusted = [n for n in names if grouped_providers.parse(n, operation).trusted]
+
+    assert trusted == ["torch"]
+
+
+@pytest.mark.parametrize("task", [ROWS, SCALED_ROWS], ids=str)
+def test_a_kernel_that_cannot_run_is_refused(task: GroupedTask) -> None:
     with pytest.raises(Refused, match=r"hopper\.grouped.*needs an NVIDIA GPU"):
-        grouped.parse("hopper.grouped").prepare(*made)
+        prepared("hopper.grouped", task)
 
 
-def test_calls_take_other_weights() -> None:
+@pytest.mark.parametrize("name", ["torch", "outblas"])
+@pytest.mark.parametrize("task", [ROWS, SCALED_ROWS], ids=str)
+def test_calls_take_other_weights(name: str, task: GroupedTask) -> None:
     """As with cold weights."""
-    a, b, offs = grouped.operands(ROWS, torch.float16, torch.ones_like, torch.zero_, "cpu")
-    a.fill_(1)
-    call = grouped.parse("torch").prepare(a, b, offs)
+    a, b, *others = task.integers("cpu") if isinstance(task, ScaledTask) else of_zeros(task)
+    call: Any = parsed(name, task).prepare(a.fill_(1), b, *others)
 
-    assert float(call(torch.ones_like(b)).min()) == 32.0  # type: ignore[attr-defined]
+    assert call(torch.zeros_like(b).copy_(torch.ones(b.shape))).all()
+    assert not call(torch.zeros_like(b)).any()
+
+
+@pytest.mark.parametrize(
+    ("task", "calls"), [(SCALED_ROWS, 8), (SCALED_TERMS, 4)], ids=["rows", "terms"]
+)
+def test_torch_multiplies_each_group_that_has_any(
+    task: ScaledTask, calls: int, scaled_mm: ScaledMm
+) -> None:
+    prepared("torch", task)()
+
+    assert len(scaled_mm.calls) == calls
+
+
+def test_groups_of_rows_are_as_long_as_torch_takes_them(scaled_mm: ScaledMm) -> None:
+    prepared("torch", SCALED_ROWS)()
+
+    assert [a.shape[0] for a, *_ in scaled_mm.calls] == [8, 24, 8, 16, 40, 16, 8, 8]
+
+
+def test_groups_of_rows_that_torch_takes_as_they_are_have_no_more(scaled_mm: ScaledMm) -> None:
+    prepared("torch", ScaledTask(GroupedWorkload(4, 128, 144, 512), "nt"))()
+
+    assert [a.shape[0] for a, *_ in scaled_mm.calls] == [32] * 4
+
+
+def test_operands_and_scales_are_those_of_the_group(scaled_mm: ScaledMm) -> None:
+    operands = SCALED_TERMS.integers("cpu")
+
+    parsed("torch", SCALED_TERMS).prepare(*operands)()
+
+    a, b, scale_a, scale_b = scaled_mm.calls[2]  # of terms 256 to 512
+    assert torch.equal(a.float(), operands[0][:, 256:512].float())
+    assert torch.equal(b.float(), operands[1][256:512].float())
+    assert torch.equal(scale_a, operands[2][:, 2:4])
+    assert torch.equal(scale_b, operands[3][2:4])
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (GroupedWorkload(8, 100, 144, 768), "K that is a multiple of 512, .* not 768"),
+        (GroupedWorkload(8, 100, 24, 512), "multiples of 16 columns, not 24"),
+        (GroupedWorkload(8, 500, 64, 48, form="terms"), "of 16 terms, not 48 and 500"),
+        (GroupedWorkload(8, 512, 64, 44, form="terms"), "multiples of 8 rows .* not 44 and 512"),
+    ],
+    ids=["K", "columns", "terms", "rows of the result"],
+)
+def test_sizes_that_torch_refuses_are_refused(workload: GroupedWorkload, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        prepared("torch", ScaledTask(workload, "nt"))
 
 
 # ---- campaigns
@@ -195,7 +403,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> VirtualGpu:
     device = VirtualGpu()
     install(device, monkeypatch)
     made = tuple(torch.empty(1, dtype=torch.bfloat16) for _ in range(3))
-    monkeypatch.setattr(GroupedTask, "operands", lambda *_: made)
+    for task in (GroupedTask, ScaledTask):
+        monkeypatch.setattr(task, "operands", lambda *_: made)
     return device
 
 
@@ -212,20 +421,22 @@ def test_ratios_are_those_to_torch(gpu: VirtualGpu) -> None:
     base = provider(gpu, "torch", 200.0, trusted=True)
     ours = provider(gpu, "ours", 150.0, trusted=True)
 
-    found = records(Campaign([base, ours], BF16), ROWS)["ours burst"]
+    found = records(Campaign([base, ours], FP16), ROWS)["ours burst"]
 
     assert found.ratio == pytest.approx(200 / 150)
     assert found.tflops == pytest.approx(2 * 100 * 64 * 32 / 150e-6 / 1e12)
-    assert found.gbs == pytest.approx(ROWS.bytes_moved(BF16) / 150e-6 / 1e9)
+    assert found.gbs == pytest.approx(ROWS.bytes_moved(FP16) / 150e-6 / 1e9)
 
 
-@pytest.mark.parametrize("task", [ROWS, TERMS], ids=["rows", "terms"])
+@TASKS
 def test_a_record_says_which_groups_were_timed(task: GroupedTask, gpu: VirtualGpu) -> None:
-    campaign = Campaign([provider(gpu, "torch", 200.0, trusted=True)], BF16)
+    operation = OPERATIONS[task]
+    campaign = Campaign([provider(gpu, "torch", 200.0, trusted=True)], operation)
 
     found = records(campaign, task)["torch burst"]
 
     assert found.workload == task.workload
+    assert found.dtype == operation.dtype
     assert (found.shape, found.layout) == (task.shape, task.layout)
     assert not found.is_plain
     assert row(found)[0] == str(task.workload)
@@ -239,11 +450,30 @@ def test_nothing_is_timed_without_the_base_but_said(gpu: VirtualGpu) -> None:
 
     base = GroupedProvider("torch", "", prepare, trusted=True)
 
-    found = records(Campaign([base, provider(gpu, "ours", 1.0, trusted=True)], BF16), ROWS)
+    found = records(Campaign([base, provider(gpu, "ours", 1.0, trusted=True)], FP16), ROWS)
 
     assert found["torch burst"].check == "failed: RuntimeError: expected bfloat16"
     assert not found["torch burst"].passed
     assert found["ours burst"].us is None
+
+
+def test_what_torch_refuses_is_said_and_no_failure(
+    gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = ScaledTask(GroupedWorkload(4, 64, 144, 768), "nt")
+    monkeypatch.setattr(ScaledTask, "operands", lambda *_: task.quantised("cpu"))
+    monkeypatch.setattr(
+        ScaledTask,
+        "case",
+        lambda *_: grouped.ScaledCase(task, torch.float8_e4m3fn, "cpu", torch.bfloat16),
+    )
+    both = [grouped_providers.parse(name, FP8) for name in ("torch", "outblas")]
+
+    base, ours = Campaign(both, FP8).run_tasks([task], ["burst"])
+
+    assert base.check.startswith("refused: torch._scaled_mm takes K that is a multiple of 512")
+    assert base.passed
+    assert (ours.check, ours.us) == ("exact", None)
 
 
 # ---- comparisons
@@ -271,11 +501,21 @@ def test_only_the_same_groups_are_compared() -> None:
         (["--ladder", "hopper"], "--ladder cannot be combined with --op grouped"),
         (["--batch-invariant"], "--batch-invariant cannot be combined with --op grouped"),
         (["--layout", "tn"], "--layout has 'tn', expected nt or nn"),
-        (["--dtype", "fp8"], "--dtype is 'fp8', expected one of bfloat16, float16, float32"),
+        (
+            ["--dtype", "fp8"],
+            "--dtype is 'fp8', expected one of bfloat16, float16, float32, fp8-block",
+        ),
         (["--kernels", "cublas"], "--kernels has 'cublas', expected some of torch, outblas"),
         (["--shapes", "moe:terms", "--backward"], "--shapes has :terms, expected none with"),
+        (["--dtype", "fp8-block", "--layout", "nn"], "--dtype fp8-block needs --layout nt"),
+        (["--dtype", "fp8-block", "--backward"], "cannot be combined with --backward"),
+        (
+            ["--dtype", "fp8-block", "--kernels", "cublas"],
+            "expected some of torch, outblas, hopper.grouped, portable, dee",
+        ),
+        (["--kernels", "deepgemm"], "--kernels has 'deepgemm', expected"),
     ],
-    ids=lambda given: given[0] if isinstance(given, list) else "",
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_what_grouped_products_lack_is_refused(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +536,25 @@ def test_a_torch_without_grouped_products_is_named(monkeypatch: pytest.MonkeyPat
     refuses("which torch", "bench", "--op", "grouped", "--shapes", "moe")
 
 
+SCALED_SHAPES = ["--dtype", "fp8-block", "--shapes", "deepgemm,deepgemm:terms"]
+
+
 @pytest.mark.no_gpu
-def test_without_a_gpu_nothing_is_timed() -> None:
-    invoke("bench", "--op", "grouped", "--shapes", "moe", code=3)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--shapes", "moe"],
+        [*SCALED_SHAPES, "--kernels", "outblas,hopper.grouped,portable,deepgemm"],
+    ],
+    ids=["no scales", "scales"],
+)
+def test_without_a_gpu_nothing_is_timed(arguments: list[str]) -> None:
+    invoke("bench", "--op", "grouped", *arguments, code=3)
+
+
+def test_scaled_groups_need_no_grouped_products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base is of single products."""
+    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    invoke("bench", "--op", "grouped", *SCALED_SHAPES, code=3)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outblas.base import grouped_shapes
 from outblas.base.shapes import LAYOUTS
-from outblas.bench import campaign, cold, grouped, providers, scaled_groups, sustained
+from outblas.bench import campaign, cold, grouped, grouped_providers, providers, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
@@ -222,9 +222,9 @@ GROUPS = "8x4096x512x1024:zipf,8x4096x512x1024:terms"
 
 def grouped_records(text: str, *names: str, mode: str = "burst") -> dict[tuple[str, str], Record]:
     """The records of providers beside torch's grouped_mm, by provider and form."""
-    chosen = [grouped.parse(name) for name in ("torch", *names)]
+    chosen = [grouped_providers.parse(name) for name in ("torch", *names)]
     campaign = Campaign(chosen, Operation("bfloat16"), SHORT_ROUNDS)
-    tasks = grouped.tasks(grouped_shapes.parse(text), ["nt"], False)
+    tasks = grouped.tasks(grouped_shapes.parse(text), ["nt"], False, Operation())
     return {(r.provider, str(r.form)): r for r in campaign.run_tasks(tasks, [mode])}
 
 
@@ -252,7 +252,7 @@ def test_groups_are_timed_with_cold_weights() -> None:
 
 
 def test_groups_that_end_elsewhere_are_found_on_a_gpu() -> None:
-    (task,) = grouped.tasks(grouped_shapes.parse("8x4096x512x1024"), ["nt"], False)
+    (task,) = grouped.tasks(grouped_shapes.parse("8x4096x512x1024"), ["nt"], False, Operation())
 
     def prepare(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Callable[[], object]:
         shifted = offs.clone()
@@ -273,8 +273,9 @@ SCALED_GROUPS = "16x1000x512x1024:zipf,16x1040x512x1024:zipf:terms,4x512x512x102
 def test_scaled_groups_are_checked_and_timed_beside_torchs_single_products() -> None:
     names = "torch", "outblas", "hopper.grouped", "portable"
     operation = Operation("fp8-block")
-    campaign = Campaign([scaled_groups.parse(name) for name in names], operation, SHORT_ROUNDS)
-    tasks = scaled_groups.tasks(grouped_shapes.parse(SCALED_GROUPS))
+    chosen = [grouped_providers.parse(name, operation) for name in names]
+    campaign = Campaign(chosen, operation, SHORT_ROUNDS)
+    tasks = grouped.tasks(grouped_shapes.parse(SCALED_GROUPS), ["nt"], False, operation)
 
     records = list(campaign.run_tasks(tasks, ["burst"]))
 
@@ -282,7 +283,7 @@ def test_scaled_groups_are_checked_and_timed_beside_torchs_single_products() -> 
         (name, "–" if name == "torch" else "exact") for _ in tasks for name in names
     ]
     assert all(record.us and record.ratio for record in records)
-    base = scaled_groups.parse("torch")
+    base = grouped_providers.parse("torch", operation)
     assert [task.case(operation).fault(base.prepare) for task in tasks] == [None] * len(tasks)
 
 

@@ -1,9 +1,11 @@
-"""Grouped products in a campaign: their operands, their providers, and the check that comes before
-they are timed.
+"""Grouped products in a campaign: their operands, and the check that comes before they are timed.
+
+fp8 operands have scales of blocks. The rows of A have a scale for each 128 terms. So have the
+columns of B where groups are terms; elsewhere 128 columns share one, as in checkpoints.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -12,15 +14,14 @@ from typing import Any
 import torch
 
 from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
-from outblas.bench import cold
+from outblas.bench import block_scaled, cold
+from outblas.bench.block_scaled import BlockScaled, dequantised
 from outblas.bench.campaign import Operands
-from outblas.bench.operation import Operation, operand_dtype
-from outblas.bench.providers import Call, Provider
-from outblas.bench.record import GROUPED_BASE
-from outblas.torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
+from outblas.bench.operation import Operation, error_of_blocks, is_beyond, operand_dtype
+from outblas.bench.providers import Call
+from outblas.core.fp8 import BLOCK
 from outblas.verify.call import CHUNK
 from outblas.verify.cases import Case
-from outblas.verify.kernels import Refused
 from outblas.verify.oracle import integer_ranges
 
 Tensor = torch.Tensor
@@ -28,8 +29,10 @@ Fill = Callable[[Tensor], object]
 Prepare = Callable[..., Call]
 Place = tuple[int, ...]
 
-# Of operands that have no scales; torch's function multiplies no tf32.
-PRECISIONS = ("bfloat16", "float16", "float32")
+# torch's function multiplies no tf32.
+PRECISIONS = ("bfloat16", "float16", "float32", "fp8-block")
+_SCALED_LAYOUT = "nt"  # of both forms: tensor cores read fp8 terms that are contiguous
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ class GroupedTask:
         fill = partial(torch.Tensor.normal_, generator=generator)
         return operands(self, operand_dtype(operation.dtype), fill, fill, "cuda")
 
-    def case(self, operation: Operation) -> Any:
-        return GroupedCase(self, operand_dtype(operation.dtype))
+    def case(self, operation: Operation, device: str = "cuda") -> "GroupedCase":
+        return GroupedCase(self, operand_dtype(operation.dtype), device, operation.out_dtype)
 
     def bytes_moved(self, operation: Operation) -> int:
         """Returns the bytes of the operands and the result. Weights of groups without rows are not
@@ -102,24 +105,79 @@ class GroupedTask:
         }
 
 
+@dataclass(frozen=True)
+class ScaledTask(GroupedTask):
+    """The products of all groups of a workload with scales of blocks. Groups of terms end at
+    multiples of `BLOCK`, for the terms that share a scale belong to one group.
+    """
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.workload.sizes_in(BLOCK if self.workload.form == "terms" else 1)
+
+    def operands(self, operation: Operation) -> Operands:
+        """Returns A, B and their scales as `quantize` lays them out, from normal(0, 1), and
+        `offs`.
+        """
+        return self.quantised("cuda")
+
+    def case(self, operation: Operation, device: str = "cuda") -> "ScaledCase":
+        return ScaledCase(self, operand_dtype(operation.dtype), device, operation.out_dtype)
+
+    def quantised(self, device: str) -> Operands:
+        """Returns operands from normal(0, 1), the same every time."""
+        return self._on(block_scaled.quantised, device)
+
+    def integers(self, device: str) -> Operands:
+        """Returns small integers with scales that are powers of two, whose sums are exact, the same
+        every time.
+
+        Raises ValueError if a sum is too long for that.
+        """
+        return self._on(partial(block_scaled.integers, terms=deepest(self)), device)
+
+    def _on(self, make: Callable[..., BlockScaled], device: str) -> Operands:
+        of_terms = self.workload.form == "terms"
+        lead = () if of_terms else (self.workload.experts,)
+        recipe_b = "1x128" if of_terms else "128x128"
+        return *make(self.shape, device, lead=lead, recipe_b=recipe_b), group_ends(self, device)
+
+    def bytes_moved(self, operation: Operation) -> int:
+        """Returns the bytes of the operands, their scales and the result. Weights of groups without
+        rows are not read; their gradients are written.
+        """
+        M, N, K = self.shape
+        result = M * N * operation.out_dtype.itemsize
+        blocks, count = math.ceil(K / BLOCK), self.weights_moved
+        of_a = M * (K + _SCALE_BYTES * blocks)
+        if self.workload.form == "terms":
+            return of_a + N * (K + _SCALE_BYTES * blocks) + count * result
+        return of_a + count * (N * K + _SCALE_BYTES * blocks * math.ceil(N / BLOCK)) + result
+
+
 def tasks(
-    workloads: Sequence[GroupedWorkload], layouts: Sequence[str], of_backward: bool
+    workloads: Sequence[GroupedWorkload],
+    layouts: Sequence[str],
+    of_backward: bool,
+    operation: Operation,
 ) -> list[GroupedTask]:
     """Returns the products of a campaign, or those of their backward passes, without duplicates.
 
     `layouts` are those of ragged rows; gradients of weights have `TERMS_LAYOUT`. The gradient of
     rows reads the same weights by their other dimension.
     """
+    if operation.scaling:
+        return list(dict.fromkeys(ScaledTask(each, _SCALED_LAYOUT) for each in workloads))
     flipped = {"nt": "nn", "nn": "nt"}
-    found = []
+    chosen = []
     for layout in layouts:
         for workload in workloads:
             products = workload.backward() if of_backward else (("", workload),)
             for name, each in products:
                 of_rows = flipped[layout] if name == "dA" else layout
                 letters = of_rows if each.form == "rows" else TERMS_LAYOUT
-                found.append(GroupedTask(each, letters, name))
-    return list(dict.fromkeys(found))
+                chosen.append(GroupedTask(each, letters, name))
+    return list(dict.fromkeys(chosen))
 
 
 def operands(
@@ -147,6 +205,17 @@ def group_ends(task: GroupedTask, device: str) -> Tensor:
     return torch.tensor(task.ends, dtype=torch.int32, device=device)
 
 
+def deepest(task: GroupedTask) -> int:
+    """Returns how many products the longest sum has."""
+    return max(task.sizes) if task.workload.form == "terms" else task.shape[2]
+
+
+def result_shape(task: GroupedTask) -> tuple[int, ...]:
+    """Returns the shape of the result of `grouped_mm`."""
+    M, N, _ = task.shape
+    return (M, N) if task.workload.form == "rows" else (task.workload.experts, M, N)
+
+
 # ---- the check
 @dataclass(frozen=True)
 class GroupedCase:
@@ -163,17 +232,37 @@ class GroupedCase:
         As in the exact oracle, the operands are small integers whose partial sums fp32 represents,
         so that every element must equal the float64 product bit for bit.
         """
-        made = self._integers()
+        return self.fault_on(self._integers(), prepare, is_exact=True)
 
-        def wrong(found: Tensor) -> Iterator[tuple[Place, Tensor]]:
-            for begin, got, want in _compared(found, *made, self.task):
-                yield begin, got != want.to(got.dtype)
+    def fault_on(self, operands: Operands, prepare: Prepare, *, is_exact: bool) -> str | None:
+        """Returns what is wrong with the product of operands, or None. If it need not be exact, it
+        may have the error of fp32 sums of blocks that tensor cores sum.
+        """
+        shape, dtype = result_shape(self.task), self.out_dtype or self.dtype
+        call = prepare(*operands)
+        # Freed at once: the allocator most likely gives this memory to the result.
+        torch.full(shape, math.nan, dtype=dtype, device=self.device)
+        out = call()
+        if not isinstance(out, Tensor) or out.shape != shape or out.dtype != dtype:
+            return f"wrong: expected a tensor of shape {shape} and {dtype}"
+        count = 0
+        first: Place = ()
+        for begin, got, a, b in _compared(out, operands, self.task):
+            x = a @ b
+            if is_exact:
+                # torch rounds float64 by way of fp32, which represents these sums
+                wrong = got != x.to(dtype)
+            else:
+                wrong = is_beyond(got, x, error_of_blocks(a.abs() @ b.abs(), a.shape[1]))
+            if bool(wrong.any()):
+                at = [int(i) for i in wrong.nonzero()[0]]
+                first = first or (*begin[:-1], begin[-1] + at[0], at[1])
+                count += int(wrong.sum())
+        if not count:
+            return None
+        return f"wrong: {count} of {out.numel()} elements, first at {list(first)}"
 
-        return fault_of_call(
-            prepare(*made), self.task, self.out_dtype or self.dtype, self.device, wrong
-        )
-
-    def _integers(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _integers(self) -> Operands:
         M, N, _ = self.task.shape
         case = Case(M, N, deepest(self.task), self.dtype, self.out_dtype)
         of_a, of_b, _ = integer_ranges(case)
@@ -185,128 +274,50 @@ class GroupedCase:
         return operands(self.task, self.dtype, within(of_a), within(of_b), self.device)
 
 
-def fault_of_call(
-    call: Call,
-    task: GroupedTask,
-    dtype: torch.dtype,
-    device: str,
-    wrong: Callable[[Tensor], Iterable[tuple[Place, Tensor]]],
-) -> str | None:
-    """Returns what is wrong with the result of a call, or None. `wrong` yields where some rows of a
-    result begin, and which of their elements are wrong.
-    """
-    shape = result_shape(task)
-    # Freed at once: the allocator most likely gives this memory to the result.
-    torch.full(shape, math.nan, dtype=dtype, device=device)
-    found = call()
-    if not isinstance(found, Tensor) or found.shape != shape or found.dtype != dtype:
-        return f"wrong: expected a tensor of shape {shape} and {dtype}"
-    count = 0
-    first: Place = ()
-    for begin, elements in wrong(found):
-        if bool(elements.any()):
-            at = [int(i) for i in elements.nonzero()[0]]
-            first = first or (*begin[:-1], begin[-1] + at[0], at[1])
-            count += int(elements.sum())
-    if not count:
-        return None
-    return f"wrong: {count} of {found.numel()} elements, first at {list(first)}"
+@dataclass(frozen=True)
+class ScaledCase(GroupedCase):
+    """What a provider of products with scales of blocks is checked with."""
 
+    task: ScaledTask
 
-def deepest(task: GroupedTask) -> int:
-    """Returns how many products the longest sum has."""
-    return max(task.sizes) if task.workload.form == "terms" else task.shape[2]
-
-
-def result_shape(task: GroupedTask) -> tuple[int, ...]:
-    """Returns the shape of the result of `grouped_mm`."""
-    M, N, _ = task.shape
-    return (M, N) if task.workload.form == "rows" else (task.workload.experts, M, N)
+    def fault(self, prepare: Prepare) -> str | None:
+        """Returns what is wrong with the results of prepared calls, or None: with those of small
+        integers, which must be exact, or with those of normal data.
+        """
+        exact = self.fault_on(self.task.integers(self.device), prepare, is_exact=True)
+        return exact or self.fault_on(self.task.quantised(self.device), prepare, is_exact=False)
 
 
 def _compared(
-    out: Tensor, a: Tensor, b: Tensor, offs: Tensor, task: GroupedTask
-) -> Iterator[tuple[Place, Tensor, Tensor]]:
-    """Yields rows of each group's result, where they begin, and what they should be in float64."""
-    del offs  # the host knows the groups
-    lead: Place
+    out: Tensor, operands: Operands, task: GroupedTask
+) -> Iterator[tuple[Place, Tensor, Tensor, Tensor]]:
+    """Yields rows of each group's result, where they begin, and the operands of which they are the
+    product, in float64 and times their scales.
+    """
+    a, b, *scales, _ = operands  # the host knows the groups
+    by_rows = task.workload.form == "rows"
+
+    def of_group(x: Tensor, y: Tensor, part: slice, group: int) -> tuple[Tensor, Tensor]:
+        return (x[part], y[group]) if by_rows else (x[:, part], y[part])
+
     for group, (begin, end) in enumerate(pairwise((0, *task.ends))):
         part = slice(begin, end)
-        if task.workload.form == "rows":
-            of_group, left, right, lead, start = out[part], a[part], b[group], (), begin
-        else:
-            of_group, left, right, lead, start = out[group], a[:, part], b[part], (group,), 0
-        factor = right.double()
-        for rows in chunks(of_group.shape[0], factor):
-            yield (*lead, start + rows.start), of_group[rows], left[rows].double() @ factor
+        result, place = (out[part], (begin,)) if by_rows else (out[group], (group, 0))
+        left, right = of_group(a, b, part, group)
+        scale_left = scale_right = None
+        if scales:
+            part = part if by_rows else blocks(begin, end)
+            scale_left, scale_right = of_group(scales[0], scales[1], part, group)
+        factor = dequantised(right, scale_right, (BLOCK, BLOCK if by_rows else 1))
+        # so few rows at once that their product takes little memory
+        step = max(1, CHUNK // max(1, *factor.shape))
+        for first in range(0, result.shape[0], step):
+            rows = slice(first, first + step)
+            of_rows = scale_left[rows] if scale_left is not None else None
+            values = dequantised(left[rows], of_rows, (1, BLOCK))
+            yield (*place[:-1], place[-1] + first), result[rows], values, factor
 
 
-def chunks(count: int, factor: Tensor) -> Iterator[slice]:
-    """Yields slices of `count` rows, each so short that its product with a matrix takes little
-    memory.
-    """
-    step = max(1, CHUNK // max(1, *factor.shape))
-    for first in range(0, count, step):
-        yield slice(first, first + step)
-
-
-# ---- providers
-@dataclass(frozen=True)
-class GroupedProvider(Provider):
-    """A provider of grouped products; it prepares calls from the operands of a task."""
-
-    prepare: Prepare
-
-    def fault(self, case: Any) -> str | None:
-        """Returns what is wrong with this provider's results, or None. Raises Refused."""
-        if self.trusted:
-            return None
-        found: str | None = case.fault(self.prepare)
-        return found
-
-
-def check_torch() -> None:
-    """Raises ValueError where torch has no grouped product to compare with."""
-    if not hasattr(torch.nn.functional, "grouped_mm"):
-        raise ValueError(
-            "--op grouped compares with torch.nn.functional.grouped_mm, which torch "
-            f"{torch.__version__} lacks, expected torch 2.10 or later"
-        )
-
-
-def parse(name: str) -> GroupedProvider:
-    """Returns the provider of a name: `torch`, `outblas`, or a kernel of `outblas.grouped_mm`.
-
-    Raises ValueError for any other name.
-    """
-    named: dict[str, Prepare] = {GROUPED_BASE: _torch, "outblas": partial(_outblas, None)}
-    named |= {kernel: partial(_outblas, kernel) for kernel in KERNELS}
-    if name not in named:
-        raise ValueError(f"--kernels has {name!r}, expected some of {', '.join(named)}")
-    return GroupedProvider(name, "", named[name], trusted=name == GROUPED_BASE)
-
-
-def runnable(device: torch.device) -> tuple[str, ...]:
-    """Returns the names of the kernels that run on a device."""
-    on_sm90 = torch.cuda.get_device_capability(device) == (9, 0)
-    return (HOPPER, PORTABLE) if on_sm90 else (PORTABLE,)
-
-
-def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
-    grouped: Callable[..., Tensor] = torch.nn.functional.grouped_mm
-    return lambda b=b: grouped(a, b, offs=offs)
-
-
-def _outblas(kernel: str | None, a: Tensor, b: Tensor, offs: Tensor) -> Call:
-    """Prepares the call of a user, with or without the name of a kernel."""
-    return supported(kernel, lambda b=b: grouped_mm(a, b, offs=offs, kernel=kernel))
-
-
-def supported(kernel: str | None, call: Call) -> Call:
-    """Returns the call of a kernel. Raises Refused if the kernel does not support it."""
-    if kernel is not None:
-        try:
-            call()
-        except ValueError as error:
-            raise Refused(str(error)) from None
-    return call
+def blocks(begin: int, end: int) -> slice:
+    """Returns the blocks of a group of terms."""
+    return slice(begin // BLOCK, math.ceil(end / BLOCK))

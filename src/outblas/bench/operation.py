@@ -16,9 +16,16 @@ import torch
 
 from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
 from outblas.base.shapes import Shape
-from outblas.bench.block_scaled import BLOCK, K_MULTIPLE, BlockScaled, integers, quantised
+from outblas.bench.block_scaled import (
+    K_MULTIPLE,
+    BlockScaled,
+    by_columns,
+    integers,
+    quantised,
+)
 from outblas.bench.operands import normal
 from outblas.core.epilogue import FUNCTIONS, GATED, apply, glu_split
+from outblas.core.fp8 import BLOCK
 from outblas.core.steps import NO_STEPS, Steps
 from outblas.verify.oracle import ulp
 
@@ -183,7 +190,7 @@ class Operation:
                 return Extras(bias, residual, scale((M, 1)), scale((1, N)))
             case "block":
                 scaled = self._block_scaled((M, N, K), a.device)
-                return Extras(bias, residual, scaled.scale_a, scaled.scale_b)
+                return Extras(bias, residual, by_columns(scaled.scale_a), scaled.scale_b)
 
     def by_outblas(
         self, a: Tensor, b: Tensor, out: Tensor, extras: Extras, **choice: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,7 @@ from outblas.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
@@ -48,28 +49,6 @@ if TYPE_CHECKING:
     Start = Callable[[Mapping[str, int]], tuple[Campaign, Sequence[Task]]]
 
 OPS = ("gemm", "grouped")
-COLUMNS = (
-    "shape",
-    "layout",
-    "mode",
-    "product",
-    "epilogue",
-    "provider",
-    "check",
-    "µs",
-    "TFLOP/s",
-    "GB/s",
-    "of copy",
-    "× cuBLAS",
-    "× best",
-    "apart",
-    "verdict",
-    "host µs",
-    "MHz",
-    "util.",
-    "W",
-    "pJ/FLOP",
-)
 
 
 def bench(
@@ -272,13 +251,13 @@ def _grouped(
     names: list[str], shapes: str, dtype: str, layouts: list[str], backward: bool
 ) -> Start:
     """Checks the options of a campaign of grouped GEMMs. Raises ValueError."""
-    from outblas.bench import grouped, scaled_groups
+    from outblas.bench import grouped, grouped_providers
     from outblas.bench.campaign import Campaign
     from outblas.bench.operation import Operation
     from outblas.bench.record import GROUPED_BASE
 
     workloads = grouped_shapes.parse(shapes)
-    check_one_of("--dtype", dtype, (*grouped.PRECISIONS, scaled_groups.PRECISION))
+    check_one_of("--dtype", dtype, grouped.PRECISIONS)
     operation = Operation(dtype)
     operation.check((), layouts, backward=backward)
     for letters in layouts:
@@ -291,16 +270,15 @@ def _grouped(
     if backward and any(workload.form == "terms" for workload in workloads):
         raise ValueError("--shapes has :terms, expected none with --backward, which times both")
     if not operation.scaling:
-        grouped.check_torch()
-    parse = scaled_groups.parse if operation.scaling else grouped.parse
-    named = [parse(name) for name in names]
+        grouped_providers.check_torch()
+    named = [grouped_providers.parse(name, operation) for name in names]
 
     def start(rounds: Mapping[str, int]) -> tuple[Campaign, Sequence[Task]]:
-        chosen = named or [parse(name) for name in grouped.runnable(_device())]
-        campaign = Campaign([parse(GROUPED_BASE), *chosen], operation, rounds)
-        if operation.scaling:
-            return campaign, scaled_groups.tasks(workloads)
-        return campaign, grouped.tasks(workloads, layouts, backward)
+        runnable = grouped_providers.runnable(_device())
+        chosen = named or [grouped_providers.parse(name, operation) for name in runnable]
+        base = grouped_providers.parse(GROUPED_BASE, operation)
+        campaign = Campaign([base, *chosen], operation, rounds)
+        return campaign, grouped.tasks(workloads, layouts, backward, operation)
 
     return start
 
@@ -389,31 +367,38 @@ def _view(title: str, rows: list[tuple[str, ...]], base: str) -> RenderableType:
     )
 
 
+def _spread(r: Record) -> str:
+    if r.ratio is None:
+        return NONE
+    return f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})"
+
+
+# The cells of one record by the headings of their columns; a dash where nothing was measured.
+CELLS: dict[str, Callable[[Record], str]] = {
+    "shape": lambda r: r.size,
+    "layout": lambda r: r.layout,
+    "mode": lambda r: r.mode,
+    "product": lambda r: r.product or NONE,
+    "epilogue": lambda r: r.epilogue or NONE,
+    "provider": lambda r: r.label,
+    "check": lambda r: r.check,
+    "µs": lambda r: figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
+    "TFLOP/s": lambda r: figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
+    "GB/s": lambda r: figure(r.gbs, ".0f"),
+    "of copy": lambda r: figure(r.bandwidth_share, ".1%"),
+    "× cuBLAS": _spread,
+    "× best": lambda r: figure(r.ratio_best, ".3f"),
+    "apart": lambda r: figure(r.ratio_apart, ".3f"),
+    "verdict": lambda r: r.verdict or NONE,
+    "host µs": lambda r: figure(r.host_us, ".1f"),
+    "MHz": lambda r: figure(r.clock_mhz, ".0f"),
+    "util.": lambda r: figure(r.utilisation, ".3f"),
+    "W": lambda r: figure(r.watts, ".0f"),
+    "pJ/FLOP": lambda r: figure(r.pj_per_flop, ".3f"),
+}
+COLUMNS = tuple(CELLS)
+
+
 def row(record: Record) -> tuple[str, ...]:
-    """The cells of one record; a dash where nothing was measured."""
-    r = record
-    spread = (
-        f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else NONE
-    )
-    return (
-        r.size,
-        r.layout,
-        r.mode,
-        r.product or NONE,
-        r.epilogue or NONE,
-        r.label,
-        r.check,
-        figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
-        figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
-        figure(r.gbs, ".0f"),
-        figure(r.bandwidth_share, ".1%"),
-        spread,
-        figure(r.ratio_best, ".3f"),
-        figure(r.ratio_apart, ".3f"),
-        r.verdict or NONE,
-        figure(r.host_us, ".1f"),
-        figure(r.clock_mhz, ".0f"),
-        figure(r.utilisation, ".3f"),
-        figure(r.watts, ".0f"),
-        figure(r.pj_per_flop, ".3f"),
-    )
+    """The cells of one record."""
+    return tuple(cell(record) for cell in CELLS.values())

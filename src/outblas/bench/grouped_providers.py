@@ -1,0 +1,191 @@
+"""The providers of grouped products: torch, `outblas.grouped_mm` and `outblas.scaled_grouped_mm` as
+called, their kernels by name, and DeepGEMM.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
+from outblas.bench import deepgemm
+from outblas.bench.block_scaled import K_MULTIPLE, by_columns
+from outblas.bench.grouped import Prepare, blocks
+from outblas.bench.operation import Operation
+from outblas.bench.providers import DEEPGEMM, PLAIN, Call, Provider
+from outblas.bench.record import GROUPED_BASE
+from outblas.core.fp8 import BLOCK
+from outblas.torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
+from outblas.torch_ops.scaled_grouped_mm import scaled_grouped_mm
+from outblas.verify.kernels import Refused
+
+Tensor = torch.Tensor
+
+OUT_DTYPE = torch.bfloat16  # of products with scales
+# cuBLAS takes sizes that are multiples of 16, and multiples of 8 rows where each has scales of its
+# own, as Transformer Engine found.
+_TORCH_MULTIPLE = 16
+_TORCH_ROWS = 8
+
+
+@dataclass(frozen=True)
+class GroupedProvider(Provider):
+    """A provider of grouped products; it prepares calls from the operands of a task."""
+
+    prepare: Prepare
+
+    def fault(self, case: Any) -> str | None:
+        """Returns what is wrong with this provider's results, or None. Raises Refused."""
+        if self.trusted:
+            return None
+        fault: str | None = case.fault(self.prepare)
+        return fault
+
+
+def check_torch() -> None:
+    """Raises ValueError where torch has no grouped product to compare with."""
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        raise ValueError(
+            "--op grouped compares with torch.nn.functional.grouped_mm, which torch "
+            f"{torch.__version__} lacks, expected torch 2.10 or later"
+        )
+
+
+def parse(name: str, operation: Operation = PLAIN) -> GroupedProvider:
+    """Returns the provider of a name: `torch`, `outblas`, a kernel of `outblas.grouped_mm`, or with
+    scales of blocks `deepgemm`.
+
+    Raises ValueError for any other name.
+    """
+    by_torch = _torch_scaled if operation.scaling else _torch
+    named: dict[str, Prepare] = {GROUPED_BASE: by_torch, "outblas": partial(_outblas, None)}
+    named |= {kernel: partial(_outblas, kernel) for kernel in KERNELS}
+    if operation.scaling:
+        named[DEEPGEMM] = _deepgemm
+    if name not in named:
+        raise ValueError(
+            f"--kernels has {name!r}, expected some of {', '.join(named)} "
+            f"with --dtype {operation.dtype}"
+        )
+    return GroupedProvider(name, "", named[name], trusted=name == GROUPED_BASE)
+
+
+def runnable(device: torch.device) -> tuple[str, ...]:
+    """Returns the names of the kernels that run on a device."""
+    on_sm90 = torch.cuda.get_device_capability(device) == (9, 0)
+    return (HOPPER, PORTABLE) if on_sm90 else (PORTABLE,)
+
+
+def _outblas(kernel: str | None, a: Tensor, b: Tensor, *scales_and_offs: Tensor) -> Call:
+    """Prepares the call of a user, with or without the name of a kernel. Raises Refused if the
+    kernel does not support it.
+    """
+    *scales, offs = scales_and_offs
+
+    def call(b: Tensor = b) -> Tensor:
+        if not scales:
+            return grouped_mm(a, b, offs=offs, kernel=kernel)
+        return scaled_grouped_mm(a, b, *scales, offs=offs, out_dtype=OUT_DTYPE, kernel=kernel)
+
+    if kernel is not None:
+        try:
+            call()
+        except ValueError as error:
+            raise Refused(str(error)) from None
+    return call
+
+
+def _deepgemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Call:
+    """Prepares DeepGEMM's product of groups of rows, where it is installed."""
+    if b.dim() == 2:
+        raise Refused(f"{DEEPGEMM} takes groups of rows, not of terms")
+    return deepgemm.prepared_groups(a, b, scale_a, scale_b, offs)
+
+
+def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
+    grouped: Callable[..., Tensor] = torch.nn.functional.grouped_mm
+    return lambda b=b: grouped(a, b, offs=offs)
+
+
+# ---- torch, which has no grouped product with scales of blocks
+def _torch_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Call:
+    """Prepares one `torch._scaled_mm` for each group, which writes to its part of a result.
+
+    Raises Refused for sizes that torch refuses, of whatever groups.
+    """
+    ends = offs.tolist()
+    N = b.shape[-1]
+    if N % _TORCH_MULTIPLE:
+        raise Refused(f"torch._scaled_mm takes multiples of {_TORCH_MULTIPLE} columns, not {N}")
+    prepare = _torch_of_rows if b.dim() == 3 else _torch_of_terms
+    return prepare(a, b, scale_a, scale_b, ends)
+
+
+def _torch_of_rows(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, ends: list[int]) -> Call:
+    """cuBLAS takes multiples of `_TORCH_ROWS` rows. A group with another number of rows is
+    multiplied with the next rows, whose results the next groups write again, and whose scales are
+    1. Behind the last group are rows of zeros.
+    """
+    M, K = a.shape
+    if K % K_MULTIPLE:
+        raise Refused(
+            f"torch._scaled_mm takes K that is a multiple of {K_MULTIPLE}, with scales of "
+            f"{BLOCK}x{BLOCK} blocks, not {K}"
+        )
+    rows = a.new_zeros((M + _TORCH_ROWS - 1, K))
+    rows[:M].copy_(a)
+    out = a.new_full((rows.shape[0], b.shape[2]), math.nan, dtype=OUT_DTYPE)
+    of_weights = scale_b.unbind()
+    parts = []
+    for group, (begin, end) in enumerate(pairwise((0, *ends))):
+        if begin == end:
+            continue
+        count = math.ceil((end - begin) / _TORCH_ROWS) * _TORCH_ROWS
+        scales = by_columns(scale_a.new_ones((count, scale_a.shape[1])))
+        scales[: end - begin].copy_(scale_a[begin:end])
+        part = slice(begin, begin + count)
+        parts.append((group, rows[part], scales, out[part]))
+
+    def call(b: Tensor = b) -> Tensor:
+        weights = b.unbind()
+        for group, x, scales, result in parts:
+            cublas_scaled_mm(
+                x, weights[group], scales, of_weights[group], out_dtype=OUT_DTYPE, out=result
+            )
+        return out[:M]
+
+    return call
+
+
+def _torch_of_terms(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, ends: list[int]
+) -> Call:
+    """A group without terms gets zeros."""
+    M, K = a.shape
+    if M % _TORCH_ROWS or K % _TORCH_MULTIPLE:
+        raise Refused(
+            f"torch._scaled_mm takes multiples of {_TORCH_ROWS} rows and of {_TORCH_MULTIPLE} "
+            f"terms, not {M} and {K}"
+        )
+    scale_a, scale_b = by_columns(scale_a), scale_b.contiguous()
+    out = a.new_full((len(ends), M, b.shape[1]), math.nan, dtype=OUT_DTYPE)
+    empty, parts = [], []
+    for result, (begin, end) in zip(out, pairwise((0, *ends)), strict=True):
+        if begin == end:
+            empty.append(result)
+            continue
+        terms, of_terms = slice(begin, end), blocks(begin, end)
+        parts.append((terms, a[:, terms], scale_a[:, of_terms], scale_b[of_terms], result))
+
+    def call(b: Tensor = b) -> Tensor:
+        for terms, x, of_rows, of_columns, result in parts:
+            cublas_scaled_mm(x, b[terms], of_rows, of_columns, out_dtype=OUT_DTYPE, out=result)
+        for result in empty:
+            result.zero_()
+        return out
+
+    return call
