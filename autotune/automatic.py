@@ -142,28 +142,27 @@ def measured_gain(problem: Problem) -> float | None:
     """Returns cuBLAS's time over that of the best config at exactly this workload, without addend
     and epilogue; None where nobody measured it on this model of GPU.
     """
-    workload = of_problem(problem)
-    if workload is None or problem.device.index is None:
-        return None
-    try:
-        return lookup.tuning_index(problem.device.index).measured_gain(workload)
-    except Exception as error:  # costs only speed: the caller goes on without
-        fallback.warn_once(f"no tuning result is used: {error}")
-        return None
+    workload, index = of_problem(problem), _index(problem.device)
+    return None if workload is None or index is None else index.measured_gain(workload)
 
 
 def measured_gains(device: torch.device, N: int, K: int, dtype: torch.dtype) -> dict[int, float]:
     """Returns cuBLAS's time over that of the best config for GEMMs with an (N, K) weight, by the
     number of rows; empty where nobody measured one on this model of GPU.
     """
-    name = operands.dtype_name(dtype)
-    if device.index is None or name not in PRECISIONS:
+    name, index = operands.dtype_name(dtype), _index(device)
+    if index is None or name not in PRECISIONS:
         return {}
+    return index.measured_gains(Workload(1, N, K, name))
+
+
+def _index(device: torch.device) -> TuningIndex | None:
+    """Returns the index of a GPU; None for another device, and where it cannot be read."""
     try:
-        return lookup.tuning_index(device.index).measured_gains(Workload(1, N, K, name))
-    except Exception as error:  # a report without figures
+        return None if device.index is None else lookup.tuning_index(device.index)
+    except Exception as error:  # costs only speed: the caller goes on without
         fallback.warn_once(f"no tuning result is used: {error}")
-        return {}
+        return None
 
 
 def of_problem(problem: Problem) -> Workload | None:
@@ -304,13 +303,7 @@ def _tune_first(workload: Workload, device: int) -> TuningIndex | None:
     speed.
     """
     try:
-        _sweep(
-            workload,
-            device,
-            None,
-            budget=first_seconds(),
-            trials=FIRST_TRIALS,
-        )
+        _sweep(workload, device, None, budget=first_seconds(), trials=FIRST_TRIALS)
     except Exception as error:
         _given_up.add(workload)
         fallback.warn_once(f"{workload} could not be tuned: {error}")

@@ -99,10 +99,6 @@ BEST, SECOND = ("portable", CONFIGS[0]), ("hopper.hilbert", HILBERT["config"])
 DEFAULT = ("hopper.gemm", "")  # the kernel that an H100 takes by rule, with its own config
 
 
-def test_matmul_takes_the_config_that_was_the_fastest_at_its_workload(tuned: ImaginedGpu) -> None:
-    assert tuned.launched(CALL) == BEST
-
-
 def test_matmul_takes_the_default_kernel_where_nothing_was_tuned(h100: ImaginedGpu) -> None:
     assert h100.launched(CALL) == DEFAULT
 
@@ -158,11 +154,7 @@ def test_a_kernel_that_fails_gives_way_with_a_warning(tuned: ImaginedGpu) -> Non
 
     with pytest.warns(RuntimeWarning, match=message):
         assert tuned.launched(CALL) == SECOND
-
-
-def test_the_default_kernel_is_taken_where_no_tuned_one_can_be_imported(tuned: ImaginedGpu) -> None:
     tuned.failures |= dict.fromkeys(("portable", "hopper.hilbert"), ImportError("no DSL"))
-
     assert tuned.launched(CALL) == DEFAULT
 
 
@@ -172,6 +164,7 @@ def test_the_default_kernel_is_taken_where_no_tuned_one_can_be_imported(tuned: I
         pytest.param("", "off", DEFAULT, id="off by the argument"),
         pytest.param("off", "", DEFAULT, id="off by the environment"),
         pytest.param("off", "lookup", BEST, id="the argument before the environment"),
+        pytest.param("", "", BEST, id="on otherwise"),
     ],
 )
 def test_lookups_can_be_switched_off(
@@ -373,14 +366,11 @@ def choices(call: Problem, tune: str = "on") -> list[tuple[str, str]]:
     return list(automatic.choices(call, tune))
 
 
-def test_a_shape_is_not_tuned_by_default(swept: FakeSweep, first_met: Problem) -> None:
-    assert choices(first_met, "") == []
-    assert swept.calls == []
-
-
 def test_a_shape_is_tuned_once_and_shortly_when_it_is_first_met(
     swept: FakeSweep, first_met: Problem
 ) -> None:
+    assert choices(first_met, "") == []
+    assert swept.calls == [], "no shape is tuned by default"
     assert choices(first_met) == choices(first_met) == [("portable", CONFIGS[3])]
 
     ((shape, options),) = swept.calls
@@ -392,22 +382,13 @@ def test_a_shape_is_tuned_once_and_shortly_when_it_is_first_met(
 def test_the_environment_sets_the_budget_of_the_first_tuning(
     swept: FakeSweep, first_met: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "soon")
+    with pytest.warns(RuntimeWarning, match="OUTBLAS_TUNE_BUDGET is .soon., expected a number"):
+        assert choices(replace(first_met, M=first_met.M + 1)) == []
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "1.5")
-
-    choices(first_met)
+    assert choices(first_met) == [("portable", CONFIGS[3])]
 
     assert [options["budget"] for _, options in swept.calls] == [1.5]
-
-
-def test_a_budget_that_is_no_number_is_warned_of(
-    swept: FakeSweep, first_met: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "soon")
-
-    with pytest.warns(RuntimeWarning, match="OUTBLAS_TUNE_BUDGET is .soon., expected a number"):
-        assert choices(first_met) == []
-
-    assert swept.calls == []
 
 
 def test_a_tuning_that_fails_is_warned_of_and_not_tried_again(

@@ -50,10 +50,6 @@ def config(know: Know, *here: BestConfig, of: GroupedProblem = PROBLEM, **more: 
     return TEXTS.index(text) if text else None
 
 
-def test_nothing_is_taken_where_nothing_is_known(know: Know) -> None:
-    assert config(know) is None
-
-
 @pytest.mark.parametrize("workload", [ROWS, TERMS], ids=str)
 def test_what_won_at_the_workload_is_taken(workload: Workload, know: Know) -> None:
     assert config(know, won(3, workload), of=asked(workload)) == 3
@@ -63,10 +59,6 @@ def test_the_nearest_number_of_rows_is_taken(know: Know) -> None:
     near, far = (dataclasses.replace(ROWS, M=M) for M in (8192, 1500))
 
     assert config(know, won(1, far), won(2, near)) == 2
-
-
-def test_rows_of_another_order_of_magnitude_say_nothing(know: Know) -> None:
-    assert config(know, won(1, dataclasses.replace(ROWS, M=65536))) is None
 
 
 def test_balanced_groups_come_before_skewed_ones(know: Know) -> None:
@@ -94,16 +86,18 @@ def test_results_that_wait_for_dram_take_nothing_from_another_model(know: Know) 
 @pytest.mark.parametrize(
     "workload",
     [
+        None,
+        dataclasses.replace(ROWS, M=65536),
         dataclasses.replace(ROWS, grouping="64"),
         dataclasses.replace(ROWS, N=2048),
         dataclasses.replace(ROWS, K=768),
         dataclasses.replace(ROWS, out_dtype="float32"),
         TERMS,
     ],
-    ids=["groups", "N", "K", "result", "form"],
+    ids=["nothing", "rows", "groups", "N", "K", "result", "form"],
 )
-def test_other_products_say_nothing(workload: Workload, know: Know) -> None:
-    assert config(know, won(1, workload)) is None
+def test_other_products_say_nothing(workload: Workload | None, know: Know) -> None:
+    assert config(know, *([won(1, workload)] if workload else [])) is None
 
 
 def test_16_bit_dtypes_and_layouts_are_alike(know: Know) -> None:
@@ -141,13 +135,9 @@ CUDA = torch.device("cuda", 0)
 
 
 @pytest.mark.usefixtures("tuned")
-def test_a_call_on_a_gpu_takes_what_was_tuned() -> None:
-    assert automatic.grouped_config(asked(device=CUDA)) == TEXTS[3]
-
-
-@pytest.mark.usefixtures("tuned")
-def test_zeroed_rows_behind_the_groups_change_nothing() -> None:
-    assert automatic.grouped_config(asked(device=CUDA, zero_tail=True)) == TEXTS[3]
+@pytest.mark.parametrize("zero_tail", [False, True])
+def test_a_call_on_a_gpu_takes_what_was_tuned(zero_tail: bool) -> None:
+    assert automatic.grouped_config(asked(device=CUDA, zero_tail=zero_tail)) == TEXTS[3]
 
 
 @pytest.mark.usefixtures("tuned")
@@ -175,16 +165,12 @@ def test_with_counts_as_many_rows_are_looked_up_as_are_likely(capacity: int, tak
     assert automatic.grouped_config(given) == taken
 
 
-@pytest.mark.usefixtures("tuned")
-def test_nothing_is_taken_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_taken_where_tuning_is_off_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
-
     assert automatic.grouped_config(asked(device=CUDA)) == ""
 
-
-def test_a_lookup_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "tuning_index", Mock(side_effect=OSError("no disk")))
-
+    monkeypatch.delenv("OUTBLAS_TUNE")
     with pytest.warns(Warning, match="no tuning result of groups is used: no disk"):
         assert automatic.grouped_config(asked(device=CUDA)) == ""
 

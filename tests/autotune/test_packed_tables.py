@@ -32,6 +32,7 @@ LINES = ["100-200x512x512 bfloat16 nt", "128x512x512 bfloat16 nt bias"]
 LISTED = Workload(128, 512, 512)
 FIRST, SECOND, THIRD = (to_text(Config(group_m=i)) for i in (3, 5, 7))
 FASTER = to_text(PortableConfig())
+NAME = "shipped/NVIDIA_H100_80GB_HBM3.json"
 Build = Callable[..., Path]
 
 
@@ -67,7 +68,7 @@ def build(tmp_path: Path) -> Build:
     ) -> Path:
         toolchain = toolchain_fields() | ({"source": source} if source else {})
         path = tmp_path / "made.outblas"
-        texts = {"shipped/NVIDIA_H100_80GB_HBM3.json": to_bytes(newest(winners))} | tables
+        texts = {NAME: to_bytes(newest(winners))} | tables if winners else tables
         said = {"gpu": H100.name, "products": LINES} | (about or {})
         pack.write(path, said, [({"kernel": "one", **toolchain}, b"code")], texts)
         return path
@@ -132,10 +133,9 @@ def test_products_of_fp8_operands_are_listed_as_those_of_half_as_many_terms(
     assert lookup.packed_index(0, replace(LISTED, K=1024), fp8=True) is None
 
 
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("word", ["batch-invariant", "batch:4"])
-def test_products_that_take_no_tuned_config_list_none(
-    word: str, gpu: ImaginedGpu, build: Build
-) -> None:
+def test_products_that_take_no_tuned_config_list_none(word: str, build: Build) -> None:
     """They take the kernel's own config, whatever was tuned."""
     lines = {"products": [f"128x512x512 bfloat16 nt {word}"]}
     outblas.load_pack(build(winner(FIRST), about=lines))
@@ -251,7 +251,7 @@ def test_a_pack_of_kernels_of_triton_alone_has_tables_that_choose(
     tuned = winner(FASTER, workload=wide, kernel="portable")
     path, toolchain = tmp_path / "made.outblas", triton_variant.toolchain_fields() | changes
     about = {"gpu": H100.name, "products": ["128x512x512 float32 nt"]}
-    texts = {"shipped/NVIDIA_H100_80GB_HBM3.json": to_bytes(newest([tuned]))}
+    texts = {NAME: to_bytes(newest([tuned]))}
     pack.write(path, about, [({"kernel": "one", **toolchain}, b"code")], texts)
     outblas.load_pack(path)
     a, b = (torch.empty(n, 512, device="meta") for n in (128, 512))
@@ -281,23 +281,18 @@ def test_a_faster_kernel_that_packs_do_not_hold_is_not_taken(
 
 # ---- packs whose tables are not used
 @pytest.mark.parametrize(
-    "changes",
-    [{"about": {"gpu": H200.name}}, {"source": "of other sources"}],
-    ids=["another GPU", "other sources"],
+    ("winners", "changes"),
+    [
+        ([winner()], {"about": {"gpu": H200.name}}),
+        ([winner()], {"source": "of other sources"}),
+        ([], {}),
+    ],
+    ids=["another GPU", "other sources", "no tables"],
 )
-def test_tables_of_kernels_that_are_not_used_choose_nothing(
-    changes: dict[str, Any], gpu: ImaginedGpu, build: Build
+def test_a_pack_whose_kernels_or_tables_are_not_used_chooses_nothing(
+    winners: list[BestConfig], changes: dict[str, Any], gpu: ImaginedGpu, build: Build
 ) -> None:
-    outblas.load_pack(build(winner(FIRST), **changes))
-
-    assert gpu.launched(call()) == ("hopper.gemm", SECOND)
-
-
-def test_a_pack_without_tables_chooses_nothing(gpu: ImaginedGpu, tmp_path: Path) -> None:
-    path = tmp_path / "none.outblas"
-    about = {"gpu": H100.name, "products": LINES}
-    pack.write(path, about, [({"kernel": "one", **toolchain_fields()}, b"")])
-    outblas.load_pack(path)
+    outblas.load_pack(build(*winners, **changes))
 
     assert gpu.launched(call()) == ("hopper.gemm", SECOND)
 

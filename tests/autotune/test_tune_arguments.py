@@ -31,16 +31,6 @@ def test_the_argument_says_the_mode_then_the_environment(
     assert lookup.mode(argument, environment) == mode
 
 
-def test_an_argument_that_is_no_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
-        lookup.mode("yes", "on")
-
-
-def test_an_environment_that_has_no_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
-        lookup.mode("", "1")
-
-
 # Bad arguments.
 
 

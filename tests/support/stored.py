@@ -109,7 +109,6 @@ DAMAGES = (
     "a page of zeros",
     "pages swapped",
     "cut off",
-    "cut short",
 )
 
 
@@ -138,9 +137,7 @@ def damage(path, random):
             data[second : second + page],
             data[first : first + page],
         )
-    elif what == "cut off":
-        del data[random.randrange(len(data)) :]
     else:
-        del data[-random.randrange(1, page) :]
+        del data[place:]
     path.write_bytes(data)
     return f"{what} at {first}, {second} or {place}"

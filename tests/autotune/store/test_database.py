@@ -341,15 +341,6 @@ def test_threads_share_a_store(path: Path) -> None:
     assert len(kept(path)) == 100
 
 
-def test_drivers_share_the_work(path: Path) -> None:
-    drivers = [driver(path, 60) for _ in range(3)]
-
-    stored = [int(line) for each in drivers for line in each.communicate(timeout=120)[0].split()]
-
-    assert sorted(stored) == list(range(60))
-    assert len(kept(path)) == 60
-
-
 def test_what_a_killed_driver_has_said_is_stored(path: Path) -> None:
     stored = 0
     for kill in range(4):

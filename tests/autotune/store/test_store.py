@@ -95,15 +95,11 @@ def test_of_two_trials_one_stays(store: Store, there: Trial, new: Trial, stays: 
     assert store.trials() == {"there": [there], "new": [new], "both": [there, new]}[stays]
 
 
-def test_a_trial_is_replaced_on_request(store: Store) -> None:
-    store.add(trial(us=1.0))
+def test_the_result_that_was_recorded_last_stays(store: Store) -> None:
+    for result in (trial(us=1.0), failed()):
+        store.add(result, replace=True)
 
-    assert store.add(failed(), replace=True)
-
-    assert store.trials() == [failed()]
-
-
-def test_the_winner_that_was_recorded_last_stays(store: Store) -> None:
+        assert store.trials() == [result]
     for each in (winner(), NEWER, winner()):
         store.record_best(each)
 
@@ -113,16 +109,11 @@ def test_the_winner_that_was_recorded_last_stays(store: Store) -> None:
 def test_merging_takes_new_trials_and_newer_winners(filled: Store) -> None:
     assert filled.merge([trial(0, us=9.0), trial(3)], [NEWER, winner(source="def")]) == (1, 2)
     assert filled.merge([], [winner()]) == (0, 0)
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        filled.merge([trial(4)], [winner(us=0.0)])
 
     assert filled.trials() == [*TRIALS, trial(3)]
     assert filled.winners() == [winner(source="def"), NEWER]
-
-
-def test_merging_is_all_or_nothing(filled: Store) -> None:
-    with pytest.raises(ValueError, match="expected a number above 0"):
-        filled.merge([trial(3)], [winner(us=0.0)])
-
-    assert filled.trials() == TRIALS
 
 
 def test_texts_are_cut_and_trials_dated(store: Store) -> None:
@@ -228,14 +219,10 @@ def test_pruning_needs_a_condition(filled: Store) -> None:
         filled.prune(older_than_days=-1)
 
 
-def test_clearing_removes_everything(filled: Store) -> None:
+def test_clearing_removes_everything_and_closing_ends_all(filled: Store) -> None:
     assert filled.clear() == 4
     assert filled.trials() == filled.winners() == filled.summaries() == []
-
-
-def test_a_closed_store_can_neither_be_read_nor_written(store: Store) -> None:
-    store.close()
-
-    for call in (store.trials, store.clear, lambda: store.add(trial())):
+    filled.close()
+    for call in (filled.trials, filled.clear, lambda: filled.add(trial())):
         with pytest.raises(StoreError, match="is closed"):
             call()

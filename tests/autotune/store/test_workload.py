@@ -48,15 +48,9 @@ def test_a_workload_of_groups_is_one_of_grouped_mm(text: str, layout: str) -> No
     assert str(workload.grouped.grouping) == text
 
 
-def test_one_product_has_no_groups() -> None:
+def test_groups_and_epilogues_have_one_spelling() -> None:
     assert Workload(**DECODE).grouped is None
-
-
-def test_a_grouping_has_one_spelling() -> None:
     assert Workload(**DECODE, grouping="08:zipf") == Workload(**DECODE, grouping="8:zipf")
-
-
-def test_an_epilogue_has_one_spelling() -> None:
     assert Workload(**DECODE, epilogue=" bias + gelu ") == Workload(**DECODE, epilogue="bias+gelu")
 
 
