@@ -9,17 +9,13 @@ Why it pays: the host reads no size, and no descriptor is written for a group. T
     products of experts need no pass over memory that puts them back in order.
 """
 
+from outblas.hopper.gemm.group_host import gathered as pack_problem
 from outblas.hopper.gemm.group_host import run, unsupported
-from outblas.hopper.gemm.group_variant import GroupedVariant
 from outblas.hopper.gemm.kernel import Config
-from outblas.hopper.gemm.packed import group_problem as pack_problem
 from outblas.hopper.gemm.packed import group_variant_on as pack_variant
-from outblas.hopper.gemm.packed import keep_group as keep_variant
 
 __all__ = [
     "Config",
-    "GroupedVariant",
-    "keep_variant",
     "pack_problem",
     "pack_variant",
     "run",

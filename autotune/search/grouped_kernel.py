@@ -12,9 +12,9 @@ from outblas.base.machines import Machine
 from outblas.base.space import Footprint, Space
 from outblas.core.grouped import GroupedProblem
 from outblas.hopper.gemm import group_host as host
-from outblas.hopper.gemm import group_variant as variant
-from outblas.hopper.gemm import heuristic, rule_tiles, term_mask
+from outblas.hopper.gemm import heuristic, packed, rule_tiles, term_mask
 from outblas.hopper.gemm.group_kernel import GroupedGemm
+from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.kernel import Config as Config
 from outblas.hopper.gemm.traits import CAPACITIES
 from outblas.hopper.parts.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
@@ -65,7 +65,7 @@ def precompile(problem: GroupedProblem, config: HopperConfig, arch: int) -> None
     """
     if arch != 90:
         raise ValueError(f"arch is {arch}, expected 90")
-    variant.load(variant.variant_of(problem, config))
+    packed.keep(variant_of(problem, config))
 
 
 def _compile_key(config: HopperConfig) -> HopperConfig:

@@ -36,9 +36,29 @@ Source: none; it is beyond the documents. The levers are those of 001's last ker
 """
 
 from outblas.base.registry import Kernel
-from outblas.hopper.gemm import host
+from outblas.hopper.gemm.host import artifact, plan, precompile, quantizes, unsupported
 from outblas.hopper.gemm.kernel import Config, Gemm
-from outblas.hopper.gemm.traits import KernelTraits
+from outblas.hopper.gemm.operand_copies import remarks
+from outblas.hopper.gemm.packed import computed as pack_problem
+from outblas.hopper.gemm.packed import keep as keep_variant
+from outblas.hopper.gemm.packed import variants as pack_variants
+from outblas.hopper.gemm.search_space import space
+
+__all__ = [
+    "KERNEL",
+    "Config",
+    "Gemm",
+    "artifact",
+    "keep_variant",
+    "pack_problem",
+    "pack_variants",
+    "plan",
+    "precompile",
+    "quantizes",
+    "remarks",
+    "space",
+    "unsupported",
+]
 
 BATCH_INVARIANT = True
 EPILOGUES = True
@@ -68,16 +88,3 @@ KERNEL = Kernel(
         "k_serpentine": True,
     },
 )
-
-(
-    unsupported,
-    plan,
-    artifact,
-    precompile,
-    space,
-    remarks,
-    pack_problem,
-    pack_variants,
-    keep_variant,
-    quantizes,
-) = host.entry(Gemm, KernelTraits, Config)

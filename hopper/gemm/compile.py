@@ -1,7 +1,7 @@
-"""Compiles a variant of `hopper.gemm`, with or without a GPU."""
+"""Compiles a variant of `hopper.gemm` or of `hopper.grouped`, with or without a GPU."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import cutlass
 import cutlass.cute as cute
@@ -10,69 +10,78 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from outblas.hopper.gemm import epilogue_store, epilogue_tile
 from outblas.hopper.gemm.canonical import view_of_caller
+from outblas.hopper.gemm.group_kernel import GroupedGemm
+from outblas.hopper.gemm.group_variant import GroupedVariant
+from outblas.hopper.gemm.kernel import Gemm
+from outblas.hopper.gemm.traits import GroupedTraits
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SUBTILE_BYTES, stage_scales
 
 
-def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
+def compile_variant(variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    arguments = _GemmArguments.of(variant)
-    tensors = [arguments.operand("a"), arguments.operand("b"), arguments.output(arguments.N)]
-    table = compile.compact(cutlass.Int32, 1) if variant.traits.ordered else None
-    epilogue = [arguments.epilogue_tensor(name) for name in EPILOGUE_TENSORS]
-    split = variant.config.split
-    sums = compile.compact(cutlass.Float32, 1) if split else None
-    counters = compile.compact(cutlass.Int32, 1) if split else None
-    # Split-K partitions, clusters, alpha, beta.
-    scalars = cutlass.Int32(1), cutlass.Int32(1), cutlass.Float32(1.0), cutlass.Float32(0.0)
+    kernel: Gemm | GroupedGemm
+    if isinstance(variant, GroupedVariant):
+        kernel = GroupedGemm(variant.config, variant.traits)
+        arguments = _GroupArguments.of(variant).all()
+    else:
+        kernel = Gemm(variant.config, variant.traits)
+        arguments = _Arguments.of(variant).all()
+    Gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    kernel = gemm(variant.config, variant.traits)
     with compile.target_arch():
-        return cute.compile(
-            kernel,
-            *tensors,
-            table,
-            *epilogue,
-            sums,
-            counters,
-            *scalars,
-            stream,
-            options=f"{compile.OPTIONS} {options}",
-        )
+        return cute.compile(kernel, *arguments, stream, options=f"{compile.OPTIONS} {options}")
 
 
 @dataclass(frozen=True)
-class _GemmArguments:
-    """The tensors that a variant is compiled for, with symbolic sizes and strides.
+class _Arguments:
+    """The arguments that a variant is compiled for, with symbolic sizes and strides.
 
-    M, N, K, L: the extents of C, of the sum, and of the batch. `columns` is the number of B's
-    columns: N, or a separate extent where the epilogue is gated.
+    M, N, K, count: the extents of C, of the sum, and of the batch or the groups. `columns` is the
+    number of B's columns: N, or a separate extent where the epilogue is gated.
     """
 
     variant: Variant
     M: Any
     N: Any
     K: Any
-    L: Any
+    count: Any
     columns: Any
 
-    @staticmethod
-    def of(variant: Variant) -> "_GemmArguments":
-        M, K, L = (cute.sym_int() for _ in range(3))
+    @classmethod
+    def of(cls, variant: Variant) -> Self:
+        M, K, count = (cute.sym_int() for _ in range(3))
         traits = variant.traits
         granule = traits.granule(variant.layout, variant.out_dtype.itemsize)
         N = cute.sym_int(divisibility=granule)
-        return _GemmArguments(variant, M, N, K, L, cute.sym_int() if traits.gated else N)
+        return cls(variant, M, N, K, count, cute.sym_int() if traits.gated else N)
 
-    def operand(self, name: str) -> Any:
+    def all(self) -> list[Any]:
+        """Returns the arguments of `Gemm.__call__` before the stream."""
+        variant, batched = self.variant, self.variant.traits.batched
+        sums, counters = (
+            compile.compact(dtype, 1) if variant.config.split else None
+            for dtype in (cutlass.Float32, cutlass.Int32)
+        )
+        return [
+            self.operand("a", (self.M, self.K), batched),
+            self.operand("b", (self.K, self.columns), batched),
+            self.output(self.N),
+            compile.compact(cutlass.Int32, 1) if variant.traits.ordered else None,
+            *(self.epilogue_tensor(name) for name in EPILOGUE_TENSORS),
+            sums,
+            counters,
+            # Split-K partitions, clusters, alpha, beta.
+            *(cutlass.Int32(1), cutlass.Int32(1), cutlass.Float32(1.0), cutlass.Float32(0.0)),
+        ]
+
+    def operand(self, name: str, shape: tuple[Any, Any], counted: bool) -> Any:
         """Returns A or B. TMA needs outer strides that are multiples of 16 bytes."""
-        rows, columns = (self.M, self.K) if name == "a" else (self.K, self.columns)
         letter = self.variant.layout["ab".index(name)]
         outer = cute.sym_int64(divisibility=8)
         strides = (outer, 1) if letter == "n" else (1, outer)
-        return self._matrix(self.variant.dtype, (rows, columns), strides, 8)
+        return self._matrix(self.variant.dtype, shape, strides, 8, counted)
 
     def output(self, columns: Any) -> Any:
         """Returns C, or a tensor with the layout of C."""
@@ -82,7 +91,8 @@ class _GemmArguments:
         strides: tuple[Any, Any] = (1, outer) if traits.by_columns else (outer, 1)
         if width == 1 and not traits.by_columns:
             strides = (outer, cute.sym_int64())
-        return self._matrix(self.variant.out_dtype, (self.M, columns), strides, width)
+        dtype = self.variant.out_dtype
+        return self._matrix(dtype, (self.M, columns), strides, width, traits.batched)
 
     def epilogue_tensor(self, name: str) -> Any:
         """Returns a tensor of `EPILOGUE_TENSORS`, or None where the variant does not have it."""
@@ -102,21 +112,25 @@ class _GemmArguments:
                 return self.output(columns)
             case "columns" | "pairs" | "rows":
                 return self._unaligned(dtype, (self.M if access == "rows" else columns,), (1,))
-        batch = (self.L,) if access == "batch" else ()
+        batch = (self.count,) if access == "batch" else ()
         pair = view_of_caller((self.M, columns), (0, 0), traits.transposed).shape
         shape = (*batch, *pair)
         return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in shape))
 
     def _matrix(
-        self, dtype: torch.dtype, shape: tuple[Any, Any], strides: tuple[Any, Any], divisor: int
+        self,
+        dtype: torch.dtype,
+        shape: tuple[Any, Any],
+        strides: tuple[Any, Any],
+        divisor: int,
+        counted: bool,
     ) -> Any:
-        """Returns a matrix of a launch as the caller has it, or a batch of them. Its address and
+        """Returns a matrix of a launch as the caller has it, or `count` of them. Its address and
         the stride of the batch are multiples of `divisor` elements.
         """
-        traits = self.variant.traits
-        given_shape, given_strides = view_of_caller(shape, strides, traits.transposed)
-        if traits.batched:
-            given_shape = (self.L, *given_shape)
+        given_shape, given_strides = view_of_caller(shape, strides, self.variant.traits.transposed)
+        if counted:
+            given_shape = (self.count, *given_shape)
             given_strides = (cute.sym_int64(divisibility=divisor), *given_strides)
         return make_fake_tensor(
             compile.NUMERIC[dtype],
@@ -131,6 +145,11 @@ class _GemmArguments:
         return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in range(2)))
 
     @staticmethod
+    def vector(dtype: Any, extent: Any) -> Any:
+        """Returns a contiguous vector."""
+        return make_fake_tensor(dtype, (extent,), (1,), assumed_align=4)
+
+    @staticmethod
     def _unaligned(dtype: torch.dtype, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
         """Returns a tensor that is read element by element."""
         return make_fake_tensor(
@@ -138,13 +157,56 @@ class _GemmArguments:
         )
 
 
-def shared_memory(gemm: Any, variant: Variant) -> int:
+class _GroupArguments(_Arguments):
+    """The same where groups divide the product; `count` is their number."""
+
+    def all(self) -> list[Any]:
+        """Returns the arguments of `GroupedGemm.__call__` before the stream."""
+        traits = self.variant.traits
+        assert isinstance(traits, GroupedTraits)
+        rows = cute.sym_int() if traits.gathers else self.M
+        return [
+            self.operand("a", (rows, self.K), False),
+            self.operand("b", (self.K, self.columns), not traits.divides_terms),
+            self.output(self.N),
+            self.vector(cutlass.Int32, self.count),
+            self._bias(traits.bias),
+            self.epilogue_tensor("residual"),
+            self.epilogue_tensor("aux"),
+            self.vector(cutlass.Int32, self.M) if traits.scatters else None,
+            self.vector(cutlass.Float32, self.M) if traits.weighted else None,
+            self.vector(cutlass.Int32, self.M) if traits.gathers else None,
+            *(self._scales(traits) if traits.formats else (None, None)),
+            cutlass.Int32(1),  # clusters
+        ]
+
+    def _bias(self, access: str) -> Any:
+        """Returns the vectors of all groups, or None."""
+        if not access:
+            return None
+        strides: tuple[Any, Any] = (cute.sym_int64(divisibility=2), 1)
+        if access == "columns":
+            strides = cute.sym_int64(), cute.sym_int64()
+        return self._unaligned(self.variant.out_dtype, (self.count, self.columns), strides)
+
+    def _scales(self, traits: GroupedTraits) -> list[Any]:
+        """Returns the scales of A and B."""
+        rows, blocks, columns = (cute.sym_int() for _ in range(3))
+        of_a = (self.count, rows, blocks) if traits.masked else (self.M, blocks)
+        lead = () if traits.divides_terms else (self.count,)
+        return [
+            self._unaligned(torch.float32, shape, tuple(cute.sym_int64() for _ in shape))
+            for shape in (of_a, (*lead, blocks, columns))
+        ]
+
+
+def shared_memory(variant: Variant) -> int:
     """Returns the bytes of shared memory per CTA. These are the config's bytes minus those that the
     epilogue subtiles do not need, because they overlay the stages of the pipeline, are narrow, or
     do not exist.
     """
     config, traits, dtype = variant.config, variant.traits, compile.NUMERIC[variant.out_dtype]
-    epilogue_config = gemm(config, traits).epilogue_config
+    epilogue_config = config.epilogue_config(traits.gated)
     columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
     subtile = 64 * columns * variant.out_dtype.itemsize
     apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)

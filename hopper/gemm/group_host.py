@@ -21,10 +21,10 @@ from outblas.core.grouped import (
 from outblas.core.sm_carveout import reserved
 from outblas.hopper.gemm import group_layouts as layouts
 from outblas.hopper.gemm import rule_cycles, rule_tiles
+from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.group_variant import (
     are_scales_wide,
     has_whole_halves,
-    load,
     turns,
     variant_of,
 )
@@ -358,35 +358,46 @@ def run(
     """
     if 0 in (problem.M, problem.N):
         return
-    if gathers_before(problem):
-        problem, a, tensors = _gathered(problem, a, tensors)
-    launch(problem, carveout=reserved())(a, b, out, offs, tensors)
+    launched = gathered(problem)
+    if launched is not problem:
+        a, tensors = _gathered_tensors(launched, a, tensors)
+    launch(launched, carveout=reserved())(a, b, out, offs, tensors)
 
 
-def gathers_before(problem: GroupedProblem) -> bool:
-    """Returns whether rows are gathered into memory before the kernel multiplies them."""
-    return problem.gathers and (problem.N > GATHERING_COLUMNS or problem.scales is not None)
+def gathered(problem: GroupedProblem) -> GroupedProblem:
+    """Returns the product that is launched: where rows are gathered into memory before the kernel
+    multiplies them, one without an index.
+    """
+    if not problem.gathers or (problem.N <= GATHERING_COLUMNS and problem.scales is None):
+        return problem
+    vector = 8 if problem.scales is None else 16
+    scales = problem.scales
+    if scales is not None:  # by columns, as TMA loads them
+        scales = replace(scales, a=(0, 1, problem.M), alignment=(16, scales.alignment[1]))
+    return replace(
+        problem,
+        a=(-(-problem.K // vector) * vector, 1),
+        gathers=False,
+        rows_of_a=problem.M,
+        alignment=(16, *problem.alignment[1:]),
+        scales=scales,
+    )
 
 
-def _gathered(
+def _gathered_tensors(
     problem: GroupedProblem, a: Tensor, tensors: GroupedTensors
-) -> tuple[GroupedProblem, Tensor, GroupedTensors]:
-    """Returns a product without an index, whose rows were gathered into memory."""
+) -> tuple[Tensor, GroupedTensors]:
+    """Returns A and the tensors of a product that `gathered` returns, in memory of their own."""
     assert tensors.a_index is not None
-    chosen = tensors.a_index.clamp(0, problem.rows_of_a - 1)
-    vector, values = (8, a) if problem.scales is None else (16, a.view(torch.uint8))
-    rows = values.new_empty(problem.M, -(-problem.K // vector) * vector)[:, : problem.K]
+    chosen = tensors.a_index.clamp(0, a.shape[0] - 1)
+    values = a if problem.scales is None else a.view(torch.uint8)
+    rows = values.new_empty(problem.M, problem.a[0])[:, : problem.K]
     torch.index_select(values, 0, chosen, out=rows)
-    plain = replace(problem, a=(rows.stride(0), 1), gathers=False, rows_of_a=problem.M)
     tensors = tensors._replace(a_index=None)
-    if problem.scales is not None and tensors.scale_a is not None:
-        # By columns, as TMA loads them, in memory of their own.
+    if tensors.scale_a is not None:
         scale_a = tensors.scale_a.t().index_select(1, chosen).t()
-        found, alignment = problem.scales, (16, problem.scales.alignment[1])
-        scales = replace(found, a=(0, *scale_a.stride()), alignment=alignment)
-        plain = replace(plain, scales=scales)
         tensors = tensors._replace(scale_a=scale_a)
-    return plain, rows.view(a.dtype), tensors
+    return rows.view(a.dtype), tensors
 
 
 def _tuned(problem: GroupedProblem) -> HopperConfig | None:
@@ -412,7 +423,7 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None, carveout
     made = variant_of(problem, config)
     if capturing(problem.device) and not compile.is_loaded(made):
         raise not_ready()
-    compiled = load(made)
+    compiled = compile.load(made, lambda: compile_variant(made))
     clusters = tile_order.clusters(problem.device, config.sms, config.cluster)
     strides_a, strides_b = layouts.matrix_strides(problem)
     assert strides_a is not None, "`unsupported` refuses other strides"

@@ -233,7 +233,7 @@ class GroupedGemm:
         majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         operand_a, operand_b = self.gemm.load_operands(a, b, *majors)
         if cutlass.const_expr(traits.block_scaled):
-            scale_a, scale_b = by_blocks(scale_a, False), by_blocks(scale_b, True)
+            scale_a, scale_b = batch_last(scale_a, False), batch_last(scale_b, True)
         epilogue_tma = None
         if cutlass.const_expr(self.gemm.staged):
             epilogue_tma = epilogue_store.make_tma(epilogue_config, c, aux, residual, traits)
@@ -335,16 +335,6 @@ def load_of_b(cta: Cta, work: GroupedWorkTile) -> WorkTileLoad:
         for half in range(halves)
     )
     return WorkTileLoad(loads.operand_b.atom, parts, coord.mask_b)
-
-
-def by_blocks(scale, of_columns: bool):
-    """Views scales of the host, (rows, blocks of K) or those of columns transposed, with a mode of
-    groups first where they have one, as (rows or columns, blocks of K[, groups]).
-    """
-    lead = list(range(cute.rank(scale) - 2))
-    pair = [len(lead), len(lead) + 1]
-    order = (pair[::-1] if of_columns else pair) + lead
-    return cute.make_tensor(scale.iterator, cute.select(scale.layout, mode=order))
 
 
 def partition(

@@ -1,21 +1,11 @@
-"""The variants of `hopper.grouped`, one per compile: which one a product takes, and how it is
-compiled.
-"""
+"""The variants of `hopper.grouped`, one per compile, and which one a product takes."""
 
 from dataclasses import dataclass
-from typing import Any
-
-import cutlass
-import cutlass.cute as cute
-import torch
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from outblas.core import fp8
 from outblas.core.grouped import GroupedProblem
 from outblas.hopper.gemm import epilogue_load, epilogue_math, variant
 from outblas.hopper.gemm import group_layouts as layouts
-from outblas.hopper.gemm.group_kernel import GroupedGemm
-from outblas.hopper.gemm.kernel import Gemm
 from outblas.hopper.gemm.scale_layout import is_wide
 from outblas.hopper.gemm.traits import CAPACITIES, GroupedTraits
 from outblas.hopper.parts import compile
@@ -25,6 +15,8 @@ from outblas.hopper.parts.config import HopperConfig, compile_key
 @dataclass(frozen=True)
 class GroupedVariant(variant.Variant):
     """The key of one compile. `layout` is that of A and of each matrix of B."""
+
+    traits: GroupedTraits
 
     @property
     def name(self) -> str:
@@ -172,146 +164,3 @@ def _aux_access(problem: GroupedProblem) -> str:
     if problem.epilogue.aux is None:
         return ""
     return "matrix" if problem.exchanged else "staged"
-
-
-def compile_variant(made: GroupedVariant, options: str = "") -> Any:
-    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    arguments = _GroupArguments.of(made)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    Gemm.kernel.set_name_prefix(made.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    kernel = GroupedGemm(made.config, made.traits)
-    with compile.target_arch():
-        return cute.compile(
-            kernel,
-            *arguments.matrices(),
-            arguments.vector(cutlass.Int32, arguments.groups),
-            *arguments.epilogue_tensors(),
-            cutlass.Int32(1),
-            stream,
-            options=f"{compile.OPTIONS} {options}",
-        )
-
-
-@dataclass(frozen=True)
-class _GroupArguments:
-    """The tensors that a variant is compiled for, with symbolic sizes and strides.
-
-    M, N, K, groups: the extents of the result, of the sum, and of the groups. `columns`: those of
-    B, N or a separate extent for gated pairs.
-    """
-
-    made: GroupedVariant
-    M: Any
-    N: Any
-    K: Any
-    groups: Any
-    columns: Any
-
-    @staticmethod
-    def of(made: GroupedVariant) -> "_GroupArguments":
-        M, K, groups = (cute.sym_int() for _ in range(3))
-        traits = made.traits
-        divisor = max(traits.width, traits.granule(made.layout, made.out_dtype.itemsize))
-        N = cute.sym_int(divisibility=divisor)
-        return _GroupArguments(made, M, N, K, groups, cute.sym_int() if traits.gated else N)
-
-    def matrices(self) -> list[Any]:
-        """Returns A, B and the result."""
-        made, is_ragged_k = self.made, self.made.traits.form == "ragged_k"
-        rows = cute.sym_int() if made.traits.gathers else self.M
-        return [
-            self._matrix(made.dtype, (rows, self.K), made.layout[0], 8, False),
-            self._matrix(made.dtype, (self.K, self.columns), made.layout[1], 8, not is_ragged_k),
-            self._like_result(self.N),
-        ]
-
-    def epilogue_tensors(self) -> list[Any]:
-        """Returns the bias, the residual, aux, the index and the weights of a scatter, the index of
-        a gather; None for those that the variant does not have.
-        """
-        traits = self.made.traits
-        return [
-            self._bias() if traits.bias else None,
-            self._residual() if traits.residual else None,
-            self._aux() if traits.aux else None,
-            self.vector(cutlass.Int32, self.M) if traits.scatters else None,
-            self.vector(cutlass.Float32, self.M) if traits.weighted else None,
-            self.vector(cutlass.Int32, self.M) if traits.gathers else None,
-            *self._scales(),
-        ]
-
-    def _scales(self) -> list[Any]:
-        """Returns the scales of A and B; None for those that the variant does not have."""
-        traits = self.made.traits
-        if not traits.formats:
-            return [None, None]
-        rows, blocks, columns = (cute.sym_int() for _ in range(3))
-        of_a = (self.groups, rows, blocks) if traits.masked else (self.M, blocks)
-        lead = () if traits.divides_terms else (self.groups,)
-        return [
-            make_fake_tensor(
-                cutlass.Float32, shape, tuple(cute.sym_int64() for _ in shape), assumed_align=4
-            )
-            for shape in (of_a, (*lead, blocks, columns))
-        ]
-
-    @staticmethod
-    def vector(dtype: Any, extent: Any) -> Any:
-        """Returns a contiguous vector."""
-        return make_fake_tensor(dtype, (extent,), (1,), assumed_align=4)
-
-    def _like_result(self, columns: Any) -> Any:
-        made = self.made
-        if made.traits.by_columns:
-            return self._unaligned((self.M, columns), (1, cute.sym_int64()))
-        return self._matrix(
-            made.out_dtype, (self.M, columns), "n", made.traits.width, made.traits.batched
-        )
-
-    def _bias(self) -> Any:
-        strides: tuple[Any, Any] = (cute.sym_int64(divisibility=2), 1)
-        if self.made.traits.bias == "columns":
-            strides = cute.sym_int64(), cute.sym_int64()
-        return self._unaligned((self.groups, self.columns), strides)
-
-    def _residual(self) -> Any:
-        if self.made.traits.residual == "staged":
-            return self._like_result(self.N)
-        lead = (self.groups,) if self.made.traits.batched else ()
-        return self._of_any_strides((*lead, self.M, self.N))
-
-    def _aux(self) -> Any:
-        if self.made.traits.aux == "staged":
-            return self._like_result(self.columns)
-        return self._of_any_strides((self.M, self.columns))
-
-    def _of_any_strides(self, shape: tuple[Any, ...]) -> Any:
-        return self._unaligned(shape, tuple(cute.sym_int64() for _ in shape))
-
-    def _unaligned(self, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
-        """Returns a tensor of the result's dtype that is read element by element."""
-        dtype = self.made.out_dtype
-        return make_fake_tensor(
-            compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
-        )
-
-    def _matrix(
-        self, dtype: torch.dtype, shape: tuple[Any, Any], letter: str, divisor: int, of_groups: bool
-    ) -> Any:
-        """Returns a matrix, or one for each group, with outer strides that are multiples of
-        `divisor`. `letter`: "n" for contiguous rows, "t" for contiguous columns.
-        """
-        outer = cute.sym_int64(divisibility=divisor)
-        strides = (outer, 1) if letter == "n" else (1, outer)
-        lead = (self.groups,) if of_groups else ()
-        return make_fake_tensor(
-            compile.NUMERIC[dtype],
-            (*lead, *shape),
-            (*(cute.sym_int64(divisibility=divisor) for _ in lead), *strides),
-            assumed_align=16,
-        )
-
-
-def load(made: GroupedVariant) -> Any:
-    """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
-    return compile.load(made, lambda: compile_variant(made))

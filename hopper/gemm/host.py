@@ -6,8 +6,6 @@ A plan is a chain of frozen values:
     Problem → CanonicalProblem → KernelTraits (in a Variant) → TileSchedule → Launcher
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,20 +13,14 @@ from outblas.core import fp8
 from outblas.core.artifact import Artifact
 from outblas.core.problem import Launch, Problem
 from outblas.core.sm_carveout import usable
-from outblas.hopper.gemm import (
-    gpc_placement,
-    heuristic,
-    operand_copies,
-    packed,
-    rule_cycles,
-    search_space,
-)
+from outblas.hopper.gemm import gpc_placement, heuristic, operand_copies, rule_cycles
 from outblas.hopper.gemm.canonical import canonicalize, orient
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
+from outblas.hopper.gemm.kernel import Config, Gemm
 from outblas.hopper.gemm.launcher import launcher
 from outblas.hopper.gemm.rule_cycles import device_rates
 from outblas.hopper.gemm.schedule import tile_grid, tile_schedule
-from outblas.hopper.gemm.variant import GemmRung, Variant, example_variant, variant_of
+from outblas.hopper.gemm.variant import example_variant, variant_of
 from outblas.hopper.parts import bounds, compile, tile_order
 from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.parts.config_limits import (
@@ -41,32 +33,11 @@ from outblas.hopper.parts.config_limits import (
 MOST_SCALE_STRIDE = 2**29  # elements of 4 bytes, whose bytes fit 32 bits with a sign
 
 
-def entry(gemm: Any, traits: Any, config: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
-    """Returns what the kernel's module exports: `unsupported`, `plan`, `artifact`, `precompile`,
-    `space`, `remarks`, `pack_problem`, `pack_variants`, `keep_variant` and `quantizes`. `config()`
-    is the kernel's default config.
-    """
-    rung = GemmRung(gemm, traits, config())
-    can_take = functools.partial(unsupported, gemm)
-    return (
-        can_take,
-        functools.partial(plan, rung),
-        functools.partial(artifact, rung),
-        functools.partial(precompile, rung),
-        functools.partial(search_space.space, gemm, rung.config, can_take),
-        operand_copies.remarks,
-        functools.partial(packed.computed, rung, can_take),
-        functools.partial(packed.variants, rung),
-        functools.partial(packed.keep, rung),
-        functools.partial(quantizes, rung),
-    )
-
-
-def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None) -> str | None:
+def unsupported(problem: Problem, config: HopperConfig | None = None) -> str | None:
     """Returns why the kernel cannot compute this problem, or None. The message says what is needed
     and what was given. All strides are supported.
     """
-    if config is not None and (reason := gemm.invalid_reason(config)):
+    if config is not None and (reason := Gemm.invalid_reason(config)):
         return f"config: {reason}"
     if reason := bounds.extents(problem):
         return reason
@@ -153,12 +124,12 @@ def fp8_reason(problem: Problem, config: HopperConfig) -> str | None:
     return None
 
 
-def plan(rung: GemmRung, problem: Problem, config: HopperConfig | None = None) -> Launch:
+def plan(problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads the kernel for a supported problem, and returns its launch. Raises
     ValueError where the default config does not suit the problem.
     """
     if config is None:
-        config = own_config(rung, problem)
+        config = own_config(problem)
     if problem.weights_ready and problem.M <= rule_cycles.FEW:
         config = replace(config, pdl=True, weights_ready=True)
     if problem.sm_carveout:
@@ -168,62 +139,57 @@ def plan(rung: GemmRung, problem: Problem, config: HopperConfig | None = None) -
         config = replace(config, weights_ready=False)
     resident = tile_order.clusters(problem.device, config.sms, config.cluster)
     grid = tile_grid(canonical.launch, config)
-    variant = variant_of(rung, canonical.launch, canonical.transposed, config, grid, resident)
+    variant = variant_of(canonical.launch, canonical.transposed, config, grid, resident)
     # Before compiling, which takes seconds: planning raises here while a CUDA graph is captured.
     schedule = tile_schedule(canonical.launch, config, grid, variant.traits, resident)
-    run = load(rung, variant)
+    run = compile.load(variant, lambda: compile_variant(variant))
     made = launcher(run, canonical, variant, schedule)
     if schedule.placement is None:
         return made.bind(schedule.table)
     return gpc_placement.watched(made.bind, schedule.placement)
 
 
-def own_config(rung: GemmRung, problem: Problem) -> HopperConfig:
+def own_config(problem: Problem) -> HopperConfig:
     """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
     rates = device_rates(problem.device)
     if problem.sm_carveout:
         rates = rates._replace(sms=usable(rates.sms, 0, problem.sm_carveout))
-    config = heuristic.config(problem, rates, rung.config)
+    config = heuristic.config(problem, rates, Config())
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
 
 
-def quantizes(rung: GemmRung, problem: Problem) -> bool:
+def quantizes(problem: Problem) -> bool:
     """Returns whether the kernel should store C in fp8 with scales, as this problem has it, rather
     than in fp32 for another kernel to quantize.
     """
-    if 0 in (problem.M, problem.N, problem.K) or unsupported(rung.gemm, problem):
+    if 0 in (problem.M, problem.N, problem.K) or unsupported(problem):
         return False
-    return heuristic.quantizes(problem, device_rates(problem.device), rung.config)
+    return heuristic.quantizes(problem, device_rates(problem.device), Config())
 
 
-def load(rung: GemmRung, variant: Variant) -> Callable[..., None]:
-    """Returns the compiled kernel of a variant: from memory, from disk, or newly compiled."""
-    return compile.load(variant, lambda: compile_variant(rung.gemm, variant))
-
-
-def precompile(rung: GemmRung, problem: Problem, config: HopperConfig, arch: int) -> None:
+def precompile(problem: Problem, config: HopperConfig, arch: int) -> None:
     """Compiles onto disk what `plan` would load for a supported problem. Needs no GPU, and loads
     nothing onto one.
     """
     del arch
-    variant = example_variant(rung, problem, config)
-    compile.keep(variant, lambda: compile_variant(rung.gemm, variant))
+    variant = example_variant(problem, config)
+    compile.keep(variant, lambda: compile_variant(variant))
 
 
-def artifact(rung: GemmRung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
+def artifact(config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """Compiles what `plan` would launch for aligned operands and a row-major output on a GPU of 132
     SMs; needs no GPU. The arguments and errors are those of `hopper.parts.compile.artifact`.
     """
     return compile.artifact(
         "hopper.gemm",
-        config or rung.config,
-        functools.partial(unsupported, rung.gemm),
-        functools.partial(example_variant, rung),
-        functools.partial(compile_variant, rung.gemm),
-        functools.partial(shared_memory, rung.gemm),
+        config or Config(),
+        unsupported,
+        example_variant,
+        compile_variant,
+        shared_memory,
         **requested,
     )

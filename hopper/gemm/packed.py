@@ -1,7 +1,5 @@
 """What `hopper.gemm` and `hopper.grouped` compile for a GPU that need not be there: for packs."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from outblas.base.machines import Machine
@@ -9,73 +7,43 @@ from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
 from outblas.hopper.gemm import gpc_placement, group_layouts, heuristic, smid_probe
 from outblas.hopper.gemm.compile import compile_variant
-from outblas.hopper.gemm.group_host import config_for, gathers_before
-from outblas.hopper.gemm.group_variant import GroupedVariant, variant_of
-from outblas.hopper.gemm.group_variant import compile_variant as compile_group_variant
-from outblas.hopper.gemm.variant import GemmRung, Variant, example_variant
+from outblas.hopper.gemm.group_host import config_for
+from outblas.hopper.gemm.group_variant import GroupedVariant
+from outblas.hopper.gemm.group_variant import variant_of as group_variant_of
+from outblas.hopper.gemm.host import unsupported
+from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.variant import Variant, example_variant
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig
 
-Compiled = Variant | smid_probe.ProbeVariant
+Compiled = Variant | smid_probe.ProbeVariant  # a Variant of groups, too
 
 
 def variants(
-    rung: GemmRung, problem: Problem, config: HopperConfig | None, machine: Machine
+    problem: Problem, config: HopperConfig | None, machine: Machine
 ) -> tuple[Compiled, ...]:
     """Returns the kernels that a supported problem launches on a GPU: the product, and the probes
     that find out where its CTAs run. `config`: None for the kernel's own choice there.
     """
     if config is None:
-        config = heuristic.config(problem, heuristic.rates(machine), rung.config)
-    product = example_variant(rung, problem, config, machine.sms)
+        config = heuristic.config(problem, heuristic.rates(machine), Config())
+    product = example_variant(problem, config, machine.sms)
     if not (product.traits.ordered and product.traits.single_wave):
         return (product,)
     sizes = sorted({1, gpc_placement.CLUSTER, config.cluster})
     return (product, *map(smid_probe.ProbeVariant, sizes))
 
 
-def computed(
-    rung: GemmRung, unsupported: Callable[[Problem], str | None], problem: Problem, machine: Machine
-) -> Problem:
+def computed(problem: Problem, machine: Machine) -> Problem:
     """Returns the problem that a call leaves to the kernel on a GPU: where the kernel does not
     store a C in fp8 with scales, as in `host.quantizes`, that with a C in fp32.
     """
     if problem.epilogue.scale_out is None:
         return problem
     rates = heuristic.rates(machine)
-    if unsupported(problem) is None and heuristic.quantizes(problem, rates, rung.config):
+    if unsupported(problem) is None and heuristic.quantizes(problem, rates, Config()):
         return problem
     return heuristic.unquantized(problem)
-
-
-def keep(rung: GemmRung, variant: Compiled) -> dict[str, object]:
-    """Compiles a kernel onto disk, without a GPU, and returns the facts that it is found by."""
-
-    def build() -> Any:
-        if isinstance(variant, smid_probe.ProbeVariant):
-            return smid_probe.compile_variant(variant)
-        return compile_variant(rung.gemm, variant)
-
-    compile.keep(variant, build)
-    return variant.cache_key_fields
-
-
-# ---- groups
-def group_problem(problem: GroupedProblem) -> GroupedProblem:
-    """Returns the product that a call launches: one whose rows were gathered into memory before,
-    where `host.run` does so.
-    """
-    if not gathers_before(problem):
-        return problem
-    vector = 8 if problem.scales is None else 16
-    row = -(-problem.K // vector) * vector
-    alignment = (16, *problem.alignment[1:])
-    plain = replace(problem, a=(row, 1), gathers=False, rows_of_a=problem.M, alignment=alignment)
-    if problem.scales is None:
-        return plain
-    scales = problem.scales
-    by_columns = replace(scales, a=(0, 1, problem.M), alignment=(16, scales.alignment[1]))
-    return replace(plain, scales=by_columns)
 
 
 def group_variant_on(
@@ -85,10 +53,16 @@ def group_variant_on(
     kernel's own choice there.
     """
     problem = group_layouts.in_words(problem)
-    return variant_of(problem, config or config_for(problem, heuristic.rates(machine)))
+    return group_variant_of(problem, config or config_for(problem, heuristic.rates(machine)))
 
 
-def keep_group(made: GroupedVariant) -> dict[str, object]:
+def keep(variant: Compiled) -> dict[str, object]:
     """Compiles a kernel onto disk, without a GPU, and returns the facts that it is found by."""
-    compile.keep(made, lambda: compile_group_variant(made))
-    return made.cache_key_fields
+
+    def build() -> Any:
+        if isinstance(variant, smid_probe.ProbeVariant):
+            return smid_probe.compile_variant(variant)
+        return compile_variant(variant)
+
+    compile.keep(variant, build)
+    return variant.cache_key_fields

@@ -4,18 +4,20 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outblas.base.machines import Machine
 from outblas.base.space import Footprint, LazySpace, Space
 from outblas.core.problem import Problem, with_row_major_output
 from outblas.core.tensor_memory import LINE
 from outblas.hopper.gemm import heuristic, operand_copies, rule_tiles
+from outblas.hopper.gemm.host import unsupported
+from outblas.hopper.gemm.kernel import Config, Gemm
 from outblas.hopper.gemm.rule_cycles import FEW
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig, compile_key
 from outblas.hopper.parts.config_limits import gated_reason
-from outblas.hopper.parts.search_space import Unsupported, footprint_of
+from outblas.hopper.parts.search_space import footprint_of
 
 # tile_m, consumers, pingpong, in_flight. Three consumers keep the tensor cores busy without groups
 # in flight, too.
@@ -45,14 +47,12 @@ _MOST_REMEMBERED = 4096  # configs
 _FEW_OUTPUTS = 2048**2  # a call with this few outputs may be faster with k tiles of 128 terms
 
 
-def space(
-    gemm: Any, base: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
-) -> Space[HopperConfig]:
+def space(problem: Problem, machine: Machine) -> Space[HopperConfig]:
     """Returns the configs for a problem; the default is the heuristic's. The limits of the GPU are
     those of sm_90, in `invalid_reason`. Stages and epilogue stages are no axes: as many as fit are
     used, because they cost nothing but shared memory.
     """
-    unsupported_reason, buildable_reason = unsupported(problem), _remembered(gemm.invalid_reason)
+    unsupported_reason, buildable_reason = unsupported(problem), _remembered(Gemm.invalid_reason)
     footprints = Footprints(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
@@ -70,9 +70,9 @@ def space(
         return config.tile_n == own.tile_n and config == own
 
     found = LazySpace(
-        functools.partial(heuristic.config, problem, heuristic.rates(machine), base),
+        functools.partial(heuristic.config, problem, heuristic.rates(machine), Config()),
         axes={},
-        also=_Listed(base, problem, machine),
+        also=_Listed(problem, machine),
         invalid_reason=invalid_reason,
         footprint=footprints.of,
         compile_key=_compile_key,
@@ -120,16 +120,15 @@ class _Listed:
     them.
     """
 
-    base: HopperConfig
     problem: Problem
     machine: Machine
 
     def __iter__(self) -> Iterator[HopperConfig]:
-        return _configs(self.base, self.problem, self.machine)
+        return _configs(self.problem, self.machine)
 
 
-def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
-    few = min(problem.M, problem.N) <= FEW
+def _configs(problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
+    base, few = Config(), min(problem.M, problem.N) <= FEW
     any_column = heuristic.swaps_of_any_column(problem)
     if not few:
         any_column = any_column[:1]

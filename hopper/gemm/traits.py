@@ -184,6 +184,9 @@ class GroupedTraits(KernelTraits):
     def masks_terms(self) -> bool:
         return self.divides_terms and not self.formats
 
+    def granule(self, layout: str, size: int) -> int:
+        return max(self.width, super().granule(layout, size))
+
 
 def split_gated(tensor, mode: int, columns):
     """Views a tensor (M, N, L), whose `mode` has 2 · `columns` elements, as a tensor whose third

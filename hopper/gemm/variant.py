@@ -1,7 +1,6 @@
 """The variants of `hopper.gemm`, one per compile, and the choice of a variant for a problem."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from outblas.hopper.gemm.canonical import (
     output_strides,
 )
 from outblas.hopper.gemm.schedule import TileGrid, tile_grid
+from outblas.hopper.gemm.traits import KernelTraits
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig, compile_key
 
@@ -26,20 +26,11 @@ EPILOGUE_TENSORS = ("addend", *TENSORS)
 
 
 @dataclass(frozen=True)
-class GemmRung:
-    """The class that builds the kernel, the class of its traits, and its default config."""
-
-    gemm: Any
-    traits: Any
-    config: HopperConfig
-
-
-@dataclass(frozen=True)
 class Variant:
-    """The key of one compile: `traits` is a `KernelTraits`, `layout` that of A and B ("nt")."""
+    """The key of one compile. `layout` is that of A and B ("nt")."""
 
     config: HopperConfig
-    traits: Any
+    traits: KernelTraits
     dtype: torch.dtype
     out_dtype: torch.dtype
     layout: str
@@ -112,7 +103,6 @@ class OutputAccess:
 
 
 def variant_of(
-    rung: GemmRung,
     problem: Problem,
     transposed: bool,
     config: HopperConfig,
@@ -126,7 +116,7 @@ def variant_of(
     layout = "".join("n" if strides[-1] == 1 else "t" for strides in operand_strides(problem))
     single_wave = grid.work_tiles <= resident and not config.stream_k
     output = output_access(problem, config)
-    traits = rung.traits(
+    traits = KernelTraits(
         width=_trait_width(output),
         by_columns=output.by_columns,
         staged=output.staged,
@@ -153,14 +143,12 @@ def variant_of(
     return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 
-def example_variant(
-    rung: GemmRung, problem: Problem, config: HopperConfig, sms: int = 132
-) -> Variant:
+def example_variant(problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
     """Returns the variant that a GPU with `sms` SMs would run; needs no GPU."""
     canonical = canonicalize(problem, config)
     resident = clusters.at_once(min(sms, config.sms or sms), config.cluster)
     grid = tile_grid(canonical.launch, config)
-    return variant_of(rung, canonical.launch, canonical.transposed, config, grid, resident)
+    return variant_of(canonical.launch, canonical.transposed, config, grid, resident)
 
 
 def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
@@ -201,7 +189,7 @@ def _takes_a_table(grid: TileGrid, config: HopperConfig, single_wave: bool, resi
     return single_wave and grid.work_tiles > 1 and config.gpc_local and not config.split
 
 
-def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
+def _staggers_tail(problem: Problem, config: HopperConfig, traits: KernelTraits) -> bool:
     """Returns whether the consumers of a tile multiply its last k tiles one after the other
     (`stagger`).
     """
@@ -212,7 +200,7 @@ def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
     return config.consumers == 2 and not traits.plain
 
 
-def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
+def _can_stagger(problem: Problem, config: HopperConfig, traits: KernelTraits) -> bool:
     """Returns whether consumers can multiply a tile's last k tiles in turn: CTAs must have whole
     tiles, and K must be long. In a single wave C must be stored through shared memory, where each
     consumer writes memory that no other consumer reads.
@@ -233,7 +221,7 @@ def _can_stagger(problem: Problem, config: HopperConfig, traits: Any) -> bool:
     )
 
 
-def _are_scales_wide(problem: Problem, traits: Any) -> bool:
+def _are_scales_wide(problem: Problem, traits: KernelTraits) -> bool:
     """Returns `KernelTraits.wide_scales` for a launch whose A has a scale for each row."""
     of_a, of_b = problem.epilogue.scale_a, problem.epilogue.scale_b
     if traits.transposed:
@@ -320,7 +308,9 @@ def can_load_source(problem: Problem, config: HopperConfig) -> bool:
     return stages + config.in_flight <= config.stages
 
 
-def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) -> TensorView | None:
+def epilogue_tensor_view(
+    canonical: CanonicalProblem, traits: KernelTraits, name: str
+) -> TensorView | None:
     """Returns the shape and strides with which a tensor of the epilogue is passed to a launch; None
     where the call does not have it.
     """

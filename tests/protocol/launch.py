@@ -14,10 +14,9 @@ from outblas.core import fp8
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
-from outblas.hopper import gemm as real_gemm
 from outblas.hopper.gemm import epilogue_tile
 from outblas.hopper.gemm.schedule import tile_grid
-from outblas.hopper.gemm.variant import GemmRung, variant_of
+from outblas.hopper.gemm.variant import variant_of
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.compile import NUMERIC
 from outblas.hopper.parts.config import HopperConfig
@@ -255,11 +254,11 @@ def traits_of(case: Case):
         scales=_scales(case, empty) if case.formats else None,
         formats=case.formats,
     )
-    rung = GemmRung(real_gemm.Gemm, modules().find("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
-    return variant_of(
-        rung, problem, case.transposed, config, tile_grid(problem, config), case.clusters
+    traits = variant_of(
+        problem, case.transposed, config, tile_grid(problem, config), case.clusters
     ).traits
+    return modules().find("gemm.traits").KernelTraits(**vars(traits))
 
 
 def _scales(case: Case, empty) -> tuple:

@@ -94,9 +94,9 @@ def note_late_compiles(monkeypatch: pytest.MonkeyPatch) -> LateCompiles:
     found = LateCompiles()
     compile_variant = host.compile_variant
 
-    def noted(gemm: Any, variant: Any, *options: str) -> Any:
+    def noted(variant: Any, *options: str) -> Any:
         found.names.append(variant.name)
-        return compile_variant(gemm, variant, *options)
+        return compile_variant(variant, *options)
 
     monkeypatch.setattr(host, "compile_variant", noted)
     return found

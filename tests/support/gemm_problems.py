@@ -1,9 +1,8 @@
 """Problems of hopper.gemm without data, and what its launches hand to the compiled kernel."""
 
-import functools
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -56,8 +55,7 @@ def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: An
 
 def variant_of(given: Problem, config: HopperConfig = OWN_CONFIG) -> Variant:
     """What a GPU of 132 SMs would compile for a problem."""
-    rung = cast(functools.partial, gemm.plan).args[0]
-    return example_variant(rung, given, config)
+    return example_variant(given, config)
 
 
 def numbered(*shape: int) -> torch.Tensor:

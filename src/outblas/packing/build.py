@@ -291,11 +291,7 @@ def _is_kept(facts: Facts) -> bool:
 
 
 def _keep(variant: Any) -> Facts:
-    from outblas.hopper import grouped
-
     if isinstance(variant, TritonVariant):
         return variant.keep()
-    if isinstance(variant, grouped.GroupedVariant):
-        return grouped.keep_variant(variant)
     facts: Facts = registry.load(PRODUCTION).keep_variant(variant)
     return facts

@@ -340,7 +340,7 @@ def test_configs_of_the_rule_store_blocks(M: int, formats: str, activation: str)
         assert made.traits.staged
         if made.traits.block_scaled:
             assert block_scaled_reason(config, made.traits.block_b) is None
-        assert shared_memory(gemm.Gemm, made) <= SHARED_MEMORY
+        assert shared_memory(made) <= SHARED_MEMORY
         assert configs.from_text(gemm.Config, configs.to_text(config)) == config
 
 

@@ -229,7 +229,7 @@ def test_configs_of_the_rule_fit_memory_and_registers(
         assert promoted_reason(config, activation == "swiglu") is None
         made = variant_of(given, config)
         assert block_scaled_reason(config, made.traits.block_b) is None
-        assert shared_memory(gemm.Gemm, made) <= SHARED_MEMORY
+        assert shared_memory(made) <= SHARED_MEMORY
         assert configs.from_text(gemm.Config, configs.to_text(config)) == config
 
 
@@ -290,6 +290,6 @@ def test_a_kernel_asks_for_the_shared_memory_that_its_scales_need(name: str) -> 
     asked = recorded_code.variant(name)
     made = variant_of(recorded_problem(asked), gemm_config(asked.config))
 
-    code = compile.compile_code(made, lambda options: compile_variant(gemm.Gemm, made, options))
+    code = compile.compile_code(made, lambda options: compile_variant(made, options))
 
-    assert f"{shared_memory(gemm.Gemm, made)} : i64" in code.launch
+    assert f"{shared_memory(made)} : i64" in code.launch

@@ -9,7 +9,6 @@ import pytest
 from support.gemm_problems import BF16, SMALL_TILE, gemm_config, variant_of
 
 from outblas.core.artifact import example
-from outblas.hopper import gemm
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.variant import Variant
 from outblas.hopper.parts import compile
@@ -50,7 +49,7 @@ def variant_with_columns(case: SharedMemory) -> Variant:
 def test_shared_memory_has_no_epilogue_stages_that_are_not_used(name: str) -> None:
     case = SHARED_MEMORY[name]
 
-    size = shared_memory(gemm.Gemm, variant_with_columns(case))
+    size = shared_memory(variant_with_columns(case))
 
     assert size == gemm_config(case.config).shared_memory_bytes - case.unused_bytes
 
@@ -66,8 +65,6 @@ def test_shared_memory_has_no_epilogue_stages_that_are_not_used(name: str) -> No
 def test_a_kernel_asks_for_the_shared_memory_that_the_host_computes(name: str) -> None:
     variant = variant_with_columns(SHARED_MEMORY[name])
 
-    code = compile.compile_code(
-        variant, lambda options: compile_variant(gemm.Gemm, variant, options)
-    )
+    code = compile.compile_code(variant, lambda options: compile_variant(variant, options))
 
-    assert f"{shared_memory(gemm.Gemm, variant)} : i64" in code.launch
+    assert f"{shared_memory(variant)} : i64" in code.launch

@@ -11,8 +11,9 @@ from outblas.base import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.gemm import group_host as host
+from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.group_kernel import GroupedGemm
-from outblas.hopper.gemm.group_variant import compile_variant, variant_of
+from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.heuristic import Rates, rates
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig

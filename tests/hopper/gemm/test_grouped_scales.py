@@ -27,7 +27,8 @@ from outblas.core.grouped import (
 from outblas.hopper.gemm import block_scales, scale_loads
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import group_layouts as layouts
-from outblas.hopper.gemm.group_variant import compile_variant, variant_of
+from outblas.hopper.gemm.compile import compile_variant
+from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.heuristic import rates
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
