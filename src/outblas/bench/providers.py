@@ -4,6 +4,7 @@ called, and every kernel by name.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,15 @@ from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
 from outblas.verify.oracle import ORACLES
 
+Tensor = torch.Tensor
+
 PLAIN = Operation()
 
 # A call on its own operands, or with other weights instead of b, of its shape and strides.
 Call = Callable[..., object]
 # prepare(a, b, out) returns a call that writes a @ b to out, or returns the result with the
 # operation's epilogue. Raises Refused if it cannot.
-Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]
+Prepare = Callable[[Tensor, Tensor, Tensor], Call]
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,7 @@ class Provider:
         if not self.is_checked_exactly:
             return self.operation.fault(prepare, (case.M, case.N, case.K))
 
-        def run(
-            a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
-        ) -> None:
+        def run(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float) -> None:
             prepare(a, b, out)()
 
         result = ORACLES["exact"](run, case, "cuda")
@@ -100,27 +101,17 @@ def parse(text: str, operation: Operation = PLAIN) -> Provider:
 def library(name: str, operation: Operation = PLAIN) -> Provider:
     """Returns a provider of `LIBRARIES`."""
     computed = operation.without_steps() if name == BARE else operation
-
-    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-        return LIBRARIES[name](computed, a, b, out)
-
-    def prepare_bare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-        return LIBRARIES[name](operation.without_steps(), a, b, out)
-
     exact = computed.on_integers()
-
-    def prepare_on_integers(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
-        return LIBRARIES[name](exact, a, b, out)
-
     rounds_between = name == BEST and bool(operation.steps)
+    make = LIBRARIES[name]
     return Provider(
         name,
         "",
-        prepare,
+        partial(make, computed),
         trusted=name in (BASE, FAST_ACCUM),
         operation=computed,
-        checked=prepare_bare if rounds_between else None,
-        on_integers=prepare_on_integers if exact is not None else None,
+        checked=partial(make, operation.without_steps()) if rounds_between else None,
+        on_integers=partial(make, exact) if exact is not None else None,
     )
 
 
@@ -130,7 +121,7 @@ def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provide
     """
     chosen = configs.from_text(registry.load(name).Config, config) if config else None
 
-    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+    def prepare(a: Tensor, b: Tensor, out: Tensor) -> Call:
         if operation.scaling:
             raise Refused(
                 f"no kernel can be named with --dtype {operation.dtype}: "
@@ -138,7 +129,7 @@ def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provide
             )
         extras = operation.extras(a, b, out)
 
-        def call(b: torch.Tensor = b) -> object:
+        def call(b: Tensor = b) -> object:
             return operation.by_outblas(a, b, out, extras, kernel=name, config=chosen)
 
         try:
@@ -167,14 +158,14 @@ def runnable(
     ]
 
 
-def _cublas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _cublas(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     if operation.is_bare:
         return lambda b=b: torch.mm(a, b, out=out)
     extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_torch(a, b, out, extras)
 
 
-def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _fast_accum(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Calls torch._scaled_mm with sums that stay in the tensor cores."""
     if not operation.scaling:
         raise Refused(f"{FAST_ACCUM} takes fp8 operands, not {operation.dtype}")
@@ -184,16 +175,13 @@ def _fast_accum(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: tor
     return lambda b=b: operation.by_torch(a, b, out, extras, fast_accum=True)
 
 
-def _cublaslt_best(
-    operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> Call:
+def _cublaslt_best(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares cuBLASLt's fastest product; torch computes the epilogue."""
     from outblas.bench import cublaslt
 
     if operation.scaling:
         raise Refused(f"{BEST} does not take {operation.dtype}")
-    product = torch.empty(a.shape[0], b.shape[1], dtype=out.dtype, device=out.device)
-    product = out if operation.is_bare else product
+    product = out if operation.is_bare else out.new_empty(a.shape[0], b.shape[1])
     try:
         best = cublaslt.best(a, b, product)
     except cublaslt.CublasLtError as error:
@@ -202,7 +190,7 @@ def _cublaslt_best(
         return best
     extras = operation.extras(a, b, out)
 
-    def call(b: torch.Tensor = b) -> object:
+    def call(b: Tensor = b) -> object:
         best(b)
         x = product if extras.bias is None else product + extras.bias
         return operation.after(x, extras)
@@ -210,7 +198,7 @@ def _cublaslt_best(
     return call
 
 
-def _deepgemm(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _deepgemm(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares DeepGEMM's product of block-scaled operands, where it is installed."""
     from outblas.bench import deepgemm
 
@@ -222,7 +210,7 @@ def _deepgemm(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch
     return deepgemm.prepared(a, b, extras.scale_a, extras.scale_b, out)
 
 
-def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _compiled(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares Inductor's choice among its Triton templates and cuBLAS. Its CUDA graphs are off,
     because the benchmark makes them.
     """
@@ -236,7 +224,7 @@ def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch
     extras = operation.extras(a, b, out)
     tensors = extras.bias, extras.residual, extras.scale_a, extras.scale_b
 
-    def eager(a: torch.Tensor, b: torch.Tensor, *tensors: torch.Tensor | None) -> torch.Tensor:
+    def eager(a: Tensor, b: Tensor, *tensors: Tensor | None) -> Tensor:
         return operation.by_torch(a, b, None, Extras(*tensors))
 
     fused = torch.compile(eager, **options)
@@ -244,29 +232,30 @@ def _compiled(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch
     return lambda b=b: fused(a, b, *tensors)
 
 
-def _outblas(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _outblas(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares the call of a user who names no kernel: a tuned kernel, otherwise the default."""
     extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_outblas(a, b, out, extras)
 
 
-def _bare(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _bare(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares the product without its epilogue, to show the cost of the epilogue. It may be wider
     than the output.
     """
-    if out.shape[1] != b.shape[1]:
-        out = torch.empty(a.shape[0], b.shape[1], dtype=out.dtype, device=out.device)
-    return _outblas(operation, a, b, out)
+    return _outblas(
+        operation,
+        a,
+        b,
+        out.new_empty(a.shape[0], b.shape[1]) if out.shape[1] != b.shape[1] else out,
+    )
 
 
-def _plain(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _plain(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares the call of a user who asks for no batch invariance, to show what that costs."""
     return _outblas(replace(operation, batch_invariant=False), a, b, out)
 
 
-def _without_workspace(
-    operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> Call:
+def _without_workspace(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares cuBLASLt's first algorithm that needs no workspace."""
     from outblas.bench import cublaslt
 
@@ -278,7 +267,7 @@ def _without_workspace(
         raise Refused(f"{NO_WORKSPACE}: {error}") from None
 
 
-def _persistent(operation: Operation, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Call:
+def _persistent(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares a persistent Triton kernel with one tile for every shape."""
     from outblas.bench import triton_persistent
 
