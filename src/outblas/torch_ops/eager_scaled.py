@@ -126,6 +126,8 @@ def as_scale(t: Tensor) -> Tensor:
 
 def can_remember(operands: Operands, options: Options) -> bool:
     """Returns whether the operator would do nothing beyond running the call's plan."""
+    if _function_modes():  # which may have replaced the result, and would see what is read here
+        return False
     tensors = _guarded(operands)
     if _key(operands, options) is None or any(t.requires_grad for t in tensors):
         return False
