@@ -84,12 +84,6 @@ def test_only_the_same_measurements_are_compared(other: dict[str, Any]) -> None:
     assert found.missing == ("outblas 4096 nt burst",)
 
 
-def test_records_of_before_epilogues_were_timed_are_those_of_none() -> None:
-    later = record(1.0, epilogue="", batch_invariant=False, product="")
-
-    assert len(compare(report(record()), report(later)).changes) == 1
-
-
 def test_what_was_not_timed_is_not_compared() -> None:
     found = compare(report(record(None)), report(record()))
 

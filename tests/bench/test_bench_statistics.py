@@ -159,21 +159,6 @@ def test_fifteen_rounds_grow_to_complete_the_design(providers: int, rounds: int)
     assert schedule.whole_rounds(providers, 15) == rounds
 
 
-def test_what_a_provider_does_to_the_next_one_is_shared() -> None:
-    """One provider leaves the device 10% slower: with a plain rotation the same one would always
-    pay for it.
-    """
-    providers = {"base": 100.0, "hot": 100.0, "other": 100.0}
-    machine = Machine(providers, seed=3, drift=0.0, noise=0.0)
-    machine.slows_next["hot"] = 0.1
-
-    times = machine.burst(12)
-
-    slowed = {name: sum(105 < us < 115 for us in times[name]) for name in ("base", "other")}
-    assert abs(slowed["base"] - slowed["other"]) <= 2
-    assert min(slowed.values()) >= 2
-
-
 def test_turns_put_the_base_around_every_other() -> None:
     order = schedule.turns("base", ["a", "b"], 3)
 

@@ -101,19 +101,6 @@ def test_names_at_the_ends_of_close_lines_do_not_collide() -> None:
     assert not charts.clipped(figure)
 
 
-def test_texts_that_collide_and_that_a_line_crosses_are_found() -> None:
-    """What the other tests rely on."""
-    figure, (axis,) = plotting.grid(4.0, [(3.0, (1,))])
-    axis.axvline(0.5, label="one")
-    axis.text(0.5, 0.5, "crossed", ha="center")
-    axis.text(0.1, 0.2, "first")
-    axis.text(0.12, 0.21, "second")
-    figure.text(0.95, 0.9, "a text over the edge")
-
-    assert {("first", "second"), ("line one", "crossed")} <= set(charts.collisions(figure))
-    assert charts.clipped(figure) == ["a text over the edge"]
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1.0, "1.000"), (0.1, "0.100"), (0.00964, "0.00964"), (0.01, "0.0100"), (1e-5, "1.00e-05")],

@@ -18,9 +18,7 @@ from outblas.bench.record import Device
 
 
 class Machine:
-    """µs a call of providers on a GPU that heats up: every call slows as the run goes on, each turn
-    suffers from what ran before it.
-    """
+    """µs a call of providers on a GPU that heats up: every call slows as the run goes on."""
 
     def __init__(
         self, us: dict[str, float], *, seed: int, drift: float = 0.1, noise: float = 0.005
@@ -32,17 +30,13 @@ class Machine:
         self.random = random.Random(seed)
         self.drift, self.noise = drift, noise
         self.turns = 0
-        self.previous = ""
-        self.slows_next = dict.fromkeys(us, 0.0)  # how much slower the turn after a provider is
 
     def time(self, name: str) -> float:
         """µs a call of the next turn, which is this provider's."""
         heat = 1 + self.drift * self.turns / 60
-        inherited = 1 + self.slows_next.get(self.previous, 0.0)
         self.turns += 1
-        self.previous = name
         stumble = 1.3 if self.noise and self.random.random() < 0.05 else 1.0
-        return self.us[name] * heat * inherited * stumble * self.random.gauss(1, self.noise)
+        return self.us[name] * heat * stumble * self.random.gauss(1, self.noise)
 
     def burst(self, rounds: int) -> dict[str, list[float]]:
         """The times of all providers in that many rounds, as the burst protocol orders them."""

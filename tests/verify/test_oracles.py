@@ -300,34 +300,6 @@ def test_the_record_of_a_result_is_json(kernel: Run) -> None:
     }
 
 
-# ---- beside other checks
-def normal(t: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills an operand with normal data."""
-    t.normal_(generator=generator)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "case"),
-    [
-        pytest.param(broken.one_unit_off, Case(64, 64, 64, BF16), id="one_unit_off"),
-        pytest.param(broken.tf32, Case(64, 64, 16, FP32), id="tf32"),
-    ],
-)
-class TestAllclose:
-    """The check that the exact oracle replaces: normal data, bf16's usual tolerances."""
-
-    def test_lets_the_kernel_pass(self, kernel: Run, case: Case) -> None:
-        product = call.prepare(case, "cpu", normal, normal, normal)
-
-        product.run(kernel)
-
-        actual, expected = product.out.view.float(), product.torch_product().float()
-        assert torch.allclose(actual, expected, rtol=1.6e-2, atol=1e-2)
-
-    def test_misses_what_exact_catches(self, kernel: Run, case: Case) -> None:
-        assert not exact(kernel, case).ok
-
-
 def run_torch(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
     """The product by torch's own kernels for its dtype."""
     out.copy_(a @ b if c is None else torch.addmm(c, a, b, alpha=alpha, beta=beta))
@@ -381,17 +353,6 @@ def test_chunks_of_rows_change_nothing(
 
 
 # ---- sizes of errors
-def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw() -> None:
-    """Its 162 is the largest of 4096² errors of products that have nothing to do with each
-    other.
-    """
-    a, b = torch.rand(256, 1024) * 2 - 1, torch.rand(1024, 256) * 2 - 1
-
-    error = a @ broken.swapped_rows(b) - a @ b
-
-    assert float(error.std()) == pytest.approx((2 * 1024) ** 0.5 / 3, rel=0.05)
-
-
 @pytest.mark.parametrize("kernel", [broken.plain_sum, broken.truncated_sum])
 class TestSumsMuchWorseThanTorchs:
     """In-order sums, rounded term by term or truncated every 16 terms."""

@@ -12,21 +12,11 @@ from outblas.base.grouped_shapes import GroupedWorkload
 from outblas.base.shapes import to_text
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
 
-# The fields by which two records belong to the same measurement. Older files lack the later names.
-_SAME = {
-    "provider": "",
-    "config": "",
-    "shape": (),
-    "dtype": "",
-    "layout": "",
-    "mode": "",
-    "epilogue": "",
-    "batch_invariant": False,
-    "product": "",
-    "experts": None,
-    "form": None,
-    "distribution": None,
-}
+# The fields by which two records belong to the same measurement. Files lack those that are null.
+_SAME = (
+    *("provider", "config", "shape", "dtype", "layout", "mode", "epilogue", "batch_invariant"),
+    *("product", "experts", "form", "distribution"),
+)
 Key = tuple[Any, ...]
 
 
@@ -50,7 +40,7 @@ class Change:
         size = to_text(shape)
         if experts is not None:
             size = str(GroupedWorkload.of(experts, shape, distribution, form))
-        extra = epilogue, "batch-invariant" * invariant, product
+        extra = epilogue, "batch-invariant" if invariant else "", product
         return " ".join(part for part in (label, size, layout, mode, *extra) if part)
 
     @property
@@ -106,9 +96,8 @@ def _timed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]
 
 
 def _key(record: Mapping[str, Any]) -> Key:
-    values: dict[str, Any] = {name: record.get(name) or default for name, default in _SAME.items()}
-    values["shape"] = tuple(values["shape"])
-    return tuple(values.values())
+    values = {name: record.get(name) or None for name in _SAME}
+    return tuple((values | {"shape": tuple(record["shape"])}).values())
 
 
 def _change(key: Key, before: Mapping[str, Any], after: Mapping[str, Any]) -> Change:

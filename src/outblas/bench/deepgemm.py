@@ -8,7 +8,6 @@ import importlib
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -34,15 +33,7 @@ def prepared(
 
     Raises ImportError without DeepGEMM, and Refused if it has no such function.
     """
-    product = _product(importlib.import_module("deep_gemm"), _NAMES)
-    left = a, _aligned(scale_a)
-    scale_of_weight = scale_b.t().contiguous()
-
-    def call(b: Tensor = b) -> Tensor:
-        product(left, (b.t(), scale_of_weight), out)
-        return out
-
-    return call
+    return _prepared(_NAMES, a, b, scale_a, scale_b, out)
 
 
 def prepared_groups(
@@ -55,29 +46,36 @@ def prepared_groups(
     Raises ImportError without DeepGEMM, and Refused if it has no such function, or for a group
     whose number of rows is no multiple of 128.
     """
-    product = _product(importlib.import_module("deep_gemm"), _NAMES_OF_GROUPS)
     sizes = [end - begin for begin, end in pairwise((0, *offs.tolist()))]
     if refused := [size for size in sizes if size % GROUP_ROWS]:
         raise Refused(f"deepgemm takes groups of multiples of {GROUP_ROWS} rows, not {refused[0]}")
     groups = torch.arange(len(sizes), dtype=torch.int32, device=a.device)
     group_of_row = groups.repeat_interleave(torch.tensor(sizes, device=a.device))
     out = a.new_full((a.shape[0], b.shape[2]), math.nan, dtype=torch.bfloat16)
+    return _prepared(_NAMES_OF_GROUPS, a, b, scale_a, scale_b, out, group_of_row)
+
+
+def _prepared(
+    names: tuple[str, ...],
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *out_and_groups: Tensor,
+) -> Callable[..., Tensor]:
+    """Returns the call of the first of these functions that DeepGEMM has."""
+    deep_gemm = importlib.import_module("deep_gemm")
+    product = next((getattr(deep_gemm, name) for name in names if hasattr(deep_gemm, name)), None)
+    if product is None:
+        raise Refused(f"deep_gemm has neither {' nor '.join(names)}")
     left = a, _aligned(scale_a)
     scale_of_weights = scale_b.mT.contiguous()
 
     def call(b: Tensor = b) -> Tensor:
-        product(left, (b.mT, scale_of_weights), out, group_of_row)
-        return out
+        product(left, (b.mT, scale_of_weights), *out_and_groups)
+        return out_and_groups[0]
 
     return call
-
-
-def _product(deep_gemm: Any, names: tuple[str, ...]) -> Callable[..., Any]:
-    for name in names:
-        if hasattr(deep_gemm, name):
-            function: Callable[..., Any] = getattr(deep_gemm, name)
-            return function
-    raise Refused(f"deep_gemm has neither {' nor '.join(names)}")
 
 
 def _aligned(scales: Tensor) -> Tensor:
