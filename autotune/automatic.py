@@ -15,6 +15,7 @@ import torch
 
 from outblas.autotune import lookup, named_configs
 from outblas.autotune.lookup import TuningIndex, is_faster
+from outblas.autotune.lookup import grouped_config as grouped_config  # the runtime asks for it
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import PRECISIONS, BestConfig, Weights, Workload
 from outblas.autotune.tuned_entries import HERE
@@ -23,7 +24,6 @@ from outblas.core import problem as operands
 from outblas.core.arguments import renamed, show_signature
 from outblas.core.epilogue import NONE
 from outblas.core.errors import OperandError
-from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
 from outblas.core.steps import Steps
 from outblas.runtime import dispatch, fallback
@@ -84,11 +84,6 @@ def _choices(
         listed = _with_epilogue(workload, problem)
         index = lookup.packed_index(device, listed, fp8=bool(problem.formats)) or index
     return choices_of(index, problem, workload, transposed=transposed, only_faster=only_faster)
-
-
-def grouped_config(problem: GroupedProblem) -> str:
-    """Returns the config of `hopper.grouped` (as text) that was tuned for a problem, or ""."""
-    return lookup.grouped_config(problem)
 
 
 def choices_of(

@@ -27,10 +27,11 @@ from outblas.autotune.tuned_entries import (
     bare_of,
     best_by_kernel,
     distance,
+    from_shipped,
     from_store,
-    from_tables,
     is_akin,
     nearest_to,
+    read_tables,
     width_of,
 )
 from outblas.base import pack
@@ -124,7 +125,7 @@ class TuningIndex:
         self.gpu = gpu
         self._model = GpuModel(gpu)
         if packed is None:
-            packed = from_tables(gpu, TABLES if tables is None else tables)
+            packed = from_shipped(gpu, read_tables(tables or TABLES))
         entries = (*from_store(gpu, store), *packed)
         self.entries = tuple(entry for entry in entries if not entry.workload.grouping)
         self.grouped = tuple(entry for entry in entries if entry.workload.grouping)

@@ -83,16 +83,11 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
             yield entry_of(HERE if best.gpu == gpu else MODEL, gpu, best)
 
 
-def from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
-    """Yields the winners that the tables in a folder have for a GPU."""
-    yield from from_shipped(gpu, _readable(folder))
-
-
 def tables_for(gpu: Gpu, folder: Path) -> tuple[list[Named], list[Named]]:
     """Returns the tables of a folder that a lookup on a GPU reads: those of its model, and that of
     the nearest other one.
     """
-    return _own_and_nearest(gpu, _readable(folder))
+    return _own_and_nearest(gpu, read_tables(folder))
 
 
 def from_shipped(gpu: Gpu, tables: Iterable[Named]) -> Iterator[TunedEntry]:
@@ -104,7 +99,8 @@ def from_shipped(gpu: Gpu, tables: Iterable[Named]) -> Iterator[TunedEntry]:
                 yield entry_of(origin, table.gpu, entry)
 
 
-def _readable(folder: Path) -> Iterator[Named]:
+def read_tables(folder: Path) -> Iterator[Named]:
+    """Yields the tables of a folder that can be read, and warns of the others."""
     for path in sorted(folder.glob("*.json")):
         try:
             yield path, read_table(path)

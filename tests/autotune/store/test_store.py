@@ -130,6 +130,7 @@ def test_texts_are_cut_and_trials_dated(store: Store) -> None:
     [
         ({"us": float("nan")}, "Trial.us is nan, expected a finite number"),
         ({"us": -1.0}, "Trial.us is -1.0, expected a number above 0"),
+        ({"us": 1e99}, r"Trial.us is 1e\+99, expected a number above 0"),
         ({"us": None}, "Trial.us is None, expected a number where status is 'ok'"),
         ({"us": "1"}, "Trial.us is '1', expected a finite number"),
         ({"status": "great"}, "Trial.status is 'great', expected one of ok, wrong"),

@@ -129,10 +129,6 @@ Change = Callable[[Any], object]
         ),
         (lambda table: table["entries"][0].pop("config"), r"entries\[0\] has no config"),
         (
-            lambda table: table["entries"][0].update(config="tile m"),
-            r"entries\[0\].config is 'tile m', expected name=value",
-        ),
-        (
             lambda table: table["entries"][0]["workload"].update(layout="xy"),
             r"entries\[0\].workload: layout is 'xy', expected one of nt, nn, tn, tt",
         ),
