@@ -479,13 +479,10 @@ class Modules:
 
     def _imported(self, imports, name, scope=None, local=None, wanted=(), level=0):
         """What stands for `__import__` in a module that imports so many others."""
-        if level == 0 and name.split(".")[0] == "cutlass":
+        if name.split(".")[0] == "cutlass":
             return MODULES[name] if wanted else CUTLASS
-        if level == 0:
-            return builtins.__import__(name, scope, local, wanted, level)
-        absolute = importlib.util.resolve_name("." * level + name, scope["__package__"])
-        inside = absolute.removeprefix("outblas.hopper").removeprefix(".")
-        if not absolute.startswith("outblas.hopper"):
+        inside = name.removeprefix("outblas.hopper").removeprefix(".")
+        if not name.startswith("outblas.hopper"):
             return builtins.__import__(name, scope, local, wanted, level)
         if (FOLDER / inside.replace(".", "/")).is_dir():
             names = {each: f"{inside}.{each}".strip(".") for each in wanted}
