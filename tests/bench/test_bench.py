@@ -20,32 +20,20 @@ from outblas.verify.kernels import Refused
 
 
 # ---- figures
-def test_tflops_are_those_of_the_median_call() -> None:
-    spread = ratio([200.0, 200.0], [100.0, 100.0])
+@pytest.mark.parametrize("flops_a_cycle", [None, 4096 * 132])
+def test_figures_are_those_of_the_median_call(flops_a_cycle: int | None) -> None:
+    """Utilisation is of what the device can do at its clock, where that is known."""
+    spread, device = ratio([200.0, 200.0], [100.0, 100.0]), Device(flops_a_cycle)
 
-    found = record.figures((1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, Device(None), 1)
+    of_call = record.figures((1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, device, 1)
 
-    assert found["tflops"] == pytest.approx(2 * 1024 * 2048 * 512 / 100e-6 / 1e12)
-    assert (found["ratio"], found["us"], found["clock_mhz"]) == (2.0, 100.0, 1500.0)
-
-
-def test_utilisation_is_of_what_the_device_can_do_at_its_clock() -> None:
-    spread = ratio([200.0, 200.0], [100.0, 100.0])
-    flops_a_cycle = 4096 * 132
-
-    found = record.figures(
-        (1024, 2048, 512), [100.0] * 2, [1500.0] * 2, spread, Device(flops_a_cycle), 1
-    )
-
-    assert found["utilisation"] == pytest.approx(found["tflops"] * 1e12 / (flops_a_cycle * 1500e6))
-
-
-def test_a_device_of_unknown_speed_has_no_utilisation() -> None:
-    spread = ratio([1.0, 1.0], [1.0, 1.0])
-
-    found = record.figures((8, 8, 8), [1.0, 1.0], [1.0, 1.0], spread, Device(None), 1)
-
-    assert found["utilisation"] is None
+    flops = 2 * 1024 * 2048 * 512 / 100e-6
+    assert of_call["tflops"] == pytest.approx(flops / 1e12)
+    assert (of_call["ratio"], of_call["us"], of_call["clock_mhz"]) == (2.0, 100.0, 1500.0)
+    if flops_a_cycle is None:
+        assert of_call["utilisation"] is None
+    else:
+        assert of_call["utilisation"] == pytest.approx(flops / (flops_a_cycle * 1500e6))
 
 
 def test_energy_is_that_of_a_call() -> None:
@@ -73,12 +61,18 @@ def test_names_of_providers_are_split_at_commas(text: str, names: list[str]) -> 
     assert split_names(text) == names
 
 
-def test_cublas_is_trusted() -> None:
-    assert providers.parse("cublas").trusted
-
-
-def test_a_kernel_is_not_trusted() -> None:
-    assert not providers.parse("hopper.tma_wgmma").trusted
+@pytest.mark.parametrize(
+    ("name", "dtype", "trusted"),
+    [
+        ("cublas", "bfloat16", True),
+        ("cublas", "fp8", True),
+        ("cublas-fast-accum", "fp8", True),
+        ("outblas", "bfloat16", False),
+        ("hopper.tma_wgmma", "bfloat16", False),
+    ],
+)
+def test_products_of_torch_alone_are_trusted(name: str, dtype: str, trusted: bool) -> None:
+    assert providers.parse(name, Operation(dtype)).trusted is trusted
 
 
 @pytest.mark.parametrize(
@@ -110,15 +104,22 @@ def test_a_provider_that_is_listed_twice_has_two_labels() -> None:
     ]
 
 
-def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("operation", "promised"),
+    [(Operation(), {}), (Operation(batch_invariant=True), {"batch_invariant": True})],
+    ids=["plain", "batch_invariant"],
+)
+def test_outblas_is_timed_as_it_is_called(
+    operation: Operation, promised: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No kernel is named: what was tuned runs, or what the rule says."""
     keywords: list[dict[str, Any]] = []
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: keywords.append(how))
     out = torch.empty(2, 2)
 
-    providers.parse("outblas").prepare(torch.eye(2), torch.eye(2), out)()
+    providers.parse("outblas", operation).prepare(torch.eye(2), torch.eye(2), out)()
 
-    assert keywords == [{"out": out}]
+    assert keywords == [{"out": out, **promised}]
 
 
 def test_outblas_takes_no_config() -> None:
@@ -126,21 +127,13 @@ def test_outblas_takes_no_config() -> None:
         providers.parse("outblas[stages=4]")
 
 
-@pytest.mark.parametrize("name", ["cublas", "cublas-fast-accum"])
-def test_torchs_products_of_fp8_are_trusted(name: str) -> None:
-    assert providers.parse(name, Operation("fp8")).trusted
-
-
-def test_fast_sums_are_for_fp8_alone() -> None:
-    with pytest.raises(Refused, match="cublas-fast-accum takes fp8 operands, not bfloat16"):
-        providers.parse("cublas-fast-accum").prepare(*[torch.eye(2)] * 3)
-
-
-def test_fast_sums_have_no_blocks() -> None:
-    operation = Operation("fp8-block")
-
-    with pytest.raises(Refused, match="cublas-fast-accum takes no fp8-block"):
-        providers.parse("cublas-fast-accum", operation).prepare(*[torch.eye(2)] * 3)
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [("bfloat16", "takes fp8 operands, not bfloat16"), ("fp8-block", "takes no fp8-block")],
+)
+def test_fast_sums_are_of_fp8_without_blocks(dtype: str, message: str) -> None:
+    with pytest.raises(Refused, match=f"cublas-fast-accum {message}"):
+        providers.parse("cublas-fast-accum", Operation(dtype)).prepare(*[torch.eye(2)] * 3)
 
 
 def test_torch_is_given_the_scales_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,17 +200,6 @@ def test_the_best_of_cublaslt_is_checked_before_torch_adds_to_it() -> None:
 
     assert fused.is_checked_exactly
     assert not providers.parse("outblas", Operation(steps=Steps(bias=True))).is_checked_exactly
-
-
-def test_outblas_promises_batch_invariance_where_it_is_asked_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keywords: list[dict[str, Any]] = []
-    monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: keywords.append(how))
-
-    providers.parse("outblas", Operation(batch_invariant=True)).prepare(*[torch.eye(2)] * 3)()
-
-    assert keywords[0]["batch_invariant"] is True
 
 
 @pytest.mark.parametrize("name", ["cublas", "outblas"])
@@ -322,24 +304,6 @@ RECORD = Record(
     clock_mhz=1790.0,
     utilisation=0.08,
 )
-FAILED = Record(
-    provider="x",
-    config="",
-    shape=(8, 8, 8),
-    dtype="bfloat16",
-    layout="nt",
-    mode="burst",
-    check="no",
-)
-
-
-def test_a_record_has_every_figure() -> None:
-    figures = (
-        "ratio ratio_low ratio_high tflops us host_us clock_mhz utilisation watts joules "
-        "pj_per_flop mode check"
-    )
-
-    assert set(figures.split()) <= set(RECORD.record())
 
 
 def test_a_record_can_be_saved_as_json() -> None:
