@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from support.opinfo import Sample, operator, samples
+from support.opinfo import Sample, assert_as_near, operator, samples
 
 import outblas
 from outblas.torch_ops import aten
@@ -49,22 +49,6 @@ def call(name: str, sample: Sample, with_out: bool) -> list[Tensor]:
     arriving = arriving[: y.numel()].view(y.shape).to(y.dtype)
     grads = torch.autograd.grad(y, wanted, arriving, allow_unused=True) if wanted else ()
     return [y.detach(), *(g for g in grads if g is not None)]
-
-
-def assert_as_near(got: Tensor, want: Tensor, truth: Tensor, message: str) -> None:
-    """A result is as near to float64's as torch's, but for a factor of two. What overflows in
-    torch's result does in ours too.
-    """
-    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
-    is_finite = want.isfinite()
-    assert torch.equal(got.isfinite(), is_finite), message
-    got, want, truth = got[is_finite], want[is_finite], truth[is_finite]
-    if truth.numel():
-        my_error, their_error, largest = (
-            float(t.double().abs().amax()) for t in (got - truth, want - truth, truth)
-        )
-        unit = 4 * torch.finfo(want.dtype).eps
-        assert my_error <= max(2 * their_error, unit * max(1.0, largest)), message
 
 
 # With float32 by kernels too, more kinds of calls meet in one table.

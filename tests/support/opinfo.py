@@ -83,6 +83,22 @@ def one_of_each_kind(found: Iterator[Sample]) -> Iterator[Sample]:
         yield sample.relaid(narrowed)
 
 
+def assert_as_near(got: Tensor, want: Tensor, truth: Tensor, message: str) -> None:
+    """A result is as near to float64's as torch's, but for a factor of two. What overflows in
+    torch's result does in ours too.
+    """
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
+    is_finite = want.isfinite()
+    assert torch.equal(got.isfinite(), is_finite), message
+    got, want, truth = got[is_finite], want[is_finite], truth[is_finite]
+    if truth.numel():
+        my_error, their_error, largest = (
+            float(t.double().abs().amax()) for t in (got - truth, want - truth, truth)
+        )
+        unit = 4 * torch.finfo(want.dtype).eps
+        assert my_error <= max(2 * their_error, unit * max(1.0, largest)), message
+
+
 # ---- tensors of other sizes that lie as a sample's do
 def storage_order(t: Tensor) -> list[int]:
     """The dimensions of a tensor from that of the greatest stride to that of the least."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.opinfo import Sample, first_of_each_kind, operator, samples
+from support.opinfo import Sample, assert_as_near, first_of_each_kind, operator, samples
 
 import outblas
 from outblas.torch_ops import aten
@@ -82,28 +82,18 @@ def results(name: str, sample: Sample, dtype: torch.dtype) -> list[Tensor]:
     return [t.detach() for t in (y, *first, *second) if t is not None]
 
 
-def assert_as_near_as_torchs(name: str, sample: Sample) -> None:
-    theirs = results(name, sample, torch.float32)
-    right = results(name, sample, torch.float64)
-
-    with aten._enable(RULES):
-        mine = results(name, sample, torch.float32)
-
-    unit = 4 * torch.finfo(torch.float32).eps
-    for got, want, truth in zip(mine, theirs, right, strict=True):
-        assert got.shape == want.shape
-        if truth.numel():
-            my_error, their_error, largest = (
-                float(t.abs().amax()) for t in (got - truth, want - truth, truth)
-            )
-            assert my_error <= max(2 * their_error, unit * max(1.0, largest)), sample
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @names
 def test_each_kind_of_sample_is_near_with_gradients_of_both_orders(name: str) -> None:
     for sample in first_of_each_kind(samples(name, "cpu", torch.float32)):
-        assert_as_near_as_torchs(name, sample)
+        theirs = results(name, sample, torch.float32)
+        truths = results(name, sample, torch.float64)
+
+        with aten._enable(RULES):
+            ours = results(name, sample, torch.float32)
+
+        for got, want, truth in zip(ours, theirs, truths, strict=True):
+            assert_as_near(got, want, truth, str(sample))
 
 
 def near(got: Tensor, want: Tensor) -> bool:

@@ -95,20 +95,6 @@ def test_gradients_are_recorded_after_a_call_without_them() -> None:
     assert call.run(kernel="portable").requires_grad
 
 
-def test_inference_mode_has_results_of_its_own() -> None:
-    call = draw("ragged_m")
-    expected = call.expected()
-    check_equal(call.run(kernel="portable"), expected)
-
-    with torch.inference_mode():
-        got = [call.run(kernel="portable") for _ in range(3)]
-
-    for result in got:
-        assert result.is_inference()
-        check_equal(result, expected)
-    assert not call.run(kernel="portable").is_inference()
-
-
 def test_operands_that_do_not_fit_are_refused_after_a_call_that_has_a_plan() -> None:
     call = draw("ragged_m")
     wrong = call.replaced(mat_b=call.tensors["mat_b"][:2])
