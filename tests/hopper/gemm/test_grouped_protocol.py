@@ -3,6 +3,7 @@ random and adversarial delays, and the faults that the model has to find.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from protocol.fault import ProtocolFault
@@ -17,12 +18,17 @@ from outblas.hopper.parts.config import HopperConfig
 OWN = replace(
     Config(), cluster_m=1, tile_n=128, k_serpentine=False, gpc_local=False, stagger="never"
 )
+FEW_STAGES = replace(OWN, stages=2, epilogue_stages=1)
 TILES = {
     "two consumers": OWN,
     "one consumer": replace(rule_tiles.shaped(OWN, 64, 1, 1, 1), tile_n=64, epilogue_stages=1),
     "B multicast": replace(OWN, cluster_m=2),
+    "few stages": FEW_STAGES,
     "A multicast": replace(OWN, cluster_n=2),
-    "few stages": replace(OWN, stages=2, epilogue_stages=1),
+}
+GATHERING = tuple(TILES)[:4]
+SCALED_TILES = TILES | {  # of 256 rows, a consumer has two times 64
+    "tall": replace(OWN, tile_m=256, stages=3, epilogue_stages=1)
 }
 ENDS = {
     "one group": (400,),
@@ -31,24 +37,40 @@ ENDS = {
     "whole tiles": (128, 384, 512),
     "nothing": (0, 0),
 }
-THREE_ENDS = ENDS["empty groups"], ENDS["whole tiles"], (1, 200)  # one for each of three timings
+THREE_ENDS = ENDS["empty groups"], ENDS["whole tiles"], (1, 200)
+COUNTS = {  # of rows, in groups that have room for 192
+    "decoding": (3, 0, 1, 64),
+    "whole tiles": (128, 192, 0),
+    "everything": (130, 130),
+    "nothing": (0, 0),
+}
+LEFT_OVER = ((100, 100, 333),)
+TURNING = *ENDS.values(), (128, 512, 897, 1537), (2176 + 129,)
+Ends = tuple[int, ...]
 
 
-EPILOGUES = ("residual", "aux", "gated", "gated residual aux")
+def case_of(config: HopperConfig, form: str, ends: Ends, words: str = "") -> GroupedCase:
+    """Returns a call. `form`: ragged_m, ragged_k, or masked, where groups have room for 192 rows
+    each. `words`: its epilogue, "scaled" of fp8 operands, and "zero_tail".
+    """
+    names = frozenset(words.split())
+    columns = config.tile_n * config.cluster_n * 2 // (2 if "gated" in names else 1)
+    ragged = "ragged_k" if form == "ragged_k" else "ragged_m"
+    case = GroupedCase(config, ragged, ends, 512, columns, 3, epilogue=names - {"zero_tail"})
+    if form == "ragged_k":
+        if "scaled" in names:  # groups of whole blocks of 128
+            case = replace(case, ends=tuple(end // 32 * 128 for end in ends), extent=16 * 128)
+        return replace(case, M=256)
+    if form == "masked":
+        case = replace(case, extent=192 * len(ends), capacity=192)
+    return replace(case, K=config.tile_k * 6 * case.values, zero_tail="zero_tail" in names)
 
 
-def case_of(
-    config: HopperConfig,
-    form: str,
-    ends: tuple[int, ...],
-    zero_tail: bool = False,
-    epilogue: str = "",
-) -> GroupedCase:
-    columns = config.tile_n * config.cluster_n * 2 // (2 if "gated" in epilogue else 1)
-    given = GroupedCase(config, form, ends, 512, columns, 3, epilogue=frozenset(epilogue.split()))
-    if form == "ragged_m":
-        return replace(given, K=config.tile_k * 6, zero_tail=zero_tail)
-    return replace(given, M=256)
+def turning_case(ends: Ends, words: str = "") -> GroupedCase:
+    """Returns a call whose clusters turn for the last tile row of a group."""
+    config = replace(FEW_STAGES, cluster_m=2)
+    case = case_of(config, "ragged_m", ends, words)
+    return replace(case, extent=ends[-1], N=3 * config.tile_n // (2 if "gated" in words else 1))
 
 
 def runs_clean(case: GroupedCase, seed: int, slow: dict[str, float] | None = None) -> None:
@@ -58,266 +80,141 @@ def runs_clean(case: GroupedCase, seed: int, slow: dict[str, float] | None = Non
         pytest.fail(f"{fault}\nseed {seed}, {case}")
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_every_group_gets_its_product_in_every_timing(
-    form: str, tile: str, ends: str, timing: int
-) -> None:
-    seed = (timing + [*TILES].index(tile) + [*ENDS].index(ends)) % 3
+class Calls(NamedTuple):
+    """Calls of a form, with each of `words` and of `ends`. `in_turn`: a timing has a third of the
+    ends, so that each runs in one of three; others run in each.
+    """
 
-    runs_clean(case_of(TILES[tile], form, ENDS[ends]), seed)
+    form: str
+    words: tuple[str, ...] = ("",)
+    ends: tuple[Ends, ...] = tuple(ENDS.values())
+    in_turn: bool = False
+    tiles: tuple[str, ...] = tuple(TILES)
+    order: str = OWN.order
 
-
-@pytest.mark.parametrize("tile", TILES)
-def test_tiles_of_terms_may_follow_each_other_along_rows(tile: str) -> None:
-    for seed, ends in enumerate((ENDS["empty groups"], ENDS["whole tiles"], ENDS["a row each"])):
-        runs_clean(case_of(replace(TILES[tile], order="row"), "ragged_k", ends), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("tile", TILES)
-def test_what_is_left_over_gets_zeros(tile: str, timing: int) -> None:
-    seed = (timing + [*TILES].index(tile)) % 3
-
-    runs_clean(case_of(TILES[tile], "ragged_m", (100, 100, 333), zero_tail=True), seed)
+    def cases(self, tile: str, timing: int) -> list[tuple[GroupedCase, int]]:
+        """What runs of a tile, with the seeds of its delays."""
+        config = replace(SCALED_TILES[tile], order=self.order)
+        place, cases = timing + self.tiles.index(tile), []
+        for number, words in enumerate(self.words):
+            for index, ends in enumerate(self.ends):
+                seed = (index if self.in_turn else place + number + index) % 3
+                if not self.in_turn or seed == (place + number) % 3:
+                    cases.append((case_of(config, self.form, ends, words), seed))
+        return cases
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_an_epilogue_is_each_groups_own(form: str, tile: str, epilogue: str, timing: int) -> None:
-    """Every tile and every epilogue with each of three ends of groups, in one timing together."""
-    seed = (timing + [*TILES].index(tile) + EPILOGUES.index(epilogue)) % 3
-
-    runs_clean(case_of(TILES[tile], form, THREE_ENDS[seed], epilogue=epilogue), seed)
-
-
-@pytest.mark.parametrize("tile", TILES)
-def test_registers_are_stored_to_the_rows_of_a_group(tile: str) -> None:
-    """Which is how ragged columns are stored."""
-    for seed, ends in enumerate(THREE_ENDS):
-        runs_clean(case_of(TILES[tile], "ragged_m", ends, epilogue="unstaged"), seed)
-
-
-SCATTERING = "scatter", "scatter aux", "scatter gated aux"
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("epilogue", SCATTERING)
-@pytest.mark.parametrize("tile", TILES)
-def test_scattered_rows_are_those_of_their_group(tile: str, epilogue: str, timing: int) -> None:
-    """x beside them stays in the order of groups."""
-    seed = (timing + [*TILES].index(tile) + SCATTERING.index(epilogue)) % 3
-
-    runs_clean(case_of(TILES[tile], "ragged_m", THREE_ENDS[seed], epilogue=epilogue), seed)
-
-
-COUNTS = {
-    "decoding": (3, 0, 1, 64),
-    "whole tiles": (128, 192, 0),
-    "everything": (130, 130),
-    "nothing": (0, 0),
+EPILOGUES = ("residual", "aux", "gated", "gated residual aux")
+WIDE = "scaled wide", "scaled wide residual"
+ROOMS = tuple(COUNTS.values())
+ALL_TILES = tuple(SCALED_TILES)
+CALLS = {
+    "groups of rows": Calls("ragged_m"),
+    "groups of terms": Calls("ragged_k"),
+    "tiles of terms along rows": Calls("ragged_k", ends=THREE_ENDS, order="row"),
+    "zeros in what is left over": Calls("ragged_m", ("zero_tail",), LEFT_OVER),
+    "an epilogue of rows": Calls("ragged_m", EPILOGUES, THREE_ENDS, True),
+    "an epilogue of terms": Calls("ragged_k", EPILOGUES, THREE_ENDS, True),
+    "registers to the rows of a group, as ragged columns": Calls(
+        "ragged_m", ("unstaged",), THREE_ENDS
+    ),
+    "scattered rows": Calls(
+        "ragged_m", ("scatter", "scatter aux", "scatter gated aux"), THREE_ENDS, True
+    ),
+    "masked groups": Calls("masked", ends=ROOMS),
+    "an epilogue of masked groups": Calls("masked", (*EPILOGUES, "unstaged"), ROOMS, True),
+    "scales of rows": Calls("ragged_m", ("scaled",), tiles=ALL_TILES),
+    "scales of terms": Calls("ragged_k", ("scaled",), tiles=ALL_TILES),
+    # Stages with a residual have no scales, and a group without terms has a residual alone.
+    "scales of rows beside an epilogue": Calls(
+        "ragged_m", ("scaled residual", "scaled gated residual"), THREE_ENDS, True
+    ),
+    "scales of terms beside an epilogue": Calls(
+        "ragged_k", ("scaled residual", "scaled gated residual"), THREE_ENDS, True
+    ),
+    "scales of masked groups": Calls(
+        "masked", ("scaled residual", "scaled residual wide"), ROOMS, True, ALL_TILES
+    ),
+    "scales of rows that begin anywhere, loaded from a granule on": Calls(
+        "ragged_m", WIDE, (*ENDS.values(), (1, 131, 262, 391, 512)), True, ALL_TILES
+    ),
+    "scales of terms, loaded": Calls("ragged_k", WIDE, tuple(ENDS.values()), True, ALL_TILES),
+    "scales of terms of gated pairs, loaded": Calls(
+        "ragged_k", ("scaled wide gated",), tuple(ENDS.values()), True
+    ),
+    "gathered rows": Calls("ragged_m", ("gather",), tiles=GATHERING),
+    "gathered rows, zeros in what is left over": Calls(
+        "ragged_m", ("gather zero_tail",), LEFT_OVER, tiles=GATHERING
+    ),
+    "gathered rows with all else": Calls(
+        "ragged_m", ("gather gated aux", "gather scatter aux"), ((1, 200),), tiles=GATHERING
+    ),
 }
 
 
-def masked_case(config: HopperConfig, counts: tuple[int, ...], epilogue: str = "") -> GroupedCase:
-    """Returns a call of groups with room for 192 rows each."""
-    given = case_of(config, "ragged_m", counts, epilogue=epilogue)
-    return replace(given, extent=192 * len(counts), capacity=192)
-
-
 @pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("tile", TILES)
-def test_groups_of_a_fixed_capacity(tile: str, counts: str, timing: int) -> None:
-    """Only rows that are there are stored, by TMA where a tile is full."""
-    seed = (timing + [*TILES].index(tile) + [*COUNTS].index(counts)) % 3
-
-    runs_clean(masked_case(TILES[tile], COUNTS[counts]), seed)
-
-
-MASKED_EPILOGUES = *EPILOGUES, "unstaged"
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("epilogue", MASKED_EPILOGUES)
-@pytest.mark.parametrize("tile", TILES)
-def test_groups_of_a_fixed_capacity_with_an_epilogue(tile: str, epilogue: str, timing: int) -> None:
-    """Groups without any row go with those of the first timing."""
-    seed = (timing + [*TILES].index(tile) + MASKED_EPILOGUES.index(epilogue)) % 3
-    for counts in [*COUNTS.values()][seed::3]:
-        runs_clean(masked_case(TILES[tile], counts, epilogue), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
-def test_groups_of_a_fixed_capacity_with_one_kind_of_long_delay(slow: str, timing: int) -> None:
-    case = masked_case(TILES["few stages"], (70, 0, 130, 192), "residual")
-    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
-
-
-def scaled_case(
-    config: HopperConfig, form: str, ends: tuple[int, ...], epilogue: str = ""
-) -> GroupedCase:
-    """Returns a call of fp8 operands. Groups of terms have whole blocks of 128."""
-    given = case_of(config, form, ends, epilogue=f"scaled {epilogue}")
-    if form == "ragged_m":
-        return replace(given, K=2 * given.K)
-    return replace(given, ends=tuple(end // 32 * 128 for end in ends), extent=16 * 128)
-
-
-TALL = replace(OWN, tile_m=256, stages=3, epilogue_stages=1)  # two times 64 rows for a consumer
-
-
-SCALED_TILES = TILES | {"tall": TALL}
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("tile", SCALED_TILES)
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_sums_are_multiplied_by_the_scales_of_their_own_stage(
-    form: str, tile: str, ends: str, timing: int
-) -> None:
-    """Every tile and all ends of groups run in each of three timings, in one of them together."""
-    seed = (timing + [*SCALED_TILES].index(tile) + [*ENDS].index(ends)) % 3
-
-    runs_clean(scaled_case(SCALED_TILES[tile], form, ENDS[ends]), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("epilogue", ["residual", "gated residual"])
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_scales_beside_an_epilogue(form: str, tile: str, epilogue: str, timing: int) -> None:
-    """Stages with a residual have no scales, and a group without terms has a residual alone."""
-    seed = (timing + [*TILES].index(tile) + (epilogue == "residual")) % 3
-
-    runs_clean(scaled_case(TILES[tile], form, THREE_ENDS[seed], epilogue), seed)
-
-
-def scaled_masked_case(
-    config: HopperConfig, counts: tuple[int, ...], epilogue: str = ""
-) -> GroupedCase:
-    """Returns a call of fp8 operands whose groups have room for 192 rows each."""
-    given = masked_case(config, counts, f"scaled residual {epilogue}")
-    return replace(given, K=2 * given.K)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("wide", ["", "wide"])
-@pytest.mark.parametrize("tile", SCALED_TILES)
-def test_scales_of_groups_of_a_fixed_capacity(tile: str, wide: str, timing: int) -> None:
-    """A warp copies those of rows, or TMA loads them up to the end of a group's place."""
-    seed = (timing + [*SCALED_TILES].index(tile) + bool(wide)) % 3
-    for counts in [*COUNTS.values()][seed::3]:
-        runs_clean(scaled_masked_case(SCALED_TILES[tile], counts, wide), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("tile", SCALED_TILES)
-def test_scales_of_rows_that_begin_anywhere_are_loaded_from_a_granule_on(
-    tile: str, timing: int
-) -> None:
-    """With a residual and without; each in each of three timings, in one of them together."""
-    every = [*ENDS.values(), (1, 131, 262, 391, 512)]
-    for number, ends in enumerate(every):
-        seed = (timing + [*SCALED_TILES].index(tile) + number) % 3
-        words = "wide residual" if number % 2 else "wide"
-        runs_clean(scaled_case(SCALED_TILES[tile], "ragged_m", ends, words), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("tile", SCALED_TILES)
-def test_scales_of_rows_and_columns_of_a_group_of_terms_are_loaded(tile: str, timing: int) -> None:
-    """With an epilogue and without; each in each of three timings, in one of them together."""
-    epilogues = "wide", "wide residual", "wide gated"
-    for number, ends in enumerate(ENDS.values()):
-        place = timing + [*SCALED_TILES].index(tile) + number
-        words = epilogues[number % (2 if tile == "tall" else 3)]
-        runs_clean(scaled_case(SCALED_TILES[tile], "ragged_k", ends, words), place % 3)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["load A", "load B", "load scales", "wgmma", "store", "wake"])
-def test_scales_from_a_granule_on_with_one_kind_of_long_delay(slow: str, timing: int) -> None:
-    case = scaled_case(TILES["few stages"], "ragged_m", (1, 131, 131, 400), "wide residual")
-    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["load A", "load B", "copy", "wgmma", "store", "wake"])
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_scales_with_one_kind_of_long_delay(form: str, slow: str, timing: int) -> None:
-    case = scaled_case(TILES["few stages"], form, ENDS["empty groups"], "residual")
-    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
-
-
-GATHERING = {name: config for name, config in TILES.items() if config.cluster_n == 1}
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("tile", GATHERING)
-def test_gathered_rows_are_those_of_their_group(tile: str, ends: str, timing: int) -> None:
-    seed = (timing + [*GATHERING].index(tile) + [*ENDS].index(ends)) % 3
-
-    runs_clean(case_of(GATHERING[tile], "ragged_m", ENDS[ends], epilogue="gather"), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("tile", GATHERING)
-def test_gathered_rows_with_all_else(tile: str, timing: int) -> None:
-    seed = (timing + [*GATHERING].index(tile)) % 3
-    case = case_of(GATHERING[tile], "ragged_m", (100, 100, 333), True, "gather")
-    runs_clean(case, seed)
-    for other in ("gated aux", "scatter aux"):
-        case = case_of(GATHERING[tile], "ragged_m", (1, 200), epilogue=f"gather {other}")
+@pytest.mark.parametrize(
+    ("name", "tile"), [(name, tile) for name, calls in CALLS.items() for tile in calls.tiles]
+)
+def test_every_group_gets_its_product_in_every_timing(name: str, tile: str, timing: int) -> None:
+    for case, seed in CALLS[name].cases(tile, timing):
         runs_clean(case, seed)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("ends", TURNING, ids=str)
+@pytest.mark.parametrize("words", ["", "residual", "gated aux"])
+def test_clusters_turn_in_every_timing(ends: Ends, words: str, timing: int) -> None:
+    """Upright and turned clusters fill the same stages one after the other."""
+    runs_clean(turning_case(ends, words), (timing + TURNING.index(ends) + len(words)) % 3)
 
 
 def test_gathered_rows_walk_k_as_their_weights_do() -> None:
     """In both directions, which change after eight columns of tiles."""
-    case = case_of(OWN, "ragged_m", (70, 400), epilogue="gather")
+    case = case_of(OWN, "ragged_m", (70, 400), "gather")
 
     runs_clean(replace(case, N=10 * OWN.tile_n), seed=1)
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["copy", "load B", "wgmma", "store", "wake", "global read"])
-@pytest.mark.parametrize("tile", ["B multicast", "few stages"])
-def test_gathered_rows_with_one_kind_of_long_delay(tile: str, slow: str, timing: int) -> None:
-    case = case_of(GATHERING[tile], "ragged_m", (70, 130, 400), epilogue="gather")
-    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
+SOME, EMPTY = (70, 130, 400), ENDS["empty groups"]
+LOADS = "load A", "load B", "wgmma", "store", "wake"
+COPIES = "copy", "load B", "wgmma", "store", "wake", "global read"
+DELAYS = {  # calls, and what takes a thousand times as long as all else
+    "rows": (case_of(OWN, "ragged_m", SOME), LOADS),
+    "terms": (case_of(OWN, "ragged_k", SOME), LOADS),
+    "rows, gated": (
+        case_of(FEW_STAGES, "ragged_m", SOME, "gated residual aux"),
+        (*LOADS, "load residual"),
+    ),
+    "terms, gated": (
+        case_of(FEW_STAGES, "ragged_k", SOME, "gated residual aux"),
+        (*LOADS, "load residual"),
+    ),
+    "scattered": (case_of(FEW_STAGES, "ragged_m", SOME, "scatter aux"), LOADS),
+    "masked": (case_of(FEW_STAGES, "masked", (70, 0, 130, 192), "residual"), LOADS),
+    "scales of rows": (case_of(FEW_STAGES, "ragged_m", EMPTY, "scaled residual"), (*LOADS, "copy")),
+    "scales of terms": (
+        case_of(FEW_STAGES, "ragged_k", EMPTY, "scaled residual"),
+        (*LOADS, "copy"),
+    ),
+    "scales, loaded": (
+        case_of(FEW_STAGES, "ragged_m", (1, 131, 131, 400), "scaled wide residual"),
+        (*LOADS, "load scales"),
+    ),
+    "gathered": (case_of(FEW_STAGES, "ragged_m", SOME, "gather"), COPIES),
+    "gathered, multicast": (case_of(TILES["B multicast"], "ragged_m", SOME, "gather"), COPIES),
+    "turning": (turning_case((128, 512, 897)), LOADS),
+}
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(
-    form: str, slow: str, timing: int
-) -> None:
-    runs_clean(case_of(OWN, form, (70, 130, 400)), 1 + timing, slow={slow: 100_000.0})
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["load A", "load B", "load residual", "wgmma", "store", "wake"])
 @pytest.mark.parametrize(
-    ("form", "epilogue"),
-    [
-        ("ragged_m", "gated residual aux"),
-        ("ragged_m", "scatter aux"),
-        ("ragged_k", "gated residual aux"),
-    ],
+    ("name", "slow"), [(name, slow) for name, (_, kinds) in DELAYS.items() for slow in kinds]
 )
-def test_an_epilogue_with_one_kind_of_long_delay(
-    form: str, epilogue: str, slow: str, timing: int
+def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(
+    name: str, slow: str, timing: int
 ) -> None:
-    case = case_of(TILES["few stages"], form, (70, 130, 400), epilogue=epilogue)
-    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
+    runs_clean(DELAYS[name][0], 1 + timing, slow={slow: 100_000.0})
 
 
 CLEAR_B = "        clear_terms(cta.operands.sB, state.index, terms, thread, threads)\n"
@@ -619,7 +516,7 @@ def test_the_model_finds(name: str) -> None:
 def test_the_model_finds_in_an_epilogue(name: str) -> None:
     epilogue, change, kinds = EPILOGUE_FAULTS[name]
     # Two rounds of a subtile each for a tile.
-    case = case_of(TILES["few stages"], "ragged_m", ENDS["empty groups"], epilogue=epilogue)
+    case = case_of(TILES["few stages"], "ragged_m", ENDS["empty groups"], epilogue)
 
     assert is_found(case, change) in kinds
 
@@ -662,40 +559,16 @@ def test_the_model_finds_in_clusters_that_turn(name: str) -> None:
     }
 
 
-TURNING = ENDS | {"a row left over each": (128, 512, 897, 1537), "many rows": (2176 + 129,)}
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("ends", TURNING)
-@pytest.mark.parametrize("epilogue", ["", "residual", "gated aux"])
-def test_clusters_turn_in_every_timing(ends: str, epilogue: str, timing: int) -> None:
-    """Upright and turned clusters fill the same stages one after the other."""
-    config, given = replace(TILES["few stages"], cluster_m=2), TURNING[ends]
-    columns = 3 * config.tile_n // (2 if epilogue.startswith("gated") else 1)
-    case = case_of(config, "ragged_m", given, epilogue=epilogue)
-    seed = (timing + [*TURNING].index(ends) + len(epilogue)) % 3
-
-    runs_clean(replace(case, extent=given[-1], N=columns), seed)
-
-
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("slow", ["load A", "load B", "wgmma", "store", "wake"])
-def test_clusters_turn_with_one_kind_of_long_delay(slow: str, timing: int) -> None:
-    config = replace(TILES["few stages"], cluster_m=2)
-    case = replace(case_of(config, "ragged_m", (128, 512, 897)), extent=897, N=3 * config.tile_n)
-    runs_clean(case, 1 + timing, slow={slow: 100_000.0})
-
-
 @pytest.mark.parametrize("name", MASKED_FAULTS)
 def test_the_model_finds_in_groups_of_a_fixed_capacity(name: str) -> None:
-    case = masked_case(OWN, COUNTS["decoding"])
+    case = case_of(OWN, "masked", COUNTS["decoding"])
 
     assert is_found(case, MASKED_FAULTS[name]) == "wrong result"
 
 
 @pytest.mark.parametrize("name", MASKED_SCALED_FAULTS)
 def test_the_model_finds_in_scales_of_groups_of_a_fixed_capacity(name: str) -> None:
-    case = scaled_masked_case(OWN, COUNTS["whole tiles"], "wide")
+    case = case_of(OWN, "masked", COUNTS["whole tiles"], "scaled residual wide")
 
     assert is_found(case, MASKED_SCALED_FAULTS[name]) in {"wrong result", "deadlock"}
 
@@ -703,6 +576,6 @@ def test_the_model_finds_in_scales_of_groups_of_a_fixed_capacity(name: str) -> N
 @pytest.mark.parametrize("name", SCALED_FAULTS)
 def test_the_model_finds_in_scales(name: str) -> None:
     form, change, kinds = SCALED_FAULTS[name]
-    case = scaled_case(TILES["few stages"], form, ENDS["empty groups"], "residual")
+    case = case_of(TILES["few stages"], form, ENDS["empty groups"], "scaled residual")
 
     assert is_found(case, change) in kinds

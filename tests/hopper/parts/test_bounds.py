@@ -91,83 +91,50 @@ def test_the_configs_of_refusals_take_small_problems(case: str, swap: bool) -> N
     assert refusal is None
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [huge(1, 1, 8, bounds.LARGEST), huge(bounds.LARGEST, 1, 8), huge(64, 64, 1)],
-    ids=["batch", "rows", "K of one"],
-)
-def test_what_just_fits_is_taken(problem: Problem) -> None:
-    assert gemm.unsupported(problem, OWN_CONFIG) is None
-
-
-def test_wide_columns_that_end_within_32_bits_are_taken() -> None:
-    assert gemm.unsupported(huge(1, 1_400_000_000, 8), VARIABLE_TILE_N) is None
-
-
-def test_wide_columns_that_end_beyond_32_bits_are_refused() -> None:
-    """`Gemm.__call__` asks whether as many wide columns as there are reach N."""
-    beyond = huge(1, 1_440_000_000, 8)
-
-    refusal = gemm.unsupported(beyond, VARIABLE_TILE_N)
-
-    assert "its tiles may reach row and column 2147483647" in str(refusal)
-
-
-def test_columns_of_one_width_end_sooner_than_wide_ones() -> None:
-    one_width = replace(VARIABLE_TILE_N, variable_tile_n=False, tile_n=32)
-
-    assert gemm.unsupported(huge(1, 1_440_000_000, 8), one_width) is None
-
-
 SPLIT_K_16 = gemm_config(f"{SMALL},split_k=16")
+ONE_WIDTH = replace(VARIABLE_TILE_N, variable_tile_n=False, tile_n=32)
+TAKEN = {
+    "the longest batch": (huge(1, 1, 8, bounds.LARGEST), OWN_CONFIG),
+    "the most rows": (huge(bounds.LARGEST, 1, 8), OWN_CONFIG),
+    "K of one": (huge(64, 64, 1), OWN_CONFIG),
+    "wide columns that end within 32 bits": (huge(1, 1_400_000_000, 8), VARIABLE_TILE_N),
+    "columns of one width, which end sooner": (huge(1, 1_440_000_000, 8), ONE_WIDTH),
+    # A launch has the longest dimension of a batch; the others are walked call by call.
+    "partial sums of the longest dimension": (huge(64, 64, 8192, 2**10, 2**12), SPLIT_K_16),
+    "matrices of the longest dimension": (huge(64, 64, 64, 2**20, 2**20), OWN_CONFIG),
+}
 
 
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        (huge(64, 64, 8192, 2**10, 2**12), SPLIT_K_16),
-        (huge(64, 64, 64, 2**20, 2**20), OWN_CONFIG),
-    ],
-    ids=["partial sums", "matrices"],
-)
-def test_only_the_longest_dimension_of_a_batch_counts(
-    problem: Problem, config: HopperConfig
-) -> None:
-    """It is what a launch has; the other dimensions are walked call by call."""
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_just_fits_is_taken(name: str) -> None:
+    problem, config = TAKEN[name]
+
     assert gemm.unsupported(problem, config) is None
 
 
-def test_as_many_matrices_in_one_dimension_are_refused() -> None:
-    in_one_dimension = huge(64, 64, 8192, 2**22)
-
-    assert "partial sums" in str(gemm.unsupported(in_one_dimension, SPLIT_K_16))
-
-
-RUNGS = pytest.mark.parametrize("rung", [tma_wgmma, two_consumers], ids=lambda rung: rung.__name__)
-
-
-@RUNGS
 @pytest.mark.parametrize(
-    ("problem", "reason"),
-    [(huge(64, 64, 0), "K = 0"), (huge(64, 64, 2**31 - 8), "extents up to")],
-    ids=["no K", "a large K"],
+    ("problem", "config", "reason"),
+    [
+        pytest.param(
+            huge(1, 1_440_000_000, 8),
+            VARIABLE_TILE_N,
+            "its tiles may reach row and column 2147483647",
+            id="wide columns that end beyond 32 bits",
+        ),
+        pytest.param(huge(64, 64, 8192, 2**22), SPLIT_K_16, "partial sums", id="partial sums"),
+    ],
 )
-def test_rungs_refuse_sizes_that_no_config_takes(
-    rung: ModuleType, problem: Problem, reason: str
-) -> None:
-    assert reason in str(rung.unsupported(problem))
+def test_one_more_is_refused(problem: Problem, config: HopperConfig, reason: str) -> None:
+    """`Gemm.__call__` asks whether as many wide columns as there are reach N."""
+    assert reason in str(gemm.unsupported(problem, config))
 
 
-@RUNGS
-def test_rungs_refuse_more_tiles_than_they_count(rung: ModuleType) -> None:
-    refusal = rung.unsupported(huge(2**23, 2**23, 64), rung.Config())
-
-    assert "cluster tiles" in str(refusal)
-
-
-@RUNGS
-def test_rungs_take_what_fits(rung: ModuleType) -> None:
+@pytest.mark.parametrize("rung", [tma_wgmma, two_consumers], ids=lambda rung: rung.__name__)
+def test_rungs_refuse_sizes_that_no_config_takes(rung: ModuleType) -> None:
     assert rung.unsupported(huge(64, 64, 64), rung.Config()) is None
+    assert "K = 0" in str(rung.unsupported(huge(64, 64, 0)))
+    assert "extents up to" in str(rung.unsupported(huge(64, 64, 2**31 - 8)))
+    assert "cluster tiles" in str(rung.unsupported(huge(2**23, 2**23, 64), rung.Config()))
 
 
 @pytest.fixture
