@@ -187,8 +187,7 @@ class GroupedGemm:
             return (
                 "epilogue_stages is 0, expected at least 1: rows of a group are stored from there"
             )
-        reason: str | None = Gemm.invalid_reason(config)
-        return reason
+        return Gemm.invalid_reason(config)
 
     @cute.jit
     def __call__(

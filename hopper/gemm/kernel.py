@@ -148,8 +148,8 @@ class Gemm:
         self.config, self.traits = config, traits
         self.tiles = tiles or tma_load.DenseTiles(config, traits)
 
-    @classmethod
-    def invalid_reason(cls, config):
+    @staticmethod
+    def invalid_reason(config: HopperConfig) -> str | None:
         if config.phases:
             return "phases is True, expected False: a rung of the ladder counts cycles"
         if config.stages > MAX_STAGES - BESIDE:

@@ -1,6 +1,7 @@
 """The variants of `hopper.gemm`, one per compile, and the choice of a variant for a problem."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -243,7 +244,7 @@ def tensor_view(problem: Problem, name: str) -> View | None:
     return view
 
 
-def epilogue_access(problem: Problem, config: HopperConfig, output: OutputAccess) -> dict[str, str]:
+def epilogue_access(problem: Problem, config: HopperConfig, output: OutputAccess) -> dict[str, Any]:
     """Returns how the kernel accesses each of `EPILOGUE_TENSORS`, as in `KernelTraits`."""
     epilogue = problem.epilogue
     loads_source = output.staged and can_load_source(problem, config)
