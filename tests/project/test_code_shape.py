@@ -26,9 +26,8 @@ WIDE = {
 
 # Names of classes that stand for two things still.
 SHARED = {
-    *("BlockScales", "Call", "Choice", "ClusterCoord", "Consumer", "Cta", "Entry", "Epilogue"),
-    *("EpilogueTensors", "GroupedTraits", "Kept", "Linear", "Product", "Refused", "Rung"),
-    *("SubtileWriter", "Table", "Tile", "TileGrid", "Variant", "WorkTile"),
+    *("BlockScales", "Call", "Choice", "Entry", "Epilogue", "EpilogueTensors", "Kept", "Linear"),
+    *("Product", "Refused", "Table", "Tile", "WorkTile"),
 }
 
 
