@@ -1,6 +1,6 @@
 """Ranks, and how well two orders agree."""
 
-import re
+import statistics
 
 import pytest
 
@@ -30,17 +30,15 @@ def test_spearman_compares_two_orders(first: list[float], second: list[float], r
 
 
 @pytest.mark.parametrize(
-    ("predicted", "measured", "message"),
+    ("predicted", "measured"),
     [
-        pytest.param(
-            [1, 2], [1], "predicted has 2 values and measured 1", id="two values beside one"
-        ),
-        pytest.param([1], [1], "predicted has 1 values, expected at least 2", id="one value each"),
-        pytest.param([1, 2], [3, 3], "measured has 3 only", id="equal values only"),
+        pytest.param([1, 2], [1], id="two values beside one"),
+        pytest.param([1], [1], id="one value each"),
+        pytest.param([1, 2], [3, 3], id="equal values only"),
     ],
 )
 def test_spearman_of_what_has_no_order_is_an_error(
-    predicted: list[float], measured: list[float], message: str
+    predicted: list[float], measured: list[float]
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(statistics.StatisticsError):
         spearman(predicted, measured)
