@@ -4,7 +4,7 @@ import math
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outblas.autotune.measure.progress import Progress, Report
@@ -99,8 +99,8 @@ class Budget:
 
 
 def one_at_a_time(report: Report) -> Report:
-    """Wraps a report so that only one thread calls it at a time, and never again after it
-    raised.
+    """Wraps a report so that only one thread calls it at a time, with a copy that stays as it is, and
+    never again after it raised.
     """
     lock, broken = threading.Lock(), threading.Event()
 
@@ -109,7 +109,7 @@ def one_at_a_time(report: Report) -> Report:
             if broken.is_set():
                 return
             try:
-                report(progress)
+                report(replace(progress, failures=progress.failures.copy()))
             except Exception as error:
                 broken.set()
                 warnings.warn(f"progress is no longer reported: {error!r}", stacklevel=2)
