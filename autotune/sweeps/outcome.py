@@ -99,8 +99,8 @@ class Budget:
 
 
 def one_at_a_time(report: Report) -> Report:
-    """Wraps a report so that only one thread calls it at a time, with a copy that stays as it is, and
-    never again after it raised.
+    """Wraps a report so that only one thread calls it at a time, with a copy that stays as it is,
+    and never again after it raised.
     """
     lock, broken = threading.Lock(), threading.Event()
 
