@@ -7,6 +7,7 @@ kills as many drivers.
 """
 
 import contextlib
+import ctypes
 import functools
 import os
 import random
@@ -42,6 +43,7 @@ pytestmark = [
 ]
 KILLS = int(os.environ.get("PROMISES", "20"))
 CONFIGS = 30
+SUBREAPER = 36  # of prctl
 
 
 class LeanWorker(MeasureWorker):
@@ -117,10 +119,29 @@ def all_gone(processes: Iterable[int]) -> bool:
 
 
 @pytest.fixture
-def no_orphan() -> Iterator[None]:
-    """Nothing that a test has started outlives it."""
-    yield
-    assert soon(lambda: all_gone(descendants(os.getpid())))
+def running() -> Iterator[Callable[[], list[int]]]:
+    """The processes that a test has started and that run; none may outlive it. One that loses its
+    parent becomes a child of this process meanwhile.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    others = {*descendants(os.getpid())}
+
+    def started() -> list[int]:
+        return [process for process in descendants(os.getpid()) if process not in others]
+
+    def running() -> list[int]:
+        return [process for process in started() if not gone(process)]
+
+    prctl(SUBREAPER, 1, 0, 0, 0)
+    yield running
+    left = [] if soon(lambda: not running()) else running()
+    prctl(SUBREAPER, 0, 0, 0, 0)
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    for process in started():
+        with contextlib.suppress(ChildProcessError):  # somebody else's child
+            os.waitpid(process, 0)
+    assert left == []
 
 
 def trials(path: Path) -> dict[str, Trial]:
@@ -140,7 +161,7 @@ def check(path: Path) -> int:
     return len(found)
 
 
-@pytest.mark.usefixtures("no_orphan")
+@pytest.mark.usefixtures("running")
 def test_killed_drivers_lose_nothing_and_leave_nothing(path: Path) -> None:
     dice, places = random.Random(KILLS), Counter[int]()
     for kill in range(KILLS):
@@ -160,8 +181,9 @@ def test_killed_drivers_lose_nothing_and_leave_nothing(path: Path) -> None:
     assert check(path) == CONFIGS
 
 
-@pytest.mark.usefixtures("no_orphan")
-def test_killed_workers_brand_no_config(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_workers_brand_no_config(
+    path: Path, running: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Processes below the driver, workers and their supervisors, are killed as the kernel does."""
     monkeypatch.setenv("FAULTY_SLEEP", "50")
     kills, over = 0, threading.Event()
@@ -170,7 +192,7 @@ def test_killed_workers_brand_no_config(path: Path, monkeypatch: pytest.MonkeyPa
     def kill_workers() -> None:
         nonlocal kills
         while not over.wait(dice.uniform(0.3, 1.0)):
-            if below := [process for process in descendants(os.getpid()) if not gone(process)]:
+            if below := running():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(dice.choice(below), signal.SIGKILL)
                     kills += 1
@@ -193,7 +215,7 @@ def test_killed_workers_brand_no_config(path: Path, monkeypatch: pytest.MonkeyPa
     assert drive(path.with_name("last.sqlite")).finished
 
 
-@pytest.mark.usefixtures("no_orphan")
+@pytest.mark.usefixtures("running")
 def test_faulty_configs_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "4")
     monkeypatch.setenv("FAULTY_FAULTS", "hang segfault wrong")
@@ -207,7 +229,7 @@ def test_faulty_configs_cost_a_trial_each(path: Path, monkeypatch: pytest.Monkey
     assert from_text(Config, outcome.winner.config).fault == ""
 
 
-@pytest.mark.usefixtures("no_orphan")
+@pytest.mark.usefixtures("running")
 def test_two_drivers_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_SLEEP", "60")
     drivers = [forked(drive, path) for _ in range(2)]
@@ -219,7 +241,7 @@ def test_two_drivers_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len({note.process for note in notes()}) == 2, "one driver did all the work"
 
 
-@pytest.mark.usefixtures("no_orphan")
+@pytest.mark.usefixtures("running")
 def test_a_full_disk_ends_a_sweep_which_goes_on_when_there_is_room(path: Path) -> None:
     drive(path, trials=2)
     size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))

@@ -32,6 +32,7 @@ from outblas.base.machines import Machine
 from outblas.base.space import LazySpace
 from outblas.core.problem import Problem
 from outblas.hopper import hilbert
+from outblas.hopper.gemm.kernel import Gemm
 from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
@@ -71,6 +72,8 @@ def own_reason(name: str) -> Callable[[Any, Problem, Machine], str | None]:
         return lambda config, given, machine: portable_config.invalid_reason(
             config, given.dtype, machine.shared_memory_per_cta
         )
+    if name == "hopper.gemm":
+        return lambda config, given, machine: Gemm.invalid_reason(config)
     if name.startswith("hopper."):
         return lambda config, given, machine: module.unsupported.args[0].invalid_reason(config)
     rung = module.unsupported.__self__
