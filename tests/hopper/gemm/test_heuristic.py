@@ -104,8 +104,8 @@ def test_a_config_that_is_given_up_early_is_none_of_the_fastest(
 H20 = heuristic.rates(machines.find("H20"))
 
 
-def of_layout(layout: str, *shape: int) -> Problem:
-    return example(BF16, None, layout, shape)
+def of_layout(layout: str, m: int, n: int, k: int) -> Problem:
+    return example(BF16, None, layout, (m, n, k))
 
 
 # Calls, the rates of a GPU, and what the config has then. Times were measured on an H100.
