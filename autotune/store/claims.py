@@ -35,14 +35,14 @@ class Claim:
     is set.
 
     Attributes:
-        known: The trial that there is already.
+        trial: The trial that there is already.
         held: Whether another live driver, or another thread of this one, is measuring it.
         granted: Whether the driver has the claim, until `add` or `release`.
         taken_over: Whether it was taken from an owner that died with it.
         machine_losses: How many times the machine went down while the config was measured.
     """
 
-    known: Trial | None = None
+    trial: Trial | None = None
     held: bool = False
     granted: bool = False
     taken_over: bool = False

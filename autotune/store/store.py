@@ -3,65 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from outblas.autotune.store import claims, fields
+from outblas.autotune.store import claims, rows
 from outblas.autotune.store.claims import Claim, Owner
 from outblas.autotune.store.database import Database, StoreError
 from outblas.autotune.store.records import (
     CIRCUMSTANTIAL,
     BestConfig,
     Facts,
-    Finalist,
     Gpu,
     Trial,
     Workload,
     now,
 )
+from outblas.autotune.store.rows import Row
 from outblas.base.shapes import Shape
 
 __all__ = ["ALL", "Selection", "Store", "StoreError", "Summary"]
-
-T = TypeVar("T", Trial, BestConfig)
-Row = Mapping[str, Any]
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    """Returns the columns of a record: its fields, those of its workload in place of that."""
-    names = [column.name for column in dataclasses.fields(kind)]
-    return tuple(column for name in names for column in ([name], _WORKLOAD)[name == "workload"])
-
-
-_WORKLOAD = [column.name for column in dataclasses.fields(Workload)]
-_PLACE = (*_WORKLOAD, "kernel", "gpu", "source")  # of a winner; a trial and a claim have a config
-_KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "claims": (*_PLACE, "config")}
-_TABLES = {
-    "trials": _names(Trial),
-    "winners": _names(BestConfig),
-    "claims": (*_KEYS["claims"], "owner", "when", "machine_losses"),
-}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-# Columns have no types, so that SQLite returns each value as it was stored.
-SCHEMA = (
-    f"CREATE TABLE gpus (key PRIMARY KEY, {_listed(_names(Gpu))})",
-    *(
-        f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {_listed(names)}, "
-        f"UNIQUE ({_listed(_KEYS[table])}))"
-        for table, names in _TABLES.items()
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -107,7 +70,7 @@ class Summary:
     ok: int = 0
     best_us: float | None = None
     winner: BestConfig | None = None
-    when: str = field(default="")
+    when: str = ""
 
     @property
     def failed(self) -> int:
@@ -156,13 +119,13 @@ class Store(Database):
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self._owner = Owner.here()
-        super().__init__(path, SCHEMA, read_only=read_only)
+        super().__init__(path, rows.SCHEMA, read_only=read_only)
 
     def close(self) -> None:
         """Give back the claims of this store object, and close the file."""
         if not self.read_only and self._connection is not None:
             with contextlib.suppress(StoreError):
-                self.write(lambda connection: _release(connection, str(self._owner), "1", {}))
+                self.write(lambda connection: _release(connection, str(self._owner), {}))
         super().close()
 
     # Writing.
@@ -184,7 +147,7 @@ class Store(Database):
             ValueError: A field has a value that could not be read again.
             StoreError: The store is closed, read-only or cannot be written.
         """
-        row = _row(trial)
+        row = rows.row_of(trial)
         return self.write(lambda connection: _add(connection, trial, row, replace=replace))
 
     def record_best(self, best: BestConfig) -> None:
@@ -197,8 +160,8 @@ class Store(Database):
             ValueError: A field has a value that could not be read again.
             StoreError: The store is closed, read-only or cannot be written.
         """
-        row = _row(best)
-        self.write(lambda connection: _put(connection, "winners", row, best.gpu))
+        row = rows.row_of(best)
+        self.write(lambda connection: rows.put(connection, "winners", row, best.gpu))
 
     def merge(self, trials: Iterable[Trial], winners: Iterable[BestConfig]) -> tuple[int, int]:
         """Store trials as `add` does, and the winners that are newer than those in the store, all
@@ -215,16 +178,16 @@ class Store(Database):
             ValueError: A record could not be read again; nothing was stored.
             StoreError: The store is closed, read-only or cannot be written.
         """
-        trial_rows = [(trial, _row(trial)) for trial in trials]
-        winner_rows = [(winner, _row(winner)) for winner in winners]
+        trial_rows = [(trial, rows.row_of(trial)) for trial in trials]
+        winner_rows = [(winner, rows.row_of(winner)) for winner in winners]
 
         def merge(connection: sqlite3.Connection) -> tuple[int, int]:
             added = sum([_add(connection, trial, row) for trial, row in trial_rows])
             newer = 0
             for winner, row in winner_rows:
-                rows = _select(connection, "winners", _key("winners", row))
-                if not rows or rows[0]["when"] < row["when"]:
-                    _put(connection, "winners", row, winner.gpu)
+                stored = rows.select(connection, "winners", rows.key_of("winners", row))
+                if not stored or stored[0]["when"] < row["when"]:
+                    rows.put(connection, "winners", row, winner.gpu)
                     newer += 1
             return added, newer
 
@@ -273,7 +236,7 @@ class Store(Database):
     def _remove(self, condition: str, values: Sequence[object]) -> int:
         def remove(connection: sqlite3.Connection) -> int:
             count = _count(connection, condition, values)
-            for table in _TABLES:
+            for table in rows.TABLES:
                 connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
             used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
             connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
@@ -303,8 +266,8 @@ class Store(Database):
         Returns:
             The trials, the oldest first.
         """
-        wanted = _wanted(kernel, workload, gpu)
-        return self.read(lambda c: _records(c, Trial, _select(c, "trials", wanted)))
+        values = _values(kernel, workload, gpu)
+        return self.read(lambda c: rows.records(c, Trial, rows.select(c, "trials", values)))
 
     def winners(
         self,
@@ -323,47 +286,51 @@ class Store(Database):
         Returns:
             The best configs, the oldest first.
         """
-        wanted = _wanted(kernel, workload, None)
-        winners = self.read(lambda c: _records(c, BestConfig, _select(c, "winners", wanted)))
+        values = _values(kernel, workload, None)
+        winners = self.read(
+            lambda c: rows.records(c, BestConfig, rows.select(c, "winners", values))
+        )
         return [winner for winner in winners if gpu_name in (None, winner.gpu.name)]
 
-    def select(self, wanted: Selection = ALL, limit: int | None = None) -> tuple[list[Trial], int]:
+    def select(
+        self, selection: Selection = ALL, limit: int | None = None
+    ) -> tuple[list[Trial], int]:
         """List trials, the fastest of each workload first.
 
         Args:
-            wanted: Which trials.
+            selection: Which trials.
             limit: How many to return at most; None for all.
 
         Returns:
             The trials, and how many there are without the limit.
         """
-        where, values = wanted.where()
+        where, values = selection.where()
 
         def select(connection: sqlite3.Connection) -> tuple[list[Trial], int]:
             total = connection.execute(
                 f"SELECT count(*) FROM trials WHERE {where}", values
             ).fetchone()
-            rows = connection.execute(
+            selected = connection.execute(
                 f"SELECT trials.* FROM trials JOIN gpus ON gpus.key = gpu WHERE {where} ORDER BY "
-                f'name, {_listed(_WORKLOAD)}, us IS NULL, us, "when", id LIMIT ?',
+                f'name, {rows.listed(rows.WORKLOAD)}, us IS NULL, us, "when", id LIMIT ?',
                 [*values, -1 if limit is None else limit],
             )
-            return _records(connection, Trial, rows), total[0]
+            return rows.records(connection, Trial, selected), total[0]
 
         return self.read(select)
 
-    def select_winners(self, wanted: Selection = ALL) -> list[BestConfig]:
+    def select_winners(self, selection: Selection = ALL) -> list[BestConfig]:
         """List winners by date.
 
         Args:
-            wanted: Which winners.
+            selection: Which winners.
 
         Returns:
             The best configs, the oldest first.
         """
-        where, values = wanted.where()
+        where, values = selection.where()
         query = f'SELECT * FROM winners WHERE {where} ORDER BY "when", id'
-        return self.read(lambda c: _records(c, BestConfig, c.execute(query, values)))
+        return self.read(lambda c: rows.records(c, BestConfig, c.execute(query, values)))
 
     def summaries(self) -> list[Summary]:
         """Summarize the trials of each kernel at each workload.
@@ -394,8 +361,8 @@ class Store(Database):
             for (line,) in connection.execute("PRAGMA integrity_check(1)"):
                 if line != "ok":
                     raise sqlite3.DatabaseError(line.splitlines()[-1])
-            _records(connection, Trial, _select(connection, "trials", {}))
-            _records(connection, BestConfig, _select(connection, "winners", {}))
+            rows.records(connection, Trial, rows.select(connection, "trials", {}))
+            rows.records(connection, BestConfig, rows.select(connection, "winners", {}))
 
         self.read(verify)
 
@@ -432,11 +399,11 @@ class Store(Database):
         key = _identity(gpu, workload, kernel, source, config)
 
         def claim(connection: sqlite3.Connection) -> Claim:
-            rows = [] if again else _select(connection, "trials", key)
-            if rows:
-                return Claim(known=_records(connection, Trial, rows)[0])
+            stored = [] if again else rows.select(connection, "trials", key)
+            if stored:
+                return Claim(trial=rows.records(connection, Trial, stored)[0])
             losses, taken_over = 0, False
-            for row in _select(connection, "claims", key):
+            for row in rows.select(connection, "claims", key):
                 losses, taken_over = row["machine_losses"], row["owner"] != ""
                 if taken_over:
                     owner = Owner.parse(row["owner"])
@@ -444,7 +411,7 @@ class Store(Database):
                         return Claim(held=True)
                     losses += owner.went_down(self._owner)
             facts = {"owner": str(self._owner), "when": now(), "machine_losses": losses}
-            _insert(connection, "claims", {**key, **facts})
+            rows.insert(connection, "claims", {**key, **facts})
             return Claim(granted=True, taken_over=taken_over, machine_losses=losses)
 
         return self.write(claim)
@@ -456,98 +423,35 @@ class Store(Database):
             *facts: The GPU, the workload, the kernel, its source and the config, as in `claim`.
         """
         key = _identity(*facts)
-        where = " AND ".join(f'"{name}" = :{name}' for name in key)
-        self.write(lambda connection: _release(connection, str(self._owner), where, key))
+        self.write(lambda connection: _release(connection, str(self._owner), key))
 
 
 def _identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Row:
     """Returns the key of a trial's row and of its claim."""
-    key = {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
-    return _key("trials", key)
+    return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
 
 
-def _key(table: str, row: Row) -> Row:
-    return {name: row[name] for name in _KEYS[table]}
-
-
-def _wanted(kernel: str | None, workload: Workload | None, gpu: str | None) -> Row:
-    wanted = {"kernel": kernel, "gpu": gpu, **(vars(workload) if workload else {})}
-    return {name: value for name, value in wanted.items() if value is not None}
-
-
-def _row(record: Trial | BestConfig) -> Row:
-    """Returns the columns of a record. Raises ValueError."""
-    dated = dataclasses.replace(record, when=record.when or now())
-    if isinstance(dated, Trial):
-        reason = dated.reason.encode(errors="replace").decode()[: fields.TEXT_LIMIT]
-        dated = dataclasses.replace(dated, reason=reason)
-    row = fields.to_fields(dated)
-    row |= row.pop("workload") | {"gpu": record.gpu.key}
-    if "finalists" in row:
-        row["finalists"] = json.dumps(row["finalists"])
-    return row
-
-
-def _select(connection: sqlite3.Connection, table: str, wanted: Row) -> list[sqlite3.Row]:
-    """Returns the rows with these values, ordered by date."""
-    where = " AND ".join(f'"{name}" = :{name}' for name in wanted) or "1"
-    query = f'SELECT * FROM {table} WHERE {where} ORDER BY "when", id'
-    return connection.execute(query, wanted).fetchall()
-
-
-def _records(connection: sqlite3.Connection, kind: type[T], rows: Iterable[sqlite3.Row]) -> list[T]:
-    """Returns the records of rows. Raises sqlite3.DatabaseError for one that is damaged."""
-    gpus = {
-        row["key"]: Gpu(*(row[name] for name in _names(Gpu)))
-        for row in connection.execute("SELECT * FROM gpus")
-    }
-    names = [column.name for column in dataclasses.fields(kind) if column.name != "workload"]
-    records = []
-    for row in rows:
-        try:
-            values = {name: row[name] for name in names}
-            values["gpu"], values["workload"] = gpus[row["gpu"]], _workload(row)
-            if kind is BestConfig:
-                listed = json.loads(row["finalists"])
-                values["finalists"] = tuple(Finalist(**finalist) for finalist in listed)
-                values["separated"] = bool(row["separated"])
-            records.append(kind(**values))
-        except (ValueError, TypeError, KeyError) as error:
-            raise sqlite3.DatabaseError(f"row {row['id']}: {error}") from None
-    return records
-
-
-def _workload(row: Row | sqlite3.Row) -> Workload:
-    return Workload(*(row[name] for name in _WORKLOAD))
-
-
-def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
-    """Inserts a row in place of the one with its key."""
-    values = ", ".join(f":{name}" for name in row)
-    connection.execute(f"INSERT OR REPLACE INTO {table} ({_listed(row)}) VALUES ({values})", row)
-
-
-def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
-    _insert(connection, "gpus", {"key": row["gpu"], **vars(gpu)})
-    _insert(connection, table, row)
+def _values(kernel: str | None, workload: Workload | None, gpu: str | None) -> Row:
+    """Returns the columns whose values are given."""
+    columns = {"kernel": kernel, "gpu": gpu, **(vars(workload) if workload else {})}
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def _add(connection: sqlite3.Connection, trial: Trial, row: Row, *, replace: bool = False) -> bool:
-    key = _key("trials", row)
-    where = " AND ".join(f'"{name}" = :{name}' for name in key)
-    connection.execute(f"DELETE FROM claims WHERE {where}", key)
-    for old in _select(connection, "trials", key):
+    key = rows.key_of("trials", row)
+    connection.execute(f"DELETE FROM claims WHERE {rows.equal(key)}", key)
+    for old in rows.select(connection, "trials", key):
         by_chance = old["status"] in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
         if not (replace or by_chance):
             return False
-    _put(connection, "trials", row, trial.gpu)
+    rows.put(connection, "trials", row, trial.gpu)
     return True
 
 
-def _release(connection: sqlite3.Connection, owner: str, where: str, key: Row) -> None:
-    """Ends claims of an owner; what is known of lost machines stays."""
+def _release(connection: sqlite3.Connection, owner: str, key: Row) -> None:
+    """Ends an owner's claims on a config, or all for an empty key; counts of lost machines stay."""
     values = {**key, "owner": owner}
-    where = f"{where} AND owner = :owner"
+    where = rows.equal(values)
     connection.execute(f"DELETE FROM claims WHERE {where} AND machine_losses = 0", values)
     connection.execute(f"UPDATE claims SET owner = '' WHERE {where}", values)
 
@@ -584,20 +488,21 @@ def _to_prune(
 
 
 def _summaries(connection: sqlite3.Connection) -> list[Summary]:
-    found: dict[object, Summary] = {}
+    summaries: dict[object, Summary] = {}
 
     def summary(gpu: tuple[str, int], kernel: str, workload: Workload) -> Summary:
-        return found.setdefault((gpu, kernel, workload), Summary(*gpu, kernel, workload))
+        return summaries.setdefault((gpu, kernel, workload), Summary(*gpu, kernel, workload))
 
-    counts = f"""SELECT name, sms, {_listed(_WORKLOAD)}, kernel, count(*) AS trials,
+    place = f"name, sms, {rows.listed(rows.WORKLOAD)}, kernel"
+    counts = f"""SELECT {place}, count(*) AS trials,
         sum(status = 'ok') AS ok, min(us) AS us, max("when") AS latest
-        FROM trials JOIN gpus ON gpus.key = gpu GROUP BY name, sms, {_listed(_WORKLOAD)}, kernel"""
+        FROM trials JOIN gpus ON gpus.key = gpu GROUP BY {place}"""
     for row in connection.execute(counts):
-        line = summary((row["name"], row["sms"]), row["kernel"], _workload(row))
+        line = summary((row["name"], row["sms"]), row["kernel"], rows.workload_of(row))
         line.trials, line.ok, line.best_us, line.when = (
             row[name] for name in ("trials", "ok", "us", "latest")
         )
-    for winner in _records(connection, BestConfig, _select(connection, "winners", {})):
+    for winner in rows.records(connection, BestConfig, rows.select(connection, "winners", {})):
         line = summary(winner.gpu.model, winner.kernel, winner.workload)
         line.winner, line.when = winner, max(line.when, winner.when)
-    return [found[place] for place in sorted(found)]  # type: ignore[type-var]
+    return [summaries[place] for place in sorted(summaries)]  # type: ignore[type-var]

@@ -20,12 +20,12 @@ HEAD = {"format": "outblas-tuning"}
 _KINDS: dict[str, type[Trial] | type[BestConfig]] = {"trial": Trial, "winner": BestConfig}
 
 
-def export_store(store: Store, path: Path, wanted: Selection = ALL) -> tuple[int, int]:
+def export_store(store: Store, path: Path, selection: Selection = ALL) -> tuple[int, int]:
     """Writes the contents of a store to one file; returns the numbers of trials and winners. Raises
     OSError and StoreError.
     """
-    trials, _ = store.select(wanted)
-    winners = store.select_winners(wanted)
+    trials, _ = store.select(selection)
+    winners = store.select_winners(selection)
     write(path, trials, winners)
     return len(trials), len(winners)
 

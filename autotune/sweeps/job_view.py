@@ -50,9 +50,9 @@ class JobView:
         """Does what `Store.claim` does, for the trials that this job sees."""
         identity = _identity(facts)
         if identity in self._own:
-            return Claim(known=self._own[identity])
+            return Claim(trial=self._own[identity])
         claim = self._store.claim(*facts, again=again or not self._resume)
-        if claim.known is not None and self._is_hidden(claim.known):
+        if claim.trial is not None and self._is_hidden(claim.trial):
             claim = self._claim_hidden(*facts)
         return claim
 
@@ -70,7 +70,7 @@ class JobView:
         for trial in self._store.trials(workload=self._workload):
             if trial.identity == identity and not self._is_hidden(trial):
                 self._store.release(*facts)
-                return Claim(known=trial)
+                return Claim(trial=trial)
         return claim
 
     def release(self, *facts: *Facts) -> None:

@@ -149,8 +149,8 @@ class Screen:
             return False  # it is compiled once more
         facts = self._facts(attempt)
         claim = self.view.claim(*facts)
-        if claim.known is not None:
-            self.watcher.take(claim.known, False)
+        if claim.trial is not None:
+            self.watcher.take(claim.trial, False)
             return True
         if claim.held:
             return False

@@ -382,7 +382,7 @@ def test_a_claim_ends_with_its_trial_its_release_or_its_store(path: Path, store:
         other.release(*facts)
         assert store.claim(*facts) == GRANTED
         assert store.add(trial())
-        assert other.claim(*facts) == Claim(known=trial())
+        assert other.claim(*facts) == Claim(trial=trial())
         assert other.claim(*facts, again=True) == GRANTED
     assert store.claim(*facts, again=True) == GRANTED
 
