@@ -64,7 +64,7 @@ def apply(parent: Module, pairs: list[Activated]) -> None:
 
 
 def _forward(
-    parent: Any, pairs: tuple[tuple[str, str, str], ...], *given: Any, **named: Any
+    parent: Any, pairs: tuple[tuple[str, str, str], ...], *args: Any, **kwargs: Any
 ) -> Any:
     """Computes a module whose layers compute the activations after them."""
     layers = [
@@ -73,15 +73,15 @@ def _forward(
         if _is_pair(parent._modules, layer, activation, function)
     ]
     if not layers:
-        return replaced.compute(parent, *given, **named)
+        return replaced.compute(parent, *args, **kwargs)
     run, outer = _Run(layers), _thread.run
     _thread.run = run
     try:
-        result = replaced.compute(parent, *given, **named)
+        result = replaced.compute(parent, *args, **kwargs)
     finally:
         _thread.run = outer
     if run.unread:  # something new is between a layer and its activation
-        result = replaced.compute(parent, *given, **named)
+        result = replaced.compute(parent, *args, **kwargs)
     return result
 
 
@@ -117,14 +117,14 @@ def computed(run: _Run, output: Tensor) -> Tensor:
     return output
 
 
-def _activation_forward(activation: Any, *given: Any, **named: Any) -> Any:
+def _activation_forward(activation: Any, *args: Any, **kwargs: Any) -> Any:
     """Computes an activation, unless the layer before did."""
     run = _thread.run
-    if run is None or not given or run.output is not given[0]:
-        return replaced.compute(activation, *given, **named)
+    if run is None or not args or run.output is not args[0]:
+        return replaced.compute(activation, *args, **kwargs)
     run.output = None
     run.unread -= 1
-    return given[0]
+    return args[0]
 
 
 # ---- back

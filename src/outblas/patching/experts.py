@@ -13,21 +13,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor
 from outblas.core.epilogue import gated_name
 from outblas.core.problem import DTYPES
 from outblas.patching import replaced
-from outblas.patching.functions import function_of
+from outblas.patching.functions import PLAIN, function_of, tensor_of
 from outblas.torch_ops.call import is_autocast
 from outblas.torch_ops.moe import moe_mlp
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
-Parameter = torch.nn.Parameter
 
-# Types of tensors that hold their values themselves; the last two stand for such a tensor while
-# a program is traced.
-_PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 _FLAGS = "has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm"
 _ARGUMENTS = ["self", "hidden_states", "top_k_index", "top_k_weights"]
 # What transformers calls the ways in which it computes the same thing itself.
@@ -71,7 +66,7 @@ class Experts(NamedTuple):
         """Returns what keeps the experts from outblas's kernels; "" for nothing."""
         if changed := _changed(self.module, self.names):
             return f"{changed}: {type(self.module).__name__} computes as without patch"
-        held: Any = _tensor(self.module, self.names.down)
+        held: Any = tensor_of(self.module, self.names.down)
         if held.is_cuda:
             return ""
         return f"on {held.device}: torch takes it until it moves to an NVIDIA GPU"
@@ -86,8 +81,11 @@ def find(model: Module) -> Iterator[tuple[str, Experts | str]]:
         if names := _names_in_use(module):
             yield name or "(root)", Experts(module, names)
         elif all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
-            found = _names(module)
-            yield name or "(root)", found if isinstance(found, str) else Experts(module, found)
+            names_or_reason = _names(module)
+            if isinstance(names_or_reason, str):
+                yield name or "(root)", names_or_reason
+            else:
+                yield name or "(root)", Experts(module, names_or_reason)
 
 
 def choose(
@@ -100,15 +98,17 @@ def choose(
     the others to `kept` with the reasons. `filtered` returns that a filter does not take a module.
     """
     chosen: dict[str, Experts] = {}
-    for name, found in find(model):
-        if isinstance(found, Experts) and found.is_applied:
-            chosen[name] = found
+    for name, outcome in find(model):
+        if isinstance(outcome, str):
+            if are_wanted:
+                kept[name] = outcome
+        elif outcome.is_applied:
+            chosen[name] = outcome
         elif are_wanted:
-            reason = found if isinstance(found, str) else _filtered(filtered, name, found.module)
-            if reason:
+            if reason := _filtered(filtered, name, outcome.module):
                 kept[name] = reason
-            elif isinstance(found, Experts):
-                chosen[name] = found
+            else:
+                chosen[name] = outcome
     return chosen
 
 
@@ -125,8 +125,8 @@ def _filtered(filtered: Callable[[str, Any], str | None], name: str, module: Mod
 
 def _names_in_use(module: Module) -> Names | None:
     """Returns the names of experts that `moe_mlp` computes already; None for other modules."""
-    given = replaced.arguments(module, _forward)
-    return None if given is None else given[0]
+    arguments = replaced.arguments(module, _forward)
+    return None if arguments is None else arguments[0]
 
 
 def _names(module: Any) -> Names | str:
@@ -141,7 +141,7 @@ def _names(module: Any) -> Names | str:
     activation = gated_name(function) if module.has_gate else function
     names = Names(first, "down_proj", *biases, activation, module.is_transposed, function, 0)
     reason = _unusual(module, names)
-    return reason or names._replace(experts=_tensor(module, names.down).shape[0])
+    return reason or names._replace(experts=tensor_of(module, names.down).shape[0])
 
 
 def _other_computation(module: Any) -> str | None:
@@ -173,14 +173,6 @@ def _implementation(module: Any) -> Any:
     return getattr(getattr(module, "config", None), "_experts_implementation", None)
 
 
-def _tensor(module: Any, name: str) -> Any:
-    """Returns a parameter, or the tensor that replicas, pruned and sharded modules have in its
-    place; None for computed ones.
-    """
-    held = module.__dict__.get(name)
-    return module._parameters.get(name) if held is None else held
-
-
 def _changed(module: Any, names: Names) -> str | None:
     """Returns which change since `patch` keeps `moe_mlp` from computing experts, or None."""
     if function_of(module.act_fn) != names.function:
@@ -191,10 +183,10 @@ def _changed(module: Any, names: Names) -> str | None:
 def _unusual(module: Any, names: Names) -> str | None:
     """Returns which property of the parameters keeps `moe_mlp` from computing experts, or None."""
     for name in filter(None, names[:4]):
-        t = _tensor(module, name)
+        t = tensor_of(module, name)
         if t is None:
             return f"it has no parameter {name}"
-        if type(t) not in _PLAIN:
+        if type(t) not in PLAIN:
             return f"its {name} is a {type(t).__name__}"
         if t.is_nested or t.layout is not torch.strided:
             return f"its {name} is {'nested' if t.is_nested else t.layout}"
@@ -212,13 +204,13 @@ def _forward(
     """Computes experts by `moe_mlp` while they are as `patch` found them, else as their class does.
     Like transformers' own, it rounds what comes in another dtype than that of the products.
     """
-    is_plain = type(hidden_states) in _PLAIN and hidden_states.dim() == 2
+    is_plain = type(hidden_states) in PLAIN and hidden_states.dim() == 2
     if not is_plain or _changed(module, names):
         result: Tensor = replaced.compute(module, hidden_states, top_k_index, top_k_weights)
         return result
     dtype = _dtype(module, names, hidden_states)
-    first, down = (_tensor(module, name).to(dtype) for name in names[:2])
-    biases = [_tensor(module, name).to(dtype) if name else None for name in names[2:4]]
+    first, down = (tensor_of(module, name).to(dtype) for name in names[:2])
+    biases = [tensor_of(module, name).to(dtype) if name else None for name in names[2:4]]
     if not names.is_transposed:
         first, down = first.mT, down.mT
     out = moe_mlp(
@@ -242,8 +234,8 @@ def _dtype(module: Any, names: Names, hidden_states: Tensor) -> torch.dtype:
         dtype = torch.get_autocast_dtype(hidden_states.device.type)
         if dtype in DTYPES:
             return dtype
-    found: torch.dtype = _tensor(module, names.first).dtype
-    return found
+    stored: torch.dtype = tensor_of(module, names.first).dtype
+    return stored
 
 
 # ---- back

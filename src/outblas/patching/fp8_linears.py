@@ -11,20 +11,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor
 from outblas.core.errors import OperandError
 from outblas.core.fp8 import BLOCK
 from outblas.core.problem import DTYPES
 from outblas.fp8 import check, product
 from outblas.patching import replaced
+from outblas.patching.functions import PLAIN, tensor_of
 from outblas.torch_ops.scaled_operator import unsupported_reason
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
 
-# Types of tensors that hold their values themselves; the last two stand for such a tensor while a
-# program is traced.
-_PLAIN = Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
 _PARAMETERS = "weight", "weight_scale_inv", "bias"
 
 
@@ -46,7 +43,7 @@ class FP8Layer(NamedTuple):
         """Returns what keeps the layer from the kernel; "" for nothing."""
         if changed := _other_computation(self.module):
             return f"{changed}: {type(self.module).__name__} computes as without patch"
-        device = _tensor(self.module, "weight").device
+        device = tensor_of(self.module, "weight").device
         if reason := _no_kernel_reason(device):
             return f"{reason}: {type(self.module).__name__} computes as without patch"
         if device.type == "cuda":
@@ -78,13 +75,13 @@ def choose(
     the reasons. `filtered` returns that a filter does not take a module.
     """
     chosen: dict[str, FP8Layer] = {}
-    for name, found in find(model):
-        if isinstance(found, str):
-            kept[name] = found
-        elif not found.is_applied and (reason := filtered(name, found.module)):
+    for name, outcome in find(model):
+        if isinstance(outcome, str):
+            kept[name] = outcome
+        elif not outcome.is_applied and (reason := filtered(name, outcome.module)):
             kept[name] = reason
         else:
-            chosen[name] = found
+            chosen[name] = outcome
     return chosen
 
 
@@ -107,14 +104,14 @@ def _reason(module: Module) -> str | None:
 
 def _other_computation(module: Any) -> str | None:
     """Returns what a layer computes other than the product with blocks of 128 by 128, or None."""
-    kind, known = replaced.kind_of(module), _class(module)
-    if known is None or kind.forward is not known.forward:  # type: ignore[attr-defined]
+    kind, base = replaced.kind_of(module), _class(module)
+    if base is None or kind.forward is not base.forward:  # type: ignore[attr-defined]
         return f"{kind.__name__} has a forward of its own"
-    held = {name: _tensor(module, name) for name in _PARAMETERS}
+    held = {name: tensor_of(module, name) for name in _PARAMETERS}
     if held["weight"] is None or held["weight_scale_inv"] is None:
         return "its parameters are computed"
     for name, t in held.items():
-        if t is not None and type(t) not in _PLAIN:
+        if t is not None and type(t) not in PLAIN:
             return f"its {name} is a {type(t).__name__}"
     size = getattr(module, "block_size", None)
     if size is None or tuple(size) != (BLOCK, BLOCK):
@@ -128,14 +125,6 @@ def _other_computation(module: Any) -> str | None:
     except OperandError as error:
         return f"its {error}"
     return None
-
-
-def _tensor(module: Any, name: str) -> Any:
-    """Returns a parameter, or the tensor that replicas, pruned and sharded modules have in its
-    place; None for computed ones.
-    """
-    held = vars(module).get(name)
-    return module._parameters.get(name) if held is None else held
 
 
 @functools.cache
@@ -160,10 +149,10 @@ def _forward(module: Any, input: Any) -> Tensor:
     """Computes a layer by `scaled_mm` while it is as `patch` found it, but not on a GPU without the
     kernel; else as its class does. Compiled programs do not look for the kernel.
     """
-    if type(input) not in _PLAIN or input.dtype not in DTYPES or not is_usual(module, input.device):
+    if type(input) not in PLAIN or input.dtype not in DTYPES or not is_usual(module, input.device):
         result: Tensor = replaced.compute(module, input)
         return result
-    return product(input, *(_tensor(module, name) for name in _PARAMETERS))
+    return product(input, *(tensor_of(module, name) for name in _PARAMETERS))
 
 
 # ---- back

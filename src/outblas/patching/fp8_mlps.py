@@ -53,12 +53,12 @@ class GatedFP8(NamedTuple):
 def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, GatedFP8]]:
     """Returns the gated MLPs of a model whose three layers are among those that `patch` swaps."""
     by_id = fusion.used_once(model, {id(layer.module): name for name, layer in layers.items()})
-    found = []
+    mlps = []
     for name, module in model.named_modules():
         names = fusion.gated_names(module, by_id, torch.nn.Linear)
         if names is not None and _fits(module, names, by_id):
-            found.append((name or "(root)", GatedFP8(module, names)))
-    return found
+            mlps.append((name or "(root)", GatedFP8(module, names)))
+    return mlps
 
 
 def _fits(module: Module, names: GatedNames, layers: Mapping[int, str]) -> bool:
@@ -78,21 +78,21 @@ def _join(mlp: Module, names: GatedNames, *halves: Halves) -> None:
 
 # ---- computing
 def _forward(
-    mlp: Any, names: GatedNames, weights: Halves, scales: Halves, *given: Any, **named: Any
+    mlp: Any, names: GatedNames, weights: Halves, scales: Halves, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Computes down(f(gate(x)) * up(x)) by two products in fp8, while the layers are as `patch`
     found them, nothing observes them, and no gradients are needed.
     """
     gate, up, down, act = (mlp._modules.get(name) for name in names[:4])
     weight = scale = None
-    is_one_input = len(given) == 1 and not named
-    if is_one_input and _is_usual(given[0], gate, up, down) and computes(act, names.function):
+    is_one_input = len(args) == 1 and not kwargs
+    if is_one_input and _is_usual(args[0], gate, up, down) and computes(act, names.function):
         weight = weights.matrix(gate.weight, up.weight)
         scale = scales.matrix(gate.weight_scale_inv, up.weight_scale_inv)
     if weight is None or scale is None:
-        result: Tensor = replaced.compute(mlp, *given, **named)
+        result: Tensor = replaced.compute(mlp, *args, **kwargs)
         return result
-    (x,) = given
+    (x,) = args
     values, value_scales = quantize(x.reshape(-1, x.shape[-1]), "1x128")
     biases = [layer.bias for layer in (gate, up) if layer.bias is not None]
     inner, of_inner = scaled_mm(

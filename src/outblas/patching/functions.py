@@ -1,4 +1,6 @@
-"""What a module computes that has no parameters, and whether anything observes a module."""
+"""What a module computes that has no parameters, whether anything observes a module, and its
+tensors.
+"""
 
 import functools
 from typing import Any
@@ -6,10 +8,22 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outblas.base.compat.torch_private import any_global_hook
+from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor, any_global_hook
 from outblas.patching import replaced
 
 Module = torch.nn.Module
+
+# Types of tensors that hold their values themselves; the last two stand for such a tensor while a
+# program is traced.
+PLAIN = torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
+
+
+def tensor_of(module: Module, name: str) -> Any:
+    """Returns a parameter, or the tensor that replicas, pruned and sharded modules have in its
+    place; None for computed ones.
+    """
+    attribute = vars(module).get(name)
+    return module._parameters.get(name) if attribute is None else attribute
 
 
 def function_of(module: Module) -> str | None:

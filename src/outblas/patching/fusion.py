@@ -35,17 +35,17 @@ def find(model: Module, layers: Layers, kind: type[torch.nn.Linear]) -> list[tup
     `layers` are those that `patch` swaps, by id; `kind` is the class that they get.
     """
     free = used_once(model, layers)
-    found: list[tuple[str, Fusion]] = []
+    fusions: list[tuple[str, Fusion]] = []
     for name, module in model.named_modules():
         graphs = _graphs(module, free)
         if names := _same(_gated(module, graph, free, kind) for graph in graphs):
-            found.append((name or "(root)", Gated(module, names)))
+            fusions.append((name or "(root)", Gated(module, names)))
             continue
         pairs = [list(_activated(module, graph, free)) for graph in graphs]
         for pair in pairs[0] if pairs else ():
             if pair in pairs[-1]:
-                found.append((free[id(module._modules[pair.layer])], pair))
-    return found
+                fusions.append((free[id(module._modules[pair.layer])], pair))
+    return fusions
 
 
 def gated_names(module: Module, layers: Layers, kind: type[torch.nn.Linear]) -> GatedNames | None:
@@ -81,9 +81,9 @@ def used_once(model: Module, layers: Layers) -> Layers:
     return {key: name for key, name in layers.items() if uses[key] == 1}
 
 
-def _same(found: Iterable[GatedNames | None]) -> GatedNames | None:
-    """Returns what was found in all graphs."""
-    names = set(found)
+def _same(of_graphs: Iterable[GatedNames | None]) -> GatedNames | None:
+    """Returns the names that all graphs have in common."""
+    names = set(of_graphs)
     return names.pop() if len(names) == 1 else None
 
 
@@ -129,9 +129,9 @@ def _called_once(graph: torch.fx.Graph) -> dict[str, torch.fx.Node]:
         if node.op == "call_module":
             calls.setdefault(str(node.target), []).append(node)
     return {
-        name: found[0]
-        for name, found in calls.items()
-        if len(found) == 1 and len(found[0].args) == 1 and not found[0].kwargs and "." not in name
+        name: nodes[0]
+        for name, nodes in calls.items()
+        if len(nodes) == 1 and len(nodes[0].args) == 1 and not nodes[0].kwargs and "." not in name
     }
 
 
@@ -141,11 +141,11 @@ def _activated(module: Module, graph: torch.fx.Graph, layers: Layers) -> Iterato
     for name, call in calls.items():
         child = module._modules[name]
         function = None if child is None else function_of(child)
-        given = call.args[0]
-        if function is None or not isinstance(given, torch.fx.Node) or len(given.users) != 1:
+        source = call.args[0]
+        if function is None or not isinstance(source, torch.fx.Node) or len(source.users) != 1:
             continue
-        layer = str(given.target)
-        if calls.get(layer) is given and _is_free(module._modules[layer], layers):
+        layer = str(source.target)
+        if calls.get(layer) is source and _is_free(module._modules[layer], layers):
             yield Activated(module, layer, name, function)
 
 

@@ -127,14 +127,14 @@ _entered: Callable[..., tuple[Tensor, Tensor]] = _Entered.apply
 
 
 def _forward(
-    mlp: Module, names: GatedNames, of_weights: Halves, *given: Any, **named: Any
+    mlp: Module, names: GatedNames, of_weights: Halves, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Computes down(f(gate(x)) * up(x))."""
-    matrix = None if named or len(given) != 1 else _matrix(mlp, names, of_weights, given[0])
+    matrix = None if kwargs or len(args) != 1 else _matrix(mlp, names, of_weights, args[0])
     if matrix is None:
-        result: Tensor = replaced.compute(mlp, *given, **named)
+        result: Tensor = replaced.compute(mlp, *args, **kwargs)
         return result
-    (x,) = given
+    (x,) = args
     children: dict[str, Any] = mlp._modules
     gate, up, down = (children[name] for name in names[:3])
     weights = gate.weight, up.weight

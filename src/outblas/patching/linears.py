@@ -5,15 +5,10 @@ for the time being.
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor
 from outblas.core import problem
+from outblas.patching.functions import PLAIN, tensor_of
 
 Tensor = torch.Tensor
-Parameter = torch.nn.Parameter
-
-# Types of tensors that hold their values themselves. The last two stand for such a tensor while a
-# program is traced.
-_PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
 
 def kept_reason(module: torch.nn.Linear) -> str | None:
@@ -43,10 +38,10 @@ def _unusual(module: torch.nn.Linear) -> str | None:
     device, or None.
     """
     for name in ("weight", "bias"):
-        t = vars(module).get(name, module._parameters.get(name))
+        t = tensor_of(module, name)
         if t is None:  # or it is computed: plain, with any dtype
             continue
-        if type(t) not in _PLAIN:
+        if type(t) not in PLAIN:
             return f"its {name} is a {type(t).__name__}, which torch takes"
         if t.is_nested or t.layout is not torch.strided:
             return f"its {name} is {'nested' if t.is_nested else t.layout}, which torch takes"
@@ -71,7 +66,7 @@ def bypassed(model: torch.nn.Module) -> dict[int, str]:
     """Returns the layers whose parent may read their weight without calling them, by id, each with
     a remark.
     """
-    found: dict[int, str] = {}
+    remarks: dict[int, str] = {}
     for parent in model.modules():
         if (
             isinstance(parent, torch.nn.TransformerEncoderLayer)
@@ -82,5 +77,5 @@ def bypassed(model: torch.nn.Module) -> dict[int, str]:
                 "nn.TransformerEncoderLayer's fast path (eval, no gradients) takes its weight "
                 "past it"
             )
-            found |= dict.fromkeys((id(parent.linear1), id(parent.linear2)), why)
-    return found
+            remarks |= dict.fromkeys((id(parent.linear1), id(parent.linear2)), why)
+    return remarks

@@ -20,12 +20,12 @@ _ARGUMENTS = "_outblas_arguments"
 
 
 class _Replacement(NamedTuple):
-    """What a derived class stands for: `own` is the forward of `kind`, `function` is called in its
-    place, and `moved` after `_apply`.
+    """What a derived class stands for: `original` is the forward of `kind`, `function` is called in
+    its place, and `moved` after `_apply`.
     """
 
     kind: type[Any]
-    own: Function
+    original: Function
     function: Function
     moved: Function | None
 
@@ -63,8 +63,8 @@ def arguments(module: Module, function: Function) -> tuple[Any, ...] | None:
     replacement = _replacement(type(module))
     if replacement is None or replacement.function is not function:
         return None
-    found: tuple[Any, ...] | None = vars(module).get(_ARGUMENTS)
-    return found
+    first: tuple[Any, ...] | None = vars(module).get(_ARGUMENTS)
+    return first
 
 
 def kind_of(module: Module) -> type[Any]:
@@ -73,9 +73,9 @@ def kind_of(module: Module) -> type[Any]:
     return type(module) if replacement is None else replacement.kind
 
 
-def compute(module: Module, *given: Any, **named: Any) -> Any:
+def compute(module: Module, *args: Any, **kwargs: Any) -> Any:
     """Computes what a module computes without a replaced forward."""
-    return kind_of(module).forward(module, *given, **named)
+    return kind_of(module).forward(module, *args, **kwargs)
 
 
 def restore(module: Module, function: Function) -> bool:
@@ -106,18 +106,18 @@ def _replacement(kind: type) -> _Replacement | None:
 
 def _derived(kind: type[Any], function: Function, moved: Function | None) -> type:
     """Returns the class of modules of a class that compute by a function."""
-    own = kind.forward
-    replacement = _Replacement(kind, own, function, moved)
+    original = kind.forward
+    replacement = _Replacement(kind, original, function, moved)
     for other in kind.__subclasses__():
         if vars(other).get(_REPLACES) == replacement:
             return other
 
-    @functools.wraps(own)
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = getattr(self, _ARGUMENTS, None)  # a wrapper may call this after `restore`
-        if arguments is None or kind.forward is not own:  # or the class has got another forward
-            return kind.forward(self, *given, **named)
-        return function(self, *arguments, *given, **named)
+        if arguments is None or kind.forward is not original:  # the class has another forward
+            return kind.forward(self, *args, **kwargs)
+        return function(self, *arguments, *args, **kwargs)
 
     def reduce_ex(self: Any, protocol: int) -> Any:
         reduced = object.__reduce_ex__(self, 2)
@@ -125,8 +125,8 @@ def _derived(kind: type[Any], function: Function, moved: Function | None) -> typ
             return reduced
         return _empty, (kind, function, moved), *reduced[2:]
 
-    def apply(self: Any, *given: Any, **named: Any) -> Any:
-        result = kind._apply(self, *given, **named)
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = kind._apply(self, *args, **kwargs)
         if moved is not None and _ARGUMENTS in vars(self):
             moved(self, *vars(self)[_ARGUMENTS])
         return result

@@ -31,7 +31,7 @@ def unreached(model: Module, reached: Iterable[Module] = ()) -> dict[str, str]:
     """Returns the weights of products that no `torch.nn.Linear` and none of the modules `reached`
     computes, each with what computes it. Weights of convolutions and embeddings are not among them.
     """
-    found: dict[str, str] = {}
+    weights: dict[str, str] = {}
     seen: set[int] = set()
     others = {id(module) for module in reached}
     for name, module in model.named_modules():
@@ -41,8 +41,8 @@ def unreached(model: Module, reached: Iterable[Module] = ()) -> dict[str, str]:
             t = module._parameters.get(weight)
             if t is not None and id(t) not in seen:
                 seen.add(id(t))
-                found[f"{name}.{weight}" if name else weight] = reason
-    return found
+                weights[f"{name}.{weight}" if name else weight] = reason
+    return weights
 
 
 def _weights(module: Module) -> Iterator[tuple[str, str]]:
