@@ -14,7 +14,7 @@ configs that chose them:
     …        the tables, in the order of the manifest, to the end of the file
     =======  ====================================================================================
 
-The manifest has the `facts` that determine each object (`core.facts`), the name of each table, and
+The manifest has the `facts` that determine each object (`base.facts`), the name of each table, and
 the size and the SHA-256 of both. Every byte of the file is covered: by the magic, by the manifest's
 digest, or by that of an object or a table.
 

@@ -118,7 +118,7 @@ class Campaign:
 
     The first provider is the base. `operation` is what is computed, the same as that of the
     providers. `rounds`: the minimum by mode. Progress is reported to the listener of
-    `core.progress`.
+    `base.progress`.
     """
 
     def __init__(

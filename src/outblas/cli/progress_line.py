@@ -22,7 +22,7 @@ LINES_EVERY = 10.0  # seconds between lines where standard error is no terminal
 
 @contextlib.contextmanager
 def shown(doing: str = "") -> Iterator[None]:
-    """Shows the steps that are counted within (see `core.progress`), and `doing` before the first.
+    """Shows the steps that are counted within (see `base.progress`), and `doing` before the first.
 
     A command that is done before the first interval is over prints nothing where there is no
     terminal.

@@ -1,2 +1,1 @@
-"""What everything else stands on: problems, configs, the registry of kernels, the cache of compiled
-code. Nothing here imports another folder of the package."""
+"""What describes a GEMM: its operands, epilogue, scales and groups. It imports `base` alone."""
