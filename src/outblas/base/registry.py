@@ -196,14 +196,14 @@ def config_type(base: type[ConfigT], name: str) -> type[ConfigT]:
     values = defaults(name)
     if unknown := values.keys() - {of.name for of in fields(cast("type", base))}:
         raise ValueError(f"{name} has config {sorted(unknown)}, expected fields of {base.__name__}")
-    made = make_dataclass(
+    derived = make_dataclass(
         "Config",
         [(of, type(value), value) for of, value in values.items()],
         bases=(base,),
         frozen=True,
         namespace={"__module__": module_name(name), "__doc__": base.__doc__},
     )
-    return cast("type[ConfigT]", made)
+    return cast("type[ConfigT]", derived)
 
 
 def unknown_name(name: str, names: Iterable[str] = _NAMES) -> str:
@@ -242,9 +242,8 @@ def load(name: str) -> ModuleType:
         missing = (error.name or "").split(".")[0]
         if missing not in _DISTRIBUTIONS:
             raise
-        from outblas.base import (
-            requirements,  # imported here because it is slow: it parses versions
-        )
+        # Imported here because it is slow: it parses versions.
+        from outblas.base import requirements
 
         hint = requirements.install_command(_DISTRIBUTIONS[missing])
         raise ImportError(

@@ -160,13 +160,13 @@ def kept_by_torch(function: Callable[P, T]) -> Callable[P, T]:
     """
 
     @functools.wraps(function)
-    def limited(*given: P.args, **named: P.kwargs) -> T:
+    def limited(*args: P.args, **kwargs: P.kwargs) -> T:
         # A compiled program has no limit, and is not to be compiled again for one elsewhere.
         count = not torch.compiler.is_compiling() and call_limit.ever and call_limit.count()
-        if count and any(isinstance(t, torch.Tensor) and t.is_cuda for t in given):
+        if count and any(isinstance(t, torch.Tensor) and t.is_cuda for t in args):
             with sm_carveout(count):
-                return function(*given, **named)
-        return function(*given, **named)
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return limited
 

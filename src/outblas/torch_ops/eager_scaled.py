@@ -43,7 +43,7 @@ Options = tuple[Any, ...]
 Result = Tensor | tuple[Tensor, Tensor]
 
 # Cleared together with all other plans.
-_cache: dict[tuple[Any, ...], tuple[Any, ...]] = dispatch.eager_plans
+_cache: dict[tuple[Any, ...], tuple[ScaledPlan, ...]] = dispatch.eager_plans
 
 
 def run(operands: Operands, options: Options) -> Result | None:
