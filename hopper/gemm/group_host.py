@@ -420,10 +420,10 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None, carveout
         config = _tuned(problem) or config_for(problem, device_rates(problem.device))
     if carveout:
         config = tile_order.within(problem.device, config, carveout)
-    made = variant_of(problem, config)
-    if capturing(problem.device) and not compile.is_loaded(made):
+    variant = variant_of(problem, config)
+    if capturing(problem.device) and not compile.is_loaded(variant):
         raise not_ready()
-    compiled = compile.load(made, lambda: compile_variant(made))
+    compiled = compile.load(variant, lambda: compile_variant(variant))
     clusters = tile_order.clusters(problem.device, config.sms, config.cluster)
     strides_a, strides_b = layouts.matrix_strides(problem)
     assert strides_a is not None, "`unsupported` refuses other strides"

@@ -143,10 +143,10 @@ def plan(problem: Problem, config: HopperConfig | None = None) -> Launch:
     # Before compiling, which takes seconds: planning raises here while a CUDA graph is captured.
     schedule = tile_schedule(canonical.launch, config, grid, variant.traits, resident)
     run = compile.load(variant, lambda: compile_variant(variant))
-    made = launcher(run, canonical, variant, schedule)
+    launch = launcher(run, canonical, variant, schedule)
     if schedule.placement is None:
-        return made.bind(schedule.table)
-    return gpc_placement.watched(made.bind, schedule.placement)
+        return launch.bind(schedule.table)
+    return gpc_placement.watched(launch.bind, schedule.placement)
 
 
 def own_config(problem: Problem) -> HopperConfig:

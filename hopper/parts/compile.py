@@ -29,13 +29,8 @@ from outblas.device import sources
 from outblas.hopper.parts.config import HopperConfig
 
 ARCH = "sm_90a"
-
-
 OPTIONS = "--enable-tvm-ffi --opt-level 3" + cute_private.arch_option(ARCH)
-
-
 LONGEST_NAME = 200  # characters of a kernel's name
-
 
 NUMERIC = {
     torch.bfloat16: cutlass.BFloat16,
@@ -43,7 +38,6 @@ NUMERIC = {
     torch.float32: cutlass.Float32,
     torch.float8_e4m3fn: cutlass.Uint8,  # kernels get these outputs as bytes
 }
-
 
 SHORT = {
     torch.bfloat16: "bf16",
