@@ -7,6 +7,7 @@ nothing, so that what is left is the host's part.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,7 @@ def main() -> None:
             runner.bench_func(f"{name}: {whose}", call)
     # What a process waits for before its first call; torch, which outblas needs, is in both.
     for whose in (OURS, THEIRS):
-        runner.bench_command(f"import: {whose}", ["python", "-c", f"import {whose}"])
+        runner.bench_command(f"import: {whose}", [sys.executable, "-c", f"import {whose}"])
 
 
 if __name__ == "__main__":
