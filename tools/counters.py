@@ -4,7 +4,8 @@
     python -m tools.counters simt.naive --shape 2048 --instructions
     python -m tools.counters hopper.hilbert --phases
 
-It prints JSON, as the files of counters in results/ have it.
+It prints JSON, which `tools.pages` reads as it does the files of counters in results/; what
+--instructions adds is for the reader alone.
 
 ncu watches one call of each provider after two that warm it up: it replays each launch with cold
 caches, at whatever clock the GPU has, so that its time is no benchmark. What it counted is read by
@@ -241,17 +242,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.call:
         call(options.call)
         return 0
-    request = {
-        "kernel": options.kernel,
+    problem = {
         "shape": parse(options.shape)[0],
         "dtype": options.dtype or registry.dtype_of(options.kernel),
         "layout": options.layout or registry.layout_of(options.kernel),
-        "config": options.config,
     }
-    providers = (options.kernel,) if options.phases else dict.fromkeys((CUBLAS, options.kernel))
-    requests = [{**request, "kernel": provider} for provider in providers]
+    configs = {} if options.phases else {CUBLAS: ""}
+    configs[options.kernel] = options.config
+    requests = [{"kernel": name, "config": text, **problem} for name, text in configs.items()]
     try:
-        results = [_measure(each, options) for each in requests]
+        results = [_measure(request, options) for request in requests]
     except CannotMeasure as error:
         print(f"Nothing can be measured here: {error}", file=sys.stderr)
         return 3

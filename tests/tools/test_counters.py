@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tools import counters
+from tools.pages import results
 
 NCU = f"""#!{sys.executable}
 import json, sys
@@ -98,6 +99,19 @@ def test_launches_are_added_up_and_rates_are_of_the_longest(
         {"instruction": "LDG.E.128", "executed": 2},
         {"instruction": "LDS", "executed": 4},
     ]
+
+
+def test_pages_read_what_is_printed(
+    machine: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "counters.json"
+    counters.main(["simt.naive", "--config", "block_n=16"])
+    path.write_text(capsys.readouterr().out)
+
+    cublas, kernel = results.load([path]).profiles
+
+    assert (cublas.provider, cublas.settings) == ("cublas", {})
+    assert (kernel.l2_hit_rate, kernel.settings) == (pytest.approx(0.6), {"block_n": "16"})
 
 
 def test_ncu_watches_a_call_of_each_provider(

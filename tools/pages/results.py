@@ -37,16 +37,17 @@ class Measurement(Record):
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """ncu's counts for one provider at one shape. `config` has the fields that were asked for, and
-    `resolved` all fields of what ran; `memory` has the sums over accesses, as in the file.
+    `resolved` all fields of what ran where the file
+    has them; `memory` has the sums over accesses, as in the file.
     """
 
     provider: str
     config: str
-    resolved: str
     shape: Shape
     dtype: str
     layout: str
     device: str
+    resolved: str = ""
     l2_hit_rate: float | None = None
     dram_read_bytes: float | None = None
     registers: float | None = None
@@ -134,11 +135,11 @@ def find(
     """The newest timing in burst of a provider's bare GEMM on a GPU, or None. `config` has the
     fields that differ from the defaults, in any order; the default `layout` is the ladder's.
     """
-    wanted = provider, frozenset(items(config)), shape, dtype, gpu, layout or layout_of(provider)
+    key = provider, frozenset(items(config)), shape, dtype, gpu, layout or layout_of(provider)
     matching = [
         m
         for m in measurements
-        if (m.provider, frozenset(items(m.config)), m.shape, m.dtype, m.gpu, m.layout) == wanted
+        if (m.provider, frozenset(items(m.config)), m.shape, m.dtype, m.gpu, m.layout) == key
         and m.mode == "burst"
         and m.ratio is not None
         and m.is_plain
@@ -151,10 +152,10 @@ def profiled(
     profiles: Iterable[Profile], provider: str, shape: Shape, dtype: str, gpu: str, layout: str
 ) -> Profile | None:
     """The last profile of a provider in its own config on a GPU, or None."""
-    wanted = provider, "", shape, dtype, gpu, layout, False
+    key = provider, "", shape, dtype, gpu, layout, False
     matching = (
         p
         for p in reversed(tuple(profiles))
-        if (p.provider, p.config, p.shape, p.dtype, p.gpu, p.layout, p.addend) == wanted
+        if (p.provider, p.config, p.shape, p.dtype, p.gpu, p.layout, p.addend) == key
     )
     return next(matching, None)
