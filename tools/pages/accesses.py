@@ -222,18 +222,18 @@ def _cases(profiles: Sequence[Profile], usual: Sequence[tuple[str, str]]) -> lis
     """The usual kernels and configs, as they were profiled if they were, then the others that were.
     Of several profiles of a case the last one counts.
     """
-    known: dict[tuple[Case, str], Case] = {}
+    profiled: dict[tuple[Case, str], Case] = {}
     for p in _profiled(profiles):
         config = configs.from_text(registry.load(p.provider).Config, p.resolved or p.config)
         case = Case(p.provider, config, p.shape, p.dtype, p.layout)
-        known[case, p.gpu] = replace(case, profile=p)
+        profiled[case, p.gpu] = replace(case, profile=p)
     cases: list[Case] = []
     for kernel, text in usual:
         config = configs.from_text(registry.load(kernel).Config, text)
-        wanted = kernel, _same(config)
-        same = [case for case in known.values() if (case.kernel, _same(case.config)) == wanted]
+        key = kernel, _same(config)
+        same = [case for case in profiled.values() if (case.kernel, _same(case.config)) == key]
         cases += same or [Case(kernel, config)]
-    return list(dict.fromkeys([*cases, *known.values()]))
+    return list(dict.fromkeys([*cases, *profiled.values()]))
 
 
 def _same(config: SimtConfig) -> SimtConfig:

@@ -120,7 +120,7 @@ def cold(results: Results, provider: str) -> str:
         for m in ours
     ]
     copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours)
-    bandwidth = " and ".join(figure(each, ".0f") for each in copies)
+    bandwidth = " and ".join(figure(gbs, ".0f") for gbs in copies)
     note = (
         f"{provider} in bursts over copies of the weights whose sum is twice L2; *of copy*: the "
         f"share of the {bandwidth} GB/s that a copy of a gigabyte reaches; {_SPREAD}; *× best*: "
@@ -138,13 +138,13 @@ def layers(results: Results, provider: str) -> str:
     timed = _campaign(results.measurements, "cold")
     weights = list(dict.fromkeys(m.shape[1:] for m in timed))
     all_rows = sorted({m.shape[0] for m in timed})
-    ours = {(M, each): _at(timed, provider, (M, *each)) for M in all_rows for each in weights}
+    ours = {(M, w): _at(timed, provider, (M, *w)) for M in all_rows for w in weights}
     columns = ("rows", *(f"{N}×{K}, {2 * N * K / 1e6:.0f} MB" for N, K in weights))
-    rows = [[str(M), *(_ratios_and_share(ours[M, each]) for each in weights)] for M in all_rows]
+    rows = [[str(M), *(_ratios_and_share(ours[M, w]) for w in weights)] for M in all_rows]
     rows.append(["geometric mean", *(_two_means([ours[M, w] for M in all_rows]) for w in weights)])
     spans = f"of all: {_two_means(list(ours.values()))}"
     copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours.values())
-    bandwidth = " and ".join(figure(each, ".0f") for each in copies)
+    bandwidth = " and ".join(figure(gbs, ".0f") for gbs in copies)
     note = (
         f"{provider} with weights N×K that are not in L2: × cuBLAS / × the fastest of cuBLASLt's "
         f"algorithms, and the share of the {bandwidth} GB/s that a copy of a gigabyte reaches "
@@ -318,8 +318,8 @@ def _mean(ratios: Sequence[float]) -> str:
 
 
 def _range(ratios: Iterable[float | None]) -> str:
-    known = [ratio for ratio in ratios if ratio is not None]
-    return f"{min(known):.3f} to {max(known):.3f}"
+    measured = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(measured):.3f} to {max(measured):.3f}"
 
 
 def _us(us: float | None) -> str:

@@ -116,16 +116,16 @@ def tables(results: Results, n: str) -> str:
     orders = rows(results, shape)
     errors, agreements = [], []
     for i, (name, *_) in enumerate(MODELS):
-        known = [(row.traffic[i], row.profile) for row in orders if row.profile]
-        hits = [(t.hit_rate, p.l2_hit_rate or 0.0) for t, p in known]
-        dram = [(float(t.missed_bytes), p.dram_read_bytes) for t, p in known if p.dram_read_bytes]
+        pairs = [(row.traffic[i], row.profile) for row in orders if row.profile]
+        hits = [(t.hit_rate, p.l2_hit_rate or 0.0) for t, p in pairs]
+        dram = [(float(t.missed_bytes), p.dram_read_bytes) for t, p in pairs if p.dram_read_bytes]
         error = statistics.fmean(abs(ours - measured) for ours, measured in hits)
         dram_error = statistics.fmean(abs(ours - theirs) / theirs for ours, theirs in dram)
         errors.append((error, name))
-        ranks = (spearman(*zip(*pairs, strict=True)) for pairs in (hits, dram))
+        ranks = (spearman(*zip(*values, strict=True)) for values in (hits, dram))
         hit_rank, dram_rank = (f"{rank:.2f}" for rank in ranks)
         agreements.append(
-            (name, str(len(known)), hit_rank, f"{error:.1%}", dram_rank, f"{dram_error:.1%}")
+            (name, str(len(pairs)), hit_rank, f"{error:.1%}", dram_rank, f"{dram_error:.1%}")
         )
     once = _mega(orders[0].traffic[0].compulsory_bytes)
     cublas = [p for p in results.profiles if p.provider == BASE and _comparable(p, shape)][-1]

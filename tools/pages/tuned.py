@@ -110,11 +110,11 @@ def _kind_cells(kind: _Kind, kinds: Iterable[_Kind]) -> list[str]:
 
 def _varied(kinds: Iterable[_Kind]) -> dict[str, bool]:
     """Whether any workload has cold weights, an epilogue, or groups."""
-    found = list(kinds)
+    kinds = list(kinds)
     return {
-        "weights": any(kind[3] != "warm" for kind in found),
-        "epilogue": any(kind[4] for kind in found),
-        "groups": any(kind[5] for kind in found),
+        "weights": any(kind[3] != "warm" for kind in kinds),
+        "epilogue": any(kind[4] for kind in kinds),
+        "groups": any(kind[5] for kind in kinds),
     }
 
 
