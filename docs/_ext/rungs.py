@@ -18,12 +18,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING, Any
 
 from outblas.base import registry
 from outblas.base.registry import Kernel
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
 LEARN = ROOT / "docs" / "learn"

@@ -105,7 +105,6 @@ class Release:
         run(_uv()[0], "pip", "install", "-q", "--python", python, *pinned, self.wheel)
         outblas = env / "bin" / "outblas"
         version = run(outblas, "--version", cwd=self._folder).strip()
-        run(outblas, "list", cwd=self._folder)
         run(outblas, "doctor", cwd=self._folder)
         run(python, ROOT / ".ci" / "wheel_check.py", cwd=self._folder)
         wrong = [f"outblas --version says {version!r}"]
