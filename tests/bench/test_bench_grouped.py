@@ -530,12 +530,6 @@ def test_an_operation_that_is_none_is_refused() -> None:
     refuses("--op is 'conv', expected one of gemm, grouped", "bench", "--op", "conv")
 
 
-def test_a_torch_without_grouped_products_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
-
-    refuses("which torch", "bench", "--op", "grouped", "--shapes", "moe")
-
-
 SCALED_SHAPES = ["--dtype", "fp8-block", "--shapes", "deepgemm,deepgemm:terms"]
 
 
@@ -550,11 +544,3 @@ SCALED_SHAPES = ["--dtype", "fp8-block", "--shapes", "deepgemm,deepgemm:terms"]
 )
 def test_without_a_gpu_nothing_is_timed(arguments: list[str]) -> None:
     invoke("bench", "--op", "grouped", *arguments, code=3)
-
-
-def test_scaled_groups_need_no_grouped_products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base is of single products."""
-    monkeypatch.delattr(torch.nn.functional, "grouped_mm")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    invoke("bench", "--op", "grouped", *SCALED_SHAPES, code=3)

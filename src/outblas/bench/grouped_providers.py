@@ -46,15 +46,6 @@ class GroupedProvider(Provider):
         return fault
 
 
-def check_torch() -> None:
-    """Raises ValueError where torch has no grouped product to compare with."""
-    if not hasattr(torch.nn.functional, "grouped_mm"):
-        raise ValueError(
-            "--op grouped compares with torch.nn.functional.grouped_mm, which torch "
-            f"{torch.__version__} lacks, expected torch 2.10 or later"
-        )
-
-
 def parse(name: str, operation: Operation = PLAIN) -> GroupedProvider:
     """Returns the provider of a name: `torch`, `outblas`, a kernel of `outblas.grouped_mm`, or with
     scales of blocks `deepgemm`.

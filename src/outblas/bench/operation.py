@@ -325,7 +325,7 @@ def error_of_blocks(terms: Tensor, K: int) -> Tensor:
     128 products of normal numbers deviates by a third of `_FP8_UNIT` times their magnitudes, and n
     blocks by the root of n times as much, while their magnitudes are n times as large. So the unit
     alone bounds sums of four blocks and more: of groups with 16 to 384 terms on an H200, 27 sums of
-    3.7 million were beyond it (WORKLOG.md).
+    3.7 million were beyond it (docs/worklog/epilogues-and-fp8.md).
     """
     blocks = max(1, math.ceil(K / BLOCK))
     unit = _FP8_UNIT * max(1.0, 2 / math.sqrt(blocks))

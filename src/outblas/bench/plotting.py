@@ -207,16 +207,6 @@ def horizontal(axis: Any, names: Sequence[str]) -> None:
     axis.grid(False, axis="y")
 
 
-def logarithmic(axis: Any, side: str) -> None:
-    """Makes one side of an axis, "x" or "y", logarithmic with plain numbers: 0.1, 1, 10."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set(**{f"{side}scale": "log"})
-    ticks = {"x": axis.xaxis, "y": axis.yaxis}[side]
-    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ticks.set_minor_formatter(NullFormatter())
-
-
 @dataclass(frozen=True)
 class Column:
     """Figures that stand right of a chart's rows, one for each, in the colour of their series."""

@@ -242,12 +242,9 @@ def _bare(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
     """Prepares the product without its epilogue, to show the cost of the epilogue. It may be wider
     than the output.
     """
-    return _outblas(
-        operation,
-        a,
-        b,
-        out.new_empty(a.shape[0], b.shape[1]) if out.shape[1] != b.shape[1] else out,
-    )
+    if out.shape[1] != b.shape[1]:
+        out = out.new_empty(a.shape[0], b.shape[1])
+    return _outblas(operation, a, b, out)
 
 
 def _plain(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:

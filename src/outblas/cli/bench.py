@@ -269,8 +269,6 @@ def _grouped(
             )
     if backward and any(workload.form == "terms" for workload in workloads):
         raise ValueError("--shapes has :terms, expected none with --backward, which times both")
-    if not operation.scaling:
-        grouped_providers.check_torch()
     named = [grouped_providers.parse(name, operation) for name in names]
 
     def start(rounds: Mapping[str, int]) -> tuple[Campaign, Sequence[Task]]:
