@@ -86,11 +86,11 @@ def build(
         if (shapes is None) == (model is None):
             raise ValueError("expected --shapes or --model, one of them")
         if shapes is not None:
-            wanted = products.parse_file(shapes)
+            listed = products.parse_file(shapes)
         else:
-            wanted = products.of_model(str(model), rows, tensor_parallel)
+            listed = products.of_model(str(model), rows, tensor_parallel)
         built = building.build(
-            wanted, output, gpu=gpu, store=store, jobs=jobs, say=lambda text: say(text, err=True)
+            listed, output, gpu=gpu, store=store, jobs=jobs, say=lambda text: say(text, err=True)
         )
     size = output.stat().st_size / 2**20
     typer.echo(f"{output}: {number_of(built.kernels, 'kernel')}, {size:.1f} MiB")
