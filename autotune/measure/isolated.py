@@ -255,22 +255,17 @@ class _GpuLock:
         if self._unusable:
             return f"the lock cannot be used: {self._unusable}"
         time.sleep(max(0.0, self._released + 2 * LOCK_PERIOD - time.monotonic()))
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                self._lock.acquire(timeout=0)
-                self._patience = LOCK_SECONDS
-                return ""
-            except filelock.Timeout:
-                pass
-            except (OSError, NotImplementedError, RuntimeError) as error:
-                return f"the lock cannot be used: {error}"
+        try:
+            self._lock.acquire(self._patience, LOCK_PERIOD, cancel_check=self._cancelled)
+        except filelock.Timeout:
             if self._cancelled():
-                raise Cancelled
-            if time.monotonic() >= end:
-                self._patience = LOCK_SECONDS / 100  # until it is free once
-                return f"another process has held the lock of the GPU for {LOCK_SECONDS:g} s"
-            time.sleep(LOCK_PERIOD)
+                raise Cancelled from None
+            self._patience = LOCK_SECONDS / 100  # until it is free once
+            return f"another process has held the lock of the GPU for {LOCK_SECONDS:g} s"
+        except (OSError, RuntimeError) as error:
+            return f"the lock cannot be used: {error}"
+        self._patience = LOCK_SECONDS
+        return ""
 
     def release(self) -> None:
         with contextlib.suppress(OSError):

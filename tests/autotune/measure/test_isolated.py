@@ -143,6 +143,15 @@ def test_drivers_take_turns_on_a_gpu(processes: FakeProcesses) -> None:
     assert sum(a != b for a, b in itertools.pairwise(turns)) >= 5
 
 
+def test_who_waits_for_a_gpu_is_released_when_it_is_cancelled(processes: FakeProcesses) -> None:
+    bench = MeasureWorker("0")
+    with filelock.FileLock(cache.directory() / "gpu-0.lock"):
+        threading.Timer(0.1, bench.cancel).start()
+        with pytest.raises(Cancelled):
+            bench.open(WORKLOAD)
+    assert processes.started == 0
+
+
 @pytest.mark.filterwarnings("ignore:outblas. GPU 0 is measured without its lock")
 def test_a_gpu_is_measured_without_its_lock_where_it_cannot_be_had(
     processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -78,18 +78,13 @@ FEW, MANY = pytest.param((1, 20), id="few"), pytest.param((2, 5), id="many", mar
 
 @pytest.fixture(params=[FEW, MANY])
 def samples(request: pytest.FixtureRequest) -> list[Sample]:
-    """Configs of all kernels, on all machines that they run on, at all shapes."""
-    count, _ = request.param
-    found = sampled(count)
-    assert len(found) > 500 * count
-    return found
-
-
-@pytest.fixture(params=[FEW, MANY])
-def samples_and_cut(request: pytest.FixtureRequest) -> list[Sample]:
-    """The same, and configs of `hopper.gemm` whose CTAs share tiles."""
+    """Configs of all kernels, on all machines that they run on, at all shapes, and configs of
+    `hopper.gemm` whose CTAs share tiles.
+    """
     count, of_so_many = request.param
-    return sampled(count) + cut(of_so_many)
+    configs = sampled(count)
+    assert len(configs) > 500 * count
+    return configs + cut(of_so_many)
 
 
 def us(f: Footprint, asked: Workload, machine: Machine) -> float:

@@ -36,7 +36,6 @@ from outblas.hopper.gemm.kernel import Gemm
 from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
-KEPT_SHAPES = ((4096, 4096, 4096), (1000, 1160, 2048), (40, 1160, 2056), (1160, 40, 2048))
 # Of this many configs, one is looked at; all by `pytest -m slow`.
 some_of_them = pytest.mark.parametrize("of_so_many", [5, pytest.param(1, marks=pytest.mark.slow)])
 

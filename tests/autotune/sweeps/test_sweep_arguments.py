@@ -46,10 +46,10 @@ BAD = [
 def test_a_bad_argument_is_an_error_before_anything_is_measured(
     argument: str, value: Any, message: str, path: Path
 ) -> None:
-    given = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
+    arguments = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
 
     with pytest.raises(ValueError, match=message):
-        sweep(**given)
+        sweep(**arguments)
     assert notes() == []
     assert not path.exists(), "a store was made"
 
@@ -101,5 +101,3 @@ def test_gpus_that_are_not_there_are_an_error(gpus: Any) -> None:
     with pytest.raises(ValueError, match="gpus is"):
         visible_gpus(gpus)
 
-
-# ---- the kernel of these tests
