@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from outblas.base.registry import Kernel
-from outblas.device import rung, tiles
+from outblas.device import launch, tiles
 from outblas.device.work_tile import current_tile, matrix_ptr
 from outblas.kernels import simt_host
 from outblas.kernels.simt_config import SimtConfig
@@ -27,7 +27,7 @@ from outblas.kernels.simt_config import SimtConfig
 Config = SimtConfig
 
 
-@gluon.jit(repr=rung.readable_name)
+@gluon.jit(repr=launch.readable_name)
 def direct(
     a,
     b,

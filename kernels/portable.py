@@ -77,15 +77,6 @@ PACKED = True
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
 
-def _readable_name(specialization: Any) -> str:
-    """Returns the same name as `device.rung.readable_name`, which cannot be used here because it
-    imports Gluon.
-    """
-    tile = specialization.constants["TILE"]
-    dtype = specialization.signature["a"].removeprefix("*")
-    return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def add_product(  # type: ignore[no-untyped-def]
     acc, a_tile, b_tile, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr
@@ -161,7 +152,7 @@ def store_tile(  # type: ignore[no-untyped-def]
         )
 
 
-@triton.jit(repr=_readable_name)  # type: ignore[untyped-decorator]
+@triton.jit(repr=launch.readable_name)  # type: ignore[untyped-decorator]
 def matmul_kernel(  # type: ignore[no-untyped-def]
     a,
     b,

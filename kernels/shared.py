@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from outblas.base import registry
 from outblas.base.registry import Kernel
-from outblas.device import rung, simt, tiles
+from outblas.device import launch, simt, tiles
 from outblas.device.work_tile import current_tile
 from outblas.kernels import simt_host
 from outblas.kernels.simt_config import SimtConfig
@@ -27,7 +27,7 @@ from outblas.kernels.simt_config import SimtConfig
 Config = registry.config_type(SimtConfig, "simt.shared")
 
 
-@gluon.jit(repr=rung.readable_name)
+@gluon.jit(repr=launch.readable_name)
 def staged(
     a,
     b,

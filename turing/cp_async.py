@@ -28,7 +28,7 @@ from triton.experimental.gluon import language as gl
 from outblas.base import registry
 from outblas.base.compat.triton_private import mma
 from outblas.base.registry import Kernel
-from outblas.device import rung, tiles
+from outblas.device import launch, tiles
 from outblas.device.gluon import commit_copies, copy_async, wait_copies
 from outblas.device.work_tile import current_tile
 from outblas.turing import host
@@ -77,7 +77,7 @@ def copy_stage(
     commit_copies()
 
 
-@gluon.jit(repr=rung.readable_name)
+@gluon.jit(repr=launch.readable_name)
 def pipelined(
     a,
     b,

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from outblas.base import registry
 from outblas.base.registry import Kernel
-from outblas.device import rung, tiles
+from outblas.device import launch, tiles
 from outblas.device.gluon import barrier
 from outblas.device.work_tile import current_tile
 from outblas.turing import host
@@ -58,7 +58,7 @@ def fill_stage(
             b_smem.store(gl.load(b_ptr + b_next.offsets, mask=b_mask, other=0.0))
 
 
-@gluon.jit(repr=rung.readable_name)
+@gluon.jit(repr=launch.readable_name)
 def buffered(
     a,
     b,

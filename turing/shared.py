@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from outblas.base import registry
 from outblas.base.registry import Kernel
-from outblas.device import rung, tiles
+from outblas.device import launch, tiles
 from outblas.device.work_tile import current_tile
 from outblas.turing import host
 from outblas.turing.config import TuringConfig
@@ -27,7 +27,7 @@ from outblas.turing.config import TuringConfig
 Config = registry.config_type(TuringConfig, "turing.shared")
 
 
-@gluon.jit(repr=rung.readable_name)
+@gluon.jit(repr=launch.readable_name)
 def staged(
     a,
     b,

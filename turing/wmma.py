@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 
 from outblas.base.compat.triton_private import mma
 from outblas.base.registry import Kernel
-from outblas.device import rung, tiles
+from outblas.device import launch, tiles
 from outblas.device.work_tile import current_tile
 from outblas.turing import host
 from outblas.turing.config import TuringConfig
@@ -28,7 +28,7 @@ from outblas.turing.config import TuringConfig
 Config = TuringConfig
 
 
-@gluon.jit(repr=rung.readable_name)
+@gluon.jit(repr=launch.readable_name)
 def direct(
     a,
     b,

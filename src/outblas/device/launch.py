@@ -343,6 +343,13 @@ def _shift(t: Tensor, offset: int) -> Tensor:
     return torch.as_strided(t, (1,), (1,), t.storage_offset() + offset) if offset else t
 
 
+def readable_name(specialization: Any) -> str:
+    """Returns the kernel's name in profilers: rung, tile and dtype."""
+    tile = specialization.constants["TILE"]
+    dtype = specialization.signature["a"].removeprefix("*")
+    return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
+
+
 def arch_of(device: torch.device) -> int:
     """Returns the compute capability of a device as a number: 90 for sm_90."""
     major, minor = torch.cuda.get_device_capability(device)

@@ -273,13 +273,6 @@ class Rung(ABC, Generic[C]):
         return _compile(self.body, specialization, target, target != arch, device, name)
 
 
-def readable_name(specialization: Any) -> str:
-    """Returns the kernel's name in profilers: rung, tile and dtype."""
-    tile = specialization.constants["TILE"]
-    dtype = specialization.signature["a"].removeprefix("*")
-    return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
-
-
 @cache
 def _compile(
     body: Any,
