@@ -122,10 +122,7 @@ class FusedProduct:
 
 
 class GroupedProduct:
-    """The products of all groups on one device.
-
-    Without torch's own function, of torch 2.10, nothing can be timed: AttributeError says so.
-    """
+    """The products of all groups on one device: the operands, torch's call, and the kernel's."""
 
     def __init__(self, workload: Workload, device: str) -> None:
         groups = workload.grouped

@@ -38,8 +38,7 @@ def ranker() -> Ranker:
     except (ImportError, OSError) as error:
         raise ImportError(
             "ranker 'heuristics' needs nvidia-matmul-heuristics, which cannot be loaded "
-            f"({error}): "
-            "pip install 'outblas[heuristics]'"
+            f"({error}): pip install 'outblas[heuristics]'"
         ) from None
     libraries: dict[tuple[str, str], Any] = {}
 

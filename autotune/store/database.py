@@ -390,8 +390,8 @@ def _transaction(connection: sqlite3.Connection, begin: str, operation: Operatio
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Returns whether the file is malformed or none of SQLite; other errors have subclasses, as
-    has a text that is none.
+    """Returns whether the file is malformed or not SQLite's, or has a text that is not UTF-8. For
+    other errors SQLite raises subclasses of DatabaseError.
     """
     return type(error) is sqlite3.DatabaseError or "decode to UTF-8" in str(error)
 

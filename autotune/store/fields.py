@@ -59,8 +59,8 @@ def checked(kind: type[T], fields: object, place: str) -> T:
     types_of = _types(kind)  # type: ignore[arg-type]
     check_names(fields, types_of, place)
     values = {
-        name: _checked_value(wanted, fields[name], f"{place}.{name}")
-        for name, wanted in types_of.items()
+        name: _checked_value(annotation, fields[name], f"{place}.{name}")
+        for name, annotation in types_of.items()
     }
     for name, value in values.items():
         _check_range(name, value, f"{place}.{name}")
@@ -84,25 +84,25 @@ def _types(kind: type) -> Mapping[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _checked_value(wanted: Any, value: Any, place: str) -> Any:
+def _checked_value(annotation: Any, value: Any, place: str) -> Any:
     """Returns a value in the form that a field of this type has."""
-    origin, choices = typing.get_origin(wanted), typing.get_args(wanted)
-    if dataclasses.is_dataclass(wanted):
-        return checked(typing.cast(type, wanted), value, place)
+    origin, choices = typing.get_origin(annotation), typing.get_args(annotation)
+    if dataclasses.is_dataclass(annotation):
+        return checked(typing.cast(type, annotation), value, place)
     if origin is types.UnionType:  # a type or None
         return None if value is None else _checked_value(choices[0], value, place)
     if origin is Literal:
         valid, expected = value in choices, f"one of {', '.join(choices)}"
     elif origin is tuple:
         if type(value) is list:
-            listed = enumerate(value)
-            return tuple(checked(Finalist, each, f"{place}[{i}]") for i, each in listed)
+            parts = enumerate(value)
+            return tuple(checked(Finalist, part, f"{place}[{i}]") for i, part in parts)
         valid, expected = False, "a list"
-    elif wanted is float:
+    elif annotation is float:
         valid = type(value) in (int, float) and math.isfinite(value)
         expected = "a finite number"
     else:
-        valid, expected = type(value) is wanted, f"a value of type {wanted.__name__}"
+        valid, expected = type(value) is annotation, f"a value of type {annotation.__name__}"
     if not valid:
         raise ValueError(f"{place} is {shown(value)}, expected {expected}")
     return value

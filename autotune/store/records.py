@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from outblas.base.grouped_shapes import ROWS_LAYOUTS, TERMS_LAYOUT, GroupedWorkload, Grouping
 from outblas.base.shapes import LAYOUTS, Shape, to_text
@@ -36,7 +36,6 @@ Status = Literal[
     "device lost",  # an illegal access or another error after which the context is unusable
     "out of memory",
 ]
-STATUSES: tuple[Status, ...] = get_args(Status)
 # Statuses that may be caused by circumstances and not by the config: a machine short of memory, a
 # driver that was reset, a compiler that was killed. A later "ok" or "wrong" replaces them.
 CIRCUMSTANTIAL = frozenset[Status](
@@ -433,8 +432,3 @@ class BestConfig:
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def to_record(value: Trial | BestConfig) -> dict[str, Any]:
-    """Returns the record as a JSON object."""
-    return dataclasses.asdict(value)

@@ -109,10 +109,10 @@ def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
             )
         models.setdefault(winner.gpu.model, []).append(winner)
     tables: dict[Path, Table] = {}
-    for _, found in sorted(models.items()):
-        gpu = max(found, key=lambda winner: winner.when).gpu
+    for _, group in sorted(models.items()):
+        gpu = max(group, key=lambda winner: winner.when).gpu
         path, old = _table_at(folder, gpu, tables)
-        table = _best_of(found, gpu, lambda winner: (winner.ratio, winner.when))
+        table = _best_of(group, gpu, lambda winner: (winner.ratio, winner.when))
         entries = {entry.place: entry for entry in (*old, *table.entries)}
         tables[path] = Table(gpu, tuple(entries.values()))
     contents = {path: to_bytes(table) for path, table in tables.items()}
@@ -153,7 +153,7 @@ def _best_of(winners: Iterable[BestConfig], gpu: Gpu, key: Any) -> Table:
 
 
 def _table_at(
-    folder: Path, gpu: Gpu, taken: Mapping[Path, Table]
+    folder: Path, gpu: Gpu, written: Mapping[Path, Table]
 ) -> tuple[Path, tuple[Entry, ...]]:
     """Returns the file of a GPU's model and its contents. The name is NAME.json, or includes the
     number of SMs if another model has that file.
@@ -162,11 +162,11 @@ def _table_at(
     for stem in (name, f"{name}_{gpu.sms}_SMs"):
         path = folder / f"{stem}.json"
         try:
-            there = taken.get(path) or (read_table(path) if path.exists() else None)
+            table = written.get(path) or (read_table(path) if path.exists() else None)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        if there is None or there.gpu.model == gpu.model:
-            return path, there.entries if there else ()
+        if table is None or table.gpu.model == gpu.model:
+            return path, table.entries if table else ()
     raise ValueError(
         f"{path} is of another GPU than {gpu.name!r}, expected none or one of that name"
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from support.stored import WORKLOAD
 from support.tuning_reports import SWEPT, winner
 
 from outblas.autotune import Store
-from outblas.autotune.store.records import to_record
 from outblas.autotune.sweeps.outcome import Failure, Sweep
 from outblas.cli import tune_result
 
@@ -88,7 +88,7 @@ def test_a_sweep_and_its_winner_have_the_keys_that_are_documented() -> None:
     sweep = Sweep(failures=[Failure(WORKLOAD, "an example")], store=Path("tuning.sqlite"))
 
     assert not json_schemas.problems(tune_result.record(sweep), "outblas tune")
-    assert not json_schemas.problems(to_record(winner()), "best config")
+    assert not json_schemas.problems(asdict(winner()), "best config")
 
 
 @pytest.mark.parametrize("path", TIMES, ids=lambda path: path.stem)

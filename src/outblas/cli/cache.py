@@ -7,6 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,7 +123,7 @@ def show(
 
     The winner of the finals is marked. Trials that failed come last, each with the reason.
     """
-    from outblas.autotune.store.records import PRECISIONS, to_record
+    from outblas.autotune.store.records import PRECISIONS
     from outblas.autotune.store.store import Selection
 
     with usage_errors():
@@ -142,8 +143,8 @@ def show(
             selection = Selection(names, shapes, dtype, layout)
             chosen, total = opened.select(selection, limit or (None if json else SHOWN))
             winners = {
-                (each.gpu.key, each.workload, each.kernel, each.source, each.config)
-                for each in opened.select_winners(selection)
+                (best.gpu.key, best.workload, best.kernel, best.source, best.config)
+                for best in opened.select_winners(selection)
             }
 
     def show_trials() -> None:
@@ -160,7 +161,7 @@ def show(
         more = "; --limit shows more" if limit is None and len(chosen) < total else ""
         note(f"{len(chosen)} of {total} trials{more}", None)
 
-    give([to_record(trial) for trial in chosen], show_trials, json=json)
+    give([asdict(trial) for trial in chosen], show_trials, json=json)
 
 
 @app.command()
@@ -193,7 +194,7 @@ def export(
     from outblas.autotune.store.tables import own_tables
 
     with usage_errors(OSError, StoreError):
-        names, wanted = split(kernels), parse_shapes(shapes, least=1) if shapes else []
+        names, sizes = split(kernels), parse_shapes(shapes, least=1) if shapes else []
         if ship:
             file = file or own_tables()
         elif file is None:
@@ -202,7 +203,7 @@ def export(
             check_writable(file, "FILE")
         with _opened(store) as opened:
             _check_kernels(names, opened)
-            selection = Selection(names, wanted)
+            selection = Selection(names, sizes)
             if ship:
                 _ship(opened.select_winners(selection), file)
             else:
@@ -432,9 +433,9 @@ def _trial_cells(trial: Trial, *, won: bool) -> tuple[object, ...]:
 
 def _check_kernels(names: Iterable[str], store: Store) -> None:
     """Raises ValueError for a kernel that is neither registered nor in the store."""
-    known = store.kernels()
+    stored = store.kernels()
     for name in names:
-        if name not in known:
+        if name not in stored:
             registry.find(name)
 
 

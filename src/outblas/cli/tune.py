@@ -246,7 +246,7 @@ def tune(
 def _check_modes(dry_run: bool, explain: str | None, report: bool, **more: object) -> None:
     """Raises ValueError for options that exclude one another, or that need another."""
     modes = {"--dry-run": dry_run, "--explain": explain is not None, "--report": report}
-    chosen = [name for name, wanted in modes.items() if wanted]
+    chosen = [name for name, is_set in modes.items() if is_set]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)} are given, expected one of them")
     for name, value in more.items():

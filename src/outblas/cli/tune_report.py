@@ -46,11 +46,11 @@ def report(
     with usage_errors(OSError):
         check_files(save, html, chart)
         trials, winners = _load(store, source)
-        left = _selected(trials, texts)
+        selected = _selected(trials, texts)
         kernel, workload, gpu = Counter(
-            (trial.kernel, trial.workload, trial.gpu.name) for trial in left
+            (trial.kernel, trial.workload, trial.gpu.name) for trial in selected
         ).most_common(1)[0][0]
-        facts = next(trial.gpu for trial in left if trial.gpu.name == gpu)
+        facts = next(trial.gpu for trial in selected if trial.gpu.name == gpu)
         result = model.build(
             trials,
             winners,
@@ -109,22 +109,22 @@ def _selected(trials: Sequence[Trial], texts: Mapping[str, str | None]) -> list[
     nothing.
     """
     shapes = texts["shapes"]
-    wanted = {**texts, "shapes": to_text(one_shape(shapes)) if shapes else None}
-    left = list(trials)
+    values = {**texts, "shapes": to_text(one_shape(shapes)) if shapes else None}
+    selected = list(trials)
     for option in ("kernels", "shapes", "dtype", "layout", "weights", "epilogue", "gpu"):
-        value = wanted[option]
-        values = {_field(trial, option) for trial in left}
-        if value is not None and value not in values and option == "gpu":
-            parts = [name for name in values if value.lower() in name.lower()]
+        value = values[option]
+        present = {_field(trial, option) for trial in selected}
+        if value is not None and value not in present and option == "gpu":
+            parts = [name for name in present if value.lower() in name.lower()]
             value = parts[0] if len(parts) == 1 else value
         if value is not None:
-            left = [trial for trial in left if _field(trial, option) == value]
-        if not left:
+            selected = [trial for trial in selected if _field(trial, option) == value]
+        if not selected:
             raise ValueError(
                 f"--{option} is {value!r}, expected one that has trials: "
-                f"{', '.join(sorted(values))}"
+                f"{', '.join(sorted(present))}"
             )
-    return left
+    return selected
 
 
 def _field(trial: Trial, option: str) -> str:

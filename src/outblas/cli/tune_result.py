@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from outblas.base.shapes import to_text
@@ -108,13 +109,11 @@ def _confidence(winner: BestConfig) -> str:
 
 def record(sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON has it."""
-    from outblas.autotune.store.records import to_record
-
     return {
         "seconds": sweep.seconds,
         "store": str(sweep.store),
         "finished": sweep.finished,
-        "winners": [to_record(winner) for winner in sweep.winners],
+        "winners": [asdict(winner) for winner in sweep.winners],
         "outcomes": [_outcome_record(outcome) for outcome in sweep.outcomes],
         "failures": [
             {"workload": str(failure.workload), "reason": failure.reason}

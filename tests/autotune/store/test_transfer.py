@@ -6,7 +6,7 @@ import json
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,11 +16,11 @@ from support.stored import H200, OTHER, failed, fill, trial, winner
 from outblas.autotune.store import fields, transfer
 from outblas.autotune.store.records import (
     PRECISIONS,
-    STATUSES,
     WEIGHTS,
     BestConfig,
     Finalist,
     Gpu,
+    Status,
     Trial,
     Workload,
 )
@@ -63,7 +63,7 @@ winners = st.builds(
     ).map(tuple),
 )
 trials = st.builds(Trial, **places, status=st.just("ok"), us=positive) | st.builds(
-    Trial, **places, status=st.sampled_from(STATUSES[1:]), reason=texts
+    Trial, **places, status=st.sampled_from(get_args(Status)[1:]), reason=texts
 )
 
 

@@ -100,4 +100,3 @@ def test_gpus_are_named_as_cuda_is_told_of_them(
 def test_gpus_that_are_not_there_are_an_error(gpus: Any) -> None:
     with pytest.raises(ValueError, match="gpus is"):
         visible_gpus(gpus)
-
