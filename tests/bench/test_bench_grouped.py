@@ -44,9 +44,9 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def scaled_mm(monkeypatch: pytest.MonkeyPatch) -> ScaledMm:
     """What stands for `torch._scaled_mm`."""
-    made = ScaledMm()
-    monkeypatch.setattr(grouped_providers, "cublas_scaled_mm", made)
-    return made
+    stub = ScaledMm()
+    monkeypatch.setattr(grouped_providers, "cublas_scaled_mm", stub)
+    return stub
 
 
 def parsed(name: str, task: GroupedTask) -> GroupedProvider:
@@ -402,9 +402,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> VirtualGpu:
     """A virtual device, which the bench times, and operands that nobody reads."""
     device = VirtualGpu()
     install(device, monkeypatch)
-    made = tuple(torch.empty(1, dtype=torch.bfloat16) for _ in range(3))
+    operands = tuple(torch.empty(1, dtype=torch.bfloat16) for _ in range(3))
     for task in (GroupedTask, ScaledTask):
-        monkeypatch.setattr(task, "operands", lambda *_: made)
+        monkeypatch.setattr(task, "operands", lambda *_: operands)
     return device
 
 
@@ -421,11 +421,11 @@ def test_ratios_are_those_to_torch(gpu: VirtualGpu) -> None:
     base = provider(gpu, "torch", 200.0, trusted=True)
     ours = provider(gpu, "ours", 150.0, trusted=True)
 
-    found = records(Campaign([base, ours], FP16), ROWS)["ours burst"]
+    timed = records(Campaign([base, ours], FP16), ROWS)["ours burst"]
 
-    assert found.ratio == pytest.approx(200 / 150)
-    assert found.tflops == pytest.approx(2 * 100 * 64 * 32 / 150e-6 / 1e12)
-    assert found.gbs == pytest.approx(ROWS.bytes_moved(FP16) / 150e-6 / 1e9)
+    assert timed.ratio == pytest.approx(200 / 150)
+    assert timed.tflops == pytest.approx(2 * 100 * 64 * 32 / 150e-6 / 1e12)
+    assert timed.gbs == pytest.approx(ROWS.bytes_moved(FP16) / 150e-6 / 1e9)
 
 
 @TASKS
@@ -433,13 +433,13 @@ def test_a_record_says_which_groups_were_timed(task: GroupedTask, gpu: VirtualGp
     operation = OPERATIONS[task]
     campaign = Campaign([provider(gpu, "torch", 200.0, trusted=True)], operation)
 
-    found = records(campaign, task)["torch burst"]
+    timed = records(campaign, task)["torch burst"]
 
-    assert found.workload == task.workload
-    assert found.dtype == operation.dtype
-    assert (found.shape, found.layout) == (task.shape, task.layout)
-    assert not found.is_plain
-    assert row(found)[0] == str(task.workload)
+    assert timed.workload == task.workload
+    assert timed.dtype == operation.dtype
+    assert (timed.shape, found.layout) == (task.shape, task.layout)
+    assert not timed.is_plain
+    assert row(timed)[0] == str(task.workload)
 
 
 def test_nothing_is_timed_without_the_base_but_said(gpu: VirtualGpu) -> None:
@@ -450,11 +450,11 @@ def test_nothing_is_timed_without_the_base_but_said(gpu: VirtualGpu) -> None:
 
     base = GroupedProvider("torch", "", prepare, trusted=True)
 
-    found = records(Campaign([base, provider(gpu, "ours", 1.0, trusted=True)], FP16), ROWS)
+    timed = records(Campaign([base, provider(gpu, "ours", 1.0, trusted=True)], FP16), ROWS)
 
-    assert found["torch burst"].check == "failed: RuntimeError: expected bfloat16"
-    assert not found["torch burst"].passed
-    assert found["ours burst"].us is None
+    assert timed["torch burst"].check == "failed: RuntimeError: expected bfloat16"
+    assert not timed["torch burst"].passed
+    assert timed["ours burst"].us is None
 
 
 def test_what_torch_refuses_is_said_and_no_failure(
@@ -515,15 +515,15 @@ def test_only_the_same_groups_are_compared() -> None:
         ),
         (["--kernels", "deepgemm"], "--kernels has 'deepgemm', expected"),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_grouped_products_lack_is_refused(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    known = ["--op", "grouped", "--shapes", "moe:mixtral-8x7b"]
+    options = ["--op", "grouped", "--shapes", "moe:mixtral-8x7b"]
 
-    refuses(message, "bench", *known, *arguments)
+    refuses(message, "bench", *options, *arguments)
 
 
 def test_an_operation_that_is_none_is_refused() -> None:

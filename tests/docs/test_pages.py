@@ -36,8 +36,7 @@ def name(page: Path) -> str:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty working folder, from which modules are imported, and an empty cache; what an example
-    says to Inductor and to the environment ends with
-    the test.
+    says to Inductor and to the environment ends with the test.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

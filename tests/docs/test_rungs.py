@@ -44,6 +44,6 @@ def test_a_page_shows_figures_config_code_and_diff(name: str, parts: tuple[str, 
 @pytest.mark.compile
 @pytest.mark.parametrize(("name", "text"), CONFIGS)
 def test_a_config_to_try_differs_from_the_rungs_own(name: str, text: str) -> None:
-    own = registry.load(name).Config()
+    default = registry.load(name).Config()
 
-    assert configs.from_text(type(own), text) != own
+    assert configs.from_text(type(default), text) != default

@@ -163,8 +163,8 @@ def test_a_plain_variant_is_the_call_that_inspect_compiles(layout: str, out_dtyp
         kernel="hopper.gemm", arch=90, layout=layout, out_dtype=out_dtype, shape=(64, 72, 80)
     )
 
-    wanted = torch.float32 if out_dtype else None
-    assert problem(plain) == example(torch.bfloat16, wanted, layout, (64, 72, 80))
+    result = torch.float32 if out_dtype else None
+    assert problem(plain) == example(torch.bfloat16, result, layout, (64, 72, 80))
 
 
 def test_a_variant_may_have_everything() -> None:
