@@ -73,8 +73,8 @@ class FP8Linear(torch.nn.Module):
         self.weight = Parameter(weight, requires_grad=False)
         self.weight_scale_inv = Parameter(scale, requires_grad=False)
         self.bias: Parameter | None
-        given = Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
-        self.register_parameter("bias", given)
+        zeros = Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", zeros)
 
     @classmethod
     def from_fp8(
@@ -170,9 +170,9 @@ class FP8Linear(torch.nn.Module):
 
 def check(weight: Any, scale: Any, bias: Any) -> None:
     """Raises TypeError or OperandError for tensors that are not those of a layer."""
-    given = {"weight": weight, "weight_scale_inv": scale}
-    given |= {} if bias is None else {"bias": bias}
-    for name, t in given.items():
+    tensors = {"weight": weight, "weight_scale_inv": scale}
+    tensors |= {} if bias is None else {"bias": bias}
+    for name, t in tensors.items():
         check_tensor(name, t)
         if t.device != weight.device:
             raise OperandError(f"{name} is on {t.device} but weight is on {weight.device}")
@@ -184,7 +184,7 @@ def check(weight: Any, scale: Any, bias: Any) -> None:
         ("weight_scale_inv", (torch.float32,), (blocks(N), blocks(K))),
         ("bias", DTYPES, (N,)),
     ):
-        t = given.get(name)
+        t = tensors.get(name)
         if t is None:
             continue
         if t.dtype not in dtypes:
@@ -210,9 +210,9 @@ def product(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
     if input.device != weight.device:
         raise OperandError(f"input is on {input.device}, expected {weight.device}, as the weight")
     rows = input.reshape(-1, input.shape[-1])
-    given = rows, weight.detach(), scale.detach(), bias
+    operands = rows, weight.detach(), scale.detach(), bias
     is_recorded = requires_grad(input, bias) or has_tangent(input, bias) or is_transformed()
-    out = (_with_gradients if is_recorded else _computed)(*given)
+    out = (_with_gradients if is_recorded else _computed)(*operands)
     return out.view(*input.shape[:-1], weight.shape[0])
 
 
