@@ -437,7 +437,7 @@ def test_a_record_says_which_groups_were_timed(task: GroupedTask, gpu: VirtualGp
 
     assert timed.workload == task.workload
     assert timed.dtype == operation.dtype
-    assert (timed.shape, found.layout) == (task.shape, task.layout)
+    assert (timed.shape, timed.layout) == (task.shape, task.layout)
     assert not timed.is_plain
     assert row(timed)[0] == str(task.workload)
 
