@@ -110,8 +110,6 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Without:
 def test_without_its_name_products_of_fp8_are_torchs_public_ones(
     without: Without, per: str
 ) -> None:
-    if not hasattr(torch.nn.functional, "scaled_mm"):
-        pytest.skip(f"torch {torch.__version__} has no public scaled_mm, and has the private one")
     fresh = without(torch_private, "torch:_scaled_mm")
     a, b = fp8_operands(16, 32, 64)
     scales = (torch.rand(16, 1), torch.rand(1, 32)) if per == "row" else (torch.rand(()),) * 2

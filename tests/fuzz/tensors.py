@@ -8,7 +8,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-NARROW = 65504.0  # the largest float16
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-45, 1e30, 1.0]
 
 

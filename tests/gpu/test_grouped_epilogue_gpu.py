@@ -91,10 +91,10 @@ def test_gradients(activation: str, dtype: torch.dtype) -> None:
         result = call.replaced(**wide).expected()
         expected = torch.autograd.grad(result[defined].sum(), list(wide.values()))
 
-        found = [gradients(call.on("cuda"), leaves, defined.cuda()) for _ in range(2)]
+        runs = [gradients(call.on("cuda"), leaves, defined.cuda()) for _ in range(2)]
 
         tolerance = 0.1 if dtype == BF16 else 1e-3
-        for name, one, again, other in zip(leaves, *found, expected, strict=True):
+        for name, one, again, other in zip(leaves, *runs, expected, strict=True):
             assert torch.equal(one, again), name
             torch.testing.assert_close(
                 one.cpu().double(), other, rtol=tolerance, atol=tolerance * EXTENT, msg=name

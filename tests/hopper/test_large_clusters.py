@@ -84,9 +84,9 @@ def test_the_probes_of_a_plan_are_in_a_pack(
 
     gemm.plan(given, config)
 
-    wanted = {*loaded, *map(smid_probe.ProbeVariant, probed)}
+    variants = {*loaded, *map(smid_probe.ProbeVariant, probed)}
     assert set(probed) == {1, 4, 8}
-    assert wanted <= set(gemm.pack_variants(given, config, machines.find("H100")))
+    assert variants <= set(gemm.pack_variants(given, config, machines.find("H100")))
 
 
 def test_a_grouped_plan_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from outblas.core.artifact import Artifact
 from outblas.inspect import machine_code
 
 NOTHING_SPILT = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-# By which a product gets to a tensor core; SASS has HMMA, HGMMA, LDSM and others for them.
-TENSOR_CORE = ("mma", "wgmma", "ldmatrix", "stmatrix")
 
 
 def require(artifact: Artifact, *, has: Sequence[str] = (), lacks: Sequence[str] = ()) -> None:

@@ -27,23 +27,6 @@ from outblas.core.problem import Problem
 
 C = TypeVar("C")
 
-# What becomes of a config with a fault: of its measurement, and where it is compiled ahead.
-MEASURED = {
-    "hang": "hang",
-    "segfault": "crash",
-    "exit": "crash",
-    "wrong": "wrong",
-    "raise": "failed",
-    "oom": "out of memory",
-    "refuse": "refused",
-}
-COMPILED = {
-    "compile-hang": "compile timeout",
-    "compile-segfault": "compile crash",
-    "compile-memory": "compile crash",
-    "compile-raise": "failed",
-}
-
 
 @dataclass(frozen=True)
 class Config:

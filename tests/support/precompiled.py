@@ -27,7 +27,6 @@ from outblas.verify.call import prepare
 from outblas.verify.cases import Case
 
 KERNEL = "hopper.gemm"
-SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 SMS = (
     torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 )

@@ -7,7 +7,6 @@ names there: both then take one compile.
 import pytest
 
 from outblas.base import registry
-from outblas.inspect import Inspection, read
 from tools import machine_code
 from tools.machine_code import KernelVariant
 
@@ -76,12 +75,6 @@ IN_CI = {
 def variant(name: str) -> KernelVariant:
     """A variant of the snapshot."""
     return machine_code.variant(ENTRIES[name])
-
-
-def inspected(name: str) -> Inspection:
-    """What a variant of the snapshot compiles to now."""
-    recorded = variant(name)
-    return read(machine_code.compile_variant(recorded), recorded.shape)
 
 
 def parameter(name: str, *values: object) -> object:

@@ -179,20 +179,20 @@ def test_nothing_is_added_outside_of_the_context(added: list[bool]) -> None:
     assert torch.equal(layer.weight.grad, 2 * torch.ones(6, 4).t() @ x)
 
 
-@pytest.mark.parametrize("wanted", ["weight", "x", "both", "output"])
-def test_autograd_grad_returns_gradients_and_adds_none(wanted: str, added: list[bool]) -> None:
+@pytest.mark.parametrize("leaves", ["weight", "x", "both", "output"])
+def test_autograd_grad_returns_gradients_and_adds_none(leaves: str, added: list[bool]) -> None:
     layer, x = layer_of(5, 4), integers(6, 5).requires_grad_()
     before = layer.weight.grad = integers(4, 5)
     unchanged = before.clone()
     with accumulate_gradients():
         y = layer(x)
-    of = {"weight": [layer.weight], "x": [x], "both": [x, layer.weight], "output": [y]}[wanted]
+    of = {"weight": [layer.weight], "x": [x], "both": [x, layer.weight], "output": [y]}[leaves]
 
     returned = dict(zip(map(id, of), torch.autograd.grad(y.sum(), of), strict=True))
 
     assert torch.equal(before, unchanged)
     assert True not in added
-    if wanted in ("weight", "both"):
+    if leaves in ("weight", "both"):
         assert torch.equal(returned[id(layer.weight)], torch.ones(6, 4).t() @ x)
 
 

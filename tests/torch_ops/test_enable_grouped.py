@@ -229,17 +229,17 @@ def divided(dimension: str, mean: int, *, groups: int = 8) -> Product:
     return Product("_grouped_mm", 1, M, N, K, BF16, groups, dimension)
 
 
-@pytest.mark.parametrize("known", SLOWER, ids=str)
-def test_a_class_that_was_slower_is_taken_by_those_who_accept_its_gain(known: Slower) -> None:
-    within = divided(known.divided, known.above + 1, groups=known.groups)
+@pytest.mark.parametrize("slower", SLOWER, ids=str)
+def test_a_class_that_was_slower_is_taken_by_those_who_accept_its_gain(slower: Slower) -> None:
+    within = divided(slower.divided, slower.above + 1, groups=slower.groups)
 
     assert slower_reason(within, 1.0)
-    assert slower_reason(within, known.gain) == ""
+    assert slower_reason(within, slower.gain) == ""
     assert slower_reason(within, 0) == ""
 
 
 @pytest.mark.parametrize(
-    ("given", "is_slower"),
+    ("product", "is_slower"),
     [
         (divided("M", 129, groups=256), True),
         (divided("M", 128, groups=256), False),
@@ -251,10 +251,10 @@ def test_a_class_that_was_slower_is_taken_by_those_who_accept_its_gain(known: Sl
         (divided("K", 33, groups=8), False),
         (divided("K", 2, groups=128), False),
     ],
-    ids=lambda given: f"{given.groups} {given.divided}" if isinstance(given, Product) else "",
+    ids=lambda value: f"{value.groups} {value.divided}" if isinstance(value, Product) else "",
 )
-def test_classes_end_where_nothing_slower_was_measured(given: Product, is_slower: bool) -> None:
-    assert bool(slower_reason(given, 1.0)) == is_slower
+def test_classes_end_where_nothing_slower_was_measured(product: Product, is_slower: bool) -> None:
+    assert bool(slower_reason(product, 1.0)) == is_slower
 
 
 WRONG: dict[str, Callable[[], Tensor]] = {

@@ -23,7 +23,6 @@ Tensor = torch.Tensor
 E4M3, E5M2, BF16, F32 = fp8.E4M3, fp8.E5M2, torch.bfloat16, torch.float32
 BOTH = E4M3, E5M2
 OPERATORS = "_scaled_mm", "_scaled_mm.out", "_scaled_mm_v2", "_scaled_mm_v2.out"
-BY_RECIPE = pytest.mark.skipif(not hasattr(F, "scaled_mm"), reason="torch 2.10 has it first")
 
 
 def rules(**changes: Any) -> Rules:
@@ -85,13 +84,10 @@ TAKEN: dict[str, Callable[[], Tensor]] = {
     "bias": lambda: multiply(bias=BIAS),
     "e5m2": lambda: multiply(A_E5M2),
     "out": lambda: multiply(out=torch.full((6, 16), 7.0).to(BF16)),
+    "recipes": by_recipe,
+    "recipes, fast": lambda: by_recipe(use_fast_accum=True),
+    "recipes, bias": lambda: by_recipe(bias=BIAS),
 }
-if hasattr(F, "scaled_mm"):
-    TAKEN |= {
-        "recipes": by_recipe,
-        "recipes, fast": lambda: by_recipe(use_fast_accum=True),
-        "recipes, bias": lambda: by_recipe(bias=BIAS),
-    }
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -110,8 +106,7 @@ def test_a_product_is_computed_by_a_plan_and_is_torchs(name: str, planned: Plann
 
 def test_a_scale_for_each_row_and_column_reaches_the_plan(planned: Planned) -> None:
     """torch has such products on a GPU only. Both functions share a plan."""
-    calls = [lambda: multiply(A, B, ROWS, COLUMNS)]
-    calls += [lambda: by_recipe(ROWS, COLUMNS)] * hasattr(F, "scaled_mm")
+    calls = [lambda: multiply(A, B, ROWS, COLUMNS), lambda: by_recipe(ROWS, COLUMNS)]
 
     with aten._enable(rules()):
         got = [call() for call in calls]
@@ -154,11 +149,10 @@ def test_scales_of_blocks_reach_the_plan(pair: tuple[str, str], planned: Planned
 
     with aten._enable(rules()):
         got = [multiply(LARGE_A, LARGE_B, of_a, of_b.t(), out_dtype=F32) for _ in range(2)]
-        if hasattr(F, "scaled_mm"):
-            kinds = [F.ScalingType(RECIPES[recipe]) for recipe in pair]
-            scale_a, scale_b = map(padded_as_torch_wants, (of_a, of_b), pair)
-            recipes = scale_a, kinds[0], scale_b, kinds[1]
-            got.append(F.scaled_mm(LARGE_A, LARGE_B, *recipes, output_dtype=F32))
+        kinds = [F.ScalingType(RECIPES[recipe]) for recipe in pair]
+        scale_a, scale_b = map(padded_as_torch_wants, (of_a, of_b), pair)
+        recipes = scale_a, kinds[0], scale_b, kinds[1]
+        got.append(F.scaled_mm(LARGE_A, LARGE_B, *recipes, output_dtype=F32))
 
     assert all(torch.equal(result.double(), exact) for result in got)
     assert planned.runs == len(got)
@@ -167,8 +161,8 @@ def test_scales_of_blocks_reach_the_plan(pair: tuple[str, str], planned: Planned
 
 def with_blocks(pair: tuple[str, str] = PAIRS[0], **changes: Any) -> Tensor:
     of_a, of_b = stored_scales(pair)
-    given: dict[str, Any] = {"scale_a": of_a, "scale_b": of_b.t(), "out_dtype": BF16} | changes
-    return torch._scaled_mm(LARGE_A, LARGE_B, **given)
+    arguments: dict[str, Any] = {"scale_a": of_a, "scale_b": of_b.t(), "out_dtype": BF16} | changes
+    return torch._scaled_mm(LARGE_A, LARGE_B, **arguments)
 
 
 def unpadded() -> Tensor:
@@ -238,9 +232,9 @@ def test_without_a_gpu_torch_computes_it() -> None:
 
 
 def scales_by(**changes: Any) -> Any:
-    given: dict[str, Any] = {"scale_a": [HALF], "recipe_a": [0], "swizzle_a": []}
-    given |= {"scale_b": [COLUMNS], "recipe_b": [1], "swizzle_b": [0], "contraction": [1, 0]}
-    return scales_of(A, B, **given | changes)
+    arguments: dict[str, Any] = {"scale_a": [HALF], "recipe_a": [0], "swizzle_a": []}
+    arguments |= {"scale_b": [COLUMNS], "recipe_b": [1], "swizzle_b": [0], "contraction": [1, 0]}
+    return scales_of(A, B, **arguments | changes)
 
 
 OTHER_RECIPES: list[dict[str, Any]] = [
@@ -332,7 +326,6 @@ def test_products_on_a_gpu_are_exact(
 
 
 @pytest.mark.gpu
-@BY_RECIPE
 def test_a_call_with_recipes_on_a_gpu_is_exact(on_a_gpu: Enabled) -> None:
     a, b, rows, columns = to_gpu(A, B, ROWS, COLUMNS)
     recipe = F.ScalingType.RowWise

@@ -173,14 +173,14 @@ def test_weights_in_the_dtype_of_the_result_have_gradients_in_it() -> None:
     call = draw("ragged_m", *ALL, activation="relu")
     weights = call.tensors["scatter_weights"].bfloat16()
     ours, (leaf,) = with_leaves(call.replaced(scatter_weights=weights), "scatter_weights")
-    theirs, (wanted,) = with_leaves(ours, "scatter_weights")
+    theirs, (copy,) = with_leaves(ours, "scatter_weights")
     want = theirs.expected()
     defined = ~want.isnan()
 
     ours.run()[defined].float().sum().backward()
     want[defined].sum().backward()
 
-    assert torch.equal(leaf.grad, wanted.grad), "integers, so exact in fp32"
+    assert torch.equal(leaf.grad, copy.grad), "integers, so exact in fp32"
 
 
 def test_a_bias_in_float32_has_a_gradient_in_float32() -> None:
@@ -225,8 +225,8 @@ def test_gradients_by_torch_func() -> None:
     got = torch.func.grad(loss, argnums=(0, 1))(*given)
 
     leaves = [t.clone().requires_grad_() for t in given]
-    for ours, wanted in zip(got, torch.autograd.grad(loss(*leaves), leaves), strict=True):
-        assert torch.equal(ours, wanted)
+    for ours, expected in zip(got, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_a_forward_pass_that_needs_no_x_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
