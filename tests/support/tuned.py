@@ -1,9 +1,9 @@
 """The portable kernel, to be tuned on a cluster: it notes on which actor it is measured, and kills
 that where a file says so.
 
-In the folder that `FOLDER` names: "actors" gets the process of each actor; while "deadly" is there
-they die of every config; "kill-32x32x32" makes the actor of that shape die, once, while its third
-config is measured, which "victim" names from then on.
+In the folder that `FOLDER` names: "actors" gets the process of each actor; "kill-32x32x32" makes
+the actor of that shape die, once, while its third config is measured, which "victim" names from
+then on.
 """
 
 import os
@@ -55,7 +55,7 @@ def plan(problem: Problem, config: Config) -> Launch:
     shape = f"{problem.M}x{problem.N}x{problem.K}"
     _planned[shape] += 1
     once = _folder() / f"kill-{shape}"
-    if (_planned[shape] == 3 and once.exists()) or (_folder() / "deadly").exists():
+    if _planned[shape] == 3 and once.exists():
         (_folder() / "victim").write_text(to_text(config))
         once.unlink(missing_ok=True)
         os.kill(actor, signal.SIGKILL)

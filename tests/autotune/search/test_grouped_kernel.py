@@ -10,7 +10,7 @@ import pytest
 from outblas.autotune.search import cost_model, gpu, prune
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.plan import Plan, plan
-from outblas.autotune.search.target import HOPPER_GROUPED, of
+from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store.records import Workload
 from outblas.base.grouped_shapes import GroupedWorkload, parse
 from outblas.hopper.gemm import group_host as host
@@ -82,11 +82,6 @@ def test_tiles_are_not_wider_than_a_group() -> None:
 def test_a_product_is_none_of_its_workloads() -> None:
     with pytest.raises(ValueError, match=r"'hopper\.grouped' multiplies groups, but was given one"):
         plan([HOPPER_GROUPED], Workload(64, 64, 64), H100)
-
-
-def test_a_kernel_of_products_takes_no_groups() -> None:
-    with pytest.raises(ValueError, match=r"'hopper\.gemm' multiplies no groups, but was given"):
-        plan([of("hopper.gemm")], workload(MIXTRAL), H100)
 
 
 # ---- the model

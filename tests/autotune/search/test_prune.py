@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from support.spaces import FOOTPRINT
 from support.stored import INTERPRETED
 
@@ -72,14 +71,6 @@ def test_what_cannot_run_goes_with_its_reason() -> None:
         ("# columns", "128 columns", 2)
     ]
     assert found.generated == 3
-
-
-@pytest.mark.parametrize(
-    ("kernel", "machine"), [("hopper.gemm", "A100"), ("turing.cp_async", "T4")]
-)
-def test_a_kernel_of_newer_gpus_is_refused(kernel: str, machine: str) -> None:
-    with pytest.raises(ValueError, match="needs sm_"):
-        prune.check(target.of(kernel), Workload(64, 64, 64, "float16"), imagined(machine))
 
 
 def test_on_a_cpu_the_config_with_fewer_programs_is_predicted_to_be_faster() -> None:

@@ -3,6 +3,7 @@
 import pickle
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_strategy_cannot_alter_what_was_measured(search: Search) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("strategy", "expected"),
     [
         ("grid", Grid),
         ("ranked", ModelRanked),
@@ -126,22 +127,22 @@ def test_a_strategy_cannot_alter_what_was_measured(search: Search) -> None:
         (Grid, Grid),
     ],
 )
-def test_a_name_or_a_class_is_a_strategy(given: Any, expected: type[Strategy]) -> None:
-    assert isinstance(strategy_of(given), expected)
+def test_a_name_or_a_class_is_a_strategy(strategy: Any, expected: type[Strategy]) -> None:
+    assert isinstance(strategy_of(strategy), expected)
 
 
 @pytest.mark.parametrize(
-    ("given", "seed"), [("random", 0), (Random, 0), ("random:12", 12), (Random(12), 12)]
+    ("strategy", "seed"), [("random", 0), (Random, 0), ("random:12", 12), (Random(12), 12)]
 )
-def test_a_random_strategy_may_have_a_seed(given: Any, seed: int) -> None:
-    assert strategy_of(given) == Random(seed)
+def test_a_random_strategy_may_have_a_seed(strategy: Any, seed: int) -> None:
+    assert strategy_of(strategy) == Random(seed)
 
 
 NEEDS_AN_ARGUMENT = "expected a class that can be made without arguments"
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("strategy", "error", "message"),
     [
         ("luck", ValueError, "strategy is 'luck', expected one of grid, ranked, random, "),
         ("", ValueError, "strategy is ''"),
@@ -155,18 +156,19 @@ NEEDS_AN_ARGUMENT = "expected a class that can be made without arguments"
         (7, TypeError, "strategy is 7, expected a subclass"),
     ],
 )
-class TestABadName:
-    def test_is_an_error(self, given: Any, error: type[Exception], message: str) -> None:
-        with pytest.raises(error, match=re.escape(message)):
-            strategy_of(given)
+def test_a_strategy_that_is_none_is_an_error(
+    strategy: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        strategy_of(strategy)
 
-    def test_is_an_error_of_a_sweep_before_it_measures(
-        self, given: Any, error: type[Exception], message: str, path: Any
-    ) -> None:
-        with pytest.raises(error, match=re.escape(message)):
-            sweep(SUBJECT, 16, store=path, strategy=given, **OPTIONS)
 
-        assert notes() == []
+def test_a_strategy_that_is_none_is_an_error_before_anything_is_measured(path: Path) -> None:
+    with pytest.raises(ValueError, match="strategy is 'luck'"):
+        sweep(SUBJECT, 16, store=path, strategy="luck", **OPTIONS)
+
+    assert notes() == []
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("strategy", [Grid(), ModelRanked(), Random(3)])

@@ -17,7 +17,6 @@ from support.sweeps import soon
 
 from outblas.autotune import Progress, Store, Sweep, TuneTarget, sweep
 from outblas.autotune.measure.progress import Report, silent
-from outblas.autotune.sweeps import ray_engine
 
 pytest_plugins = ("support.sweep_fixtures",)
 
@@ -103,23 +102,6 @@ def test_a_killed_actor_costs_time_alone(folder: Path, path: Path) -> None:
     assert len(winners) == len(SHAPES)
     assert {snapshot.stage for snapshot in snapshots} >= {"waiting", "screening", "finals", "done"}
     assert [outcome.new for outcome in again.outcomes] == [0]
-
-
-@pytest.mark.slow
-def test_a_workload_whose_actors_always_die_fails(
-    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_engine, "RESTARTS", 1)
-    (folder / "deadly").touch()
-
-    try:
-        result = run(store)
-    finally:
-        (folder / "deadly").unlink()
-
-    assert [failure.workload.shape for failure in result.failures] == SHAPES[:1]
-    assert "1 actors died in a row" in result.failures[0].reason
-    assert store.trials() == []
 
 
 # Strategies.

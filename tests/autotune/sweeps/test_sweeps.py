@@ -12,7 +12,6 @@ from support.sweeps import (
     SUBJECT,
     WORKLOAD,
     gone,
-    run,
     soon,
     start,
     stored,
@@ -20,7 +19,7 @@ from support.sweeps import (
 
 from outblas.autotune.measure.compile_pool import Compilers
 from outblas.autotune.measure.isolated import MeasureWorker
-from outblas.autotune.store.store import Store, StoreError
+from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import Job
@@ -108,17 +107,6 @@ with Store(Path(sys.argv[1])) as store:
     assert path.with_name("ran").read_text() == "ran\n"  # and not once more by the worker
 
 
-# ---- disks
-def test_a_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-
-    with pytest.raises(StoreError, match="file"):
-        run(tmp_path / "file" / "store.sqlite")
-
-    assert notes() == []
-
-
-# ---- what cannot be had
 def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
     """fp32 cannot hold the sums of so long a K, which the worker says when it makes its
     operands.
