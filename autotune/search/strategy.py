@@ -158,8 +158,8 @@ class Strategy(ABC):
 
     One object serves all workloads of a sweep, several at a time: keep state in local variables of
     `propose`. Draw random numbers from a seed and the workload, as `Random` does, so that a sweep
-    that was killed makes the same proposals again when it resumes. On a Ray cluster the object is
-    pickled, and its module must be importable on every node.
+    that was killed makes the same proposals again when it resumes. With a Ray cluster the object
+    stays in the driver.
 
     Example:
         Measure the eight configs that the model ranks first, and then all configs with the tile of

@@ -20,7 +20,7 @@ from outblas.core.problem import Launch, Problem
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 
-__all__ = ["FOLDER", "Config", "Lost", "SameRows", "plan", "precompile", "space", "unsupported"]
+__all__ = ["FOLDER", "Config", "SameRows", "plan", "precompile", "space", "unsupported"]
 
 FOLDER = "OUTBLAS_TEST_TUNED"
 
@@ -34,13 +34,6 @@ class SameRows(Strategy):
         yield search.ranked()[:1]
         best = search.best()
         yield [c for c in search.ranked() if c.footprint.tile_m == best.footprint.tile_m]
-
-
-class Lost(Strategy):
-    """Proposes what is no candidate."""
-
-    def propose(self, search):
-        yield 7
 
 
 def space(problem: Problem, machine: Machine | None) -> Space[Config]:

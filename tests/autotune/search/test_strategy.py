@@ -1,6 +1,5 @@
 """Search strategies: in which order they propose, what a search tells them, and their names."""
 
-import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -169,11 +168,3 @@ def test_a_strategy_that_is_none_is_an_error_before_anything_is_measured(path: P
 
     assert notes() == []
     assert not path.exists()
-
-
-@pytest.mark.parametrize("strategy", [Grid(), ModelRanked(), Random(3)])
-def test_a_strategy_can_be_sent_to_another_process(strategy: Strategy) -> None:
-    sent = pickle.loads(pickle.dumps(strategy))
-
-    assert type(sent) is type(strategy)
-    assert not isinstance(strategy, Random) or sent == strategy
