@@ -31,8 +31,6 @@ from outblas.core.problem import Problem
 EFFICIENCY = 0.5
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
-__all__ = ["Candidate", "Pruned", "PrunedSpace", "Ranker", "by_model", "check", "problem", "prune"]
-
 
 @dataclass(frozen=True)
 class Pruned:

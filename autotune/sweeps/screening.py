@@ -31,7 +31,7 @@ from outblas.autotune.measure.isolated import Cancelled
 from outblas.autotune.measure.prefetch import Pool
 from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.worker import Screened
-from outblas.autotune.search.prune import Candidate
+from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.store.claims import Claim
 from outblas.autotune.store.records import Facts, Gpu, Status, Trial, Workload, now
 from outblas.autotune.sweeps.job_view import JobView
