@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from support.opinfo import Sample, assert_as_near, operator, samples
+from support.opinfo import PRODUCTS, Sample, assert_as_near, operator, samples
 
 import outblas
 from outblas.torch_ops import aten
@@ -14,22 +14,7 @@ from outblas.torch_ops import aten
 pytestmark = pytest.mark.gpu
 
 Tensor = torch.Tensor
-NAMES = (
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "addmv",
-    "mv",
-    "matmul",
-    "__rmatmul__",
-    "einsum",
-    "tensordot",
-    "linalg.multi_dot",
-    "nn.functional.linear",
-    "nn.functional.bilinear",
-)
+NAMES = *PRODUCTS, "addmv", "mv"
 WITH_OUT = ("mm", "bmm", "addmm", "baddbmm", "matmul")
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 

@@ -40,7 +40,6 @@ TILES = {
 }
 # Rows and columns that end inside of a tile, and one tile that has few of both.
 SHAPES = (4, 8, 128), (300, 392, 272), (1000, 1288, 1408), (4096, 1032, 640)
-POISON = 0xA5
 
 
 def operands(M: int, N: int, K: int, order: str = "by columns") -> list[Any]:

@@ -14,7 +14,7 @@ from outblas.kernels import portable_config
 from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
 from outblas.kernels.portable_config import cycles, uses_fma, vector
 
-BF16, FP16, FP32 = DTYPES = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 H100 = DEVICES[90]
 row_major = functools.partial(form, layout="nn")
 

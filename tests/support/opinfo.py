@@ -8,6 +8,21 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
+# Operators that are computed by products of matrices.
+PRODUCTS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "matmul",
+    "__rmatmul__",
+    "einsum",
+    "tensordot",
+    "linalg.multi_dot",
+    "nn.functional.linear",
+    "nn.functional.bilinear",
+)
 
 
 @dataclass(frozen=True)

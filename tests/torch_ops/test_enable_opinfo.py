@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.opinfo import Sample, assert_as_near, first_of_each_kind, operator, samples
+from support.opinfo import (
+    PRODUCTS,
+    Sample,
+    assert_as_near,
+    first_of_each_kind,
+    operator,
+    samples,
+)
 
 import outblas
 from outblas.torch_ops import aten
@@ -20,20 +27,6 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.timeout(600)]
 
 Tensor = torch.Tensor
 RULES = Rules((torch.float32,), min_flops=0, min_gain=0, filter=None, key="CPU", kernel="portable")
-NAMES = (
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "matmul",
-    "__rmatmul__",
-    "einsum",
-    "tensordot",
-    "linalg.multi_dot",
-    "nn.functional.linear",
-    "nn.functional.bilinear",
-)
 # Products that outblas does not compute as such, and the reason.
 BY_TORCH = {
     "mv": "aten's own operator, which is no matrix product",
@@ -43,7 +36,7 @@ BY_TORCH = {
     "inner": "torch's samples are vectors",
 }
 
-names = pytest.mark.parametrize("name", NAMES)
+names = pytest.mark.parametrize("name", PRODUCTS)
 
 
 @pytest.fixture(autouse=True)
