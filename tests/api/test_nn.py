@@ -1,6 +1,7 @@
-"""`outblas.Linear` and `patch`: the same model, of another class."""
+"""`outblas.Linear` in the hands of torch's own tools: what calls, traces, scripts, exports and
+quantizes it.
+"""
 
-import copy
 import inspect
 import io
 from collections.abc import Callable
@@ -8,27 +9,65 @@ from typing import Any
 
 import pytest
 import torch
-from support.layers import Net, Quantized, X, names_of_ours, quantized
 from torch import nn
+from torch.ao import quantization
+from torch.ao.quantization import quantize_fx
+from torch.nn.utils import prune
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.core.epilogue import Activation, apply
+from outblas.core.epilogue import ACTIVATIONS, Activation, apply
 
-pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 Tensor = torch.Tensor
+X = torch.randn(3, 8)
+
+
+class Net(nn.Module):
+    """Two layers, one without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.fixture
+def net() -> Net:
+    """A patched model."""
+    net = Net().eval()
+    patch(net)
+    return net
+
+
+def targets(graph: torch.fx.Graph) -> list[Any]:
+    """The functions that a graph calls, and its modules by name."""
+    return [node.target for node in graph.nodes if node.op in ("call_function", "call_module")]
 
 
 # ---- the layer
-@pytest.mark.parametrize(
-    ("activation", "bias"), [(None, True), ("gelu", False), ("swiglu", True)], ids=str
-)
-def test_a_layer_is_torchs_and_an_activation(activation: Activation | None, bias: bool) -> None:
-    layer, torchs = Linear(8, 6, bias, activation=activation), nn.Linear(8, 6, bias)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
+def test_a_layer_is_torchs_and_an_activation(activation: Activation | None) -> None:
+    layer = Linear(8, 6, bias=activation != "gelu", activation=activation)
+    torchs = nn.Linear(8, 6, bias=activation != "gelu")
     torchs.load_state_dict(layer.state_dict())
+    expected = apply(torchs(X), activation or "", None)
 
-    torch.testing.assert_close(layer(X), apply(torchs(X), activation or "", None))
+    traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+
+    assert targets(traced.graph) == [outblas.linear]
+    for way, computed in (
+        ("eager", layer),
+        ("traced", traced),
+        ("script", torch.jit.script(layer)),
+    ):
+        torch.testing.assert_close(computed(X), expected, msg=way)
 
 
 def test_its_arguments_are_torchs_and_an_activation() -> None:
@@ -62,264 +101,35 @@ def test_an_activation_that_a_layer_cannot_have_is_refused(
         Linear(8, columns, activation=activation)
 
 
-def test_what_is_no_tensor_or_no_module_is_an_error() -> None:
+def test_an_input_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match=r"is list, expected a torch\.Tensor"):
         Linear(8, 6)([1.0])
-    with pytest.raises(TypeError, match=r"model is dict, expected a torch\.nn\.Module"):
-        patch({})  # type: ignore[arg-type]
-
-
-# ---- patch
-
-
-def test_patch_swaps_a_model_that_is_a_layer() -> None:
-    layer = nn.Linear(8, 8)
-
-    assert patch(layer).swapped == ("(root)",)
-    assert type(layer) is Linear
-
-
-def test_patch_keeps_objects_parameters_hooks_and_results() -> None:
-    net, outputs = Net(), []
-    layer, parameters, names = net.up, list(net.parameters()), net.state_dict().keys()
-    want = net(X)
-    net.up.register_forward_hook(lambda module, given, y: outputs.append(y))
-
-    report = patch(net)
-
-    assert report.swapped == ("up", "down", "back")
-    assert names_of_ours(net) == ["up", "down", "back"]
-    assert patch(net) == report
-    assert net.up is layer
-    assert net.tied is layer
-    assert [id(p) for p in net.parameters()] == [id(p) for p in parameters]
-    assert net.back.weight is net.down.weight
-    assert net.state_dict().keys() == names
-    torch.testing.assert_close(net(X), want)
-    assert len(outputs) == 2  # the layer is called under both of its names
-
-
-def test_an_optimizer_goes_on() -> None:
-    torch.manual_seed(0)
-    patched, untouched = Net(), Net()
-    untouched.load_state_dict(patched.state_dict())
-    optimizers = {net: torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (patched, untouched)}
-
-    def step(net: Net) -> Tensor:
-        loss = (net(X) - 1).square().mean()
-        optimizers[net].zero_grad()
-        loss.backward()
-        optimizers[net].step()
-        return loss
-
-    for i in range(10):
-        if i == 5:
-            patch(patched)
-        torch.testing.assert_close(step(patched), step(untouched), msg=f"step {i}")
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-def test_a_transformer_layer_stays_the_same(training: bool) -> None:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0).train(training)
-    x = torch.randn(2, 5, 16)
-    want = layer(x)
-
-    report = patch(layer)
-
-    assert report.swapped == ("linear1", "linear2")
-    with torch.inference_mode(not training):
-        torch.testing.assert_close(layer(x), want)
-
-
-def test_a_transformers_fast_path_is_remarked() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-
-    remark = patch(layer).remarks["linear1"]
-
-    assert "fast path (eval, no gradients) takes its weight past it" in remark
-
-
-# ---- copies of a patched model
-def saved_and_loaded(net: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(net, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, saved_and_loaded, lambda net: net.share_memory()]
-)
-def test_a_copy_of_a_patched_model_is_patched(
-    copied: Callable[[nn.Module], nn.Module],
-) -> None:
-    net = Net()
-    patch(net)
-
-    other = copied(net)
-
-    assert type(other.up) is Linear
-    torch.testing.assert_close(other(X), net(X))
-
-
-def test_a_compiled_model_follows_patch_and_unpatch() -> None:
-    torch._dynamo.reset()
-    has_our_operator = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
-        targets = [node.target for node in graph.graph.nodes]
-        has_our_operator.append(torch.ops.outblas.gemm.default in targets)
-        return graph
-
-    net = Net()
-    want = net(X)
-    compiled: Any = torch.compile(net, backend=backend)
-    compiled(X)
-
-    report = patch(compiled)
-    torch.testing.assert_close(compiled(X), want)
-    unpatch(compiled)
-
-    assert report.swapped == ("_orig_mod.up", "_orig_mod.down", "_orig_mod.back")
-    assert has_our_operator == [False, True]
-    assert names_of_ours(compiled) == []
-    assert torch.equal(compiled(X), want)
-
-
-# ---- what is not swapped, and why
-class Lora(nn.Linear):
-    """A subclass that may compute something else."""
-
-
-def with_another_forward() -> nn.Linear:
-    layer = nn.Linear(8, 8)
-    layer.forward = lambda x: x  # type: ignore[method-assign, assignment]
-    return layer
-
-
-KEPT = {
-    "subclass": (lambda: Lora(8, 8), "is a Lora"),
-    "lazy": (lambda: nn.LazyLinear(8), "has no weight before its first call"),
-    "parametrized": (
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
-        "its parameters are computed (parametrized)",
-    ),
-    "float64": (
-        lambda: nn.Linear(8, 8, dtype=torch.float64),
-        "has a weight of torch.float64, which no kernel takes",
-    ),
-    "another forward": (with_another_forward, "its forward was replaced"),
-}
-
-
-@pytest.mark.parametrize(("make", "reason"), KEPT.values(), ids=KEPT)
-def test_what_is_not_swapped_says_why(make: Callable[[], nn.Module], reason: str) -> None:
-    layer = make()
-    kind = type(layer)
-
-    report = patch(layer)
-
-    assert report.kept == {"(root)": reason}
-    assert type(layer) is kind
-
-
-def test_a_report_counts_and_lists_layers() -> None:
-    model = nn.ModuleDict({"plain": nn.Linear(8, 8), "lora": Lora(8, 8)})
-
-    lines = str(patch(model)).splitlines()
-
-    assert lines[0] == "1 swapped, 1 kept"
-    remark = "on cpu: torch takes it until it moves to an NVIDIA GPU"
-    assert lines[1] == f"plain  swapped  {remark}"
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: nn.Linear(8, 8, device="meta"), lambda: Linear(8, 8, activation="gelu")]
-)
-def test_layers_on_meta_and_layers_of_ours_count_as_swapped(
-    make: Callable[[], nn.Linear],
-) -> None:
-    assert patch(make()).swapped == ("(root)",)
-
-
-TAKEN_BY_TORCH: dict[str, tuple[str, Callable[[Tensor], nn.Parameter], str]] = {
-    "weight of a subclass": (
-        "weight",
-        lambda w: nn.Parameter(w.as_subclass(Quantized)),
-        "is a Quantized, which torch takes",
-    ),
-    "bias of a subclass": (
-        "bias",
-        lambda w: nn.Parameter(w.as_subclass(Quantized)),
-        "is a Quantized, which torch takes",
-    ),
-    "parameter of a subclass": (
-        "weight",
-        lambda w: type("Mine", (nn.Parameter,), {})(w),
-        "is a Mine, which torch takes",
-    ),
-    "sparse": (
-        "weight",
-        lambda w: nn.Parameter(w.to_sparse_csr()),
-        "is torch.sparse_csr, which torch takes",
-    ),
-    "nested": (
-        "weight",
-        lambda w: nn.Parameter(torch.nested.nested_tensor([w])),
-        "is nested, which torch takes",
-    ),
-}
-
-
-@pytest.mark.parametrize(("name", "make", "reason"), TAKEN_BY_TORCH.values(), ids=TAKEN_BY_TORCH)
-def test_a_weight_that_torch_takes_is_not_swapped(
-    name: str, make: Callable[[Tensor], nn.Parameter], reason: str
-) -> None:
-    layer = nn.Linear(8, 6)
-    setattr(layer, name, make(getattr(layer, name).detach()))
-
-    assert patch(layer).kept == {"(root)": f"its {name} {reason}"}
-    assert type(layer) is nn.Linear
-
-
-def test_a_quantized_weight_is_not_swapped() -> None:
-    layer = nn.Linear(8, 6)
-    weight = torch.quantize_per_tensor(layer.weight.detach(), 0.1, 0, torch.qint8)
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-
-    assert patch(layer).kept == {"(root)": "has a weight of torch.qint8, which no kernel takes"}
-
-
-def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one() -> None:
-    layer = nn.Linear(8, 6)
-    layer.activation = "gelu"  # type: ignore[assignment]
-    want = layer(X)
-
-    report = patch(layer)
-
-    assert report.kept == {
-        "(root)": "has an attribute activation, which outblas.Linear would apply"
-    }
-    assert torch.equal(layer(X), want)
 
 
 # ---- what goes to torch whole
-@pytest.mark.parametrize("name", ["weight", "bias"])
-@pytest.mark.parametrize("activation", [None, "swiglu"], ids=str)
-def test_a_weight_quantized_afterwards_goes_to_torch_whole(
+class Quantized(torch.Tensor):
+    """A weight as torchao's: torch.nn.functional.linear takes it, and little else does."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            return func(*(t.as_subclass(torch.Tensor) for t in args))
+        if func in (torch.Tensor.t, torch.matmul, torch.Tensor.dim):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(("name", "activation"), [("weight", None), ("bias", "swiglu")])
+def test_a_layer_that_is_quantized_later_goes_to_torch_whole(
     name: str, activation: Activation | None
 ) -> None:
     layer = Linear(8, 6, activation=activation)
-    want = layer(X)
+    expected = layer(X)
+    values = getattr(layer, name).detach().as_subclass(Quantized)
 
-    quantized(layer, name)
+    setattr(layer, name, nn.Parameter(values, requires_grad=False))
 
-    assert torch.equal(layer(X), want)
-
-
-def test_batch_invariance_is_not_promised_for_a_quantized_layer() -> None:
-    layer = quantized(Linear(8, 6))
-
+    assert torch.equal(layer(X), expected)
     with outblas.batch_invariant(), pytest.raises(ValueError, match="tensor subclass Quantized"):
         layer(X)
 
@@ -328,9 +138,122 @@ def test_batch_invariance_is_not_promised_for_a_quantized_layer() -> None:
 def test_nested_input_goes_to_torch_whole(layout: torch.layout) -> None:
     layer = nn.Linear(8, 6)
     x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(5, 8)], layout=layout)
-    want = layer(x).unbind()
+    expected = layer(x).unbind()
 
     patch(layer)
 
-    for got, expected in zip(layer(x).unbind(), want, strict=True):
-        assert torch.equal(got, expected)
+    for got, part in zip(layer(x).unbind(), expected, strict=True):
+        assert torch.equal(got, part)
+
+
+# ---- traces, scripts and exported programs
+def test_a_symbolic_trace_has_a_call_of_ours_for_a_layer(net: Net) -> None:
+    net.up.register_forward_hook(lambda module, given, y: 3 * y)
+
+    traced = torch.fx.symbolic_trace(net)
+
+    assert targets(traced.graph).count(outblas.linear) == 2
+    assert traced.state_dict().keys() == net.state_dict().keys()
+    assert torch.equal(traced(X), net(X))
+    traced(X).sum().backward()
+    assert net.up.weight.grad is not None
+    why = "its graph calls outblas.linear: trace the model after unpatch"
+    assert unpatch(nn.ModuleDict({"traced": traced})).kept == {"traced": why}
+
+
+def test_a_scripted_model_needs_no_operator_of_ours(net: Net) -> None:
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(net), file)
+    file.seek(0)
+
+    assert b"outblas::" not in file.getvalue()
+    torch.testing.assert_close(torch.jit.load(file)(X), net(X))
+    assert type(net.up) is Linear
+
+
+def test_an_exported_program_has_our_operators(net: Net) -> None:
+    program = torch.export.export(net, (X,))
+
+    operators = {node.target for node in program.graph.nodes}
+    assert {torch.ops.outblas.gemm.default, torch.ops.outblas.matmul.default} < operators
+    torch.testing.assert_close(program.module()(X), net(X))
+
+
+def test_a_compiled_model_follows_patch_and_unpatch() -> None:
+    torch._dynamo.reset()
+    has_our_operator = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        has_our_operator.append(torch.ops.outblas.gemm.default in targets(graph.graph))
+        return graph
+
+    net = Net()
+    expected = net(X)
+    compiled: Any = torch.compile(net, backend=backend)
+    compiled(X)
+
+    report = patch(compiled)
+    torch.testing.assert_close(compiled(X), expected)
+    unpatch(compiled)
+
+    assert report.swapped == ("_orig_mod.up", "_orig_mod.down")
+    assert has_our_operator == [False, True]
+    assert torch.equal(compiled(X), expected)
+
+
+# ---- quantization
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_graph_mode_quantization_quantizes_a_layer(activation: Activation | None) -> None:
+    torch.manual_seed(0)  # how near quantized numbers come depends on them
+    layer, x = Linear(8, 16, activation=activation), torch.randn(3, 8)
+    qconfigs = quantization.get_default_qconfig_mapping(torch.backends.quantized.engine)
+    prepared = quantize_fx.prepare_fx(nn.Sequential(layer).eval(), qconfigs, (x,))
+    prepared(x)
+
+    converted = quantize_fx.convert_fx(prepared)
+
+    assert torch.ops.quantized.linear in targets(converted.graph)
+    expected = layer(x)
+    atol = 0.05 * expected.abs().max().item() + 0.01
+    torch.testing.assert_close(converted(x), expected, rtol=0, atol=atol)
+
+
+def test_dynamic_quantization_takes_a_layer_after_unpatch(net: Net) -> None:
+    report = patch(net)
+
+    assert any("quantize_dynamic" in note and "unpatch first" in note for note in report.notes)
+    assert str(report).splitlines()[-len(report.notes) :] == list(report.notes)
+    assert type(quantization.quantize_dynamic(net).up) is Linear
+    unpatch(net)
+    quantized = quantization.quantize_dynamic(net)
+    assert type(quantized.up) is torch.ao.nn.quantized.dynamic.Linear
+
+
+# ---- hooks that compute the weight
+Hook = Callable[[nn.Module], Any]
+
+
+@pytest.mark.parametrize(
+    ("put_on", "take_off"),
+    [
+        pytest.param(
+            lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+            lambda layer: prune.remove(layer, "weight"),
+            id="prune",
+        ),
+        pytest.param(nn.utils.weight_norm, nn.utils.remove_weight_norm, id="weight_norm"),
+    ],
+)
+def test_hooks_that_compute_the_weight_hold_and_come_off(put_on: Hook, take_off: Hook) -> None:
+    model = Net().eval()
+    put_on(model.up)
+    expected = model(X)
+
+    assert patch(model).swapped == ("up", "down")
+    torch.testing.assert_close(model(X), expected)
+    unpatch(model)
+
+    assert torch.equal(model(X), expected)
+    take_off(model.up)
+    assert type(model.up) is nn.Linear
+    assert dict(model.up.named_parameters()).keys() == {"bias", "weight"}
