@@ -1,89 +1,58 @@
-"""Which file system a path lies on, and whether it is shared with other machines."""
+"""Files that are replaced as a whole, and file systems that other machines share."""
 
+import contextlib
 import os
 import re
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-# File-system types as the kernel names them in /proc/self/mountinfo. Locks on these may be local to
+# How the types of shared file systems begin in /proc/self/mountinfo. Locks on these may be local to
 # one machine or missing, and SQLite's shared memory does not work across machines.
-_NFS = ("nfs", "nfs4")
-_SMB = ("cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs")
-_CLUSTER = (
-    "beegfs",
-    "ceph",
-    "gfs2",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "ocfs2",
-    "orangefs",
-    "panfs",
-    "pvfs2",
-    "wekafs",
+_SHARED = re.compile(
+    r"(fuse\.)?(9p|afs|beegfs|ceph|cifs|coda|cvmfs|davfs|gcsfuse|gfs2|gluster|goofys|gpfs|gvfs|"
+    r"juicefs|lizardfs|lustre|mfs|moosefs|mount\.davfs|nfs|ocfs2|orangefs|panfs|prl_fs|pvfs2|"
+    r"quobyte|rclone|s3fs|seaweedfs|smb|sshfs|vboxsf|virtiofs|vmhgfs|weka)"
 )
-_DISTRIBUTED = ("acfs", "afs", "auristorfs", "coda", "mfs")
-_OF_THE_HOST = ("9p", "prl_fs", "vboxsf", "virtiofs", "vmhgfs")
-NETWORK = frozenset((*_NFS, *_SMB, *_CLUSTER, *_DISTRIBUTED, *_OF_THE_HOST))
-
-# File systems in user space: their type is "fuse." followed by the name of the program.
-_FUSE_CLUSTER = (
-    "beegfs",
-    "ceph",
-    "ceph-fuse",
-    "glusterfs",
-    "lizardfs",
-    "mfs",
-    "moosefs",
-    "quobyte",
-    "seaweedfs",
-)
-_FUSE_OBJECTS = ("davfs", "gcsfuse", "goofys", "juicefs", "mount.davfs", "rclone", "s3fs")
-_FUSE_REMOTE = ("cvmfs2", "gvfsd-fuse", "sshfs", "vmhgfs-fuse")
-NETWORK_FUSE = frozenset((*_FUSE_CLUSTER, *_FUSE_OBJECTS, *_FUSE_REMOTE))
-
 _MOUNTS = Path("/proc/self/mountinfo")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yields a file that replaces `path` once it is written and on disk, unless an exception is
+    raised. Raises OSError.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with scratch.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def network_filesystem(path: Path | str) -> str | None:
     """Returns the type ("nfs4") of a file system that other machines share, if a path lies or would
-    lie on one.
-
-    Returns None for a local file system, and where the system does not tell (outside Linux).
-    """
-    kind = filesystem(path)
-    if kind is None:
-        return None
-    name, _, program = kind.partition(".")
-    shared = program in NETWORK_FUSE if name in ("fuse", "fuseblk") else kind in NETWORK
-    return kind if shared else None
-
-
-def filesystem(path: Path | str) -> str | None:
-    """Returns the type of the file system on which a path lies, or would lie ("ext4"); None where
-    the system does not tell.
+    lie on one; None for a local one, and where the system does not tell (outside Linux).
     """
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         real = os.path.realpath(path)
     except (OSError, ValueError):
         return None
-
-    found, longest = None, -1
+    kind, longest = "", -1
     for line in lines:
-        fields, separator, rest = line.partition(" - ")
-        if not separator or len(fields.split(" ")) < 5:
+        mount, _, device = line.partition(" - ")
+        fields = mount.split(" ")
+        if len(fields) < 5:
             continue
-        point = _unescaped(fields.split(" ")[4])
+        # Blanks and backslashes are octal escapes.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
         # A later mount at the same place covers the earlier one.
-        if _is_below(real, point) and len(point) >= longest:
-            found, longest = rest.split(" ")[0], len(point)
-    return found
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _unescaped(field: str) -> str:
-    """Decodes a field of mountinfo, in which blanks and backslashes are octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+        if len(point) >= longest and f"{real}/".startswith(f"{point.rstrip('/')}/"):
+            kind, longest = device.split(" ")[0], len(point)
+    return kind if _SHARED.match(kind) else None

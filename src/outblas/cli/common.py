@@ -16,6 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from outblas.base import shapes
+from outblas.base.filesystems import replacing
 from outblas.base.ownership import shown
 from outblas.base.shapes import Shape
 from outblas.base.terminal import printable as printable
@@ -70,9 +71,8 @@ def save_json(path: Path, value: Any) -> None:
     """Writes indented JSON. The file is replaced at once: whoever is interrupted leaves the old one
     or the new one.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    with replacing(path) as file:
+        file.write(json.dumps(value, indent=2).encode() + b"\n")
 
 
 def without_nulls(record: dict[str, Any]) -> dict[str, Any]:
