@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed import fsdp
+from torch.distributed import fsdp, tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing import reductions
 from torch.nn.parallel import DistributedDataParallel
 
-from outblas import patch, unpatch
+from outblas import Linear, patch, unpatch
 from outblas.base.compat import torch_private
+from outblas.nn import Report
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -44,8 +45,9 @@ def net() -> Any:
 
 
 # ---- memory that others write to
-def flat(model: Any, parameters: list[Tensor]) -> list[Tensor]:
+def flat(model: Any) -> list[Tensor]:
     """A buffer of all parameters, as optimizers make it."""
+    parameters = list(model.parameters())
     buffer = torch.cat([p.detach().flatten() for p in parameters])
     pieces = buffer.split([p.numel() for p in parameters])
     for p, piece in zip(parameters, pieces, strict=True):
@@ -53,29 +55,16 @@ def flat(model: Any, parameters: list[Tensor]) -> list[Tensor]:
     return [buffer]
 
 
-def flat_in_order(model: Any) -> list[Tensor]:
-    return flat(model, list(model.parameters()))
-
-
-def flat_in_another_order(model: Any) -> list[Tensor]:
-    return flat(model, list(model.parameters())[::-1])
-
-
 def aliases(model: Any) -> list[Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def other_parameters(model: Any) -> list[Tensor]:
-    """Parameters of their own over the same memory."""
-    return [nn.Parameter(p.detach()) for p in model.parameters()]
-
-
 def arrays(model: Any) -> list[Any]:
     """Memory of numpy, which may be that of another process in its turn."""
-    made = [p.detach().numpy().copy() for p in model.parameters()]
-    for p, array in zip(model.parameters(), made, strict=True):
+    memory = [p.detach().numpy().copy() for p in model.parameters()]
+    for p, array in zip(model.parameters(), memory, strict=True):
         p.data = torch.from_numpy(array)
-    return made
+    return memory
 
 
 def shared_memory(model: Any) -> list[Tensor]:
@@ -84,10 +73,8 @@ def shared_memory(model: Any) -> list[Tensor]:
 
 
 OWNERS: dict[str, Callable[[Any], list[Any]]] = {
-    "a flat buffer": flat_in_order,
-    "a flat buffer in another order": flat_in_another_order,
+    "a flat buffer": flat,
     "other tensors": aliases,
-    "other parameters": other_parameters,
     "numpy": arrays,
     "shared memory": shared_memory,
 }
@@ -202,7 +189,6 @@ def zero(model: Any) -> Any:
 # What is made of a model, its optimizer, and how many MLPs are fused in each step.
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = {
     "fully_shard of blocks": (of_blocks, sgd, 0),
-    "fully_shard of all": (sharded, sgd, 0),
     "fully_shard of layers": (of_layers, sgd, 0),
     "DDP": (ddp, sgd, 2),
     "ZeRO": (lambda model: model, zero, 0),
@@ -232,13 +218,13 @@ class TestInOneProcess:
         if when == "before":
             patch(model, fuse=True)
         wrapped = wrap(model)
-        made = optimizer(wrapped)
+        steps = optimizer(wrapped)
         addresses = [
-            p.data_ptr() for p in made.param_groups[0]["params"] if type(p) is nn.Parameter
+            p.data_ptr() for p in steps.param_groups[0]["params"] if type(p) is nn.Parameter
         ]
         if when == "after":
             patch(model, fuse=True)
-        losses = trained(wrapped, made)
+        losses = trained(wrapped, steps)
 
         assert losses == pytest.approx(expected, rel=1e-5)
         assert len(fused_gemms) == 3 * fused
@@ -251,3 +237,50 @@ class TestInOneProcess:
         unpatch(model)
         assert torch.equal(wrapped(X), wrapped(X))
         torch.testing.assert_close(wrapped(X), plain(X), rtol=1e-4, atol=1e-5)
+
+    def test_a_sharded_weight_is_not_swapped(self) -> None:
+        layer = tensor.distribute_module(nn.Linear(8, 6), init_device_mesh("cpu", (1,)))
+
+        assert patch(layer).kept == {"(root)": "its weight is a DTensor, which torch takes"}
+
+    def test_a_weight_sharded_after_patch_goes_to_torch_whole(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, mesh = nn.Linear(8, 6), init_device_mesh("cpu", (1,))
+        expected = model(X)
+        patch(model)
+        tensor.distribute_module(model, mesh)
+        weights: list[Tensor] = []
+        by_torch = nn.functional.linear
+
+        def recording(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            weights.append(weight)
+            return by_torch(input, weight, bias)
+
+        monkeypatch.setattr(nn.functional, "linear", recording)
+
+        y: Any = model(tensor.distribute_tensor(X, mesh))
+
+        torch.testing.assert_close(y.full_tensor(), expected)
+        assert len(weights) == 1
+        assert weights[0] is model.weight
+
+    def test_fully_shard_keeps_ours_and_unpatch_restores_it(self) -> None:
+        model, other = net(), net()
+        expected = model(X)
+        patch(model)
+        patch(other)
+        of_layers(model)
+        of_layers(other)
+        torch.testing.assert_close(model(X), expected)
+        swapped = patch(model).swapped
+
+        assert unpatch(model) == Report(swapped, restored=True)
+
+        assert not any(Linear in type(module).__mro__ for module in model.modules())
+        assert isinstance(model[1], fsdp.FSDPModule)
+        assert Linear in type(other[1]).__mro__
+        y = model(X)
+        y.sum().backward()
+        torch.testing.assert_close(y, expected)
+        assert model[1].weight.grad is not None
