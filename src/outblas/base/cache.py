@@ -1,8 +1,8 @@
 """The cache of compiled kernels on disk, which outlives the process.
 
 The cache lies below `OUTBLAS_CACHE_DIR`, or below the user's cache directory where that is not set.
-A kernel is two files in the folder `objects`, named by the digest of the facts that determine it:
-the code (`.o`) and a record (`.json`) of those facts with the checksum of the code.
+A kernel is a file in the folder `objects`, named by the digest of the facts that determine it: a
+line of JSON with these facts and the checksum of the code, and then the code.
 
 Kernels are native code: a user who can write a cache file can run code as the user who loads it.
 Therefore
@@ -11,7 +11,7 @@ Therefore
    (see `ownership`);
 2. each file is checked after it was opened, on its own: a folder that is closed to others now may
    have been open earlier;
-3. the record must be the record of the requested kernel, and the code must match its checksum;
+3. the facts must be those of the requested kernel, and the code must match its checksum;
 4. the process loads a private copy of the bytes that were checked, never the file itself, which may
    have been replaced since.
 
@@ -21,40 +21,35 @@ only slower. It warns once per reason.
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from outblas.base import compiling, ownership, pack
+from outblas.base.facts import Facts
 from outblas.base.facts import digest as digest
 from outblas.base.facts import text as facts_text
 from outblas.base.filesystems import network_filesystem as network_filesystem
 from outblas.base.ownership import Refused, shown
 
-if TYPE_CHECKING:
-    import filelock
-
 T = TypeVar("T")
 
 SIZE_LIMIT = 1 << 30  # bytes of compiled kernels to keep; the oldest files are deleted first
 LOCK_TIMEOUT = 300.0  # seconds to wait for another process that compiles the same kernel
-LEFTOVER_SECONDS = 3600.0  # seconds; older files that a killed process left behind are removed
+LEFTOVER_SECONDS = 3600.0  # seconds; older folders that a killed process left behind are removed
 LONGEST_PATH = 4000  # bytes of the directory's path; Linux allows 4095 with the file names
 LONGEST_NAME = 255  # bytes of each part of the path
 
 _SCRATCH = ".new-"  # prefix of the folders in which objects are written
-_OWNER = "owner.lock"  # in each of those folders, locked by the process that writes there
 
 
 def directory() -> Path:
@@ -115,37 +110,11 @@ def _usable(path: Path) -> Path:
     """
     try:
         return ownership.own_folder(path)
-    except ownership.RefusedFolder as refusal:
-        raise OSError(f"{refusal}: {_advice(path, refusal.part)}") from None
+    except Refused as refusal:
+        # A folder that is closed now keeps what others put there, so it is not to be used again.
+        raise OSError(f"{refusal}: set OUTBLAS_CACHE_DIR to a folder of your own") from None
     except (OSError, ValueError) as error:
         raise OSError(f"{shown(path)}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _advice(path: Path, part: Path) -> str:
-    """Returns what the user can do about a folder on the cache's path that cannot be trusted.
-
-    The advice is never to change the mode alone, because files that others put there would stay.
-    Nor does it advise to remove anything that may be more than a cache: a system folder, a home or
-    a parent of one.
-    """
-    elsewhere = "set OUTBLAS_CACHE_DIR to a folder of your own"
-    try:
-        status, home = part.lstat(), Path.home().resolve()
-    except (OSError, RuntimeError):  # there is no home
-        return elsewhere
-    ours = (
-        stat.S_ISDIR(status.st_mode)
-        and status.st_uid == getattr(os, "geteuid", lambda: status.st_uid)()
-    )
-    shared = (
-        status.st_mode & stat.S_ISVTX
-        or os.path.ismount(part)
-        or part == home
-        or part in home.parents
-    )
-    if ours and not shared and part == Path(os.path.realpath(path)):
-        return f"remove {shown(path)} with all that others may have put there, or {elsewhere}"
-    return elsewhere
 
 
 @functools.cache
@@ -161,7 +130,7 @@ def _warn_of_refusal(reason: str) -> None:
 
 
 def fetch(
-    facts: dict[str, object],
+    facts: Facts,
     *,
     build: Callable[[], T],
     save: Callable[[T, Path], None],
@@ -178,51 +147,47 @@ def fetch(
     if packed is not None:
         return packed
     try:
-        path = objects_folder() / f"{digest(facts)}.o"
+        path = _path(facts)
     except OSError as error:
         _warn_once(str(error))
         compiling.check_allowed(facts.get("kernel"))
         return build()
-    found = _loaded(path, facts, load)
-    if found is not None:
-        return found
+    loaded = _loaded(path, facts, load)
+    if loaded is not None:
+        return loaded
     compiling.check_allowed(facts.get("kernel"))
-    with locked(path.with_suffix(".lock"), remove=True):
-        found = _loaded(path, facts, load)
-        if found is not None:
-            return found
+    with _locked(path):
+        loaded = _loaded(path, facts, load)
+        if loaded is not None:
+            return loaded
         built = build()
         try:
             _write(path, facts, lambda target: save(built, target))
-            prune(path.parent, keep=path)
         except Exception as error:  # disk full, exporter failed, ...: the kernel itself is at hand
             _warn_once(f"{shown(path.parent)}: {error}")
             return built
-        saved = _loaded(path, facts, load)
-        return built if saved is None else saved
+        loaded = _loaded(path, facts, load)
+        return built if loaded is None else loaded
 
 
-def warm(
-    facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]
-) -> None:
+def warm(facts: Facts, *, build: Callable[[], T], save: Callable[[T, Path], None]) -> None:
     """Makes sure that `fetch` will find the object on disk, without loading it. Raises OSError
     where it cannot be saved, and CompileForbidden where OUTBLAS_COMPILE forbids to build it.
 
     When several processes want one object at the same time, one builds it while the others wait.
     """
-    path = objects_folder() / f"{digest(facts)}.o"
+    path = _path(facts)
     if _checked(path, facts) is not None:
         return
     compiling.check_allowed(facts.get("kernel"))
-    with locked(path.with_suffix(".lock"), remove=True):
+    with _locked(path):
         if _checked(path, facts) is None:
             built = build()
             _write(path, facts, lambda target: save(built, target))
-            prune(path.parent, keep=path)
 
 
 class Damaged(Exception):
-    """The files of an object differ from what was written."""
+    """The file of an object differs from what was written."""
 
 
 def object_problem(path: Path) -> str | None:
@@ -236,7 +201,14 @@ def object_problem(path: Path) -> str | None:
     return None
 
 
-def _from_pack(facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
+def _path(facts: Facts) -> Path:
+    """Returns where the object of these facts is kept. Raises OSError where the folder cannot be
+    used.
+    """
+    return objects_folder() / f"{digest(facts)}.o"
+
+
+def _from_pack(facts: Facts, load: Callable[[Path], T]) -> T | None:
     """Returns an object from a pack, or None where no pack has it, or it cannot be loaded here."""
     code = pack.packed_code(facts)
     if code is None:
@@ -249,14 +221,14 @@ def _from_pack(facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
         return None
 
 
-def packed_object(facts: dict[str, object]) -> bytes:
+def packed_object(facts: Facts) -> bytes:
     """Returns the code of an object that `warm` has made sure of, to be packed. Raises OSError,
     Damaged or Refused where it is not there any more.
     """
-    return _verified(objects_folder() / f"{digest(facts)}.o", facts)
+    return _verified(_path(facts), facts)
 
 
-def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
+def _loaded(path: Path, facts: Facts, load: Callable[[Path], T]) -> T | None:
     """Returns the object at `path`, or None where it is absent, damaged, not to be trusted, or
     cannot be loaded here.
     """
@@ -271,7 +243,7 @@ def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> 
         return None
 
 
-def _checked(path: Path, facts: dict[str, object]) -> bytes | None:
+def _checked(path: Path, facts: Facts) -> bytes | None:
     """Returns the code at `path` if it is the kernel that `facts` describe, else None. Warns where
     a file is present but cannot be trusted.
     """
@@ -279,29 +251,27 @@ def _checked(path: Path, facts: dict[str, object]) -> bytes | None:
         return _verified(path, facts)
     except Refused as refusal:
         _warn_of_refusal(str(refusal))
-    except (Damaged, OSError):  # a write was cut off, or another process evicts the object
+    except (Damaged, OSError):  # a faulty disk, or another process evicts the object
         pass
     return None
 
 
-def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
+def _verified(path: Path, facts: Facts | None = None) -> bytes:
     """Returns the code at `path` after checking it against its record, and the record against
     `facts` if given.
 
-    Raises Refused for files that somebody else may have written, Damaged for files that an
-    interrupted write or a faulty disk may have left, and OSError for missing ones.
+    Raises Refused for files that somebody else may have written, Damaged for files that a faulty
+    disk may have left, and OSError for missing ones.
     """
+    line, _, code = ownership.read(path).partition(b"\n")
     try:
-        record = json.loads(ownership.read(path.with_suffix(".json")))
+        record = json.loads(line)
         checksum = record.pop("sha256")
         named = digest(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Damaged(
-            f"{shown(path.with_suffix('.json'))} is not the record of an object"
-        ) from None
+        raise Damaged(f"{shown(path)} does not begin with the record of an object") from None
     if named != path.stem or (facts is not None and record != json.loads(facts_text(facts))):
-        raise Refused(f"{shown(path.with_suffix('.json'))} is the record of another kernel")
-    code = ownership.read(path)
+        raise Refused(f"{shown(path)} has the record of another kernel")
     if checksum != hashlib.sha256(code).hexdigest():
         raise Damaged(f"{shown(path)} is not what its checksum says")
     return code
@@ -314,55 +284,36 @@ def _copied(code: bytes, folder: Path | None = None) -> Iterator[Path]:
     folder of temporary files.
     """
     with contextlib.ExitStack() as stack:
-        path = None
-        # memfd_create may be missing, or not permitted.
-        with contextlib.suppress(OSError, AttributeError):
-            memory = stack.enter_context(open(os.memfd_create("outblas"), "wb", buffering=0))
-            path = Path(f"/proc/self/fd/{memory.fileno()}")
-            _write_all(memory.fileno(), code)
+        try:
+            file = stack.enter_context(open(os.memfd_create("outblas"), "wb"))
+            path = Path(f"/proc/self/fd/{file.fileno()}")
+        except (OSError, AttributeError):  # missing, or not permitted
+            path = None
         # /proc may be missing, or unreadable after a change of user.
         if path is None or not os.path.exists(path):
-            file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=_SCRATCH))
-            file.write(code)
-            file.flush()
-            path = Path(file.name)
+            scratch = tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH)
+            path = Path(stack.enter_context(scratch)) / "code"
+            file = stack.enter_context(open(path, "wb"))
+        file.write(code)
+        file.flush()
         yield path
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
-def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -> None:
-    """Writes the object before its record, so that a reader who finds the record also finds the
-    object that it describes.
-    """
-    with _scratch(path.parent) as scratch:
-        target = scratch / path.name
+def _write(path: Path, facts: Facts, save: Callable[[Path], None]) -> None:
+    """Writes an object, whole or not at all, and makes room for it."""
+    scratch = tempfile.TemporaryDirectory(
+        dir=path.parent, prefix=_SCRATCH, ignore_cleanup_errors=True
+    )
+    with scratch as folder:
+        target = Path(folder) / path.name
         save(target)
-        record: dict[str, Any] = {
-            **facts,
-            "sha256": hashlib.sha256(target.read_bytes()).hexdigest(),
-        }
-        note = target.with_suffix(".json")
-        note.write_text(json.dumps(record, sort_keys=True, default=str, indent=1))
-        for file in (target, note):
-            file.chmod(0o600)  # the umask may have given other modes
-        os.replace(target, path)
-        os.replace(note, path.with_suffix(".json"))
-
-
-@contextlib.contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """Yields a folder that only this process uses, and removes it afterwards. The process holds a
-    lock in the folder while it lives, so that others can recognise the folders that killed
-    processes left.
-    """
-    made = tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH, ignore_cleanup_errors=True)
-    with made as name, locked(Path(name) / _OWNER):
-        yield Path(name)
+        code = target.read_bytes()
+        record = {**facts, "sha256": hashlib.sha256(code).hexdigest()}
+        whole = target.with_suffix(".whole")
+        whole.write_bytes(facts_text(record).encode() + b"\n" + code)
+        whole.chmod(0o600)  # the umask may have given another mode
+        os.replace(whole, path)
+    prune(path.parent, keep=path)
 
 
 @dataclass(frozen=True)
@@ -380,24 +331,22 @@ def objects(folder: Path) -> list[Entry]:
     """Returns the compiled kernels in a folder, newest first; an empty list where the folder does
     not exist.
     """
-    found = [entry for entry in _entries(folder) if entry.path.suffix == ".o"]
-    return sorted(found, key=lambda entry: (entry.written, entry.path.name), reverse=True)
+    entries = [entry for entry in _entries(folder) if entry.path.suffix == ".o"]
+    return sorted(entries, key=lambda entry: (entry.written, entry.path.name), reverse=True)
 
 
-def _entries(folder: Path) -> list[Entry]:
+def _entries(folder: Path) -> Iterator[Entry]:
     """Lists a folder; skips entries that other processes remove meanwhile."""
-    found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                found.append(Entry(path, status.st_size, status.st_mtime))
-    return found
+                yield Entry(path, status.st_size, status.st_mtime)
 
 
 def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> None:
-    """Deletes the oldest objects until the rest takes at most `limit` bytes, then the leftovers of
-    killed processes.
+    """Deletes the oldest objects until the rest takes at most `limit` bytes, and what killed
+    processes left long ago.
 
     The object `keep` is never deleted. Any number of processes may prune while others read and
     write.
@@ -406,105 +355,32 @@ def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> No
     for entry in objects(folder):
         total += entry.size
         if total > limit and entry.path != keep:
-            _remove(entry.path)
-            _remove(entry.path.with_suffix(".json"))
-    _remove_leftovers(folder)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Removes what killed processes left, if it is old: their scratch folders, records without an
-    object, and lock files that nobody holds.
-    """
+            with contextlib.suppress(OSError):  # another process may have removed it already
+                entry.path.unlink()
     for entry in _entries(folder):
-        if abs(time.time() - entry.written) < LEFTOVER_SECONDS:
-            continue
-        if entry.path.name.startswith(_SCRATCH):
-            _remove_scratch(entry.path)
-        elif entry.path.suffix == ".lock":
-            _remove_lock(entry.path)
-        elif entry.path.suffix == ".json" and not os.path.lexists(entry.path.with_suffix(".o")):
-            _remove(entry.path)
-
-
-def _remove_scratch(path: Path) -> None:
-    """Removes a scratch folder, unless the process that created it still holds its lock."""
-    if path.is_symlink() or not path.is_dir():
-        _remove(path)
-        return
-    if _is_held(path / _OWNER):
-        return
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_lock(path: Path) -> None:
-    with contextlib.suppress(OSError), locked(path, 0, remove=True, required=True):
-        pass
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a process holds a lock file."""
-    try:
-        with locked(path, 0, required=True):
-            return False
-    except TimeoutError:
-        return True
-    except OSError:  # no locks on this file system: the age alone decides
-        return False
-
-
-def _remove(path: Path) -> None:
-    """Removes a file if possible: another process may have removed it already, and somebody may
-    have put a folder in its place.
-    """
-    with contextlib.suppress(OSError):
-        path.unlink()
+        age = abs(time.time() - entry.written)
+        if entry.path.name.startswith(_SCRATCH) and age > LEFTOVER_SECONDS:
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def locked(
-    path: Path, timeout: float | None = None, *, remove: bool = False, required: bool = False
-) -> Iterator[None]:
-    """Holds a file lock. Continues without it where the system has no locks, or where the holder
-    takes longer than `timeout` seconds, by default `LOCK_TIMEOUT`. The lock of a process that is
-    killed is free at once.
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of an object. Continues without it where the system has no locks, or where the
+    holder takes longer than `LOCK_TIMEOUT`. The lock of a process that is killed is free at once.
 
-    With `required`, raises instead: TimeoutError for a lock that is held, another OSError where
-    there are no locks. With `remove`, deletes the lock file afterwards (use it where there are many
-    lock files); a process that waited for the lock then creates a new file.
+    There are 4096 lock files at most, which stay: to remove one while others wait for it would let
+    two in.
     """
     import filelock
 
-    lock = filelock.FileLock(path, timeout=LOCK_TIMEOUT if timeout is None else timeout)
+    lock = filelock.FileLock(path.with_name(f"{path.name[:3]}.lock"), timeout=LOCK_TIMEOUT)
     try:
-        _acquire(lock, path)
+        lock.acquire()
     # Callers may turn filelock's warnings into errors.
-    except (OSError, NotImplementedError, Warning) as error:
-        if remove and not isinstance(error, TimeoutError):  # nobody can hold it
-            _remove(path)
-        if required:
-            raise error if isinstance(error, OSError) else OSError(str(error)) from None
+    except (OSError, NotImplementedError, Warning):
         yield
         return
     try:
         yield
     finally:
-        if remove and not isinstance(lock, filelock.SoftFileLock):  # which removes its own file
-            # Removed while held: a process that waits for this file sees that it is gone and
-            # makes another.
-            _remove(path)
         lock.release()
-
-
-def _acquire(lock: "filelock.BaseFileLock", path: Path) -> None:
-    """Acquires a lock. Raises FileNotFoundError in a folder that takes no files, such as /proc,
-    where filelock tries again until its time is over.
-    """
-    for _ in range(5):
-        try:
-            lock.acquire(timeout=0)
-            return
-        except TimeoutError:
-            if os.path.lexists(path):  # another process holds it
-                lock.acquire()
-                return
-    raise FileNotFoundError(errno.ENOENT, "no file can be made there", str(path))

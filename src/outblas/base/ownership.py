@@ -11,7 +11,6 @@ import functools
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 from outblas.base.terminal import printable
 
@@ -31,20 +30,12 @@ class Refused(Exception):
     """A file that somebody else may have written, or a folder in which others can write."""
 
 
-class RefusedFolder(Refused):
-    """A folder in which others can write. `part` is the folder on its path that is at fault."""
-
-    def __init__(self, part: Path, reason: str) -> None:
-        super().__init__(f"{shown(part)} {reason}")
-        self.part = part
-
-
 def own_folder(path: Path) -> Path:
     """Returns the real path of a folder in which no other user can write, and creates it with mode
     0700 where it is missing.
 
-    Raises RefusedFolder where others can write in it, or can replace it or a folder on its path;
-    OSError where it can neither be found nor created.
+    Raises Refused where others can write in it, or can replace it or a folder on its path; OSError
+    where it can neither be found nor created.
     """
     real = Path(os.path.realpath(path))
     for part in (*reversed(real.parents), real):
@@ -52,7 +43,7 @@ def own_folder(path: Path) -> Path:
             part.mkdir(mode=0o700, exist_ok=True)
         reason = _folder_problem(os.lstat(part), last=part == real)
         if reason is not None:
-            raise RefusedFolder(part, reason)
+            raise Refused(f"{shown(part)} {reason}")
     return real
 
 
@@ -74,16 +65,44 @@ def _folder_problem(status: os.stat_result, *, last: bool) -> str | None:
 
 
 def read(path: Path) -> bytes:
-    """Returns the bytes of a regular file that only this user can have written.
+    """Returns the bytes of a regular file that only this user can have written. Raises the errors
+    of `open_own`.
+    """
+    with open(open_own(path), "rb") as file:
+        return file.read()
+
+
+def open_own(path: Path, *, roots: bool = False) -> int:
+    """Returns a descriptor of a regular file that only this user can have written, or with `roots`
+    only this user or root, such as a file that is part of an image.
 
     Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of
     OSError as `open` does.
     """
-    _check(path, os.lstat(path))  # before opening, because opening a device can have side effects
+    _check(path, os.lstat(path), roots)  # before opening, because opening a device can do things
     descriptor = os.open(path, _OPEN_FLAGS)
-    with open(descriptor, "rb") as file:
-        _check(path, os.fstat(descriptor))  # the path may name another file by now
-        return file.read()
+    try:
+        _check(path, os.fstat(descriptor), roots)  # the path may name another file by now
+    except Refused:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(path: Path, status: os.stat_result, roots: bool) -> None:
+    """Raises Refused unless the status describes such a file."""
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
+    if not hasattr(os, "geteuid"):
+        return
+    if status.st_uid not in (os.geteuid(), *([ROOT] if roots else [])):
+        raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
+    if status.st_mode & _OTHERS_WRITE:
+        raise Refused(
+            f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+        )
+    if status.st_nlink > 1 and not roots:
+        raise Refused(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
 
 
 def read_regular(path: Path, limit: int, *, cut: bool = False) -> bytes:
@@ -93,61 +112,18 @@ def read_regular(path: Path, limit: int, *, cut: bool = False) -> bytes:
     Raises ValueError, with the reason, for a larger file without `cut` and for what is no regular
     file; FileNotFoundError and other kinds of OSError as `open` does.
     """
-    with open_regular(path) as file:
+    _check_regular(path, os.stat(path))  # before opening, because opening a device can do things
+    with open(os.open(path, _FOLLOW_FLAGS), "rb") as file:
+        _check_regular(path, os.fstat(file.fileno()))  # the path may name another file by now
         content = file.read(limit if cut else limit + 1) or b""  # None: a file of /proc must wait
     if len(content) > limit:
         raise ValueError(f"{shown(path)} has more than {limit >> 20} MiB, expected fewer")
     return content
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file for reading as `read_regular` does, and raises its errors."""
-    _check_regular(path, os.stat(path))  # before opening, because opening a device can do things
-    descriptor = os.open(path, _FOLLOW_FLAGS)
-    try:
-        _check_regular(path, os.fstat(descriptor))  # the path may name another file by now
-    except ValueError:
-        os.close(descriptor)
-        raise
-    return open(descriptor, "rb")
-
-
 def _check_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
-
-
-def open_shared(path: Path) -> int:
-    """Returns a descriptor of a regular file that only this user or root can have written, such as
-    one that is part of an image.
-
-    Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of
-    OSError as `open` does.
-    """
-    _check_shared(path, os.lstat(path))
-    descriptor = os.open(path, _OPEN_FLAGS)
-    try:
-        _check_shared(path, os.fstat(descriptor))
-    except Refused:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _check_shared(path: Path, status: os.stat_result) -> None:
-    """Raises Refused unless the status describes a regular file that only this user or root can
-    have written.
-    """
-    if not stat.S_ISREG(status.st_mode):
-        raise Refused(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
-    if not hasattr(os, "geteuid"):
-        return
-    if status.st_uid not in (os.geteuid(), ROOT):
-        raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
-    if status.st_mode & _OTHERS_WRITE:
-        raise Refused(
-            f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
-        )
 
 
 def shown(path: object) -> str:
@@ -158,24 +134,6 @@ def shown(path: object) -> str:
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}…{text[-SHOWN // 2 :]}"
     return printable(text)
-
-
-def _check(path: Path, status: os.stat_result) -> None:
-    """Raises Refused unless the status describes a regular file that only this user can have
-    written.
-    """
-    if not stat.S_ISREG(status.st_mode):
-        raise Refused(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
-    if not hasattr(os, "geteuid"):
-        return
-    if status.st_uid != os.geteuid():
-        raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
-    if status.st_mode & _OTHERS_WRITE:
-        raise Refused(
-            f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
-        )
-    if status.st_nlink > 1:
-        raise Refused(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
 
 
 def kind_of(mode: int) -> str:

@@ -27,7 +27,6 @@ import hashlib
 import json
 import mmap
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from typing import Any, NamedTuple
 
 from outblas.base import forks, ownership
 from outblas.base.facts import Facts, digest
+from outblas.base.filesystems import replacing
 from outblas.base.ownership import Refused, shown
 
 MAGIC = b"outblas pack\n\0\0\2"
@@ -163,19 +163,9 @@ def write(
         {"about": dict(about), "objects": entries, "tables": named}, sort_keys=True, default=str
     ).encode()
     head = MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(_SIZE, "big")
-    # A name that no other writer has, in another thread or container either.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    scratch = Path(name)
-    try:
-        with open(descriptor, "wb") as file:
-            for part in (head, manifest, *parts):
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.chmod(0o644)  # whoever runs the program reads it
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.writelines((head, manifest, *parts))
+        os.fchmod(file.fileno(), 0o644)  # whoever runs the program reads it
 
 
 def _described(part: bytes) -> dict[str, Any]:
@@ -187,7 +177,7 @@ def read(path: Path) -> Pack:
     Kubernetes, stands for what it leads to. Raises PackError with the reason, and OSError.
     """
     try:
-        descriptor = ownership.open_shared(Path(os.path.realpath(path)))
+        descriptor = ownership.open_own(Path(os.path.realpath(path)), roots=True)
     except Refused as refusal:
         raise PackError(f"{refusal}: a pack has native code") from None
     try:
