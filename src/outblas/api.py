@@ -18,7 +18,7 @@ from outblas.torch_ops import autocast_vmap, autograd, slow_path
 from outblas.torch_ops.call import (
     OPERANDS,
     Arguments,
-    Choice,
+    KernelChoice,
     GivenEpilogue,
     eager_choice,
     is_activation,
@@ -166,7 +166,7 @@ def matmul(
         if done is not None:
             return done
     given = GivenEpilogue(activation, bias, residual, aux)
-    choice = Choice(kernel, config, tune, batch_invariant)
+    choice = KernelChoice(kernel, config, tune, batch_invariant)
     arguments = Arguments("matmul", input, other, None, out, 1, 0, out_dtype, given, choice)
     return slow_path.run(arguments)
 
@@ -280,7 +280,7 @@ def addmm(
         if done is not None:
             return done
     given = GivenEpilogue(activation, bias, residual, aux)
-    choice = Choice(kernel, config, tune, batch_invariant)
+    choice = KernelChoice(kernel, config, tune, batch_invariant)
     arguments = Arguments("addmm", mat1, mat2, input, out, alpha, beta, None, given, choice)
     return slow_path.run(arguments)
 
@@ -376,7 +376,7 @@ def linear(
         if done is not None:
             return done
     given = GivenEpilogue(activation, bias, residual, None)
-    choice = Choice(kernel, config, tune, batch_invariant)
+    choice = KernelChoice(kernel, config, tune, batch_invariant)
     arguments = Arguments("linear", input, weight, None, out, 1, 0, None, given, choice)
     return slow_path.run(arguments)
 

@@ -15,18 +15,12 @@ DEVICE = ("cute.jit", "cute.kernel", "triton.jit", "gluon.jit")
 # What is still to be divided. No other may join them.
 LONG = {
     "autotune/sweeps/sweep.py: sweep",
-    "src/outblas/torch_ops/eager.py: run",
-    "src/outblas/torch_ops/linear.py: run",
 }
-WIDE = {
-    "src/outblas/torch_ops/aten_operators.py: product",
-    "src/outblas/torch_ops/scaled_mm.py: _by_recipes",
-    "src/outblas/torch_ops/scaled_mm.py: _by_scales",
-}
+WIDE: set[str] = set()
 
 # Names of classes that stand for two things still.
 SHARED = {
-    *("BlockScales", "Call", "Choice", "Entry", "Epilogue", "EpilogueTensors", "Kept", "Linear"),
+    *("BlockScales", "Call", "Entry", "Epilogue", "EpilogueTensors"),
     *("Product", "Refused", "Table", "Tile", "WorkTile"),
 }
 

@@ -147,7 +147,7 @@ def test_the_kernel_of_a_batch_invariant_forward_pass_computes_its_gradients(
 def without_one_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has gradients recorded as with a torch that lacks the class for one level of autograd."""
     monkeypatch.setattr(autograd_levels, "OneLevelFunction", torch.autograd.Function)
-    monkeypatch.setattr(autograd, "_record", autograd_levels.recorder(autograd.Product))
+    monkeypatch.setattr(autograd, "_record", autograd_levels.recorder(autograd.MatmulFunction))
 
 
 @pytest.mark.usefixtures("without_one_level")

@@ -53,7 +53,7 @@ LAYERS = {
     "a residual for all rows": Layer(integers(6, 5), integers(4, 5), None, integers(4)),
 }
 COMMON = tuple(LAYERS)
-LAYERS |= {  # those of `autograd.Product`
+LAYERS |= {  # those of `autograd.MatmulFunction`
     "x by columns": Layer(by_columns(integers(6, 5)), integers(4, 5), integers(4)),
     "weight by columns": Layer(integers(6, 5), by_columns(integers(4, 5)), integers(4)),
     "a row": Layer(integers(5), integers(4, 5), integers(4)),

@@ -11,9 +11,11 @@ def show_signature(
     function: Callable[..., Any],
     required: Collection[str],
     like: Callable[..., Any] | None = None,
+    *last: inspect.Parameter,
 ) -> None:
     """Sets the signature that the documentation shows: that of `like`, or else of the function
-    itself. Parameters in `required` have no defaults, and `**aliases` is hidden.
+    itself, and the parameters `last`. Those in `required` have no defaults, and `**aliases` is
+    hidden.
     """
     signature = inspect.signature(like or function)
     shown = [
@@ -21,7 +23,7 @@ def show_signature(
         for p in signature.parameters.values()
         if p.kind is not p.VAR_KEYWORD
     ]
-    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=[*shown, *last])  # type: ignore[attr-defined]
 
 
 def renamed(

@@ -2,7 +2,7 @@
 of outblas, and calls the kernel that the operator had before where there is none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,33 +95,17 @@ def _scaled(operator: str, previous: Previous) -> Callable[..., Tensor]:
 
 def _scaled_by_recipe(operator: str, previous: Previous) -> Callable[..., Tensor]:
     """Returns what overrides `_scaled_mm_v2`, with or without `out`: the operator behind
-    `torch.nn.functional.scaled_mm`.
+    `torch.nn.functional.scaled_mm`. After A and B it is given the scale, recipe and swizzle of
+    each, then bias, out_dtype, contraction_dim and use_fast_accum.
     """
 
-    def product(
-        keys: Any,
-        a: Tensor,
-        b: Tensor,
-        scale_a: list[Tensor],
-        recipe_a: list[int],
-        swizzle_a: list[int],
-        scale_b: list[Tensor],
-        recipe_b: list[int],
-        swizzle_b: list[int],
-        bias: Tensor | None,
-        out_dtype: torch.dtype | None,
-        contraction_dim: Sequence[int] = (),
-        use_fast_accum: bool = False,
-        **out: Tensor,
-    ) -> Tensor:
-        by_recipe = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+    def product(keys: Any, a: Tensor, b: Tensor, *given: Any, **out: Tensor) -> Tensor:
+        by_recipe, (bias, out_dtype, *rest) = given[:6], given[6:]
+        contraction_dim, use_fast_accum = *rest, *((), False)[len(rest) :]
         scales = scales_of(a, b, *by_recipe, contraction_dim)
         options = bias, out_dtype, use_fast_accum, out.get("out")
         result = None if scales is None else attempt_scaled(Scaled.of(a, b, scales, *options))
-        if result is not None:
-            return result
-        rest = bias, out_dtype, contraction_dim, use_fast_accum
-        return _by_torch(previous, keys, a, b, *by_recipe, *rest, **out)
+        return _by_torch(previous, keys, a, b, *given, **out) if result is None else result
 
     return product
 

@@ -80,7 +80,7 @@ class _Saved(NamedTuple):
 _new_tuple = tuple.__new__
 
 
-class Product(torch.autograd.Function):
+class MatmulFunction(torch.autograd.Function):
     """The autograd function of all products.
 
     `apply` takes a plan, or None to call the operators; the tensors of `ops.gemm`; `arguments`, the
@@ -313,8 +313,8 @@ native.configure(_native_product)
 # ---- registration with autograd
 # Calls without gradients, for example those of compiled programs, go from here straight to their
 # plans: the rest of torch's dispatcher would cost as much again.
-_apply = direct_apply(Product)
-_record = recorder(Product)
+_apply = direct_apply(MatmulFunction)
+_record = recorder(MatmulFunction)
 _NO_EPILOGUE = EpilogueArgs()
 
 

@@ -47,7 +47,7 @@ class GivenEpilogue(NamedTuple):
     aux: Tensor | None
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """A call's choice of kernel."""
 
     kernel: str | None
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 class OperatorChoice(NamedTuple):
-    """A checked `Choice`, in the form that operators take."""
+    """A checked `KernelChoice`, in the form that operators take."""
 
     kernel: str = ""
     config: str = ""
@@ -80,7 +80,7 @@ class Arguments(NamedTuple):
     beta: Any
     out_dtype: torch.dtype | None
     given: GivenEpilogue
-    choice: Choice
+    choice: KernelChoice
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns A, B and the other tensors of the call by the names of their parameters."""
@@ -224,7 +224,7 @@ def checked_tune(tune: object) -> str:
     return problem.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
 
 
-def checked_choice(choice: Choice) -> OperatorChoice:
+def checked_choice(choice: KernelChoice) -> OperatorChoice:
     """Returns a choice in the form that operators take. Raises TypeError or ValueError."""
     kernel, config = checked_kernel(choice.kernel, choice.config)
     return OperatorChoice(kernel, config, checked_tune(choice.tune), choice.batch_invariant)

@@ -67,7 +67,7 @@ class PlanConditions:
     tf32: bool | None  # whether fp32 products use tf32; None for other operands
     # shape of x, the activation's argument, where gradients need it
     x_shape: tuple[int, ...] | None
-    # what `linear.Linear` needs to record the call; None where `autograd.Product` does
+    # what `LinearFunction` needs to record the call; None where `MatmulFunction` does
     layer: Any = None
 
 
@@ -125,7 +125,7 @@ def run(
         if computed is not None:
             return computed
     if function_modes() and not _modes_disabled():
-        return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra, choice)
+        return without_modes(run, a, b, c, out, alpha, beta, batch_invariant, extra, choice)
     if _dispatch_modes():
         register_if_counted()
         return None
@@ -144,9 +144,9 @@ def run(
         return None
     tensors: tuple[Tensor, ...] = (a, b)
     try:
-        in_line_a, in_line_b = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
+        in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
         left = (_limit.ever and _limit.count()) or _sm_carveout()
-        key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant, left)
+        key: tuple[Any, ...] = (a.shape, b.shape, in_line, batch_invariant, left, choice)
         if out is not None:
             tensors = (a, b, out)
             key = (key, "out", _address(out) & 15)
@@ -155,22 +155,17 @@ def run(
             key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
         if extra is not None:
             for t in extra[1:]:
-                if t is None:
-                    key = (key, "no tensor")
-                    continue
-                if type(t) is not Tensor and type(t) is not Parameter:
+                if t is not None and type(t) is not Tensor and type(t) is not Parameter:
                     return None
-                tensors = (*tensors, t)
-                key = (key, "tensor", _address(t) & 15)
+                key = (key, None if t is None else _address(t) & 15)
+            tensors = (*tensors, *[t for t in extra[1:] if t is not None])
             key = (key, "activation", extra[0])
-        if choice is not None:
-            key = (key, "choice", choice)
     except RuntimeError:  # no address: sparse or wrapped tensors
         return None
     plans = _cache.get(key, ())
-    found: EagerPlan | None
-    for found in plans:
-        matches, _, conditions = found
+    entry: EagerPlan | None
+    for entry in plans:
+        matches, _, conditions = entry
         if matches(*tensors):
             if conditions is None:
                 break
@@ -180,21 +175,13 @@ def run(
             ):
                 break
     else:
-        out_dtype, kernel, config, tune = choice or (None, "", "", "")
-        call = Call(
-            a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, batch_invariant, extra
-        )
-        found = planned(key, plans, tensors, call)
-        if found is None:
+        given = a, b, c, out, alpha, beta, batch_invariant, extra, choice
+        entry = _planned_call(key, plans, tensors, given)
+        if entry is None:
             return None
-        recorded = found[2] is not None and found[2].requires_grad
-        if _is_bare(c, out, extra, choice) and not recorded:
-            operands = a, b, None, None, None, None
-            native.remember(native.Kind.MATMUL, operands, found[1], batch_invariant=batch_invariant)
-    _, plan, conditions = found
+    _, plan, conditions = entry
     if conditions is not None and conditions.requires_grad and _recorded_run is not None:
-        x_shape = conditions.x_shape
-        return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
+        return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, conditions.x_shape)
     if extra is None:
         result: Tensor = plan(a, b, c, out, alpha, beta)
     else:
@@ -213,14 +200,33 @@ def _is_bare(
     return c is None and out is None and extra is None and choice is None
 
 
-def _run_without_modes(*call: Any) -> Tensor | None:
-    """Calls `run` with function modes off; otherwise they would be asked about every attribute that
-    it reads.
+def _planned_call(
+    key: tuple[Any, ...],
+    plans: tuple[EagerPlan, ...],
+    tensors: tuple[Tensor, ...],
+    given: tuple[Any, ...],
+) -> EagerPlan | None:
+    """Plans a call of `run` and caches the plan, as `planned` does, in the C++ module too."""
+    a, b, c, out, alpha, beta, batch_invariant, extra, choice = given
+    dtype, kernel, config, tune = choice or (None, "", "", "")
+    call = Call(a, b, c, out, dtype, alpha, beta, kernel, config, tune, batch_invariant, extra)
+    entry = planned(key, plans, tensors, call)
+    if entry is not None and _is_bare(c, out, extra, choice):
+        _, plan, conditions = entry
+        if conditions is None or not conditions.requires_grad:
+            operands = a, b, None, None, None, None
+            native.remember(native.Kind.MATMUL, operands, plan, batch_invariant=batch_invariant)
+    return entry
+
+
+def without_modes(fast_path: Callable[..., Tensor | None], *call: Any) -> Tensor | None:
+    """Calls a fast path with function modes off; otherwise they would be asked about every
+    attribute that it reads. Returns None where a mode may change the result.
     """
     if without_overrides is None or overriding_mode():
         return None
     with without_overrides():
-        return run(*call)
+        return fast_path(*call)
 
 
 def planned(
@@ -260,9 +266,9 @@ def planned(
     conditions = None
     if requires_grad is not None or tf32 is not None:
         conditions = PlanConditions(requires_grad, tf32, x_shape)
-    found = (matches, plan, conditions)
-    dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], found))
-    return found
+    entry = (matches, plan, conditions)
+    dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], entry))
+    return entry
 
 
 def _check_arguments(call: Call) -> None:

@@ -8,7 +8,7 @@ gradients are products of the tensors as they are stored:
     dinput = g weight    dweight = gᵀ input    dbias = g, summed over rows    dresidual = gradient
     of the output
 
-That holds for tensors in the layouts that layers have. For the others, `autograd.Product` computes
+That holds for tensors in the layouts that layers have. For the others, `MatmulFunction` computes
 the gradients.
 """
 
@@ -18,14 +18,11 @@ import torch
 
 from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from outblas.base.compat.torch_private import forward_levels as _forward_levels
-from outblas.base.compat.torch_private import (
-    fp32_precision,
-    overrides_enabled,
-    without_overrides,
-)
+from outblas.base.compat.torch_private import fp32_precision
 from outblas.base.compat.torch_private import function_mode_count as _function_modes
 from outblas.base.compat.torch_private import get_sm_carveout as _sm_carveout
 from outblas.base.compat.torch_private import increment_version as _increment_version
+from outblas.base.compat.torch_private import modes_disabled as _modes_disabled
 from outblas.base.compat.torch_private import profiled as _profiled
 from outblas.core.accumulation import flag as _accumulation
 from outblas.core.invariance import flag as _invariance
@@ -71,14 +68,12 @@ def run(
     must see the operator.
     """
     if _native_linear is not None and choice is None and out is None:
-        found = _native_linear(x, weight, bias, activation, residual, batch_invariant)
-        if found is not None:
-            return found
-    if _function_modes() and overrides_enabled():
-        if without_overrides is None or eager.overriding_mode():
-            return None
-        with without_overrides():
-            return run(x, weight, bias, activation, residual, out, batch_invariant, choice)
+        computed = _native_linear(x, weight, bias, activation, residual, batch_invariant)
+        if computed is not None:
+            return computed
+    if _function_modes() and not _modes_disabled():
+        call = x, weight, bias, activation, residual, out, batch_invariant, choice
+        return eager.without_modes(run, *call)
     if _dispatch_modes():
         register_if_counted()
         return None
@@ -97,7 +92,7 @@ def run(
     tensors: tuple[Tensor, ...] = (x, weight)
     bias_at = residual_at = out_at = None
     try:
-        in_line_x, in_line_weight = _address(x) & _LINE_MASK, _address(weight) & _LINE_MASK
+        in_line = _address(x) & _LINE_MASK, _address(weight) & _LINE_MASK
         if bias is not None:
             if type(bias) is not Parameter and type(bias) is not Tensor:
                 return None
@@ -110,26 +105,15 @@ def run(
             if type(out) is not Tensor and type(out) is not Parameter:
                 return None
             tensors, out_at = (*tensors, out), _address(out) & 15
-        key = (
-            x.shape,
-            weight.shape,
-            in_line_x,
-            in_line_weight,
-            batch_invariant,
-            weights_ready,
-            (_limit.ever and _limit.count()) or _sm_carveout(),
-            activation,
-            bias_at,
-            residual_at,
-            out_at,
-            choice,
-        )
+        left = (_limit.ever and _limit.count()) or _sm_carveout()
+        flags = batch_invariant, weights_ready, left, activation
+        key = (x.shape, weight.shape, in_line, bias_at, residual_at, out_at, flags, choice)
     except RuntimeError:  # no address or no shape: sparse, nested or wrapped tensors
         return None
     plans = _cache.get(key, ())
-    planned: eager.EagerPlan | None
-    for planned in plans:  # as in `eager.run`: a function for both would cost every warm call 60 ns
-        matches, _, conditions = planned
+    entry: eager.EagerPlan | None
+    for entry in plans:  # as in `eager.run`: a function for both would cost every warm call 60 ns
+        matches, _, conditions = entry
         if matches(*tensors):
             if conditions is None:
                 break
@@ -140,27 +124,42 @@ def run(
                 break
     else:
         given = x, weight, bias, activation, residual, out, batch_invariant, weights_ready, choice
-        planned = _planned(key, plans, tensors, given)
-        if planned is None:
+        entry = _planned(key, plans, tensors, given)
+        if entry is None:
             return None
-    _, plan, conditions = planned
+    _, plan, conditions = entry
     if conditions is not None and conditions.requires_grad:
-        if conditions.layer is None:
-            extra, x_shape = ops.epilogue(activation, bias, residual), conditions.x_shape
-            return recorded_run(plan, x, weight.t(), None, 1, 0, batch_invariant, extra, x_shape)
-        layer = conditions.layer
-        if _accumulation.ever and _accumulation.requested():
-            layer = layer._replace(accumulates=True)
-        found = _apply(layer, x, weight, bias, residual)
-        result: Tensor = found[0] if activation else found
-        return result
+        return _run_recorded(entry, x, weight, bias, activation, residual, batch_invariant)
     transposed = weight.mT if weight.dim() == 2 else weight
     if bias is None and not activation and residual is None:
-        result = plan(x, transposed, None, out, 1, 0)
+        result: Tensor = plan(x, transposed, None, out, 1, 0)
     else:
         result = plan(x, transposed, None, out, 1, 0, bias, residual, None)
     if out is not None:
         _increment_version((out,))
+    return result
+
+
+def _run_recorded(
+    entry: eager.EagerPlan,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    batch_invariant: bool,
+) -> Tensor:
+    """Runs the plan of a call that needs gradients."""
+    _, plan, conditions = entry
+    assert conditions is not None, "`run` asks"
+    layer = conditions.layer
+    if layer is None:
+        extra, x_shape = ops.epilogue(activation, bias, residual), conditions.x_shape
+        return recorded_run(plan, x, weight.t(), None, 1, 0, batch_invariant, extra, x_shape)
+    if _accumulation.ever and _accumulation.requested():
+        layer = layer._replace(accumulates=True)
+    outputs = _apply(layer, x, weight, bias, residual)
+    result: Tensor = outputs[0] if activation else outputs
     return result
 
 
@@ -179,10 +178,10 @@ def _planned(
     call = Call(x, weight.t(), None, out, None, 1, 0, kernel, config, tune, batch_invariant, extra)
     if weights_ready and not (weight.requires_grad and _gradients_enabled()):
         call = call._replace(weights_ready=True)
-    planned = eager.planned(key, plans, tensors, call)
-    if planned is None:
+    entry = eager.planned(key, plans, tensors, call)
+    if entry is None:
         return None
-    _, plan, conditions = planned
+    _, plan, conditions = entry
     recorded = conditions is not None and bool(conditions.requires_grad)
     is_common = recorded and _is_common(x, weight, bias)
     is_bare = choice is None and out is None and weight.dim() == 2 and not weights_ready
@@ -205,11 +204,13 @@ def _planned(
             x.requires_grad,
             weight.requires_grad,
         )
-    return planned
+    return entry
 
 
 def _is_common(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Returns whether `Linear` computes the gradients of such a call, in the operands' layouts."""
+    """Returns whether `LinearFunction` computes the gradients of such a call, in the layouts of its
+    operands.
+    """
     return (
         x.dim() >= 2
         and weight.dim() == 2
@@ -222,7 +223,7 @@ def _is_common(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 # ---- autograd
 class _Layer(NamedTuple):
-    """What `Linear` needs to know of a call besides its tensors.
+    """What `LinearFunction` needs to know of a call besides its tensors.
 
     `bare`: there is no bias, activation or residual. `x_shape`: the shape of the activation's
     argument, None without an activation. `needs_...`: whether that tensor gets a gradient.
@@ -239,7 +240,7 @@ class _Layer(NamedTuple):
     accumulates: bool = False
 
 
-class Linear(torch.autograd.Function):
+class LinearFunction(torch.autograd.Function):
     """The autograd function of calls in the common layouts.
 
     `apply` takes a `_Layer` and the tensors. It returns the output, and with an activation also x,
@@ -293,4 +294,4 @@ class Linear(torch.autograd.Function):
         return None, d_input, d_weight, d_bias, d_residual
 
 
-_apply = direct_apply(Linear)
+_apply = direct_apply(LinearFunction)

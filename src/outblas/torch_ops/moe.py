@@ -198,7 +198,7 @@ def _computed(given: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, ...]:
     return out, rows, before, offs, row_of_slot, slot_of_row
 
 
-class Kept(NamedTuple):
+class _Saved(NamedTuple):
     """What the forward pass keeps for gradients. `rows` are the dispatched tokens, `before` the
     rows before the activation.
     """
@@ -212,39 +212,39 @@ class Kept(NamedTuple):
 
 def _gradients(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """Computes `moe_mlp_backward`."""
-    kept, needs, of_layer = Kept(*given[:5]), given[5], completed(given[6:])
+    saved, needs, of_layer = _Saved(*given[:5]), given[5], completed(given[6:])
     _, gate_up, *_ = of_layer
     layer, wanted = moe.check(*of_layer), dict(zip(_DIFFERENTIABLE, needs, strict=True))
     found = {name: grad.new_empty(0) for name in _DIFFERENTIABLE}
-    of_before, more = _through_down(grad.contiguous(), kept, layer, wanted, of_layer)
+    of_before, more = _through_down(grad.contiguous(), saved, layer, wanted, of_layer)
     found |= more
     if wanted["gate_up"]:
-        found["gate_up"] = _gradient_of(gate_up, kept.rows, of_before, kept.offs)
+        found["gate_up"] = _gradient_of(gate_up, saved.rows, of_before, saved.offs)
     if wanted["gate_up_bias"]:
         ones = of_before.new_ones(1, 1).expand(1, layer.slots)
-        found["gate_up_bias"] = _product(ones, of_before, kept.offs).squeeze(1)
+        found["gate_up_bias"] = _product(ones, of_before, saved.offs).squeeze(1)
     if wanted["x"]:
-        of_rows = _product(of_before, gate_up.mT, kept.offs)
-        found["x"] = _run(layer, grad.device, lambda p: p.combine(of_rows, kept.row_of_slot, None))
+        of_rows = _product(of_before, gate_up.mT, saved.offs)
+        found["x"] = _run(layer, grad.device, lambda p: p.combine(of_rows, saved.row_of_slot, None))
     return tuple(found.values())
 
 
 def _through_down(
-    grad: Tensor, kept: Kept, layer: Layer, wanted: dict[str, bool], of_layer: tuple[Any, ...]
+    grad: Tensor, saved: _Saved, layer: Layer, wanted: dict[str, bool], of_layer: tuple[Any, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the gradients of the rows before the activation, and by name those of `down`, its
     bias and the weights of experts.
     """
     _, _, down, expert_index, expert_weights, activation, _, down_bias = of_layer
-    found, offs, slot_of_row = {}, kept.offs, kept.slot_of_row
+    found, offs, slot_of_row = {}, saved.offs, saved.slot_of_row
     shares = expert_weights.contiguous()
-    of_results = _run(layer, grad.device, lambda p: p.dispatch(grad, kept.row_of_slot))
+    of_results = _run(layer, grad.device, lambda p: p.dispatch(grad, saved.row_of_slot))
     of_inner = _product(of_results, down.mT, offs)
     of_before, weighted, of_weights = _run(
         layer,
         grad.device,
         lambda p: p.activation_backward(
-            of_inner, kept.before, shares, slot_of_row, offs, activation
+            of_inner, saved.before, shares, slot_of_row, offs, activation
         ),
     )
     if wanted["down"]:
@@ -361,7 +361,7 @@ class _Gradients(torch.autograd.Function):
         if grad is None:
             return tuple(gradients)
         saved = list(ctx.saved_tensors)
-        kept, given = saved[: len(Kept._fields)], saved[len(Kept._fields) :]
+        kept, given = saved[: len(_Saved._fields)], saved[len(_Saved._fields) :]
         given[_POSITIONS["activation"]] = ctx.activation
         needs = [ctx.needs_input_grad[_POSITIONS[name]] for name in _DIFFERENTIABLE]
         found = torch.ops.outblas.moe_mlp_backward.default(grad, *kept, needs, *given)

@@ -5,6 +5,7 @@ Only bias and residual have gradients. A bias before an activation needs x, whic
 for it. Other tensors may need gradients, as in torch: the backward pass raises then.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -213,6 +214,9 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
         >>> values.dtype, scales.shape
         (torch.float8_e4m3fn, torch.Size([32, 3]))
     """
+    if (sms := named.pop("sms", None)) is not None:
+        with limit(sms, *positional[:1], *named.values()):
+            return scaled_mm(*positional, **named)
     if scaling_recipes.is_given(positional, named):
         return _by_recipes(*positional, **named)
     return _by_scales(*positional, **named)
@@ -232,28 +236,9 @@ def _by_scales(
     residual: Tensor | None = None,
     out_recipe: Any = None,
     out_power_of_two: bool = False,
-    sms: int | None = None,
     **aliases: Tensor,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes a call with the arguments of `torch._scaled_mm`."""
-    if sms is not None:
-        with limit(sms, input, *aliases.values()):
-            return _by_scales(
-                input,
-                mat2,
-                scale_a,
-                scale_b,
-                bias,
-                scale_result,
-                out_dtype,
-                use_fast_accum,
-                activation=activation,
-                residual=residual,
-                out_recipe=out_recipe,
-                out_power_of_two=out_power_of_two,
-                sms=None,
-                **aliases,
-            )
     if scale_result is not None:
         raise OperandError(
             "scale_result is given, expected None: results in fp8 have scales of their own "
@@ -298,14 +283,11 @@ def _by_recipes(
     output_dtype: torch.dtype = torch.bfloat16,
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
-    *,
-    activation: Activation | None = None,
-    residual: Tensor | None = None,
-    out_recipe: Any = None,
-    out_power_of_two: bool = False,
-    sms: int | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes a call with the arguments of `torch.nn.functional.scaled_mm`."""
+    """Computes a call with the arguments of `torch.nn.functional.scaled_mm`. `options`: the
+    keywords of both forms.
+    """
     scale_a, scale_b = scaling_recipes.check_scales(
         mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, use_fast_accum
     )
@@ -320,11 +302,7 @@ def _by_recipes(
         bias,
         out_dtype=output_dtype,
         use_fast_accum=use_fast_accum,
-        activation=activation,
-        residual=residual,
-        out_recipe=out_recipe,
-        out_power_of_two=out_power_of_two,
-        sms=sms,
+        **options,
     )
 
 
@@ -390,4 +368,5 @@ def _by_operator(operator: Any, *given: Any) -> Any:
     return operator(*given)
 
 
-show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"), _by_scales)
+_SMS = inspect.Parameter("sms", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
+show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"), _by_scales, _SMS)
