@@ -1,20 +1,12 @@
 """The gradient of an activation: one pass over memory, in fp32, rounded once."""
 
-import math
-from functools import cache
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from outblas.base import compiling
-from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
-from outblas.base.cuda_graphs import not_ready
 from outblas.core.epilogue import GATED
-from outblas.device import language
 from outblas.device.grid import INT32_MAX
-from outblas.device.launch import TYPES, arch_of
+from outblas.kernels.passes import Passes
 
 Tensor = torch.Tensor
 
@@ -74,6 +66,9 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + at, (g * slope).to(out.dtype.element_ty), mask=inside)
 
 
+_PASSES = Passes("the kernel of activations' gradients", backward_kernel)
+
+
 def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     """Computes `outblas::activation_backward` of checked, non-empty CUDA tensors.
 
@@ -82,46 +77,13 @@ def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     """
     grad, x = grad.contiguous(), x.contiguous()
     out = torch.empty_like(x)
-    elements, columns, gate = grad.numel(), grad.shape[-1] if grad.dim() else 1, activation in GATED
-    wide = x.numel() > INT32_MAX - BLOCK
-    # `out` is new memory, so it has the largest alignment.
-    divisors = tuple(
-        math.gcd(value, 16) for value in (grad.data_ptr(), x.data_ptr(), elements, columns)
-    )
-    key = GATED.get(activation, activation), gate, wide, TYPES[x.dtype], divisors
-    with torch.cuda.device(x.device):
-        run = _loaded(key, arch_of(x.device), x.device.index)
-        run[triton.cdiv(elements, BLOCK), 1, 1](grad, x, out, elements, columns, *key[:3], BLOCK)
-    return out
-
-
-@cache
-def _loaded(key: tuple[Any, ...], arch: int, device: int) -> CompiledKernel:
-    """Returns a kernel loaded onto one GPU."""
-    compiling.check_allowed("the kernel of activations' gradients")
-    if torch.cuda.is_current_stream_capturing():
-        raise not_ready()
-    return compile_for(key, arch)
-
-
-def compile_for(key: tuple[Any, ...], arch: int) -> CompiledKernel:
-    """Compiles the kernel for a key: function, whether it is gated, whether it is wide, the type of
-    pointers, and the divisors of grad, x, elements and columns. Needs no GPU.
-    """
-    *constants, pointer, (grad, x, elements, columns) = key
-    size = "i64" if constants[2] else "i32"
-    names = ("grad", "x", "out", "elements", "columns"), ("FUNCTION", "GATE", "WIDE", "BLOCK")
-    signature = dict(zip(names[0], (pointer, pointer, pointer, size, size), strict=True))
-    signature |= dict.fromkeys(names[1], "constexpr")
-    values = {(i,): value for i, value in enumerate((*constants, BLOCK), start=len(names[0]))}
-    divisors = {
-        (i,): [["tt.divisibility", value]]
-        for i, value in enumerate((grad, x, 16, elements, columns))
+    elements, columns = grad.numel(), grad.shape[-1] if grad.dim() else 1
+    constants = {
+        "FUNCTION": GATED.get(activation, activation),
+        "GATE": activation in GATED,
+        "WIDE": x.numel() > INT32_MAX - BLOCK,
+        "BLOCK": BLOCK,
     }
-    with language.lock:
-        source = ASTSource(backward_kernel, signature, values, divisors)
-        return triton.compile(
-            source,
-            target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": 4, "enable_fp_fusion": True},
-        )
+    grid = (triton.cdiv(elements, BLOCK),)
+    _PASSES.launch(backward_kernel, grid, (grad, x, out, elements, columns), constants)
+    return out

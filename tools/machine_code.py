@@ -207,14 +207,17 @@ def _matrix(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> torch.Te
 def _activation_backward(variant: KernelVariant) -> Any:
     """Triton's compile of the gradient of an activation, for contiguous tensors."""
     from outblas.device.launch import TYPES
-    from outblas.kernels.activation import compile_for
+    from outblas.kernels import activation, passes
 
-    function = epilogue.GATED.get(variant.activation, variant.activation)
-    divisors = (16,) * 4  # of the addresses of grad and x, of all elements, and of the columns
-    dtype = TYPES[getattr(torch, variant.dtype)]
-    return compile_for(
-        (function, variant.activation in epilogue.GATED, False, dtype, divisors), variant.arch
-    )
+    types = dict.fromkeys(("grad", "x", "out"), TYPES[getattr(torch, variant.dtype)])
+    constants = {
+        "FUNCTION": epilogue.GATED.get(variant.activation, variant.activation),
+        "GATE": variant.activation in epilogue.GATED,
+        "WIDE": False,
+        "BLOCK": activation.BLOCK,
+    }
+    types |= {"elements": "i32", "columns": "i32"}
+    return passes.compile_for(activation.backward_kernel, types, constants, variant.arch)
 
 
 # ---- comparison

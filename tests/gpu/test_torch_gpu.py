@@ -210,7 +210,7 @@ def test_a_training_step_in_a_cuda_graph(dtype: torch.dtype) -> None:
 def nothing_loaded() -> None:
     """No plan is made and no kernel of a backward pass is loaded."""
     dispatch.clear_cache()
-    kernels._loaded.cache_clear()
+    kernels._PASSES._loaded.clear()
 
 
 @pytest.mark.usefixtures("nothing_loaded")

@@ -8,7 +8,6 @@ import torch
 from outblas.base.compiling import CompileForbidden
 from outblas.core.artifact import example
 from outblas.core.epilogue import EpilogueArgs
-from outblas.kernels import activation
 from outblas.runtime import dispatch, launcher
 from outblas.runtime.dispatch import Call
 
@@ -63,11 +62,3 @@ def test_what_triton_would_compile_is_forbidden(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(CompileForbidden, match="has portable"):
         launcher.named_launcher("portable", "", problem, no_product=False)
-
-
-def test_a_gradient_of_an_activation_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
-    key = "relu", False, False, "*bf16", (16, 16, 16, 16)
-
-    with pytest.raises(CompileForbidden, match="the kernel of activations' gradients"):
-        activation._loaded(key, 90, 0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from support.gradients import COLD_THEN_WARM, leaves, present
-from triton.runtime.interpreter import InterpretedFunction
 
 from outblas import matmul
 from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.kernels import activation as kernels
+from outblas.kernels import passes
 from outblas.torch_ops import activation_backward, ops
 from outblas.torch_ops.activation_backward import formula
 
@@ -18,53 +18,37 @@ Tensor = torch.Tensor
 
 
 # ---- the kernel
-@pytest.fixture
-def interpreted_kernel(monkeypatch: pytest.MonkeyPatch) -> InterpretedFunction:
-    """The kernel as Triton's interpreter runs it."""
-    slope = InterpretedFunction(kernels._value_and_slope.fn)
-    monkeypatch.setattr(kernels, "_value_and_slope", slope)
-    return InterpretedFunction(kernels.backward_kernel.fn)
-
-
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
-@pytest.mark.parametrize("wide", [False, True], ids=["32-bit offsets", "64-bit offsets"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_kernel_computes_the_formula(
-    activation: Activation, wide: bool, interpreted_kernel: InterpretedFunction
-) -> None:
+@pytest.mark.parametrize(
+    ("activation", "wide"), [(name, i % 2 == 0) for i, name in enumerate(ACTIVATIONS)]
+)
+def test_the_kernel_computes_the_formula(activation: Activation, wide: bool) -> None:
     gated = activation in GATED
     columns = 70
     grad, x = torch.randn(37, columns), 3 * torch.randn(37, columns * (1 + gated))
     x[0, :3] = torch.tensor([0.0, torch.nan, -30.0])
     out = torch.full_like(x, -7)
     function = GATED.get(activation, activation)
+    kernel = kernels._PASSES.interpreted[kernels.backward_kernel]
 
     with np.errstate(all="ignore"):
-        interpreted_kernel[(3,)](
-            grad, x, out, grad.numel(), columns, function, gated, wide, kernels.BLOCK
-        )
+        kernel[(3,)](grad, x, out, grad.numel(), columns, function, gated, wide, kernels.BLOCK)
 
     want = formula(grad.double(), x.double(), activation).float()
     torch.testing.assert_close(out, want, equal_nan=True, atol=3e-6, rtol=3e-6)
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", [75, 90])
-@pytest.mark.parametrize("pointer", ["*bf16", "*fp32"])
-def test_the_kernel_moves_16_bytes_at_a_time(pointer: str, arch: int) -> None:
-    compiled = kernels.compile_for(("gelu", False, False, pointer, (16, 16, 16, 1)), arch)
+@pytest.mark.oldest_triton
+@pytest.mark.parametrize(("arch", "pointer", "wide"), [(75, "*fp16", True), (90, "*bf16", False)])
+def test_the_kernel_moves_16_bytes_at_a_time(pointer: str, wide: bool, arch: int) -> None:
+    types = dict.fromkeys(("grad", "x", "out"), pointer) | {"elements": "i32", "columns": "i32"}
+    constants = {"FUNCTION": "gelu", "GATE": wide, "WIDE": wide, "BLOCK": kernels.BLOCK}
+
+    compiled = passes.compile_for(kernels.backward_kernel, types, constants, arch)
 
     assert "ld.global.v4" in compiled.asm["ptx"]
-
-
-@pytest.mark.compile
-@pytest.mark.oldest_triton
-@pytest.mark.parametrize("arch", [75, 90])
-def test_the_kernel_compiles_for_what_is_not_aligned(arch: int) -> None:
-    compiled = kernels.compile_for(("silu", True, True, "*fp16", (2, 16, 2, 2)), arch)
-
-    assert compiled.asm["cubin"]
 
 
 # ---- the formula

@@ -126,27 +126,10 @@ class LazySpace(Space[C]):
     single config seldom needs it.
     """
 
-    def __init__(
-        self,
-        choose: Callable[[], C],
-        *,
-        axes: Axes,
-        invalid_reason: Callable[[C], str | None],
-        footprint: Callable[[C], Footprint],
-        also: Iterable[C] = (),
-        compile_key: Callable[[C], C] = lambda config: config,
-        footprint_key: Callable[[C], Hashable] | None = None,
-    ) -> None:
+    def __init__(self, choose: Callable[[], C], **others: Any) -> None:
         """Args as of `Space`, with `choose` in the place of `own`."""
-        vars(self).update(
-            _choose=choose,
-            axes=axes,
-            invalid_reason=invalid_reason,
-            footprint=footprint,
-            also=also,
-            compile_key=compile_key,
-            footprint_key=footprint_key,
-        )
+        plain = {"also": (), "compile_key": lambda config: config, "footprint_key": None}
+        vars(self).update(plain | others, _choose=choose)
 
     @functools.cached_property
     def own(self) -> C:
