@@ -18,8 +18,8 @@ from outblas.torch_ops import autocast_vmap, autograd, slow_path
 from outblas.torch_ops.call import (
     OPERANDS,
     Arguments,
-    KernelChoice,
     GivenEpilogue,
+    KernelChoice,
     eager_choice,
     is_activation,
     is_plain_scalar,

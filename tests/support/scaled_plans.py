@@ -1,4 +1,4 @@
-"""What stands for the kernel of fp8 products under `outblas.enable` on a CPU."""
+"""What stands for the kernel of fp8 products on a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,21 @@ from . import fp8
 
 Tensor = torch.Tensor
 
+_DTYPES = {"e4m3": fp8.E4M3, "e5m2": fp8.E5M2}
 
-def small(rows: int, columns: int, dtype: torch.dtype = fp8.E4M3) -> Tensor:
-    """Small integers, whose products have one right result."""
-    return torch.randint(-4, 5, (rows, columns)).to(dtype)
+
+def product_of_pairs(
+    formats: str, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor
+) -> Tensor:
+    """The product in float32 of operands whose fp8 values reach a kernel as pairs."""
+    of_a, of_b, *words = formats.split()
+    wide_a = a.contiguous().view(_DTYPES[of_a]).float()
+    wide_b = b.t().contiguous().view(_DTYPES[of_b]).float()
+    if len(words) < 3:
+        return scale_a * wide_a @ wide_b.t() * scale_b
+    _, recipe_a, recipe_b = words
+    x = fp8.scaled(wide_a, scale_a, recipe_a).float()
+    return x @ fp8.scaled(wide_b, scale_b.t(), recipe_b).float().t()
 
 
 class Planned:
@@ -27,38 +38,16 @@ class Planned:
     def __call__(self, call: Call, *, by_torch: bool) -> Plan:
         assert not by_torch, "torch would be asked through the operator that is overridden"
         self.calls.append(call)
-        a_format, b_format, *_ = (torch.__dict__[_NAMES[name]] for name in call.formats.split()[:2])
-        dtype = call.out_dtype
 
-        def plan(
-            a: Tensor,
-            b: Tensor,
-            c: None,
-            out: Tensor | None,
-            alpha: float,
-            beta: float,
-            bias: Tensor | None,
-            residual: None,
-            aux: None,
-            scale_a: Tensor,
-            scale_b: Tensor,
-        ) -> Tensor:
-            self.runs += 1
+        def plan(a: Tensor, b: Tensor, c: None, out: Tensor | None, *rest: Any) -> Tensor:
+            alpha, beta, bias, residual, aux, scale_a, scale_b = rest
             assert (c, residual, aux, alpha, beta) == (None, None, None, 1, 0)
-            wide_a, wide_b = a.view(a_format).float(), b.t().view(b_format).t().float()
-            if call.formats.endswith("128"):
-                *_, recipe_a, recipe_b = call.formats.split()
-                x = fp8.scaled(wide_a, scale_a, recipe_a).float()
-                x = x @ fp8.scaled(wide_b.t(), scale_b.t(), recipe_b).t().float()
-            else:
-                x = wide_a @ wide_b * scale_a * scale_b
-            result = (x if bias is None else x + bias.float()).to(dtype)
+            self.runs += 1
+            x = product_of_pairs(call.formats, a, b, scale_a, scale_b)
+            result = (x if bias is None else x + bias.float()).to(call.out_dtype)
             return result if out is None else out.copy_(result)
 
         return plan
-
-
-_NAMES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 
 def outcome(call: Callable[[], Tensor]) -> Any:

@@ -1,170 +1,157 @@
-"""fp8: `scaled_mm` against float64, exactly where sums are small integers; what it says of its
-arguments, and who overrides it.
+"""fp8: `scaled_mm` in both of its forms, exactly, because scales are powers of two and operands
+small integers; its gradients; what it says of its arguments; and its warm calls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from support.fp8 import E4M3, E5M2, fp8_operands
+from support.fp8 import BY_ROW, E4M3, E5M2, ORDERS, SQUARE, block_scale, fp8_operands, scaled
+from support.scaled_plans import product_of_pairs
+from torch.nn import functional
 
 from outblas import OperandError, scaled_mm
-from outblas.core.epilogue import EpilogueArgs, apply
-from outblas.core.problem import problem as describe
-from outblas.torch_ops import eager_scaled
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
+from outblas.runtime import dispatch, launcher
+from outblas.torch_ops import block_scales, eager_scaled, scaled_operator
+from outblas.torch_ops import scaled_mm as module
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 on_hopper = [pytest.mark.gpu, pytest.mark.sm90]
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_hopper)])
 
 Tensor = torch.Tensor
-ONE = torch.ones(())
+Shape = tuple[int, int, int]
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+Types: Any = functional.ScalingType  # type: ignore[attr-defined]
+ROW, ALL = "rowwise", "tensorwise"
+RECIPES = {
+    BY_ROW: Types.BlockWise1x128,
+    SQUARE: Types.BlockWise128x128,
+    ROW: Types.RowWise,
+    ALL: Types.TensorWise,
+}
+BLOCKS = [(BY_ROW, SQUARE), (BY_ROW, BY_ROW), (SQUARE, BY_ROW), (SQUARE, SQUARE)]
+PAIRS = [*BLOCKS, (ROW, ROW), (ROW, ALL), (ALL, ROW), (ALL, ALL)]
 
 
-def relative_error(y: Tensor, want: Tensor) -> float:
-    return float((y.double() - want).norm() / want.norm())
+class Case:
+    """Operands of a product, their scales and the product in float64."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        pair: tuple[str, str],
+        device: str = "cpu",
+        order: str = "by rows",
+        formats: tuple[torch.dtype, torch.dtype] = (E4M3, E4M3),
+    ) -> None:
+        M, N, K = shape
+        self.a, self.b = fp8_operands(M, N, K, *formats, device=device, most=2)
+        self.stored = [
+            scale_of(rows, K, recipe, order).to(device)
+            for rows, recipe in zip((M, N), pair)  # noqa: B905
+        ]
+        wide = [
+            scaled(t, scale, recipe) if recipe in (BY_ROW, SQUARE) else t.double() * scale.double()
+            for t, scale, recipe in zip((self.a, self.b.t()), self.stored, pair, strict=True)
+        ]
+        self.exact = wide[0] @ wide[1].t()
+
+    @property
+    def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.a, self.b, self.stored[0], self.stored[1].t()
+
+
+def scale_of(rows: int, K: int, recipe: str, order: str = "by rows") -> Tensor:
+    """Scales of an operand that is stored with one row for each row of A or column of B."""
+    if recipe in (BY_ROW, SQUARE):
+        return block_scale(rows, K, recipe, order)
+    by_row = 2.0 ** (torch.arange(rows) % 5 - 2).unsqueeze(1)
+    if order == "every second":
+        by_row = by_row.repeat_interleave(2, 0)[::2]
+    return by_row if recipe == ROW else torch.tensor(0.5)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, a product that torch would compute is an error."""
+    if "cuda" in request.node.name:
+        monkeypatch.setenv("OUTBLAS_STRICT", "1")
 
 
 # ---- values
-# The scales of a product of 96 by 160: one a row of A and one a column of B, or one of all.
-SCALES = {
-    "rows and columns": ((96, 1), (1, 160)),
-    "one element": ((1,), ()),
-    "rows": ((96, 1), ()),
-}
-# A unit of the last place, relative, of each dtype of the output.
-UNITS = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2**-17}
+# Whole blocks; tails of M, N and K; fewer than a block of each; one row; one column; few terms.
+SHAPES = [
+    (128, 256, 384),
+    (257, 129, 1000),
+    (7, 300, 145),
+    (1, 384, 256),
+    (200, 1, 300),
+    (200, 260, 33),
+    (5, 7, 1),
+]
+FORMATS = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)]
 
 
 @devices
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
-@pytest.mark.parametrize(("shape_a", "shape_b"), SCALES.values(), ids=SCALES)
-@pytest.mark.parametrize("with_epilogue", [False, True], ids=["plain", "epilogue"])
-def test_a_scaled_product_is_rounded_once(
-    shape_a: tuple[int, ...],
-    shape_b: tuple[int, ...],
-    dtype: torch.dtype,
-    with_epilogue: bool,
-    device: str,
-) -> None:
-    # One rounding is up to 2 of these units. Over a whole product of these numbers it is less than
-    # one, but not of any numbers: one scale may push all of few integers to the worst place.
-    torch.manual_seed(0)
-    # Sums of integers up to 2, which the tensor cores hold.
-    a, b = fp8_operands(96, 160, 256, E5M2, device=device, most=2)
-    scale_a, scale_b = (torch.rand(s, device=device) + 0.5 for s in (shape_a, shape_b))
-    want = scale_a.double() * (a.double() @ b.double()) * scale_b.double()
-    how: dict[str, Any] = {"out_dtype": dtype}
-    if with_epilogue:
-        bias = torch.randn(160, device=device).to(dtype)
-        residual = torch.randn(96, 160, device=device).to(dtype)
-        how |= {"bias": bias, "activation": "gelu", "residual": residual}
-        want = apply(want + bias.double(), "gelu", residual.double())
-
-    got = scaled_mm(a, b, scale_a, scale_b, **how)
-
-    assert got.dtype == dtype
-    assert relative_error(got, want) < UNITS[dtype]
-
-
-SHAPES = [
-    (128, 128, 128),
-    (300, 264, 272),
-    (1000, 1040, 1000),
-    (16, 4096, 1024),
-    (7, 9, 33),
-    (256, 192, 4096),
-]
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.parametrize("columns_first", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("formats", [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)])
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "promoted"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_small_integers_are_exact(
-    shape: tuple[int, int, int],
-    fast: bool,
-    formats: tuple[torch.dtype, torch.dtype],
-    columns_first: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sums below 2¹³, which the tensor cores hold."""
-    monkeypatch.setenv("OUTBLAS_STRICT", "1")
-    a, b = fp8_operands(*shape, *formats, device="cuda", most=1)
-    want = a.double() @ b.double()
-    if columns_first:
-        a, b = a.t().contiguous().t(), b.contiguous()
-
-    one = ONE.cuda()
-    y = scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
-
-    assert torch.equal(y.double(), want)
-
-
-def error_of_sums(K: int, product: Callable[..., Tensor], fast: bool) -> float:
-    """The relative error of products of that many terms."""
-    a, b = fp8_operands(512, 512, K, device="cuda")
-    one = ONE.cuda()
-    y = product(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
-    return relative_error(y, a.double() @ b.double())
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.parametrize("K", [1024, 4096, 16384])
-def test_the_error_of_promoted_sums_does_not_grow_with_k(K: int) -> None:
-    assert error_of_sums(K, scaled_mm, fast=False) < 1.5e-4
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.parametrize("K", [1024, 4096, 16384])
-def test_the_error_of_fast_sums_is_at_most_torchs(K: int) -> None:
-    ours = error_of_sums(K, scaled_mm, fast=True)
-
-    assert error_of_sums(K, scaled_mm, fast=False) < ours
-    assert ours < 1.1 * error_of_sums(K, torch._scaled_mm, fast=True)
-
-
-def in_other_memory(t: Tensor, how: str) -> Tensor:
-    """The same values in memory that lies otherwise."""
-    if how == "every second":
-        return t.repeat_interleave(2, 0).repeat_interleave(2, 1)[::2, ::2]
-    if how == "expanded":
-        return t[:1, :1].expand(t.shape)
-    return t
-
-
-@pytest.mark.gpu
-@pytest.mark.sm90
-@pytest.mark.parametrize("how", ["packed", "every second", "expanded"])
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 48, 64), (3, 264, 128), (7, 9, 33), (300, 16, 272), (264, 300, 2), (5, 7, 1)],
-    ids=str,
-)
-def test_scales_belong_to_rows_and_columns_however_they_lie(
-    shape: tuple[int, int, int], how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the host swaps the operands, as it does for few rows, and for rows of one or two
-    values.
+def test_a_product_is_exact(shape: Shape, device: str) -> None:
+    """For every pairing of recipes, orders of scales and formats, with fast sums where they may
+    be.
     """
-    monkeypatch.setenv("OUTBLAS_STRICT", "1")
-    M, N, K = shape
-    a, b = fp8_operands(M, N, K, device="cuda", most=1)
-    rows = in_other_memory(2.0 ** (torch.arange(M, device="cuda") % 5 - 2).unsqueeze(1), how)
-    columns = in_other_memory(2.0 ** (torch.arange(N, device="cuda") % 3 - 1).unsqueeze(0), how)
+    for i, pair in enumerate(PAIRS):
+        for order, formats in zip(ORDERS, FORMATS, strict=True):
+            case = Case(shape, pair, device, order, formats)
+            fast = pair not in BLOCKS and i % 2 == 0
 
-    got = scaled_mm(a, b, rows, columns, out_dtype=torch.float32)
+            got = scaled_mm(*case.given, out_dtype=F32, use_fast_accum=fast)
 
-    want = rows.double() * (a.double() @ b.double()) * columns.double()
-    assert torch.equal(got.double(), want)
+            assert torch.equal(got.double(), case.exact), (pair, order, formats)
 
 
-# ---- memory as the kernel reads it
+@devices
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("pair", [(BY_ROW, SQUARE), (SQUARE, BY_ROW), (ROW, ROW)], ids=" by ".join)
+def test_an_epilogue_follows_the_scales_and_is_rounded_once(
+    pair: tuple[str, str], dtype: torch.dtype, device: str
+) -> None:
+    case = Case((130, 264, 272), pair, device)
+    bias = torch.arange(-100, 164, device=device).to(dtype)
+    residual = torch.arange(130, device=device).to(dtype).unsqueeze(1)
+
+    got = scaled_mm(*case.given, bias=bias, out_dtype=dtype, activation="relu", residual=residual)
+
+    want = (case.exact + bias.double()).relu() + residual.double()
+    assert torch.equal(got, want.to(dtype))
+
+
+@devices
+@pytest.mark.parametrize("shape", [(0, 16, 256), (8, 0, 256), (8, 16, 0)], ids=str)
+def test_an_empty_product_is_zero(shape: Shape, device: str) -> None:
+    got = scaled_mm(*Case(shape, (BY_ROW, SQUARE), device).given)
+
+    assert torch.equal(got, torch.zeros(shape[0], shape[1], device=device).bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("K", [1024, 16384])
+def test_promoted_sums_keep_their_error_and_fast_ones_have_at_most_torchs(K: int) -> None:
+    a, b = fp8_operands(512, 512, K, device="cuda")
+    one, exact = torch.ones((), device="cuda"), a.double() @ b.double()
+
+    def error(product: Callable[..., Tensor], fast: bool) -> float:
+        y = product(a, b, one, one, out_dtype=F32, use_fast_accum=fast)
+        return float((y.double() - exact).norm() / exact.norm())
+
+    promoted, fast = error(scaled_mm, False), error(scaled_mm, True)
+
+    assert promoted < 1.5e-4
+    assert promoted < fast < 1.1 * error(torch._scaled_mm, True)
+
+
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("stride", ["packed", "overlapping", "odd"])
 def test_words_of_rows_hold_the_same_values(K: int, stride: str) -> None:
@@ -180,85 +167,407 @@ def test_words_of_rows_hold_the_same_values(K: int, stride: str) -> None:
 
     pairs = eager_scaled.as_16_bit_pairs(t)
 
-    assert pairs.dtype is torch.bfloat16
-    assert pairs.stride(1) == 1
+    assert (pairs.dtype, pairs.stride(1)) == (BF16, 1)
     assert pairs.shape[1] >= 2
     bytes_of_rows = pairs.view(E4M3).float()
     assert torch.equal(bytes_of_rows[:, :K], t.float())
     assert not bytes_of_rows[:, K:].any()
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("K", [1, 2])
-def test_rows_of_one_pair_compile(K: int) -> None:
-    """Both operands of an fp8 product lie along K, which rows of a single pair would not say."""
-    pytest.importorskip("cutlass")
-    from outblas.hopper import gemm
-    from outblas.hopper.gemm import heuristic
+# ---- the form of torch.nn.functional
+M, N, K = 6, 16, 32
+A = torch.randint(-4, 5, (M, K)).to(E4M3)
+B = torch.randint(-4, 5, (N, K)).to(E4M3).t()
+BIAS, RESIDUAL = torch.randint(-4, 5, (N,)).to(BF16), torch.randint(-4, 5, (M, N)).to(BF16)
+HALF = torch.tensor(0.5)
+ROWS, COLUMNS = torch.full((M, 1), 2.0), torch.full((1, N), 0.25)
+WHOLE = {"scale_recipe_a": Types.TensorWise, "scale_recipe_b": Types.TensorWise}
+NO_SWIZZLE: Any = functional.SwizzleType.NO_SWIZZLE  # type: ignore[attr-defined]
 
-    a, b = fp8_operands(64, 3, K)
-    out = torch.empty(64, 3, dtype=torch.bfloat16)
-    problem = describe(
-        eager_scaled.as_16_bit_pairs(a),
-        eager_scaled.as_16_bit_pairs(b.t()).t(),
-        out,
-        extra=EpilogueArgs(),
-        scales=(ONE, ONE),
-        formats="e4m3 e4m3",
+
+def expected(scale_a: Tensor = HALF, scale_b: Tensor = HALF, **more: Any) -> Tensor:
+    return scaled_mm(A, B, scale_a, scale_b, **more)
+
+
+ONE = Types.TensorWise
+FORMS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "torch._scaled_mm by place": (
+        lambda: scaled_mm(A, B, HALF, HALF, BIAS, None, BF16, True),
+        lambda: expected(bias=BIAS, use_fast_accum=True),
+    ),
+    "its operands by our names": (
+        lambda: scaled_mm(a=A, b=B, scale_a=HALF, scale_b=HALF),
+        lambda: expected(),
+    ),
+    "all of them by place": (
+        lambda: scaled_mm(
+            *(A, B, HALF, ONE, HALF, ONE, None, None, BIAS.half(), F16, (), True),
+        ),
+        lambda: expected(bias=BIAS.half(), out_dtype=F16, use_fast_accum=True),
+    ),
+    "by keyword": (
+        lambda: scaled_mm(
+            **{"mat_a": A, "mat_b": B, "scale_a": ROWS, "scale_b": COLUMNS},
+            **{"scale_recipe_a": Types.RowWise, "scale_recipe_b": Types.RowWise},
+        ),
+        lambda: expected(ROWS, COLUMNS),
+    ),
+    "lists of one": (
+        lambda: scaled_mm(A, B, [HALF], [ONE], [HALF], [ONE], [], []),
+        lambda: expected(),
+    ),
+    "no swizzle": (
+        lambda: scaled_mm(A, B, HALF, ONE, HALF, ONE, NO_SWIZZLE, contraction_dim=(-1, 0)),
+        lambda: expected(),
+    ),
+    "with an epilogue": (
+        lambda: scaled_mm(A, B, HALF, ONE, HALF, ONE, bias=BIAS, activation="relu"),
+        lambda: expected(bias=BIAS, activation="relu"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_computes_the_same_product(name: str) -> None:
+    written, as_ever = FORMS[name]
+
+    assert torch.equal(written(), as_ever())
+
+
+def test_the_product_is_that_of_torch() -> None:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU"):
+        pytest.skip(f"torch {torch.__version__} has a public scaled_mm for GPUs only")
+    by_torch: Any = functional.scaled_mm  # type: ignore[attr-defined]
+
+    assert torch.equal(scaled_mm(A, B, HALF, ONE, HALF, ONE), by_torch(A, B, HALF, ONE, HALF, ONE))
+
+
+def as_torch_wants(stored: Tensor, recipe: str, padded: bool) -> Tensor:
+    """Scales in the order that torch requires: those of square blocks lie along K, in fours."""
+    if recipe == BY_ROW:
+        return stored.t().contiguous().t()
+    blocks = stored.shape[1]
+    wide = torch.full((stored.shape[0], -(-blocks // 4) * 4), float("nan"))
+    wide[:, :blocks] = stored
+    return (wide if padded else stored).t()
+
+
+@pytest.mark.parametrize("pair", BLOCKS, ids=" by ".join)
+def test_scales_of_blocks_come_as_torch_wants_them(pair: tuple[str, str]) -> None:
+    for terms, padded in ((100, True), (400, False), (640, True), (640, False)):
+        case = Case((200, 300, terms), pair)
+        scale_a, scale_b = (
+            as_torch_wants(stored, recipe, padded)
+            for stored, recipe in zip(case.stored, pair, strict=True)
+        )
+        recipes = RECIPES[pair[0]], RECIPES[pair[1]]
+
+        got = scaled_mm(case.a, case.b, scale_a, recipes[0], scale_b, recipes[1], output_dtype=F32)
+
+        assert torch.equal(got.double(), case.exact), (terms, padded)
+
+
+# ---- which recipe a shape means
+# (M, N, K), the shapes of both scales, and the recipes that the kernel is asked for.
+MEANT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] = {
+    "blocks of A's rows": ((200, 300, 400), (200, 4), (4, 3), (BY_ROW, SQUARE)),
+    "blocks of rows and columns": ((200, 300, 400), (200, 4), (4, 300), (BY_ROW, BY_ROW)),
+    "square blocks of A": ((200, 300, 400), (2, 4), (4, 300), (SQUARE, BY_ROW)),
+    "square blocks of both": ((200, 300, 400), (2, 4), (4, 3), (SQUARE, SQUARE)),
+    "rows and columns": ((200, 300, 400), (200, 1), (1, 300), None),
+    "one element": ((200, 300, 400), (1, 1), (1,), None),
+    "one block of terms is a whole row": ((200, 300, 100), (200, 1), (1, 300), None),
+    "one block of terms, square for B": ((200, 300, 100), (200, 1), (1, 3), (BY_ROW, SQUARE)),
+    "one block of terms, square for A": ((200, 300, 100), (2, 1), (1, 300), (SQUARE, BY_ROW)),
+    "one block of A": ((100, 300, 100), (1, 1), (1, 3), (SQUARE, SQUARE)),
+    "one block of B": ((200, 100, 100), (2, 1), (1, 1), (SQUARE, SQUARE)),
+    "one block of each": ((100, 90, 80), (1, 1), (1, 1), None),
+    "one row": ((1, 300, 400), (1, 4), (4, 3), (BY_ROW, SQUARE)),
+    "one row with a scale for each column": ((1, 300, 100), (1, 1), (1, 300), None),
+    "one column": ((200, 1, 400), (200, 4), (4, 1), (BY_ROW, SQUARE)),
+    "as many rows as blocks of terms": ((4, 4, 400), (4, 4), (4, 4), (BY_ROW, BY_ROW)),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_the_shapes_of_scales_mean_recipes(name: str) -> None:
+    sizes, shape_a, shape_b, meant = MEANT[name]
+
+    recipes = block_scales.recipes(*sizes, torch.ones(shape_a), torch.ones(shape_b))  # type: ignore[call-arg]
+
+    assert recipes == meant
+
+
+# ---- gradients of bias and residual
+class Differentiable:
+    """A call as a function of bias and residual, what torch makes of it in fp32, the two, and a
+    gradient that arrives.
+    """
+
+    def __init__(self, activation: Activation | None, dtype: torch.dtype, device: str) -> None:
+        columns = 2 * N if activation in GATED else N
+        # Sums of integers up to 2, which the tensor cores hold.
+        self.a, self.b = fp8_operands(M, columns, K, device=device, most=2)
+        self.scales = HALF.to(device), torch.rand(1, columns, device=device) + 0.5
+        self.activation, self.dtype = activation, dtype
+        self.leaves = (
+            torch.randn(columns, device=device).to(dtype).requires_grad_(),
+            torch.randn(M, 1, device=device).to(dtype).requires_grad_(),
+        )
+        self.grad = torch.randn(N, M, device=device).to(dtype).t()
+
+    def ours(self, bias: Tensor, residual: Tensor) -> Tensor:
+        how: dict[str, Any] = {"activation": self.activation, "out_dtype": self.dtype}
+        return scaled_mm(self.a, self.b, *self.scales, bias=bias, residual=residual, **how)
+
+    def torchs(self, bias: Tensor, residual: Tensor) -> Tensor:
+        scale_a, scale_b = self.scales
+        x = (scale_a * self.a.float()) @ (scale_b * self.b.float()) + bias.float()
+        return apply(x, self.activation or "", residual.float()).to(self.dtype)
+
+    def gradients(self, function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(*self.leaves), self.leaves, self.grad)
+
+
+TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
+    F32: {"atol": 1e-4, "rtol": 1e-4},
+    BF16: {"atol": 0.1, "rtol": 0.03},
+}
+
+
+@devices
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
+def test_bias_and_residual_have_gradients(
+    activation: Activation | None, dtype: torch.dtype, device: str
+) -> None:
+    case = Differentiable(activation, dtype, device)
+
+    got = case.gradients(case.ours)
+
+    torch.testing.assert_close(got, case.gradients(case.torchs), **TOLERANCES[dtype])
+
+
+# None, a function of one number, and a gated one.
+@devices
+@pytest.mark.parametrize("activation", [None, "gelu_tanh", "swiglu"], ids=str)
+def test_compiled_calls_have_gradients_and_eager_ones_second_derivatives(
+    activation: Activation | None, device: str
+) -> None:
+    case = Differentiable(activation, F32, device)
+    torch._dynamo.reset()
+    compiled = torch.compile(case.ours, backend="aot_eager", fullgraph=True)
+
+    def derivatives(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        loss = function(*case.leaves).square().sum()
+        first = torch.autograd.grad(loss, case.leaves, create_graph=True)
+        squares = torch.stack([t.square().sum() for t in first])
+        return torch.autograd.grad(squares.sum(), case.leaves)
+
+    torch.testing.assert_close(
+        case.gradients(compiled), case.gradients(case.torchs), **TOLERANCES[F32]
+    )
+    torch.testing.assert_close(
+        derivatives(case.ours), derivatives(case.torchs), atol=1e-3, rtol=1e-4
     )
 
-    gemm.precompile(problem, heuristic.config(problem, heuristic.Rates(), gemm.Config()), 90)
 
-
-# ---- the operator
-@pytest.mark.parametrize("activation", ["tanh", "swish"])
-def test_the_operator_refuses_an_unknown_activation(activation: str) -> None:
+@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b"])
+def test_no_gradient_is_cut_beside_one_that_there_is(name: str) -> None:
     a, b = fp8_operands(4, 6, 8)
+    given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())}
+    given[name].requires_grad_()
+    bias = torch.ones(6).bfloat16().requires_grad_()
 
-    with pytest.raises(ValueError, match=f"activation is '{activation}', expected"):
-        torch.ops.outblas.scaled_mm(a, b, ONE, ONE, None, None, False, activation)
+    y = scaled_mm(**given, activation="gelu", bias=bias)
+
+    message = f"{name}.* requires grad, but only bias and residual of scaled_mm have gradients"
+    with pytest.raises(NotImplementedError, match=message):
+        y.sum().backward()
+    assert bias.grad is None
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.grad(lambda t: scaled_mm(**given | {name: t}).sum())(given[name].detach())
 
 
-# ---- arguments
-BAD_VALUES: dict[str, dict[str, Any]] = {
-    "input.dtype is torch.float32, expected one of torch.float8_e4m3fn": {"a": torch.ones(4, 8)},
-    r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16": {"b": fp8_operands(4, 6, 16)[1]},
-    r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\), or": {
-        "scale_a": torch.ones(6, 1)
-    },
-    "scale_b is torch.float16": {"scale_b": torch.ones((), dtype=torch.float16)},
-    "out_dtype is torch.float64, expected one of torch.bfloat16": {"out_dtype": torch.float64},
-    "bias.dtype is torch.float32, expected torch.bfloat16": {"bias": torch.ones(6)},
+# ---- what is refused: arguments of the first form, beside 200x300x400 with scales of blocks
+WIDE_A, WIDE_B = fp8_operands(200, 300, 400)
+IN_BLOCKS = {"scale_a": torch.ones(200, 4), "scale_b": torch.ones(4, 3)}
+PLAIN = {"input": A, "mat2": B, "scale_a": HALF, "scale_b": HALF}
+LARGE = {"input": WIDE_A, "mat2": WIDE_B} | IN_BLOCKS
+RECIPE = {"mat_a": A, "mat_b": B, "scale_a": HALF, "scale_b": HALF} | WHOLE
+RECIPE_BLOCKS = {"scale_recipe_a": RECIPES[BY_ROW], "scale_recipe_b": RECIPES[SQUARE]}
+REFUSED: dict[str, dict[str, Any]] = {
+    "input.dtype is torch.float32, expected one of torch.float8_e4m3fn": PLAIN
+    | {"input": torch.ones(M, K)},
+    r"input.shape\[1\] is 32 but mat2.shape\[0\] is 64": PLAIN
+    | {"mat2": fp8_operands(4, N, 64)[1]},
+    r"scale_a.shape is \(16, 1\), expected one element or \(6, 1\), or": PLAIN
+    | {"scale_a": torch.ones(16, 1)},
+    "scale_b is torch.float16": PLAIN | {"scale_b": HALF.half()},
+    "out_dtype is torch.float64, expected one of torch.bfloat16": PLAIN
+    | {"out_dtype": torch.float64},
+    "bias.dtype is torch.float32, expected torch.bfloat16": PLAIN | {"bias": torch.ones(N)},
+    "scale_result is given, expected None": PLAIN | {"scale_result": HALF},
+    r"scale_a.shape is \(200, 3\), expected one element or \(200, 1\), or \(200, 4\) or \(2, 4\) "
+    "with blocks of 128": LARGE | {"scale_a": torch.ones(200, 3)},
+    r"scale_b.shape is \(3, 4\), expected one element or \(1, 300\), or \(4, 300\) or \(4, 3\)": (
+        LARGE | {"scale_b": torch.ones(3, 4)}
+    ),
+    r"scale_b.shape is \(\), expected \(4, 300\) or \(4, 3\), because scale_a has blocks": LARGE
+    | {"scale_b": HALF},
+    r"scale_a.shape is \(200, 1\), expected \(200, 4\) or \(2, 4\), because scale_b has blocks": (
+        LARGE | {"scale_a": torch.ones(200, 1)}
+    ),
+    "scale_a is torch.float64 on cpu, expected torch.float32 on cpu": LARGE
+    | {"scale_a": torch.ones(200, 4).double()},
+    "use_fast_accum is True, expected False with scales of blocks": LARGE
+    | {"use_fast_accum": True},
+    # the form of torch.nn.functional
+    "scale_recipe_a is BlockWise1x32, expected one of TensorWise, RowWise, BlockWise1x128": RECIPE
+    | {"scale_recipe_a": Types.BlockWise1x32},
+    "scale_recipe_b is TensorWise, expected BlockWise1x128 or BlockWise128x128 with": RECIPE
+    | {"scale_recipe_a": RECIPES[BY_ROW]},
+    "scale_recipe_b is BlockWise128x128, expected TensorWise or RowWise with TensorWise": RECIPE
+    | {"scale_recipe_b": RECIPES[SQUARE]},
+    "use_fast_accum is True, expected False with scales": RECIPE
+    | RECIPE_BLOCKS
+    | {"use_fast_accum": True},
+    r"scale_a.shape is \(\), expected \(6, 1\) with BlockWise1x128": RECIPE | RECIPE_BLOCKS,
+    r"scale_b.shape is \(\), expected \(4, 1\) or \(1, 1\) with BlockWise128x128": RECIPE
+    | RECIPE_BLOCKS
+    | {"scale_a": ROWS},
+    "scale_recipe_a has 2 entries, expected one": RECIPE | {"scale_recipe_a": [ONE, ONE]},
+    "swizzle_b is SWIZZLE_32_4_4, expected NO_SWIZZLE or None": RECIPE
+    | {"swizzle_b": functional.SwizzleType.SWIZZLE_32_4_4},  # type: ignore[attr-defined]
+    r"scale_a.shape is \(6, 1\), expected one element with TensorWise": RECIPE | {"scale_a": ROWS},
+    r"scale_b.shape is \(\), expected \(1, 16\) with RowWise": RECIPE
+    | {"scale_recipe_b": Types.RowWise},
+    r"contraction_dim is \(0, 1\), expected \(\) or \(1, 0\)": RECIPE | {"contraction_dim": (0, 1)},
 }
 BAD_TYPES: dict[str, dict[str, Any]] = {
     "input is NoneType, expected a torch.Tensor": {"input": None},
-    "mat2 is NoneType, expected a torch.Tensor": {"mat2": None},
     "mat2 is list, expected a torch.Tensor": {"mat2": [1.0]},
     "scale_a is float, expected a torch.Tensor": {"scale_a": 1.0},
     "scale_b is NoneType, expected a torch.Tensor": {"scale_b": None},
     "bias is float, expected a torch.Tensor": {"bias": 1.0},
     "out_dtype is str, expected a torch.dtype": {"out_dtype": "bfloat16"},
-    "use_fast_accum is str, expected a bool": {"use_fast_accum": "no"},
+    "out_dtype is list, expected a torch.dtype": {"out_dtype": []},
+    "use_fast_accum is int, expected a bool": {"use_fast_accum": 1},
     "activation is int, expected a str": {"activation": 3},
-    r"scaled_mm\(\) got 'input' twice, the second time as 'a'": {"a": torch.ones(())},
-    r"scaled_mm\(\) got an unexpected keyword argument 'weight'": {"weight": torch.ones(())},
+    r"scaled_mm\(\) got 'input' twice, the second time as 'a'": {"a": A},
+    r"scaled_mm\(\) got an unexpected keyword argument 'weight'": {"weight": A},
+    "scale_recipe_b is str, expected a member of torch's": WHOLE | {"scale_recipe_b": "RowWise"},
 }
 
 
-@pytest.mark.parametrize("kind", [OperandError, ValueError, RuntimeError])
-@pytest.mark.parametrize("message", BAD_VALUES)
-def test_bad_input_names_the_argument(message: str, kind: type[Exception]) -> None:
-    a, b = fp8_operands(4, 6, 8)
-    given = {"a": a, "b": b, "scale_a": ONE, "scale_b": ONE} | BAD_VALUES[message]
-
-    with pytest.raises(kind, match=message):
-        scaled_mm(**given)
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_names_the_argument(message: str) -> None:
+    with pytest.raises(OperandError, match=message):
+        scaled_mm(**REFUSED[message])
 
 
 @pytest.mark.parametrize("message", BAD_TYPES)
 def test_arguments_of_a_wrong_type(message: str) -> None:
-    a, b = fp8_operands(4, 6, 8)
-    given = {"input": a, "mat2": b, "scale_a": ONE, "scale_b": ONE} | BAD_TYPES[message]
-
+    changes = BAD_TYPES[message]
     with pytest.raises(TypeError, match=message):
-        scaled_mm(**given)
+        scaled_mm(**(RECIPE if "scale_recipe_b" in changes else PLAIN) | changes)
+
+
+def test_the_operator_refuses_an_unknown_activation() -> None:
+    with pytest.raises(ValueError, match="activation is 'tanh', expected"):
+        torch.ops.outblas.scaled_mm(A, B, HALF, HALF, None, None, False, "tanh")
+
+
+# ---- warm calls: a stand-in has the kernel's place on the CPU
+Recorded = tuple[list[str], list[Any]]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    """The calls that go through the operator, and the problems that are planned."""
+    calls, problems = list[str](), list[Any]()
+    by_operator = module._by_operator
+
+    def record(*given: Any) -> Tensor:
+        calls.append("scaled_mm")
+        return by_operator(*given)
+
+    def stand_in(problem: Any, *_: object, no_product: bool) -> Callable[..., None]:
+        problems.append(problem)
+
+        def launch(a: Tensor, b: Tensor, c: None, out: Tensor, *rest: Any) -> None:
+            _, _, bias, residual, _, scale_a, scale_b = rest
+            x = product_of_pairs(problem.formats, a, b, scale_a, scale_b)
+            x = x if bias is None else x + bias
+            out.copy_(apply(x, problem.epilogue.activation, residual))
+
+        return launch
+
+    monkeypatch.setattr(module, "_by_operator", record)
+    monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", stand_in)
+    dispatch.clear_cache()
+    yield calls, problems
+    dispatch.clear_cache()
+
+
+BLOCKS_A, BLOCKS_B = block_scale(200, 400, BY_ROW), block_scale(300, 400, SQUARE).t()
+BY_COLUMNS = block_scale(300, 400, BY_ROW).t()
+# Names with the formats of the problem.
+CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": (PLAIN | {"scale_b": torch.tensor(2.0)}, "promoted"),
+    "one scale for both": (PLAIN, "promoted"),
+    "scales of rows and columns": (PLAIN | {"scale_a": ROWS, "scale_b": COLUMNS}, "promoted"),
+    "all of an epilogue": (
+        PLAIN | {"bias": BIAS, "activation": "gelu", "residual": RESIDUAL},
+        "promoted",
+    ),
+    "fast sums": (PLAIN | {"use_fast_accum": True}, ""),
+    "fp32 out": (PLAIN | {"out_dtype": F32}, "promoted"),
+    "scales of blocks": (
+        LARGE | {"scale_a": BLOCKS_A, "scale_b": BLOCKS_B},
+        "promoted 1x128 128x128",
+    ),
+    "scales of blocks by columns": (
+        LARGE | {"scale_a": BLOCKS_A, "scale_b": BY_COLUMNS},
+        "promoted 1x128 1x128",
+    ),
+    "scales of blocks in another order": (
+        LARGE | {"scale_a": BLOCKS_A.t().contiguous().t(), "scale_b": BLOCKS_B},
+        "promoted 1x128 128x128",
+    ),
+}
+
+
+def test_warm_calls_skip_the_operator_and_keep_apart(recorded: Recorded) -> None:
+    """Of one shape or of several. The kernel's results are torch's."""
+    calls, problems = recorded
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scaled_operator, "unsupported_reason", lambda device: "no kernel")
+        by_torch = {name: scaled_mm(**options) for name, (options, _) in CALLS.items()}
+    cold = {name: scaled_mm(**options) for name, (options, _) in CALLS.items()}
+    calls.clear()
+
+    warm = {name: scaled_mm(**options) for name, (options, _) in CALLS.items()}
+
+    assert calls == []
+    formats = {f"e4m3 e4m3 {words}".strip() for _, words in CALLS.values()}
+    assert {problem.formats for problem in problems} == formats
+    in_blocks = next(p for p in problems if p.formats.endswith("1x128 128x128")).epilogue
+    assert in_blocks.scale_a.strides == BLOCKS_A.stride()
+    assert in_blocks.scale_b.strides == BLOCKS_B.stride()
+    for name, result in warm.items():
+        assert torch.equal(result, cold[name]), name
+        assert (result.dtype, result.stride()) == (cold[name].dtype, cold[name].stride()), name
+        torch.testing.assert_close(result, by_torch[name], msg=name, atol=0.05, rtol=0.02)
+
+
+def test_a_wrong_argument_is_refused_when_its_like_is_warm(recorded: Recorded) -> None:
+    for options in ({}, {"use_fast_accum": True}):
+        scaled_mm(**PLAIN | options)
+
+    for changes in ({"use_fast_accum": 1}, {"out_dtype": []}, {"scale_a": 1.0}):
+        (name,) = changes
+        with pytest.raises(TypeError, match=f"{name} is "):
+            scaled_mm(**PLAIN | changes)
