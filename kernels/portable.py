@@ -13,7 +13,6 @@ Source: none; it is beyond the documents.
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
-from outblas.base import compiling, machines
+from outblas.base import machines
 from outblas.base.compat.triton_private import CompiledKernel
 from outblas.base.registry import Kernel
 from outblas.core.artifact import Artifact, example
 from outblas.core.problem import Launch, Problem, dtype_name
 from outblas.device import language, launch
-from outblas.device.cubin import Cubin, packed
+from outblas.device.cubin import kernel_of
 from outblas.device.fused import gated_columns, quarter_columns, split_columns, store_outputs
 from outblas.device.grid import (
     MAX_PROGRAMS,
@@ -277,7 +276,8 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
         )
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
     with torch.cuda.device(problem.device):
-        compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
+        variant = _variant(problem, config, arch)
+        compiled = kernel_of(variant, torch.cuda.current_device(), KERNEL.name)
         return launch.bind(
             problem,
             chunks_of(problem, config),
@@ -297,7 +297,7 @@ def compile_for(problem: Problem, config: PortableConfig, arch: int) -> Compiled
     """Returns the kernel that `plan` would launch on an architecture (90 is sm_90). Needs no GPU,
     and loads nothing onto one.
     """
-    return _compile(_specialize(problem, config, arch), arch, None)
+    return kernel_of(_variant(problem, config, arch), None, KERNEL.name)
 
 
 def pack_variant(
@@ -311,8 +311,7 @@ def pack_variant(
         config = choose(problem, machine.sms, machine.arch, limit)
     elif reason := _unsupported_config(problem, config, limit):
         raise ValueError(f"kernel 'portable': {reason}")
-    specialization = _specialize(problem, config, machine.arch)
-    return TritonVariant.of(matmul_kernel, specialization, machine.arch)
+    return _variant(problem, config, machine.arch)
 
 
 def artifact(
@@ -356,22 +355,8 @@ def artifact(
     )
 
 
-@cache
-def _compile(
-    specialization: Specialization, arch: int, device: int | None
-) -> CompiledKernel | Cubin:
-    """Compiles a kernel. `device` is the index of the GPU on which the caller loads it, because a
-    loaded kernel belongs to one GPU: there it may come from a pack instead. Raises CompileForbidden
-    where it does not, and nothing may be compiled.
-    """
-    names = [name for name, _ in specialization.signature]
-    assert names == matmul_kernel.arg_names, "the host passes what the kernel takes"
-    variant = TritonVariant.of(matmul_kernel, specialization, arch)
-    if device is not None:
-        if found := packed(variant, device):
-            return found
-        compiling.check_allowed(KERNEL.name)
-    return variant.compile()
+def _variant(problem: Problem, config: PortableConfig, arch: int) -> TritonVariant:
+    return TritonVariant.of(matmul_kernel, _specialize(problem, config, arch), arch)
 
 
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:

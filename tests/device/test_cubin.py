@@ -102,10 +102,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def _no_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OUTBLAS_PACK", raising=False)
     pack.unload()
-    portable._compile.cache_clear()
+    cubin.kernel_of.cache_clear()
     yield
     pack.unload()
-    portable._compile.cache_clear()
+    cubin.kernel_of.cache_clear()
 
 
 def packed_in(folder: Path, code: bytes, **changes: Any) -> Path:

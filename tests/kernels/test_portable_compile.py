@@ -15,7 +15,7 @@ from support.covering import covering
 from support.portable_builds import BF16, DEVICES, check, copies, form
 
 from outblas.core.problem import problem
-from outblas.kernels import portable
+from outblas.device import cubin
 from outblas.kernels.portable import Config, compile_for, plan
 from outblas.kernels.portable_config import TENSOR_CORE, candidates
 
@@ -124,7 +124,7 @@ def test_interpreting_does_not_change_what_compiles(
     def compiled_anew(folder: str) -> str:
         """The IR of a compile that no cache answers."""
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
-        portable._compile.cache_clear()
+        cubin.kernel_of.cache_clear()
         return str(compile_for(form(64, 64, 64), config, 90).asm["ttir"])
 
     before = compiled_anew("before")

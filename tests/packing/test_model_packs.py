@@ -28,13 +28,12 @@ from outblas.base import cache, machines, pack
 from outblas.base.facts import digest
 from outblas.base.shapes import LAYERS
 from outblas.core.products import Products, parse_line
-from outblas.device import driver, rung
+from outblas.device import cubin, driver
 from outblas.device.triton_variant import TritonVariant
 from outblas.hopper import grouped
 from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm import host, smid_probe
 from outblas.hopper.parts import compile, tile_order
-from outblas.kernels import portable
 from outblas.packing import build, examples
 from outblas.packing.products import of_model
 from outblas.runtime import launcher
@@ -230,12 +229,10 @@ def asked_of_triton(asked: set[str], monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("OUTBLAS_COMPILE", "never")
     monkeypatch.setattr(properties, "shared_memory_per_block_optin", limit, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for module in (portable, rung):
-        monkeypatch.setattr(module, "packed", packed)
-        module._compile.cache_clear()
+    monkeypatch.setattr(cubin, "packed", packed)
+    cubin.kernel_of.cache_clear()
     yield asked
-    for module in (portable, rung):
-        module._compile.cache_clear()
+    cubin.kernel_of.cache_clear()
 
 
 OF_TRITON = (

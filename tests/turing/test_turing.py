@@ -16,8 +16,9 @@ from support.turing_rungs import BF16, FP16, FP32, valid_configs
 from outblas.base import machines, registry
 from outblas.base.configs import from_text
 from outblas.core.problem import Problem
-from outblas.device import gluon, launch
+from outblas.device import cubin, gluon, launch
 from outblas.device import rung as device_rung
+from outblas.device.triton_variant import TritonVariant
 from outblas.inspect import inspect
 from outblas.runtime import default_kernel
 from outblas.turing.config import TuringConfig, invalid_reason
@@ -238,15 +239,16 @@ def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(
     loaded = []
 
     class Compiled:
-        def __init__(self, *arguments: Any) -> None:
-            self.target, self.asm, self.kernel = arguments[4], {"ptx": "ptx of sm_75"}, b"cubin"
+        def __init__(self, variant: TritonVariant) -> None:
+            self.target, self.asm, self.kernel = variant.arch, {"ptx": "ptx of sm_75"}, b"cubin"
 
         def __getitem__(self, programs: tuple[int, int, int]) -> Any:
             loaded.append((self.target, programs, self.kernel))
             return lambda *_: None
 
-    monkeypatch.setattr(gluon, "compile", Compiled)
-    monkeypatch.setattr(device_rung, "_compile", device_rung._compile.__wrapped__)  # no cache
+    monkeypatch.setattr(TritonVariant, "compile", lambda variant: Compiled(variant))
+    monkeypatch.setattr(device_rung, "kernel_of", cubin.kernel_of.__wrapped__)  # no cache
+    monkeypatch.setattr(gluon, "as_ptx", gluon.as_ptx.__wrapped__)
     module = registry.load("turing.ldmatrix")
     module.plan(
         on_gpu(FP16, "nt", (256, 384, 512)), from_text(module.Config, text) if text else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outblas.base import pack
+from outblas.base import compiling, pack
 from outblas.device import driver
 from outblas.device.triton_variant import NUMBERS, Kept, Place, TritonVariant
 
@@ -67,6 +67,19 @@ def _converter(kind: str) -> Callable[[Any], Any]:
 
 def _address(t: torch.Tensor) -> Any:
     return ctypes.c_void_p(t.data_ptr())
+
+
+@functools.cache
+def kernel_of(variant: TritonVariant, device: int | None, name: str) -> Any:
+    """Returns a kernel that can be launched. `device` is the index of the GPU on which the caller
+    loads it, because a loaded kernel belongs to one GPU: there it may come from a pack instead.
+    Raises CompileForbidden with this name where it does not, and nothing may be compiled.
+    """
+    if device is not None:
+        if cubin := packed(variant, device):
+            return cubin
+        compiling.check_allowed(name)
+    return variant.compile()
 
 
 def packed(variant: TritonVariant, device: int) -> Cubin | None:

@@ -4,30 +4,17 @@ made from mappings.
 No other module imports names that changed between Triton 3.6 and 3.9.
 """
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from outblas.base.compat.triton_private import CompiledKernel, GluonASTSource, GPUTarget
-from outblas.device import language
+from outblas.base.compat.triton_private import CompiledKernel
 from outblas.device.mapping import Mapping
-
-
-def compile(
-    kernel: Any,
-    signature: dict[str, str],
-    constants: dict[tuple[int, ...], Any],
-    attributes: dict[tuple[int, ...], list[list[Any]]],
-    arch: int,
-    options: dict[str, Any],
-) -> CompiledKernel:
-    """Compiles a Gluon kernel for an architecture (90 is sm_90); needs no GPU."""
-    source = GluonASTSource(kernel, signature, constants, attributes)
-    with language.lock:
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+from outblas.device.triton_variant import TritonVariant
 
 
 def registers(mapping: Mapping) -> Any:
@@ -39,16 +26,18 @@ def registers(mapping: Mapping) -> Any:
     return gl.DistributedLinearLayout(*parts, [], list(mapping.shape))
 
 
-# An option of `compile`: emit a PTX version that the drivers of CUDA 12 can read, instead of the
-# newest one that Triton's assembler supports.
-OLD_PTX = {"ptx_version": 80}
+# A PTX version that the drivers of CUDA 12 can read, where Triton's assembler supports newer ones.
+_OLD_PTX = ("ptx_version", 80)
 
 
-def load_as_ptx(compiled: CompiledKernel) -> None:
-    """Makes the driver assemble a kernel from PTX when it is loaded, for the GPU that loads it.
-    Code for an older architecture then runs on a newer GPU.
+@functools.cache
+def as_ptx(variant: TritonVariant, device: int | None) -> CompiledKernel:
+    """Compiles a kernel for an older architecture than that of the GPU of this index, whose driver
+    assembles it from PTX when it is loaded.
     """
+    compiled = dataclasses.replace(variant, options=(*variant.options, _OLD_PTX)).compile()
     compiled.kernel = compiled.asm["ptx"].encode() + b"\0"
+    return compiled
 
 
 def swizzled(columns: int, itemsize: int, order: Sequence[int]) -> Any:

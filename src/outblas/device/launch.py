@@ -47,11 +47,6 @@ class Specialization:
     max_registers: int | None
 
     @property
-    def attributes(self) -> dict[Path, list[list[Any]]]:
-        """Returns the divisors in the form that Triton takes."""
-        return {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
-
-    @property
     def options(self) -> dict[str, Any]:
         """Returns the options for `triton.compile`."""
         return {

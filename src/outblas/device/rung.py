@@ -4,13 +4,11 @@ ladders differ.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from outblas.base import compiling, machines
-from outblas.base.compat.triton_private import CompiledKernel
 from outblas.base.configs import mistyped, unread_reason
 from outblas.base.registry import Kernel
 from outblas.base.space import Axes, Footprint, Space
@@ -18,7 +16,7 @@ from outblas.core.artifact import Artifact, example
 from outblas.core.epilogue import NONE
 from outblas.core.problem import Launch, Problem, dtype_name
 from outblas.device import gluon, launch, triton_artifact
-from outblas.device.cubin import Cubin, packed
+from outblas.device.cubin import kernel_of
 from outblas.device.grid import MAX_PROGRAMS, Tile, chunks_of, tiles
 from outblas.device.launch import Specialization
 from outblas.device.triton_variant import TritonVariant
@@ -266,34 +264,12 @@ class Rung(ABC, Generic[C]):
 
     def _compiled(
         self, config: C, problem: Problem, constants: dict[str, Any], arch: int, device: int | None
-    ) -> CompiledKernel | Cubin:
+    ) -> Any:
         target = self.target(config, arch)
         specialization = self.specialization(config, problem, constants, target)
-        name = self.kernel.name
-        return _compile(self.body, specialization, target, target != arch, device, name)
-
-
-@cache
-def _compile(
-    body: Any,
-    specialization: Specialization,
-    target: int,
-    as_ptx: bool,
-    device: int | None,
-    name: str,
-) -> CompiledKernel | Cubin:
-    """Compiles a kernel. `device` is the index of the GPU on which the caller loads it, because a
-    loaded kernel belongs to one GPU: there it may come from a pack instead. Raises CompileForbidden
-    with the rung's name where it does not, and nothing may be compiled.
-    """
-    if device is not None:
-        if not as_ptx and (found := packed(TritonVariant.of(body, specialization, target), device)):
-            return found
-        compiling.check_allowed(name)
-    signature, constants = dict(specialization.signature), dict(specialization.constants)
-    assert list(signature) == body.arg_names, "the host passes what the body takes"
-    options = specialization.options | (gluon.OLD_PTX if as_ptx else {})
-    compiled = gluon.compile(body, signature, constants, specialization.attributes, target, options)
-    if as_ptx:
-        gluon.load_as_ptx(compiled)
-    return compiled
+        variant = TritonVariant.of(self.body, specialization, target)
+        if target == arch:
+            return kernel_of(variant, device, self.kernel.name)
+        if device is not None:
+            compiling.check_allowed(self.kernel.name)
+        return gluon.as_ptx(variant, device)

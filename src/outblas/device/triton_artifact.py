@@ -16,7 +16,7 @@ from outblas.base.compat.triton_private import CompiledKernel, assemble
 from outblas.base.configs import to_text
 from outblas.core.artifact import Artifact, cta_threads
 from outblas.core.problem import dtype_name
-from outblas.device.gluon import compile as compile_gluon
+from outblas.device.triton_variant import TritonVariant
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 _lock = forks.Lock(held=True)  # held, because standard output is redirected for every thread
@@ -86,20 +86,18 @@ def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: t
         raise ValueError(
             "shared is a PaddedSharedLayout, expected a layout that gl.bank_conflicts can count"
         )
-    constants: dict[tuple[int, ...], Any] = {
-        (1,): registers,
-        (2,): shared,
-        (3,): shape,
-        (4,): _TYPES[dtype],
-    }
-    signature = {
-        "out": "*i32",
-        **dict.fromkeys(("REGISTERS", "SHARED", "SHAPE", "DTYPE"), "constexpr"),
-    }
     linear = isinstance(registers, gl.DistributedLinearLayout)
     warps = 2 ** len(registers.warp_bases) if linear else math.prod(registers.warps_per_cta)
-    options = {"num_warps": warps, "enable_fp_fusion": True}
-    ir = compile_gluon(_conflicts_kernel, signature, constants, {}, 80, options).asm["ttgir"]
+    variant = TritonVariant(
+        __name__,
+        _conflicts_kernel.__name__,
+        (("out", "*i32"), *((name, "constexpr") for name in _conflicts_kernel.arg_names[1:])),
+        (((1,), registers), ((2,), shared), ((3,), shape), ((4,), _TYPES[dtype])),
+        (),
+        (("enable_fp_fusion", True), ("num_warps", warps)),
+        80,
+    )
+    ir = variant.compile().asm["ttgir"]
     found = re.search(r"arith\.constant (\d+) : i32", ir)
     assert found, ir
     return int(found[1])

@@ -47,6 +47,8 @@ class TritonVariant:
     @staticmethod
     def of(kernel: Any, given: Specialization, arch: int) -> "TritonVariant":
         """Returns the key of a jitted function with a specialization."""
+        names = [name for name, _ in given.signature]
+        assert names == kernel.arg_names, "the host passes what the kernel takes"
         return TritonVariant(
             kernel.fn.__module__,
             kernel.fn.__name__,
