@@ -35,25 +35,21 @@ SHAPES = [
     ((5,), (5,)),
     ((5,), (5, 4)),
     ((6, 5), (5,)),
-    ((6, 5), (5, 4)),
-    ((3, 6, 5), (5, 4)),
     ((6, 5), (3, 5, 4)),
     ((2, 1, 6, 5), (3, 5, 4)),
     ((3, 6, 5), (5,)),
     ((5,), (3, 5, 4)),
     ((0, 5), (5, 4)),
     ((6, 5), (5, 0)),
-    ((6, 0), (0, 4)),
     ((0,), (0,)),
     ((0, 6, 5), (5, 4)),
     ((3, 6, 0), (3, 0, 4)),
 ]
-shapes = pytest.mark.parametrize(
+
+
+@pytest.mark.parametrize(
     ("shape_a", "shape_b"), [pytest.param(a, b, id=f"{a} {b}") for a, b in SHAPES]
 )
-
-
-@shapes
 def test_matmul_is_torch_matmul(
     shape_a: tuple[int, ...], shape_b: tuple[int, ...], kernel: str | None
 ) -> None:
@@ -79,10 +75,7 @@ def test_a_product_is_rounded_to_the_dtype_of_its_operands_or_out_dtype(kernel: 
     assert torch.equal(wide, torch.full((3, 2), 2700.0))
 
 
-addend_shapes = pytest.mark.parametrize("shape", [(6, 4), (4,), (6, 1), (1,), ()], ids=str)
-
-
-@addend_shapes
+@pytest.mark.parametrize("shape", [(6, 4), (4,), (6, 1), ()], ids=str)
 def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> None:
     a, b, c = integers((6, 5), (5, 4), shape)
     without: dict[str, Any] = {}
@@ -96,8 +89,9 @@ def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> Non
     assert torch.equal(no_terms, (3 * c).expand(6, 4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@addend_shapes
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((6, 4), torch.bfloat16), ((), torch.float32)], ids=str
+)
 def test_addmm_with_an_alpha_of_zero_reads_neither_operand(
     shape: tuple[int, ...], dtype: torch.dtype, kernel: str | None
 ) -> None:
@@ -137,13 +131,12 @@ def reglu(x: Tensor) -> Tensor:
     return torch.relu(gate) * value
 
 
-matrix_or_batch = pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)], ids=["matrix", "batch"])
 matmul_or_linear = pytest.mark.parametrize(
     "function", [matmul, linear], ids=lambda function: function.__name__
 )
 
 
-@matrix_or_batch
+@pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)], ids=["matrix", "batch"])
 @matmul_or_linear
 def test_a_gated_product_with_a_vector_pairs_rows(
     function: Callable[..., Tensor], shape: tuple[int, ...], kernel: str | None
@@ -151,43 +144,28 @@ def test_a_gated_product_with_a_vector_pairs_rows(
     a, v, bias, residual = integers(shape, (5,), (6,), (3,))
     want = reglu(a @ v + bias) + residual
     out = torch.full_like(want, torch.nan)
-    how: dict[str, Any] = {
-        "bias": bias,
-        "activation": "reglu",
-        "residual": residual,
-        "kernel": kernel,
-    }
+    options: Any = {"activation": "reglu", "kernel": kernel}
 
     for call in COLD_THEN_WARM:
-        assert torch.equal(function(a, v, **how), want), f"call {call}"
+        got = function(a, v, bias=bias, residual=residual, **options)
+        assert torch.equal(got, want), f"call {call}"
         out.fill_(torch.nan)
-        function(a, v, out=out, **how)
+        function(a, v, bias=bias, residual=residual, out=out, **options)
         assert torch.equal(out, want), f"call {call} with out"
-
-
-@matrix_or_batch
-@matmul_or_linear
-def test_a_gated_product_with_a_vector_cannot_be_batch_invariant(
-    function: Callable[..., Tensor], shape: tuple[int, ...]
-) -> None:
-    a, v = integers(shape, (5,))
-
     with pytest.raises(
         ValueError, match=r"batch_invariant is True, but activation 'reglu' .* pairs rows"
     ):
         function(a, v, activation="reglu", kernel="portable", batch_invariant=True)
 
 
-@pytest.mark.parametrize("with_aux", [False, True], ids=["plain", "aux"])
-def test_the_product_of_two_vectors_has_no_columns_to_pair(
-    with_aux: bool, kernel: str | None
-) -> None:
-    aux = torch.tensor(7.0) if with_aux else None
+def test_the_product_of_two_vectors_has_no_columns_to_pair(kernel: str | None) -> None:
+    aux = torch.tensor(7.0)
 
-    with pytest.raises(OperandError, match=r"'geglu' pairs the columns.*got shape \(\)"):
-        matmul(A[0], A[1], activation="geglu", aux=aux, kernel=kernel)
+    for written in (None, aux):
+        with pytest.raises(OperandError, match=r"'geglu' pairs the columns.*got shape \(\)"):
+            matmul(A[0], A[1], activation="geglu", aux=written, kernel=kernel)
 
-    assert aux is None or aux == 7
+    assert aux == 7
 
 
 # ---- what torch takes
@@ -215,19 +193,26 @@ def test_strict_mode_names_the_cause(cause: str, monkeypatch: pytest.MonkeyPatch
 
 COMPLEX = torch.randn(6, 5, dtype=torch.complex64)
 WHOLE = torch.arange(30).reshape(6, 5)
+FALLBACKS: dict[str, tuple[Tensor, Tensor]] = {
+    "integers": (WHOLE, WHOLE.t()),
+    "conjugated view": (COMPLEX.conj(), COMPLEX.t()),
+    "negated view": (COMPLEX.conj().imag, B),
+    "float64": (A.double(), B.double()),
+    "nested": (
+        torch.nested.nested_tensor([torch.rand(2, 5), torch.rand(3, 5)]),
+        torch.nested.nested_tensor([B, B]),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        pytest.param(WHOLE, WHOLE.t(), id="integers"),
-        pytest.param(COMPLEX.conj(), COMPLEX.t(), id="conjugated view"),
-        pytest.param(COMPLEX.conj().imag, B, id="negated view"),
-        pytest.param(A.double(), B.double(), id="float64"),
-    ],
-)
-def test_a_fallback_gives_what_torch_gives(a: Tensor, b: Tensor) -> None:
-    assert torch.equal(matmul(a, b), a @ b)
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_a_fallback_gives_what_torch_gives(name: str) -> None:
+    a, b = FALLBACKS[name]
+    got, want = matmul(a, b), torch.matmul(a, b)
+
+    assert got.is_nested == want.is_nested
+    for part, other in zip(got.unbind(), want.unbind(), strict=True):
+        assert torch.equal(part, other)
 
 
 def test_a_subclass_stays_what_it_is() -> None:
@@ -252,18 +237,8 @@ def test_a_vector_times_a_sparse_matrix_goes_to_out() -> None:
     assert torch.equal(out, torch.matmul(v, b))
 
 
-def test_nested_tensors_go_to_torch() -> None:
-    x = torch.nested.nested_tensor([torch.rand(2, 5), torch.rand(3, 5)])
-    y = torch.nested.nested_tensor([B, B])
-
-    got = matmul(x, y).unbind()
-
-    for part, want in zip(got, torch.matmul(x, y).unbind(), strict=True):
-        assert torch.equal(part, want)
-
-
 @pytest.mark.parametrize("negates", ["b", "bias"])
-@pytest.mark.parametrize("shape", [(5,), (6, 5), (2, 3, 5)], ids=["vector", "matrix", "batch"])
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 5)], ids=["vector", "batch"])
 @pytest.mark.parametrize(
     "product",
     [
@@ -278,9 +253,9 @@ def test_forward_mode_takes_what_negates_when_read(
     does not.
     """
     x = torch.randn(shape)
-    given = {"b": B, "bias": torch.randn(4)}
-    given[negates] = torch._neg_view(given[negates])
-    primals = tuple(given.values())
+    operands = {"b": B, "bias": torch.randn(4)}
+    operands[negates] = torch._neg_view(operands[negates])
+    primals = tuple(operands.values())
     tangents = tuple(torch.ones_like(t) for t in primals)
 
     got = torch.func.jvp(lambda b, bias: product(x, b, bias), primals, tangents)
@@ -351,7 +326,6 @@ def test_overlap_with_a_vector_names_it(
     "a",
     [
         pytest.param(A, id="float32"),
-        pytest.param(A.double(), id="float64"),
         pytest.param(A.as_subclass(Tagged), id="subclass"),
     ],
 )

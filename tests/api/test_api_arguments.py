@@ -1,18 +1,21 @@
-"""Arguments of the public calls: their names, by torch and by letters, and the scalars that addmm
-takes.
+"""What `dir(outblas)` shows, and arguments of the public calls: names by torch and by letters, and
+the scalars that addmm takes.
 """
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from support.causes import A, B
 
-from outblas import OperandError, addmm, linear, matmul
+import outblas
+from outblas import addmm, linear, matmul
+from outblas.core.epilogue import ACTIVATIONS, Activation
+from outblas.runtime.default_kernel import MODES, Mode
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -35,7 +38,7 @@ class Signature:
         return tuple(self.operands)
 
     @property
-    def given(self) -> tuple[Tensor, ...]:
+    def values(self) -> tuple[Tensor, ...]:
         """The operands, by position."""
         return tuple(self.operands.values())
 
@@ -67,7 +70,7 @@ def test_operands_come_by_any_of_their_names(
 ) -> None:
     keywords = keywords_of(signature.names, signature.letters)
 
-    got = signature.ours(**dict(zip(keywords, signature.given, strict=True)))
+    got = signature.ours(**dict(zip(keywords, signature.values, strict=True)))
 
     assert torch.equal(got, signature.torchs(**signature.operands))
 
@@ -83,26 +86,22 @@ def test_the_signature_has_the_names_of_torch(signature: Signature) -> None:
 
 
 @signatures
-def test_an_unknown_keyword_is_named(signature: Signature) -> None:
-    message = rf"{signature.ours.__name__}\(\) got an unexpected keyword argument 'kernal'"
-    with pytest.raises(TypeError, match=message):
-        signature.ours(*signature.given, kernal="portable")
-
-
-@signatures
-def test_an_operand_that_comes_twice_is_named(signature: Signature) -> None:
+def test_operands_that_do_not_fit_the_signature_are_named(signature: Signature) -> None:
+    *others, last = signature.values
     name, letter = signature.names[-1], signature.letters[-1]
+    calls: dict[str, Callable[[], Tensor]] = {
+        "got an unexpected keyword argument 'kernal'": (
+            lambda: signature.ours(*signature.values, kernal="portable")
+        ),
+        f"got '{name}' twice, the second time as '{letter}'": (
+            lambda: signature.ours(*signature.values, **{letter: last})
+        ),
+        f"{name} is NoneType, expected a torch.Tensor": lambda: signature.ours(*others),
+    }
 
-    message = rf"{signature.ours.__name__}\(\) got '{name}' twice, the second time as '{letter}'"
-    with pytest.raises(TypeError, match=message):
-        signature.ours(*signature.given, **{letter: signature.given[-1]})
-
-
-@signatures
-def test_a_missing_operand_is_named(signature: Signature) -> None:
-    message = rf"{signature.names[-1]} is NoneType, expected a torch.Tensor"
-    with pytest.raises(TypeError, match=message):
-        signature.ours(*signature.given[:-1])
+    for message, call in calls.items():
+        with pytest.raises(TypeError, match=message):
+            call()
 
 
 # ---- scalars
@@ -121,11 +120,10 @@ SCALARS = [
 
 
 @pytest.mark.parametrize("value", SCALARS)
-@pytest.mark.parametrize("name", ["alpha", "beta"])
-def test_a_scalar_is_taken_as_torch_takes_it(name: str, value: Any) -> None:
-    scale = {name: value}
-
-    assert torch.equal(addmm(C, A, B, **scale), torch.addmm(C, A, B, **scale))
+def test_a_scalar_is_taken_as_torch_takes_it(value: Any) -> None:
+    for name in ("alpha", "beta"):
+        scale = {name: value}
+        assert torch.equal(addmm(C, A, B, **scale), torch.addmm(C, A, B, **scale)), name
 
 
 @pytest.mark.parametrize("value", [2**70 * 10**40, 10**400, 1e300], ids=["1e61", "1e400", "1e300"])
@@ -144,22 +142,29 @@ def test_integers_take_the_scalars_that_they_take_in_torch(alpha: Any) -> None:
     assert torch.equal(addmm(c, a, b, alpha=alpha), torch.addmm(c, a, b, alpha=alpha))
 
 
-COMPLEX_SCALARS = [
-    pytest.param(1 + 2j, id="complex"),
-    pytest.param(np.complex64(1 + 2j), id="numpy complex64"),
-    pytest.param(torch.tensor(1 + 2j), id="tensor"),
-]
-
-
-@pytest.mark.parametrize("alpha", COMPLEX_SCALARS)
+@pytest.mark.parametrize("alpha", [1 + 2j, np.complex64(1 + 2j), torch.tensor(1 + 2j)], ids=type)
 def test_complex_scalars_go_with_complex_operands(alpha: Any) -> None:
     a, b, c = (t.to(torch.complex64) for t in (A, B, C))
 
     assert torch.equal(addmm(c, a, b, alpha=alpha), torch.addmm(c, a, b, alpha=1 + 2j))
 
 
-@pytest.mark.parametrize("alpha", COMPLEX_SCALARS)
-def test_complex_scalars_do_not_go_with_real_operands(alpha: Any) -> None:
-    message = r"alpha is \(1\+2j\), expected a real number for operands of torch.float32"
-    with pytest.raises(OperandError, match=message):
-        addmm(C, A, B, alpha=alpha)
+# ---- what the module shows
+MODULES = {"autotune", "inductor", "nn"}
+
+
+def test_dir_has_the_api_and_its_modules_and_each_is_documented() -> None:
+    shown = {name for name in dir(outblas) if not name.startswith("__")}
+
+    assert shown == {*outblas.__all__, *MODULES}
+    assert [name for name in shown if not getattr(outblas, name).__doc__] == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'outblas' has no attribute 'no_such_name'"):
+        vars(outblas)["__getattr__"]("no_such_name")
+
+
+def test_the_choices_that_are_typed_are_those_that_exist() -> None:
+    assert set(get_args(Activation)) == set(ACTIVATIONS)
+    assert set(get_args(Mode)) == set(MODES)

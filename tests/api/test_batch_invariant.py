@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from outblas import addmm, batch_invariant, matmul
 from outblas.autotune import automatic
-from outblas.base import machines, registry
+from outblas.base import machines
 from outblas.core.problem import Launch, Problem, problem
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
@@ -86,8 +86,7 @@ def alike(dtype: torch.dtype) -> list[Problem]:
     return found
 
 
-@pytest.mark.parametrize("arch", [75, 80, 90])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize(("arch", "dtype"), [(75, FP16), (80, FP32), (90, BF16)], ids=str)
 def test_portable_has_one_config_for_all_rows(arch: int, dtype: torch.dtype) -> None:
     assert len({config_on(arch, found) for found in alike(dtype)}) == 1
 
@@ -120,45 +119,26 @@ def test_what_was_tuned_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.best_launcher(asked(64), "on", no_product=False) == ("portable", "")
 
 
-@pytest.fixture
-def portable_promises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`portable` as a kernel that is not batch-invariant."""
+def test_a_kernel_that_promises_nothing_is_refused_in_the_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(portable, "BATCH_INVARIANT")
 
-
-REFUSED = "kernel 'portable' does not promise batch_invariant=True"
-
-
-@pytest.mark.usefixtures("portable_promises_nothing")
-def test_a_kernel_that_promises_nothing_is_refused_in_the_context() -> None:
-    with batch_invariant(), pytest.raises(ValueError, match=REFUSED):
+    with (
+        batch_invariant(),
+        pytest.raises(ValueError, match="'portable' does not promise batch_invariant=True"),
+    ):
         addmm(B[0], A, B, kernel="portable")
 
 
-def test_only_portable_and_hopper_gemm_promise_it() -> None:
-    promising = {
-        kernel.name
-        for kernel in registry.ladder()
-        if getattr(registry.load(kernel.name), "BATCH_INVARIANT", False)
-    }
-
-    assert promising <= {"portable", "hopper.gemm"}
-
-
 # ---- what torch would take
-CALLS = range(3)  # the first of a kind, and later ones
-REFUSED_FOR = r"batch_invariant is True, and torch would take this call \(.*{}"
-causes = pytest.mark.parametrize("cause", CAUSES)
-
-
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
-@causes
+@pytest.mark.parametrize("cause", CAUSES)
 def test_what_torch_takes_is_refused_in_the_context(cause: str) -> None:
-    for _ in CALLS:
-        with (
-            batch_invariant(),
-            pytest.raises(ValueError, match=REFUSED_FOR.format(cause)),
-        ):
+    refused = rf"batch_invariant is True, and torch would take this call \(.*{cause}"
+
+    for _ in range(3):  # the first of a kind, and later ones
+        with batch_invariant(), pytest.raises(ValueError, match=refused):
             CAUSES[cause]()
 
 

@@ -3,7 +3,6 @@ any rows.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,14 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_context_before")
 Tensor = torch.Tensor
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = torch.Generator().manual_seed(0)
-# Parts of a tile, all of it, and more than one.
-SOME_ROWS = [
-    1,
-    *(pytest.param(rows, marks=pytest.mark.slow) for rows in (2, 3, 16)),
-    17,
-    64,
-    65,
-]
+SOME_ROWS = 1, 17, 65  # parts of a tile, and more than one
 
 
 def normal(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
@@ -38,71 +30,38 @@ def by_columns(matrix: Tensor) -> Tensor:
 
 
 # ---- on the CPU, by the interpreted kernel
-@dataclass(frozen=True)
-class Product:
-    """A product of 130 rows, and how rows of it are computed by themselves."""
-
-    a: Tensor
-    b: Tensor
-    dtype: torch.dtype
-    whole: Tensor
-    of: Callable[..., Tensor]
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["B by rows", "B by columns"])
-def transposed(request: pytest.FixtureRequest) -> bool:
-    """Whether B is column-major."""
-    return bool(request.param)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(FP32, None), (BF16, None), (BF16, FP32)],
-    ids=["fp32", "bf16", "bf16 to fp32"],
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "lie"),
+    [(FP32, None, torch.clone), (BF16, None, by_columns), (BF16, FP32, torch.clone)],
+    ids=["fp32", "bf16, B by columns", "bf16 to fp32"],
 )
-def product(request: pytest.FixtureRequest, transposed: bool) -> Product:
-    """A product by `portable`, of several tiles and a part of one along each extent."""
-    dtype, out_dtype = request.param
-    a, b = normal(130, 97, dtype=dtype), normal(97, 33, dtype=dtype)
-    if transposed:
-        b = by_columns(b)
-    of = partial(matmul, out_dtype=out_dtype, kernel="portable", batch_invariant=True)
-    return Product(a, b, out_dtype or dtype, of(a, b), of)
+def test_rows_have_the_same_bits_alone_in_batches_and_however_they_lie(
+    dtype: torch.dtype, out_dtype: torch.dtype | None, lie: Callable[[Tensor], Tensor]
+) -> None:
+    """By `portable`, whose product has several tiles and a part of one along each extent."""
+    a, b = normal(130, 97, dtype=dtype), lie(normal(97, 33, dtype=dtype))
+    product = partial(matmul, out_dtype=out_dtype, kernel="portable", batch_invariant=True)
+
+    whole = product(a, b)
+    batch, batch_of_b = a.view(10, 13, 97), b.expand(3, 97, 33).contiguous()
+    of_batches = whole.view(10, 13, 33)
+    column = b[:, 0]
+    of_column = product(a, column)
+
+    assert whole.dtype == (out_dtype or dtype)
+    for rows in SOME_ROWS:
+        assert torch.equal(product(a[:rows], b), whole[:rows]), rows
+        assert torch.equal(product(a[-rows:], b), whole[-rows:]), rows
+    assert torch.equal(product(by_columns(a), b), whole)
+    assert torch.equal(product(by_columns(a)[77], b), whole[77])
+    assert torch.equal(product(batch, b), of_batches)
+    assert torch.equal(product(batch.transpose(0, 1)[:3], b), of_batches.transpose(0, 1)[:3])
+    assert torch.equal(product(batch[:3], batch_of_b), of_batches[:3])
+    assert torch.equal(product(a[:3], column), of_column[:3])
+    assert torch.equal(product(a[5], column), of_column[5])
 
 
-@pytest.mark.parametrize("rows", SOME_ROWS)
-def test_the_first_and_the_last_rows_have_the_same_bits_alone(rows: int, product: Product) -> None:
-    assert product.whole.dtype == product.dtype
-    assert torch.equal(product.of(product.a[:rows], product.b), product.whole[:rows])
-    assert torch.equal(product.of(product.a[-rows:], product.b), product.whole[-rows:])
-
-
-def test_rows_have_the_same_bits_however_they_lie(product: Product) -> None:
-    for a in (product.a, by_columns(product.a)):
-        assert torch.equal(product.of(a, product.b), product.whole)
-        assert torch.equal(product.of(a[77], product.b), product.whole[77])
-
-
-def test_rows_in_a_batch_have_the_same_bits(product: Product) -> None:
-    batch, whole = product.a.view(10, 13, 97), product.whole.view(10, 13, 33)
-    of_each = product.b.expand(3, 97, 33).contiguous()
-
-    assert torch.equal(product.of(batch, product.b), whole)
-    turned = product.of(batch.transpose(0, 1)[:3], product.b)
-    assert torch.equal(turned, whole.transpose(0, 1)[:3])
-    assert torch.equal(product.of(batch[:3], of_each), whole[:3])
-
-
-def test_rows_of_a_product_with_a_vector_have_the_same_bits(product: Product) -> None:
-    column = product.b[:, 0]
-    whole = product.of(product.a, column)
-
-    assert torch.equal(product.of(product.a[:3], column), whole[:3])
-    assert torch.equal(product.of(product.a[5], column), whole[5])
-
-
-@pytest.mark.parametrize("addend", ["row", "matrix"])
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize(("dtype", "addend"), [(FP32, "row"), (BF16, "matrix")], ids=str)
 def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, addend: str) -> None:
     a, b = normal(130, 70, dtype=dtype), normal(70, 33, dtype=dtype)
     c = normal(130 if addend == "matrix" else 1, 33, dtype=dtype)
@@ -113,7 +72,7 @@ def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, addend: str) -> No
         return addmm(addend_of, a[rows], b, out=out, **how)
 
     whole = of(slice(None))
-    for count in (1, 17, 65):
+    for count in SOME_ROWS:
         rows = slice(9, 9 + count)
         assert torch.equal(of(rows), whole[rows]), count
         assert torch.equal(of(rows, torch.empty(33, count, dtype=dtype).t()), whole[rows]), count
@@ -121,37 +80,18 @@ def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, addend: str) -> No
 
 # ---- on a GPU
 ROWS_ON_A_GPU = [slice(7, 7 + rows) for rows in (1, 3, 17, 64, 130, 513)]
-by_rows_or_columns = pytest.mark.parametrize(
-    "lie", [torch.clone, by_columns], ids=["B by rows", "B by columns"]
-)
-
-
-@pytest.fixture(
-    params=[(4096, 512), (509, 100), (1, 700)], ids=lambda extents: "N={} K={}".format(*extents)
-)
-def extents_on_a_gpu(request: pytest.FixtureRequest) -> tuple[int, int]:
-    """N and K."""
-    N, K = request.param
-    return N, K
-
-
-@pytest.fixture(params=[BF16, FP16, FP32], ids=str)
-def on_a_gpu(
-    request: pytest.FixtureRequest, extents_on_a_gpu: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and C of 700 rows on the GPU."""
-    N, K = extents_on_a_gpu
-    a, b, c = (normal(*shape, dtype=request.param).cuda() for shape in ((700, K), (K, N), (700, N)))
-    return a, b, c
 
 
 @pytest.mark.gpu
-@by_rows_or_columns
+@pytest.mark.parametrize("lie", [torch.clone, by_columns], ids=["B by rows", "B by columns"])
+@pytest.mark.parametrize(("N", "K"), [(4096, 512), (509, 100), (1, 700)])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_rows_have_the_same_bits_on_a_gpu(
-    on_a_gpu: tuple[Tensor, Tensor, Tensor], lie: Callable[[Tensor], Tensor]
+    dtype: torch.dtype, N: int, K: int, lie: Callable[[Tensor], Tensor]
 ) -> None:
-    a, b, c = on_a_gpu
+    a, b, c = (normal(*shape, dtype=dtype).cuda() for shape in ((700, K), (K, N), (700, N)))
     b = lie(b)
+    batch = a.view(7, 100, K)
 
     with batch_invariant():
         whole, scaled = matmul(a, b), addmm(c, a, b, alpha=0.7, beta=-1.3)
@@ -161,22 +101,5 @@ def test_rows_have_the_same_bits_on_a_gpu(
             assert torch.equal(part, scaled[rows]), f"addmm, {rows}"
             assert torch.equal(matmul(by_columns(a)[rows], b), whole[rows]), f"columns, {rows}"
         assert torch.equal(matmul(a[77], b), whole[77])
-
-
-@pytest.mark.gpu
-@by_rows_or_columns
-def test_rows_in_batches_have_the_same_bits_on_a_gpu(
-    on_a_gpu: tuple[Tensor, Tensor, Tensor], lie: Callable[[Tensor], Tensor]
-) -> None:
-    a, b, _ = on_a_gpu
-    b = lie(b)
-    K, N = b.shape
-    batch = a.view(7, 100, K)
-
-    with batch_invariant():
-        whole = matmul(a, b).view(7, 100, N)
-        by_one = matmul(batch, b)
-        by_seven = matmul(batch, b.expand(7, K, N))
-
-    assert torch.equal(by_one, whole)
-    assert torch.equal(by_seven, whole)
+        assert torch.equal(matmul(batch, b), whole.view(7, 100, N))
+        assert torch.equal(matmul(batch, b.expand(7, K, N)), whole.view(7, 100, N))

@@ -67,9 +67,9 @@ def test_our_product_is_offered_once(offered: list[Callable[..., Any]]) -> None:
 def test_a_compiled_product_is_ours_where_ours_is_the_fastest(keywords: list[list[str]]) -> None:
     a, b = torch.randint(-8, 9, (64, 48)).float(), torch.randint(-8, 9, (48, 32)).float()
     outblas.inductor_choice()
-    compiled = torch.compile(lambda a, b: torch.mm(a, b) + 1)
+    compiled = torch.compile(torch.mm)
 
     got = compiled(a, b)
 
-    assert torch.equal(got, a @ b + 1)
+    assert torch.equal(got, a @ b)
     assert keywords[-1] == ["out"]
