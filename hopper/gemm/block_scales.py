@@ -21,6 +21,7 @@ from outblas.hopper.gemm.records import Consumer, Cta
 from outblas.hopper.gemm.row_group import RowGroup, in_order
 from outblas.hopper.gemm.scale_layout import GRANULE
 from outblas.hopper.gemm.splitk_reduce import opaque
+from outblas.hopper.gemm.traits import batch_last
 from outblas.hopper.parts import config as config_module
 from outblas.hopper.parts.config import WARPGROUP
 
@@ -59,9 +60,10 @@ def column_scales(config, traits) -> int:
 
 def orient(scale_a, scale_b, transposed: bool):
     """Host: returns the scales of the caller's A, (rows, blocks of K), and B, (blocks of K,
-    columns), as those of the kernel's A and B, each with the blocks of K last.
+    columns), as those of the kernel's A and B, each with the blocks of K second. Groups, which come
+    first where they have scales of their own, come last.
     """
-    scale_b = cute.make_tensor(scale_b.iterator, cute.select(scale_b.layout, mode=[1, 0]))
+    scale_a, scale_b = batch_last(scale_a, False), batch_last(scale_b, True)
     return (scale_b, scale_a) if transposed else (scale_a, scale_b)
 
 

@@ -8,30 +8,34 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from outblas.hopper.gemm import epilogue_store, epilogue_tile
+from outblas.hopper.gemm import block_scales, epilogue_store, epilogue_tile
 from outblas.hopper.gemm.canonical import view_of_caller
-from outblas.hopper.gemm.group_kernel import GroupedGemm
-from outblas.hopper.gemm.group_variant import GroupedVariant
+from outblas.hopper.gemm.group_kernel import GroupedTiles
 from outblas.hopper.gemm.kernel import Gemm
-from outblas.hopper.gemm.traits import GroupedTraits
+from outblas.hopper.gemm.traits import KernelTraits
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant
 from outblas.hopper.parts import compile
-from outblas.hopper.parts.config import SUBTILE_BYTES, stage_scales
+from outblas.hopper.parts.config import SUBTILE_BYTES, HopperConfig
 
 
 def compile_variant(variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    kernel: Gemm | GroupedGemm
-    if isinstance(variant, GroupedVariant):
-        kernel = GroupedGemm(variant.config, variant.traits)
-        arguments = _GroupArguments.of(variant).all()
-    else:
-        kernel = Gemm(variant.config, variant.traits)
-        arguments = _Arguments.of(variant).all()
     Gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     with compile.target_arch():
-        return cute.compile(kernel, *arguments, stream, options=f"{compile.OPTIONS} {options}")
+        return cute.compile(
+            kernel_of(variant.config, variant.traits),
+            *_Arguments.of(variant).all(),
+            stream,
+            options=f"{compile.OPTIONS} {options}",
+        )
+
+
+def kernel_of(config: HopperConfig, traits: KernelTraits) -> Gemm:
+    """Returns the kernel of a variant, with the scheduler and the loader of groups where they
+    divide the product. Raises ValueError for a config that cannot be built.
+    """
+    return Gemm(config, traits, GroupedTiles(config, traits) if traits.form else None)
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,23 @@ class _Arguments:
 
     def all(self) -> list[Any]:
         """Returns the arguments of `Gemm.__call__` before the stream."""
-        variant, batched = self.variant, self.variant.traits.batched
+        traits = self.variant.traits
+        rows = cute.sym_int() if traits.gathers else self.M
         sums, counters = (
-            compile.compact(dtype, 1) if variant.config.split else None
+            compile.compact(dtype, 1) if self.variant.config.split else None
             for dtype in (cutlass.Float32, cutlass.Int32)
         )
+        table = compile.compact(cutlass.Int32, 1) if traits.ordered else None
         return [
-            self.operand("a", (self.M, self.K), batched),
-            self.operand("b", (self.K, self.columns), batched),
+            self.operand("a", (rows, self.K), traits.batched and not traits.form),
+            self.operand("b", (self.K, self.columns), traits.batched != bool(traits.form)),
             self.output(self.N),
-            compile.compact(cutlass.Int32, 1) if variant.traits.ordered else None,
+            self._vector(cutlass.Int32, self.count) if traits.form else table,
             *(self.epilogue_tensor(name) for name in EPILOGUE_TENSORS),
+            # scatter_index, scatter_weights, a_index
+            self._vector(cutlass.Int32, self.M) if traits.scatters else None,
+            self._vector(cutlass.Float32, self.M) if traits.weighted else None,
+            self._vector(cutlass.Int32, self.M) if traits.gathers else None,
             sums,
             counters,
             # Split-K partitions, clusters, alpha, beta.
@@ -107,15 +117,26 @@ class _Arguments:
             case "one":
                 return self._unaligned(dtype, (1,), (1,))
             case "blocks":
-                return self._any_matrix(dtype)
+                has_groups = {"scale_a": traits.masked, "scale_b": traits.form == "ragged_m"}
+                lead = (self.count,) if has_groups.get(name) else ()
+                return self._strided(dtype, *lead, cute.sym_int(), cute.sym_int())
+            case "columns" | "pairs" if name == "bias" and traits.form:
+                return self._group_vectors(dtype, access)
             case "staged":
                 return self.output(columns)
             case "columns" | "pairs" | "rows":
                 return self._unaligned(dtype, (self.M if access == "rows" else columns,), (1,))
         batch = (self.count,) if access == "batch" else ()
-        pair = view_of_caller((self.M, columns), (0, 0), traits.transposed).shape
-        shape = (*batch, *pair)
-        return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in shape))
+        return self._strided(
+            dtype, *batch, *view_of_caller((self.M, columns), (0, 0), traits.transposed).shape
+        )
+
+    def _group_vectors(self, dtype: torch.dtype, access: str) -> Any:
+        """Returns a vector of columns for each group."""
+        strides: tuple[Any, Any] = (cute.sym_int64(divisibility=2), 1)
+        if access == "columns":
+            strides = cute.sym_int64(), cute.sym_int64()
+        return self._unaligned(dtype, (self.count, self.columns), strides)
 
     def _matrix(
         self,
@@ -139,13 +160,12 @@ class _Arguments:
             assumed_align=divisor * dtype.itemsize,
         )
 
-    def _any_matrix(self, dtype: torch.dtype) -> Any:
-        """Returns a matrix of any size and strides."""
-        shape = tuple(cute.sym_int() for _ in range(2))
-        return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in range(2)))
+    def _strided(self, dtype: torch.dtype, *shape: Any) -> Any:
+        """Returns a tensor of any strides."""
+        return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in shape))
 
     @staticmethod
-    def vector(dtype: Any, extent: Any) -> Any:
+    def _vector(dtype: Any, extent: Any) -> Any:
         """Returns a contiguous vector."""
         return make_fake_tensor(dtype, (extent,), (1,), assumed_align=4)
 
@@ -155,49 +175,6 @@ class _Arguments:
         return make_fake_tensor(
             compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
         )
-
-
-class _GroupArguments(_Arguments):
-    """The same where groups divide the product; `count` is their number."""
-
-    def all(self) -> list[Any]:
-        """Returns the arguments of `GroupedGemm.__call__` before the stream."""
-        traits = self.variant.traits
-        assert isinstance(traits, GroupedTraits)
-        rows = cute.sym_int() if traits.gathers else self.M
-        return [
-            self.operand("a", (rows, self.K), False),
-            self.operand("b", (self.K, self.columns), not traits.divides_terms),
-            self.output(self.N),
-            self.vector(cutlass.Int32, self.count),
-            self._bias(traits.bias),
-            self.epilogue_tensor("residual"),
-            self.epilogue_tensor("aux"),
-            self.vector(cutlass.Int32, self.M) if traits.scatters else None,
-            self.vector(cutlass.Float32, self.M) if traits.weighted else None,
-            self.vector(cutlass.Int32, self.M) if traits.gathers else None,
-            *(self._scales(traits) if traits.formats else (None, None)),
-            cutlass.Int32(1),  # clusters
-        ]
-
-    def _bias(self, access: str) -> Any:
-        """Returns the vectors of all groups, or None."""
-        if not access:
-            return None
-        strides: tuple[Any, Any] = (cute.sym_int64(divisibility=2), 1)
-        if access == "columns":
-            strides = cute.sym_int64(), cute.sym_int64()
-        return self._unaligned(self.variant.out_dtype, (self.count, self.columns), strides)
-
-    def _scales(self, traits: GroupedTraits) -> list[Any]:
-        """Returns the scales of A and B."""
-        rows, blocks, columns = (cute.sym_int() for _ in range(3))
-        of_a = (self.count, rows, blocks) if traits.masked else (self.M, blocks)
-        lead = () if traits.divides_terms else (self.count,)
-        return [
-            self._unaligned(torch.float32, shape, tuple(cute.sym_int64() for _ in shape))
-            for shape in (of_a, (*lead, blocks, columns))
-        ]
 
 
 def shared_memory(variant: Variant) -> int:
@@ -211,8 +188,9 @@ def shared_memory(variant: Variant) -> int:
     subtile = 64 * columns * variant.out_dtype.itemsize
     apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
     unused = SUBTILE_BYTES - (subtile if apart else 0)
+    schedule = 4 * traits.capacity
     scales = 0
     if traits.block_scaled:
-        scales = 4 * config.stages * stage_scales(config, traits.block_b)
+        scales = 4 * config.stages * block_scales.stage_scales(config, traits)
     subtiles = config.consumers * config.epilogue_stages
-    return config.shared_memory_bytes + scales - subtiles * unused
+    return config.shared_memory_bytes + scales + schedule - subtiles * unused

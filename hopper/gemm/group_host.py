@@ -442,15 +442,22 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None, carveout
             b.as_strided(whole_b, (*lead, *strides_b)),
             out,
             offs,
+            None,  # addend
             tensors.bias,
             tensors.residual,
             tensors.aux,
+            tensors.scale_a,
+            tensors.scale_b,
+            None,  # scale_out
             tensors.scatter_index,
             tensors.scatter_weights,
             tensors.a_index,
-            tensors.scale_a,
-            tensors.scale_b,
+            None,  # sums, counters
+            None,
+            1,  # partitions of K
             clusters,
+            1.0,  # alpha, beta
+            0.0,
         )
 
     return launch_kernel

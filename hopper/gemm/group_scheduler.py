@@ -25,7 +25,7 @@ from cutlass import Int32
 
 from outblas.core.fp8 import BLOCK
 from outblas.hopper.gemm.tile_scheduler import KPartition
-from outblas.hopper.gemm.traits import BY_BALLOT, GroupedTraits
+from outblas.hopper.gemm.traits import BY_BALLOT, KernelTraits
 
 TURN = 8  # columns of tiles after which K is walked in the other direction
 BLOCK_WORDS = BLOCK // 2  # of two fp8 terms
@@ -101,7 +101,7 @@ class GroupedScheduler:
     params: GroupedParams
     cluster: Any
     coord: Any
-    traits: GroupedTraits
+    traits: KernelTraits
 
     def work_tile_count(self, config):
         """Returns the number of work tiles of the cluster."""

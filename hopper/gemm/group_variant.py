@@ -1,56 +1,17 @@
-"""The variants of `hopper.grouped`, one per compile, and which one a product takes."""
-
-from dataclasses import dataclass
+"""Which variant of the kernel a product of groups takes."""
 
 from outblas.core import fp8
 from outblas.core.grouped import GroupedProblem
-from outblas.hopper.gemm import epilogue_load, epilogue_math, variant
+from outblas.hopper.gemm import epilogue_load, epilogue_math
 from outblas.hopper.gemm import group_layouts as layouts
 from outblas.hopper.gemm.scale_layout import is_wide
-from outblas.hopper.gemm.traits import CAPACITIES, GroupedTraits
+from outblas.hopper.gemm.traits import CAPACITIES, KernelTraits
+from outblas.hopper.gemm.variant import Variant
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig, compile_key
 
 
-@dataclass(frozen=True)
-class GroupedVariant(variant.Variant):
-    """The key of one compile. `layout` is that of A and of each matrix of B."""
-
-    traits: GroupedTraits
-
-    @property
-    def name(self) -> str:
-        c, t = self.config, self.traits
-        flags = {
-            "tail": t.zero_tail,
-            "masked": t.masked,
-            f"bias_{t.bias}": t.bias,
-            t.function: t.function,
-            "gated": t.gated,
-            f"residual_{t.residual}": t.residual,
-            "aux": t.aux,
-            "columns": t.by_columns,
-            "gathered": t.gathers,
-            "scattered": t.scatters,
-            "weighted": t.weighted,
-            "row_order": t.row_order,
-            t.formats.replace(" ", "_"): t.formats,
-            "wide": t.wide_scales,
-            "whole_halves": t.whole_halves,
-        }
-        parts = [
-            "outblas_hopper_grouped",
-            t.form,
-            f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}_{c.cluster_m}x{c.cluster_n}",
-            self.layout,
-            compile.SHORT[self.dtype],
-            compile.SHORT[self.out_dtype],
-            f"{t.capacity}groups",
-        ]
-        return compile.full_name(self, parts + [flag for flag, on in flags.items() if on])
-
-
-def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
+def variant_of(problem: GroupedProblem, config: HopperConfig) -> Variant:
     """Returns the variant for a supported product, whose fp8 operands are in words."""
     usable = [strides for strides in layouts.matrix_strides(problem) if strides is not None]
     assert len(usable) == 2, "`unsupported` refuses other strides"
@@ -60,15 +21,11 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
     rows_begin_anywhere = problem.form == "ragged_m" and not problem.capacity
     groups = problem.groups + layouts.has_tail(problem)
     epilogue = problem.epilogue
-    traits = GroupedTraits(
+    traits = KernelTraits(
         width=1 if problem.exchanged else layouts.granule(problem),
         by_columns=problem.exchanged,
         staged=not problem.exchanged,
-        transposed=False,
         batched=is_ragged_k,
-        ordered=False,
-        single_wave=False,
-        scaled=False,
         function=epilogue_math.resolve_activation(
             epilogue.function, problem.out_dtype.itemsize, 0 if is_ragged_k else problem.K
         ),
@@ -92,11 +49,11 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> GroupedVariant:
         row_order=is_ragged_k and config.order == "row",
         turns=turns(problem, config),
     )
-    return GroupedVariant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
+    return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
 
 
 def turns(problem: GroupedProblem, config: HopperConfig) -> bool:
-    """Returns `GroupedTraits.turns`. Where rows are gathered, no cluster shares them."""
+    """Returns `KernelTraits.turns`. Where rows are gathered, no cluster shares them."""
     is_upright = (config.cluster_m, config.cluster_n) == (2, 1)
     return problem.form == "ragged_m" and not problem.gathers and is_upright
 

@@ -36,7 +36,6 @@ from outblas.hopper.gemm.records import (
     MmaOperands,
     SplitKWorkspace,
 )
-from outblas.hopper.gemm.tile_scheduler import FastDivmods, ScheduleParams
 from outblas.hopper.gemm.traits import KernelTraits, batch_last, split_gated
 from outblas.hopper.parts import epilogue_store as tma_store
 from outblas.hopper.parts.base import check_stage_bytes, make_operands
@@ -230,6 +229,9 @@ class Gemm:
         scale_a,
         scale_b,
         scale_out,
+        scatter_index,
+        scatter_weights,
+        a_index,
         sums,
         counters,
         partitions: Int32,
@@ -246,6 +248,11 @@ class Gemm:
         as the traits say; for gated pairs all but the residual have 2 N columns, as b has.
         `scale_out`: (M, N/128), fp32, which is written, or None. `sums`, fp32, and `counters`,
         int32 and 0: the workspace of split-K, or None. At most `clusters` clusters are launched.
+        Elements of a and b are words of two fp8 values where the traits have formats.
+
+        Where groups divide the product, `group_kernel` says what these tensors are.
+        `scatter_index`, int32 (M), `scatter_weights`, fp32 (M), and `a_index`, int32 (M), are None
+        elsewhere.
 
         The signature is flat because a tuple among the arguments of a compiled function costs the
         host more than a microsecond per call.
@@ -280,9 +287,10 @@ class Gemm:
             c,
             a.element_type,
             majors,
-            self.make_schedule(a, c, table, partitions, clusters),
+            self.tiles.make_schedule(a, b, c, majors, table, a_index, partitions, clusters),
             EpilogueTensors(
-                *(addend, bias, residual, aux, scale_a, scale_b, alpha, beta), scale_out=scale_out
+                *(addend, bias, residual, aux, scale_a, scale_b, alpha, beta),
+                *(scatter_index, scatter_weights, scale_out),
             ),
             SplitKWorkspace(sums, counters),
             epilogue_tma,
@@ -294,35 +302,6 @@ class Gemm:
             stream=stream,
             use_pdl=config.pdl,
         )
-
-    @cute.jit
-    def make_schedule(self, a, c, table, partitions, clusters):
-        """Host: returns the schedule for A (M, K[, L]) and C (M, N[, L])."""
-        config, traits = self.config, self.traits
-        tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
-        wide, columns = (
-            Int32(0),
-            cute.ceil_div(c.shape[1] * (2 if traits.gated else 1), config.tile_n),
-        )
-        if cutlass.const_expr(config.variable_tile_n):
-            columns = c.shape[1] // (config.tile_n - 8)
-            columns += 1 if columns * config.tile_n < c.shape[1] else 0
-            wide = cutlass.min(
-                cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8),
-                columns,
-            )
-        tiles_n = cute.ceil_div(columns, config.cluster_n)
-        matrices = c.shape[2] if cutlass.const_expr(traits.batched) else Int32(1)
-        tiles = tiles_m * tiles_n * matrices
-        k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
-        line = tiles_n if cutlass.const_expr(traits.ordered) else tiles_m
-        divmods = FastDivmods(
-            *(
-                cute.fast_divmod_create_divisor_v2(divisor)
-                for divisor in (line, tiles_m * tiles_n, clusters, partitions)
-            )
-        )
-        return ScheduleParams(divmods, tiles, wide, k_tiles, table, partitions, clusters)
 
     # ---- the set-up of a CTA
     @cute.kernel

@@ -22,14 +22,14 @@ from outblas.hopper.parts.host import view
 
 # Where the tensors of the epilogue that an `FfiCall` can view stand among those of a call.
 EPILOGUE_INDEX = {"addend": 2, "bias": 4, "residual": 5}
+WITHOUT_GROUPS = (None, None, None)  # scatter_index, scatter_weights, a_index
 
 
 @dataclass(frozen=True)
 class Launcher:
     """A compiled kernel, and the views of a problem's tensors that it takes.
 
-    run: the compiled kernel. It takes A, B, C, the table of tiles, the tensors of the epilogue, the
-        workspace's sums and counters, then split-K partitions, clusters, alpha and beta.
+    run: the compiled kernel, which takes the arguments of `Gemm.__call__`.
     matrix_views: the views of A, B and C.
     epilogue_views: the view of each of `EPILOGUE_TENSORS`, None for those that the call does not
         have.
@@ -96,6 +96,7 @@ class Launcher:
                 FfiView(3, problem.out_dtype, *out),
                 table,
                 *epilogue,
+                *WITHOUT_GROUPS,
                 None,
                 None,
                 self.schedule.grid.partitions,
@@ -111,7 +112,7 @@ class Launcher:
         """
         run, swap, clusters = self.run, self.canonical.transposed, self.schedule.clusters
         (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
-        nothing = (None,) * len(EPILOGUE_TENSORS)
+        nothing = (None,) * len(EPILOGUE_TENSORS) + WITHOUT_GROUPS
 
         def launch(
             a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
@@ -166,6 +167,7 @@ class Launcher:
                     view(out, shape_out, strides_out),
                     table,
                     *tensors,
+                    *WITHOUT_GROUPS,
                     space.sums,
                     space.counters,
                     partitions,

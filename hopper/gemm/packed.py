@@ -8,7 +8,6 @@ from outblas.core.problem import Problem
 from outblas.hopper.gemm import gpc_placement, group_layouts, heuristic, smid_probe
 from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.group_host import config_for
-from outblas.hopper.gemm.group_variant import GroupedVariant
 from outblas.hopper.gemm.group_variant import variant_of as group_variant_of
 from outblas.hopper.gemm.host import unsupported
 from outblas.hopper.gemm.kernel import Config
@@ -16,7 +15,7 @@ from outblas.hopper.gemm.variant import Variant, example_variant
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig
 
-Compiled = Variant | smid_probe.ProbeVariant  # a Variant of groups, too
+Compiled = Variant | smid_probe.ProbeVariant
 
 
 def variants(
@@ -48,7 +47,7 @@ def computed(problem: Problem, machine: Machine) -> Problem:
 
 def group_variant_on(
     problem: GroupedProblem, config: HopperConfig | None, machine: Machine
-) -> GroupedVariant:
+) -> Variant:
     """Returns the kernel that a supported product launches on a GPU. `config`: None for the
     kernel's own choice there.
     """

@@ -13,7 +13,12 @@ from cutlass.cute.nvgpu import cpasync
 from outblas.hopper.gemm import scale_loads
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import ClusterCoord, Cta, OperandLoads, TmaTensor
-from outblas.hopper.gemm.tile_scheduler import ScheduleParams, TileScheduler, WorkTile
+from outblas.hopper.gemm.tile_scheduler import (
+    FastDivmods,
+    ScheduleParams,
+    TileScheduler,
+    WorkTile,
+)
 from outblas.hopper.gemm.traits import KernelTraits
 from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.parts.pipeline import PipelineState
@@ -67,6 +72,37 @@ class DenseTiles:
         """The bytes that TMA loads for a stage."""
         return self.config.stage_bytes
 
+    @cute.jit
+    def make_schedule(
+        self, a, b, c, majors: cutlass.Constexpr, table, a_index, partitions, clusters
+    ):
+        """Host: returns the schedule for A (M, K[, L]) and C (M, N[, L])."""
+        config, traits = self.config, self.traits
+        tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
+        wide, columns = (
+            Int32(0),
+            cute.ceil_div(c.shape[1] * (2 if traits.gated else 1), config.tile_n),
+        )
+        if cutlass.const_expr(config.variable_tile_n):
+            columns = c.shape[1] // (config.tile_n - 8)
+            columns += 1 if columns * config.tile_n < c.shape[1] else 0
+            wide = cutlass.min(
+                cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8),
+                columns,
+            )
+        tiles_n = cute.ceil_div(columns, config.cluster_n)
+        matrices = c.shape[2] if cutlass.const_expr(traits.batched) else Int32(1)
+        tiles = tiles_m * tiles_n * matrices
+        k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
+        line = tiles_n if cutlass.const_expr(traits.ordered) else tiles_m
+        divmods = FastDivmods(
+            *(
+                cute.fast_divmod_create_divisor_v2(divisor)
+                for divisor in (line, tiles_m * tiles_n, clusters, partitions)
+            )
+        )
+        return ScheduleParams(divmods, tiles, wide, k_tiles, table, partitions, clusters)
+
     def begin_schedule(self, smem, schedule: ScheduleParams, context: WarpContext):
         """Prepares the schedule before the CTA synchronises; this one is as the host made it."""
         return schedule
@@ -119,36 +155,54 @@ class DenseTiles:
         """Returns the load of this CTA's columns of B for a work tile; for gated pairs, of columns
         in both halves.
         """
-        return WorkTileLoad(
-            cta.loads.operand_b.atom,
-            partition_columns(cta, work.column, work.matrix),
-            cta.coord.mask_b,
-        )
+        return load_of_columns(cta, (work.column, 0), (work.matrix,) * self.traits.batched)
 
 
-def partition_columns(cta: Cta, column, matrix):
-    """Returns B's k tiles from `column` on, in shared and in global memory, from `tma_partition`;
-    for gated pairs one pair of tensors per half.
+def load_of_columns(cta: Cta, begin: tuple[Any, Any], matrix: tuple[Any, ...]) -> WorkTileLoad:
+    """Returns the load of columns of B. `begin`: the first column and the first term. `matrix`: the
+    index of the matrix, () where there is one. Gated pairs have one part per half.
     """
     loads, parts = cta.loads, 2 if cta.traits.gated else 1
-    box = (cta.config.stage_n // parts, cta.config.tile_k)
-    layout = cute.make_layout(loads.multicast_b)
-    partitions = []
-    for part in range(parts):
-        rest = (part,) * (parts - 1) + (matrix,) * cta.traits.batched
-        from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), loads.operand_b.tensor)
-        gB = cute.local_tile(from_column, box, (0, None, *rest))
-        sB = cute.local_tile(loads.sB, box, (part, 0, None))
-        partitions.append(
-            cpasync.tma_partition(
-                loads.operand_b.atom,
+    return WorkTileLoad(
+        loads.operand_b.atom,
+        tuple(
+            partition(
+                loads.operand_b,
+                loads.sB,
+                (cta.config.stage_n // parts, cta.config.tile_k),
+                (*begin, *((part,) * (parts - 1)), *matrix),
                 cta.coord.cta_m_in_cluster,
-                layout,
-                cute.group_modes(sB, 0, 2),
-                cute.group_modes(gB, 0, 2),
+                loads.multicast_b,
+                part,
             )
-        )
-    return partitions
+            for part in range(parts)
+        ),
+        cta.coord.mask_b,
+    )
+
+
+def partition(
+    operand: TmaTensor,
+    shared,
+    box: tuple[int, int],
+    at,
+    cta_in_cluster,
+    multicast: int,
+    half: int = 0,
+):
+    """Returns an operand's k tiles in shared and in global memory, from `tma_partition`. `at`: the
+    first row, or column, the first term, then the half of gated pairs and the matrix where the
+    operand has several. `half`: the part of a stage that holds them.
+    """
+    first, term, *rest = at
+    begins = cute.domain_offset((first, term, *(0 for _ in rest)), operand.tensor)
+    return cpasync.tma_partition(
+        operand.atom,
+        cta_in_cluster,
+        cute.make_layout(multicast),
+        cute.group_modes(cute.local_tile(shared, box, (half, 0, None)), 0, 2),
+        cute.group_modes(cute.local_tile(begins, box, (0, None, *rest)), 0, 2),
+    )
 
 
 @cute.jit

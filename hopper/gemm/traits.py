@@ -51,16 +51,34 @@ class KernelTraits:
         whole_halves: each half of gated pairs has whole blocks of 128 columns, which share a scale.
         scale_out: C is fp8, and its scales, one for 128 columns of a row, are written by "blocks".
         power_of_two: these scales are rounded up to powers of two.
+
+    Groups
+        form: "ragged_m" or "ragged_k", as in `core.grouped`; "" for a product without groups. Then
+            the others are as they are by default.
+        capacity: the number of groups that the schedule has room for, one of `CAPACITIES`.
+        zero_tail: the rows behind the last group are one group more, whose sums are zero.
+        masked: groups have places of their own, and their numbers of rows are told.
+        gathers: each row of A is the one that an index names.
+        scatters: each row of C is stored in the row that an index names.
+        weighted: the outputs of each row are multiplied by a weight before the residual is added.
+        row_order: with ragged terms, the tiles of a group follow each other along the rows of its
+            result, so that the CTAs write whole rows together.
+        turns: with ragged rows and clusters of 2×1, those that compute the last tile row of a group
+            with an odd number of them lie across it, as 1×2.
+
+    Scales of fp8 operands of groups vary along K. A bias has a vector of "columns" or of "pairs"
+    for each group. A residual is also "scattered": a matrix that is read in the rows in which C is
+    stored.
     """
 
     width: int
     by_columns: bool
     staged: bool
-    transposed: bool
-    batched: bool
-    ordered: bool
-    single_wave: bool
-    scaled: bool
+    transposed: bool = False
+    batched: bool = False
+    ordered: bool = False
+    single_wave: bool = False
+    scaled: bool = False
     addend: str = ""
     function: str = ""
     gated: bool = False
@@ -76,6 +94,15 @@ class KernelTraits:
     whole_halves: bool = False
     scale_out: str = ""
     power_of_two: bool = False
+    form: str = ""
+    capacity: int = 0
+    zero_tail: bool = False
+    masked: bool = False
+    gathers: bool = False
+    scatters: bool = False
+    weighted: bool = False
+    row_order: bool = False
+    turns: bool = False
 
     @property
     def promoted(self) -> bool:
@@ -115,65 +142,9 @@ class KernelTraits:
             self.residual,
             self.aux,
             self.formats,
+            self.weighted,
         )
         return not any(operations)
-
-    @property
-    def masks_terms(self) -> bool:
-        """Whether sums may end inside a k tile, as those of groups of terms do."""
-        return False
-
-    @property
-    def gathers(self) -> bool:
-        """Whether an index names the rows of A, as it may where they are divided among groups."""
-        return False
-
-    def granule(self, layout: str, size: int) -> int:
-        """Returns the number that C's columns are a multiple of. TMA reads the second half of a row
-        of gated pairs, so that half begins at a multiple of 16 bytes.
-        """
-        if not self.gated:
-            return 1
-        if layout[1] == "n":
-            return 8
-        return 16 // size if self.staged and not self.by_columns else 1
-
-
-@dataclass(frozen=True)
-class GroupedTraits(KernelTraits):
-    """Besides those of `hopper.gemm`:
-
-    form: "ragged_m" or "ragged_k", as in `core.grouped`.
-    capacity: the number of groups that the schedule has room for, one of `CAPACITIES`.
-    zero_tail: the rows behind the last group are one group more, whose sums are zero.
-    masked: groups have places of their own, and their numbers of rows are told.
-    gathers: each row of A is the one that an index names.
-    scatters: each row of C is stored in the row that an index names.
-    weighted: the outputs of each row are multiplied by a weight before the residual is added.
-    row_order: with ragged terms, the tiles of a group follow each other along the rows of its
-        result, so that the CTAs write whole rows together.
-    turns: with ragged rows and clusters of 2×1, those that compute the last tile row of a group
-        with an odd number of them lie across it, as 1×2.
-
-    The scales of fp8 operands vary along K.
-
-    A bias has a vector of "columns" or of "pairs" for each group. A residual is also "scattered":
-    a matrix that is read in the rows in which C is stored.
-    """
-
-    form: str = "ragged_m"
-    capacity: int = BY_BALLOT
-    zero_tail: bool = False
-    masked: bool = False
-    gathers: bool = False
-    scatters: bool = False
-    weighted: bool = False
-    row_order: bool = False
-    turns: bool = False
-
-    @property
-    def plain(self) -> bool:
-        return super().plain and not self.weighted
 
     @property
     def divides_terms(self) -> bool:
@@ -182,10 +153,20 @@ class GroupedTraits(KernelTraits):
 
     @property
     def masks_terms(self) -> bool:
+        """Whether sums may end inside a k tile, as those of groups of terms do."""
         return self.divides_terms and not self.formats
 
     def granule(self, layout: str, size: int) -> int:
-        return max(self.width, super().granule(layout, size))
+        """Returns the number that C's columns are a multiple of. TMA reads the second half of a row
+        of gated pairs, so that half begins at a multiple of 16 bytes. Rows of groups are stored in
+        vectors of `width` elements.
+        """
+        least = self.width if self.form else 1
+        if not self.gated:
+            return least
+        if layout[1] == "n":
+            return max(least, 8)
+        return max(least, 16 // size) if self.staged and not self.by_columns else least
 
 
 def split_gated(tensor, mode: int, columns):

@@ -1,6 +1,7 @@
 """The variants of `hopper.gemm`, one per compile, and the choice of a variant for a problem."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -41,53 +42,34 @@ class Variant:
         """The kernel's name in profilers, which no other variant has, neither as a module nor as a
         function.
         """
-        c, t = self.config, self.traits
-        cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
-        flags = {
-            "elastic": c.variable_tile_n,
-            "pingpong": c.pingpong,
-            "split": c.split_k > 1,
-            "stream": c.stream_k,
-            "pdl": c.pdl and not c.weights_ready,
-            "early": c.weights_ready,
-            "serpentine": c.k_serpentine,
-            "columns": t.by_columns,
-            "crossed": t.transposed,
-            "batched": t.batched,
-            "ordered": t.ordered,
-            "once": t.single_wave,
-            "scaled": t.scaled,
-            f"by{t.width}": not t.staged,
-            "jitter": c.jitter,
-            f"addend_{t.addend}": t.addend,
-            f"bias_{t.bias}": t.bias,
-            t.function: t.function,
-            t.formats.replace(" ", "_"): t.formats,
-            "gated": t.gated,
-            "in_turn": t.staggered_tail,
-            f"scales_{t.scale_a}_{t.scale_b}": t.formats,
-            "wide": t.wide_scales,
-            "whole_halves": t.whole_halves,
-            "to_e4m3": t.scale_out,
-            "pow2": t.power_of_two,
-            f"residual_{t.residual}": t.residual,
-            f"aux_{t.aux}": t.aux,
-        }
-        dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
+        c, traits = self.config, self.traits
         parts = [
-            "outblas_hopper_gemm",
+            "outblas_hopper_grouped" if traits.form else "outblas_hopper_gemm",
             f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}",
-            cluster,
+            f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else "",
             self.layout,
-            *dtypes,
+            compile.SHORT[self.dtype],
+            compile.SHORT[self.out_dtype],
         ]
-        return compile.full_name(self, parts + [flag for flag, on in flags.items() if on])
+        return compile.full_name(self, [*parts, *_flags(traits), *_flags(c)])
 
     @property
     def cache_key_fields(self) -> dict[str, object]:
         """Returns the facts that the compiled kernel on disk depends on."""
         fields = compile.cache_key_fields(self.name, self.config, self.dtype, self.out_dtype)
         return fields | {"traits": str(self.traits)}
+
+
+def _flags(record: KernelTraits | HopperConfig) -> Iterator[str]:
+    """Yields the names of the fields that are true, and of texts other than the default their
+    values as well.
+    """
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value is True:
+            yield field.name
+        elif isinstance(value, str) and value != field.default:
+            yield f"{field.name}_{value}"
 
 
 @dataclass(frozen=True)

@@ -486,9 +486,9 @@ FAULTS = (
     ),
     Fault(
         "grouped_halves_are_the_gate",
-        "gemm/group_kernel.py",
-        "*((half,) * (halves - 1))",
-        "*((0,) * (halves - 1))",
+        "gemm/tma_load.py",
+        "*((part,) * (parts - 1))",
+        "*((0,) * (parts - 1))",
         GROUP_STORES,
         "Both halves of a stage have the columns of the gate.",
     ),

@@ -236,15 +236,11 @@ def simulate_grouped(
     traits = (
         modules()
         .find("gemm.traits")
-        .GroupedTraits(
+        .KernelTraits(
             width=8,
             by_columns="unstaged" in case.epilogue,
             staged="unstaged" not in case.epilogue,
-            transposed=False,
             batched=case.form == "ragged_k",
-            ordered=False,
-            single_wave=False,
-            scaled=False,
             form=case.form,
             capacity=-(-groups // 32) * 32,
             zero_tail=case.zero_tail,
@@ -277,20 +273,28 @@ def simulate_grouped(
     def like_result(name: str, columns: int) -> Any:
         return dsl.Matrix(name, (*shapes[2], columns)) if name in ("C", *case.epilogue) else None
 
-    kernel = loaded.find("gemm.group_kernel").GroupedGemm(case.config, traits)
+    tiles = loaded.find("gemm.group_kernel").GroupedTiles(case.config, traits)
+    kernel = loaded.find("gemm.kernel").Gemm(case.config, traits, tiles)
     kernel(
         a,
         b,
         like_result("C", case.N),
         Offsets(case.ends),
+        None,  # addend, bias
         None,
         like_result("residual", case.N),
         like_result("aux", wide),
+        *([scale.tensor for scale in case.scales()] or [None, None]),
+        None,  # scales of a C in fp8
         range(case.extent) if "scatter" in case.epilogue else None,
         None,
         dsl.Matrix("index", (case.extent,)) if "gather" in case.epilogue else None,
-        *([scale.tensor for scale in case.scales()] or [None, None]),
+        None,  # sums, counters
+        None,
+        1,
         case.clusters,
+        1.0,
+        0.0,
         None,
     )
     launch.check_stages()

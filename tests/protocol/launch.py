@@ -336,6 +336,7 @@ def simulate(
             table(case, traits, launched),
             *added,
             None,  # scales of a C in fp8
+            *(None, None, None),  # of groups
             sums,
             counters,
             pieces,

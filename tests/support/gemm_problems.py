@@ -11,6 +11,7 @@ from outblas.base import configs
 from outblas.core.problem import Problem, problem
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
+from outblas.hopper.gemm.launcher import WITHOUT_GROUPS
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, example_variant
 from outblas.hopper.parts import compile, tile_order
 from outblas.hopper.parts.config import HopperConfig
@@ -83,7 +84,8 @@ def kernel_arguments(*given: Any) -> KernelArguments:
     """The positional arguments of a compiled kernel, by name."""
     a, b, out, table, *others = given
     epilogue = dict(zip(EPILOGUE_TENSORS, others, strict=False))
-    sums, counters, partitions, clusters, alpha, beta = others[len(EPILOGUE_TENSORS) :]
+    sums, counters, partitions, clusters, alpha, beta = others[-6:]
+    assert others[len(EPILOGUE_TENSORS) : -6] == [*WITHOUT_GROUPS]
     return KernelArguments(
         a, b, out, table, epilogue, sums, counters, partitions, clusters, alpha, beta
     )

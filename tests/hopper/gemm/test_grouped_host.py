@@ -11,8 +11,7 @@ from outblas.base import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.gemm import group_host as host
-from outblas.hopper.gemm.compile import compile_variant
-from outblas.hopper.gemm.group_kernel import GroupedGemm
+from outblas.hopper.gemm.compile import compile_variant, kernel_of
 from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.heuristic import Rates, rates
 from outblas.hopper.parts import compile
@@ -457,4 +456,4 @@ def test_a_config_with_a_lever_that_groups_do_not_have_is_refused(changes: dict[
     config = replace(host._candidates()[0], **changes)
 
     with pytest.raises(ValueError, match=f"config: {next(iter(changes))} is"):
-        GroupedGemm(config, variant_of(problem(), host._candidates()[0]).traits)
+        kernel_of(config, variant_of(problem(), host._candidates()[0]).traits)

@@ -371,7 +371,7 @@ EPILOGUE_FAULTS = {
     ),
     "both halves of a stage have the gate": (
         "gated",
-        Change("gemm.group_kernel", "*((half,) * (halves - 1))", "*((0,) * (halves - 1))"),
+        Change("gemm.tma_load", "*((part,) * (parts - 1))", "*((0,) * (parts - 1))"),
         {"wrong result"},
     ),
     "the residual is that of the first columns": (

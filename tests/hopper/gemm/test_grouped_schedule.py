@@ -22,7 +22,7 @@ from outblas.hopper.gemm import group_scheduler as schedule
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_tiles import shaped
 from outblas.hopper.gemm.tile_scheduler import KPartition
-from outblas.hopper.gemm.traits import BY_BALLOT, GroupedTraits
+from outblas.hopper.gemm.traits import BY_BALLOT, KernelTraits
 from outblas.hopper.parts.config import HopperConfig
 
 LANES = 32
@@ -144,7 +144,7 @@ def on_integers(warp: Warp | None = None) -> SimpleNamespace:
         "replace": replace,
         "__name__": schedule.__name__,
     }
-    made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "GroupedTraits": GroupedTraits}
+    made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "KernelTraits": KernelTraits}
     made |= {"BLOCK": BLOCK}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, schedule.__file__, "exec"), made)
@@ -158,17 +158,13 @@ def traits(
     gated: bool = False,
     masked: bool = False,
     turns: bool = False,
-) -> GroupedTraits:
+) -> KernelTraits:
     capacity = -(-(groups + zero_tail) // BY_BALLOT) * BY_BALLOT
-    return GroupedTraits(
+    return KernelTraits(
         width=8,
         by_columns=False,
         staged=True,
-        transposed=False,
         batched=form == "ragged_k",
-        ordered=False,
-        single_wave=False,
-        scaled=False,
         form=form,
         capacity=capacity,
         zero_tail=zero_tail,
@@ -196,7 +192,7 @@ class Launch(NamedTuple):
     K: int
     config: HopperConfig
     clusters: int
-    traits: GroupedTraits
+    traits: KernelTraits
 
     @property
     def group_rows(self) -> int | None:
