@@ -1,32 +1,40 @@
 """Gradients of first and second order, compared with those of torch's autograd: of random GEMMs
 (shapes, views, activations, subsets of operands that need gradients, and gradients that arrive with
-strides), of wider results, of two outputs, and where rows must not depend on others.
+strides), of `linear` in one node of autograd, of wider results, of two outputs, where rows must not
+depend on others; and of complex tensors and in forward mode, which torch computes.
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.gradients import leaves, second_order
-from support.random_products import Draw, Operand, RandomProduct
+import torch.nn.functional as F
+from support.gradients import (
+    COLD_THEN_WARM,
+    GRADIENT_KINDS,
+    assert_gradients_of_a_kind_are_torchs,
+    gradients,
+    leaves,
+    second_order,
+)
+from support.random_products import Draw, Operand
+from torch.autograd import forward_ad
 
-from outblas import addmm, batch_invariant, linear, matmul
+from outblas import FallbackWarning, addmm, batch_invariant, linear, matmul
 from outblas.core import invariance
-from outblas.core.epilogue import apply
+from outblas.core.epilogue import Activation, apply
 from outblas.torch_ops import autograd, autograd_levels, ops
 
+pytest_plugins = ("support.eager_fixtures",)
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-
 
 Tensor = torch.Tensor
 
+
 # ---- random GEMMs
-SEEDS = range(8)
-PRODUCTS_PER_SEED = 50
-
-
 def derivatives(y: Tensor, needed: list[Tensor], grad: Operand) -> list[Tensor]:
     """The gradients of the leaves where `grad` arrives, and those of the sum of their squares, of
     the leaf of `grad` too.
@@ -41,98 +49,219 @@ def derivatives(y: Tensor, needed: list[Tensor], grad: Operand) -> list[Tensor]:
     return [*first, *second]
 
 
-def assert_torchs(product: RandomProduct, draw: Draw) -> None:
-    """The value of a product, whether it needs gradients, and its derivatives are torch's."""
-
-    def message(difference: str) -> str:
-        return f"{product}: {difference}"
-
-    needed = [leaf for leaf in product.leaves if leaf.requires_grad]
-    got, want = product.ours(), product.torchs()
-    torch.testing.assert_close(got, want, msg=message)
-    assert got.requires_grad == bool(needed), str(product)
-    if needed:
-        grad = draw.operand(got.shape)
-        grad.leaf.requires_grad_()
-        torch.testing.assert_close(
-            derivatives(got, needed, grad), derivatives(want, needed, grad), msg=message
-        )
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(4))
 def test_random_products_have_torchs_gradients(seed: int, dtype: torch.dtype) -> None:
     draw = Draw(seed, dtype)
 
-    for _ in range(PRODUCTS_PER_SEED):
-        assert_torchs(draw.product(), draw)
+    for _ in range(40):
+        product = draw.product()
+        needed = [leaf for leaf in product.leaves if leaf.requires_grad]
+        got, want = product.ours(), product.torchs()
+        message = f"{product}: {{}}".format
+        torch.testing.assert_close(got, want, msg=message)
+        assert got.requires_grad == bool(needed), str(product)
+        if needed:
+            grad = draw.operand(got.shape)
+            grad.leaf.requires_grad_()
+            torch.testing.assert_close(
+                derivatives(got, needed, grad), derivatives(want, needed, grad), msg=message
+            )
+
+
+# ---- linear
+class Layer(NamedTuple):
+    """The tensors of a call."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+    def needing(self, *names: str) -> "Layer":
+        """The tensors anew, of which these need gradients."""
+        tensors = {n: t.detach().requires_grad_(n in names) for n, t in present(self)}
+        return self._replace(**tensors)
+
+    def by_us(self, activation: Activation | None) -> Tensor:
+        return linear(*self[:3], activation=activation, residual=self.residual)
+
+    def by_torch(self, activation: Activation | None) -> Tensor:
+        y = F.linear(self.x, self.weight)
+        return apply(y if self.bias is None else y + self.bias, activation or "", self.residual)
+
+
+def present(layer: Layer) -> list[tuple[str, Tensor]]:
+    return [(name, t) for name, t in layer._asdict().items() if t is not None]
+
+
+def integers(*shape: int) -> Tensor:
+    """Small integers, whose products have one right result in float32."""
+    return torch.randint(-4, 5, shape).float()
+
+
+def by_columns(t: Tensor) -> Tensor:
+    return t.t().contiguous().t()
+
+
+LAYERS = {
+    "rows": Layer(integers(6, 5), integers(4, 5)),
+    "bias": Layer(integers(6, 5), integers(4, 5), integers(4)),
+    "two batches": Layer(integers(2, 1, 3, 5), integers(4, 5), integers(4)),
+    "bias, residual, batch": Layer(
+        integers(2, 3, 5), integers(4, 5), integers(4), integers(2, 3, 4)
+    ),
+    "one column": Layer(integers(6, 5), integers(1, 5), integers(1)),
+    "one bias": Layer(integers(6, 5), integers(4, 5), integers(1)),
+    "one residual": Layer(integers(6, 5), integers(4, 5), None, integers(1)),
+    "a residual for all rows": Layer(integers(6, 5), integers(4, 5), None, integers(4)),
+    # those of `MatmulFunction`
+    "x by columns": Layer(by_columns(integers(6, 5)), integers(4, 5), integers(4)),
+    "weight by columns": Layer(integers(6, 5), by_columns(integers(4, 5)), integers(4)),
+    "a row": Layer(integers(5), integers(4, 5), integers(4)),
+    "bias of two dimensions": Layer(integers(6, 5), integers(4, 5), integers(1, 4)),
+    "weight of one dimension": Layer(integers(6, 5), integers(5)),
+}
+
+
+def layer_gradients(y: Tensor, layer: Layer) -> list[Tensor | None]:
+    y.backward(torch.arange(1.0, y.numel() + 1).reshape(y.shape) % 7 - 3)
+    return [t.grad for _, t in present(layer)]
+
+
+@pytest.mark.usefixtures("cpu_plans_run")
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_a_layer_are_torchs(name: str) -> None:
+    layer = LAYERS[name]
+    for activation in (None, "gelu") if layer.weight.dim() > 1 else (None,):
+        ours, theirs = layer.needing(*Layer._fields), layer.needing(*Layer._fields)
+
+        got = layer_gradients(ours.by_us(activation), ours)
+
+        torch.testing.assert_close(got, layer_gradients(theirs.by_torch(activation), theirs))
+
+
+@pytest.mark.usefixtures("cpu_plans_run")
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    layer = LAYERS["bias, residual, batch"]
+    for names in (*((name,) for name in Layer._fields), ("x", "bias"), ("weight", "bias")):
+        ours, theirs = layer.needing(*names), layer.needing(*names)
+
+        got = layer_gradients(ours.by_us("gelu"), ours)
+
+        torch.testing.assert_close(got, layer_gradients(theirs.by_torch("gelu"), theirs))
+
+
+# A kernel reads memory: a view that negates has the other sign there.
+@pytest.mark.usefixtures("cpu_plans_run")
+@pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
+@pytest.mark.parametrize("kind", GRADIENT_KINDS)
+@pytest.mark.parametrize("name", ["bias, residual, batch", "x by columns"])
+def test_a_gradient_may_be_of_any_kind(name: str, kind: str) -> None:
+    """That of `LinearFunction`, and that of `MatmulFunction`."""
+    tensors = [t.clone().requires_grad_() for _, t in present(LAYERS[name])]
+    kinds: list[tuple[Activation | None, bool]] = [(None, False), ("gelu", True)]
+    for activation, create_graph in kinds:
+        assert_gradients_of_a_kind_are_torchs(
+            kind,
+            lambda *given, f=activation: Layer(*given).by_us(f),
+            lambda *given, f=activation: Layer(*given).by_torch(f),
+            tensors,
+            create_graph,
+        )
+
+
+@pytest.mark.usefixtures("cpu_plans_run")
+@pytest.mark.parametrize("frozen", ["weight", "x"])
+def test_what_only_a_frozen_tensor_needs_is_freed(frozen: str) -> None:
+    """The input of a frozen weight is needed for nothing: adapters are trained so."""
+    for _ in range(2):
+        x, weight = integers(6, 5), integers(4, 5)
+        if frozen == "weight":
+            x = x.requires_grad_() * 1
+        else:
+            weight = weight.requires_grad_() * 1
+        y = linear(x, weight)
+        other = weakref.ref(x if frozen == "weight" else weight)
+
+        del x, weight
+
+        assert other() is None
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_second_derivatives_are_numerical_ones(activation: Activation | None) -> None:
+    for name in ("bias, residual, batch", "one column", "a residual for all rows"):
+        layer = LAYERS[name]._asdict().values()
+        given = [t if t is None else t.double().requires_grad_() for t in layer]
+
+        def function(*tensors: Any) -> Tensor:
+            return Layer(*tensors).by_us(activation)
+
+        assert torch.autograd.gradcheck(function, given, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
 
 
 # ---- results that random GEMMs do not have
-@pytest.mark.parametrize("operand", ["a", "b", "bias"])
-def test_a_wide_product_has_gradients_of_its_operands_dtype(operand: str) -> None:
+def test_a_wide_product_has_gradients_of_its_operands_dtype() -> None:
     a, b = leaves((9, 16), (16, 8), dtype=torch.bfloat16)
-    tensors = {"a": a, "b": b, "bias": leaves((8,), dtype=torch.float32)[0]}
-    wide = {name: t.detach().float().requires_grad_() for name, t in tensors.items()}
-    y = matmul(a, b, out_dtype=torch.float32, bias=tensors["bias"], activation="silu")
-    want_y = torch.nn.functional.silu(wide["a"] @ wide["b"] + wide["bias"])
+    tensors = [a, b, *leaves((8,), dtype=torch.float32)]
+    wide = [t.detach().float().requires_grad_() for t in tensors]
 
-    (got,) = torch.autograd.grad(y.square().sum(), tensors[operand])
+    y = matmul(a, b, out_dtype=torch.float32, bias=tensors[2], activation="silu")
+    got = torch.autograd.grad(y.square().sum(), tensors)
 
-    (want,) = torch.autograd.grad(want_y.square().sum(), wide[operand])
-    assert got.dtype == tensors[operand].dtype
-    error = torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want)
-    assert error < 2**-7
+    want_y = F.silu(wide[0] @ wide[1] + wide[2])
+    for ours, theirs in zip(got, torch.autograd.grad(want_y.square().sum(), wide), strict=True):
+        error = torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
+        assert error < 2**-7
+    assert [g.dtype for g in got] == [t.dtype for t in tensors]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=["y", "x", "y and x"])
-def test_of_two_outputs_one_may_have_no_gradient(used: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_of_two_outputs_one_may_have_no_gradient(dtype: torch.dtype) -> None:
     tensors = leaves((3, 4), (4, 2), (2,), (3, 2), dtype=dtype)
     a, b, bias, residual = tensors
     activation = "" if dtype.is_complex else "gelu"
     x = a @ b + bias
     torchs = apply(x, activation, residual), x
 
-    def gradients(outputs: tuple[torch.Tensor, ...]) -> Any:
+    def of(outputs: tuple[Tensor, ...], used: tuple[int, ...]) -> Any:
         loss = torch.stack([outputs[i].abs().sum() for i in used]).sum()
-        return torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(
+            loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
 
-    got = gradients(ops.gemm_aux(a, b, None, bias, residual, 1, 1, activation))
+    ours = ops.gemm_aux(a, b, None, bias, residual, 1, 1, activation)
 
-    torch.testing.assert_close(got, gradients(torchs))
+    for used in ((0,), (1,), (0, 1)):
+        torch.testing.assert_close(of(ours, used), of(torchs, used))
 
 
 # ---- what the backward pass of a call that was allowed does
-INVARIANT_CALLS = [
-    pytest.param(lambda a, b, **how: matmul(a, b, **how), id="matmul"),
-    pytest.param(lambda a, b, **how: addmm(a[:, :1], a, b, alpha=2, **how), id="addmm"),
-    pytest.param(lambda a, b, **how: linear(a, b.t(), activation="gelu", **how), id="linear gelu"),
-]
-ASKED_FOR_BY = [
-    pytest.param({}, batch_invariant, id="context"),
-    pytest.param({"batch_invariant": True}, contextlib.nullcontext, id="argument"),
-]
+INVARIANT_CALLS: dict[str, tuple[Callable[..., Tensor], dict[str, bool]]] = {
+    "matmul": (lambda a, b, **how: matmul(a, b, **how), {}),
+    "addmm": (
+        lambda a, b, **how: addmm(a[:, :1], a, b, alpha=2, **how),
+        {"batch_invariant": True},
+    ),
+    "linear gelu": (lambda a, b, **how: linear(a, b.t(), activation="gelu", **how), {}),
+}
 
 
-@pytest.fixture
-def never_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the process forget that batch invariance was ever asked for, as before the test:
-    programs that are compiled later are then compiled as ever.
-    """
-    monkeypatch.setattr(invariance.flag, "ever", False)
-
-
-@pytest.mark.usefixtures("never_invariant")
-@pytest.mark.parametrize(("how", "context"), ASKED_FOR_BY)
-@pytest.mark.parametrize("call", INVARIANT_CALLS)
+@pytest.mark.parametrize("name", INVARIANT_CALLS)
 def test_the_kernel_of_a_batch_invariant_forward_pass_computes_its_gradients(
-    call: Callable[..., torch.Tensor], how: dict[str, bool], context: Callable[[], Any]
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The promise is asked for by a context, or by an argument."""
+    # As before the test, so that programs which are compiled later are compiled as ever.
+    monkeypatch.setattr(invariance.flag, "ever", False)
+    call, how = INVARIANT_CALLS[name]
     a, b = leaves((6, 5), (5, 4), dtype=torch.float32)
     want = second_order(call(a, b), (a, b))
 
-    with context():
+    with contextlib.nullcontext() if how else batch_invariant():
         y = call(a, b, kernel="portable", **how)
     got = second_order(y, (a, b))
 
@@ -143,25 +272,112 @@ def test_the_kernel_of_a_batch_invariant_forward_pass_computes_its_gradients(
 
 
 # ---- what is taken from torch
-@pytest.fixture
-def without_one_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has gradients recorded as with a torch that lacks the class for one level of autograd."""
+def test_gradients_need_no_class_for_one_level_but_transforms_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients are recorded as with a torch that lacks the class for one level of autograd."""
     monkeypatch.setattr(autograd_levels, "OneLevelFunction", torch.autograd.Function)
-    monkeypatch.setattr(autograd, "_record", autograd_levels.recorder(autograd.MatmulFunction))
-
-
-@pytest.mark.usefixtures("without_one_level")
-def test_gradients_need_no_class_for_one_level() -> None:
+    recorder = autograd_levels.recorder(autograd.MatmulFunction)
+    monkeypatch.setattr(autograd, "_record", recorder)
     a, b = leaves((3, 4), (4, 2))
 
-    (found,) = torch.autograd.grad(ops.matmul(a, b).sum(), a)
+    (gradient,) = torch.autograd.grad(ops.matmul(a, b).sum(), a)
 
-    torch.testing.assert_close(found, b.detach().sum(1).expand(3, 4))
-
-
-@pytest.mark.usefixtures("without_one_level")
-def test_transforms_fail_without_the_class_for_one_level() -> None:
-    a, b = leaves((3, 4), (4, 2))
-
+    torch.testing.assert_close(gradient, b.detach().sum(1).expand(3, 4))
     with pytest.raises(RuntimeError, match="setup_context"):
         torch.func.grad(lambda a: ops.matmul(a, b).sum())(a.detach())
+
+
+# ---- complex tensors: functions of ours, and the same ones written with torch's operators
+Pair = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+COMPLEX_PAIRS: dict[str, Pair] = {
+    "matmul": (lambda a, b, c: matmul(a, b), lambda a, b, c: a @ b),
+    "addmm": (
+        lambda a, b, c: addmm(c, a, b, alpha=2 - 1j),
+        lambda a, b, c: torch.addmm(c, a, b, alpha=2 - 1j),
+    ),
+    "linear": (lambda a, b, c: linear(a, b.mH, c), lambda a, b, c: a @ b.mH.mT + c),
+    "ops.matmul": (lambda a, b, c: ops.matmul(a, b), lambda a, b, c: a @ b),
+    "ops.addmm": (lambda a, b, c: ops.addmm(c, a, b), lambda a, b, c: c + a @ b),
+    "ops.gemm": (lambda a, b, c: ops.gemm(a, b, None, c, c), lambda a, b, c: a @ b + 2 * c),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_PAIRS)
+def test_complex_gradients_are_conjugated(name: str) -> None:
+    """Those of compiled calls, too."""
+    ours, torchs = COMPLEX_PAIRS[name]
+    operands = leaves((3, 4), (4, 2), (2,), dtype=torch.complex64)
+    grad = torch.randn(3, 2, dtype=torch.complex64)
+    want = gradients(torchs, operands, grad)
+
+    for call in COLD_THEN_WARM:
+        got = gradients(ours, operands, grad)
+        torch.testing.assert_close(got, want, msg=f"{{}}, in call {call}".format)
+    if name in ("linear", "ops.addmm"):
+        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(gradients(compiled, operands, grad), want)
+
+
+def test_complex_gradients_have_a_warning_and_neither_kernel_nor_promise() -> None:
+    a, b = leaves((3, 4), (4, 2), dtype=torch.complex64)
+
+    with pytest.warns(FallbackWarning, match="gradients of complex64 tensors"):
+        matmul(a, b)
+    for kernel in ("portable", "hopper.gemm"):
+        message = f"kernel '{kernel}' does not support gradients of complex64 tensors"
+        with pytest.raises(ValueError, match=message):
+            matmul(a, b, kernel=kernel)
+    with pytest.raises(ValueError, match="batch_invariant is True"):
+        matmul(a, b, batch_invariant=True)
+
+
+# ---- forward mode
+A, B, BIAS = (t.detach() for t in leaves((3, 4), (4, 2), (2,)))
+GELU_GEMM: Pair = (
+    lambda a: ops.gemm(a, B, None, BIAS, None, 1, 1, "gelu"),
+    lambda a: F.gelu(a @ B + BIAS),
+)
+FORWARD_PAIRS: dict[str, Pair] = {
+    "ops.matmul": (lambda a: ops.matmul(a, B), lambda a: a @ B),
+    "ops.addmm": (lambda a: ops.addmm(BIAS, a, B, 0.5), lambda a: BIAS + a @ B / 2),
+    "ops.gemm gelu": GELU_GEMM,
+    "aux of ops.gemm_aux": (
+        lambda a: ops.gemm_aux(a, B, None, BIAS, None, 1, 1, "silu")[1],
+        lambda a: a @ B + BIAS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD_PAIRS)
+def test_jvp_of_an_operator_is_torchs(name: str) -> None:
+    ours, torchs = FORWARD_PAIRS[name]
+
+    got = torch.func.jvp(ours, (A,), (A.cos(),))
+
+    torch.testing.assert_close(got, torch.func.jvp(torchs, (A,), (A.cos(),)))
+
+
+def test_an_operator_with_a_named_kernel_or_an_out_refuses_dual_tensors() -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(A, A.cos())
+        message = "kernel 'portable' does not support forward-mode gradients"
+        with pytest.raises(ValueError, match=message):
+            ops.matmul(dual, B, None, "portable")
+        with pytest.raises(ValueError, match="carry forward-mode gradients, expected no out"):
+            ops.matmul_out(dual, B, torch.empty(3, 2).double())
+
+
+def test_a_tangent_of_the_gradient_goes_through_a_backward_pass() -> None:
+    leaf = A.clone().requires_grad_()
+
+    def tangent(function: Callable[..., Tensor]) -> Tensor | None:
+        y = function(leaf)
+        with forward_ad.dual_level():
+            grad = forward_ad.make_dual(torch.ones_like(y), y.detach().cos())
+            (gradient,) = torch.autograd.grad(y, leaf, grad)
+            return forward_ad.unpack_dual(gradient).tangent
+
+    ours, torchs = GELU_GEMM
+
+    torch.testing.assert_close(tangent(ours), tangent(torchs))

@@ -13,7 +13,6 @@ from outblas.core.epilogue import Activation
 from outblas.runtime import dispatch
 from outblas.torch_ops import ops
 
-pytest_plugins = ("support.inductor",)
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 Tensor = torch.Tensor
@@ -24,11 +23,10 @@ Shape = tuple[int, ...]
 @dataclass
 class Products:
     """The products that plans of CPU tensors computed: the shapes of A and B, and of x where it
-    was stored; and where the results lie.
+    was stored.
     """
 
     shapes: list[tuple[Shape, ...]] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -47,7 +45,6 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
             operands, stored = tensors[:2], tensors[8:]
             present = [t for t in (*operands, *stored) if t is not None]
             seen.shapes.append(tuple(tuple(t.shape) for t in present))
-            seen.addresses.append(result.data_ptr())
             return result
 
         return execute
@@ -58,13 +55,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
     dispatch.clear_cache()
 
 
-NEEDED = [
-    pytest.param((), id="nothing"),
-    pytest.param(("x",), id="x"),
-    pytest.param(("w",), id="w"),
-    pytest.param(("bias",), id="bias"),
-    pytest.param(("x", "w", "bias"), id="x, w and bias"),
-]
+NEEDED = [(), ("x",), ("w",), ("bias",), ("x", "w", "bias")]
 
 
 def linear_operands(needed: tuple[str, ...]) -> list[Tensor]:
@@ -74,32 +65,23 @@ def linear_operands(needed: tuple[str, ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])
-@pytest.mark.parametrize("needed", NEEDED)
-def test_a_forward_pass_keeps_the_activations_argument_only_for_gradients(
+@pytest.mark.parametrize("needed", NEEDED, ids=" ".join)
+def test_a_call_keeps_and_multiplies_only_for_the_gradients_that_are_needed(
     needed: tuple[str, ...], activation: Activation | None, products: Products
 ) -> None:
     operands = linear_operands(needed)
     kept = [(2, 3, 5)] if activation and needed else []
-
-    for _ in COLD_THEN_WARM:
-        linear(*operands, activation=activation)
-
-    assert products.shapes == [((2, 3, 4), (4, 5), *kept)] * len(COLD_THEN_WARM)
-
-
-@pytest.mark.parametrize("activation", [None, "gelu"])
-@pytest.mark.parametrize("needed", NEEDED[1:])
-def test_a_backward_pass_multiplies_only_for_the_gradients_that_are_needed(
-    needed: tuple[str, ...], activation: Activation | None, products: Products
-) -> None:
-    operands = linear_operands(needed)
     product_for = {"x": ((2, 3, 5), (5, 4)), "w": ((5, 6), (6, 4))}
 
     for call in COLD_THEN_WARM:
-        y = linear(*operands, activation=activation)
         products.shapes.clear()
-        y.sum().backward()
+        y = linear(*operands, activation=activation)
+        forward = products.shapes.copy()
+        products.shapes.clear()
+        if needed:
+            y.sum().backward()
 
+        assert forward == [((2, 3, 4), (4, 5), *kept)], f"call {call}"
         expected = [product_for[name] for name in needed if name in product_for]
         assert products.shapes == expected, f"call {call}"
 
@@ -153,26 +135,22 @@ def assert_written_in_place(call: Callable[[], Tensor], w: Tensor) -> None:
     assert [gradient.stride(i) for i in dimensions] == expected
 
 
-@pytest.mark.parametrize("columns_first", [False, True], ids=["row-major", "column-major"])
 @pytest.mark.parametrize("name", PLACES)
-def test_a_gradient_is_written_where_it_stays(name: str, columns_first: bool) -> None:
+def test_a_gradient_is_written_where_it_stays(name: str) -> None:
     call, shape_x, shape_w = PLACES[name]
-    x, w = torch.randn(shape_x), torch.randn(shape_w)
-    if columns_first:
-        w = w.mT.contiguous().mT
-    w.requires_grad_()
+    x, by_rows = torch.randn(shape_x), torch.randn(shape_w)
+    for w in (by_rows, by_rows.mT.contiguous().mT):
+        w.requires_grad_()
 
-    for _ in COLD_THEN_WARM:
-        assert_written_in_place(lambda: call(x, w), w)
+        for _ in COLD_THEN_WARM:
+            assert_written_in_place(lambda w=w: call(x, w), w)  # type: ignore[misc]
 
 
-@pytest.mark.usefixtures("scalar_inductor")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_program_copies_no_gradient(backend: str) -> None:
+def test_a_compiled_program_copies_no_gradient() -> None:
     torch._dynamo.reset()
     x, w = torch.randn(6, 5), torch.randn(4, 5).requires_grad_()
     compiled = torch.compile(
-        lambda x, w: linear(x, w, activation="gelu"), backend=backend, fullgraph=True
+        lambda x, w: linear(x, w, activation="gelu"), backend="aot_eager", fullgraph=True
     )
 
     for _ in range(2):
@@ -180,26 +158,18 @@ def test_a_compiled_program_copies_no_gradient(backend: str) -> None:
 
 
 # ---- sums over a batch
-@pytest.mark.parametrize(
-    ("shape", "columns_first"),
-    [
-        pytest.param((13, 32), False, id="matrix"),
-        pytest.param((13, 32), True, id="column-major matrix"),
-        pytest.param((1, 13, 32), False, id="batch of one"),
-        pytest.param((1, 13, 32), True, id="column-major batch of one"),
-        pytest.param((32,), False, id="vector"),
-    ],
-)
-def test_the_gradient_of_a_shared_a_is_one_sum(shape: Shape, columns_first: bool) -> None:
+@pytest.mark.parametrize("columns_first", [False, True], ids=["row-major", "column-major"])
+def test_the_gradient_of_a_shared_a_is_one_sum(columns_first: bool) -> None:
     """Parts of it, of matrices of the batch, are beyond what fp16 holds, and it is not."""
-    a = torch.ones(shape, dtype=torch.float16)
-    a = (a.mT.contiguous().mT if columns_first else a).requires_grad_()
-    b = torch.full((2, 32, 8), 100.0, dtype=torch.float16)
-    y = matmul(a, b)
-    grad = torch.full_like(y, 100.0)
-    grad[1] = -99.0
+    for shape in ((13, 32), (1, 13, 32), *([] if columns_first else [(32,)])):
+        a = torch.ones(shape, dtype=torch.float16)
+        a = (a.mT.contiguous().mT if columns_first else a).requires_grad_()
+        b = torch.full((2, 32, 8), 100.0, dtype=torch.float16)
+        y = matmul(a, b)
+        grad = torch.full_like(y, 100.0)
+        grad[1] = -99.0
 
-    y.backward(grad)
+        y.backward(grad)
 
-    assert torch.equal(a.grad, torch.full_like(a, 800.0))
-    assert a.grad.stride() == a.stride()
+        assert torch.equal(a.grad, torch.full_like(a, 800.0))
+        assert a.grad.stride() == a.stride()
