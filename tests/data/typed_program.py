@@ -1,5 +1,5 @@
 """A user's program with every public call, for type checkers: no line of it needs a comment for
-them. `tests/project/test_types.py` checks it, and runs nothing of it.
+them. `make lint` checks it, and nothing of it is run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -114,7 +114,7 @@ best = outblas.tune(input=a, other=b, weights="cold", epilogue="bias+gelu")
 best = outblas.tune(a=a, b=b)
 kernel_name: str = best.kernel
 configuration: str = best.config
-tuned: Sweep = sweep("portable", 64, options=SweepOptions(ranker="model"), weights="warm")
+tuned: Sweep = sweep("portable", 64, options=SweepOptions(trials=4), weights="warm")
 planned = plan([TuneTarget("portable", "outblas.kernels.portable")], Workload(8, 8, 8), best.gpu)
 
 
