@@ -2,10 +2,9 @@
 compute experts and fp8 layers.
 """
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx.proxy import TracerBase
@@ -16,8 +15,10 @@ from outblas.api import linear
 from outblas.core import epilogue, problem
 from outblas.core.epilogue import Activation
 from outblas.fp8 import FP8Linear
-from outblas.patching import activated, fp8_linears, fp8_mlps, fusion
+from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, replaced
 from outblas.patching import experts as moe
+from outblas.patching.activated import Activated
+from outblas.patching.gated import Gated
 from outblas.patching.linears import bypassed, kept_reason, torch_takes
 from outblas.patching.replaced import become, rebased
 from outblas.patching.report import Report
@@ -272,38 +273,56 @@ def patch(
             raise TypeError(f"{argument} is {given!r}, expected True or False")
     kept: dict[str, str] = {}
     chosen = _chosen_layers(model, filter, kept)
-    found = moe.choose(model, functools.partial(_filtered, filter), kept, experts)
-    quantized = fp8_linears.choose(model, functools.partial(_filtered, filter), kept)
+    of_moe = _chosen(moe.find(model, experts), filter, kept)
+    quantized = _chosen(fp8_linears.find(model), filter, kept)
     layers = {id(module): name for name, module in chosen.items()}
-    fusions = fusion.find(model, layers, Linear) if fuse else []
-    mlps = fp8_mlps.find(model, quantized) if fuse else []
-    unfused = {name: why for name, each in (*fusions, *mlps) if (why := each.remark())}
+    fusions = list(fusion.find(model, layers, Linear)) if fuse else []
+    fusions += fp8_mlps.find(model, quantized) if fuse else []
+    gated = {name: mlp for name, mlp in fusions if isinstance(mlp, Gated)}
+    unfused = {name: why for name, mlp in gated.items() if (why := mlp.remark())}
+    others = of_moe | quantized
     if not dry_run:
         for module in chosen.values():
             if not _is_ours(type(module)):
                 _rebind(module, "forward", torch.nn.Linear, Linear)
                 become(module, Linear)
-        fusion.apply(fused for _, fused in fusions)
-        for experts_or_layer in (found | quantized).values():
-            experts_or_layer.apply()
-        for _, mlp in mlps:
-            mlp.apply()
+        for swap in (*others.values(), *gated.values()):
+            swap.apply()
+        activated.apply([pair for _, pair in fusions if isinstance(pair, Activated)])
     bypasses = bypassed(model)
     remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypasses))}
-    others = found | quantized
+    remarks |= {name: why for name, swap in others.items() if (why := swap.remark())}
     return Report(
         swapped=tuple(name for name, _ in _linears(model) if name in chosen or name in quantized),
         kept=kept,
-        remarks=remarks
-        | {name: why for name, each in others.items() if (why := each.remark())}
-        | unfused,
+        remarks=remarks | unfused,
         notes=_NOTES if chosen else (),
-        unreached=unreached(model, [each.module for each in others.values()]),
+        unreached=unreached(model, [swap.module for swap in others.values()]),
         gains={name: gains for name, module in chosen.items() if (gains := _gains(module))},
-        experts={name: str(each) for name, each in found.items()},
-        fused={name: str(each) for name, each in (*fusions, *mlps) if name not in unfused},
+        experts={name: str(swap) for name, swap in of_moe.items()},
+        fused={name: str(fused) for name, fused in fusions if name not in unfused},
         dry_run=dry_run,
     )
+
+
+Swap = TypeVar("Swap", moe.Experts, fp8_linears.FP8Layer)
+
+
+def _chosen(
+    candidates: Iterable[tuple[str, Swap | str]], filter: Filter | None, kept: dict[str, str]
+) -> dict[str, Swap]:
+    """Returns the modules to swap and those that were swapped before; adds the others to `kept`
+    with the reasons.
+    """
+    chosen: dict[str, Swap] = {}
+    for name, swap in candidates:
+        if isinstance(swap, str):
+            kept[name] = swap
+        elif not swap.is_applied and (reason := _filtered(filter, name, swap.module)):
+            kept[name] = reason
+        else:
+            chosen[name] = swap
+    return chosen
 
 
 def _chosen_layers(
@@ -329,14 +348,24 @@ def _chosen_layers(
 
 
 def _filtered(filter: Filter | None, name: str, module: torch.nn.Module) -> str | None:
-    """Returns that the caller's filter does not take a layer, or None."""
-    return None if filter is None or filter(name, module) else "the filter does not take it"
+    """Returns that the caller's filter does not take a layer, or None. An error of a filter for
+    linear layers tells of experts.
+    """
+    try:
+        is_wanted = filter is None or filter(name, module)
+    except AttributeError as error:
+        if isinstance(module, torch.nn.Linear):
+            raise
+        raise AttributeError(
+            f"filter failed for {name}, which holds experts and is no torch.nn.Linear: {error}. "
+            "Let it ask for the class, or leave experts alone by experts=False"
+        ) from error
+    return None if is_wanted else "the filter does not take it"
 
 
 def _remark(module: torch.nn.Linear, bypasses: dict[int, str]) -> str:
     """Returns what keeps a swapped layer from outblas's kernels; "" for nothing."""
-    found = torch_takes(module), bypasses.get(id(module))
-    return "; ".join(why for why in found if why)
+    return "; ".join(filter(None, (torch_takes(module), bypasses.get(id(module)))))
 
 
 def _gains(module: torch.nn.Linear) -> dict[int, float]:
@@ -383,13 +412,12 @@ def unpatch(model: torch.nn.Module) -> Report:
     kept: dict[str, str] = {}
     restored: dict[type, type] = {Linear: torch.nn.Linear}
     _check(model)
-    fusion.undo(model)
-    fp8_mlps.undo(model)
-    restored_experts = moe.undo(model)
-    quantized = fp8_linears.undo(model)
+    forwards = replaced.restore(model)
+    for module in model.modules():
+        vars(module).pop("_is_followed", None)
     for name, module in _linears(model):
         kind = type(module)
-        if name in quantized:
+        if forwards.get(name) is fp8_linears.forward:
             swapped.append(name)
         elif not issubclass(kind, Linear):
             continue
@@ -410,7 +438,9 @@ def unpatch(model: torch.nn.Module) -> Report:
             node.target is linear for node in module.graph.nodes
         ):
             kept[name or "(root)"] = "its graph calls outblas.linear: trace the model after unpatch"
-    return Report(tuple(swapped), kept, experts=restored_experts, restored=True)
+    experts = [name for name, forward in forwards.items() if forward is moe.forward]
+    undone = dict.fromkeys(experts, "computes as its class does")
+    return Report(tuple(swapped), kept, experts=undone, restored=True)
 
 
 def _check(model: object) -> None:

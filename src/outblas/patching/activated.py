@@ -28,10 +28,6 @@ class Activated(NamedTuple):
     def __str__(self) -> str:
         return f"computes the {self.function} of {self.activation}"
 
-    def remark(self) -> str:
-        """Returns what keeps the layer from computing it: nothing."""
-        return ""
-
 
 class _Run:
     """One run of a forward: the layers that compute activations in it, each with its function, and
@@ -52,13 +48,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def apply(parent: Module, pairs: list[Activated]) -> None:
-    """Lets layers of a module compute the activations after them. The layers are an
-    `outblas.Linear`.
-    """
-    replaced.replace(parent, _forward, tuple(pair[1:] for pair in pairs))
+def apply(pairs: list[Activated]) -> None:
+    """Lets layers compute the activations after them. The layers are an `outblas.Linear`."""
+    for parent in {id(pair.parent): pair.parent for pair in pairs}.values():
+        of_parent = [pair for pair in pairs if pair.parent is parent]
+        replaced.replace(parent, _forward, tuple(pair[1:] for pair in of_parent))
     for pair in pairs:
-        children: dict[str, Any] = parent._modules
+        children: dict[str, Any] = pair.parent._modules
         vars(children[pair.layer])["_is_followed"] = True
         replaced.replace(children[pair.activation], _activation_forward)
 
@@ -125,12 +121,3 @@ def _activation_forward(activation: Any, *args: Any, **kwargs: Any) -> Any:
     run.output = None
     run.unread -= 1
     return args[0]
-
-
-# ---- back
-def undo(model: Module) -> None:
-    """Lets layers and activations compute by themselves."""
-    for module in model.modules():
-        vars(module).pop("_is_followed", None)
-        for function in (_forward, _activation_forward):
-            replaced.restore(module, function)

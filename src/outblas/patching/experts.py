@@ -60,7 +60,7 @@ class Experts(NamedTuple):
 
     def apply(self) -> None:
         """Replaces the module's forward, for its replicas too."""
-        replaced.replace(self.module, _forward, self.names)
+        replaced.replace(self.module, forward, self.names)
 
     def remark(self) -> str:
         """Returns what keeps the experts from outblas's kernels; "" for nothing."""
@@ -73,59 +73,22 @@ class Experts(NamedTuple):
 
 
 # ---- finding
-def find(model: Module) -> Iterator[tuple[str, Experts | str]]:
+def find(model: Module, are_wanted: bool) -> Iterator[tuple[str, Experts | str]]:
     """Yields the modules that hold experts by name, each with what it is, or with the reason why
-    `moe_mlp` cannot compute it.
+    `moe_mlp` cannot compute it; if no others are wanted, those that it computes already.
     """
     for name, module in model.named_modules():
         if names := _names_in_use(module):
             yield name or "(root)", Experts(module, names)
-        elif all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
-            names_or_reason = _names(module)
-            if isinstance(names_or_reason, str):
-                yield name or "(root)", names_or_reason
-            else:
-                yield name or "(root)", Experts(module, names_or_reason)
-
-
-def choose(
-    model: Module,
-    filtered: Callable[[str, Any], str | None],
-    kept: dict[str, str],
-    are_wanted: bool,
-) -> dict[str, Experts]:
-    """Returns the experts to swap, where these are wanted, and those that were swapped before; adds
-    the others to `kept` with the reasons. `filtered` returns that a filter does not take a module.
-    """
-    chosen: dict[str, Experts] = {}
-    for name, outcome in find(model):
-        if isinstance(outcome, str):
-            if are_wanted:
-                kept[name] = outcome
-        elif outcome.is_applied:
-            chosen[name] = outcome
-        elif are_wanted:
-            if reason := _filtered(filtered, name, outcome.module):
-                kept[name] = reason
-            else:
-                chosen[name] = outcome
-    return chosen
-
-
-def _filtered(filtered: Callable[[str, Any], str | None], name: str, module: Module) -> str | None:
-    """Returns what `filtered` does; an error of a filter for linear layers tells of experts."""
-    try:
-        return filtered(name, module)
-    except AttributeError as error:
-        raise AttributeError(
-            f"filter failed for {name}, which holds experts and is no torch.nn.Linear: {error}. "
-            "Let it ask for the class, or leave experts alone by experts=False"
-        ) from error
+        elif are_wanted and all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
+            outcome = _names(module)
+            is_reason = isinstance(outcome, str)
+            yield name or "(root)", outcome if is_reason else Experts(module, outcome)
 
 
 def _names_in_use(module: Module) -> Names | None:
     """Returns the names of experts that `moe_mlp` computes already; None for other modules."""
-    arguments = replaced.arguments(module, _forward)
+    arguments = replaced.arguments(module, forward)
     return None if arguments is None else arguments[0]
 
 
@@ -198,7 +161,7 @@ def _unusual(module: Any, names: Names) -> str | None:
 
 
 # ---- computing
-def _forward(
+def forward(
     module: Any, names: Names, hidden_states: Any, top_k_index: Any, top_k_weights: Any
 ) -> Tensor:
     """Computes experts by `moe_mlp` while they are as `patch` found them, else as their class does.
@@ -236,13 +199,3 @@ def _dtype(module: Any, names: Names, hidden_states: Tensor) -> torch.dtype:
             return dtype
     stored: torch.dtype = tensor_of(module, names.first).dtype
     return stored
-
-
-# ---- back
-def undo(model: Module) -> dict[str, str]:
-    """Gives experts their own forward back. Returns what was undone, by name."""
-    return {
-        name or "(root)": "computes as its class does"
-        for name, module in model.named_modules()
-        if replaced.restore(module, _forward)
-    }

@@ -6,7 +6,7 @@ Other ways to quantize are computed by the class itself, and so are layers that 
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +33,11 @@ class FP8Layer(NamedTuple):
     @property
     def is_applied(self) -> bool:
         """Whether `scaled_mm` computes it already."""
-        return replaced.arguments(self.module, _forward) is not None
+        return replaced.arguments(self.module, forward) is not None
 
     def apply(self) -> None:
         """Replaces the module's forward."""
-        replaced.replace(self.module, _forward)
+        replaced.replace(self.module, forward)
 
     def remark(self) -> str:
         """Returns what keeps the layer from the kernel; "" for nothing."""
@@ -66,23 +66,6 @@ def find(model: Module) -> Iterator[tuple[str, FP8Layer | str]]:
             layer = FP8Layer(module)
             reason = None if layer.is_applied else _reason(module)
             yield name or "(root)", reason or layer
-
-
-def choose(
-    model: Module, filtered: Callable[[str, Any], str | None], kept: dict[str, str]
-) -> dict[str, FP8Layer]:
-    """Returns the layers to swap and those that were swapped before; adds the others to `kept` with
-    the reasons. `filtered` returns that a filter does not take a module.
-    """
-    chosen: dict[str, FP8Layer] = {}
-    for name, outcome in find(model):
-        if isinstance(outcome, str):
-            kept[name] = outcome
-        elif not outcome.is_applied and (reason := filtered(name, outcome.module)):
-            kept[name] = reason
-        else:
-            chosen[name] = outcome
-    return chosen
 
 
 def _class(module: Module) -> type | None:
@@ -145,7 +128,7 @@ def is_usual(module: Module, device: torch.device) -> bool:
     )
 
 
-def _forward(module: Any, input: Any) -> Tensor:
+def forward(module: Any, input: Any) -> Tensor:
     """Computes a layer by `scaled_mm` while it is as `patch` found it, but not on a GPU without the
     kernel; else as its class does. Compiled programs do not look for the kernel.
     """
@@ -153,13 +136,3 @@ def _forward(module: Any, input: Any) -> Tensor:
         result: Tensor = replaced.compute(module, input)
         return result
     return product(input, *(tensor_of(module, name) for name in _PARAMETERS))
-
-
-# ---- back
-def undo(model: Module) -> list[str]:
-    """Gives layers their own forward back. Returns the names of those that had another."""
-    return [
-        name or "(root)"
-        for name, module in model.named_modules()
-        if replaced.restore(module, _forward)
-    ]

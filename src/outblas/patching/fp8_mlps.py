@@ -7,7 +7,7 @@ after each step.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from outblas.core.problem import DTYPES
 from outblas.patching import fp8_linears, fusion, gated, replaced
 from outblas.patching.fp8_linears import FP8Layer
 from outblas.patching.functions import computes
-from outblas.patching.gated import GatedNames
+from outblas.patching.gated import Gated, GatedNames
 from outblas.patching.halves import Halves
 from outblas.torch_ops.quantize import quantize
 from outblas.torch_ops.scaled_mm import scaled_mm
@@ -24,40 +24,16 @@ from outblas.torch_ops.scaled_mm import scaled_mm
 Tensor = torch.Tensor
 Module = torch.nn.Module
 
-_HALVES = "weight", "weight_scale_inv"
 
-
-class GatedFP8(NamedTuple):
-    """A gated MLP of fp8 layers."""
-
-    parent: Module
-    names: GatedNames
-
-    def __str__(self) -> str:
-        gate, up, down, *_ = self.names
-        return f"{gate} and {up} are one product with {self.names.activation}, in fp8 for {down}"
-
-    def apply(self) -> None:
-        """Stores weights and scales of gate and up in one matrix each if nobody else uses their
-        memory, and replaces the module's forward.
-        """
-        arguments = self.names, Halves(), Halves()
-        _join(self.parent, *arguments)
-        replaced.replace(self.parent, _forward, *arguments, moved=_join)
-
-    def remark(self) -> str:
-        """Returns why the MLP cannot be two products for the time being; "" if it can, or is."""
-        return gated.apart(self.parent, self.names, _HALVES)
-
-
-def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, GatedFP8]]:
+def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, Gated]]:
     """Returns the gated MLPs of a model whose three layers are among those that `patch` swaps."""
     by_id = fusion.used_once(model, {id(layer.module): name for name, layer in layers.items()})
     mlps = []
     for name, module in model.named_modules():
-        names = fusion.gated_names(module, by_id, torch.nn.Linear)
+        graphs = fusion.graphs_of(module, by_id)
+        names = fusion.gated_names(graphs, module, by_id, torch.nn.Linear)
         if names is not None and _fits(module, names, by_id):
-            mlps.append((name or "(root)", GatedFP8(module, names)))
+            mlps.append((name or "(root)", Gated(module, names, 2, _forward)))
     return mlps
 
 
@@ -66,14 +42,6 @@ def _fits(module: Module, names: GatedNames, layers: Mapping[int, str]) -> bool:
     children: dict[str, Any] = module._modules
     gate, down = children[names.gate], children[names.down]
     return id(down) in layers and bool(gate.weight.shape[0] % BLOCK == 0)
-
-
-def _join(mlp: Module, names: GatedNames, *halves: Halves) -> None:
-    """Makes weights and scales of an MLP halves of matrices, where that is possible."""
-    gate, up = (mlp._modules.get(name) for name in names[:2])
-    if gate is not None and up is not None and gated.alike(gate, up):
-        for of_both, name in zip(halves, _HALVES, strict=True):
-            of_both.join(getattr(gate, name), getattr(up, name))
 
 
 # ---- computing
@@ -133,10 +101,3 @@ def _is_usual(x: Any, *layers: Any) -> bool:
 
 def _needs_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-# ---- back
-def undo(model: Module) -> None:
-    """Gives fused MLPs their own forward back."""
-    for module in model.modules():
-        replaced.restore(module, _forward)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from outblas.core.epilogue import gated_name
-from outblas.patching import activated, gated, replaced
+from outblas.patching import gated, replaced
 from outblas.patching.activated import Activated
 from outblas.patching.functions import function_of, has_hooks
 from outblas.patching.gated import Gated, GatedNames, alike
@@ -37,9 +37,9 @@ def find(model: Module, layers: Layers, kind: type[torch.nn.Linear]) -> list[tup
     free = used_once(model, layers)
     fusions: list[tuple[str, Fusion]] = []
     for name, module in model.named_modules():
-        graphs = _graphs(module, free)
-        if names := _same(_gated(module, graph, free, kind) for graph in graphs):
-            fusions.append((name or "(root)", Gated(module, names)))
+        graphs = graphs_of(module, free)
+        if names := gated_names(graphs, module, free, kind):
+            fusions.append((name or "(root)", Gated(module, names, 1, gated.forward)))
             continue
         pairs = [list(_activated(module, graph, free)) for graph in graphs]
         for pair in pairs[0] if pairs else ():
@@ -48,43 +48,12 @@ def find(model: Module, layers: Layers, kind: type[torch.nn.Linear]) -> list[tup
     return fusions
 
 
-def gated_names(module: Module, layers: Layers, kind: type[torch.nn.Linear]) -> GatedNames | None:
-    """Returns the children of a gated MLP whose gate and up are among `layers`; None for other
-    modules.
-    """
-    return _same(_gated(module, graph, layers, kind) for graph in _graphs(module, layers))
-
-
-def apply(fusions: Iterable[Fusion]) -> None:
-    """Fuses what was found."""
-    pairs: dict[int, list[Activated]] = {}
-    for fusion in fusions:
-        if isinstance(fusion, Gated):
-            fusion.apply()
-        else:
-            pairs.setdefault(id(fusion.parent), []).append(fusion)
-    for of_parent in pairs.values():
-        activated.apply(of_parent[0].parent, of_parent)
-
-
-def undo(model: Module) -> None:
-    """Takes apart what was fused."""
-    gated.undo(model)
-    activated.undo(model)
-
-
 def used_once(model: Module, layers: Layers) -> Layers:
     """Returns the layers that stand in one place of a model."""
     uses: dict[int, int] = {}
     for _, module in model.named_modules(remove_duplicate=False):
         uses[id(module)] = uses.get(id(module), 0) + 1
     return {key: name for key, name in layers.items() if uses[key] == 1}
-
-
-def _same(of_graphs: Iterable[GatedNames | None]) -> GatedNames | None:
-    """Returns the names that all graphs have in common."""
-    names = set(of_graphs)
-    return names.pop() if len(names) == 1 else None
 
 
 def _is_candidate(module: Module, layers: Layers) -> bool:
@@ -104,7 +73,7 @@ class _Tracer(torch.fx.Tracer):
         return True
 
 
-def _graphs(module: Module, layers: Layers) -> list[torch.fx.Graph]:
+def graphs_of(module: Module, layers: Layers) -> list[torch.fx.Graph]:
     """Returns what the forward of a module calls in training and out of it; nothing for a module
     without layers to fuse, or one that cannot be traced.
     """
@@ -154,45 +123,37 @@ def _is_free(layer: Any, layers: Layers) -> bool:
     return id(layer) in layers and not has_hooks(layer) and not getattr(layer, "activation", None)
 
 
-def _gated(
-    module: Module, graph: torch.fx.Graph, layers: Layers, kind: type[torch.nn.Linear]
+def gated_names(
+    graphs: Iterable[torch.fx.Graph], module: Module, layers: Layers, kind: type[torch.nn.Linear]
 ) -> GatedNames | None:
-    """Returns the children of the gated MLP that a module is, if it is one."""
-    calls, nodes = _called_once(graph), list(graph.nodes)
-    if [node.op for node in nodes].count("placeholder") != 1 or len(nodes) != 7:
-        return None
-    for down, call in calls.items():
-        product = call.args[0]
-        if not (isinstance(product, torch.fx.Node) and product.target in (operator.mul, torch.mul)):
-            continue
-        if nodes[-1].args[0] is not call or len(product.args) != 2:
-            return None
-        for factors in (product.args, product.args[::-1]):
-            names = _gate_and_up(module, calls, *factors)
-            if names and all(_is_free(module._modules[name], layers) for name in names[:2]):
-                gate, up, act, function = names
-                if alike(module._modules[gate], module._modules[up]):
-                    return GatedNames(gate, up, down, act, function, gated_name(function), kind)
-    return None
-
-
-def _gate_and_up(
-    module: Module, calls: Mapping[str, torch.fx.Node], activated: Any, up: Any
-) -> tuple[str, str, str, str] | None:
-    """Returns the names of gate, up and f, and the function, where `activated` is f(gate(x)) and
-    `up` is up(x).
+    """Returns the children of the gated MLP that a module is by all its graphs, with gate and up
+    among `layers`; None for other modules.
     """
-    if not (isinstance(activated, torch.fx.Node) and isinstance(up, torch.fx.Node)):
+    names = {_gated(graph, module, layers, kind) for graph in graphs}
+    return names.pop() if len(names) == 1 else None
+
+
+def _gated(
+    graph: torch.fx.Graph, module: Module, layers: Layers, kind: type[torch.nn.Linear]
+) -> GatedNames | None:
+    """Returns the children of down(f(gate(x)) * up(x)): of a graph of x, four calls, their product
+    and the output, in which no value has another reader.
+    """
+    calls, (first, *_, last) = _called_once(graph), graph.nodes
+    names = {id(node): name for name, node in calls.items()}
+    down: Any = calls.get(names.get(id(last.args[0]), ""))
+    if len(calls) != 4 or len(graph.nodes) != 7 or first.op != "placeholder" or down is None:
         return None
-    activation, up_name = str(activated.target), str(up.target)
-    if calls.get(activation) is not activated or calls.get(up_name) is not up:
+    product: Any = down.args[0]
+    if getattr(product, "target", None) not in (operator.mul, torch.mul) or len(product.args) != 2:
         return None
-    child, gate = module._modules[activation], activated.args[0]
-    function = None if child is None else function_of(child)
-    if function is None or not isinstance(gate, torch.fx.Node):
-        return None
-    name = str(gate.target)
-    alone = all(len(node.users) == 1 for node in (activated, up, gate))
-    if calls.get(name) is gate and gate.args == up.args and alone:
-        return name, up_name, activation, function
+    for act, up in (product.args, product.args[::-1]):
+        gate: Any = act.args[0] if id(act) in names else None
+        if id(up) not in names or id(gate) not in names or gate is up or gate.args != up.args:
+            continue
+        of_calls = [names[id(node)] for node in (gate, up, down, act)]
+        one, other, _, activation = (module.get_submodule(name) for name in of_calls)
+        function = function_of(activation)
+        if function and _is_free(one, layers) and _is_free(other, layers) and alike(one, other):
+            return GatedNames(*of_calls, function, gated_name(function), kind)
     return None

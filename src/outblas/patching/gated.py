@@ -36,47 +36,51 @@ class GatedNames(NamedTuple):
     kind: type[torch.nn.Linear]
 
 
+# The tensors of gate and up that are halves of matrices; layers in fp8 have both.
+TENSORS = "weight", "weight_scale_inv"
+
+
 class Gated(NamedTuple):
-    """A gated MLP."""
+    """A gated MLP, the number of matrices whose halves gate and up have, and what computes it."""
 
     parent: Module
     names: GatedNames
+    matrices: int
+    forward: Callable[..., Tensor]
 
     def __str__(self) -> str:
-        return f"{self.names.gate} and {self.names.up} are one product with {self.names.activation}"
+        gate, up, down, *_ = self.names
+        in_fp8 = f", in fp8 for {down}" if self.matrices == 2 else ""
+        return f"{gate} and {up} are one product with {self.names.activation}{in_fp8}"
 
     def apply(self) -> None:
-        """Makes the weights halves of one matrix if nobody else uses their memory, and replaces the
-        module's forward.
+        """Makes tensors of gate and up halves of matrices if nobody else uses their memory, and
+        replaces the module's forward.
         """
-        arguments = self.names, Halves()
-        join(self.parent, *arguments)
-        replaced.replace(self.parent, _forward, *arguments, moved=join)
+        matrices = [Halves() for _ in range(self.matrices)]
+        _join(self.parent, self.names, *matrices)
+        replaced.replace(self.parent, self.forward, self.names, *matrices, moved=_join)
 
     def remark(self) -> str:
         """Returns why gate and up cannot be one GEMM for the time being; "" if they can, or are."""
-        return apart(self.parent, self.names, ("weight",))
+        layers = [(name, self.parent._modules[name]) for name in self.names[:2]]
+        for tensor in TENSORS[: self.matrices]:
+            if halves.are_joined(*(getattr(layer, tensor) for _, layer in layers)):
+                continue
+            for name, layer in layers:
+                if why := halves.reason(getattr(layer, tensor)):
+                    kind = replaced.kind_of(self.parent).__name__
+                    return f"{name}.{tensor} {why}: {kind} computes as without patch"
+        return ""
 
 
-def apart(mlp: Module, names: GatedNames, tensors: tuple[str, ...]) -> str:
-    """Returns why tensors of gate and up cannot be halves of matrices; "" if they can, or are."""
-    layers = [(name, mlp._modules[name]) for name in names[:2]]
-    for tensor in tensors:
-        if halves.are_joined(*(getattr(layer, tensor) for _, layer in layers)):
-            continue
-        for name, layer in layers:
-            if why := halves.reason(getattr(layer, tensor)):
-                kind = replaced.kind_of(mlp).__name__
-                return f"{name}.{tensor} {why}: {kind} computes as without patch"
-    return ""
-
-
-def join(mlp: Module, names: GatedNames, of_weights: Halves) -> None:
-    """Makes the weights of an MLP halves of one matrix, where that is possible."""
+def _join(mlp: Module, names: GatedNames, *matrices: Halves) -> None:
+    """Makes tensors of gate and up halves of matrices, where that is possible."""
     children: dict[str, Any] = mlp._modules
     gate, up = (children.get(name) for name in names[:2])
     if gate is not None and up is not None and alike(gate, up):
-        of_weights.join(gate.weight, up.weight)
+        for matrix, tensor in zip(matrices, TENSORS, strict=False):
+            matrix.join(getattr(gate, tensor), getattr(up, tensor))
 
 
 def alike(gate: Any, up: Any) -> bool:
@@ -126,7 +130,7 @@ class _Entered(torch.autograd.Function):
 _entered: Callable[..., tuple[Tensor, Tensor]] = _Entered.apply
 
 
-def _forward(
+def forward(
     mlp: Module, names: GatedNames, of_weights: Halves, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Computes down(f(gate(x)) * up(x))."""
@@ -179,10 +183,3 @@ def is_plain_call() -> bool:
 def has_other_forward(*layers: Module) -> bool:
     """Returns whether a layer computes more than its class does."""
     return any(has_hooks(layer) or "forward" in vars(layer) for layer in layers)
-
-
-# ---- back
-def undo(model: Module) -> None:
-    """Gives gated MLPs their own forward back. Weights stay where they are."""
-    for module in model.modules():
-        replaced.restore(module, _forward)

@@ -78,15 +78,16 @@ def compute(module: Module, *args: Any, **kwargs: Any) -> Any:
     return kind_of(module).forward(module, *args, **kwargs)
 
 
-def restore(module: Module, function: Function) -> bool:
-    """Gives a module its own class back where a function replaced its forward. Returns whether
-    anything was done.
+def restore(model: Module) -> dict[str, Function]:
+    """Gives the modules of a model their own classes back. Returns the functions that replaced
+    their forwards, by the name of the module.
     """
-    replacement = _replacement(type(module))
-    if replacement is None or replacement.function is not function:
-        return False
-    _restore(module)
-    return True
+    functions = {}
+    for name, module in model.named_modules():
+        if replacement := _replacement(type(module)):
+            functions[name or "(root)"] = replacement.function
+            _restore(module)
+    return functions
 
 
 def _restore(module: Any) -> Any:
