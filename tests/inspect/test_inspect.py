@@ -11,8 +11,7 @@ from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS, said_by_the_assembler
 
 from outblas.base import machines, registry
-from outblas.core.artifact import Artifact
-from outblas.inspect import GateError, Inspection, inspect, machine_code, read
+from outblas.inspect import GateError, inspect, read
 from outblas.inspect.inspection import compilable
 
 # Of the Hopper ladder the ends: tests/hopper/test_hopper.py compiles and reads every rung.
@@ -20,6 +19,7 @@ KERNELS = [kernel for kernel in registry.ladder() if kernel not in registry.ladd
 
 
 @pytest.mark.compile
+@pytest.mark.oldest_triton
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
@@ -28,47 +28,19 @@ KERNELS = [kernel for kernel in registry.ladder() if kernel not in registry.ladd
         for arch in compilable(kernel)
     ],
 )
-class TestEveryKernel:
-    """What each kernel compiles to for each architecture, as its ladder's documents call it."""
+def test_a_kernel_has_no_spills_and_is_read_as_the_assembler_says(name: str, arch: int) -> None:
+    """For each architecture, as its ladder's documents call it."""
+    dtype = getattr(torch, registry.dtype_of(name))
+    layout = registry.layout_of(name)
+    artifact = registry.load(name).artifact(arch=arch, dtype=dtype, layout=layout)
 
-    @pytest.fixture
-    def artifact(self, name: str, arch: int) -> Artifact:
-        """The compiled kernel."""
-        dtype = getattr(torch, registry.dtype_of(name))
-        found: Artifact = registry.load(name).artifact(
-            arch=arch, dtype=dtype, layout=registry.layout_of(name)
-        )
-        return found
+    inspection = read(artifact)
 
-    @pytest.mark.oldest_triton
-    def test_compiles_without_spills_and_warnings(
-        self, artifact: Artifact, name: str, arch: int
-    ) -> None:
-        taken = machine_code.resources(artifact.cubin)
-
-        assert said_by_the_assembler(artifact.log) == (taken.registers, 0, 0, 0)
-        assert taken.stack == 0
-        assert old_ptxas(name) or machine_code.warnings(artifact.log) == []
-        assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
-
-    def test_is_read_as_the_assembler_says(self, artifact: Artifact, name: str, arch: int) -> None:
-        found = read(artifact)
-
-        assert said_by_the_assembler(artifact.log) == (
-            found.registers,
-            found.stack,
-            found.spill_stores,
-            found.spill_loads,
-        )
-        found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
-
-    def test_has_a_bound_on_every_machine_of_its_architecture(
-        self, artifact: Artifact, name: str, arch: int
-    ) -> None:
-        found = read(artifact)
-
-        assert list(found.record()) == RECORD_FIELDS
-        assert list(found.bound) == [machine.name for machine in machines.of_arch(arch)]
+    assert said_by_the_assembler(artifact.log) == (inspection.registers, 0, 0, 0)
+    inspection.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
+    assert inspection.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
+    assert list(inspection.record()) == RECORD_FIELDS
+    assert list(inspection.bound) == [machine.name for machine in machines.of_arch(arch)]
 
 
 def old_ptxas(name: str) -> bool:
@@ -81,49 +53,11 @@ def old_ptxas(name: str) -> bool:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("arch", "dtype", "mma", "unit"),
-    [
-        (75, "bfloat16", "FFMA", "float32"),
-        (80, "bfloat16", "HMMA.16816.F32.BF16", "float16"),
-        (90, "bfloat16", "HGMMA", "float16"),
-        (80, "float32", "FFMA", "float32"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (75, "float16", "FFMA", "float32"),
-                (80, "float16", "HMMA.16816.F32", "float16"),
-                (90, "float16", "HGMMA", "float16"),
-                (75, "float32", "FFMA", "float32"),
-                (90, "float32", "FFMA", "float32"),
-            )
-        ),
-    ],
-)
-def test_portable_multiplies_on_tensor_cores_where_there_are_some(
-    arch: int, dtype: str, mma: str, unit: str
-) -> None:
-    found = inspect("portable", arch=arch, dtype=dtype)
-
-    found.require(
-        has=(mma,),
-        lacks=() if mma != "FFMA" else ("HMMA", "HGMMA"),
-        no_warnings=not old_ptxas("portable"),
-    )
-    assert found.unit == unit
-
-
-# One architecture for each assembler that Triton brings; sm_80 has that of sm_75.
-ASSEMBLERS = pytest.mark.parametrize("arch", [75, pytest.param(80, marks=pytest.mark.slow), 90])
-
-
-@pytest.mark.compile
 @pytest.mark.oldest_triton
-@ASSEMBLERS
-def test_a_gluon_kernel_is_read(arch: int) -> None:
+def test_a_gluon_kernel_is_read() -> None:
     from support import gluon_tile
 
-    artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
+    artifact = gluon_tile.artifact(gluon_tile.TileConfig(), 90)
     assert (artifact.threads, artifact.smem_bytes) == (128, 2 * 64 * 16 * 4)
 
     found = read(artifact)
@@ -137,17 +71,11 @@ def test_a_gluon_kernel_is_read(arch: int) -> None:
 
 
 @pytest.mark.compile
-def test_a_kernel_without_ffma_keeps_no_operands_of_them() -> None:
-    assert inspect("hopper.tma_wgmma").ffma_reuse is None
-
-
-@pytest.mark.compile
 @pytest.mark.oldest_triton
-@ASSEMBLERS
-def test_spills_fail_the_gate(arch: int) -> None:
+def test_spills_fail_the_gate() -> None:
     from support import gluon_tile
 
-    artifact = gluon_tile.artifact(gluon_tile.TileConfig(max_registers=32), arch)
+    artifact = gluon_tile.artifact(gluon_tile.TileConfig(max_registers=32), 90)
     found = read(artifact)
 
     assert said_by_the_assembler(artifact.log) == (
@@ -158,58 +86,41 @@ def test_spills_fail_the_gate(arch: int) -> None:
     )
     assert found.spill_stores > 1000
     spilled = found.spill_stores + found.spill_loads
-    message = f"tile_kernel for sm_{arch}.*\n  spilled bytes: {spilled}, expected at most 0"
+    message = f"tile_kernel for sm_90.*\n  spilled bytes: {spilled}, expected at most 0"
     with pytest.raises(GateError, match=message):
         found.require()
     found.require(spills=None)
 
 
-class TestAGateThatFails:
+@pytest.mark.compile
+def test_a_gate_that_fails_names_every_failure() -> None:
     """A Hopper tile beyond the register budget: spills, and wgmma that the assembler serialises."""
+    beyond_budget = inspect("hopper.two_consumers", config=ONE_CONSUMER)
 
-    @pytest.fixture
-    def beyond_budget(self) -> Inspection:
-        """A tile for two consumers, of one."""
-        return inspect("hopper.two_consumers", config=ONE_CONSUMER)
+    with pytest.raises(GateError) as caught:
+        beyond_budget.require(
+            max_registers=200,
+            stack=0,
+            min_ctas=3,
+            has={"HGMMA.64x256x16": 3},
+            lacks=("STL", "wgmma.mma_async"),
+        )
 
-    @pytest.mark.compile
-    def test_names_every_failure(self, beyond_budget: Inspection) -> None:
-        with pytest.raises(GateError) as caught:
-            beyond_budget.require(
-                max_registers=200,
-                stack=0,
-                min_ctas=3,
-                has={"HGMMA.64x256x16": 3},
-                lacks=("STL", "wgmma.mma_async"),
-            )
-
-        assert [line.split(":")[0] for line in caught.value.failed] == [
-            "spilled bytes",
-            "registers",
-            "stack bytes",
-            "CTAs per SM",
-            "HGMMA.64x256x16",
-            "STL",
-            "wgmma.mma_async",
-            "the assembler warned",
-        ]
-
-    @pytest.mark.compile
-    def test_says_what_was_found_and_what_was_expected(self, beyond_budget: Inspection) -> None:
-        with pytest.raises(GateError, match="registers: 255, expected at most 200"):
-            beyond_budget.require(max_registers=200)
-
-    @pytest.mark.compile
-    def test_repeats_what_the_assembler_warned_of(self, beyond_budget: Inspection) -> None:
-        warning = "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized"
-
-        with pytest.raises(GateError, match=re.escape(warning)):
-            beyond_budget.require(spills=None)
-
-    @pytest.mark.compile
-    def test_names_instructions_that_are_not_there(self, beyond_budget: Inspection) -> None:
-        with pytest.raises(GateError, match="HMMA: 0, expected at least 1"):
-            beyond_budget.require(spills=None, no_warnings=False, has=("HMMA",))
+    assert [line.split(":")[0] for line in caught.value.failed] == [
+        "spilled bytes",
+        "registers",
+        "stack bytes",
+        "CTAs per SM",
+        "HGMMA.64x256x16",
+        "STL",
+        "wgmma.mma_async",
+        "the assembler warned",
+    ]
+    assert "registers: 255, expected at most 200" in caught.value.failed
+    warning = "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    assert warning in str(caught.value)
+    with pytest.raises(GateError, match="HMMA: 0, expected at least 1"):
+        beyond_budget.require(spills=None, no_warnings=False, has=("HMMA",))
 
 
 @pytest.mark.parametrize(
