@@ -163,23 +163,23 @@ KEPT: dict[str, tuple[Make, str]] = {
     ),
     "a weight of a subclass": (
         changed("weight", parameter_of(Quantized)),
-        "its weight is a Quantized, which torch takes",
+        "its weight is a Quantized",
     ),
     "a bias of a subclass": (
         changed("bias", parameter_of(Quantized)),
-        "its bias is a Quantized, which torch takes",
+        "its bias is a Quantized",
     ),
     "a parameter of a subclass": (
         changed("weight", lambda w: type("Mine", (nn.Parameter,), {})(w)),
-        "its weight is a Mine, which torch takes",
+        "its weight is a Mine",
     ),
     "sparse": (
         changed("weight", lambda w: nn.Parameter(w.to_sparse_csr())),
-        "its weight is torch.sparse_csr, which torch takes",
+        "its weight is torch.sparse_csr",
     ),
     "nested": (
         changed("weight", lambda w: nn.Parameter(torch.nested.nested_tensor([w]))),
-        "its weight is nested, which torch takes",
+        "its weight is nested",
     ),
     "quantized": (
         changed(

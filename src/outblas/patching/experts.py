@@ -16,7 +16,7 @@ import torch
 from outblas.core.epilogue import gated_name
 from outblas.core.problem import DTYPES
 from outblas.patching import replaced
-from outblas.patching.functions import PLAIN, function_of, tensor_of
+from outblas.patching.functions import PLAIN, function_of, tensor_of, unusual
 from outblas.torch_ops.call import is_autocast
 from outblas.torch_ops.moe import moe_mlp
 
@@ -110,10 +110,8 @@ def _names(module: Any) -> Names | str:
 def _other_computation(module: Any) -> str | None:
     """Returns what a module computes besides the products of experts and an activation, or None."""
     kind = replaced.kind_of(module)
-    if "forward" in vars(module):
-        return "its forward was replaced"
-    if not replaced.can_replace(module):
-        return f"no class can be derived from {kind.__name__}"
+    if reason := replaced.irreplaceable(module):
+        return reason
     if list(inspect.signature(inspect.unwrap(kind.forward)).parameters) != _ARGUMENTS:
         return f"the forward of {kind.__name__} has arguments of its own"
     if not isinstance(getattr(module, "act_fn", None), Module):
@@ -149,12 +147,8 @@ def _unusual(module: Any, names: Names) -> str | None:
         t = tensor_of(module, name)
         if t is None:
             return f"it has no parameter {name}"
-        if type(t) not in PLAIN:
-            return f"its {name} is a {type(t).__name__}"
-        if t.is_nested or t.layout is not torch.strided:
-            return f"its {name} is {'nested' if t.is_nested else t.layout}"
-        if t.dtype not in DTYPES:
-            return f"has a {name} of {t.dtype}, which no kernel takes"
+        if reason := unusual(name, t):
+            return reason
         if t.dim() != (2 if name.endswith("_bias") else 3):
             return f"its {name} has {t.dim()} dimensions"
     return None

@@ -64,8 +64,8 @@ def find(model: Module) -> Iterator[tuple[str, FP8Layer | str]]:
     for name, module in model.named_modules():
         if is_layer(module):
             layer = FP8Layer(module)
-            reason = None if layer.is_applied else _reason(module)
-            yield name or "(root)", reason or layer
+            reason = replaced.irreplaceable(module) or _other_computation(module)
+            yield name or "(root)", layer if layer.is_applied else reason or layer
 
 
 def _class(module: Module) -> type | None:
@@ -74,15 +74,6 @@ def _class(module: Module) -> type | None:
         if kind.__name__ == "FP8Linear" and kind.__module__.startswith("transformers."):
             return kind
     return None
-
-
-def _reason(module: Module) -> str | None:
-    """Returns why a layer that nothing has changed is not swapped, or None."""
-    if "forward" in vars(module):
-        return "its forward was replaced"
-    if not replaced.can_replace(module):
-        return f"no class can be derived from {type(module).__name__}"
-    return _other_computation(module)
 
 
 def _other_computation(module: Any) -> str | None:

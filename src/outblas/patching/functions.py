@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor, any_global_hook
+from outblas.core.problem import DTYPES
 from outblas.patching import replaced
 
 Module = torch.nn.Module
@@ -24,6 +25,17 @@ def tensor_of(module: Module, name: str) -> Any:
     """
     attribute = vars(module).get(name)
     return module._parameters.get(name) if attribute is None else attribute
+
+
+def unusual(name: str, t: Any) -> str | None:
+    """Returns which property of a tensor keeps the kernels from a module whose attribute it is, or
+    None.
+    """
+    if type(t) not in PLAIN:
+        return f"its {name} is a {type(t).__name__}"
+    if t.is_nested or t.layout is not torch.strided:
+        return f"its {name} is {'nested' if t.is_nested else t.layout}"
+    return None if t.dtype in DTYPES else f"has a {name} of {t.dtype}, which no kernel takes"
 
 
 def function_of(module: Module) -> str | None:

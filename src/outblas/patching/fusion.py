@@ -61,8 +61,7 @@ def _is_candidate(module: Module, layers: Layers) -> bool:
     return (
         any(id(child) in layers for child in children)
         and any(function_of(child) for child in children)
-        and "forward" not in vars(module)
-        and replaced.can_replace(module)
+        and not replaced.irreplaceable(module)
     )
 
 

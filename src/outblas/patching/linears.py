@@ -5,8 +5,7 @@ for the time being.
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from outblas.core import problem
-from outblas.patching.functions import PLAIN, tensor_of
+from outblas.patching.functions import tensor_of, unusual
 
 Tensor = torch.Tensor
 
@@ -41,12 +40,8 @@ def _unusual(module: torch.nn.Linear) -> str | None:
         t = tensor_of(module, name)
         if t is None:  # or it is computed: plain, with any dtype
             continue
-        if type(t) not in PLAIN:
-            return f"its {name} is a {type(t).__name__}, which torch takes"
-        if t.is_nested or t.layout is not torch.strided:
-            return f"its {name} is {'nested' if t.is_nested else t.layout}, which torch takes"
-        if t.dtype not in problem.DTYPES:
-            return f"has a {name} of {t.dtype}, which no kernel takes"
+        if reason := unusual(name, t):
+            return reason
     return None
 
 
@@ -54,8 +49,8 @@ def torch_takes(module: torch.nn.Linear) -> str | None:
     """Returns what keeps a swapped layer from outblas's kernels, or None. It evaluates no computed
     parameter, because that may change the layer's state.
     """
-    if unusual := _unusual(module):
-        return unusual + (" until fully_shard gathers it" if "DTensor" in unusual else "")
+    if reason := _unusual(module):
+        return reason + (" until fully_shard gathers it" if "DTensor" in reason else "")
     held = vars(module).get("weight", next(module.parameters(), None))
     if held is None or held.is_cuda:
         return None

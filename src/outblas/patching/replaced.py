@@ -30,12 +30,15 @@ class _Replacement(NamedTuple):
     moved: Function | None
 
 
-def can_replace(module: Module) -> bool:
-    """Returns whether a class can be derived from that of a module: not where the class makes,
-    copies or saves its modules in a way of its own, as those of graphs and scripts do.
+def irreplaceable(module: Module) -> str | None:
+    """Returns why the forward of a module cannot be replaced, or None: the module has one of its
+    own, or its class makes, copies or saves modules in a way of its own, as those of graphs and
+    scripts do.
     """
+    if "forward" in vars(module):
+        return "its forward was replaced"
     kind = type(module)
-    return (
+    is_usual = (
         kind.__new__ is object.__new__
         and kind.__reduce__ is object.__reduce__
         and (kind.__reduce_ex__ is object.__reduce_ex__ or _replacement(kind) is not None)
@@ -43,6 +46,7 @@ def can_replace(module: Module) -> bool:
         and type(kind) is type
         and "__init_subclass__" not in {name for base in kind.__mro__[:-1] for name in vars(base)}
     )
+    return None if is_usual else f"no class can be derived from {kind_of(module).__name__}"
 
 
 def replace(
