@@ -1,24 +1,28 @@
 """`outblas.grouped_mm` on a GPU, compared with GEMMs of single groups in float64: sampled groups
-with epilogues and scatters, every tile of hopper.grouped, graphs that are replayed with other
-groups, gradients.
+and counts with epilogues, gathers and scatters, every tile of hopper.grouped, graphs that are
+replayed with other groups, gradients.
 """
 
+import itertools
 import random
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from support.grouped_calls import (
-    FORMS,
+    EXTENT,
+    FLOATING,
     GroupedCall,
+    check_close,
     check_equal,
     draw,
     empty_aux,
     guarded,
+    subsets,
 )
 
 import outblas
-from outblas.core.epilogue import glu_split
+from outblas.core.epilogue import ACTIVATIONS, GATED, glu_split
 from outblas.core.grouped import Form, GroupedProblem
 from outblas.hopper.gemm import group_host as host
 
@@ -26,11 +30,13 @@ Tensor = torch.Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
 
-DRAWS = 25  # of each part: 675 samples, in parts that processes share
+DRAWS = 25  # of each part, in parts that processes share
 SIZES = (1, 7, 64, 129, 500, 2048, 5000)  # of the ragged dimension
+ROOMS = (1, 16, 100, 512, 700)  # for the rows of a group
 # Whether A and B are transposed in memory, as the kernel takes them.
 LAYOUTS: dict[Form, tuple[tuple[bool, bool], tuple[bool, bool]]] = {
     "ragged_m": ((False, True), (False, False)),
+    "masked": ((False, True), (False, True)),
     "ragged_n": ((False, True), (True, True)),
     "ragged_k": ((True, False), (True, False)),
 }
@@ -41,8 +47,9 @@ HOPPER = "hopper.grouped"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
-def integers(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randint(-3, 4, shape, device="cuda").to(dtype)
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
 
 
 def relaid(call: GroupedCall, transposed: tuple[bool, bool]) -> GroupedCall:
@@ -70,22 +77,22 @@ class Wants(NamedTuple):
         return draw(form, *self.names, activation=self.activation, N=N, index=torch.int32, **how)
 
 
-def check(
-    call: GroupedCall, result: Tensor, aux: Tensor | None, *, untouched: bool = False
-) -> None:
-    """Compares a result, and aux, which is NaN where no group writes it. The result is so too where
-    it is `untouched`.
-    """
-    x, want = call.x_and_result()
-    check_equal(result, want)
-    if untouched:
-        assert torch.equal(result.isnan(), want.isnan())
+def check(call: GroupedCall, result: Tensor, aux: Tensor | None) -> None:
+    """Compares a result, and aux, which is NaN where no group writes it."""
+    x, expected = call.x_and_result()
+    check_equal(result, expected)
     if aux is not None:
         check_equal(aux, x)
         assert torch.equal(aux.isnan(), x.isnan())
 
 
-def draw_ends(rng: random.Random, count: int, extent: int) -> tuple[int, ...]:
+def draw_ends(rng: random.Random, form: Form, count: int, extent: int) -> tuple[int, ...]:
+    """Ends of even, random, few or skewed groups; or few rows, as in decoding, all of them, and
+    counts for which there is no room.
+    """
+    if form == "masked":
+        some = (0, 1, rng.randint(0, extent), rng.randint(0, extent), extent, -5, 2**31 - 1)
+        return tuple(rng.choices(some, k=count))
     match rng.choice(["even", "random", "few", "skewed"]):
         case "even":
             return tuple(extent * (g + 1) // count for g in range(count))
@@ -96,14 +103,11 @@ def draw_ends(rng: random.Random, count: int, extent: int) -> tuple[int, ...]:
             return tuple(sorted(rng.choices(places, k=count)))
     weights = [1 / (g + 1) for g in range(count)]
     rng.shuffle(weights)
-    ends, total = [], 0.0
-    for weight in weights:
-        total += weight
-        ends.append(int(extent * total / sum(weights)))
-    return tuple(min(end, extent) for end in ends)
+    total = sum(weights)
+    return tuple(int(extent * end / total) for end in itertools.accumulate(weights))
 
 
-# Of each part, because each is a compile.
+# ---- values. Of each part, because each is a compile.
 WANTS: dict[Form, tuple[Wants, ...]] = {
     "ragged_m": (
         Wants(),
@@ -118,59 +122,81 @@ WANTS: dict[Form, tuple[Wants, ...]] = {
         Wants("reglu", ("bias", "a_index"), aux=True),
         Wants("relu", ("residual", "a_index", "scatter_index", "scatter_weights")),
     ),
-    "ragged_n": (Wants(), Wants("relu", ("residual",), aux=True), Wants(), Wants("", ("residual",)))
-    * 2,
+    "masked": (
+        Wants(),
+        Wants("relu", ("bias",)),
+        Wants("reglu", ("bias", "residual"), aux=True),
+        Wants("", ("residual",), aux=True),
+    ),
+    "ragged_n": (Wants(), Wants("relu", ("residual",), aux=True), Wants("", ("residual",))),
     "ragged_k": (
         Wants(),
         Wants("relu", ("bias", "residual")),
         Wants("reglu", ("bias",), aux=True),
         Wants("", ("residual",)),
-    )
-    * 2,
+    ),
 }
+PARTS = [(form, part) for form in WANTS for part in range(len(WANTS[form]))]
 
 
-@pytest.mark.parametrize(
-    ("form", "part"), [(form, part) for form in FORMS for part in range(len(WANTS[form]))]
-)
-def test_sampled_groups(form: Form, part: int) -> None:
-    """By the kernel for this GPU; in two parts operands lie in any way, for the best kernel."""
+def draw_sizes(rng: random.Random, form: Form, groups: tuple[int, ...]) -> dict[str, Any]:
+    extent, count = rng.choice(ROOMS if form == "masked" else SIZES), rng.choice(groups)
+    sizes = {name: rng.choice(COLUMNS) for name in ("M", "N", "K")}
+    ends = draw_ends(rng, form, count, extent)
+    return {**sizes, "extent": extent, "ends": ends, "rows_of_a": rng.choice(SIZES)}
+
+
+@pytest.mark.parametrize("kernel", [HOPPER, None])
+@pytest.mark.parametrize(("form", "part"), PARTS)
+def test_sampled_groups(form: Form, part: int, kernel: str | None) -> None:
+    """By the kernel for this GPU, or by the best one for operands that lie in any way. What no
+    group reads is NaN.
+    """
     rng = random.Random(f"{form} {part}")
-    torch.manual_seed(part)
     # The same for a part, because each pair is a compile.
     dtype = (BF16, F16)[part % 2]
     out_dtype = F32 if part in (2, 7) else dtype
     wants, groups = WANTS[form][part], MANY_GROUPS if part == 6 else GROUPS
-    kernel, transposed = HOPPER, LAYOUTS[form][part // 2 % 2]
-    if part in (0, 4):
-        kernel, transposed = None, (rng.random() < 0.5, rng.random() < 0.5)
+    transposed = LAYOUTS[form][part // 2 % 2]
+    if kernel is None:
+        transposed = (form != "masked" and rng.random() < 0.5, rng.random() < 0.5)
 
-    for _ in range(DRAWS):
-        call = wants.draw(form, dtype=dtype, out_dtype=out_dtype, **draw_sizes(rng, groups))
-        call = relaid(call, transposed)
+    for _ in range(DRAWS if kernel else DRAWS // 5):
+        sizes = draw_sizes(rng, form, groups)
+        call = relaid(wants.draw(form, dtype=dtype, out_dtype=out_dtype, **sizes), transposed)
         aux = empty_aux(call, out_dtype) if wants.aux else None
+        is_in_order = not {"a_index", "scatter_index"} & set(wants.names)
+        given = call.poisoned() if is_in_order else call
 
-        check(call, call.run(kernel=kernel, aux=aux), aux)
-
-
-def draw_sizes(
-    rng: random.Random, groups: tuple[int, ...], columns: tuple[int, ...] = COLUMNS
-) -> dict[str, Any]:
-    extent, count = rng.choice(SIZES), rng.choice(groups)
-    sizes = {name: rng.choice(columns) for name in ("M", "N", "K")}
-    ends = draw_ends(rng, count, extent)
-    return {**sizes, "extent": extent, "ends": ends, "rows_of_a": rng.choice(SIZES)}
+        check(call, given.run(kernel=kernel, aux=aux), aux)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WANTS)
 def test_the_portable_kernel(form: Form) -> None:
     rng = random.Random(form)
-    torch.manual_seed(0)
+    for dtype, wants in zip((BF16, F16, F32) * 4, itertools.cycle(WANTS[form]), strict=False):
+        sizes = draw_sizes(rng, form, (*GROUPS, *MANY_GROUPS))
+        call = relaid(wants.draw(form, dtype=dtype, **sizes), (False, rng.random() < 0.5))
+        aux = empty_aux(call, dtype) if wants.aux else None
 
-    for dtype in (BF16, F16, F32) * 5:
-        sizes = draw_sizes(rng, (*GROUPS, *MANY_GROUPS), (1, *COLUMNS))
-        call = relaid(draw(form, dtype=dtype, **sizes), (rng.random() < 0.5, rng.random() < 0.5))
-        check(call, call.run(kernel="portable"), None)
+        check(call, call.run(kernel="portable", aux=aux), aux)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("form", [*LAYOUTS, "batch"])
+def test_activations(form: Form, activation: str) -> None:
+    """Of real numbers, by the best kernel."""
+    if form == "ragged_n" and activation in GATED:
+        pytest.skip("columns of groups are no pairs")
+    dtype = (BF16, F16, F32)[(len(form) + len(activation)) % 3]
+    names = ("residual",) if form == "ragged_n" else ("bias", "residual")
+    for M, N, K in ((19, 34, 20), (200, 264, 72)):
+        call = draw(form, *names, activation=activation, dtype=dtype, real=True, M=M, N=N, K=K)
+
+        result = call.on("cuda").run()
+
+        tolerance = {F32: 1e-3, F16: 4e-3, BF16: 1 / 32}[dtype]
+        check_close(result.cpu(), call.expected(), tolerance)
 
 
 # What `test_every_tile` compiles for each tile.
@@ -178,7 +204,7 @@ EVERY_TILE: dict[str, tuple[Form, Wants]] = {
     "rows": ("ragged_m", Wants()),
     "terms": ("ragged_k", Wants()),
     "columns": ("ragged_n", Wants("relu", ("residual",), aux=True)),
-    "rows with an epilogue": ("ragged_m", Wants("reglu", ("bias", "residual"), aux=True)),
+    "counted rows": ("masked", Wants("reglu", ("bias", "residual"), aux=True)),
     "terms with an epilogue": ("ragged_k", Wants("reglu", ("bias", "residual"), aux=True)),
     "scattered rows": ("ragged_m", Wants("relu", ("residual", "scatter_index", "scatter_weights"))),
     "gathered rows": ("ragged_m", Wants("reglu", ("bias", "a_index"), aux=True)),
@@ -199,7 +225,7 @@ class Configured:
 
 
 @pytest.mark.parametrize("name", EVERY_TILE)
-@pytest.mark.parametrize("number", range(len(host._TILES)))
+@pytest.mark.parametrize("number", range(len(host._candidates())))
 def test_every_tile(number: int, name: str) -> None:
     """In a result that starts as NaN, between guards. Behind the last group, and where no row is
     scattered to, it stays.
@@ -208,13 +234,11 @@ def test_every_tile(number: int, name: str) -> None:
     if "a_index" in wants.names:
         config = host._gathering()[number % len(host._gathering())]
     rng = random.Random(number)
-    torch.manual_seed(number)
-
-    sizes = [(1, 1), (700, 3), (3000, 32)]
+    sizes = [(1, 1), (700, 3), (600 if form == "masked" else 3000, 32)]
     if wants == Wants():
         sizes.append((2600, 300))  # for which a schedule is compiled that has room
     for extent, count in sizes:
-        ends = draw_ends(rng, count, extent - extent // 5)
+        ends = draw_ends(rng, form, count, extent if form == "masked" else extent - extent // 5)
         how = {"extent": extent, "ends": ends, "rows_of_a": extent}
         call = wants.draw(form, M=200 if form == "ragged_k" else 264, N=264, K=200, **how)
         call = relaid(call, LAYOUTS[form][0])
@@ -223,7 +247,8 @@ def test_every_tile(number: int, name: str) -> None:
 
         written.launch(Configured(config))
 
-        check(call, written.out, written.aux if wants.aux else None, untouched=True)
+        check(call, written.out, written.aux if wants.aux else None)
+        assert torch.equal(written.out.isnan(), call.expected().isnan())
         written.check_guards()
 
 
@@ -231,37 +256,37 @@ def test_terms_of_the_next_group_are_not_read_into_a_sum() -> None:
     """Infinities and NaN where the next group begins would not vanish in a product with zero."""
     call = draw("ragged_k", M=192, N=256, ends=(100, 133, 133, 640), extent=700)
     call = relaid(call, LAYOUTS["ragged_k"][0])
-    want, (a, b) = call.expected(), (call.tensors["mat_a"], call.tensors["mat_b"])
+    expected, (a, b) = call.expected(), (call.tensors["mat_a"], call.tensors["mat_b"])
     a[:, 640:], b[640:] = torch.inf, torch.nan
     a[:, 133], b[133] = torch.nan, -torch.inf
 
     result = call.run(kernel=HOPPER)
 
-    check_equal(result[:3], want[:3])
+    check_equal(result[:3], expected[:3])
     assert result[3].isnan().all()
 
 
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
+# ---- calls
+@pytest.mark.parametrize("form", ["ragged_m", "masked", "ragged_k"])
 def test_a_graph_is_replayed_with_other_groups(form: Form) -> None:
-    rng = random.Random(5)
-    ends = (0,) * 40
-    call = relaid(
-        draw(form, M=256, N=128, K=256, ends=ends, extent=1000), (form == "ragged_k", False)
-    )
+    rng, extent = random.Random(5), 64 if form == "masked" else 1000
+    call = draw(form, M=256, N=128, K=256, ends=(0,) * 40, extent=extent)
+    call = relaid(call, LAYOUTS[form][0])
     call.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call.run()
 
     for _ in range(100):
-        call.tensors["offs"].copy_(torch.tensor(draw_ends(rng, 40, 1000), dtype=torch.int32))
+        ends = torch.tensor(draw_ends(rng, form, 40, extent), dtype=torch.int32)
+        call.tensors["counts" if form == "masked" else "offs"].copy_(ends)
         graph.replay()
         check_equal(result, call.expected())
 
 
 def test_the_same_groups_give_the_same_bits_beside_any_others() -> None:
-    a = torch.randn(3000, 512, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(8, 4096, 512, device="cuda", dtype=torch.bfloat16).mT
+    a = torch.randn(3000, 512, device="cuda", dtype=BF16)
+    b = torch.randn(8, 4096, 512, device="cuda", dtype=BF16).mT
     first = torch.tensor([0, 300, 300, 1000, 1001, 1500, 2000, 3000], device="cuda")
     second = torch.tensor([0, 300, 700, 1000, 1001, 1001, 2600, 3000], device="cuda")
 
@@ -271,21 +296,30 @@ def test_the_same_groups_give_the_same_bits_beside_any_others() -> None:
     assert torch.equal(one[1000:1001], other[1000:1001])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gradients_are_torchs(dtype: torch.dtype) -> None:
-    ends = (0, 100, 100, 613, 800)
-    given = integers(900, 128, dtype=dtype), integers(5, 128, 256, dtype=dtype)
-    offs = torch.tensor(ends, dtype=torch.int32, device="cuda")
-    a, b = (t.clone().requires_grad_() for t in given)
-    wide_a, wide_b = (t.double().requires_grad_() for t in given)
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("activation", ["", "swiglu"])
+def test_gradients(activation: str, dtype: torch.dtype) -> None:
+    """Of real numbers; those of gathered rows are the same bits every time."""
+    for rows in subsets(("a_index", "scatter_index", "scatter_weights")):
+        names = "bias", "residual", *rows
+        call = draw("ragged_m", *names, activation=activation, dtype=dtype, real=True, N=128, K=64)
+        leaves = [name for name in FLOATING if name in call.tensors]
+        defined = ~call.expected().isnan()
+        wide = {name: call.tensors[name].double().requires_grad_() for name in leaves}
+        result = call.replaced(**wide).expected()
+        expected = torch.autograd.grad(result[defined].sum(), list(wide.values()))
 
-    outblas.grouped_mm(a, b, offs=offs)[:800].float().sum().backward()
-    begins = (0, *ends[:-1])
-    torch.cat(
-        [wide_a[i:j] @ wide_b[g] for g, (i, j) in enumerate(zip(begins, ends, strict=True))]
-    ).sum().backward()
+        runs = [gradients(call.on("cuda"), leaves, defined.cuda()) for _ in range(2)]
 
-    for leaf, wide in ((a, wide_a), (b, wide_b)):
-        assert leaf.grad is not None
-        assert wide.grad is not None
-        assert torch.equal(leaf.grad, wide.grad.to(dtype))
+        tolerance = 0.1 if dtype == BF16 else 1e-3
+        for name, one, again, other in zip(leaves, *runs, expected, strict=True):
+            assert torch.equal(one, again), name
+            torch.testing.assert_close(
+                one.cpu().double(), other, rtol=tolerance, atol=tolerance * EXTENT, msg=name
+            )
+
+
+def gradients(call: GroupedCall, names: list[str], defined: Tensor) -> tuple[Tensor, ...]:
+    leaves = {name: call.tensors[name].clone().requires_grad_() for name in names}
+    result = call.replaced(**leaves).run()
+    return torch.autograd.grad(result[defined].float().sum(), list(leaves.values()))

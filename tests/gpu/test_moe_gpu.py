@@ -1,5 +1,5 @@
 """`outblas.moe_mlp` on a GPU, beside experts that are computed one by one in float32: sampled
-layers, forward and backward, graphs that are replayed with another routing, no synchronisation.
+layers, forward and backward.
 """
 
 import random
@@ -100,75 +100,19 @@ def test_sampled_layers(part: int) -> None:
         grad = torch.randn(layer.x.shape, device="cuda").to(layer.x.dtype)
 
         result = layer.call()
-        found = torch.autograd.grad(result, layer.differentiable, grad)
+        gradients = torch.autograd.grad(result, layer.differentiable, grad)
 
-        wanted = layer.one_by_one()
-        theirs = torch.autograd.grad(wanted, layer.differentiable, grad.float())
-        for one, other in zip((result, *found), (wanted, *theirs), strict=True):
+        expected = layer.one_by_one()
+        theirs = torch.autograd.grad(expected, layer.differentiable, grad.float())
+        for one, other in zip((result, *gradients), (expected, *theirs), strict=True):
             distance = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-6)
             assert distance < 6 * torch.finfo(layer.x.dtype).eps
 
 
-@pytest.mark.parametrize("slots", [(1, 1), (127, 1), (128, 1), (129, 1), (5000, 8), (70000, 3)])
 @pytest.mark.parametrize("experts", [1, 7, 128, 1024])
-def test_routing_is_that_of_torchs_functions(slots: tuple[int, int], experts: int) -> None:
+def test_routing_is_that_of_torchs_functions(experts: int) -> None:
     torch.manual_seed(experts)
-    index = torch.randint(-1, experts + 1, slots, device="cuda")
-
-    for one, other in zip(kernels.route(index, experts), passes.route(index, experts), strict=True):
-        assert torch.equal(one, other)
-
-
-def large() -> Layer:
-    torch.manual_seed(0)
-    x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    gate_up = torch.randn(16, 256, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    down = torch.randn(16, 256, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weights, index = torch.rand(512, 16, device="cuda").topk(4)
-    return Layer(x, gate_up, down, index, weights.requires_grad_(), None, None, "swiglu")
-
-
-def outcome(layer: Layer) -> tuple[Tensor, ...]:
-    result = layer.call()
-    return result, *torch.autograd.grad(result, layer.differentiable, torch.ones_like(result))
-
-
-def test_equal_calls_have_equal_bits() -> None:
-    layer = large()
-    first = outcome(layer)
-
-    for _ in range(20):
-        for one, other in zip(outcome(layer), first, strict=True):
-            assert torch.equal(one, other)
-
-
-def test_a_call_never_waits_for_the_gpu() -> None:
-    layer = large()
-    outcome(layer)
-    torch.cuda.synchronize()
-
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        outcome(layer)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_a_graph_may_be_replayed_with_another_routing() -> None:
-    layer = large()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        outcome(layer)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = outcome(layer)
-
-    for seed in range(3):
-        torch.manual_seed(seed)
-        layer.routes.copy_(torch.rand(512, 16, device="cuda").topk(4).indices)
-        graph.replay()
-
-        for one, other in zip(captured, outcome(layer), strict=True):
-            assert torch.equal(one, other)
+    for slots in ((1, 1), (127, 1), (128, 1), (129, 1), (5000, 8), (70000, 3)):
+        index = torch.randint(-1, experts + 1, slots, device="cuda")
+        ours, theirs = kernels.route(index, experts), passes.route(index, experts)
+        assert all(map(torch.equal, ours, theirs)), slots

@@ -39,91 +39,172 @@ class FunctionCall:
     def all_tensors(self) -> tuple[Tensor, ...]:
         return (*self.operands, *self.tensors.values())
 
+    @property
+    def has_gradients(self) -> bool:
+        return "counts" not in self.tensors and not self.operator.startswith(("scaled", "quantize"))
+
     def with_options(self, **options: Any) -> "FunctionCall":
         return replace(self, options=self.options | options)
 
+    def results(self, training: bool = False) -> list[Tensor]:
+        """The results; with `training` the gradients of all floating-point tensors too, where ones
+        reach the result.
+        """
+        if not training:
+            values = self()
+            return list(values) if isinstance(values, tuple) else [values]
+        tensors = [
+            t.detach().requires_grad_() if t.is_floating_point() else t for t in self.all_tensors
+        ]
+        y = self.of(*tensors)
+        leaves = [t for t in tensors if t.requires_grad]
+        return [y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))]
 
-def integers(*shape: int) -> Tensor:
-    return torch.randint(-8, 9, shape).float()
+    def change(self) -> None:
+        """Gives the tensors other values, in place: matrices and indices are rotated, each by a
+        distance of its own, and the first group becomes half as large.
+        """
+        for distance, t in enumerate(self.all_tensors, 1):
+            if t is self.tensors.get("offs"):
+                t[0] //= 2
+            elif t.dim() and t is not self.tensors.get("counts"):
+                t.copy_(t.float().roll(distance, -1))
 
 
-A, B, W, BIAS = integers(6, 5), integers(5, 4), integers(4, 5), integers(4)
-A8, B8 = integers(6, 16).to(E4M3), integers(8, 16).to(E4M3).t()
-ONE = torch.ones(())
-EXPERTS, OFFS = integers(2, 8, 16), torch.tensor([2, 6], dtype=torch.int32)
-COUNTS = torch.tensor([6, 6], dtype=torch.int32)
-ROWS, BATCH = integers(6, 8), integers(2, 6, 8)
-ROUTES, WEIGHTS = torch.tensor([[0, 1]] * 6), torch.rand(6, 2)
-TO_FP8 = {"out_dtype": E4M3, "out_recipe": "1x128"}
-GROUP_SCALES = torch.ones(6, 1), torch.ones(2, 1, 1)
+def same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether all results have the same bytes, on whichever devices they are."""
+    pairs = zip(ours, theirs, strict=True)
+    return all(
+        torch.equal(*(t.contiguous().view(torch.uint8).cpu() for t in pair)) for pair in pairs
+    )
 
-CALLS: dict[str, FunctionCall] = {
-    "matmul": FunctionCall(outblas.matmul, (A, B), "matmul", 240),
-    "matmul of a batch": FunctionCall(outblas.matmul, (integers(3, 6, 5), B), "matmul", 720),
-    "addmm": FunctionCall(outblas.addmm, (BIAS, A, B), "addmm", 240),
-    "linear": FunctionCall(outblas.linear, (A, W), "matmul", 240),
-    "linear with an epilogue": FunctionCall(
-        outblas.linear, (A, W, BIAS), "gemm", 240, {}, {"activation": "relu"}
-    ),
-    "scaled_mm": FunctionCall(outblas.scaled_mm, (A8, B8, ONE, ONE), "scaled_mm", 1536),
-    "scaled_mm with an epilogue": FunctionCall(
-        outblas.scaled_mm,
-        (A8, B8, ONE, ONE),
-        "scaled_mm",
-        1536,
-        {"bias": integers(8).bfloat16(), "residual": integers(6, 8).bfloat16()},
-        {"activation": "gelu"},
-    ),
-    "scaled_mm to fp8": FunctionCall(
-        outblas.scaled_mm, (A8, B8, ONE, ONE), "scaled_mm_quantized", 1536, {}, TO_FP8
-    ),
-    "quantize": FunctionCall(
-        outblas.quantize, (torch.randn(6, 200),), "quantize", 0, {}, {"recipe": "1x128"}
-    ),
-    "grouped_mm": FunctionCall(
-        outblas.grouped_mm, (ROWS, EXPERTS), "grouped_mm", 1536, {"offs": OFFS}
-    ),
-    "grouped_mm of columns": FunctionCall(
-        outblas.grouped_mm, (EXPERTS.mT, integers(8, 6)), "grouped_mm", 1536, {"offs": OFFS}
-    ),
-    "grouped_mm of terms": FunctionCall(
-        outblas.grouped_mm, (ROWS.t(), integers(6, 16)), "grouped_mm", 1536, {"offs": OFFS}
-    ),
-    "grouped_mm of a batch": FunctionCall(outblas.grouped_mm, (BATCH, EXPERTS), "grouped_mm", 3072),
-    "grouped_mm with an epilogue": FunctionCall(
-        outblas.grouped_mm,
-        (ROWS, EXPERTS),
-        "grouped_gemm",
-        1536,
-        {
-            "offs": OFFS,
-            "bias": integers(2, 16),
-            "a_index": torch.arange(6),
-            "scatter_index": torch.randperm(6),
-            "scatter_weights": torch.rand(6),
-            "residual": integers(6, 8),
-        },
-        {"activation": "swiglu"},
-    ),
-    "grouped_mm with counts": FunctionCall(
-        outblas.grouped_mm, (BATCH, EXPERTS), "grouped_gemm", 3072, {"counts": COUNTS}
-    ),
-    "scaled_grouped_mm": FunctionCall(
-        outblas.scaled_grouped_mm,
-        (ROWS.to(E4M3), EXPERTS.to(E4M3), *GROUP_SCALES),
-        "scaled_grouped_mm",
-        1536,
-        {"offs": OFFS, "bias": integers(2, 16).bfloat16()},
-    ),
-    "moe_mlp": FunctionCall(
-        outblas.moe_mlp,
-        (ROWS, EXPERTS, integers(2, 8, 8), ROUTES, WEIGHTS),
-        "moe_mlp",
-        2 * 6 * 2 * (8 * 16 + 8 * 8),
-    ),
-}
-# Kernels of ours run where they are named, and their calls have plans.
-CALLS |= {
-    f"{name} by a kernel": CALLS[name].with_options(kernel="portable")
-    for name in ("matmul", "grouped_mm", "grouped_mm with counts", "scaled_grouped_mm")
-}
+
+def calls(
+    size: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> dict[str, FunctionCall]:
+    """Calls whose extents are a multiple of the least ones, of the same numbers each time."""
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randint(-8, 9, shape, generator=generator).to(dtype).to(device)
+
+    def fractions(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator).to(device)
+
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, device=device)
+
+    def places(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    M, N, K = 6 * size, 4 * size, 5 * size
+    a, b, w, bias = integers(M, K), integers(K, N), integers(N, K), integers(N)
+    flops = 2 * M * N * K
+    N8, K8 = 8 * size, 16 * size
+    operands8 = integers(M, K8, dtype=E4M3), integers(N8, K8, dtype=E4M3).t(), ones(), ones()
+    to_fp8 = {"out_dtype": E4M3, "out_recipe": "1x128"}
+    flops8 = 2 * M * N8 * K8
+    H, F = 8 * size, 16 * size
+    rows, batch, experts = integers(M, H), integers(2, M, H), integers(2, H, F)
+    offs, counts = places(2 * size, M), places(M, M)
+    blocks_of_terms, blocks_of_columns = (-(-n // 128) for n in (H, F))
+    group_scales = ones(M, blocks_of_terms), ones(2, blocks_of_terms, blocks_of_columns)
+    flops_of_groups = 2 * M * H * F
+    routes = torch.tensor([[0, 1]] * M, device=device)
+    of_bf16 = {"dtype": torch.bfloat16}
+
+    table = {
+        "matmul": FunctionCall(outblas.matmul, (a, b), "matmul", flops),
+        "matmul of a batch": FunctionCall(
+            outblas.matmul, (integers(3, M, K), b), "matmul", 3 * flops
+        ),
+        "addmm": FunctionCall(outblas.addmm, (bias, a, b), "addmm", flops),
+        "linear": FunctionCall(outblas.linear, (a, w), "matmul", flops),
+        "linear with an epilogue": FunctionCall(
+            outblas.linear, (a, w, bias), "gemm", flops, {}, {"activation": "relu"}
+        ),
+        "scaled_mm": FunctionCall(outblas.scaled_mm, operands8, "scaled_mm", flops8),
+        "scaled_mm with an epilogue": FunctionCall(
+            outblas.scaled_mm,
+            operands8,
+            "scaled_mm",
+            flops8,
+            {"bias": integers(N8, **of_bf16), "residual": integers(M, N8, **of_bf16)},
+            {"activation": "gelu"},
+        ),
+        "scaled_mm to fp8": FunctionCall(
+            outblas.scaled_mm, operands8, "scaled_mm_quantized", flops8, {}, to_fp8
+        ),
+        "quantize": FunctionCall(
+            outblas.quantize, (fractions(M, 200 * size),), "quantize", 0, {}, {"recipe": "1x128"}
+        ),
+        "grouped_mm": FunctionCall(
+            outblas.grouped_mm, (rows, experts), "grouped_mm", flops_of_groups, {"offs": offs}
+        ),
+        "grouped_mm of columns": FunctionCall(
+            outblas.grouped_mm,
+            (experts.mT, integers(H, M)),
+            "grouped_mm",
+            flops_of_groups,
+            {"offs": offs},
+        ),
+        "grouped_mm of terms": FunctionCall(
+            outblas.grouped_mm,
+            (rows.t(), integers(M, F)),
+            "grouped_mm",
+            flops_of_groups,
+            {"offs": offs},
+        ),
+        "grouped_mm of a batch": FunctionCall(
+            outblas.grouped_mm, (batch, experts), "grouped_mm", 2 * flops_of_groups
+        ),
+        "grouped_mm with an epilogue": FunctionCall(
+            outblas.grouped_mm,
+            (rows, experts),
+            "grouped_gemm",
+            flops_of_groups,
+            {
+                "offs": offs,
+                "bias": integers(2, F),
+                "a_index": torch.arange(M, device=device),
+                "scatter_index": torch.randperm(M, generator=generator).to(device),
+                "scatter_weights": fractions(M),
+                "residual": integers(M, F // 2),
+            },
+            {"activation": "swiglu"},
+        ),
+        "grouped_mm with counts": FunctionCall(
+            outblas.grouped_mm,
+            (batch, experts),
+            "grouped_gemm",
+            2 * flops_of_groups,
+            {"counts": counts},
+        ),
+        "scaled_grouped_mm": FunctionCall(
+            outblas.scaled_grouped_mm,
+            (rows.to(E4M3), experts.mT.contiguous().to(E4M3).mT, *group_scales),
+            "scaled_grouped_mm",
+            flops_of_groups,
+            {"offs": offs, "bias": integers(2, F, **of_bf16)},
+        ),
+        "moe_mlp": FunctionCall(
+            outblas.moe_mlp,
+            (rows, experts, integers(2, H, H), routes, fractions(M, 2)),
+            "moe_mlp",
+            2 * M * 2 * (H * F + H * H),
+        ),
+    }
+    # Kernels of ours run where they are named, and their calls have plans.
+    named = "matmul", "grouped_mm", "grouped_mm with counts", "scaled_grouped_mm"
+    return table | {
+        f"{name} by a kernel": table[name].with_options(kernel="portable") for name in named
+    }
+
+
+CALLS = calls()
+A8, B8, ONE, _ = CALLS["scaled_mm"].operands
+BATCH, EXPERTS = CALLS["grouped_mm with counts"].operands
+COUNTS = CALLS["grouped_mm with counts"].tensors["counts"]
+ROWS, OFFS = CALLS["grouped_mm"].operands[0], CALLS["grouped_mm"].tensors["offs"]
+GROUP_SCALES = CALLS["scaled_grouped_mm"].operands[2:]
+ROUTES, WEIGHTS = CALLS["moe_mlp"].operands[3:]

@@ -1,0 +1,257 @@
+"""Training, compiling and capturing on a GPU, where every product must be ours
+(OUTBLAS_STRICT=1).
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from support.gradients import COLD_THEN_WARM, stored_gradient
+from torch import nn
+from torch._dynamo.utils import counters
+
+import outblas
+from outblas import linear, matmul
+from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
+from outblas.kernels import activation as kernels
+from outblas.runtime import dispatch
+from outblas.torch_ops import ops
+
+Tensor = torch.Tensor
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _ours(monkeypatch: pytest.MonkeyPatch, float32_by_kernels: None) -> Iterator[None]:
+    """What torch would compute raises; nothing is compiled and counted yet."""
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+    torch.manual_seed(0)
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def normal(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def distance(x: Tensor, y: Tensor) -> float:
+    """Relative, Frobenius."""
+    return float((x.double() - y.double()).norm() / y.double().norm().clamp_min(1e-30))
+
+
+# ---- gradients
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer with an activation and a residual: its operands, which need gradients, and the
+    gradient that arrives.
+    """
+
+    activation: Activation | None
+    operands: list[Tensor]  # input, weight, bias, residual
+    arriving: Tensor
+
+    def by_us(self) -> list[Tensor]:
+        """The output and the gradients."""
+        *given, residual = self.operands
+        y = linear(*given, activation=self.activation, residual=residual)
+        return [y, *torch.autograd.grad(y, self.operands, self.arriving)]
+
+    def by_torch(self, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Torch's output and gradients, in a dtype of their own if one is given."""
+        given = self.operands
+        if dtype is not None:
+            given = [t.detach().to(dtype).requires_grad_() for t in given]
+        x, w, bias, residual = given
+        y = apply(nn.functional.linear(x, w, bias), self.activation or "", residual)
+        return [y, *torch.autograd.grad(y, given, self.arriving.to(y.dtype))]
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS], ids=str)
+def test_gradients_are_as_good_as_torchs(activation: Activation | None, dtype: torch.dtype) -> None:
+    """No further from float64's than twice torch's, or half a rounding, and the same bits each
+    time: for a batch of 4 by 100, with a gradient that is not contiguous.
+    """
+    columns = 256 * (2 if activation in GATED else 1)
+    shapes = (4, 100, 264), (columns, 264), (columns,), (4, 100, 256)
+    operands = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
+    layer = Layer(activation, operands, normal(256, 100, 4, dtype=dtype).permute(2, 1, 0))
+    exact, by_torch, first = layer.by_torch(torch.float64), layer.by_torch(), layer.by_us()
+    half_a_rounding = torch.finfo(dtype).eps / 2
+
+    for ours, theirs, truth in zip(first, by_torch, exact, strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert distance(ours, truth) <= 2 * distance(theirs, truth) + half_a_rounding
+    for call in COLD_THEN_WARM:
+        assert all(map(torch.equal, layer.by_us(), first)), f"call {call}"
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_the_gradient_of_a_weight_is_written_where_it_stays(
+    compiled: bool, activation: Activation | None
+) -> None:
+    """`.grad` is the tensor that reaches the leaf: autograd copies nothing, cold or warm."""
+    x, w = normal(4, 100, 264, dtype=BF16), normal(256, 264, dtype=BF16).requires_grad_()
+    reached: list[int] = []
+    w.register_hook(lambda g: reached.append(g.data_ptr()))
+    function = torch.compile(linear, fullgraph=True) if compiled else linear
+
+    for call in COLD_THEN_WARM:
+        reached.clear()
+        w.grad = None
+        function(x, w, activation=activation).float().sum().backward()
+        assert [stored_gradient(w).data_ptr()] == reached, f"call {call}"
+        assert stored_gradient(w).stride() == w.stride(), f"call {call}"
+
+
+# ---- gradients that are added in place
+def integers(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randint(-1, 2, shape, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("other_stream", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns", "dtype"),
+    [
+        (64, 128, 192, BF16),
+        (200, 1024, 512, FP16),
+        (1000, 264, 1288, BF16),
+        (96, 33, 65, FP16),
+        (4096, 4096, 1024, BF16),
+    ],
+    ids=str,
+)
+def test_micro_batches_add_up(
+    tokens: int, rows: int, columns: int, dtype: torch.dtype, other_stream: bool
+) -> None:
+    """On a stream of its own autograd adds."""
+    layer = outblas.Linear(columns, rows, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(integers(*parameter.shape, dtype=dtype))
+    batches = [
+        (integers(tokens, columns, dtype=dtype), integers(tokens, rows, dtype=dtype))
+        for _ in range(3)
+    ]
+    stream = torch.cuda.Stream() if other_stream else torch.cuda.current_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    with outblas.accumulate_gradients(), torch.cuda.stream(stream):
+        sums = []
+        for x, g in batches:
+            layer(x).backward(g)
+            sums.append((stored_gradient(layer.weight), stored_gradient(layer.weight).clone()))
+
+    torch.cuda.synchronize()
+    expected = torch.zeros(rows, columns, dtype=dtype, device="cuda")
+    for (x, g), (gradient, total) in zip(batches, sums, strict=True):
+        product = g.double().t() @ x.double()
+        if other_stream:
+            product = product.to(dtype).double()
+        expected = (expected.double() + product).to(dtype)  # rounded once for each
+        assert torch.equal(total, expected)
+        assert other_stream or gradient is sums[0][0], "it is written in place"
+
+
+# ---- compiled and captured
+class Perceptron(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up, self.down = (
+            nn.Linear(*s, device="cuda", dtype=dtype) for s in ((512, 2048), (1024, 512))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
+        return linear(hidden, self.down.weight, self.down.bias, residual=x)
+
+
+def trained(model: Any, x: Tensor) -> list[Tensor]:
+    y = model(x)
+    gradients = torch.autograd.grad(y.float().square().mean(), list(model.parameters()))
+    return [t.clone() for t in (y, *gradients)]
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_training_is_one_graph(mode: str, dtype: torch.dtype) -> None:
+    model = Perceptron(dtype)
+    compiled = torch.compile(model, mode=mode, fullgraph=True)
+
+    for _ in range(5):  # warm, recorded, replayed
+        x = normal(256, 512, dtype=dtype)
+        torch.compiler.cudagraph_mark_step_begin()
+        for ours, eager in zip(trained(compiled, x), trained(model, x), strict=True):
+            assert distance(ours, eager) < 8 * torch.finfo(dtype).eps
+
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["inductor"]["cudagraph_skips"]
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
+def test_a_training_step_in_a_cuda_graph(dtype: torch.dtype) -> None:
+    model, x = Perceptron(dtype), normal(200, 512, dtype=dtype)
+    outblas.warmup(trained, model, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = trained(model, x)
+
+    x.copy_(normal(200, 512, dtype=dtype))
+    graph.replay()
+
+    assert all(map(torch.equal, captured, trained(model, x)))
+
+
+NO_WARMUP = r"outblas\.warmup\(function"
+UNPREPARED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
+    "matmul": (lambda a, b, out: matmul(a, b, out=out), NO_WARMUP),
+    "portable": (lambda a, b, out: matmul(a, b, kernel="portable"), NO_WARMUP),
+    "backward": (lambda a, b, out: ops.activation_backward(out, out, "gelu"), NO_WARMUP),
+    "warmup": (lambda a, b, out: outblas.warmup(matmul, a, b), "before, not inside"),
+}
+
+
+@pytest.mark.parametrize("name", UNPREPARED)
+def test_a_capture_without_warmup_says_what_to_do(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No plan is made and no kernel of a backward pass is loaded. The capture goes on."""
+    dispatch.clear_cache()
+    monkeypatch.setattr(kernels._PASSES, "_loaded", {})
+    call, message = UNPREPARED[name]
+    a, b, out = normal(333, 111), normal(111, 222), torch.zeros(333, 222, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+
+    with torch.cuda.graph(graph):
+        with pytest.raises(RuntimeError, match=message):
+            call(a, b, out)
+        empty = matmul(a[:0], b)  # which needs no kernel
+        out += 1
+    graph.replay()
+
+    assert empty.shape == (0, 222)
+    assert (out == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_training_under_autocast(dtype: torch.dtype) -> None:
+    plain = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+    ours, x = copy.deepcopy(plain), normal(300, 512)
+    outblas.patch(ours)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype is FP16)
+
+    for model in (plain, ours):
+        with torch.autocast("cuda", dtype=dtype):
+            y = model(x)
+        assert y.dtype == dtype
+        scaler.scale(y.float().square().mean()).backward()
+
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert mine.grad.dtype == FP32
+        assert distance(mine.grad, theirs.grad) < 4 * torch.finfo(dtype).eps
