@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
     from outblas.autotune.store.store import Store, StoreError
     from outblas.autotune.sweeps.options import SweepOptions
-    from outblas.autotune.sweeps.outcome import Failure, Sweep
+    from outblas.autotune.sweeps.outcome import Failure, Outcome, Sweep
     from outblas.autotune.sweeps.sweep import sweep
-    from outblas.autotune.sweeps.tuner import Outcome
 
 _PLACES = {
     "automatic": ("tune",),
@@ -36,9 +35,8 @@ _PLACES = {
     "store.records": ("BestConfig", "Finalist", "Gpu", "Trial", "Workload"),
     "store.store": ("Store", "StoreError"),
     "sweeps.options": ("SweepOptions",),
-    "sweeps.outcome": ("Failure", "Sweep"),
+    "sweeps.outcome": ("Failure", "Outcome", "Sweep"),
     "sweeps.sweep": ("sweep",),
-    "sweeps.tuner": ("Outcome",),
 }
 __all__ = [
     "BestConfig",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outblas.autotune import packed_tables
-from outblas.autotune.named_configs import Choice, GpuModel, brief_text
+from outblas.autotune.named_configs import ChosenConfig, GpuModel, brief_text
 from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store.records import WEIGHTS, Gpu, Workload, base_name
 from outblas.autotune.store.tables import TABLES
@@ -134,12 +134,12 @@ class TuningIndex:
             if entry.origin != COUSIN:
                 self._measured.setdefault(entry.workload, []).append(entry)
         self._bare_measured = {bare_of(entry.workload) for entry in self.entries}
-        self._choices: dict[Workload, tuple[Choice, ...]] = {}
+        self._choices: dict[Workload, tuple[ChosenConfig, ...]] = {}
         self._akin: dict[tuple[object, ...], list[TunedEntry]] = {}  # by kind, and L2
         # By the identity of an entry: what the model predicts for it at its own workload.
         self._predictions: dict[int, float | None] = {}
 
-    def choices(self, workload: Workload) -> tuple[Choice, ...]:
+    def choices(self, workload: Workload) -> tuple[ChosenConfig, ...]:
         """Returns the kernels and configs for a workload, the best first; empty where nothing is
         known.
         """
@@ -150,8 +150,10 @@ class TuningIndex:
             if workload.epilogue:
                 ranked = self._at(workload) + ranked
             ranked = ranked or self._by_model(bare)[:SHORTLIST]
-            by_config = {(choice.kernel, choice.config): choice for choice in reversed(ranked)}
-            choices = tuple(reversed(by_config.values()))
+            by_config: dict[tuple[str, str], ChosenConfig] = {}
+            for choice in ranked:
+                by_config.setdefault((choice.kernel, choice.config), choice)
+            choices = tuple(by_config.values())
             self._choices[workload] = choices
         return choices
 
@@ -198,16 +200,18 @@ class TuningIndex:
                 return best_by_kernel(entries)
         return []
 
-    def _at(self, workload: Workload) -> list[Choice]:
+    def _at(self, workload: Workload) -> list[ChosenConfig]:
         return [self._choice(entry, workload) for entry in self._entries_at(workload)]
 
-    def _choice(self, entry: TunedEntry, workload: Workload, us: float | None = None) -> Choice:
+    def _choice(
+        self, entry: TunedEntry, workload: Workload, us: float | None = None
+    ) -> ChosenConfig:
         reason = Reason(workload, self.gpu.arch > 0, us, entry)
-        return Choice(entry.kernel, entry.config, reason)
+        return ChosenConfig(entry.kernel, entry.config, reason)
 
     # The nearest winners.
 
-    def _near(self, workload: Workload) -> list[Choice]:
+    def _near(self, workload: Workload) -> list[ChosenConfig]:
         """Returns the winners within reach and the production kernel's rule, the fastest first as
         far as the model predicts; the nearest first where it predicts nothing.
 
@@ -215,7 +219,7 @@ class TuningIndex:
         """
         near = self._within_reach(workload)
         at = self._model.at(workload)
-        ranked: list[tuple[float, Choice]] = []
+        ranked: list[tuple[float, ChosenConfig]] = []
         scales = []  # of the production kernel's times to the model's
         for entry in near:
             here, where_it_won = at.us(entry.kernel, entry.config), self._predicted(entry)
@@ -283,7 +287,7 @@ class TuningIndex:
 
     # The model.
 
-    def _by_model(self, workload: Workload) -> list[Choice]:
+    def _by_model(self, workload: Workload) -> list[ChosenConfig]:
         """Returns what won at any workload with operands of this width, and the production kernel's
         rule, the fastest first by the model; the production kernel comes first in a tie.
         """
@@ -291,7 +295,7 @@ class TuningIndex:
         entries = [entry for entry in self._representing(workload) if entry.width == width]
         configs = {(entry.kernel, entry.config) for entry in entries}
         configs |= {(kernel, "") for kernel, _ in configs if kernel == PRODUCTION}
-        ranked: list[tuple[float, Choice]] = []
+        ranked: list[tuple[float, ChosenConfig]] = []
         for kernel, config in sorted(configs):
             us = at.us(kernel, config)
             if us is not None:
@@ -300,8 +304,8 @@ class TuningIndex:
         ranked.sort(key=lambda pair: pair[0])
         return [choice for _, choice in ranked]
 
-    def _by(self, by: str, kernel: str, config: str, workload: Workload, us: float) -> Choice:
-        return Choice(kernel, config, Reason(workload, self.gpu.arch > 0, us, by=by))
+    def _by(self, by: str, kernel: str, config: str, workload: Workload, us: float) -> ChosenConfig:
+        return ChosenConfig(kernel, config, Reason(workload, self.gpu.arch > 0, us, by=by))
 
     # Groups.
 
@@ -374,7 +378,7 @@ class TuningIndex:
             return f"nothing for {kind.rstrip()}"
         near = nearest_to(entries, workload)
         listed = "; ".join(
-            f"{brief_text(Choice(entry.kernel, entry.config, ''))}, "
+            f"{brief_text(ChosenConfig(entry.kernel, entry.config, ''))}, "
             f"{_figure(entry, self.gpu.arch > 0)}"
             for entry in near
         )

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outblas.autotune.search import cost_model, prune, target
-from outblas.autotune.search.cost_model import Call, ConfigModel
+from outblas.autotune.search.cost_model import ConfigModel, ModelledCall
 from outblas.autotune.search.gpu import machine as machine_of
+from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store.records import Gpu, Workload
-from outblas.base.configs import brief, from_text
+from outblas.base import registry
+from outblas.base.configs import from_text, items
 from outblas.base.machines import Machine
 from outblas.base.space import Footprint, Space
 from outblas.core.problem import Problem
@@ -20,7 +22,7 @@ from outblas.runtime.default_kernel import PRODUCTION
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenConfig:
     """A kernel with its config as text ("": the kernel's default), and why it was chosen.
 
     `reason` is text, or becomes one by `str`: calls never read it, and a lookup does not write it.
@@ -69,7 +71,7 @@ class Predictions:
 
     def __init__(self, model: GpuModel, workload: Workload) -> None:
         self._model, self._workload = model, workload
-        self._call = None if model.machine is None else Call.of(workload, model.machine)
+        self._call = None if model.machine is None else ModelledCall.of(workload, model.machine)
         self._us: dict[tuple[str, str], float | None] = {}
 
     def us(self, kernel: str, config: str) -> float | None:
@@ -178,17 +180,19 @@ def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
     return cost_model.predict(footprint, workload, machine).limits
 
 
-def brief_text(choice: Choice) -> str:
+def brief_text(choice: ChosenConfig) -> str:
     """Formats a kernel with the fields of its config that differ from the defaults."""
     config = short(choice.kernel, choice.config) if choice.config else ""
     return f"{choice.kernel}[{config}]" if config else choice.kernel
 
 
 def short(kernel: str, config: str) -> str:
-    """Returns the fields of a config that differ from the kernel's defaults, or the whole text
-    where the kernel is not available.
+    """Returns the fields of a config that differ from the kernel's defaults, or the whole text of a
+    kernel that is in no ladder.
     """
     try:
-        return brief(from_text(target.of(kernel).load().Config, config))
-    except (ValueError, ImportError):
+        defaults = registry.defaults(PRODUCTION if kernel == HOPPER_GROUPED.name else kernel)
+    except ValueError:
         return config
+    pairs = items(config)
+    return ",".join(f"{name}={value}" for name, value in pairs if str(defaults.get(name)) != value)

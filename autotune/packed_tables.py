@@ -57,7 +57,7 @@ def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) 
         winners = [winner for winner in winners if winner.gpu.model == gpu.model]
         if not winners:
             raise ValueError(f"{shown(store)} has no results of {gpu.name} with {gpu.sms} SMs")
-        texts[OWN_RESULTS] = tables.to_bytes(tables.newest(winners))
+        texts[OWN_RESULTS] = tables.to_bytes(tables.best_of(winners, lambda winner: winner.when))
     return texts
 
 
@@ -143,7 +143,7 @@ def problems(loaded: Pack) -> Iterator[str]:
             yield f"{shown(loaded.path)}: {error}"
 
 
-def _table(name: str, text: bytes) -> tables.Table:
+def _table(name: str, text: bytes) -> tables.TunedTable:
     try:
         return tables.read_table(text.decode())
     except ValueError as error:  # UnicodeDecodeError is one

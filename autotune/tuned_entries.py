@@ -12,7 +12,7 @@ from pathlib import Path
 from outblas.autotune.search.target import HOPPER_GROUPED, registered
 from outblas.autotune.store.records import BestConfig, Gpu, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.store.tables import Entry, Table, read_table
+from outblas.autotune.store.tables import ShippedConfig, TunedTable, read_table
 from outblas.base.shapes import Shape
 from outblas.core.steps import GATED
 from outblas.runtime.default_kernel import PRODUCTION
@@ -23,7 +23,7 @@ SHIPPED = "shipped table of this GPU model"
 COUSIN = "shipped table of the nearest GPU model"
 ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
 
-Named = tuple[Path, Table]  # a table and its file
+Named = tuple[Path, TunedTable]  # a table and its file
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TunedEntry:
         return width_of(self.workload)
 
 
-def entry_of(origin: str, gpu: Gpu, best: BestConfig | Entry) -> TunedEntry:
+def entry_of(origin: str, gpu: Gpu, best: BestConfig | ShippedConfig) -> TunedEntry:
     """Returns a winner of a store or of a table on a GPU."""
     return TunedEntry(
         origin, gpu.name, best.workload, best.kernel, best.config, best.us, best.ratio

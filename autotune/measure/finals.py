@@ -14,7 +14,6 @@ from outblas.autotune.measure.race import BATCH, MOST_ROUNDS, SuccessiveEliminat
 from outblas.autotune.measure.worker import Entry
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.store.records import Workload
-from outblas.base.configs import brief
 
 MOST_KILLS = 2  # of workers from outside, while only this candidate ran, before it is removed
 
@@ -57,9 +56,8 @@ class Finals:
 
     def _tell(self, race: SuccessiveElimination[Candidate]) -> None:
         self.progress.rounds = race.rounds
-        self.progress.best = f"{race.leader.target.name}[{brief(race.leader.config)}]"
-        self.progress.best_us = statistics.median(race.times[race.leader])
-        self.progress.best_ratio = race.against_base(race.leader).median
+        us = statistics.median(race.times[race.leader])
+        self.progress.lead(race.leader.brief, us, race.against_base(race.leader).median)
         self.say()
 
     def _all_entered(self, race: SuccessiveElimination[Candidate]) -> bool:

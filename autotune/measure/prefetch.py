@@ -13,6 +13,7 @@ from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 
+Built = Future[Compiled]
 AHEAD = 3  # finished compiles per process that may wait for their measurement
 
 
@@ -49,8 +50,8 @@ class Ahead:
             groups.setdefault((candidate.target.name, candidate.compile_key), []).append(candidate)
         self._begun = False
         self._waiting = deque(groups.values())
-        self._running: dict[Future[Compiled], list[Candidate]] = {}
-        self._ready: deque[tuple[Candidate, Future[Compiled] | None]] = deque()
+        self._running: dict[Built, list[Candidate]] = {}
+        self._ready: deque[tuple[Candidate, Built | None]] = deque()
         self._compilers, self._workload, self._arch, self._until = compilers, workload, arch, until
 
     @property
@@ -74,7 +75,7 @@ class Ahead:
     def __iter__(self) -> Ahead:
         return self
 
-    def __next__(self) -> tuple[Candidate, Future[Compiled] | None]:
+    def __next__(self) -> tuple[Candidate, Built | None]:
         self._feed()
         while self._running and not self._ready:
             left = None if self._until is None else max(0.0, self._until - time.monotonic())

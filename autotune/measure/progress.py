@@ -62,6 +62,16 @@ class Progress:
     deadline: float | None = None
     message: str = ""
 
+    def lead(self, best: str, us: float, ratio: float | None) -> None:
+        """Set the kernel and config that leads, and its figures.
+
+        Args:
+            best: The kernel and config.
+            us: The time of a call in µs.
+            ratio: The time of the base over it.
+        """
+        self.best, self.best_us, self.best_ratio = best, us, ratio
+
     @property
     def elapsed(self) -> float:
         """The seconds since it began."""

@@ -3,29 +3,19 @@ it runs.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.autotune.search import cost_model
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
-from outblas.base.machines import Machine
+from outblas.base.configs import brief
 from outblas.base.space import Footprint
 
-# A ranker predicts the time of a footprint at a workload on a machine, in µs. Only the order of its
-# predictions counts: lower is better.
-Ranker = Callable[[Footprint, Workload, Machine], float]
 # Costs in Triton's interpreter, in µs: of starting a program, and per element of A, B or C that a
 # step along K touches. Fitted to a sweep of 66 configs of portable. docs/tuning/sample-sweep.jsonl
 # is another sweep, whose order they predict with a rank correlation of 0.88. Machines differ in
 # scale.
 PROGRAM_US, ELEMENT_US = 12_700.0, 0.62
-
-
-def by_model(footprint: Footprint, workload: Workload, machine: Machine) -> float:
-    """Ranks by the prediction of the analytic model."""
-    return cost_model.predict(footprint, workload, machine).us
 
 
 def by_interpreter(footprint: Footprint, workload: Workload) -> float:
@@ -49,7 +39,7 @@ class Candidate:
         compile_key: The text of the config whose compiled code it shares.
         footprint: How the config cuts the problem into tiles, and the registers, shared memory and
             threads that it takes: `footprint.tile_m`, `.stages`, `.registers` and so on.
-        predicted_us: The time that the ranker predicts, in µs, or on a CPU `by_interpreter`.
+        predicted_us: The time that the model predicts, in µs, or on a CPU `by_interpreter`.
         own: Whether it is the config that the kernel chooses where none is given.
 
     Example:
@@ -77,3 +67,8 @@ class Candidate:
     def label(self) -> str:
         """The kernel and the config: `portable[block_m=64,...]`."""
         return f"{self.target.name}[{self.text}]"
+
+    @property
+    def brief(self) -> str:
+        """The kernel, with the fields of the config that differ from the defaults."""
+        return f"{self.target.name}[{brief(self.config)}]"

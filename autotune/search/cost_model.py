@@ -106,24 +106,16 @@ def resident(f: Footprint, machine: Machine) -> int:
     return max(0, min(memory, registers, machine.threads_per_sm // f.threads, machine.ctas_per_sm))
 
 
-def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float:
-    """Returns the number of useful outputs divided by the outputs that all SMs could compute in as
-    many waves.
-    """
-    model = ConfigModel(f, machine, workload.dtype, workload.out_dtype)
-    return model.wave_efficiency(Call.of(workload, machine))
-
-
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     """Predicts how long a config takes.
 
     It checks nothing: configs that cannot run are pruned before.
     """
     model = ConfigModel(f, machine, workload.dtype, workload.out_dtype)
-    return model.predict(Call.of(workload, machine))
+    return model.predict(ModelledCall.of(workload, machine))
 
 
-class Call(NamedTuple):
+class ModelledCall(NamedTuple):
     """What all configs share in a call.
 
     Attributes:
@@ -145,7 +137,7 @@ class Call(NamedTuple):
     terms: tuple[int, ...] = ()
 
     @staticmethod
-    def of(workload: Workload, machine: Machine) -> "Call":
+    def of(workload: Workload, machine: Machine) -> "ModelledCall":
         """Returns the call of a workload on a GPU."""
         M, N, K = workload.M, workload.N, workload.K
         size, out_size = _size(workload.dtype), _size(workload.out_dtype)
@@ -162,7 +154,7 @@ class Call(NamedTuple):
                 touched = (M + N) * K * size + groups.experts * M * N * out_size
         fits_l2 = touched <= HELD * machine.l2_bytes
         dram = 0.0 if fits_l2 else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
-        return Call(M, N, K, fits_l2, dram, LARGER * (M / (M + N) - 0.5), rows, terms)
+        return ModelledCall(M, N, K, fits_l2, dram, LARGER * (M / (M + N) - 0.5), rows, terms)
 
     @property
     def outputs(self) -> int:
@@ -253,12 +245,12 @@ class ConfigModel:
         self._exchanged = clusters.exchange(sums * (1 - 1 / f.cluster_k)) if f.cluster_k > 1 else 0
         self._start = PROLOGUE + (clusters.TOGETHER if cluster > 1 else 0.0)
 
-    def us(self, call: Call) -> float:
+    def us(self, call: ModelledCall) -> float:
         """Returns the predicted time of a call."""
         grid = self._grid(call)
         return self._us(call, grid, self._tile(call, grid, self._k_tile(call, grid).cycles))
 
-    def predict(self, call: Call) -> Prediction:
+    def predict(self, call: ModelledCall) -> Prediction:
         """Returns the predicted time of a call, and what limits it."""
         grid = self._grid(call)
         k_tile = self._k_tile(call, grid)
@@ -273,14 +265,16 @@ class ConfigModel:
             store=self.stored / grid.together / tile,
         )
 
-    def wave_efficiency(self, call: Call) -> float:
-        """Returns what the function of this name returns."""
+    def wave_efficiency(self, call: ModelledCall) -> float:
+        """Returns the number of useful outputs divided by the outputs that all SMs could compute in
+        as many waves.
+        """
         f, grid = self.f, self._grid(call)
         rounds = grid.waves if f.stream_k else math.ceil(grid.waves) / f.split_k
         outputs = self._cluster / f.cluster_k * f.tile_m * f.tile_n
         return call.outputs / (rounds * self._places * outputs)
 
-    def _grid(self, call: Call) -> _Grid:
+    def _grid(self, call: ModelledCall) -> _Grid:
         tiles = call.tiles(self.rows, self.columns)
         partitions = tiles * self.f.split_k
         ctas = partitions * self._cluster
@@ -291,7 +285,7 @@ class ConfigModel:
             busy=min(self._sms, ctas),
         )
 
-    def _k_tile(self, call: Call, grid: _Grid) -> _KTile:
+    def _k_tile(self, call: ModelledCall, grid: _Grid) -> _KTile:
         products, together = self.products, grid.together
         l2 = self._l2_cycles(call, grid)
         drained = self._drain / together
@@ -304,7 +298,7 @@ class ConfigModel:
             cycles = max(cycles, self._requested / (LINES * self.machine.sms / grid.busy))
         return _KTile(cycles, l2, waited)
 
-    def _l2_cycles(self, call: Call, grid: _Grid) -> float:
+    def _l2_cycles(self, call: ModelledCall, grid: _Grid) -> float:
         """Returns the cycles until L2 has sent the operands of a k tile."""
         if self.f.gpc_local and grid.waves <= 1:
             return self._gathered
@@ -313,7 +307,7 @@ class ConfigModel:
         weighed = ((1 + lean) * self._rows_a + (1 - lean) * self._rows_b) * self._row
         return weighed / min(L2_PORT, share * self.machine.l2_bytes_per_clock / grid.busy)
 
-    def _tile(self, call: Call, grid: _Grid, k_tile: float) -> float:
+    def _tile(self, call: ModelledCall, grid: _Grid, k_tile: float) -> float:
         """Returns the cycles of an output tile whose k tiles take so many."""
         f = self.f
         k_tiles = call.k_tiles(f.tile_k)
@@ -325,7 +319,7 @@ class ConfigModel:
             cycles += self.combined
         return cycles + self._exchanged
 
-    def _us(self, call: Call, grid: _Grid, tile: float) -> float:
+    def _us(self, call: ModelledCall, grid: _Grid, tile: float) -> float:
         """Returns the time of a call, which is that of the SM that is busy the longest."""
         f, together = self.f, grid.together
         if f.stream_k:

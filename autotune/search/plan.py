@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outblas.autotune.search.candidates import Candidate, Ranker, by_model
+from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.prune import Pruned, PrunedSpace, prune
 from outblas.autotune.search.strategy import ModelRanked, Search, Strategy, StrategyError
 from outblas.autotune.search.target import TuneTarget
@@ -54,7 +54,6 @@ def plan(
     gpu: Gpu,
     *,
     trials: int | None = None,
-    ranker: Ranker = by_model,
     strategy: Strategy | None = None,
 ) -> Plan:
     """Plan what a sweep of kernels would measure for a workload, without measuring anything.
@@ -68,8 +67,6 @@ def plan(
         workload: The product to tune for.
         gpu: The GPU to plan for, which need not be in this machine.
         trials: How many configs of each kernel to measure; None for all valid ones.
-        ranker: What predicts times: a function of a footprint, the workload and a machine that
-            returns µs. The default is the analytic model.
         strategy: What orders the configs; None for `ModelRanked`.
 
     Returns:
@@ -92,7 +89,7 @@ def plan(
         >>> len(found.ranked) <= 5 < found.valid < found.generated
         True
     """
-    space = prune(targets, workload, gpu, ranker)
+    space = prune(targets, workload, gpu)
     search = Search(workload, gpu, space.candidates, trials=trials)
     first = next(batches(strategy or ModelRanked(), search), ())
     return Plan.before_proposals(space).extended(first)

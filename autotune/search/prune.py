@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from outblas.autotune.search import cost_model
-from outblas.autotune.search.candidates import Candidate, Ranker, by_interpreter, by_model
+from outblas.autotune.search.candidates import Candidate, by_interpreter
 from outblas.autotune.search.gpu import machine as machine_of
 from outblas.autotune.search.target import HOPPER_GROUPED, TuneTarget, registered
 from outblas.autotune.search.target import of as target_of
@@ -27,7 +27,7 @@ from outblas.core.grouped import GroupedProblem, describe
 from outblas.core.problem import Problem
 
 # A config whose fraction of useful work is below this fraction of the best config's is tried only
-# if the ranker predicts it to be the fastest.
+# if the model predicts it to be the fastest.
 EFFICIENCY = 0.5
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -91,9 +91,7 @@ def described(workload: Workload) -> Problem | GroupedProblem:
     return grouped_problem(workload) if workload.grouping else problem(workload)
 
 
-def prune(
-    targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu, ranker: Ranker = by_model
-) -> PrunedSpace:
+def prune(targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu) -> PrunedSpace:
     """Returns the configs of these kernels that can run at a workload and may be the fastest there.
 
     Raises ValueError where a kernel does not support the dtype or the GPU, ImportError where its
@@ -105,7 +103,7 @@ def prune(
     for target in targets:
         check(target, workload, gpu)
         space = target.load().space(described_workload, machine)
-        measurable += _runnable(target, space, workload, machine, ranker, reasons)
+        measurable += _runnable(target, space, workload, machine, reasons)
     candidates = tuple(_without_wasteful(measurable, reasons))
     return PrunedSpace(reasons.generated, reasons.summary(), candidates)
 
@@ -142,7 +140,6 @@ def _runnable(
     space: Space[Any],
     workload: Workload,
     machine: Machine | None,
-    ranker: Ranker,
     reasons: _Reasons,
 ) -> Iterator[_Rated]:
     """Yields the configs of one kernel that its own rules allow."""
@@ -154,8 +151,8 @@ def _runnable(
         footprint = space.footprint(config)
         predicted_us, useful = by_interpreter(footprint, workload), 1.0
         if machine is not None:
-            predicted_us = ranker(footprint, workload, machine)
-            useful = cost_model.wave_efficiency(footprint, workload, machine)
+            prediction = cost_model.predict(footprint, workload, machine)
+            predicted_us, useful = prediction.us, prediction.wave_efficiency
         candidate = Candidate(
             target,
             config,

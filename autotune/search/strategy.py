@@ -93,7 +93,7 @@ class Search:
         return None if self.until is None else max(0.0, self.until - time.monotonic())
 
     def ranked(self) -> list[Candidate]:
-        """Sort all candidates by the time that the ranker predicts.
+        """Sort all candidates by the time that the model predicts.
 
         Returns:
             The candidates, the fastest by prediction first.
@@ -209,7 +209,7 @@ class Grid(Strategy):
 
 
 class ModelRanked(Strategy):
-    """The default strategy: the configs that the ranker predicts to be fastest come first.
+    """The default strategy: the configs that the model predicts to be fastest come first.
 
     Example:
         >>> from outblas.autotune import ModelRanked, SweepOptions

@@ -4,13 +4,10 @@ A driver claims a config before it measures it. The claim ends with the trial, o
 the driver gives it back; then the config counts as not started.
 
 A claim is a row with its owner, a process by its number and its start. On one machine it is free as
-soon as that process has ended, however it ended. The claim of an owner that cannot be looked at (in
-another container or on another machine, or a stopped process) is free after `UNSEEN_SECONDS`, which
-is longer than any trial takes. A clock that is set costs at most a second measurement, of which
-the first stays.
-
-The death of an owner says nothing about the config that it measured, unless the whole machine went
-down with it; such losses are counted in `machine_losses`.
+soon as that process has ended, however it ended; that says nothing about the config. The claim of
+an owner that cannot be looked at, in another container or on another machine, is free after
+`UNSEEN_SECONDS`, which is longer than any trial takes. A clock that is set costs at most a second
+measurement, of which the first stays.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import datetime
 import os
 import secrets
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,14 +35,12 @@ class Claim:
         held: Whether another live driver, or another thread of this one, is measuring it.
         granted: Whether the driver has the claim, until `add` or `release`.
         taken_over: Whether it was taken from an owner that died with it.
-        machine_losses: How many times the machine went down while the config was measured.
     """
 
     trial: Trial | None = None
     held: bool = False
     granted: bool = False
     taken_over: bool = False
-    machine_losses: int = 0
 
 
 class Owner(NamedTuple):
@@ -73,30 +67,22 @@ class Owner(NamedTuple):
     def here(cls) -> Owner:
         """Returns a new owner in this process."""
         pid = os.getpid()
-        boot = namespace = ""
-        if sys.platform == "linux":
-            boot = _text("/proc/sys/kernel/random/boot_id").strip()
-            namespace = _link("/proc/self/ns/pid")
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            namespace = os.readlink("/proc/self/ns/pid")
+        except OSError:
+            boot = namespace = ""
         host = socket.gethostname().replace("\t", " ")
-        return cls(host, boot, namespace, pid, _process(pid)[1], secrets.token_hex(4))
+        return cls(host, boot, namespace, pid, _start(pid), secrets.token_hex(4))
 
     def is_alive(self, me: Owner) -> bool | None:
         """Returns whether this owner's process lives; None where `me` cannot tell."""
-        if self.went_down(me):
-            return False
+        if self.boot and me.boot and self.host == me.host and self.boot != me.boot:
+            return False  # the machine was started again
         here = me.host, me.boot, me.namespace
         if not all(here) or self[:3] != here:
             return None
-        state, started = _process(self.pid)
-        if not state:
-            return None if _is_hidden(self.pid) else False
-        if state in "ZX" or started != self.started:
-            return False
-        return None if state in "Tt" else True
-
-    def went_down(self, me: Owner) -> bool:
-        """Returns whether the machine was started again after this owner claimed something."""
-        return bool(self.boot and me.boot) and self.host == me.host and self.boot != me.boot
+        return _start(self.pid) == self.started
 
 
 def is_free(owner: Owner, me: Owner, when: str) -> bool:
@@ -108,32 +94,10 @@ def is_free(owner: Owner, me: Owner, when: str) -> bool:
     return not 0 <= age.total_seconds() < UNSEEN_SECONDS
 
 
-def _process(pid: int) -> tuple[str, str]:
-    """Returns the state and the start of a process; ("", "") where none is seen."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
-
-
-def _is_hidden(pid: int) -> bool:
-    """Returns whether a process exists although /proc, which may hide others', does not show it."""
+def _start(pid: int) -> str:
+    """Returns when a process began, "" for one that has ended or is not seen."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -37,7 +37,7 @@ Inode = tuple[int, int] | None
 
 NAME = "tuning.sqlite"  # of the file in the cache directory
 APPLICATION = 0x6F757462  # "outb", in the header of the file
-VERSION = 5  # of the tables, in the header too
+VERSION = 6  # of the tables, in the header too
 BUSY_SECONDS = 30.0  # to wait for writes of other processes
 ATTEMPTS = 3  # to use a file that is damaged or replaced meanwhile
 _MAGIC, _HEADER = b"SQLite format 3\0", 100  # bytes

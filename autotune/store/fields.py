@@ -1,5 +1,5 @@
-"""Records as JSON objects, and the check that each one passes: when it comes from a file, and
-before it is written.
+"""Records as JSON objects, which stores and files hold, and the check that each one passes: when it
+comes from a file, and before it is written.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import datetime
 import functools
 import json
 import math
-import os
 import re
 import reprlib
-import secrets
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from outblas.autotune.store.records import BestConfig, Finalist, Trial
+from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
 from outblas.base import ownership
 
 T = TypeVar("T")
@@ -38,7 +36,7 @@ _POSITIVE = ("us", "cublas_us", "ratio", "ratio_low", "ratio_high")
 
 def to_fields(record: Any) -> Fields:
     """Returns a record as a JSON object. Raises ValueError for one that could not be read again."""
-    fields = {name: _plain(value) for name, value in vars(record).items()}
+    fields: Fields = _plain(record)
     checked(type(record), fields, type(record).__name__)
     return fields
 
@@ -47,6 +45,17 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {name: _plain(part) for name, part in vars(value).items()}
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def from_fields(kind: type[T], fields: Fields) -> T:
+    """Returns the trial or winner of a JSON object that was checked before it was stored.
+
+    Raises ValueError, TypeError or KeyError for one that is damaged.
+    """
+    values = fields | {"gpu": Gpu(**fields["gpu"]), "workload": Workload(**fields["workload"])}
+    if "finalists" in fields:
+        values["finalists"] = tuple(Finalist(**finalist) for finalist in fields["finalists"])
+    return kind(**values)
 
 
 def checked(kind: type[T], fields: object, place: str) -> T:
@@ -154,23 +163,6 @@ def text_of(path: Path) -> str:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a file that replaces `path` once it is written and on disk, unless an exception is
-    raised. Raises OSError.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with scratch.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 def shown(value: object) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -228,7 +227,8 @@ class Gpu:
     @property
     def key(self) -> str:
         """A digest that is equal for equal fields, in any process and on any machine."""
-        return _key(self, type(self.power_limit_w).__name__)
+        facts = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     @property
     def model(self) -> tuple[str, int]:
@@ -236,13 +236,8 @@ class Gpu:
         return self.name, self.sms
 
 
-@functools.lru_cache(maxsize=64)
-def _key(gpu: Gpu, type_of_power_limit: str) -> str:
-    """Returns the digest of a GPU's facts in JSON, where 700 and 700.0 differ although they are
-    equal.
-    """
-    facts = json.dumps(dataclasses.asdict(gpu), sort_keys=True)
-    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+# What tells a trial from every other: its GPU, workload, kernel, source and config.
+Identity = tuple[Gpu, Workload, str, str, str]
 
 
 def base_name(workload: Workload, *, on_gpu: bool) -> str:
@@ -255,10 +250,6 @@ def base_name(workload: Workload, *, on_gpu: bool) -> str:
     if not on_gpu:
         return ""
     return "torch" if workload.epilogue or workload.grouping else "cuBLAS"
-
-
-# of a trial: its GPU, workload, kernel, source and config
-Facts = tuple[Gpu, Workload, str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,9 +315,11 @@ class Trial:
         return self.status == "ok"
 
     @property
-    def identity(self) -> tuple[str, Workload, str, str, str]:
-        """What tells it from every other trial of a store."""
-        return self.gpu.key, self.workload, self.kernel, self.source, self.config
+    def identity(self) -> Identity:
+        """What tells it from every other trial of a store: its GPU, workload, kernel, source and
+        config.
+        """
+        return self.gpu, self.workload, self.kernel, self.source, self.config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,6 +421,11 @@ class BestConfig:
     valid: int = 0
     finalists: tuple[Finalist, ...] = ()
     when: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        """That of its config's trial."""
+        return self.gpu, self.workload, self.kernel, self.source, self.config
 
 
 def now() -> str:

@@ -3,79 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from outblas.autotune.store import claims, rows
+from outblas.autotune.store import claims, fields
 from outblas.autotune.store.claims import Claim, Owner
 from outblas.autotune.store.database import Database, StoreError
-from outblas.autotune.store.records import (
-    CIRCUMSTANTIAL,
-    BestConfig,
-    Facts,
-    Gpu,
-    Trial,
-    Workload,
-    now,
-)
-from outblas.autotune.store.rows import Row
-from outblas.base.shapes import Shape
+from outblas.autotune.store.records import CIRCUMSTANTIAL, BestConfig, Gpu, Trial, Workload, now
 
-__all__ = ["ALL", "Selection", "Store", "StoreError", "Summary"]
+__all__ = ["Store", "StoreError"]
 
+T = TypeVar("T", Trial, BestConfig)
+Row = Mapping[str, Any]
 
-@dataclass(frozen=True)
-class Selection:
-    """Selects records: of any of these kernels, of any of these shapes, of this dtype and layout.
-    An empty field, or None, selects all.
-    """
-
-    kernels: Sequence[str] = ()
-    shapes: Sequence[Shape] = ()
-    dtype: str | None = None
-    layout: str | None = None
-
-    def where(self) -> tuple[str, list[object]]:
-        """Returns a condition on rows, and its values."""
-        parts, values = ["1"], list[object]()
-        if self.kernels:
-            parts.append(f"kernel IN ({', '.join('?' * len(self.kernels))})")
-            values += self.kernels
-        if self.shapes:
-            places = ", ".join(["(?, ?, ?)"] * len(self.shapes))
-            parts.append(f"(M, N, K) IN (VALUES {places})")
-            values += [size for shape in self.shapes for size in shape]
-        for name, value in (("dtype", self.dtype), ("layout", self.layout)):
-            if value is not None:
-                parts.append(f"{name} = ?")
-                values.append(value)
-        return " AND ".join(parts), values
-
-
-ALL = Selection()
-
-
-@dataclass
-class Summary:
-    """The trials of one kernel at one workload on GPUs of one model, and its newest winner."""
-
-    gpu: str
-    sms: int
-    kernel: str
-    workload: Workload
-    trials: int = 0
-    ok: int = 0
-    best_us: float | None = None
-    winner: BestConfig | None = None
-    when: str = ""
-
-    @property
-    def failed(self) -> int:
-        """The number of trials that are not "ok"."""
-        return self.trials - self.ok
+# The columns that tell rows apart. A row of `trials` and of `winners` has the record as JSON
+# besides, and its date.
+PLACE = ("gpu", "workload", "kernel", "source")
+KEYS = {"trials": (*PLACE, "config"), "winners": PLACE, "claims": (*PLACE, "config")}
+COLUMNS = {"trials": "date, record", "winners": "date, record", "claims": "date, owner"}
+SCHEMA = [
+    f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(key)}, {COLUMNS[table]}, "
+    f"UNIQUE ({', '.join(key)}))"
+    for table, key in KEYS.items()
+]
 
 
 class Store(Database):
@@ -119,13 +74,13 @@ class Store(Database):
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self._owner = Owner.here()
-        super().__init__(path, rows.SCHEMA, read_only=read_only)
+        super().__init__(path, SCHEMA, read_only=read_only)
 
     def close(self) -> None:
         """Give back the claims of this store object, and close the file."""
         if not self.read_only and self._connection is not None:
             with contextlib.suppress(StoreError):
-                self.write(lambda connection: _release(connection, str(self._owner), {}))
+                self._delete("claims", {"owner": str(self._owner)})
         super().close()
 
     # Writing.
@@ -147,8 +102,8 @@ class Store(Database):
             ValueError: A field has a value that could not be read again.
             StoreError: The store is closed, read-only or cannot be written.
         """
-        row = rows.row_of(trial)
-        return self.write(lambda connection: _add(connection, trial, row, replace=replace))
+        row = _row(trial)
+        return self.write(lambda connection: _add(connection, row, replace=replace))
 
     def record_best(self, best: BestConfig) -> None:
         """Store a best config, in place of the one of its GPU, workload, kernel and source.
@@ -160,8 +115,8 @@ class Store(Database):
             ValueError: A field has a value that could not be read again.
             StoreError: The store is closed, read-only or cannot be written.
         """
-        row = rows.row_of(best)
-        self.write(lambda connection: rows.put(connection, "winners", row, best.gpu))
+        row = _row(best)
+        self.write(lambda connection: _insert(connection, "winners", row))
 
     def merge(self, trials: Iterable[Trial], winners: Iterable[BestConfig]) -> tuple[int, int]:
         """Store trials as `add` does, and the winners that are newer than those in the store, all
@@ -178,16 +133,15 @@ class Store(Database):
             ValueError: A record could not be read again; nothing was stored.
             StoreError: The store is closed, read-only or cannot be written.
         """
-        trial_rows = [(trial, rows.row_of(trial)) for trial in trials]
-        winner_rows = [(winner, rows.row_of(winner)) for winner in winners]
+        trial_rows, winner_rows = list(map(_row, trials)), list(map(_row, winners))
 
         def merge(connection: sqlite3.Connection) -> tuple[int, int]:
-            added = sum([_add(connection, trial, row) for trial, row in trial_rows])
+            added = sum([_add(connection, row) for row in trial_rows])
             newer = 0
-            for winner, row in winner_rows:
-                stored = rows.select(connection, "winners", rows.key_of("winners", row))
-                if not stored or stored[0]["when"] < row["when"]:
-                    rows.put(connection, "winners", row, winner.gpu)
+            for row in winner_rows:
+                stored = _select(connection, "winners", _key("winners", row))
+                if not stored or stored[0]["date"] < row["date"]:
+                    _insert(connection, "winners", row)
                     newer += 1
             return added, newer
 
@@ -218,30 +172,19 @@ class Store(Database):
             StoreError: The store is closed, read-only or cannot be written.
         """
         condition, values = _to_prune(older_than_days, kernel, sources)
-        if dry_run:
-            return self.read(lambda connection: _count(connection, condition, values))
-        return self._remove(condition, values)
 
-    def clear(self) -> int:
-        """Remove everything.
-
-        Returns:
-            The number of trials and winners that were removed.
-
-        Raises:
-            StoreError: The store is closed, read-only or cannot be written.
-        """
-        return self._remove("1", [])
-
-    def _remove(self, condition: str, values: Sequence[object]) -> int:
         def remove(connection: sqlite3.Connection) -> int:
-            count = _count(connection, condition, values)
-            for table in rows.TABLES:
-                connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
-            used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
-            connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
+            count = 0
+            for table in KEYS:
+                rows = f"FROM {table} WHERE {condition}"
+                if table != "claims":
+                    count += connection.execute(f"SELECT count(*) {rows}", values).fetchone()[0]
+                if not dry_run:
+                    connection.execute(f"DELETE {rows}", values)
             return count
 
+        if dry_run:
+            return self.read(remove)
         with self._mutex:
             removed = self.write(remove)
             # The file does not shrink while others work with it, or if the disk is full.
@@ -266,8 +209,7 @@ class Store(Database):
         Returns:
             The trials, the oldest first.
         """
-        values = _values(kernel, workload, gpu)
-        return self.read(lambda c: rows.records(c, Trial, rows.select(c, "trials", values)))
+        return self._records(Trial, "trials", _columns(kernel, workload, gpu))
 
     def winners(
         self,
@@ -286,69 +228,13 @@ class Store(Database):
         Returns:
             The best configs, the oldest first.
         """
-        values = _values(kernel, workload, None)
-        winners = self.read(
-            lambda c: rows.records(c, BestConfig, rows.select(c, "winners", values))
-        )
+        winners = self._records(BestConfig, "winners", _columns(kernel, workload))
         return [winner for winner in winners if gpu_name in (None, winner.gpu.name)]
 
-    def select(
-        self, selection: Selection = ALL, limit: int | None = None
-    ) -> tuple[list[Trial], int]:
-        """List trials, the fastest of each workload first.
-
-        Args:
-            selection: Which trials.
-            limit: How many to return at most; None for all.
-
-        Returns:
-            The trials, and how many there are without the limit.
-        """
-        where, values = selection.where()
-
-        def select(connection: sqlite3.Connection) -> tuple[list[Trial], int]:
-            total = connection.execute(
-                f"SELECT count(*) FROM trials WHERE {where}", values
-            ).fetchone()
-            selected = connection.execute(
-                f"SELECT trials.* FROM trials JOIN gpus ON gpus.key = gpu WHERE {where} ORDER BY "
-                f'name, {rows.listed(rows.WORKLOAD)}, us IS NULL, us, "when", id LIMIT ?',
-                [*values, -1 if limit is None else limit],
-            )
-            return rows.records(connection, Trial, selected), total[0]
-
-        return self.read(select)
-
-    def select_winners(self, selection: Selection = ALL) -> list[BestConfig]:
-        """List winners by date.
-
-        Args:
-            selection: Which winners.
-
-        Returns:
-            The best configs, the oldest first.
-        """
-        where, values = selection.where()
-        query = f'SELECT * FROM winners WHERE {where} ORDER BY "when", id'
-        return self.read(lambda c: rows.records(c, BestConfig, c.execute(query, values)))
-
-    def summaries(self) -> list[Summary]:
-        """Summarize the trials of each kernel at each workload.
-
-        Returns:
-            A record for each GPU model, kernel and workload: the numbers of trials, the best time,
-            the newest winner.
-        """
-        return self.read(_summaries)
-
-    def kernels(self) -> list[str]:
-        """List the kernels that the store has results of.
-
-        Returns:
-            Their names.
-        """
-        query = "SELECT kernel FROM trials UNION SELECT kernel FROM winners ORDER BY kernel"
-        return self.read(lambda connection: [row[0] for row in connection.execute(query)])
+    def _records(self, kind: type[T], table: str, values: Row) -> list[T]:
+        return self.read(
+            lambda connection: [_record(kind, row) for row in _select(connection, table, values)]
+        )
 
     def verify(self) -> None:
         """Check all of the file.
@@ -361,8 +247,13 @@ class Store(Database):
             for (line,) in connection.execute("PRAGMA integrity_check(1)"):
                 if line != "ok":
                     raise sqlite3.DatabaseError(line.splitlines()[-1])
-            rows.records(connection, Trial, rows.select(connection, "trials", {}))
-            rows.records(connection, BestConfig, rows.select(connection, "winners", {}))
+            for kind, table in ((Trial, "trials"), (BestConfig, "winners")):
+                for row in _select(connection, table, {}):
+                    record = _record(kind, row)  # type: ignore[type-var]
+                    try:
+                        fields.to_fields(record)
+                    except ValueError as error:
+                        raise sqlite3.DatabaseError(f"row {row['id']}: {error}") from None
 
         self.read(verify)
 
@@ -377,6 +268,7 @@ class Store(Database):
         config: str,
         *,
         again: bool = False,
+        besides: Trial | None = None,
     ) -> Claim:
         """Claim a config, so that no other process measures it; see `store.claims`.
 
@@ -389,6 +281,7 @@ class Store(Database):
             source: The fingerprint of the kernel's source.
             config: The config as text.
             again: Whether to claim it although there is a trial.
+            besides: A trial that does not count as one.
 
         Returns:
             Whether the claim was granted, or the trial that there is, or that another holds it.
@@ -396,76 +289,105 @@ class Store(Database):
         Raises:
             StoreError: The store is closed, read-only or cannot be written.
         """
-        key = _identity(gpu, workload, kernel, source, config)
+        key = {**_columns(kernel, workload, gpu.key), "source": source, "config": config}
 
         def claim(connection: sqlite3.Connection) -> Claim:
-            stored = [] if again else rows.select(connection, "trials", key)
-            if stored:
-                return Claim(trial=rows.records(connection, Trial, stored)[0])
-            losses, taken_over = 0, False
-            for row in rows.select(connection, "claims", key):
-                losses, taken_over = row["machine_losses"], row["owner"] != ""
-                if taken_over:
-                    owner = Owner.parse(row["owner"])
-                    if not claims.is_free(owner, self._owner, row["when"]):
-                        return Claim(held=True)
-                    losses += owner.went_down(self._owner)
-            facts = {"owner": str(self._owner), "when": now(), "machine_losses": losses}
-            rows.insert(connection, "claims", {**key, **facts})
-            return Claim(granted=True, taken_over=taken_over, machine_losses=losses)
+            stored = [] if again else _select(connection, "trials", key)
+            if stored and (trial := _record(Trial, stored[0])) != besides:
+                return Claim(trial=trial)
+            others = _select(connection, "claims", key)
+            for row in others:
+                if not claims.is_free(Owner.parse(row["owner"]), self._owner, row["date"]):
+                    return Claim(held=True)
+            _insert(connection, "claims", {**key, "owner": str(self._owner), "date": now()})
+            return Claim(granted=True, taken_over=bool(others))
 
         return self.write(claim)
 
-    def release(self, *facts: *Facts) -> None:
+    def release(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> None:
         """Give the claim of a config back without a result.
 
         Args:
-            *facts: The GPU, the workload, the kernel, its source and the config, as in `claim`.
+            gpu: The GPU, as in `claim`.
+            workload: The product.
+            kernel: The name of the kernel.
+            source: The fingerprint of the kernel's source.
+            config: The config as text.
         """
-        key = _identity(*facts)
-        self.write(lambda connection: _release(connection, str(self._owner), key))
+        key = {**_columns(kernel, workload, gpu.key), "source": source, "config": config}
+        self._delete("claims", {**key, "owner": str(self._owner)})
+
+    def _delete(self, table: str, values: Row) -> None:
+        query = f"DELETE FROM {table} WHERE {_equal(values)}"
+        self.write(lambda connection: connection.execute(query, values))
 
 
-def _identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Row:
-    """Returns the key of a trial's row and of its claim."""
-    return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
-
-
-def _values(kernel: str | None, workload: Workload | None, gpu: str | None) -> Row:
+def _columns(kernel: str | None, workload: Workload | None, gpu: str | None = None) -> Row:
     """Returns the columns whose values are given."""
-    columns = {"kernel": kernel, "gpu": gpu, **(vars(workload) if workload else {})}
-    return {name: value for name, value in columns.items() if value is not None}
+    place = {"kernel": kernel, "workload": workload and str(workload), "gpu": gpu}
+    return {name: value for name, value in place.items() if value is not None}
 
 
-def _add(connection: sqlite3.Connection, trial: Trial, row: Row, *, replace: bool = False) -> bool:
-    key = rows.key_of("trials", row)
-    connection.execute(f"DELETE FROM claims WHERE {rows.equal(key)}", key)
-    for old in rows.select(connection, "trials", key):
-        by_chance = old["status"] in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
+def _row(record: Trial | BestConfig) -> Row:
+    """Returns the columns of a record. Raises ValueError."""
+    dated = dataclasses.replace(record, when=record.when or now())
+    if isinstance(dated, Trial):
+        reason = dated.reason.encode(errors="replace").decode()[: fields.TEXT_LIMIT]
+        dated = dataclasses.replace(dated, reason=reason)
+    return {
+        **_columns(record.kernel, record.workload, record.gpu.key),
+        "source": record.source,
+        **({"config": record.config} if isinstance(record, Trial) else {}),
+        "date": dated.when,
+        "record": json.dumps(fields.to_fields(dated)),
+    }
+
+
+def _record(kind: type[T], row: sqlite3.Row) -> T:
+    """Returns the record of a row. Raises sqlite3.DatabaseError for one that is damaged."""
+    try:
+        return fields.from_fields(kind, json.loads(row["record"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise sqlite3.DatabaseError(f"row {row['id']}: {error}") from None
+
+
+def _equal(values: Row) -> str:
+    """Returns the condition that columns have these values; they are the query's parameters."""
+    return " AND ".join(f"{name} = :{name}" for name in values) or "1"
+
+
+def _key(table: str, row: Row) -> Row:
+    return {name: row[name] for name in KEYS[table]}
+
+
+def _select(connection: sqlite3.Connection, table: str, values: Row) -> list[sqlite3.Row]:
+    """Returns the rows with these values, ordered by date."""
+    query = f"SELECT * FROM {table} WHERE {_equal(values)} ORDER BY date, id"
+    return connection.execute(query, values).fetchall()
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """Inserts a row in place of the one with its key."""
+    values = ", ".join(f":{name}" for name in row)
+    query = f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({values})"
+    connection.execute(query, row)
+
+
+def _add(connection: sqlite3.Connection, row: Row, *, replace: bool = False) -> bool:
+    key = _key("trials", row)
+    connection.execute(f"DELETE FROM claims WHERE {_equal(key)}", key)
+    status = json.loads(row["record"])["status"]
+    for old in _select(connection, "trials", key):
+        by_chance = _record(Trial, old).status in CIRCUMSTANTIAL and status in ("ok", "wrong")
         if not (replace or by_chance):
             return False
-    rows.put(connection, "trials", row, trial.gpu)
+    _insert(connection, "trials", row)
     return True
-
-
-def _release(connection: sqlite3.Connection, owner: str, key: Row) -> None:
-    """Ends an owner's claims on a config, or all for an empty key; counts of lost machines stay."""
-    values = {**key, "owner": owner}
-    where = rows.equal(values)
-    connection.execute(f"DELETE FROM claims WHERE {where} AND machine_losses = 0", values)
-    connection.execute(f"UPDATE claims SET owner = '' WHERE {where}", values)
-
-
-def _count(connection: sqlite3.Connection, condition: str, values: Sequence[object]) -> int:
-    return sum(
-        connection.execute(f"SELECT count(*) FROM {table} WHERE {condition}", values).fetchone()[0]
-        for table in ("trials", "winners")
-    )
 
 
 def _to_prune(
     older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
-) -> tuple[str, list[object]]:
+) -> tuple[str, Sequence[object]]:
     """Returns the condition for what is removed, and its values. Raises ValueError."""
     parts, values = list[str](), list[object]()
     if older_than_days is not None:
@@ -474,7 +396,7 @@ def _to_prune(
                 f"older_than_days is {older_than_days}, expected a number from 0 to 365000"
             )
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=older_than_days)
-        parts.append('"when" < ?')
+        parts.append("date < ?")
         values.append(limit.isoformat())
     if kernel is not None:
         parts.append("kernel = ?")
@@ -485,24 +407,3 @@ def _to_prune(
     if not parts:
         raise ValueError("prune needs at least one of older_than_days, kernel and sources")
     return " AND ".join(f"({part})" for part in parts), values
-
-
-def _summaries(connection: sqlite3.Connection) -> list[Summary]:
-    summaries: dict[object, Summary] = {}
-
-    def summary(gpu: tuple[str, int], kernel: str, workload: Workload) -> Summary:
-        return summaries.setdefault((gpu, kernel, workload), Summary(*gpu, kernel, workload))
-
-    place = f"name, sms, {rows.listed(rows.WORKLOAD)}, kernel"
-    counts = f"""SELECT {place}, count(*) AS trials,
-        sum(status = 'ok') AS ok, min(us) AS us, max("when") AS latest
-        FROM trials JOIN gpus ON gpus.key = gpu GROUP BY {place}"""
-    for row in connection.execute(counts):
-        line = summary((row["name"], row["sms"]), row["kernel"], rows.workload_of(row))
-        line.trials, line.ok, line.best_us, line.when = (
-            row[name] for name in ("trials", "ok", "us", "latest")
-        )
-    for winner in rows.records(connection, BestConfig, rows.select(connection, "winners", {})):
-        line = summary(winner.gpu.model, winner.kernel, winner.workload)
-        line.winner, line.when = winner, max(line.when, winner.when)
-    return [summaries[place] for place in sorted(summaries)]  # type: ignore[type-var]

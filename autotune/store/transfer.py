@@ -14,26 +14,16 @@ from pathlib import Path
 from outblas.autotune.store import fields
 from outblas.autotune.store.fields import Fields, checked, parsed, shown
 from outblas.autotune.store.records import BestConfig, Trial
-from outblas.autotune.store.store import ALL, Selection, Store
+from outblas.base.filesystems import replacing
 
 HEAD = {"format": "outblas-tuning"}
 _KINDS: dict[str, type[Trial] | type[BestConfig]] = {"trial": Trial, "winner": BestConfig}
 
 
-def export_store(store: Store, path: Path, selection: Selection = ALL) -> tuple[int, int]:
-    """Writes the contents of a store to one file; returns the numbers of trials and winners. Raises
-    OSError and StoreError.
-    """
-    trials, _ = store.select(selection)
-    winners = store.select_winners(selection)
-    write(path, trials, winners)
-    return len(trials), len(winners)
-
-
 def write(path: Path, trials: Iterable[Trial], winners: Iterable[BestConfig]) -> None:
     """Writes records to one file. Raises ValueError for one that `read` would refuse, OSError."""
     counts = dict.fromkeys(_KINDS, 0)
-    with fields.replacing(path) as file:
+    with replacing(path) as file:
 
         def put(line: Fields) -> None:
             file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
@@ -70,10 +60,3 @@ def read(path: Path) -> tuple[list[Trial], list[BestConfig]]:
             "or is incomplete"
         )
     return trials, winners
-
-
-def import_into(store: Store, path: Path) -> tuple[int, int]:
-    """Merges a file into the store, all or nothing; returns how many trials and winners are new.
-    Raises ValueError where anything in the file is invalid, and StoreError.
-    """
-    return store.merge(*read(path))

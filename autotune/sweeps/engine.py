@@ -2,8 +2,11 @@
 thread, and all threads take workloads from one queue.
 """
 
+import math
 import queue
 import threading
+import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,10 +19,11 @@ from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress, Report
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.options import SweepOptions
-from outblas.autotune.sweeps.outcome import Budget, Failure, Sweep, one_at_a_time
-from outblas.autotune.sweeps.tuner import Job, tune
+from outblas.autotune.sweeps.outcome import Failure, Job, Sweep
+from outblas.autotune.sweeps.tuner import tune
 
 STOP_SECONDS = 10.0  # for an interrupted sweep to end
+LEAST_SECONDS = 5.0  # minimum budget of a workload
 
 
 class Place(Protocol):
@@ -168,3 +172,42 @@ class _Engine:
         )
         with self.lock:
             self.result.add(outcome)
+
+
+class Budget:
+    """The seconds for many workloads on several workers; each workload gets an equal share of what
+    is left.
+    """
+
+    def __init__(self, seconds: float | None, workloads: int, workers: int) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._left, self._workers = workloads, workers
+        self._lock = threading.Lock()
+
+    def share(self) -> float | None:
+        """Returns the seconds for the next workload; None where it may take as long as it needs."""
+        with self._lock:
+            turns = max(1, math.ceil(self._left / self._workers))
+            self._left -= 1
+            if self._end is None:
+                return None
+            return max(LEAST_SECONDS, (self._end - time.monotonic()) / turns)
+
+
+def one_at_a_time(report: Report) -> Report:
+    """Wraps a report so that only one thread calls it at a time, with a copy that stays as it is,
+    and never again after it raised.
+    """
+    lock, broken = threading.Lock(), threading.Event()
+
+    def tell(progress: Progress) -> None:
+        with lock:
+            if broken.is_set():
+                return
+            try:
+                report(replace(progress, failures=progress.failures.copy()))
+            except Exception as error:
+                broken.set()
+                warnings.warn(f"progress is no longer reported: {error!r}", stacklevel=2)
+
+    return tell

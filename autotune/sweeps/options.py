@@ -6,16 +6,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 from outblas.autotune.measure.isolated import TRIAL_SECONDS
-from outblas.autotune.search import candidates
-from outblas.autotune.search.candidates import Ranker
 from outblas.autotune.search.strategy import Strategy
 from outblas.autotune.store.records import WEIGHTS, Weights
 from outblas.core.steps import Steps
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")
-RankerName = Literal["model", "heuristics"]
-RANKERS: tuple[RankerName, ...] = ("model", "heuristics")
 
 
 @dataclass(frozen=True)
@@ -28,10 +24,8 @@ class SweepOptions:
         trials: How many configs of each kernel to measure for each workload, the first that the
             strategy proposes; None for all valid ones.
         top_k: How many configs go to the finals.
-        strategy: What orders the configs: "ranked" (by the ranker's prediction), "grid",
+        strategy: What orders the configs: "ranked" (by the model's prediction), "grid",
             "random", "random:SEED", "module:Class", or a `Strategy`.
-        ranker: What predicts times: "model", the analytic model, or "heuristics", NVIDIA's
-            nvMatmulHeuristics.
         resume: Whether results in the store count. False measures everything again.
         retry_failed: Whether configs whose earlier trial failed are measured again. Configs that
             were right, wrong or refused by the kernel are not.
@@ -63,7 +57,6 @@ class SweepOptions:
     trials: int | None = None
     top_k: int = 8
     strategy: str | Strategy | type[Strategy] = "ranked"
-    ranker: RankerName = "model"
     resume: bool = True
     retry_failed: bool = False
     gpus: str | int | Sequence[int] = "0"
@@ -85,7 +78,7 @@ class SweepOptions:
                 isinstance(seconds, int | float) and 0 < seconds < math.inf
             ):
                 raise ValueError(f"{name} is {seconds!r}, expected seconds above 0")
-        for name, choices in (("engine", ENGINES), ("ranker", RANKERS), ("weights", WEIGHTS)):
+        for name, choices in (("engine", ENGINES), ("weights", WEIGHTS)):
             choice = getattr(self, name)
             if choice not in choices:
                 raise ValueError(f"{name} is {choice!r}, expected one of {', '.join(choices)}")
@@ -101,7 +94,6 @@ class SweepKeywords(TypedDict, total=False):
     trials: int | None
     top_k: int
     strategy: str | Strategy | type[Strategy]
-    ranker: RankerName
     resume: bool
     retry_failed: bool
     gpus: str | int | Sequence[int]
@@ -121,12 +113,3 @@ def options_with(options: SweepOptions | None, keywords: SweepKeywords) -> Sweep
             raise TypeError(f"sweep() got an unexpected keyword argument {name!r}")
     changes: Any = keywords
     return replace(options or SweepOptions(), **changes)
-
-
-def ranker_of(name: RankerName) -> Ranker:
-    """Returns a ranker by its name. Raises ImportError where its library is missing."""
-    if name == "model":
-        return candidates.by_model
-    from outblas.autotune.search import nvmmh
-
-    return nvmmh.ranker()

@@ -1,17 +1,90 @@
-"""The results of a sweep, and its budget."""
+"""What a sweep is to do for a workload, and what came of it."""
 
-import math
-import threading
-import time
-import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from outblas.autotune.measure.progress import Progress, Report
-from outblas.autotune.store.records import BestConfig, Workload
-from outblas.autotune.sweeps.tuner import Outcome
+from outblas.autotune.search.plan import Plan
+from outblas.autotune.search.strategy import ModelRanked, Strategy
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import BestConfig, Gpu, Trial, Workload
 
-LEAST_SECONDS = 5.0  # minimum budget of a workload
+
+@dataclass(frozen=True)
+class Job:
+    """What to tune: competing kernels, one workload, and limits.
+
+    Attributes:
+        targets: the kernels.
+        trials: how many configs of each kernel to measure, the first that `strategy` proposes;
+            None: all valid ones.
+        top_k: how many configs go to the finals.
+        seconds: the time for the whole job; None: no limit.
+        resume: whether results in the store count; otherwise everything is measured again.
+        retry_failed: whether configs that have failed are measured again.
+        strategy: decides which configs are measured, and in which order.
+    """
+
+    targets: tuple[TuneTarget, ...]
+    workload: Workload
+    trials: int | None = None
+    top_k: int = 8
+    seconds: float | None = None
+    resume: bool = True
+    retry_failed: bool = False
+    strategy: Strategy = field(default_factory=ModelRanked)
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A config without a result, because something else went wrong. The next sweep tries it
+    again.
+    """
+
+    kernel: str
+    config: str
+    reason: str
+
+
+@dataclass
+class Outcome:
+    """What a sweep found for one workload on one GPU.
+
+    Attributes:
+        job: The kernels, the workload and the options.
+        gpu: Where it was measured.
+        plan: What was to be measured, and what was pruned.
+        trials: All trials of the plan, those that the store had before included.
+        new: How many of the trials were measured now.
+        winners: The fastest config of each kernel.
+        finished: Whether every config of the plan has a trial.
+        failure: Why the job could not go on; "" where it did.
+        unmeasured: Configs that could not be measured because something else went wrong, such as
+            a worker that was killed. The next sweep tries them again.
+        unlocked: Why the GPU was measured without a lock; "" where it was locked.
+
+    Example:
+        >>> from outblas.autotune import Outcome, Sweep
+        >>> def report(found: Sweep) -> None:
+        ...     for outcome in found.outcomes:  # Outcome records
+        ...         print(outcome.job.workload, outcome.gpu.name, len(outcome.trials))
+        >>> report(Sweep())
+    """
+
+    job: Job
+    gpu: Gpu
+    plan: Plan
+    trials: list[Trial] = field(default_factory=list)
+    new: int = 0
+    winners: list[BestConfig] = field(default_factory=list)
+    finished: bool = True
+    failure: str = ""
+    unmeasured: list[Unmeasured] = field(default_factory=list)
+    unlocked: str = ""
+
+    @property
+    def winner(self) -> BestConfig | None:
+        """The fastest config of all kernels; None where nothing could be measured."""
+        return max(self.winners, key=lambda winner: winner.ratio, default=None)
 
 
 @dataclass(frozen=True)
@@ -76,42 +149,3 @@ class Sweep:
     def finished(self) -> bool:
         """Whether every workload was tuned, and none ran out of time."""
         return not self.failures and all(outcome.finished for outcome in self.outcomes)
-
-
-class Budget:
-    """The seconds for many workloads on several workers; each workload gets an equal share of what
-    is left.
-    """
-
-    def __init__(self, seconds: float | None, workloads: int, workers: int) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
-        self._left, self._workers = workloads, workers
-        self._lock = threading.Lock()
-
-    def share(self) -> float | None:
-        """Returns the seconds for the next workload; None where it may take as long as it needs."""
-        with self._lock:
-            turns = max(1, math.ceil(self._left / self._workers))
-            self._left -= 1
-            if self._end is None:
-                return None
-            return max(LEAST_SECONDS, (self._end - time.monotonic()) / turns)
-
-
-def one_at_a_time(report: Report) -> Report:
-    """Wraps a report so that only one thread calls it at a time, with a copy that stays as it is,
-    and never again after it raised.
-    """
-    lock, broken = threading.Lock(), threading.Event()
-
-    def tell(progress: Progress) -> None:
-        with lock:
-            if broken.is_set():
-                return
-            try:
-                report(replace(progress, failures=progress.failures.copy()))
-            except Exception as error:
-                broken.set()
-                warnings.warn(f"progress is no longer reported: {error!r}", stacklevel=2)
-
-    return tell

@@ -22,8 +22,7 @@ from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import engine
 from outblas.autotune.sweeps.options import SweepOptions
-from outblas.autotune.sweeps.outcome import Sweep
-from outblas.autotune.sweeps.tuner import Job
+from outblas.autotune.sweeps.outcome import Job, Sweep
 
 RESTARTS = 3  # actors that die in a row without a result before their GPU is given up
 CONNECT_SECONDS = 10.0

@@ -5,7 +5,7 @@ one GPU.
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -17,9 +17,8 @@ from outblas.autotune.search.target import of as target_of
 from outblas.autotune.store.records import Weights, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import engine
-from outblas.autotune.sweeps.options import SweepKeywords, SweepOptions, options_with, ranker_of
-from outblas.autotune.sweeps.outcome import Sweep
-from outblas.autotune.sweeps.tuner import Job
+from outblas.autotune.sweeps.options import SweepKeywords, SweepOptions, options_with
+from outblas.autotune.sweeps.outcome import Job, Sweep
 from outblas.base import grouped_shapes
 from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
 from outblas.base.shapes import Shape
@@ -77,7 +76,7 @@ def sweep(
             started.
         StoreError: The store cannot be opened for writing, and nothing was started; or a result
             could not be written: the trials before it are in the store.
-        ImportError: The DSL of a kernel, ray or the heuristics are not installed.
+        ImportError: The DSL of a kernel or ray are not installed.
         StrategyError: The strategy failed; what was measured is in the store.
 
     Example:
@@ -92,32 +91,10 @@ def sweep(
     """
     begun = time.monotonic()
     chosen = options_with(options, keywords)
-    listed = [kernels] if isinstance(kernels, str | TuneTarget) else list(kernels)
-    if not listed:
-        raise ValueError("kernels is empty, expected names of kernels")
-    targets = tuple(dict.fromkeys(map(target_of, listed)))
     workloads = workloads_of(shapes, dtype, out_dtype, layout, chosen.weights, chosen.epilogue)
-    check_targets(targets, workloads, chosen.ranker)
-    jobs = [
-        Job(
-            targets,
-            workload,
-            trials=chosen.trials,
-            top_k=chosen.top_k,
-            resume=chosen.resume,
-            ranker=ranker_of(chosen.ranker),
-            retry_failed=chosen.retry_failed,
-            strategy=strategy_of(chosen.strategy),
-        )
-        for workload in workloads
-    ]
+    jobs = _jobs(kernels, workloads, chosen)
     gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
-    opening = (
-        nullcontext(store)
-        if isinstance(store, Store)
-        else Store(None if store is None else Path(store))
-    )
-    with opening as opened:
+    with _opened(store) as opened:
         if chosen.engine == "ray":
             from outblas.autotune.sweeps import ray_engine
 
@@ -128,9 +105,40 @@ def sweep(
     return result
 
 
-def check_targets(
-    targets: Sequence[TuneTarget], workloads: Sequence[Workload], ranker: str = "model"
-) -> None:
+def _opened(store: Store | str | Path | None) -> AbstractContextManager[Store]:
+    """Returns a store that is closed afterwards, unless it is the caller's."""
+    if isinstance(store, Store):
+        return nullcontext(store)
+    return Store(None if store is None else Path(store))
+
+
+def _jobs(
+    kernels: str | TuneTarget | Sequence[str | TuneTarget],
+    workloads: Sequence[Workload],
+    options: SweepOptions,
+) -> list[Job]:
+    """Returns a job for each workload. Raises the errors of `sweep`."""
+    names = [kernels] if isinstance(kernels, str | TuneTarget) else list(kernels)
+    if not names:
+        raise ValueError("kernels is empty, expected names of kernels")
+    targets = tuple(dict.fromkeys(map(target_of, names)))
+    check_targets(targets, workloads)
+    strategy = strategy_of(options.strategy)
+    return [
+        Job(
+            targets,
+            workload,
+            trials=options.trials,
+            top_k=options.top_k,
+            resume=options.resume,
+            retry_failed=options.retry_failed,
+            strategy=strategy,
+        )
+        for workload in workloads
+    ]
+
+
+def check_targets(targets: Sequence[TuneTarget], workloads: Sequence[Workload]) -> None:
     """Raises ValueError for kernels that multiply no groups where there are some, or only groups,
     or that have no epilogue; ImportError where a DSL is missing.
     """
@@ -139,8 +147,6 @@ def check_targets(
             check_epilogue(target, workload.epilogue)
             if workload.grouping or target == HOPPER_GROUPED:
                 check_grouping(target, workload.grouping)
-    if ranker != "model" and any(workload.grouping for workload in workloads):
-        raise ValueError(f"ranker is {ranker!r}, expected 'model' with groups")
 
 
 def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:

@@ -16,16 +16,16 @@ from support.stored import INTERPRETED, sql
 
 from outblas.autotune import named_configs
 from outblas.autotune.lookup import NEIGHBOURS, TuningIndex, is_faster
-from outblas.autotune.named_configs import Choice
+from outblas.autotune.named_configs import ChosenConfig
 from outblas.autotune.search import cost_model, prune
 from outblas.autotune.store.records import BestConfig, Gpu, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.store.tables import ship
 from outblas.autotune.tuned_entries import COUSIN, HERE, MODEL, SHIPPED
 from outblas.base.configs import to_text
 from outblas.core.problem import Problem
 from outblas.hopper import gemm, hilbert
 from outblas.kernels.portable_config import PortableConfig
+from tools.ship import ship
 
 # One binary order of magnitude from SQUARE, which is within reach, and two, which is beyond.
 NEAR, FAR = replace(SQUARE, M=2048), replace(SQUARE, M=1024)
@@ -179,7 +179,7 @@ def test_the_time_near_it_and_the_fit_here_decide_not_the_distance(
     assert rule.why.startswith("its own heuristic, ")
 
 
-def expected(choice: Choice) -> float:
+def expected(choice: ChosenConfig) -> float:
     match = re.search(r"([\d.]+) µs expected", choice.why)
     assert match, choice.why
     return float(match.group(1))

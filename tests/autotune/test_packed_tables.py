@@ -18,7 +18,7 @@ from outblas.autotune.search import prune
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.store.tables import TABLES, newest, ship, to_bytes
+from outblas.autotune.store.tables import TABLES, best_of, to_bytes
 from outblas.base import pack
 from outblas.base.configs import to_text
 from outblas.core.grouped import GroupedProblem
@@ -27,6 +27,7 @@ from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.parts.compile import toolchain_fields
 from outblas.kernels.portable_config import PortableConfig
+from tools.ship import ship
 
 LINES = ["100-200x512x512 bfloat16 nt", "128x512x512 bfloat16 nt bias"]
 LISTED = Workload(128, 512, 512)
@@ -68,7 +69,9 @@ def build(tmp_path: Path) -> Build:
     ) -> Path:
         toolchain = toolchain_fields() | ({"source": source} if source else {})
         path = tmp_path / "made.outblas"
-        texts = {NAME: to_bytes(newest(winners))} | tables if winners else tables
+        texts = (
+            {NAME: to_bytes(best_of(winners, lambda won: won.when))} | tables if winners else tables
+        )
         said = {"gpu": H100.name, "products": LINES} | (about or {})
         pack.write(path, said, [({"kernel": "one", **toolchain}, b"code")], texts)
         return path
@@ -189,7 +192,7 @@ def test_listed_groups_are_chosen_by_the_table_of_the_pack(
 @pytest.mark.parametrize("of", [H100, OLDER], ids=["this driver", "another driver"])
 def test_results_of_the_user_come_first(of: Any, gpu: ImaginedGpu, build: Build) -> None:
     """Though the pack has results of its builder, which come before its tables."""
-    builders = to_bytes(newest([winner(SECOND)]))
+    builders = to_bytes(best_of([winner(SECOND)], lambda won: won.when))
     outblas.load_pack(build(winner(FIRST), **{packed_tables.OWN_RESULTS: builders}))
     by_builder = gpu.launched(call())
 
@@ -251,7 +254,7 @@ def test_a_pack_of_kernels_of_triton_alone_has_tables_that_choose(
     tuned = winner(FASTER, workload=wide, kernel="portable")
     path, toolchain = tmp_path / "made.outblas", triton_variant.toolchain_fields() | changes
     about = {"gpu": H100.name, "products": ["128x512x512 float32 nt"]}
-    texts = {NAME: to_bytes(newest([tuned]))}
+    texts = {NAME: to_bytes(best_of([tuned], lambda won: won.when))}
     pack.write(path, about, [({"kernel": "one", **toolchain}, b"code")], texts)
     outblas.load_pack(path)
     a, b = (torch.empty(n, 512, device="meta") for n in (128, 512))

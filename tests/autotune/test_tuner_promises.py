@@ -33,7 +33,8 @@ from outblas.autotune.measure.isolated import MeasureWorker
 from outblas.autotune.measure.processes import WorkerProcess
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
-from outblas.autotune.sweeps.tuner import Job, Outcome, tune
+from outblas.autotune.sweeps.outcome import Job, Outcome
+from outblas.autotune.sweeps.tuner import tune
 from outblas.base.configs import from_text
 
 pytestmark = [
@@ -68,7 +69,7 @@ def lean_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda modules, **options: WorkerProcess([lean_worker.__name__], **options),
     )
     monkeypatch.setenv("FAULTY_CONFIGS", str(CONFIGS))
-    monkeypatch.setenv("FAULTY_SLEEP", "2")
+    monkeypatch.setenv("FAULTY_SLEEP", "15")
 
 
 class AcknowledgingStore(Store):

@@ -24,9 +24,7 @@ from outblas.autotune.search import target
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import sweep
-from outblas.autotune.sweeps.outcome import Failure, Sweep
-from outblas.autotune.sweeps.screening import Unmeasured
-from outblas.autotune.sweeps.tuner import Job, Outcome
+from outblas.autotune.sweeps.outcome import Failure, Job, Outcome, Sweep, Unmeasured
 
 pytestmark = pytest.mark.long
 

@@ -35,10 +35,6 @@ def refused(message: str, line: str, code: int = 2) -> None:
             "--op grouped --shapes moe --epilogue bias",
             "--epilogue is 'bias', expected none with grouping",
         ),
-        (
-            "--op grouped --shapes moe --ranker heuristics",
-            "--ranker is 'heuristics', expected 'model' with groups",
-        ),
         ("--op grouped --shapes moe:terms --weights cold", "--weights is 'cold', expected 'warm'"),
         ("--kernels hopper.grouped", "'hopper.grouped' multiplies groups, but was given one"),
         ("--layout=", "--layout is ''"),
@@ -64,7 +60,6 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--kernels hopper.nothing", "--kernels is 'hopper.nothing', expected one of"),
         ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"),
         ("--engine slurm", "--engine is 'slurm', expected one of local, ray"),
-        ("--ranker luck", "--ranker is 'luck', expected one of model, heuristics"),
         ("--strategy luck", "--strategy is 'luck', expected one of grid, ranked, random,"),
         ("--strategy json:dumps", "--strategy is 'json:dumps', expected a subclass of outblas."),
         ("--strategy no_such:X", "--strategy is 'no_such:X', which cannot be imported"),
@@ -96,7 +91,6 @@ def test_a_bad_option_is_refused_by_its_name(
     [
         ("--engine foo", "--engine is 'foo', expected one of local, ray"),
         ("--gpus zero", "--gpus is 'zero', expected"),
-        ("--ranker luck", "--ranker is 'luck'"),
         ("--strategy luck", "--strategy is 'luck'"),
         ("--budget soon", "--budget is 'soon'"),
         ("--shapes 1x", "--shapes is "),

@@ -18,7 +18,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
-from outblas.autotune.sweeps.tuner import Outcome
+from outblas.autotune.sweeps.outcome import Outcome
 from outblas.base import machines
 from outblas.base.configs import from_text
 from outblas.core.problem import Problem, problem

@@ -13,7 +13,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
-from outblas.autotune.sweeps.tuner import Job, Outcome
+from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.base.configs import to_text
 from support.fake_bench import FakeWorker, number_in
 from support.faulty_kernel import Config

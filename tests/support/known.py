@@ -9,10 +9,10 @@ from outblas.autotune.lookup import TuningIndex
 from outblas.autotune.search import gpu
 from outblas.autotune.store.records import BestConfig, Gpu
 from outblas.autotune.store.store import Store
-from outblas.autotune.store.tables import ship
 from outblas.base.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
 from support import stored
+from tools.ship import ship
 
 H100 = replace(gpu.imagined("h100"), driver="580", torch="2.11")
 OLDER = replace(H100, driver="570")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweeps.tuner import Outcome
+from outblas.autotune.sweeps.outcome import Outcome
 from support.jobs import tuning
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from outblas.autotune.named_configs import short
-from outblas.autotune.store.tables import Entry, Table, read_table
+from outblas.autotune.store.tables import ShippedConfig, TunedTable, read_table
 from outblas.base.shapes import SUITE, Shape, to_text
 from tools.pages import tables
 
@@ -24,13 +24,13 @@ def part(path: Path) -> str:
     return "\n".join([*_of_suite(suite), *_of_others(others), "", _note(table), ""])
 
 
-def _is_of_suite(entry: Entry) -> bool:
+def _is_of_suite(entry: ShippedConfig) -> bool:
     return entry.workload.shape in SUITE and not entry.workload.grouping
 
 
-def _best(entries: Iterable[Entry]) -> list[Entry]:
+def _best(entries: Iterable[ShippedConfig]) -> list[ShippedConfig]:
     """The fastest kernel of each workload."""
-    best: dict[tuple[Shape, _Kind], Entry] = {}
+    best: dict[tuple[Shape, _Kind], ShippedConfig] = {}
     for entry in entries:
         place = entry.workload.shape, entry.workload.kind
         if place not in best or entry.ratio > best[place].ratio:
@@ -38,7 +38,7 @@ def _best(entries: Iterable[Entry]) -> list[Entry]:
     return list(best.values())
 
 
-def _of_suite(best: Sequence[Entry]) -> list[str]:
+def _of_suite(best: Sequence[ShippedConfig]) -> list[str]:
     """A row for each workload, whose config has a number, and a row for each number."""
     changed = {(e.kernel, e.config): short(e.kernel, e.config) for e in best}
     numbers = {config: str(i) for i, config in enumerate((c for c in changed if changed[c]), 1)}
@@ -62,7 +62,7 @@ def _of_suite(best: Sequence[Entry]) -> list[str]:
     return [*lines, "", *tables.table(("config", "kernel", heading), configs)]
 
 
-def _of_others(best: Sequence[Entry]) -> list[str]:
+def _of_others(best: Sequence[ShippedConfig]) -> list[str]:
     """A row for each kind of workload that was tuned at shapes beside the suite, then the shapes
     where nothing was faster than cuBLAS.
     """
@@ -128,7 +128,7 @@ def _order(shape: Shape) -> tuple[int, Shape]:
     return m * n * k, shape
 
 
-def _note(table: Table) -> str:
+def _note(table: TunedTable) -> str:
     gpu = table.gpu
     days = sorted({entry.when[:10] for entry in table.entries})
     where = tables.environments(

@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outblas.base import cache, configs, registry
-from outblas.base.shapes import LAYOUTS, NAMED
+from outblas.base import cache, registry
+from outblas.base.shapes import NAMED
 from outblas.cli.common import (
     NONE,
-    SHAPES_HELP,
     JsonOption,
     check_length,
-    check_one_of,
     check_writable,
     figure,
     give,
@@ -28,14 +27,13 @@ from outblas.cli.common import (
     number_of,
     parse_shapes,
     say,
-    split,
     table,
     usage_errors,
 )
 
 if TYPE_CHECKING:
     from outblas.autotune.store.records import BestConfig, Trial
-    from outblas.autotune.store.store import Store, Summary
+    from outblas.autotune.store.store import Store
 
 app = typer.Typer(
     help="Shows and moves tuning results, and removes old ones and compiled kernels.",
@@ -47,17 +45,7 @@ RATIO = (
     "Ratio: the time of cuBLAS, or with an epilogue of torch's own calls, over the config's. There "
     "is none on a CPU."
 )
-COLUMNS = (
-    "kernel",
-    "workload",
-    "trials",
-    "failed",
-    "screening µs",
-    "finals µs",
-    "ratio",
-    "winner",
-    "date",
-)
+WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")  # of a winner in a listing
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
 StoreOption = Annotated[
@@ -68,40 +56,32 @@ StoreOption = Annotated[
 ]
 
 
-LimitOption = Annotated[
-    int | None,
-    typer.Option(min=1, help=f"How many rows to show. Default: {SHOWN}, or all with --json."),
-]
-
-
 @app.command("ls")
-def list_results(
-    store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False
-) -> None:
+def list_results(store: StoreOption = None, json: JsonOption = False) -> None:
     """Lists what was tuned: one row for each GPU, kernel and workload.
 
     A row has the number of trials, the best time of screening, and the winner of the finals with
     its time and its ratio.
     """
     with _opened(store) as opened:
-        summaries = opened.summaries()
-    rows, compiled = summaries[: limit or (None if json else SHOWN)], _compiled()
+        rows = _rows(opened.trials(), opened.winners())
+    compiled = _compiled()
     size = sum(file.stat().st_size for file in compiled)
 
     def show() -> None:
-        for gpu in dict.fromkeys(row.gpu for row in rows):
-            table(gpu, COLUMNS, [_cells(row) for row in rows if row.gpu == gpu])
-        count = number_of(len(summaries), "row") if rows else "no results"
+        columns = ("kernel", "workload", "trials", "failed", "screening µs", "finals µs", "ratio")
+        for gpu in dict.fromkeys(row["gpu"] for row in rows):
+            cells = [_cells(row) for row in rows if row["gpu"] == gpu]
+            table(gpu, (*columns, "winner", "date"), cells)
         if rows:
             note(f"{RATIO} It is measured in the finals.")
-        if len(rows) < len(summaries):
-            count = f"{len(rows)} of {len(summaries)} rows; --limit shows more"
+        count = number_of(len(rows), "row") if rows else "no results"
         note(f"{opened.path}: {count}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
 
     value = {
         "store": str(opened.path),
-        "rows": [_json(row) for row in rows],
+        "rows": rows,
         "compiled": {"objects": len(compiled), "bytes": size},
     }
     give(value, show, json=json)
@@ -113,9 +93,10 @@ def show(
         list[str],
         typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, names of kernels, or both."),
     ],
-    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16, float32 or tf32.")] = None,
-    layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt.")] = None,
-    limit: LimitOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"How many rows to show. Default: {SHOWN}, or all with --json."),
+    ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -123,113 +104,58 @@ def show(
 
     The winner of the finals is marked. Trials that failed come last, each with the reason.
     """
-    from outblas.autotune.store.records import PRECISIONS
-    from outblas.autotune.store.store import Selection
-
-    with usage_errors():
+    with usage_errors(), _opened(store) as opened:
         names = [name for name in what if not name[:1].isdecimal() and name not in NAMED]
-        shapes = [
-            shape
-            for text in what
-            if text not in names
-            for shape in parse_shapes(text, "MxNxK", least=1)
-        ]
-        if dtype is not None:
-            check_one_of("--dtype", dtype, PRECISIONS)
-        if layout is not None:
-            check_one_of("--layout", layout, LAYOUTS)
-        with _opened(store) as opened:
-            _check_kernels(names, opened)
-            selection = Selection(names, shapes, dtype, layout)
-            chosen, total = opened.select(selection, limit or (None if json else SHOWN))
-            winners = {
-                (best.gpu.key, best.workload, best.kernel, best.source, best.config)
-                for best in opened.select_winners(selection)
-            }
+        texts = [text for text in what if text not in names]
+        shapes = [shape for text in texts for shape in parse_shapes(text, "MxNxK", least=1)]
+        trials, winners = opened.trials(), opened.winners()
+    stored = {trial.kernel for trial in trials} | {winner.kernel for winner in winners}
+    with usage_errors():
+        for name in names:
+            if name not in stored:
+                registry.find(name)
+    selected = [
+        trial
+        for trial in trials
+        if (not names or trial.kernel in names) and (not shapes or trial.workload.shape in shapes)
+    ]
+    selected.sort(key=lambda trial: (trial.gpu.name, trial.workload, trial.us is None, trial.us))
+    chosen = selected[: limit or (None if json else SHOWN)]
+    best = {winner.identity for winner in winners}
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "ratio", "reason", "date")
         for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
             rows = [
-                _trial_cells(trial, won=trial.identity in winners)
+                _trial_cells(trial, won=trial.identity in best)
                 for trial in chosen
                 if trial.gpu.name == gpu
             ]
             table(gpu, columns, rows)
         if chosen:
             note(f"{RATIO} Times and ratios are of screening; winner: the fastest of the finals.")
-        more = "; --limit shows more" if limit is None and len(chosen) < total else ""
-        note(f"{len(chosen)} of {total} trials{more}", None)
+        more = "; --limit shows more" if limit is None and len(chosen) < len(selected) else ""
+        note(f"{len(chosen)} of {len(selected)} trials{more}", None)
 
     give([asdict(trial) for trial in chosen], show_trials, json=json)
 
 
 @app.command()
 def export(
-    file: Annotated[
-        Path | None, typer.Argument(help="The file to write, or with --ship the folder.")
-    ] = None,
-    ship: Annotated[
-        bool,
-        typer.Option(
-            "--ship",
-            help=(
-                "Write the winners into the tables that ship with the package, one file for each "
-                "model of GPU. Results of the CPU are refused."
-            ),
-        ),
-    ] = False,
-    kernels: Annotated[
-        str, typer.Option(help="Kernels by name, comma-separated. Default: all.")
-    ] = "",
-    shapes: Annotated[str, typer.Option(help=f"{SHAPES_HELP} Default: all.")] = "",
-    store: StoreOption = None,
+    file: Annotated[Path, typer.Argument(help="The file to write.")], store: StoreOption = None
 ) -> None:
-    """Writes results to a file that `outblas cache import` reads on another machine.
+    """Writes all results to a file that `outblas cache import` reads on another machine.
 
-    The file is JSON Lines. With --ship the winners go into the tables that ship with the package.
+    The file is JSON Lines.
     """
     from outblas.autotune.store import transfer
-    from outblas.autotune.store.store import Selection, StoreError
-    from outblas.autotune.store.tables import own_tables
 
-    with usage_errors(OSError, StoreError):
-        names, sizes = split(kernels), parse_shapes(shapes, least=1) if shapes else []
-        if ship:
-            file = file or own_tables()
-        elif file is None:
-            raise ValueError("expected a FILE to write, or --ship")
-        else:
-            check_writable(file, "FILE")
+    with usage_errors(OSError):
+        check_writable(file, "FILE")
         with _opened(store) as opened:
-            _check_kernels(names, opened)
-            selection = Selection(names, sizes)
-            if ship:
-                _ship(opened.select_winners(selection), file)
-            else:
-                trials, winners = transfer.export_store(opened, file, selection)
-                typer.echo(f"{trials} trials, {winners} winners")
-
-
-def _ship(winners: Sequence[BestConfig], folder: Path) -> None:
-    """Raises ValueError and OSError."""
-    from outblas.autotune.store.tables import ship
-
-    measured = [winner for winner in winners if winner.gpu.arch]
-    if interpreted := len(winners) - len(measured):
-        if not measured:
-            raise ValueError(
-                f"--ship needs winners that were measured on a GPU, and all {interpreted} were "
-                "measured by Triton's interpreter on a CPU, whose times say nothing of a GPU"
-            )
-        say(
-            f"{interpreted} winners are left out: Triton's interpreter measured them on a CPU, and "
-            "its times say nothing of a GPU",
-            err=True,
-        )
-    for path in ship(measured, folder):
-        say(path)
-    typer.echo(f"{len(measured)} winners")
+            trials, winners = opened.trials(), opened.winners()
+        transfer.write(file, trials, winners)
+    typer.echo(f"{len(trials)} trials, {len(winners)} winners")
 
 
 @app.command("import")
@@ -243,8 +169,10 @@ def import_results(
     """
     from outblas.autotune.store import transfer
 
-    with usage_errors(), _opened(store, writing=True, new=True) as opened:
-        trials, winners = transfer.import_into(opened, file)
+    with usage_errors():
+        records = transfer.read(file)
+        with _opened(store, writing=True, new=True) as opened:
+            trials, winners = opened.merge(*records)
     typer.echo(f"{trials} new trials, {winners} new winners")
 
 
@@ -285,7 +213,7 @@ def verify(
 @app.command()
 def prune(
     older_than: Annotated[
-        str | None, typer.Option(help="Remove results older than this: 12h, 30d, 2w.")
+        str | None, typer.Option(help="Remove results older than this: 12h, 30d, 2w; 0h for all.")
     ] = None,
     kernel: Annotated[str | None, typer.Option(help="Remove results of this kernel.")] = None,
     stale: Annotated[
@@ -319,8 +247,7 @@ def prune(
         days = None if older_than is None else _days(older_than)
         if results:
             with _opened(store, writing=not dry_run) as opened:
-                present = [name for name in opened.kernels() if kernel in (None, name)]
-                sources = fingerprints(present) if stale else None
+                sources = _fingerprints(opened, kernel) if stale else None
                 removed = opened.prune(
                     older_than_days=days, kernel=kernel, sources=sources, dry_run=dry_run
                 )
@@ -332,27 +259,18 @@ def prune(
         typer.echo(f"{number_of(gone, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
 
 
-@app.command()
-def clear(store: StoreOption = None) -> None:
-    """Removes all results and all compiled kernels, without asking first."""
-    with _opened(store, writing=True) as opened:
-        removed = opened.clear()
-    gone, size = _remove(_compiled(), 0.0)
-    typer.echo(f"{removed} trials and winners removed")
-    typer.echo(f"{number_of(gone, 'compiled kernel')} removed, {size / 2**20:.1f} MiB")
-
-
-def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
+def _fingerprints(store: Store, kernel: str | None) -> dict[str, str]:
     """Fingerprints of kernels' sources as they are now; without kernels that are not here."""
     from outblas.autotune.search.target import of
 
+    names = {trial.kernel for trial in store.trials()} | {won.kernel for won in store.winners()}
     sources = {}
-    for kernel in kernels:
+    for name in sorted(names if kernel is None else names & {kernel}):
         try:
-            sources[kernel] = of(kernel).fingerprint
+            sources[name] = of(name).fingerprint
         except (ValueError, ImportError):
             say(
-                f"The source of {kernel} is not installed here, so its results stay: --stale "
+                f"The source of {name} is not installed here, so its results stay: --stale "
                 "cannot compare them",
                 err=True,
             )
@@ -377,52 +295,56 @@ def _opened(path: Path | None, *, writing: bool = False, new: bool = False) -> I
         say(warning.message, err=True)
 
 
-def _json(row: Summary) -> dict[str, Any]:
-    winner = row.winner
-    shown = ("config", "us", "ratio", "ratio_low", "ratio_high")
-    return {
-        **vars(row),
-        "workload": vars(row.workload),
-        "failed": row.failed,
-        "winner": winner and {name: getattr(winner, name) for name in shown},
-        "label": str(row.workload),
-    }
+def _rows(trials: Sequence[Trial], winners: Sequence[BestConfig]) -> list[dict[str, Any]]:
+    """A row for each model of GPU, kernel and workload, as JSON has it."""
+    tried: dict[Any, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        tried[*trial.gpu.model, trial.kernel, trial.workload].append(trial)
+    # The newest winner is the last.
+    won = {(*best.gpu.model, best.kernel, best.workload): best for best in winners}
+    rows = []
+    for place in sorted({*tried, *won}):
+        gpu, sms, kernel, workload = place
+        here, winner = tried[place], won.get(place)
+        ok = sum(trial.ok for trial in here)
+        rows.append(
+            {
+                "gpu": gpu,
+                "sms": sms,
+                "kernel": kernel,
+                "workload": asdict(workload),
+                "label": str(workload),
+                "trials": len(here),
+                "ok": ok,
+                "failed": len(here) - ok,
+                "best_us": min((trial.us for trial in here if trial.us is not None), default=None),
+                "winner": winner and {name: getattr(winner, name) for name in WINNER},
+                "when": max([*(trial.when for trial in here), winner.when if winner else ""]),
+            }
+        )
+    return rows
 
 
-def _cells(row: Summary) -> tuple[object, ...]:
-    winner = row.winner
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    winner = row["winner"]
     return (
-        row.kernel,
-        row.workload,
-        row.trials,
-        row.failed,
-        figure(row.best_us, ".2f"),
-        figure(winner.us if winner else None, ".2f"),
-        figure(winner.ratio if winner and row.sms else None, ".3f"),
-        brief(row.kernel, winner.config) if winner else NONE,
-        _date(row.when),
+        row["kernel"],
+        row["label"],
+        row["trials"],
+        row["failed"],
+        figure(row["best_us"], ".2f"),
+        figure(winner and winner["us"], ".2f"),
+        figure(winner["ratio"] if winner and row["sms"] else None, ".3f"),
+        _config(row["kernel"], winner["config"]) if winner else NONE,
+        _date(row["when"]),
     )
-
-
-def brief(kernel: str, config: str) -> str:
-    """The fields of a config that differ from the kernel's own, so that a table may break the line
-    between two of them.
-    """
-    kernel = "hopper.gemm" if kernel == "hopper.grouped" else kernel
-    try:
-        defaults = registry.defaults(kernel)
-    except ValueError:  # of a kernel that there is no longer
-        return config.replace(",", ", ")
-    pairs = configs.items(config)
-    changed = [f"{name}={value}" for name, value in pairs if str(defaults.get(name)) != value]
-    return ", ".join(changed) or "default"
 
 
 def _trial_cells(trial: Trial, *, won: bool) -> tuple[object, ...]:
     return (
         trial.workload,
         trial.kernel,
-        brief(trial.kernel, trial.config),
+        _config(trial.kernel, trial.config),
         "winner" if won else trial.status,
         figure(trial.us, ".2f"),
         figure(trial.ratio if trial.gpu.arch else None, ".3f"),
@@ -431,12 +353,11 @@ def _trial_cells(trial: Trial, *, won: bool) -> tuple[object, ...]:
     )
 
 
-def _check_kernels(names: Iterable[str], store: Store) -> None:
-    """Raises ValueError for a kernel that is neither registered nor in the store."""
-    stored = store.kernels()
-    for name in names:
-        if name not in stored:
-            registry.find(name)
+def _config(kernel: str, config: str) -> str:
+    """The fields that differ from the kernel's own; a table may break the line between two."""
+    from outblas.autotune.named_configs import short
+
+    return short(kernel, config).replace(",", ", ") or "default"
 
 
 def _problems_of(path: Path, read: Callable[[Path], object]) -> list[str]:
@@ -453,8 +374,8 @@ def _compiled() -> list[Path]:
 
 
 def _remove(files: Iterable[Path], days: float, *, dry_run: bool = False) -> tuple[int, int]:
-    """Removes the files that are at least this many days old, each with its record, or only counts
-    them. Returns their number and their size in bytes.
+    """Removes the files that are at least this many days old, or only counts them. Returns their
+    number and their size in bytes.
     """
     count = size = 0
     for path in files:
@@ -463,7 +384,6 @@ def _remove(files: Iterable[Path], days: float, *, dry_run: bool = False) -> tup
             if status.st_mtime <= time.time() - days * 86400:
                 if not dry_run:
                     path.unlink()
-                    path.with_suffix(".json").unlink(missing_ok=True)
                 count, size = count + 1, size + status.st_size
     return count, size
 

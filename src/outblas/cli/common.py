@@ -121,7 +121,7 @@ def figure(value: float | None, form: str, scale: float = 1.0) -> str:
 # Parameters of the library that are options of the same name and meaning.
 _OPTIONS = {
     *("address", "arch", "budget", "config", "dtype", "engine", "epilogue", "gpus", "layout"),
-    *("out_dtype", "ranker", "shapes", "sms", "store", "strategy", "top_k", "trials"),
+    *("out_dtype", "shapes", "sms", "store", "strategy", "top_k", "trials"),
 }
 
 

@@ -118,17 +118,10 @@ def tune(
         str,
         typer.Option(
             help="Which configs are measured, and in which order. ranked: those first that the "
-            "ranker predicts to be fastest; grid, random, random:SEED, or module:Class for a "
+            "model predicts to be fastest; grid, random, random:SEED, or module:Class for a "
             "Strategy of your own."
         ),
     ] = "ranked",
-    ranker: Annotated[
-        str,
-        typer.Option(
-            help="What predicts times. model: the analytic model of this package; heuristics: "
-            "NVIDIA's nvMatmulHeuristics."
-        ),
-    ] = "model",
     store: Annotated[
         Path | None,
         typer.Option(
@@ -216,7 +209,6 @@ def tune(
             trials=trials,
             top_k=top_k,
             strategy=_strategy(strategy),
-            ranker=cast(Any, ranker),
             resume=resume,
             retry_failed=retry_failed,
             gpus=gpus or "0",
@@ -230,7 +222,7 @@ def tune(
         check_one_of("--op", op, OPS)
         workloads = _workloads(op, explain or shapes or "4096", texts, explain=explain is not None)
         kernels = kernels or ("hopper.grouped" if op == "grouped" else "")
-        _check_kernels(kernels, workloads, ranker)
+        _check_kernels(kernels, workloads)
         if explain is not None:
             here = tune_preview.gpu_of(gpu, gpus)
             value = tune_preview.explain(workloads, here, store, quiet=json)
@@ -328,11 +320,11 @@ def _workloads(
     )
 
 
-def _check_kernels(kernels: str, workloads: list[Workload], ranker: str) -> None:
+def _check_kernels(kernels: str, workloads: list[Workload]) -> None:
     from outblas.autotune.search.target import of
     from outblas.autotune.sweeps.sweep import check_targets
 
-    check_targets([of(name) for name in split(kernels)], workloads, ranker)
+    check_targets([of(name) for name in split(kernels)], workloads)
 
 
 def parse_budget(text: str) -> float | None:

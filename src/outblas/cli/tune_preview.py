@@ -11,7 +11,7 @@ from outblas.cli.common import NONE, note, split, table
 
 if TYPE_CHECKING:
     from outblas.autotune.lookup import TuningIndex
-    from outblas.autotune.named_configs import Choice
+    from outblas.autotune.named_configs import ChosenConfig
     from outblas.autotune.search.plan import Plan
     from outblas.autotune.store.records import Gpu, Workload
     from outblas.autotune.sweeps.options import SweepOptions
@@ -46,23 +46,15 @@ def dry_run(
     from outblas.autotune.search.plan import plan
     from outblas.autotune.search.strategy import ModelRanked, strategy_of
     from outblas.autotune.search.target import of
-    from outblas.autotune.sweeps.options import ranker_of
 
     default = ["portable"] if gpu.arch == 0 else default_kernels(gpu.arch, workloads[0])
     targets = [of(name) for name in split(kernels) or default]
     strategy = strategy_of(options.strategy)
     ranked = isinstance(strategy, ModelRanked)
-    order = f"the {options.ranker}" if ranked else type(strategy).__name__
+    order = "the model" if ranked else type(strategy).__name__
     records = []
     for workload in workloads:
-        result = plan(
-            targets,
-            workload,
-            gpu,
-            trials=options.trials,
-            ranker=ranker_of(options.ranker),
-            strategy=strategy,
-        )
+        result = plan(targets, workload, gpu, trials=options.trials, strategy=strategy)
         records.append(_plan_record(result, workload, gpu))
         if not quiet:
             _show_plan(result, records[-1], workload, gpu, order)
@@ -129,7 +121,7 @@ class _Explanation:
     it looks.
     """
 
-    choice: Choice
+    choice: ChosenConfig
     passed_over: tuple[str, ...]
     steps: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
@@ -184,12 +176,12 @@ def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanat
             choice = option
             break
     if choice is None and only_faster:
-        choice = named_configs.Choice("torch", "", launcher.SLOWER)
+        choice = named_configs.ChosenConfig("torch", "", launcher.SLOWER)
     if choice is None:
         rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
         cause = "nothing that was tuned applies" if looks_up else "OUTBLAS_TUNE is off"
         why = f"{cause}, so the fixed rule decides"
-        choice = named_configs.Choice(rule, "", why)
+        choice = named_configs.ChosenConfig(rule, "", why)
     return _Explanation(
         choice,
         tuple(passed_over),

@@ -11,8 +11,7 @@ from outblas.report.text import confidence
 
 if TYPE_CHECKING:
     from outblas.autotune.store.records import BestConfig
-    from outblas.autotune.sweeps.outcome import Sweep
-    from outblas.autotune.sweeps.tuner import Outcome
+    from outblas.autotune.sweeps.outcome import Outcome, Sweep
 
 SHOWN = 10
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """A heading, the columns and the cells of each row."""
 
     heading: str

@@ -30,8 +30,9 @@ def test_a_tile_beyond_a_wave_costs_another() -> None:
 
 
 def test_sms_without_a_tile_in_the_last_wave_do_nothing_useful() -> None:
-    assert cost_model.wave_efficiency(FOOTPRINT, tiles(132), H100) == pytest.approx(1)
-    assert cost_model.wave_efficiency(FOOTPRINT, tiles(133), H100) == pytest.approx(133 / 264)
+    assert cost_model.predict(FOOTPRINT, tiles(132), H100).wave_efficiency == pytest.approx(1)
+    uneven = cost_model.predict(FOOTPRINT, tiles(133), H100)
+    assert uneven.wave_efficiency == pytest.approx(133 / 264)
 
 
 def test_ctas_that_share_k_have_a_part_of_it_each() -> None:

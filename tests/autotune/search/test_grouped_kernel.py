@@ -120,9 +120,9 @@ def test_small_tiles_waste_less_of_small_groups() -> None:
     few, on = workload(GroupedWorkload(8, 512, 4096, 4096)), prune.machine_of(H100)
     assert on is not None
     useful = {
-        tile_m: cost_model.wave_efficiency(
+        tile_m: cost_model.predict(
             of_tile(planned(MIXTRAL), tile_m, 128).footprint, few, on
-        )
+        ).wave_efficiency
         for tile_m in (64, 128)
     }
 

@@ -27,7 +27,7 @@ from outblas.autotune.search.strategy import Search
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
-from outblas.autotune.sweeps.tuner import Job, Outcome
+from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.base.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.spaces import FOOTPRINT
 from support.stored import INTERPRETED
 
-from outblas.autotune.search import prune, target
+from outblas.autotune.search import cost_model, prune, target
 from outblas.autotune.search.gpu import imagined
 from outblas.autotune.store.records import Workload
-from outblas.base.space import Space
+from outblas.base.space import Footprint, Space
 
 H100 = imagined("H100")
 WORKLOAD = Workload(128, 132 * 128, 4096)  # a tile of 128x128 for each SM
@@ -38,9 +39,14 @@ def pruned(own: int = 128, slow: tuple[int, ...] = (), invalid: tuple[int, ...] 
     kernel: Any = SimpleNamespace(
         name="made_up", load=lambda: SimpleNamespace(space=lambda problem, machine: space)
     )
-    return prune.prune(
-        [kernel], WORKLOAD, H100, lambda footprint, *_: 9.0 if footprint.tile_n in slow else 5.0
-    )
+    predict = cost_model.predict
+
+    def prediction(f: Footprint, *of: Any) -> cost_model.Prediction:
+        return replace(predict(f, *of), us=9.0 if f.tile_n in slow else 5.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_model, "predict", prediction)
+        return prune.prune([kernel], WORKLOAD, H100)
 
 
 def widths(found) -> list[int]:

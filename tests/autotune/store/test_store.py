@@ -1,6 +1,5 @@
 """The store of trials: what comes back, which result stays, what is listed and removed."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +9,7 @@ from support.stored import H100, H200, OTHER, WORKLOAD, failed, trial, winner
 
 from outblas.autotune.store import fields
 from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Trial, Workload, now
-from outblas.autotune.store.store import Selection, Store, StoreError
+from outblas.autotune.store.store import Store, StoreError
 
 TRIALS = [
     trial(0),
@@ -70,7 +69,6 @@ def test_winners_come_back(filled: Store) -> None:
 
     assert filled.winners(gpu_name=H100.name, **wanted) == [winner()]
     assert filled.winners(gpu_name="nothing") == filled.winners(kernel="portable") == []
-    assert filled.select_winners(Selection(["portable"])) == []
 
 
 @pytest.mark.parametrize(
@@ -156,39 +154,6 @@ def test_what_could_not_be_read_again_is_refused(
     assert store.trials() == []
 
 
-def test_summaries_count_trials_and_have_the_newest_winner(filled: Store) -> None:
-    filled.record_best(dataclasses.replace(NEWER, source="def"))
-
-    first, second = filled.summaries()
-
-    assert (first.gpu, first.sms, first.kernel, first.workload) == (
-        *H100.model,
-        "hopper.hilbert",
-        WORKLOAD,
-    )
-    assert (first.trials, first.ok, first.failed, first.best_us) == (2, 1, 1, 100.0)
-    assert first.winner == dataclasses.replace(NEWER, source="def")
-    assert (second.gpu, second.trials, second.best_us, second.winner) == (H200.name, 1, 3, None)
-    assert filled.kernels() == ["hopper.hilbert", "simt.naive"]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "limit", "listed", "total"),
-    [
-        pytest.param(Selection(), None, [TRIALS[0], TRIALS[1], TRIALS[2]], 3, id="failed last"),
-        pytest.param(Selection(), 1, [TRIALS[0]], 3, id="a limit"),
-        pytest.param(Selection(["simt.naive"]), None, [TRIALS[2]], 1, id="a kernel"),
-        pytest.param(Selection(shapes=[OTHER.shape]), None, [TRIALS[2]], 1, id="a shape"),
-        pytest.param(Selection(dtype="float16", layout="nn"), None, [TRIALS[2]], 1, id="a kind"),
-        pytest.param(Selection(dtype="float16", layout="nt"), None, [], 0, id="nothing"),
-    ],
-)
-def test_trials_are_selected(
-    filled: Store, wanted: Selection, limit: int | None, listed: list[Trial], total: int
-) -> None:
-    assert filled.select(wanted, limit) == (listed, total)
-
-
 @pytest.mark.parametrize(
     ("conditions", "left"),
     [
@@ -220,10 +185,8 @@ def test_pruning_needs_a_condition(filled: Store) -> None:
         filled.prune(older_than_days=-1)
 
 
-def test_clearing_removes_everything_and_closing_ends_all(filled: Store) -> None:
-    assert filled.clear() == 4
-    assert filled.trials() == filled.winners() == filled.summaries() == []
+def test_a_store_that_is_closed_is_neither_read_nor_written(filled: Store) -> None:
     filled.close()
-    for call in (filled.trials, filled.clear, lambda: filled.add(trial())):
+    for call in (filled.trials, lambda: filled.prune(kernel="x"), lambda: filled.add(trial())):
         with pytest.raises(StoreError, match="is closed"):
             call()

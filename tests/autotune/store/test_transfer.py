@@ -24,7 +24,7 @@ from outblas.autotune.store.records import (
     Trial,
     Workload,
 )
-from outblas.autotune.store.store import Selection, Store
+from outblas.autotune.store.store import Store
 from outblas.base.shapes import LAYOUTS
 
 TRIALS = [trial(0), failed(1), trial(2, gpu=H200, workload=OTHER, kernel="simt.naive")]
@@ -35,7 +35,9 @@ configs = st.lists(st.tuples(names, names), max_size=4).map(lambda x: ",".join(m
 kernels = st.text(string.ascii_lowercase + string.digits + "_.", min_size=1, max_size=12)
 positive = st.floats(min_value=1e-9, max_value=1e15)
 counts = st.integers(min_value=0, max_value=1 << 48)
-dates = st.datetimes(datetime.datetime(2000, 1, 1)).map(lambda date: f"{date.isoformat()}+00:00")
+dates = st.datetimes(datetime.datetime(2000, 1, 1), datetime.datetime(2020, 1, 1)).map(
+    lambda date: f"{date.isoformat()}+00:00"
+)
 power = st.none() | st.integers(0, 1000) | st.floats(min_value=0, max_value=1e15)
 gpus = st.builds(Gpu, texts.filter(bool), counts, counts, power, *[st.none() | texts] * 5)
 kinds = st.sampled_from(PRECISIONS), st.sampled_from(("", "float32")), st.sampled_from(LAYOUTS)
@@ -68,34 +70,16 @@ trials = st.builds(Trial, **places, status=st.just("ok"), us=positive) | st.buil
 
 
 @given(trial=trials, winner=winners)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_record_is_read_as_it_was_written(path: Path, trial: Trial, winner: BestConfig) -> None:
     path.parent.mkdir(exist_ok=True)
     transfer.write(path, [trial], [winner])
     assert transfer.read(path) == ([trial], [winner])
 
     with Store(path.with_name("store")) as store:
-        assert transfer.import_into(store, path) == (1, 1)
+        assert store.merge(*transfer.read(path)) == (1, 1)
         assert (store.trials(), store.winners()) == ([trial], [winner])
-        store.clear()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "counts"),
-    [(Selection(), (3, 1)), (Selection(["simt.naive"]), (1, 0))],
-    ids=["all", "a kernel"],
-)
-def test_a_store_is_exported_and_imported(
-    path: Path, wanted: Selection, counts: tuple[int, int]
-) -> None:
-    file = path.with_name("export.jsonl")
-    with Store(path) as store:
-        store.merge(TRIALS, [winner()])
-        assert transfer.export_store(store, file, wanted) == counts
-        assert transfer.import_into(store, file) == (0, 0), "it has them"
-    with Store(path.with_name("other")) as other:
-        assert transfer.import_into(other, file) == counts
-        assert other.trials() == [each for each in TRIALS if counts[0] == 3 or each.gpu == H200]
+        store.prune(older_than_days=0)
 
 
 @pytest.fixture
@@ -153,10 +137,8 @@ def test_a_file_with_an_error_is_refused_as_a_whole(
     change(lines)
     path.write_text("\n".join(map(json.dumps, lines)))
 
-    with Store(path.with_name("store")) as store:
-        with pytest.raises(ValueError, match=message):
-            transfer.import_into(store, path)
-        assert store.trials() == store.winners() == []
+    with pytest.raises(ValueError, match=message):
+        transfer.read(path)
 
 
 @pytest.mark.parametrize(

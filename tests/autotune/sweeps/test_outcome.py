@@ -6,7 +6,7 @@ import pytest
 from support.sweeps import WORKLOAD
 
 from outblas.autotune.measure.progress import Progress
-from outblas.autotune.sweeps.outcome import LEAST_SECONDS, Budget, one_at_a_time
+from outblas.autotune.sweeps.engine import LEAST_SECONDS, Budget, one_at_a_time
 
 
 def test_a_workload_gets_its_share_of_the_budget() -> None:

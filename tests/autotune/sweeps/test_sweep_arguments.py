@@ -22,7 +22,6 @@ BAD = [
     ("budget", float("nan"), "budget is nan"),
     ("trial_seconds", -1.0, "trial_seconds is -1.0"),
     ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
-    ("ranker", "luck", "ranker is 'luck', expected one of model, heuristics"),
     ("dtype", "float64", "dtype is 'float64'"),
     ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
     ("layout", "nm", "layout is 'nm'"),

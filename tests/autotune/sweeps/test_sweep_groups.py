@@ -68,9 +68,8 @@ def test_what_won_with_balanced_groups_is_tried_with_skewed_ones(path: Path) -> 
         (TARGET, "moe:gpt", {}, "shapes is 'moe:gpt', expected EXPERTSxROWSxNxK"),
         (TARGET, TEXT, {"weights": "cold"}, "weights is 'cold', expected 'warm' for 4x24x16x8:"),
         (TARGET, TEXT, {"layout": "tt"}, "layout is 'tt', expected nt or nn with grouping 4:zipf"),
-        (TARGET, TEXT, {"ranker": "heuristics"}, "ranker is 'heuristics', expected 'model' with"),
     ],
-    ids=["kernel of products", "one product", "two sizes", "name", "cold", "layout", "ranker"],
+    ids=["kernel of products", "one product", "two sizes", "name", "cold", "layout"],
 )
 def test_what_cannot_be_tuned_is_refused_before_it_begins(
     kernel: Any, shapes: Any, options: dict[str, Any], message: str, path: Path

@@ -21,8 +21,8 @@ from outblas.autotune.measure.compile_pool import Compilers
 from outblas.autotune.measure.isolated import MeasureWorker
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
+from outblas.autotune.sweeps.outcome import Job
 from outblas.autotune.sweeps.sweep import sweep
-from outblas.autotune.sweeps.tuner import Job
 from outblas.base.configs import from_text
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("faulty_log")]

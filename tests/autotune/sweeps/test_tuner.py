@@ -25,7 +25,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Trial, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import screening, tuner
-from outblas.autotune.sweeps.tuner import Job, Outcome
+from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.base.configs import to_text
 
 pytest_plugins = ("support.sweep_fixtures",)
@@ -195,14 +195,14 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(
     tune: Callable[..., Outcome], clock: Clock
 ) -> None:
     bench = FakeWorker(seconds=0.01, sleep=clock.sleep)
-    found = tune(bench, 1000, seconds=1.0, top_k=2)
+    found = tune(bench, 100, seconds=1.0, top_k=2)
 
     assert 0.75 < clock.now - 1000 < 1.1
     assert not found.finished
     assert 30 < found.new == len(bench.configs("screen")) < 40  # each opens its worker first
-    assert found.winner.valid == 1000
+    assert found.winner.valid == 100
     assert found.winner.rounds >= finals.BATCH
-    assert tune(FakeWorker(), 1000, top_k=2).new == 1000 - found.new
+    assert tune(FakeWorker(), 100, top_k=2).new == 100 - found.new
 
 
 def test_budget_ends_compiles_too(tune: Callable[..., Outcome]) -> None:

@@ -14,7 +14,7 @@ from support.sweeps import SUBJECT, WORKLOAD
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweeps.tuner import Outcome
+from outblas.autotune.sweeps.outcome import Outcome
 from outblas.base.configs import to_text
 
 pytest_plugins = ("support.sweep_fixtures",)

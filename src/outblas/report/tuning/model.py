@@ -24,7 +24,7 @@ FEWEST = 3  # configs from which a rank correlation is given
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankedConfig:
     """A config among the best.
 
     `final` says that its figures are of the finals, not of screening. `predicted` is the first and
@@ -79,7 +79,7 @@ class TuneReport:
     gpus: tuple[Gpu, ...]
     trials: tuple[Trial, ...]
     winner: BestConfig | None
-    top: tuple[Entry, ...]
+    top: tuple[RankedConfig, ...]
     agreement: Agreement | None
     left_out: int = 0
 
@@ -291,28 +291,28 @@ def _finals_beside_the_fastest(winner: BestConfig) -> BestConfig:
     return replace(winner, ratio=1.0, ratio_low=1.0, ratio_high=1.0, finalists=finalists)
 
 
-def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[Entry]:
+def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[RankedConfig]:
     """Every config with figures: the winner, the other finalists, then the others by their ratio in
     screening.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, RankedConfig] = {}
     finalists: list[BestConfig | Finalist] = []
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:
         low, high = (f.ratio_low, f.ratio_high) if f.ratio_low < f.ratio_high else (None, None)
-        entries.setdefault(f.config, Entry(f.config, f.us, f.ratio, low, high, final=True))
+        entries.setdefault(f.config, RankedConfig(f.config, f.us, f.ratio, low, high, final=True))
     for t in sorted(filter(_timed, trials), key=_slowness):
         assert t.us is not None
         assert t.ratio is not None
         entries.setdefault(
-            t.config, Entry(t.config, t.us, t.ratio, t.ratio_low, t.ratio_high, final=False)
+            t.config, RankedConfig(t.config, t.us, t.ratio, t.ratio_low, t.ratio_high, final=False)
         )
     return list(entries.values())
 
 
 def _agreement(
-    trials: Iterable[Trial], order: Iterable[Entry]
+    trials: Iterable[Trial], order: Iterable[RankedConfig]
 ) -> tuple[Agreement | None, dict[str, tuple[int, int]]]:
     """How well the model predicted the order, and the places of every config in its order."""
     both = {

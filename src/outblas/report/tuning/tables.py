@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from outblas.autotune.store.records import BestConfig, Gpu, Trial
-from outblas.report.table import Table
+from outblas.report.table import TextTable
 from outblas.report.text import NONE, confidence
-from outblas.report.tuning.model import Entry, TuneReport, split
+from outblas.report.tuning.model import RankedConfig, TuneReport, split
 
 
-def tables(report: TuneReport) -> list[Table]:
+def tables(report: TuneReport) -> list[TextTable]:
     """The tables that have rows, in the order in which a report shows them."""
     parts = [_winner(report), _top(report), _tiles(report), _stages(report), _failures(report)]
     return [table for table in parts if table.rows]
@@ -80,10 +80,10 @@ def _stages_of_times(report: TuneReport) -> str:
     )
 
 
-def _winner(report: TuneReport) -> Table:
+def _winner(report: TuneReport) -> TextTable:
     w = report.winner
     if w is None:
-        return Table("Winner", (), ())
+        return TextTable("Winner", (), ())
     beside = f"; {report.base} {_us(w.cublas_us)}" if report.base else ""
     rows = [
         ("config", w.config.replace(",", ", ")),
@@ -100,10 +100,10 @@ def _winner(report: TuneReport) -> Table:
         ]
     if w.valid:
         rows.append(("measured", f"{w.screened} of {w.valid} valid configs"))
-    return Table("Winner of the finals", ("", report.kernel), rows)
+    return TextTable("Winner of the finals", ("", report.kernel), rows)
 
 
-def _top(report: TuneReport) -> Table:
+def _top(report: TuneReport) -> TextTable:
     predicted = any(entry.predicted is not None for entry in report.top)
     limits = any(entry.limits for entry in report.top)
     configs = (
@@ -130,10 +130,10 @@ def _top(report: TuneReport) -> Table:
         *(["limits"] if limits else []),
     ]
     columns = ("rank", "config", "µs", report.metric, "stage", *extra)
-    return Table(f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows)
+    return TextTable(f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows)
 
 
-def _tiles(report: TuneReport) -> Table:
+def _tiles(report: TuneReport) -> TextTable:
     across = sorted({n for _, n in report.tiles})
     rows = [
         (str(m), *(_best(report.tiles.get((m, n), ())) for n in across))
@@ -141,25 +141,25 @@ def _tiles(report: TuneReport) -> Table:
     ]
     columns = "M", *map(str, across)
     heading = f"Best {report.metric} in screening by tile, M down and N across"
-    return Table(heading, columns, rows if report.timed else ())
+    return TextTable(heading, columns, rows if report.timed else ())
 
 
-def _stages(report: TuneReport) -> Table:
+def _stages(report: TuneReport) -> TextTable:
     counts = sorted({count for line in report.stages.values() for count in line})
     rows = [
         (name, *(_ratio(line.get(count)) for count in counts))
         for name, line in report.stages.items()
     ]
     heading = f"Best {report.metric} in screening by {report.stage_field}"
-    return Table(heading, ("tile", *map(str, counts)), rows)
+    return TextTable(heading, ("tile", *map(str, counts)), rows)
 
 
-def _failures(report: TuneReport) -> Table:
+def _failures(report: TuneReport) -> TextTable:
     rows = [
         (status, str(len(t)), " ".join(t[0].reason.split()) or NONE)
         for status, t in report.failures.items()
     ]
-    return Table("Failures", ("status", "trials", "the most frequent reason"), rows)
+    return TextTable("Failures", ("status", "trials", "the most frequent reason"), rows)
 
 
 def _best(trials: Sequence[Trial]) -> str:
@@ -185,7 +185,7 @@ def _lead(w: BestConfig) -> str:
     return f"{w.lead - 1:.2%} more time (95% interval {interval})"
 
 
-def _predicted_us(entry: Entry) -> str:
+def _predicted_us(entry: RankedConfig) -> str:
     return NONE if entry.predicted_us is None else _us(entry.predicted_us)
 
 
