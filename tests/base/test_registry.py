@@ -65,10 +65,11 @@ assert not {"triton", "cutlass", "tvm_ffi"} & {*sys.modules}
 for name in ("triton", "cutlass", "tvm_ffi"):
     sys.modules[name] = None
 warnings.simplefilter("ignore")
-import torch, outblas
+import _outblas_command, torch, outblas
+assert not hasattr(outblas, "no_such_name")
 assert {*outblas.__all__} < {*dir(outblas)} and "outblas.nn" not in sys.modules
 from outblas import *
-assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune
+assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune and torch.ops.outblas.gemm
 from outblas.base import registry
 for name in ("portable", "hopper.tma_wgmma"):
     try:

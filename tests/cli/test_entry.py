@@ -62,32 +62,10 @@ def test_help_lists_and_the_cache_import_nothing_heavy(tmp_path: Path) -> None:
     assert imported_by("in", cache=tmp_path, **completed) == {"in": []}
 
 
-@pytest.mark.long
-def test_the_check_sees_what_a_command_imports(tmp_path: Path) -> None:
-    assert "torch" in imported_by("doctor", cache=tmp_path)["doctor"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", ["_outblas_command", "json"])
-def test_every_public_name_is_there_however_the_package_was_started(first: str) -> None:
-    program = (
-        f"import {first}, outblas\n"
-        "print(all(getattr(outblas, name).__doc__ for name in outblas.__all__))\n"
-        "from outblas import matmul, scaled_mm, warmup\n"
-        "print(matmul is outblas.matmul, hasattr(outblas, 'no_such_name'))\n"
-        "import torch; print(torch.ops.outblas.gemm)"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.split() == ["True", "True", "False", "outblas.gemm"]
-
-
 # ---- streams and widths
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
-@pytest.mark.parametrize("line", ["list hopper --long", "bench --help"])
+@pytest.mark.parametrize(
+    ("line", "encoding"), [("list hopper --long", "ascii"), ("bench --help", "cp1252")]
+)
 def test_what_cannot_be_encoded_costs_a_character(
     line: str, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +101,7 @@ def test_a_width_that_is_none_is_that_of_no_setting(
     assert os.environ.get("COLUMNS") == kept
 
 
-@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"], ids=["out", "err", "all"])
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"], ids=["err", "all"])
 def test_closed_streams_are_no_error(closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND], capture_output=True, text=True

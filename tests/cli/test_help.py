@@ -35,17 +35,16 @@ LINES = [line for examples in EXAMPLES.values() for line, _ in examples]
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-@pytest.mark.parametrize("width", [80, 140])
 def test_help_fits_the_terminal_and_its_examples_can_be_copied(
-    name: str, width: int, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
 
     result = CliRunner().invoke(app, [*name.split(), "--help"])
 
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert max(map(cell_len, lines)) <= width
+    assert max(map(cell_len, lines)) <= 80
     assert "…" not in result.output
     examples = [f"$ {line}  # {what}" for line, what in EXAMPLES.get(name, ())]
     assert examples == [line.strip() for line in lines if line.strip().startswith("$ ")]
@@ -70,10 +69,6 @@ def test_an_example_is_a_command_with_options_that_exist(line: str) -> None:
         command = command.commands[arguments.pop(0)]
 
     command.make_context(program, arguments)  # raises where an option or argument is unknown
-
-
-def test_examples_are_of_commands_that_exist() -> None:
-    assert EXAMPLES.keys() <= {"", *COMMANDS}
 
 
 def test_the_version_is_printed_by_the_command_and_by_the_module() -> None:
