@@ -74,38 +74,25 @@ def real(form: Form, *names: str, activation: str = "") -> GroupedCall:
     return draw(form, *names, activation=activation, dtype=torch.float32, real=True, M=9, N=8, K=5)
 
 
-FUNCTIONS = "", "relu", "gelu", "gelu_tanh", "silu"
-CASES = [(form, name) for form in FORMS for name in FUNCTIONS]
-CASES += [("batch", "silu"), *((form, "swiglu") for form in ("ragged_m", "ragged_k", "batch"))]
-
-
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(("form", "activation"), CASES)
-def test_gradients_of_an_epilogue(form: Form, activation: str, order: int) -> None:
+@pytest.mark.parametrize("form", [*FORMS, "batch"])
+def test_gradients_of_an_epilogue(form: Form, order: int) -> None:
     names = ("residual",) if form == "ragged_n" else ("bias", "residual")
-    call = real(form, *names, activation=activation)
-
-    check(call, "mat_a", "mat_b", *names, order=order)
-
-
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("activation", ["", "silu", "swiglu"])
-@pytest.mark.parametrize("rows", [pytest.param(r, id="+".join(r)) for r in subsets(ROWS) if r])
-def test_gradients_of_gathered_and_scattered_rows(
-    rows: tuple[str, ...], activation: str, order: int
-) -> None:
-    floating = [name for name in rows if name == "scatter_weights"]
-    call = real("ragged_m", "bias", "residual", *rows, activation=activation)
-
-    check(call, "mat_a", "mat_b", "bias", "residual", *floating, order=order)
+    for activation in ("", "relu", "gelu", "gelu_tanh", "silu", "swiglu"):
+        if form != "ragged_n" or activation != "swiglu":
+            call = real(form, *names, activation=activation)
+            check(call, "mat_a", "mat_b", *names, order=order)
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("name", FLOATING)
-def test_a_single_tensor_may_need_a_gradient(name: str, order: int) -> None:
+@pytest.mark.parametrize("activation", ["", "swiglu"])
+def test_gradients_of_gathered_and_scattered_rows(activation: str, order: int) -> None:
+    """Of all tensors that have one, and of each alone."""
     for rows in subsets(ROWS):
-        call = real("ragged_m", "bias", "residual", *rows, activation="swiglu")
-        if name in call.tensors:
+        call = real("ragged_m", "bias", "residual", *rows, activation=activation)
+        floating = [name for name in FLOATING if name in call.tensors]
+        check(call, *floating, order=order)
+        for name in floating if activation else ():
             check(call, name, order=order)
 
 
@@ -118,13 +105,10 @@ def test_gradients_of_the_portable_kernel(form: Form) -> None:
     check(call, *(name for name in FLOATING if name in call.tensors), kernel="portable")
 
 
-@pytest.mark.interpreter
-@pytest.mark.parametrize("kernel", [None, "portable"])
-@pytest.mark.parametrize("names", [("mat_a",), ("mat_a", "mat_b", "scatter_weights")])
-def test_what_is_of_no_group_or_not_stored_gets_zeros(
-    names: tuple[str, ...], kernel: str | None
-) -> None:
+@kernels
+def test_what_is_of_no_group_or_not_stored_gets_zeros(kernel: str | None) -> None:
     """Behind the last group x is NaN here, and so is the gradient of a row that nothing names."""
+    names = "mat_a", "mat_b", "scatter_weights"
     call = real("ragged_m", "scatter_index", "scatter_weights", activation="swiglu")
     call.tensors["scatter_index"][:] = torch.randperm(EXTENT)
     call.tensors["scatter_index"][3] = EXTENT
@@ -143,15 +127,14 @@ def test_what_is_of_no_group_or_not_stored_gets_zeros(
     assert not any(g.isnan().any() for g in of.values())
 
 
-@kernels
-def test_rows_that_are_gathered_often_are_added_in_float32(kernel: str | None) -> None:
+def test_rows_that_are_gathered_often_are_added_in_float32() -> None:
     """A sum of ones in bfloat16 would stop at 256."""
     offs, index = torch.tensor([600], dtype=torch.int32), torch.zeros(600, dtype=torch.int64)
     index[-1] = 1
     a = torch.ones(3, 1, dtype=torch.bfloat16, requires_grad=True)
     b = torch.ones(1, 1, 1, dtype=torch.bfloat16)
 
-    result = torch.ops.outblas.grouped_gemm(a, b, offs, None, None, index, kernel_name=kernel or "")
+    result = outblas.grouped_mm(a, b, offs=offs, a_index=index)
     (grad,) = torch.autograd.grad(result.float().sum(), a)
 
     assert grad.flatten().tolist() == [600, 1, 0]  # 599 rounded
