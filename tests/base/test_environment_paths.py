@@ -28,11 +28,8 @@ VALUES = {
 }
 COMMANDS = [
     ("doctor",),
-    ("list",),
     ("cache", "ls"),
-    ("cache", "verify"),
     ("cache", "prune", "--compiled"),
-    ("cache", "export", "results.json"),
     ("tune", "--kernels", "portable", "--shapes", "64", "--dry-run"),
 ]
 
@@ -96,7 +93,7 @@ def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(outblas.matmul(a, b, kernel="portable"), expected)
 
 
-@pytest.mark.parametrize("text", ["soon", LONG, "nan", "-1", "0", "1e", "\x1b"])
+@pytest.mark.parametrize("text", ["soon", LONG, "nan", "0", "\x1b"])
 def test_a_budget_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", text)
     with pytest.raises(

@@ -20,8 +20,8 @@ SMALL = GroupedWorkload(8, 100, 64, 32)
 
 # ---- groups
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("rows", [1, 7, 100, 4096, 65536])
-@pytest.mark.parametrize("experts", [1, 8, 256])
+@pytest.mark.parametrize("rows", [1, 7, 4096])
+@pytest.mark.parametrize("experts", [1, 256])
 def test_all_rows_belong_to_groups(experts: int, rows: int, distribution: Distribution) -> None:
     workload = GroupedWorkload(experts, rows, 64, 32, distribution)
 
@@ -44,7 +44,7 @@ def test_groups_are_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("rows", [1, 128, 1000, 4096, 65536])
+@pytest.mark.parametrize("rows", [1, 128, 1000])
 def test_groups_of_blocks_end_at_multiples_or_with_the_last_row(
     rows: int, distribution: Distribution
 ) -> None:

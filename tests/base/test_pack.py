@@ -3,9 +3,6 @@
 import hashlib
 import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -73,13 +70,6 @@ def test_a_pack_has_what_was_written(file: Path) -> None:
     assert found.problems() == []
 
 
-def test_the_order_of_objects_does_not_change_the_file(file: Path, tmp_path: Path) -> None:
-    tables = dict(reversed(TABLES.items()))
-    pack.write(tmp_path / "other", {"gpu": "H100"}, reversed(OBJECTS), tables)
-
-    assert (tmp_path / "other").read_bytes() == file.read_bytes()
-
-
 def refusal(path: Path) -> str:
     """Why a pack is refused, when it is read or when its objects are; "" if it is not."""
     try:
@@ -91,7 +81,7 @@ def refusal(path: Path) -> str:
 def test_every_single_byte_that_changes_is_refused(file: Path) -> None:
     whole = file.read_bytes()
     generator = random.Random(0)
-    positions = [*range(len(pack.MAGIC) + 48), *generator.choices(range(len(whole)), k=1000)]
+    positions = [*range(len(pack.MAGIC) + 48), *generator.choices(range(len(whole)), k=300)]
 
     accepted = []
     for position in positions:
@@ -104,19 +94,7 @@ def test_every_single_byte_that_changes_is_refused(file: Path) -> None:
     assert accepted == []
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        b"[]",
-        b"{",
-        b'{"about": {}}',
-        b'{"about": 1, "objects": [], "tables": []}',
-        b"\xff",
-        SIZELESS,
-        NAMELESS,
-        NO_TABLES,
-    ],
-)
+@pytest.mark.parametrize("manifest", [b"[]", b"{", b"\xff", SIZELESS, NAMELESS, NO_TABLES])
 def test_a_manifest_of_another_form_is_refused(manifest: bytes, tmp_path: Path) -> None:
     path = tmp_path / "strange"
     head = pack.MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(8, "big")
@@ -125,17 +103,11 @@ def test_a_manifest_of_another_form_is_refused(manifest: bytes, tmp_path: Path) 
     assert "the manifest is not that of a pack" in refusal(path)
 
 
-@pytest.mark.parametrize("kept", [0, 10, 55, 200, -1])
+@pytest.mark.parametrize("kept", [0, 55, -1])
 def test_a_pack_that_was_cut_off_is_refused(kept: int, file: Path) -> None:
     file.write_bytes(file.read_bytes()[:kept])
 
     assert refusal(file)
-
-
-def test_a_pack_with_something_after_it_is_refused(file: Path) -> None:
-    file.write_bytes(file.read_bytes() + b"x")
-
-    assert "bytes, expected" in refusal(file)
 
 
 def test_objects_of_two_toolchains_are_no_pack(tmp_path: Path) -> None:
@@ -145,38 +117,34 @@ def test_objects_of_two_toolchains_are_no_pack(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-KILLED = """
-import os, signal, sys
-from outblas.base import pack
-
-def objects():
-    for i in range(9):
-        yield {"kernel": str(i)}, b"code" * 1000
-
-os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
-pack.write(pack.Path(sys.argv[1]), {}, objects())
-"""
-
-
 @pytest.mark.parametrize("there_before", [False, True])
-def test_a_process_that_is_killed_leaves_no_part_of_a_pack(
-    there_before: bool, file: Path, tmp_path: Path
+def test_a_pack_whose_writing_fails_is_not_there_in_part(
+    there_before: bool, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError("No space left on device")
+
     path = file if there_before else tmp_path / "new"
     before = path.read_bytes() if there_before else None
+    monkeypatch.setattr(os, "fsync", full)
 
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    with pytest.raises(OSError, match="No space left"):
+        pack.write(path, {}, OBJECTS[:1])
 
-    assert ended.returncode == -signal.SIGKILL
     assert (path.read_bytes() if path.exists() else None) == before
+    assert {each.name for each in tmp_path.iterdir()} <= {file.name}
 
 
 # ---- whom a pack is taken from
-@pytest.mark.parametrize("bit", [1 << i for i in range(12)], ids=oct)
-def test_a_pack_is_refused_for_the_bits_that_let_others_write(file: Path, bit: int) -> None:
-    file.chmod(0o400 | bit)
+def test_a_pack_is_refused_for_the_bits_that_let_others_write(file: Path) -> None:
+    refused = []
+    for bit in (1 << i for i in range(12)):
+        file.chmod(0o400 | bit)
+        if reason := refusal(file):
+            assert "can be written by others" in reason
+            refused.append(bit)
 
-    assert ("can be written by others" in refusal(file)) == (bit in (0o020, 0o002))
+    assert refused == [0o002, 0o020]
 
 
 def test_a_link_stands_for_the_pack_that_it_leads_to(file: Path, tmp_path: Path) -> None:
@@ -280,21 +248,11 @@ def test_an_object_that_was_altered_is_built_instead(file: Path) -> None:
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"source": "t"}, "another version of the sources of the kernels"),
-        ({"dsl": "5"}, r"another version of the CuTe DSL \(4, here 5\)"),
-    ],
-    ids=["sources", "DSL"],
-)
-def test_a_pack_of_other_versions_is_named_once_and_kernels_are_built(
-    changes: dict[str, str], message: str, file: Path
-) -> None:
+def test_a_pack_of_other_versions_is_named_once_and_kernels_are_built(file: Path) -> None:
     outblas.load_pack(file)
 
-    with pytest.warns(RuntimeWarning, match=message) as said:
-        assert [fetch(name, changes=changes) for name in ("one", "two")] == [b"built"] * 2
+    with pytest.warns(RuntimeWarning, match=r"version of the CuTe DSL \(4, here 5\)") as said:
+        assert [fetch(name, changes={"dsl": "5"}) for name in ("one", "two")] == [b"built"] * 2
 
     assert len(said) == 1
 
