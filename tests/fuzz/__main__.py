@@ -94,39 +94,21 @@ class Total:
         self.count = self.unexplained = 0
         self.outcomes: collections.Counter = collections.Counter()
         self.rows: list[dict] = []
-        self.missing: set[str] = set()
 
     def add(self, part: dict) -> None:
         self.count += part["count"]
         self.outcomes.update({tuple(key): n for key, n in part["outcomes"]})
-        self.missing.update(part["missing"])
         for row in part["rows"]:
             self.rows.append(row)
             self.unexplained += row["known"] is None
 
     def died(self, given: argparse.Namespace, index: int, error: BaseException) -> None:
-        from . import spec
+        from . import runner, spec
 
-        made = spec.make(given.seed, index, given.device)
+        call = spec.make(given.seed, index, given.device)["call"]
         text = f"{type(error).__name__} {error}"
-        self.add(
-            {
-                "count": 1,
-                "outcomes": [((made["call"], "differs"), 1)],
-                "missing": [],
-                "rows": [
-                    {
-                        "index": index,
-                        "call": made["call"],
-                        "kind": "the process ends",
-                        "cause": text,
-                        "detail": text,
-                        "known": None,
-                        "alone": True,
-                    }
-                ],
-            }
-        )
+        row = runner.row("the process ends", text, text) | {"index": index, "call": call}
+        self.add({"count": 1, "outcomes": [((call, "differs"), 1)], "rows": [row]})
 
 
 def report(given: argparse.Namespace, found: Total, seconds: float) -> None:
@@ -136,8 +118,6 @@ def report(given: argparse.Namespace, found: Total, seconds: float) -> None:
     print(f"{'function':24}" + "".join(f"{name:>16}" for name in OUTCOMES))
     for call in sorted({call for call, _ in found.outcomes}):
         print(f"{call:24}" + "".join(f"{found.outcomes[call, name]:>16}" for name in OUTCOMES))
-    for what in sorted(found.missing):
-        print(f"\nnot there yet, and not compared: {what}")
     listed = collections.Counter(row["known"] for row in found.rows if row["known"] is not None)
     if listed:
         print("\nlisted differences (docs/migrate.md):")
