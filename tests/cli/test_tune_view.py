@@ -1,4 +1,4 @@
-"""How a sweep is shown while it runs: blocks in a terminal, lines elsewhere."""
+"""How a sweep is shown while it runs: a live view in a terminal, lines elsewhere."""
 
 import io
 import re
@@ -68,6 +68,7 @@ def snapshots() -> list[Progress]:
         replace(WORKLOAD, K=64),
         "node:GPU-0123456789abcdef",
         "preparing",
+        started=NOW,
         message="asks\n[the model]",
     )
     return [
@@ -99,74 +100,50 @@ def test_nothing_to_tune_is_said() -> None:
     assert shown([]) == ["nothing to tune"]
 
 
-def test_a_workload_being_tuned_has_a_block() -> None:
-    title, bar, best, queue, failures = shown([screening()])[2:7]
+def test_a_workload_being_tuned_has_a_line_and_a_bar() -> None:
+    *line, bar = shown([screening()])[2:]
 
-    assert re.fullmatch(r"4096 bfloat16 nt  screening on GPU 0 +2:13 elapsed, 1:58 left", title)
-    assert bar.endswith("131/212 (40 known)  1.032 × cuBLAS, 169.8 µs")
-    assert queue == "4 compiling, 7 compiled and waiting"
-    assert failures == "failures: 3 wrong, 1 hang"
-    assert best.startswith("best: hopper.hilbert[tile_m=128")
+    assert " ".join(part.strip() for part in line) == tune_view.line(screening())
+    assert re.fullmatch("[━╸╺ ]+", bar)
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("progress", "line"),
     [
-        pytest.param("finals, 45 rounds on GPU 1", id="the rounds of the finals"),
-        pytest.param("on node:GPU-01234567 ", id="a UUID cut short"),
-        pytest.param("asks [the model]", id="a message on one line, with its brackets"),
+        (
+            screening(),
+            "4096 bfloat16 nt on GPU 0: screening, 131 of 212 (40 known), 4 compiling, 7 compiled "
+            "and waiting, best 1.032 × cuBLAS, 169.8 µs by hopper.hilbert[tile_m=128,tile_n=256], "
+            "failures: 3 wrong, 1 hang, 2:13 elapsed, 1:58 left",
+        ),
+        (
+            snapshots()[1],
+            "4096 bfloat16 to float32 nt on GPU 1: finals, 9 of 9, 45 rounds, 1:06:40 elapsed",
+        ),
+        (
+            snapshots()[2],
+            "4096x4096x64 bfloat16 nt on node:GPU-01234567: preparing, 0:00 elapsed, asks "
+            "[the model]",
+        ),
+        (snapshots()[5], "3x4096x4096 bfloat16 nt on GPU 0: failed, RuntimeError: no way"),
+        (snapshots()[6], "4x4096x4096 bfloat16 nt: waiting"),
     ],
+    ids=["screening", "finals", "preparing", "failed", "waiting"],
 )
-def test_a_block_says_what_is_being_done_and_where(part: str) -> None:
-    assert part in "\n".join(shown(snapshots()))
+def test_a_line_says_what_is_tuned_where_and_how_far_it_is(progress: Progress, line: str) -> None:
+    assert tune_view.line(progress) == line
 
 
 def test_a_finished_workload_has_one_line() -> None:
-    assert shown(snapshots())[-3:] == [
-        "✓ 1x4096x4096 bfloat16 nt on GPU 0  1.032 × cuBLAS, 169.8 µs  hopper.hilbert[ti…",
-        "✗ 2x4096x4096 bfloat16 nt on GPU 0  no config is right, failures: 9 crash",
-        "✗ 3x4096x4096 bfloat16 nt on GPU 0  RuntimeError: no way",
-    ]
+    lines = shown(snapshots())[-3:]
+
+    assert [line[:2] for line in lines] == ["✓ ", "✗ ", "✗ "]
+    assert lines[0].startswith("✓ 1x4096x4096 bfloat16 nt on GPU 0: done, best 1.032 × cuBLAS")
+    assert lines[1].endswith("done, failures: 9 crash")
 
 
-def test_configs_that_were_not_measured_are_counted() -> None:
-    unmeasured = Counter(unmeasured=2)
-    done = Progress(
-        WORKLOAD, "0", "done", 9, 0, 7, best="portable", best_ratio=1.5, failures=unmeasured
-    )
+def test_times_are_compared_with_what_was_measured_beside_them() -> None:
+    fused, interpreted = (replace(screening(), base=base) for base in ("torch", ""))
 
-    assert shown([done])[-1] == (
-        "✓ 4096 bfloat16 nt on GPU 0  1.500 × cuBLAS, 2 configs not measured  portable"
-    )
-    assert "failures: 2 unmeasured" in tune_view.line(done)
-
-
-def test_a_plain_line_says_all_that_a_block_says() -> None:
-    assert re.fullmatch(
-        r"4096 bfloat16 nt on GPU 0: screening, 131 of 212, 4 compiling, 7 compiled and waiting, "
-        r"best 1\.032 × cuBLAS, "
-        r"169\.8 µs by hopper\.hilbert\[tile_m=128.*\], failures: 3 wrong, 1 hang, 2:13 elapsed, "
-        r"1:58 left",
-        tune_view.line(screening()),
-    )
-
-
-def test_a_plain_line_is_one_line() -> None:
-    lines = [tune_view.line(progress) for progress in snapshots()]
-
-    assert all("\n" not in line for line in lines)
-    assert lines[5:] == [
-        "3x4096x4096 bfloat16 nt on GPU 0: failed, RuntimeError: no way",
-        "4x4096x4096 bfloat16 nt: waiting",
-    ]
-
-
-def test_on_a_cpu_times_are_not_compared_with_cublas() -> None:
-    found = replace(screening(), base="")
-
-    assert "best 169.8 µs by hopper" in tune_view.line(found)
-    assert "cuBLAS" not in "\n".join([tune_view.line(found), *shown([found])])
-
-
-def test_with_an_epilogue_times_are_compared_with_torch() -> None:
-    assert "best 1.032 × torch, 169.8 µs by" in tune_view.line(replace(screening(), base="torch"))
+    assert "best 1.032 × torch, 169.8 µs by" in tune_view.line(fused)
+    assert "best 169.8 µs by hopper" in tune_view.line(interpreted)

@@ -2,12 +2,11 @@
 agreement, and of which trials it speaks.
 """
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.stored import H100, H200, INTERPRETED, WORKLOAD
+from support.stored import H200, INTERPRETED, WORKLOAD
 from support.tuning_reports import (
     FIRST,
     SECOND,
@@ -19,8 +18,7 @@ from support.tuning_reports import (
     winner,
 )
 
-from outblas.autotune.store.records import Trial
-from outblas.report.tuning import model, tables
+from outblas.report import model, tables
 
 
 @pytest.fixture
@@ -38,11 +36,11 @@ def test_the_best_are_listed_with_their_figures_and_whence_those_come() -> None:
     best = rows(report, "best")
 
     assert best[0] == (
-        "1 | tile_m=128, tile_n=256, stages=4 | 200.5 | 1.047 (1.040–1.050) | finals | 170.0 | 1 | "
+        "1 | tile_m=128, tile_n=256, stages=4 | 200.5 | 1.047 (1.040–1.050) | finals | 170.0 | "
         "tile_m=1"
     )
     assert best[2] == (
-        "3 | tile_m=128, tile_n=256, stages=2 | 168.3 | 1.040 | screening | 172.0 | 4 | tile_m=1"
+        "3 | tile_m=128, tile_n=256, stages=2 | 168.3 | 1.040 | screening | 172.0 | tile_m=1"
     )
 
 
@@ -88,10 +86,6 @@ def test_the_best_ratio_of_each_tile_stands_in_a_grid(report: model.TuneReport) 
     ]
 
 
-def test_the_ratios_of_a_tile_stand_by_its_stages(report: model.TuneReport) -> None:
-    assert rows(report, "by stages")[0] == "128×256 | 1.040 | 1.050 | 1.040 | 1.030"
-
-
 def test_failures_are_counted_with_their_most_frequent_reason(report: model.TuneReport) -> None:
     assert rows(report, "Failures") == ["hang | 3 | not done in 30 s", "crash | 1 | –"]
     assert "20 configs were tried: 16 right, 4 failed." in tables.notes(report)
@@ -108,10 +102,9 @@ def test_where_nothing_is_right_only_the_failures_are_listed() -> None:
 
 def test_the_models_order_agrees_with_the_measured_one(report: model.TuneReport) -> None:
     assert report.agreement is not None
-    assert report.agreement.place == (1, 1)
     assert report.agreement.rho == pytest.approx(0.947, abs=1e-3)
     assert str(report.agreement) == (
-        "the best measured config is 1st of 16 in the predicted order (top 7%)"
+        "the best measured config is among the first 1 of 16 in the predicted order (6%)"
     )
 
 
@@ -119,9 +112,8 @@ def test_without_finals_the_best_is_that_of_the_screen() -> None:
     """The model cannot tell it from another."""
     report = build(SWEPT)
 
-    assert str(report.agreement) == (
-        "the best measured config is 2nd to 3rd of 16 in the predicted order (top 19%)"
-    )
+    assert report.agreement is not None
+    assert report.agreement.place == 3
 
 
 def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
@@ -129,7 +121,7 @@ def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
 
     assert report.agreement is not None
     assert report.agreement.rho is None
-    assert report.agreement.place == (1, 16)
+    assert report.agreement.place == 16
 
 
 # The record, for `--json` and `--save`.
@@ -145,7 +137,7 @@ def test_the_record_names_what_ratios_compare_with(report: model.TuneReport) -> 
 def test_with_an_epilogue_the_ratio_is_to_torch() -> None:
     fused = replace(WORKLOAD, epilogue="bias")
 
-    report = build([replace(trial, workload=fused) for trial in SWEPT], workload=fused)
+    report = build([replace(trial, workload=fused) for trial in SWEPT])
 
     assert report.metric == "× torch"
     assert any("torch's own calls" in note for note in tables.notes(report))
@@ -198,24 +190,6 @@ def test_of_two_trials_of_a_config_the_newer_counts() -> None:
     assert report.left_out == 1
 
 
-def test_the_gpu_with_the_most_trials_counts_where_none_is_named() -> None:
-    other = [replace(trial, gpu=H200) for trial in SWEPT[:3]]
-
-    report = build([*SWEPT, *other])
-
-    assert report.gpus == (H100,)
-    assert set(report.trials) == set(SWEPT)
-
-
-def test_a_slice_of_a_gpu_is_another_gpu() -> None:
-    sliced = timed("tile_m=1", 2.0, gpu=replace(H100, sms=16))
-
-    report = build([*SWEPT, sliced])
-
-    assert report.gpus == (H100,)
-    assert set(report.trials) == set(SWEPT)
-
-
 @pytest.mark.parametrize("changes", [{"gpu": H200}, {"kernel": "portable"}], ids=["GPU", "kernel"])
 def test_the_winner_of_another_gpu_or_kernel_is_not_this_reports(changes: dict[str, Any]) -> None:
     assert build(SWEPT, winner(**changes)).winner is None
@@ -225,33 +199,3 @@ def test_of_two_winners_the_newer_counts() -> None:
     newest, oldest = winner(rounds=1, when="b"), winner(rounds=2, when="a")
 
     assert build(SWEPT, newest, oldest).winner == newest
-
-
-@pytest.mark.parametrize(
-    ("trials", "options", "message"),
-    [
-        pytest.param(
-            [],
-            {},
-            "no trials of hopper.hilbert at 4096 bfloat16 nt; there are none at all",
-            id="no trials at all",
-        ),
-        pytest.param(
-            SWEPT,
-            {"kernel": "portable"},
-            "no trials of portable at 4096 bfloat16 nt; there are some of hopper.hilbert",
-            id="another kernel's only",
-        ),
-        pytest.param(
-            SWEPT,
-            {"gpu_name": "T4"},
-            "on T4; there are some of hopper.hilbert at 4096 bfloat16 nt on NVIDIA H100",
-            id="another GPU's only",
-        ),
-    ],
-)
-def test_what_is_missing_is_named(
-    trials: list[Trial], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build(trials, **options)

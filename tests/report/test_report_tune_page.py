@@ -8,8 +8,8 @@ from support.tuning_reports import FIRST, SWEPT, build, config_text, predicting,
 
 from outblas.autotune.store.records import Trial
 from outblas.bench import plotting
-from outblas.report.tuning import chart
-from outblas.report.tuning.page import html
+from outblas.report import chart
+from outblas.report.page import html
 
 SWEEPS = {
     "tiles, stages, failures and predictions": SWEPT,
@@ -25,7 +25,6 @@ SWEEPS = {
         for m in (32, 64)
         for n in (8, 16)
     ],
-    "stages only": [timed(f"num_stages={n}", 0.5 + n / 10) for n in (1, 2, 3)],
     "predictions only": [timed(f"vector={n}", 0.5 + n / 10, 10 - n) for n in (1, 2)],
     "no predictions": predicting(None),
 }
@@ -75,7 +74,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.param("1.050", id="the best ratio of a tile"),
         pytest.param("failed", id="a tile that failed"),
         pytest.param("0 of 3", id="how many configs of a tile were right"),
-        pytest.param("128×256", id="the tile of a line over stages"),
         pytest.param("ρ 0.9", id="the model's correlation"),
         pytest.param("predicted µs", id="the axis of predictions"),
         pytest.param("measured µs, screening", id="the axis of measurements"),

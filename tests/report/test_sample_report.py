@@ -9,8 +9,8 @@ from support.reports import Page
 
 from outblas.autotune.store import transfer
 from outblas.bench import plotting
-from outblas.report.tuning import chart, model
-from outblas.report.tuning.page import html
+from outblas.report import chart, model
+from outblas.report.page import html
 
 FOLDER = ROOT / "docs" / "tuning"
 AGAIN = "is out of date: docs/tuning/reading-a-report.md has the command that makes it"
@@ -19,9 +19,7 @@ AGAIN = "is out of date: docs/tuning/reading-a-report.md has the command that ma
 @pytest.fixture(scope="module")
 def report() -> model.TuneReport:
     trials, winners = transfer.read(FOLDER / "sample-sweep.jsonl")
-    return model.build(
-        trials, winners, kernel=trials[0].kernel, workload=trials[0].workload, limits=lambda _: ""
-    )
+    return model.build(trials, winners, limits=lambda _: "")
 
 
 def without_drawing(page: str) -> str:

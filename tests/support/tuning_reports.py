@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from outblas.autotune.store.records import BestConfig, Trial
-from outblas.report.tuning import model, tables
+from outblas.report import model, tables
 from support import stored
-from support.stored import FINALIST, WORKLOAD, failed
+from support.stored import FINALIST, failed
 
 CUBLAS_US = 175
 
@@ -67,9 +67,8 @@ def predicting(us: float | None) -> list[Trial]:
 
 
 def build(trials: Sequence[Trial], *winners: BestConfig, **options: Any) -> model.TuneReport:
-    """The report on hopper.hilbert at the usual workload, or on what `options` choose."""
-    usual: dict[str, Any] = {"kernel": "hopper.hilbert", "workload": WORKLOAD}
-    return model.build(trials, winners, **usual | options)
+    """The report on trials of hopper.hilbert at one workload."""
+    return model.build(trials, winners, **options)
 
 
 def rows(report: model.TuneReport, heading: str) -> list[str]:

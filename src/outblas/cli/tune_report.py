@@ -34,39 +34,35 @@ def report(
     html: Path | None,
     chart: Path | None,
 ) -> None:
-    """Shows the winner, the best configs, the tiles and stages, what failed and why, and what the
-    model predicted against what was measured; also draws it. `texts` are options by their names.
+    """Shows the winner, the best configs, the tiles, what failed and why, and what the model
+    predicted against what was measured; also draws it. `texts` are options by their names.
     """
     from outblas.autotune import named_configs
     from outblas.bench import plotting
-    from outblas.report.tuning import chart as tune_chart
-    from outblas.report.tuning import model, page
-    from outblas.report.tuning import tables as tune_tables
+    from outblas.report import chart as sweep_chart
+    from outblas.report import model, page, tables
 
     with usage_errors(OSError):
         check_files(save, html, chart)
         trials, winners = _load(store, source)
         selected = _selected(trials, texts)
-        kernel, workload, gpu = Counter(
-            (trial.kernel, trial.workload, trial.gpu.name) for trial in selected
-        ).most_common(1)[0][0]
-        facts = next(trial.gpu for trial in selected if trial.gpu.name == gpu)
+        subjects = Counter((t.kernel, t.workload, t.gpu.model) for t in selected)
+        subject = subjects.most_common(1)[0][0]
+        own = [t for t in trials if (t.kernel, t.workload, t.gpu.model) == subject]
+        kernel, workload, _ = subject
         result = model.build(
-            trials,
+            own,
             winners,
-            kernel=kernel,
-            workload=workload,
-            gpu_name=gpu,
-            limits=lambda config: named_configs.limits(kernel, config, workload, facts),
+            limits=lambda config: named_configs.limits(kernel, config, workload, own[0].gpu),
         )
-        picture = tune_chart.draw(result) if chart is not None else None
+        picture = sweep_chart.draw(result) if chart is not None else None
         written = page.html(result) if html is not None else ""
 
     def show() -> None:
         console.print(printable(result.title), markup=False, highlight=False, style="bold")
-        for part in tune_tables.tables(result):
+        for part in tables.tables(result):
             table(*part)
-        for line in tune_tables.notes(result):
+        for line in tables.notes(result):
             note(line, highlight=False)
 
     give(result.record(), show, json=json, save=save)
@@ -81,25 +77,24 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Be
     from outblas.autotune.store import transfer
     from outblas.autotune.store.store import Store, StoreError
 
+    if store is not None and source is not None:
+        raise ValueError("--store and --from are both given, expected one of them")
     for path, option in ((store, "--store"), (source, "--from")):
         if path is not None:
             check_length(path)
             if not path.is_file():
                 raise ValueError(f"{option} is {str(path)!r}, expected a file")
-    if store is not None and source is not None:
-        raise ValueError("--store and --from are both given, expected one of them")
     if source is not None:
         trials, winners = transfer.read(source)
-        where = source
     else:
         try:
             with Store(store, read_only=True) as opened:
-                trials, winners, where = opened.trials(), opened.winners(), opened.path
+                trials, winners, source = opened.trials(), opened.winners(), opened.path
         except StoreError as error:
             raise ValueError(str(error)) from None
     if not trials:
         raise ValueError(
-            f"{where} has no trials: run outblas tune first, or name an export with --from"
+            f"{source} has no trials: run outblas tune first, or name an export with --from"
         )
     return trials, winners
 
@@ -113,12 +108,13 @@ def _selected(trials: Sequence[Trial], texts: Mapping[str, str | None]) -> list[
     selected = list(trials)
     for option in ("kernels", "shapes", "dtype", "layout", "weights", "epilogue", "gpu"):
         value = values[option]
+        if value is None:
+            continue
         present = {_field(trial, option) for trial in selected}
-        if value is not None and value not in present and option == "gpu":
+        if option == "gpu":
             parts = [name for name in present if value.lower() in name.lower()]
             value = parts[0] if len(parts) == 1 else value
-        if value is not None:
-            selected = [trial for trial in selected if _field(trial, option) == value]
+        selected = [trial for trial in selected if _field(trial, option) == value]
         if not selected:
             raise ValueError(
                 f"--{option} is {value!r}, expected one that has trials: "
@@ -128,13 +124,11 @@ def _selected(trials: Sequence[Trial], texts: Mapping[str, str | None]) -> list[
 
 
 def _field(trial: Trial, option: str) -> str:
-    workload = trial.workload
-    return {
-        "kernels": trial.kernel,
-        "shapes": to_text(workload.shape),
-        "dtype": workload.dtype,
-        "layout": workload.layout,
-        "weights": workload.weights,
-        "epilogue": workload.epilogue or "none",
-        "gpu": trial.gpu.name,
-    }[option]
+    if option == "kernels":
+        return trial.kernel
+    if option == "gpu":
+        return trial.gpu.name
+    if option == "shapes":
+        return to_text(trial.workload.shape)
+    value: str = getattr(trial.workload, option)
+    return value or "none"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from outblas.base.shapes import to_text
 from outblas.cli.common import NONE, console, note, table
-from outblas.report.text import confidence
+from outblas.report.tables import confidence
 
 if TYPE_CHECKING:
     from outblas.autotune.store.records import BestConfig

@@ -1,9 +1,9 @@
-"""How a sweep is shown while it runs: blocks in a terminal, lines elsewhere."""
+"""How a sweep is shown while it runs: a live view in a terminal, lines elsewhere."""
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,6 +19,7 @@ from outblas.cli.common import console
 
 _UUID = 12  # characters of a GPU's UUID that are shown
 _LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal
+_MARKS = {"done": ("✓ ", "green"), "failed": ("✗ ", "red")}
 
 
 class LiveView:
@@ -31,7 +32,10 @@ class LiveView:
         self._quiet = quiet
         self._snapshots: dict[Workload, Progress] = {}
         self._live = Live(
-            console=console, refresh_per_second=4, get_renderable=self._render, transient=True
+            console=console,
+            refresh_per_second=4,
+            get_renderable=lambda: render(list(self._snapshots.values())),
+            transient=True,
         )
         self._plain = not sys.stdout.isatty()
         self._last: dict[tuple[Workload, str], float] = {}
@@ -53,25 +57,30 @@ class LiveView:
             self._last[key] = now
             typer.echo(line(progress), err=True)
 
-    def _render(self) -> RenderableType:
-        return render(list(self._snapshots.values()))
-
 
 def line(p: Progress) -> str:
-    """One plain line."""
+    """One plain line: what is tuned where, how far it is, the best so far, what went wrong."""
     running = p.stage not in ("done", "failed", "waiting")
     parts = [f"{p.workload}{_where(p)}: {p.stage}"]
-    parts.append(f"{p.known + p.screened} of {p.valid}" if running and p.valid else "")
-    parts.append(f"{p.rounds} rounds" if running and p.rounds else "")
-    parts.append(_queue(p) if running else "")
+    if running:
+        known = f" ({p.known} known)" if p.known else ""
+        parts.append(f"{p.known + p.screened} of {p.valid}{known}" if p.valid else "")
+        parts.append(f"{p.rounds} rounds" if p.rounds else "")
+        if p.compiling or p.compiled:
+            parts.append(f"{p.compiling} compiling, {p.compiled} compiled and waiting")
     parts.append(f"best {_speed(p)} by {p.best}" if p.best else "")
-    parts += [_failures(p.failures), _times(p) if running else "", _one_line(p.message)]
+    kinds = ", ".join(f"{n} {status}" for status, n in p.failures.most_common() if n)
+    parts.append(f"failures: {kinds}" if kinds else "")
+    if running:
+        parts.append(f"{_clock(p.elapsed)} elapsed")
+        parts.append("" if p.left is None else f"{_clock(p.left)} left")
+    parts.append(printable(" ".join(p.message.split())))
     return ", ".join(filter(None, parts))
 
 
 def render(snapshots: Sequence[Progress]) -> RenderableType:
-    """A heading, a block for each workload that is being tuned, then a line for each that is
-    finished.
+    """A heading, a line and a bar for each workload that is being tuned, then a line for each that
+    is finished.
     """
     stages = Counter(p.stage for p in snapshots)
     active = [p for p in snapshots if p.stage in ("preparing", "screening", "finals")]
@@ -79,54 +88,20 @@ def render(snapshots: Sequence[Progress]) -> RenderableType:
     counts |= {stage: stages[stage] for stage in ("done", "failed", "waiting")}
     heading = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing to tune"
     parts: list[RenderableType] = [Text(heading, style="bold")]
-    for progress in active:
-        parts += [Text(""), *_block(progress)]
-    finished = [_finished(p) for p in snapshots if p.stage in ("done", "failed")]
-    return Group(*parts, *([Text("")] if finished else []), *finished)
-
-
-def _block(p: Progress) -> Iterable[RenderableType]:
-    """What it is and since when; how far it is; the best so far; what went wrong."""
-    rounds = f", {p.rounds} rounds" if p.rounds else ""
-    title = Text.assemble((f"{p.workload}", "bold"), f"  {p.stage}{rounds}{_where(p)}")
-    yield _row(title, Text(_times(p), style="dim"))
-    done = min(p.known + p.screened, p.valid)
-    known = f" ({p.known} known)" if p.known else ""
-    bar = ProgressBar(total=p.valid or None, completed=done, pulse=not p.valid)
-    count = Text(f"{done}/{p.valid}{known}  " if p.valid else "")
-    yield _row(bar, Text.assemble(count, (_speed(p), _style(p))))
-    parts = [(_queue(p), ""), (_failures(p.failures), "red"), (_one_line(p.message), "dim")]
-    if p.best:
-        yield _cut(Text(f"best: {p.best}"))
-    for text, style in parts:
-        if text:
-            yield _cut(Text(text, style=style))
-
-
-def _finished(p: Progress) -> RenderableType:
-    place = f"{p.workload}{_where(p)}  "
-    if p.stage == "done" and p.best:
-        left = p.failures["unmeasured"]
-        missing = (f", {left} configs not measured" if left else "", "yellow")
-        return _cut(
-            Text.assemble(("✓ ", "green"), place, (_speed(p), _style(p)), missing, f"  {p.best}")
-        )
-    failures = ", ".join(filter(None, ("no config is right", _failures(p.failures))))
-    return _cut(Text.assemble(("✗ ", "red"), place, (_one_line(p.message) or failures, "red")))
-
-
-def _row(left: RenderableType, right: Text) -> Table:
-    """The left one gives way."""
-    grid = Table.grid(padding=(0, 2), expand=True)
-    grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    grid.add_column(no_wrap=True, overflow="ellipsis", justify="right")
-    grid.add_row(left, right)
-    return grid
-
-
-def _cut(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
+    for p in active:
+        done = min(p.known + p.screened, p.valid)
+        bar = ProgressBar(total=p.valid or None, completed=done, pulse=not p.valid)
+        block = Table.grid(expand=True)
+        block.add_row(Text(line(p)))
+        block.add_row(bar)
+        parts += [Text(""), block]
+    for p in snapshots:
+        if p.stage in _MARKS:
+            mark = _MARKS["failed" if not p.best else p.stage]
+            text = Text.assemble(mark, line(p))
+            text.no_wrap, text.overflow = True, "ellipsis"
+            parts.append(text)
+    return Group(*parts)
 
 
 def _where(p: Progress) -> str:
@@ -137,12 +112,6 @@ def _where(p: Progress) -> str:
     return f" on {'GPU ' if p.gpu.isdecimal() else ''}{host}{colon}{device}"
 
 
-def _queue(p: Progress) -> str:
-    if not (p.compiling or p.compiled):
-        return ""
-    return f"{p.compiling} compiling, {p.compiled} compiled and waiting"
-
-
 def _speed(p: Progress) -> str:
     """The ratio of the best config, where there is a base, and its time."""
     ratio = f"{p.best_ratio:.3f} × {p.base}" if p.best_ratio is not None and p.base else ""
@@ -150,25 +119,7 @@ def _speed(p: Progress) -> str:
     return ", ".join(filter(None, (ratio, us)))
 
 
-def _style(p: Progress) -> str:
-    return "green" if p.base and (p.best_ratio or 0) >= 1 else ""
-
-
-def _failures(failures: Counter[str]) -> str:
-    kinds = ", ".join(f"{n} {status}" for status, n in failures.most_common() if n)
-    return f"failures: {kinds}" if kinds else ""
-
-
-def _times(p: Progress) -> str:
-    left = p.left
-    return f"{_clock(p.elapsed)} elapsed" + ("" if left is None else f", {_clock(left)} left")
-
-
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))

@@ -1,1 +1,1 @@
-"""The report of a sweep, and the HTML pages it is shown on."""
+"""The report of a sweep: what was found, as tables, a chart and an HTML page."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from outblas.base.terminal import printable
 from outblas.bench import plotting
+from outblas.report import chart, tables
+from outblas.report.model import TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_RANGE = re.compile(r"\(\d+\.\d+–\d+\.\d+\)")  # which a browser would break after the dash
 _STYLE = """
 :root {
   color-scheme: light dark;
@@ -56,34 +58,36 @@ tbody tr:nth-child(even) { background: var(--band); }
 """
 
 
-def page(title: str, notes: Iterable[str], parts: Iterable[str]) -> str:
-    """The document: a title, notes on how and where it was measured, then parts made by `table` and
-    `chart`.
-    """
-    quiet = "".join(f'<p class="quiet">{_escaped(note)}</p>' for note in notes)
+def html(report: TuneReport) -> str:
+    """The page: the chart if there is anything to draw, then the tables."""
+    title, quiet = _escaped(f"outblas: {report.title}"), ""
+    for note in tables.notes(report):
+        quiet += f'<p class="quiet">{_escaped(note)}</p>'
+    parts = [_svg(chart.draw(report))] if chart.drawable(report) else []
+    parts += map(_table, tables.tables(report))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_escaped(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main><h1>{_escaped(title)}</h1>{quiet}\n"
-        + "\n".join(parts)
-        + "\n</main></body></html>\n"
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main><h1>{title}</h1>{quiet}\n" + "\n".join(parts) + "\n</main></body></html>\n"
     )
 
 
-def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls on small screens."""
-    head = "".join(f"<th>{_escaped(column)}</th>" for column in columns)
+def _table(table: tables.TextTable) -> str:
+    """A table that scrolls on small screens, with each range in brackets on one line."""
+    head = "".join(f"<th>{_escaped(column)}</th>" for column in table.columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+        "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>\n"
+        for row in table.rows
     )
+    body = _RANGE.sub(r'<span style="white-space: nowrap">\g<0></span>', body)
     return (
-        f'<h2>{_escaped(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<h2>{_escaped(table.heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr>'
+        f"</thead>\n<tbody>{body}</tbody></table></div>"
     )
 
 
-def chart(figure: Figure) -> str:
+def _svg(figure: Figure) -> str:
     """A figure as inline SVG, without the XML prologue that HTML does not take."""
     document = plotting.svg(figure)
     without_prologue = document[document.index("<svg") :]

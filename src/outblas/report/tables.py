@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from outblas.autotune.store.records import BestConfig, Gpu, Trial
-from outblas.report.table import TextTable
-from outblas.report.text import NONE, confidence
-from outblas.report.tuning.model import RankedConfig, TuneReport, split
+from outblas.report.model import NONE, TuneReport, split
+
+
+class TextTable(NamedTuple):
+    """A heading, the columns and the cells of each row, for a terminal or HTML."""
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def tables(report: TuneReport) -> list[TextTable]:
     """The tables that have rows, in the order in which a report shows them."""
-    parts = [_winner(report), _top(report), _tiles(report), _stages(report), _failures(report)]
+    parts = [_winner(report), _top(report), _tiles(report), _failures(report)]
     return [table for table in parts if table.rows]
 
 
 def notes(report: TuneReport) -> list[str]:
-    """Sentences on where the figures come from, what the ratio and the stages are, the counts, and
+    """Sentences on where the figures come from, what the ratio is, the counts, and
     how well the model predicted.
     """
     sentences = [_gpu(gpu) + _days(t for t in report.trials if t.gpu == gpu) for gpu in report.gpus]
@@ -104,32 +111,29 @@ def _winner(report: TuneReport) -> TextTable:
 
 
 def _top(report: TuneReport) -> TextTable:
-    predicted = any(entry.predicted is not None for entry in report.top)
-    limits = any(entry.limits for entry in report.top)
-    configs = (
-        split([entry.config for entry in report.top])[1]
-        if report.common
-        else [entry.config.replace(",", ", ") for entry in report.top]
-    )
-    rows = [
-        (
-            str(place),
-            config,
-            _us(entry.us),
-            _ratio(entry.ratio, entry.ratio_low, entry.ratio_high)
-            if entry.final
-            else _ratio(entry.ratio),
-            "finals" if entry.final else "screening",
-            *([_predicted_us(entry), _place(entry.predicted)] if predicted else []),
-            *([entry.limits or NONE] if limits else []),
+    configs = [entry.config.replace(",", ", ") for entry in report.top]
+    if report.common:
+        configs = split([entry.config for entry in report.top])[1]
+    rows = []
+    for place, (entry, config) in enumerate(zip(report.top, configs, strict=True), 1):
+        spread = (entry.ratio_low, entry.ratio_high) if entry.final else ()
+        rows.append(
+            [
+                str(place),
+                config,
+                _us(entry.us),
+                _ratio(entry.ratio, *spread),
+                "finals" if entry.final else "screening",
+                NONE if entry.predicted_us is None else _us(entry.predicted_us),
+                entry.limits or NONE,
+            ]
         )
-        for place, (entry, config) in enumerate(zip(report.top, configs, strict=True), 1)
-    ]
-    extra = [
-        *(["predicted\nµs", "predicted\nrank"] if predicted else []),
-        *(["limits"] if limits else []),
-    ]
-    columns = ("rank", "config", "µs", report.metric, "stage", *extra)
+    columns = ["rank", "config", "µs", report.metric, "stage", "predicted\nµs", "limits"]
+    # The last two columns are there where the model says something.
+    if not any(entry.limits for entry in report.top):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+        if not any(entry.predicted_us for entry in report.top):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
     return TextTable(f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows)
 
 
@@ -142,16 +146,6 @@ def _tiles(report: TuneReport) -> TextTable:
     columns = "M", *map(str, across)
     heading = f"Best {report.metric} in screening by tile, M down and N across"
     return TextTable(heading, columns, rows if report.timed else ())
-
-
-def _stages(report: TuneReport) -> TextTable:
-    counts = sorted({count for line in report.stages.values() for count in line})
-    rows = [
-        (name, *(_ratio(line.get(count)) for count in counts))
-        for name, line in report.stages.items()
-    ]
-    heading = f"Best {report.metric} in screening by {report.stage_field}"
-    return TextTable(heading, ("tile", *map(str, counts)), rows)
 
 
 def _failures(report: TuneReport) -> TextTable:
@@ -185,10 +179,6 @@ def _lead(w: BestConfig) -> str:
     return f"{w.lead - 1:.2%} more time (95% interval {interval})"
 
 
-def _predicted_us(entry: RankedConfig) -> str:
-    return NONE if entry.predicted_us is None else _us(entry.predicted_us)
-
-
 def _us(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
@@ -201,10 +191,6 @@ def _confidence(w: BestConfig) -> str:
     if words == "tie":
         return "a tie: no finalist is surely the fastest"
     return f"{words} that it is the fastest of the finalists"
-
-
-def _place(places: tuple[int, int] | None) -> str:
-    return NONE if places is None else "–".join(map(str, dict.fromkeys(places)))
 
 
 def _beside(config: str, other: str) -> str:
@@ -229,3 +215,19 @@ def _gpu(gpu: Gpu) -> str:
     described = "".join(f", {name} {value}" for name, value in versions if value)
     sms = f"{gpu.sms} SMs" if gpu.sms else "no GPU"
     return f"{gpu.name}: {sms}{power}{described}"
+
+
+def confidence(value: float | None, *, separated: bool) -> str:
+    """How sure it is that a winner is the fastest of its finalists: "at least 98.1%".
+
+    The value is a bound from below, and 0 is no bound at all: such a winner shares the first place.
+    """
+    if value is None:
+        return NONE
+    if value > 0.999:
+        words = "over 99.9%"
+    elif value > 0:
+        words = f"at least {value:.1%}"
+    else:
+        words = "tie"
+    return words if separated else f"{words}, not separated"

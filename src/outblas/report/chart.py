@@ -1,5 +1,5 @@
-"""The chart of a sweep: the best ratio by tile, by number of stages, and what the model predicted
-against what was measured.
+"""The chart of a sweep: the best ratio by tile, and what the model predicted against what was
+measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from outblas.bench import plotting
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-    from outblas.report.tuning.model import TuneReport
+    from outblas.report.model import TuneReport
 
 MARK = plotting.PALETTE[1]  # the colour that marks the best config
 # Cells have these shades in the light and in the dark, and so has what is written on them.
@@ -29,14 +29,13 @@ def drawable(report: TuneReport) -> list[str]:
     """The panels that the trials can fill."""
     filled = {
         "tiles": bool(report.timed and report.tiles),
-        "stages": bool(report.stages),
         "model": report.agreement is not None,
     }
     return [name for name, has_data in filled.items() if has_data]
 
 
 def draw(report: TuneReport) -> Canvas:
-    """Draws the tiles across the whole width, below them the stages and the model.
+    """Draws the tiles, and below them the model.
 
     Raises ValueError when there is nothing to draw.
     """
@@ -48,11 +47,11 @@ def draw(report: TuneReport) -> Canvas:
     rows: list[tuple[float, tuple[int, ...]]] = []
     if "tiles" in panels:
         rows.append((_AROUND + _ROW * len({m for m, _ in report.tiles}), (2,)))
-    if below := len(panels) - len(rows):
-        rows.append((_BELOW, (2 // below,) * below))
+    if "model" in panels:
+        rows.append((_BELOW, (2,)))
     figure, axes = plotting.grid(plotting.WIDTH, rows, extra=0.7)
     for name, axis in zip(panels, axes, strict=True):
-        {"tiles": _tiles, "stages": _stages, "model": _model}[name](axis, report)
+        {"tiles": _tiles, "model": _model}[name](axis, report)
     title = f"{report.kernel} at {report.workload}: {_won(report)}"
     plotting.entitle(figure, title, f"{report.gpu}. {_metric(report)}")
     plotting.describe(figure, describe(report))
@@ -81,11 +80,6 @@ def describe(report: TuneReport) -> str:
             f"Tiles: the best of {len(report.tiles)} is {ends[0]} {report.metric}, the slowest "
             f"{ends[1]}."
         )
-    if "stages" in panels:
-        best = ", ".join(
-            f"{max(line, key=lambda n: line[n])} for {name}" for name, line in report.stages.items()
-        )
-        parts.append(f"{report.stage_field.capitalize()} of the best config: {best}.")
     if "model" in panels:
         parts.append(f"Predicted against measured time: {report.agreement}.")
     title = f"Chart of {report.kernel} at {report.workload} on {report.gpu}: {_won(report)}."
@@ -151,30 +145,6 @@ def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
             corner, side, side, facecolor=colour, edgecolor=edge, linewidth=width, zorder=1 + marked
         )
     )
-
-
-def _stages(axis: Any, report: TuneReport) -> None:
-    """A line for each tile: the best ratio by number of stages."""
-    names = list(report.stages)
-    colours, markers = plotting.colours(names), plotting.markers(names)
-    for name, line in report.stages.items():
-        at = sorted(line)
-        axis.plot(
-            at,
-            [line[n] for n in at],
-            marker=markers[name],
-            markersize=4.5,
-            color=colours[name],
-            label=name,
-        )
-    low, high = axis.get_ylim()
-    if report.base and low < 1 < high:
-        axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, zorder=1)
-    axis.set_xticks(sorted({count for line in report.stages.values() for count in line}))
-    axis.set_xlabel(report.stage_field)
-    axis.set_ylabel(report.metric)
-    tiles = "best tiles" if len(report.stages) > 1 else "tile"
-    plotting.legend_above(axis, f"Best {report.metric} by {report.stage_field}, {tiles}", 3)
 
 
 def _model(axis: Any, report: TuneReport) -> None:

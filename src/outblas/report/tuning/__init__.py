@@ -1,1 +1,0 @@
-"""Reports on sweeps: what one found, and what the shipped tables hold."""
