@@ -194,6 +194,20 @@ def test_the_rule_comes_first_in_a_tie(know: Know) -> None:
             assert choices.index(rule) < choices.index(choice)
 
 
+def test_a_config_that_won_at_two_neighbours_keeps_its_better_place(know: Know) -> None:
+    """It is faster than the rule by what it took at the one and slower by what it took at the
+    other.
+    """
+    fast = replace(NEARER, us=0.5 * NEARER.us)
+    slow = replace(FARTHER, config=NEARER.config, us=2.0 * FARTHER.us)
+
+    for entries in ((fast, FARTHER, slow), (slow, FARTHER, fast)):
+        choices = know(*entries).choices(ASKED)
+
+        assert [choice.config for choice in choices].count(NEARER.config) == 1
+        assert choices[0].config == NEARER.config
+
+
 WIDE = to_text(gemm.Config(tile_n=256))
 HALF = to_text(gemm.Config(tile_n=128, stages=6))
 
