@@ -4,12 +4,11 @@ Most tests compile their kernels first, on all cores: without `-n` they take a f
 """
 
 import functools
+import random
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from support.gemm_levers import LEVERS, LateCompiles, config_of, note_late_compiles, runner
 from support.precompiled import KERNEL, Ahead, of_case
 
@@ -37,9 +36,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateCompiles:
 
 
 # ---- sampled calls
-EXAMPLES = 500
-PARTS = 20  # of them, which processes share
-REPEATS = 4  # draws for each: hypothesis makes several of the parts of one
+EXAMPLES = 300
+PARTS = 15  # of them, which processes share
 MOST = 1 << 22  # elements of A or B
 EDGES = (
     *(1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129),
@@ -65,67 +63,52 @@ TUNED = (
     (8192, 8192, 1024),
     (4096, 14336, 4096),
 )
-
-
+WAYS = "rule", "rule", "rule", "rule", "default", "lever", "lever"
 Sampled = tuple[Case, str]  # a case, and the way in which it is called
-SHAPE_OPTIONS = st.sampled_from(["plain", "plain", "addend"])
-SHAPE_OPTIONS_AND_BATCHES = st.sampled_from(["plain", "plain", "addend", "batch"])
 
 
-def pick(draw: st.DrawFn, *values: Any) -> Any:
-    """One of the values."""
-    return draw(st.sampled_from(values))
-
-
-def draw_size(draw: st.DrawFn, longest: int, even: bool) -> int:
+def draw_size(rng: random.Random, longest: int, even: bool) -> int:
     """A size at an edge of a tile, or between two; where it is to be even, a multiple of 8."""
-    sizes = st.one_of(st.sampled_from(EDGES), st.integers(1, 1000), st.integers(1000, longest))
-    size = draw(sizes)
+    size = rng.choice((rng.choice(EDGES), rng.randint(1, 1000), rng.randint(1000, longest)))
     return size + -size % 8 if even else size
 
 
-def draw_options(draw: st.DrawFn, kind: str) -> dict[str, Any]:
+def draw_options(rng: random.Random, kind: str) -> dict[str, Any]:
     """Batches or an addend."""
     options: dict[str, Any] = {}
     if kind == "batch":
-        options["batch_a"], options["batch_b"] = pick(draw, *BATCHES)
+        options["batch_a"], options["batch_b"] = rng.choice(BATCHES)
     if kind == "addend":
-        addend = pick(draw, *ADDENDS[1:])
+        addend = rng.choice(ADDENDS[1:])
         betas = (1.0, -0.5, 3.0) if addend == "out" else (1.0, -0.5, 3.0, 0.0)
-        alpha, beta = pick(draw, 1.0, 2.0, -0.5), pick(draw, *betas)
-        options |= {"addend": addend, "alpha": alpha, "beta": beta}
+        options = {"addend": addend, "alpha": rng.choice((1.0, 2.0, -0.5))}
+        options["beta"] = rng.choice(betas)
     return options
 
 
-def draw_near_tuned(draw: st.DrawFn, even: bool) -> tuple[int, ...]:
+def draw_near_tuned(rng: random.Random, even: bool) -> list[int]:
     """Extents a little below tuned ones."""
-    extents = []
-    for tuned in pick(draw, *TUNED):
-        below = draw(st.integers(0, 12)) * 8 + (0 if even else pick(draw, 0, 1, 3))
-        extents.append(tuned - min(tuned - 1, below))
-    return tuple(extents)
+    below = [8 * rng.randint(0, 12) + (0 if even else rng.choice((0, 1, 3))) for _ in range(3)]
+    return [n - min(n - 1, less) for n, less in zip(rng.choice(TUNED), below, strict=True)]
 
 
-@st.composite
-def examples(draw: st.DrawFn) -> Sampled:
+def draw_example(rng: random.Random) -> Sampled:
     """Any options of a call, sizes at the edges of tiles and between them; where `matmul` is to
     choose ("default"), a little below tuned ones. Half of the calls are such as TMA takes: all is
     in multiples of 8 elements.
     """
-    way = pick(draw, "rule", "rule", "rule", "rule", "default", "lever", "lever")
-    even = draw(st.booleans())
-    kind = draw(SHAPE_OPTIONS if way == "default" else SHAPE_OPTIONS_AND_BATCHES)
-    options = draw_options(draw, kind)
+    way, even = rng.choice(WAYS), rng.random() < 0.5
+    kind = rng.choice(("plain", "plain", "addend", *(() if way == "default" else ("batch",))))
+    options = draw_options(rng, kind)
     if way == "default":
-        M, N, K = draw_near_tuned(draw, even)
-        dtype, out_dtype, layout = BF16, None, pick(draw, "nt", "nn")
+        M, N, K = draw_near_tuned(rng, even)
+        dtype, out_dtype, layout = BF16, None, rng.choice(("nt", "nn"))
     else:
         longest = 704 if kind == "batch" else 3000
-        M = min(draw_size(draw, 3000, even), longest)
-        N = min(draw_size(draw, 3000, even), longest)
-        K = min(draw_size(draw, 9000, even), MOST // max(M, N) // 8 * 8)
-        dtype, layout = pick(draw, BF16, F16), pick(draw, *LAYOUTS)
-        out_dtype = None if kind == "addend" else pick(draw, None, FP32)
+        M, N = (min(draw_size(rng, 3000, even), longest) for _ in range(2))
+        K = min(draw_size(rng, 9000, even), MOST // max(M, N) // 8 * 8)
+        dtype, layout = rng.choice((BF16, F16)), rng.choice(LAYOUTS)
+        out_dtype = None if kind == "addend" else rng.choice((None, FP32))
     case = Case(
         M,
         N,
@@ -134,13 +117,13 @@ def examples(draw: st.DrawFn) -> Sampled:
         out_dtype,
         layout,
         **options,
-        out_layout=pick(draw, "n", "n", "t"),
-        seed=draw(st.integers(0, 99)),
-        expand=pick(draw, "", "", "", "", "a", "b"),
-        offset=pick(draw, 0, 8) if even else pick(draw, 0, 0, 1, 2, 8),
-        pad=pick(draw, 0, 8) if even else pick(draw, 0, 0, 1, 3, 8),
+        out_layout=rng.choice("nnt"),
+        seed=rng.randint(0, 99),
+        expand=rng.choice(("", "", "", "", "a", "b")),
+        offset=rng.choice((0, 8) if even else (0, 0, 1, 2, 8)),
+        pad=rng.choice((0, 8) if even else (0, 0, 1, 3, 8)),
     )
-    return case, pick(draw, *LEVERS) if way == "lever" else way
+    return case, rng.choice([*LEVERS]) if way == "lever" else way
 
 
 @functools.cache
@@ -148,22 +131,9 @@ def sampled() -> list[Sampled]:
     """The same ones every time. What would take another kernel by default, or cannot have a lever,
     takes the rule.
     """
-    found: list[Sampled] = []
-
-    @settings(
-        max_examples=EXAMPLES * REPEATS,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(examples())
-    def collect(example: Sampled) -> None:
-        found.append(example)
-
-    collect()
-    return [(case, way if is_taken(case, way) else "rule") for case, way in found[::REPEATS]]
+    rng = random.Random(0)
+    examples = [draw_example(rng) for _ in range(EXAMPLES)]
+    return [(case, way if is_taken(case, way) else "rule") for case, way in examples]
 
 
 def is_taken(case: Case, way: str) -> bool:

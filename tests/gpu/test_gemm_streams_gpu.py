@@ -44,22 +44,18 @@ EARLY = {
 LAYERS, WIDTH, REPLAYS = 48, 2048, 20
 
 
-def signed_permutations(seed: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Weights that permute the columns of what they multiply and change some signs, and what all of
-    them do together: the order of columns, and their signs.
+def signed_permutations(seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Weights that permute the columns of what they multiply and change some signs, and the product
+    of all of them.
     """
     generator = torch.Generator("cuda").manual_seed(seed)
-    order = torch.arange(WIDTH, device="cuda")
-    signs = torch.ones(WIDTH, device="cuda", dtype=BF16)
-    weights = []
+    weights, product = [], torch.eye(WIDTH, device="cuda")
     for _ in range(LAYERS):
-        permuted = torch.randperm(WIDTH, device="cuda", generator=generator)
-        flipped = torch.randint(2, (WIDTH,), device="cuda", generator=generator).to(BF16) * 2 - 1
-        weight = torch.zeros(WIDTH, WIDTH, device="cuda", dtype=BF16)  # output, input
-        weight[torch.arange(WIDTH, device="cuda"), permuted] = flipped
-        weights.append(weight)
-        order, signs = order[permuted], signs[permuted] * flipped
-    return weights, order, signs
+        order = torch.randperm(WIDTH, device="cuda", generator=generator)
+        signs = torch.randint(2, (WIDTH, 1), device="cuda", generator=generator) * 2 - 1
+        product = product[order] * signs
+        weights.append((torch.eye(WIDTH, device="cuda")[order] * signs).to(BF16))
+    return weights, product
 
 
 @pytest.mark.parametrize("rows", [1, 16, 130])
@@ -70,7 +66,7 @@ def test_calls_that_start_early_wait_for_what_the_previous_call_reads_and_writes
     """Layers in a row, each of which reads what the one before has written, and writes where the
     one before reads.
     """
-    weights, order, signs = signed_permutations(seed=rows)
+    weights, product = signed_permutations(seed=rows)
     text = f"{EARLY[way]},pdl=True,weights_ready=True"
     config = configs.from_text(gemm.Config, text)
     buffers = [torch.zeros(rows, WIDTH, device="cuda", dtype=BF16) for _ in range(2)]
@@ -90,8 +86,8 @@ def test_calls_that_start_early_wait_for_what_the_previous_call_reads_and_writes
     for replay in range(REPLAYS):
         given.copy_(torch.randint(-128, 128, given.shape, device="cuda"))
         (layers if replay % 2 else graph.replay)()
-        expected = given[:, order] * signs
-        if not torch.equal(buffers[LAYERS % 2], expected):
+        expected = given.float() @ product.t()
+        if not torch.equal(buffers[LAYERS % 2].float(), expected):
             wrong.append(replay)
 
     assert not wrong
@@ -198,7 +194,6 @@ SPLIT_LEVERS = ("split_k", "small_split_k", "stream_k", "small_stream_k")
 class SplitCall(NamedTuple):
     """A product whose K is split, and what it has to be."""
 
-    name: str
     a: torch.Tensor
     b: torch.Tensor
     config: HopperConfig
@@ -208,16 +203,12 @@ class SplitCall(NamedTuple):
         return outblas.matmul(self.a, self.b, out=out, kernel=KERNEL, config=self.config)
 
 
-def split_calls() -> list[SplitCall]:
+def split_calls() -> Iterator[SplitCall]:
     """Calls that need more and more partial sums, on small integers."""
-    calls = []
     for lever, (M, N, K) in itertools.product(SPLIT_LEVERS, GROWING_SHAPES):
-        a = torch.randint(-4, 5, (M, K), device="cuda").bfloat16()
-        b = torch.randint(-4, 5, (N, K), device="cuda").bfloat16().t()
+        a, b = (torch.randint(-4, 5, (rows, K), device="cuda").bfloat16() for rows in (M, N))
         config = configs.from_text(gemm.Config, LEVERS[lever])
-        expected = (a.double() @ b.double()).bfloat16()
-        calls.append(SplitCall(f"{lever} {M}x{N}x{K}", a, b, config, expected))
-    return calls
+        yield SplitCall(a, b.t(), config, (a.double() @ b.t().double()).bfloat16())
 
 
 @contextmanager
@@ -232,38 +223,37 @@ def stream_that_ends() -> Iterator[None]:
     assert library.cuStreamDestroy_v2(handle) == 0
 
 
-def stream_of_the_thread() -> AbstractContextManager[Any]:
-    """cudaStreamPerThread, which is another stream in each thread."""
-    return torch.cuda.stream(torch.cuda.ExternalStream(2))
+# What a thread enters around its calls, and whether workspaces are foreign there.
+STREAM_KINDS: dict[str, tuple[Callable[[torch.cuda.Stream], AbstractContextManager[Any]], bool]] = {
+    "one stream": (torch.cuda.stream, False),
+    "the default stream": (lambda _: nullcontext(), False),
+    # cudaStreamPerThread, which is another stream in each thread
+    "streams of threads": (lambda _: torch.cuda.stream(torch.cuda.ExternalStream(2)), True),
+    "streams that end": (lambda _: stream_that_ends(), True),
+}
 
 
-def stream_contexts(kind: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What a thread enters around its calls."""
-    shared = torch.cuda.Stream()
-    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "one stream": lambda: torch.cuda.stream(shared),
-        "the default stream": nullcontext,
-        "streams of threads": stream_of_the_thread,
-        "streams that end": stream_that_ends,
-    }
-    return contexts[kind]
-
-
-def run_in_threads(
-    calls: list[SplitCall],
-    outputs: list[list[list[torch.Tensor]]],
-    stream_context: Callable[[], AbstractContextManager[Any]],
-) -> None:
-    """Each thread makes all calls in each of its rounds, which begin together. `outputs`: by
-    thread, round and call.
+@pytest.mark.parametrize("kind", STREAM_KINDS)
+def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead) -> None:
+    """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces:
+    the allocator takes a handle for a stream. The rounds of all threads begin together.
     """
-    together = threading.Barrier(THREADS)
+    calls, (context, is_foreign) = [*split_calls()], STREAM_KINDS[kind]
+    ahead((problem(call.a, call.b, call.expected), call.config) for call in calls)
+    assert all(torch.equal(call.run(), call.expected) for call in calls)
+    outputs = [
+        [[torch.full_like(call.expected, torch.nan) for call in calls] for _ in range(rounds)]
+        for rounds in [3 if kind == "streams that end" else ROUNDS] * THREADS
+    ]
+    workspace._workspaces.clear()
+    together, shared = threading.Barrier(THREADS), torch.cuda.Stream()
+    torch.cuda.synchronize()
 
     def work(rounds: list[list[torch.Tensor]]) -> None:
         torch.cuda.current_stream().query()  # so that the thread has a context
         for outs in rounds:
             together.wait(60)
-            with stream_context():
+            with context(shared):
                 for call, out in zip(calls, outs, strict=True):
                     call.run(out)
 
@@ -271,36 +261,14 @@ def run_in_threads(
         list(pool.map(work, outputs))
     torch.cuda.synchronize()
 
-
-@pytest.mark.parametrize(
-    "kind", ["one stream", "the default stream", "streams of threads", "streams that end"]
-)
-def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead) -> None:
-    """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces:
-    the allocator takes a handle for a stream.
-    """
-    calls = split_calls()
-    ahead((problem(call.a, call.b, call.expected), call.config) for call in calls)
-    for call in calls:
-        assert torch.equal(call.run(), call.expected), call.name
-    rounds = 3 if kind == "streams that end" else ROUNDS
-    outputs = [
-        [[torch.full_like(call.expected, torch.nan) for call in calls] for _ in range(rounds)]
-        for _ in range(THREADS)
-    ]
-    workspace._workspaces.clear()
-    torch.cuda.synchronize()
-
-    run_in_threads(calls, outputs, stream_contexts(kind))
-
     wrong = [
-        f"{call.name} in round {number} of thread {thread}"
-        for thread, of_thread in enumerate(outputs)
-        for number, of_round in enumerate(of_thread)
-        for call, out in zip(calls, of_round, strict=True)
+        (thread, number, str(call.config), tuple(out.shape))
+        for thread, rounds in enumerate(outputs)
+        for number, outs in enumerate(rounds)
+        for call, out in zip(calls, outs, strict=True)
         if not torch.equal(out, call.expected)
     ]
-    assert not wrong, f"{len(wrong)} wrong results: {wrong[:10]}"
+    assert not wrong, f"{len(wrong)} wrong results, by thread and round: {wrong[:5]}"
     foreign = sum(held.done is not None for held in workspace._workspaces.values())
-    assert (foreign > 0) == (kind in ("streams of threads", "streams that end"))
+    assert (foreign > 0) == is_foreign
     assert foreign <= workspace.FOREIGN

@@ -36,38 +36,18 @@ def new_context(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.usefixtures("new_context")
-class TestProbesOfAGpu:
+def test_probes_see_gpcs_and_each_pair_of_sms_once() -> None:
     """Nothing else runs there. Half as many clusters of two are launched as there are SMs."""
+    count = torch.cuda.get_device_properties(DEVICE).multi_processor_count
 
-    @pytest.fixture
-    def count(self) -> int:
-        """The SMs of the GPU."""
-        return torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    placement = gpc_placement.Placement(Config(cluster_m=2), 1, count // 2, DEVICE)
 
-    @pytest.fixture
-    def placement(self, count: int) -> gpc_placement.Placement:
-        """Of as many tiles in a row as clusters of two run at the same time."""
-        return gpc_placement.Placement(Config(cluster_m=2), 1, count // 2, DEVICE)
-
-    def test_see_gpcs_of_12_to_18_sms(self, placement: gpc_placement.Placement, count: int) -> None:
-        sizes = Counter(placement.observation.gpcs.values()).values()
-
-        assert sum(size for size in sizes if 12 <= size <= 18) >= 0.8 * count
-
-    def test_see_each_pair_of_sms_once(
-        self, placement: gpc_placement.Placement, count: int
-    ) -> None:
-        pairs = sorted(sm // 2 for sm in placement.observation.sms)
-
-        assert pairs == list(range(count // 2))
-
-    def test_are_final(self, placement: gpc_placement.Placement) -> None:
-        assert placement.final
-
-    def test_make_a_table_of_all_tiles(self) -> None:
-        table = gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE)
-
-        assert sorted(table.tolist()) == list(range(64))
+    sizes = Counter(placement.observation.gpcs.values()).values()
+    assert sum(size for size in sizes if 12 <= size <= 18) >= 0.8 * count
+    assert sorted(sm // 2 for sm in placement.observation.sms) == list(range(count // 2))
+    assert placement.final
+    table = gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE)
+    assert sorted(table.tolist()) == list(range(64))
 
 
 class OtherWork:
@@ -149,33 +129,19 @@ class CheckedCall:
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-class TestACallPlannedBesideOtherWorkOfAGpu:
-    """Its first calls run beside that work, the others alone. All are right."""
+def test_a_call_planned_beside_other_work_gets_the_table_of_one_that_is_planned_later(
+    new_context: Callable[[], None], other_work: OtherWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 calls run beside that work, the others alone, for a minute at most. All are right."""
+    call = CheckedCall(monkeypatch)
+    for _ in range(200):
+        call()
+    other_work.end()
+    call.until_final(seconds=60)
+    assert call.placement.final
+    new_context()
 
-    @pytest.fixture
-    def call(
-        self,
-        new_context: Callable[[], None],
-        other_work: OtherWork,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> CheckedCall:
-        """The call, after 200 times beside other work and a minute alone at most."""
-        call = CheckedCall(monkeypatch)
-        for _ in range(200):
-            call()
-        other_work.end()
-        call.until_final(seconds=60)
-        return call
+    later = gpc_placement.Placement(call.config, *call.grid, DEVICE)
 
-    def test_gets_a_final_table(self, call: CheckedCall) -> None:
-        assert call.placement.final
-
-    def test_sees_what_one_that_is_planned_later_sees(
-        self, call: CheckedCall, new_context: Callable[[], None]
-    ) -> None:
-        new_context()
-
-        later = gpc_placement.Placement(call.config, *call.grid, DEVICE)
-
-        assert later.final
-        assert later.observation.locations() == call.placement.observation.locations()
+    assert later.final
+    assert later.observation.locations() == call.placement.observation.locations()

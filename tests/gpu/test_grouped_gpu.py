@@ -5,6 +5,7 @@ replayed with other groups, gradients.
 
 import itertools
 import random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +24,7 @@ from support.grouped_calls import (
 
 import outblas
 from outblas.core.epilogue import ACTIVATIONS, GATED, glu_split
-from outblas.core.grouped import Form, GroupedProblem
+from outblas.core.grouped import Form
 from outblas.hopper.gemm import group_host as host
 
 Tensor = torch.Tensor
@@ -211,17 +212,9 @@ EVERY_TILE: dict[str, tuple[Form, Wants]] = {
 }
 
 
-class Configured:
+def by_config(config: Any) -> Any:
     """hopper.grouped with a config."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def unsupported(self, problem: GroupedProblem) -> str | None:
-        return host.unsupported(problem)
-
-    def run(self, problem: GroupedProblem, *given: Any) -> None:
-        host.launch(problem, self.config)(*given)
+    return SimpleNamespace(run=lambda problem, *given: host.launch(problem, config)(*given))
 
 
 @pytest.mark.parametrize("name", EVERY_TILE)
@@ -245,7 +238,7 @@ def test_every_tile(number: int, name: str) -> None:
         written = guarded(call, aux=wants.aux)
         assert host.unsupported(written.problem) is None
 
-        written.launch(Configured(config))
+        written.launch(by_config(config))
 
         check(call, written.out, written.aux if wants.aux else None)
         assert torch.equal(written.out.isnan(), call.expected().isnan())

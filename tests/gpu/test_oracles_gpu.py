@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,29 +163,6 @@ def test_deterministic_alone_and_beside_other_streams(kernel: str) -> None:
     assert result.ok, result.message
 
 
-# ---- what rungs refuse
-NARROW = torch.ones(64, 63)  # whose rows TMA cannot load
-REFUSED_BY_TMA: dict[str, Callable[..., torch.Tensor]] = {
-    r": TMA needs .* a has strides \(63, 1\)": lambda a, **named: outblas.matmul(
-        a.to(BF16), a.to(BF16).t().contiguous(), **named
-    ),
-    ": .* given an addend": lambda a, **named: outblas.addmm(
-        a[:, :1].to(BF16), a.to(BF16), a.to(BF16).t(), **named
-    ),
-    " needs operands of dtype .* given float32": lambda a, **named: outblas.matmul(
-        a, a.t(), **named
-    ),
-}
-
-
-@pytest.mark.sm90
-@pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA refuses
-@pytest.mark.parametrize("message", REFUSED_BY_TMA)
-def test_what_a_rung_does_not_take_is_refused_by_name(message: str, kernel: str) -> None:
-    with pytest.raises(ValueError, match=f"kernel '{kernel}'{message}"):
-        REFUSED_BY_TMA[message](NARROW.cuda(), kernel=kernel)
-
-
 # ---- float32 calls that name no kernel
 def error_of_fp32() -> float:
     """The relative error of a product of fp32 operands."""
@@ -232,18 +209,6 @@ def test_fp32_that_was_not_measured_to_be_faster_is_torchs() -> None:
 
 
 # ---- cold starts
-def run(code: str, cache: Path) -> str:
-    """What a program prints in a process of its own, whose compiled kernels a folder keeps."""
-    # Byte code must be kept: without it every start compiles its imports.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    environment["OUTBLAS_CACHE_DIR"] = str(cache)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.sm90
 @pytest.mark.parametrize("kernel", ["hopper.tma_wgmma", "hopper.gemm"])
 def test_a_process_with_a_warm_cache_compiles_nothing(kernel: str, tmp_path: Path) -> None:
@@ -259,33 +224,11 @@ out = outblas.matmul(a, a, kernel="{kernel}")
 torch.cuda.synchronize()
 print(len(built))
 """
-
-    compiled = [int(run(code, tmp_path / "cache")) for _ in range(3)]
-
-    assert compiled[0] > 0
-    assert compiled[1:] == [0, 0]
-
-
-@pytest.mark.sm90
-def test_eight_cold_processes_compile_each_key_once(tmp_path: Path) -> None:
-    code = f"""
-import torch, outblas
-from outblas.hopper.parts import host
-compile_variant = host.compile_variant
-def logged(gemm, variant, *options):
-    with open({str(tmp_path / "log")!r}, "a") as log:
-        log.write(variant.name + "\\n")
-    return compile_variant(gemm, variant, *options)
-host.compile_variant = logged
-a = torch.randint(-8, 9, (128, 128), device="cuda").bfloat16()
-for b in (a, a.t()):
-    expected = torch.matmul(a.double(), b.double()).bfloat16()
-    assert torch.equal(outblas.matmul(a, b, kernel="hopper.tma_wgmma"), expected)
-"""
     environment = {**os.environ, "OUTBLAS_CACHE_DIR": str(tmp_path / "cache")}
 
-    processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(8)]
+    outputs = [
+        subprocess.check_output([sys.executable, "-c", code], env=environment) for _ in range(3)
+    ]
 
-    assert [process.wait(timeout=110) for process in processes] == [0] * 8
-    names = (tmp_path / "log").read_text().split()
-    assert len(names) == len(set(names)) == 2
+    assert int(outputs[0]) > 0
+    assert [int(output) for output in outputs[1:]] == [0, 0]

@@ -5,7 +5,7 @@ other architectures, races, phases.
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -245,49 +245,27 @@ def test_few_sms_compute_all_tiles(kernel: str) -> None:
         assert result.ok, f"{sms} SMs: {result.message}"
 
 
-# ---- phases
-@dataclass(frozen=True)
-class Phases:
-    """What the stopwatch of a rung counted for a product of 1024 x 1024 x 1024."""
-
-    kernel: str
-    config: HopperConfig
-    roles: list[Any]
-    a: torch.Tensor
-    b: torch.Tensor
-    out: torch.Tensor
-
-    @property
-    def least_cycles(self) -> float:
-        """Cycles that the tensor cores need for a tile."""
-        return 2 * self.config.tile_m * self.config.tile_n * 1024 / 4096
-
-
-@pytest.fixture(scope="module", params=HOPPER[:-1])  # hopper.gemm has no stopwatch
-def phases(request: pytest.FixtureRequest) -> Phases:
-    """The phases of a rung, measured once."""
-    module = registry.load(request.param)
+@pytest.mark.sm90
+@pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm has no stopwatch
+def test_phases_take_as_long_as_their_products(kernel: str) -> None:
+    """A product of 1024 x 1024 x 1024 under the stopwatch of a rung is right."""
+    module = registry.load(kernel)
+    config = module.Config()
     a, b = (torch.randn(1024, 1024, device="cuda").to(BF16) for _ in range(2))
     out = torch.empty_like(a)
+
     roles = module.phases(a, b.t(), out)
-    return Phases(request.param, module.Config(), roles, a, b.t(), out)
 
-
-@pytest.mark.sm90
-def test_a_product_under_the_stopwatch_is_right(phases: Phases) -> None:
-    assert torch.equal(phases.out, outblas.matmul(phases.a, phases.b, kernel=phases.kernel))
-
-
-@pytest.mark.sm90
-def test_roles_take_as_long_as_their_products(phases: Phases) -> None:
-    names = [role.name for role in phases.roles]
-    all_names = ["producer", "consumer 1", "consumer 2"]
+    assert torch.equal(out, outblas.matmul(a, b.t(), kernel=kernel))
+    names, all_names = [role.name for role in roles], ["producer", "consumer 1", "consumer 2"]
     assert names == (["all"] if len(names) == 1 else all_names[: len(names)])
-    for role in phases.roles:
+    cycles = (
+        2 * config.tile_m * config.tile_n * 1024 / 4096
+    )  # that the tensor cores need for a tile
+    for role in roles:
         multiplies = role.name != "producer"
         assert (role.tensor > 0) == (role.store > 0) == multiplies, role
         # A producer has loaded its last k-blocks before they are multiplied.
-        least = phases.least_cycles / (1 if multiplies else 2)
-        assert least < role.total < 12 * phases.least_cycles, f"{role}, and wgmma needs {least}"
-        steps, least = 1024 // phases.config.tile_k, phases.least_cycles / phases.config.consumers
-        assert not multiplies or steps * role.tensor > 0.5 * least, role
+        assert cycles / (1 if multiplies else 2) < role.total < 12 * cycles, f"{role}, {cycles}"
+        if multiplies:
+            assert 1024 // config.tile_k * role.tensor > 0.5 * cycles / config.consumers, role

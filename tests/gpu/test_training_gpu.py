@@ -4,7 +4,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -45,30 +44,19 @@ def distance(x: Tensor, y: Tensor) -> float:
 
 
 # ---- gradients
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer with an activation and a residual: its operands, which need gradients, and the
-    gradient that arrives.
-    """
+def by_us(operands: list[Tensor], activation: Activation | None, arriving: Tensor) -> list[Tensor]:
+    """The output of a layer and its gradients. `operands`: input, weight, bias, residual."""
+    *given, residual = operands
+    y = linear(*given, activation=activation, residual=residual)
+    return [y, *torch.autograd.grad(y, operands, arriving)]
 
-    activation: Activation | None
-    operands: list[Tensor]  # input, weight, bias, residual
-    arriving: Tensor
 
-    def by_us(self) -> list[Tensor]:
-        """The output and the gradients."""
-        *given, residual = self.operands
-        y = linear(*given, activation=self.activation, residual=residual)
-        return [y, *torch.autograd.grad(y, self.operands, self.arriving)]
-
-    def by_torch(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Torch's output and gradients, in a dtype of their own if one is given."""
-        given = self.operands
-        if dtype is not None:
-            given = [t.detach().to(dtype).requires_grad_() for t in given]
-        x, w, bias, residual = given
-        y = apply(nn.functional.linear(x, w, bias), self.activation or "", residual)
-        return [y, *torch.autograd.grad(y, given, self.arriving.to(y.dtype))]
+def by_torch(
+    operands: list[Tensor], activation: Activation | None, arriving: Tensor
+) -> list[Tensor]:
+    x, w, bias, residual = operands
+    y = apply(nn.functional.linear(x, w, bias), activation or "", residual)
+    return [y, *torch.autograd.grad(y, operands, arriving.to(y.dtype))]
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
@@ -80,15 +68,23 @@ def test_gradients_are_as_good_as_torchs(activation: Activation | None, dtype: t
     columns = 256 * (2 if activation in GATED else 1)
     shapes = (4, 100, 264), (columns, 264), (columns,), (4, 100, 256)
     operands = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
-    layer = Layer(activation, operands, normal(256, 100, 4, dtype=dtype).permute(2, 1, 0))
-    exact, by_torch, first = layer.by_torch(torch.float64), layer.by_torch(), layer.by_us()
-    half_a_rounding = torch.finfo(dtype).eps / 2
+    wide = [t.detach().double().requires_grad_() for t in operands]
+    arriving = normal(256, 100, 4, dtype=dtype).permute(2, 1, 0)
 
-    for ours, theirs, truth in zip(first, by_torch, exact, strict=True):
+    first = by_us(operands, activation, arriving)
+
+    peers = zip(
+        first,
+        by_torch(operands, activation, arriving),
+        by_torch(wide, activation, arriving),
+        strict=True,
+    )
+    for ours, theirs, truth in peers:
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        assert distance(ours, truth) <= 2 * distance(theirs, truth) + half_a_rounding
+        limit = 2 * distance(theirs, truth) + torch.finfo(dtype).eps / 2
+        assert distance(ours, truth) <= limit
     for call in COLD_THEN_WARM:
-        assert all(map(torch.equal, layer.by_us(), first)), f"call {call}"
+        assert all(map(torch.equal, by_us(operands, activation, arriving), first)), f"call {call}"
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])

@@ -2,9 +2,11 @@
 matmul takes.
 """
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,11 @@ import outblas
 from outblas.autotune import automatic, lookup
 from outblas.autotune.search import prune
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import BestConfig, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
-from outblas.autotune.sweeps.outcome import Outcome
 from outblas.base import machines
 from outblas.base.configs import from_text
-from outblas.core.problem import Problem, problem
+from outblas.core.problem import problem
 from outblas.hopper import hilbert
 from outblas.runtime import dispatch
 
@@ -46,25 +46,25 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield from tuned_in(tmp_path, monkeypatch)
 
 
-def operands(
-    shape: tuple[int, int, int] = SHAPE, dtype: torch.dtype = torch.bfloat16
-) -> list[torch.Tensor]:
-    M, N, K = shape
-    return [
-        torch.randn(M, K, device="cuda").to(dtype),
-        torch.randn(N, K, device="cuda").to(dtype).t(),
-    ]
+def operands(M: int, N: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = (torch.randn(rows, K, device="cuda").bfloat16() for rows in (M, N))
+    return a, b.t()
+
+
+def stored_trials(path: Path) -> list[Any]:
+    with Store(path, read_only=True) as store:
+        return list(store.trials())
 
 
 # ---- groups
 @pytest.mark.sm90
 @pytest.mark.parametrize("text", ["8x2048x512x1024:zipf", "8x2048x512x1024:terms"])
 def test_groups_are_tuned_and_found_again(text: str, fresh: Path) -> None:
-    found = sweep("hopper.grouped", text, trials=6, top_k=3, store=fresh)
+    result = sweep("hopper.grouped", text, trials=6, top_k=3, store=fresh)
 
-    (winner,) = found.winners
-    assert found.failures == []
-    assert all(trial.status == "ok" for trial in found.outcomes[0].trials)
+    (winner,) = result.winners
+    assert result.failures == []
+    assert all(trial.status == "ok" for trial in result.outcomes[0].trials)
     problem = prune.grouped_problem(winner.workload)
     lookup.clear_cache()
     on_gpu = replace(problem, device=torch.device("cuda", torch.cuda.current_device()))
@@ -76,80 +76,61 @@ def test_groups_are_tuned_and_found_again(text: str, fresh: Path) -> None:
 def test_every_tile_of_the_space_is_right(fresh: Path) -> None:
     """The oracle of the sweep multiplies skewed groups, of which some are smaller than a tile."""
     options: dict[str, Any] = {"strategy": "grid", "top_k": 2, "store": fresh}
-    found = sweep("hopper.grouped", "16x3000x768x640:zipf,16x3000x768x640:zipf:terms", **options)
+    result = sweep("hopper.grouped", "16x3000x768x640:zipf,16x3000x768x640:zipf:terms", **options)
 
-    failed = [trial for outcome in found.outcomes for trial in outcome.trials if not trial.ok]
+    failed = [trial for outcome in result.outcomes for trial in outcome.trials if not trial.ok]
     assert failed == []
 
 
 # ---- faults
 FAULTY = TuneTarget("faulty", "support.faulty_hopper")
 FAULTY_SHAPE = (4096, 4096, 256)  # the rung's own tile, which the faulty ones have, is good there
+STATUSES = {"hang": "hang", "illegal": "device lost", "wrong": "wrong"}
 
 
-@pytest.fixture(scope="module")
-def faulty_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The store of the sweep of faulty configs, without shipped tables."""
-    folder = tmp_path_factory.mktemp("faulty")
-    with pytest.MonkeyPatch.context() as patches:
-        yield from tuned_in(folder, patches)
-
-
-@pytest.fixture(scope="module")
-def faulty(faulty_store: Path) -> Outcome:
-    """A sweep of which three configs are faulty: one hangs, one strays and one is wrong."""
-    found = sweep(FAULTY, FAULTY_SHAPE, trials=24, top_k=3, trial_seconds=5, store=faulty_store)
-    (outcome,) = found.outcomes
-    return outcome
-
-
-def trial_with(fault: str, outcome: Outcome) -> Any:
-    """The trial of the config that has a fault."""
+@pytest.mark.sm90
+def test_a_config_that_hangs_strays_or_is_wrong_costs_a_trial(fresh: Path) -> None:
+    how: dict[str, Any] = {"trials": 24, "top_k": 3, "trial_seconds": 5, "store": fresh}
     config_type = FAULTY.load().Config
-    (trial,) = (t for t in outcome.trials if from_text(config_type, t.config).fault == fault)
-    return trial
+
+    (outcome,) = sweep(FAULTY, FAULTY_SHAPE, **how).outcomes
+    again = sweep(FAULTY, FAULTY_SHAPE, **how)
+
+    faults = [(from_text(config_type, t.config).fault, t) for t in outcome.trials]
+    trials = {fault: trial for fault, trial in faults if fault}
+    assert {fault: trial.status for fault, trial in trials.items()} == STATUSES
+    assert "illegal" in trials["illegal"].reason
+    assert Counter(t.status for t in outcome.trials)["ok"] == len(outcome.trials) - len(STATUSES)
+    assert outcome.winner is not None
+    assert again.outcomes[0].new == 0, "faulty configs are not measured again"
 
 
-@pytest.mark.sm90
-def test_a_config_that_hangs_is_given_up(faulty: Outcome) -> None:
-    assert trial_with("hang", faulty).status == "hang"
+SWEEP = f"""
+from outblas.autotune.sweeps.sweep import sweep
+(winner,) = sweep("portable", {SHAPE}, trials=8, top_k=2).winners
+print(winner.config)
+"""
 
 
-@pytest.mark.sm90
-def test_a_config_that_strays_loses_the_device(faulty: Outcome) -> None:
-    trial = trial_with("illegal", faulty)
+def test_two_sweeps_on_one_gpu_take_turns(fresh: Path) -> None:
+    """They share a store, and have one winner."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SWEEP], stdout=subprocess.PIPE) for _ in range(2)
+    ]
 
-    assert trial.status == "device lost"
-    assert "illegal" in trial.reason
+    outputs = [process.communicate(timeout=240)[0].decode() for process in processes]
 
-
-@pytest.mark.sm90
-def test_a_config_that_is_wrong_is_found_out(faulty: Outcome) -> None:
-    assert trial_with("wrong", faulty).status == "wrong"
-
-
-@pytest.mark.sm90
-def test_faults_cost_a_trial_each(faulty: Outcome) -> None:
-    statuses = Counter(trial.status for trial in faulty.trials)
-
-    assert statuses["ok"] == len(faulty.trials) - 3
-    assert faulty.winner is not None
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0].splitlines()[-1] == outputs[1].splitlines()[-1]
+    assert {trial.status for trial in stored_trials(fresh)} == {"ok"}
 
 
-@pytest.mark.sm90
-def test_faulty_configs_are_not_measured_again(faulty: Outcome, faulty_store: Path) -> None:
-    again = sweep(FAULTY, FAULTY_SHAPE, trials=24, top_k=3, store=faulty_store)
-
-    assert again.outcomes[0].new == 0
-
-
-# ---- cold weights
+# ---- cold weights, epilogues
 def test_calls_with_cold_weights_read_them_from_memory(fresh: Path) -> None:
     M, N, K = 16, 4096, 4096  # whose weights fit into L2
 
-    found = sweep("portable", (M, N, K), trials=2, top_k=1, weights="cold", store=fresh)
+    (winner,) = sweep("portable", (M, N, K), trials=2, top_k=1, weights="cold", store=fresh).winners
 
-    (winner,) = found.winners
     machine = machines.of_device(winner.gpu.name)
     if machine is None:
         pytest.skip(f"no bandwidth is known of {winner.gpu.name}")
@@ -157,92 +138,45 @@ def test_calls_with_cold_weights_read_them_from_memory(fresh: Path) -> None:
         assert 2 * N * K / us / 1e3 <= machine.dram_gbs, f"{us} µs a call"
 
 
-# ---- epilogues
 @pytest.mark.sm90
 @pytest.mark.parametrize("epilogue", ["bias+gelu+residual", "swiglu"])
 def test_a_call_takes_what_won_with_its_epilogue(fresh: Path, epilogue: str) -> None:
-    found = sweep(["hopper.gemm", "portable"], SHAPE, trials=4, epilogue=epilogue, store=fresh)
+    result = sweep(["hopper.gemm", "portable"], SHAPE, trials=4, epilogue=epilogue, store=fresh)
 
-    (outcome,) = found.outcomes
+    (outcome,), (winner,) = result.outcomes, result.winners
     assert {trial.status for trial in outcome.trials} == {"ok"}, [t.reason for t in outcome.trials]
-    (winner,) = found.winners
     lookup.clear_cache()
     choice = lookup.tuning_index(0).choices(winner.workload)[0]
     assert (choice.kernel, choice.config) == (winner.kernel, winner.config)
 
 
 # ---- what matmul takes
-@dataclass(frozen=True)
-class Tuned:
-    """Operands that were tuned, and the winner."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    winner: BestConfig
-
-    def problem(self) -> Problem:
-        return problem(self.a, self.b, torch.empty(SHAPE[:2], dtype=self.a.dtype, device="cuda"))
-
-
-@pytest.fixture
-def tuned(fresh: Path) -> Tuned:
-    """A product for which hopper.hilbert alone was tuned."""
-    a, b = operands()
-    return Tuned(a, b, outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2))
-
-
 @pytest.mark.sm90
-def test_the_winner_is_the_choice_for_its_shape(tuned: Tuned) -> None:
-    assert tuned.winner.workload == Workload(*SHAPE)
-
-    choice = next(automatic.choices(tuned.problem()))
-
-    assert choice == ("hopper.hilbert", tuned.winner.config)
-
-
-@pytest.mark.sm90
-def test_matmul_takes_the_winner(tuned: Tuned) -> None:
-    config = from_text(hilbert.Config, tuned.winner.config)
-
-    got = outblas.matmul(tuned.a, tuned.b)
-
-    by_name = outblas.matmul(tuned.a, tuned.b, kernel="hopper.hilbert", config=config)
-    assert torch.equal(got, by_name)
-
-
-@pytest.mark.sm90
-def test_matmul_takes_no_winner_where_tuning_is_off(tuned: Tuned) -> None:
-    assert list(automatic.choices(tuned.problem(), "off")) == []
-
-    got = outblas.matmul(tuned.a, tuned.b, tune="off")
-
-    assert torch.equal(got, outblas.matmul(tuned.a, tuned.b, kernel="portable"))
-
-
-@pytest.mark.sm90
-def test_unaligned_operands_that_the_winner_cannot_take_go_to_portable(tuned: Tuned) -> None:
-    base = torch.randn(SHAPE[0] * SHAPE[2] + 1, device="cuda").bfloat16()
-    shifted = base[1:].view(SHAPE[0], SHAPE[2])
-
-    got = outblas.matmul(shifted, tuned.b)
-
-    assert torch.equal(got, outblas.matmul(shifted, tuned.b, kernel="portable"))
-
-
-@pytest.mark.sm90
-def test_an_addend_that_the_winner_cannot_take_is_added(tuned: Tuned) -> None:
+@pytest.mark.usefixtures("fresh")
+def test_matmul_takes_the_winner_where_it_can() -> None:
+    """Not where tuning is off, for unaligned operands, or with an addend."""
+    a, b = operands(*SHAPE)
     c = torch.randn(SHAPE[:2], device="cuda").bfloat16()
+    shifted = torch.randn(SHAPE[0] * SHAPE[2] + 1, device="cuda").bfloat16()[1:].view(a.shape)
 
-    got = outblas.addmm(c, tuned.a, tuned.b)
+    winner = outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2)
 
-    want = torch.addmm(c, tuned.a, tuned.b)
-    torch.testing.assert_close(got, want, atol=0.5, rtol=0.02)
+    call = problem(a, b, torch.empty_like(c))
+    assert next(automatic.choices(call)) == ("hopper.hilbert", winner.config)
+    assert list(automatic.choices(call, "off")) == []
+    config = from_text(hilbert.Config, winner.config)
+    by_name = outblas.matmul(a, b, kernel="hopper.hilbert", config=config)
+    assert torch.equal(outblas.matmul(a, b), by_name)
+    by_portable = [outblas.matmul(t, b, kernel="portable") for t in (a, shifted)]
+    assert torch.equal(outblas.matmul(a, b, tune="off"), by_portable[0])
+    assert torch.equal(outblas.matmul(shifted, b), by_portable[1])
+    added = outblas.addmm(c, a, b)
+    torch.testing.assert_close(added, torch.addmm(c, a, b), atol=0.5, rtol=0.02)
 
 
-# ---- captures, first use, damage
 @pytest.mark.usefixtures("fresh")
 def test_capture_neither_tunes_nor_looks_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = operands((256, 256, 256))
+    a, b = operands(256, 256, 256)
     out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
     outblas.warmup(outblas.matmul, a, b, out=out)
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked in a capture"))
@@ -261,21 +195,12 @@ def test_capture_neither_tunes_nor_looks_up(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(out, a @ b)
 
 
-def stored_trials(path: Path) -> list[Any]:
-    with Store(path, read_only=True) as store:
-        return list(store.trials())
-
-
-@pytest.fixture
-def tunes_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OUTBLAS_TUNE=on, with three trials a shape."""
+def test_only_the_first_use_of_a_shape_tunes_it(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE", "on")
     monkeypatch.setattr(automatic, "FIRST_TRIALS", 3)
-
-
-@pytest.mark.usefixtures("tunes_on_first_use")
-def test_only_the_first_use_of_a_shape_tunes_it(fresh: Path) -> None:
-    a, b = operands((320, 256, 192))
+    a, b = operands(320, 256, 192)
 
     torch.testing.assert_close(outblas.matmul(a, b), a @ b)
     trials = stored_trials(fresh)
@@ -283,23 +208,3 @@ def test_only_the_first_use_of_a_shape_tunes_it(fresh: Path) -> None:
 
     assert len(trials) >= 3
     assert stored_trials(fresh) == trials
-
-
-def test_a_broken_store_is_not_the_callers_concern(fresh: Path) -> None:
-    fresh.write_bytes(b"no database" * 1000)
-    a, b = operands((128, 128, 128))
-
-    with pytest.warns(UserWarning, match="damaged|store"):
-        product = outblas.matmul(a, b)
-
-    torch.testing.assert_close(product, a @ b)
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_shape_is_looked_up_once() -> None:
-    known, workload = lookup.tuning_index(0), Workload(4096, 4096, 4096)
-
-    first = known.choices(workload)
-
-    assert known.choices(workload) is first
-    assert lookup.tuning_index(0) is known
