@@ -201,7 +201,7 @@ def test_a_config_that_won_at_two_neighbours_keeps_its_better_place(know: Know) 
     fast = replace(NEARER, us=0.5 * NEARER.us)
     slow = replace(FARTHER, config=NEARER.config, us=2.0 * FARTHER.us)
 
-    for entries in ((fast, FARTHER, slow), (slow, FARTHER, fast)):
+    for entries in ((fast, slow), (slow, fast)):
         choices = know(*entries).choices(ASKED)
 
         assert [choice.config for choice in choices].count(NEARER.config) == 1
