@@ -195,8 +195,10 @@ def tune(
     if report:
         tune_report.report(texts, store, source, json=json, save=save, html=html, chart=chart)
         return
-    from outblas.autotune.store.store import StoreError
+    from outblas.autotune.search.target import of
+    from outblas.autotune.store.store import Store, StoreError
     from outblas.autotune.sweeps.options import SweepOptions
+    from outblas.autotune.sweeps.sweep import check_targets
 
     with usage_errors(
         ImportError,
@@ -218,11 +220,13 @@ def tune(
             epilogue=epilogue or "",
         )
         _check_gpus(gpus, engine, preview=dry_run or explain is not None)
-        _check_store(store)
+        if store is not None:
+            check_length(store)
+            Store(store, read_only=True).close()
         check_one_of("--op", op, OPS)
         workloads = _workloads(op, explain or shapes or "4096", texts, explain=explain is not None)
         kernels = kernels or ("hopper.grouped" if op == "grouped" else "")
-        _check_kernels(kernels, workloads)
+        check_targets([of(name) for name in split(kernels)], workloads)
         if explain is not None:
             here = tune_preview.gpu_of(gpu, gpus)
             value = tune_preview.explain(workloads, here, store, quiet=json)
@@ -269,15 +273,6 @@ def _check_gpus(gpus: str | None, engine: str, *, preview: bool) -> None:
         visible_gpus(gpus)
 
 
-def _check_store(path: Path | None) -> None:
-    """Raises StoreError for a file that is no store."""
-    from outblas.autotune.store.store import Store
-
-    if path is not None:
-        check_length(path)
-        Store(path, read_only=True).close()
-
-
 def _strategy(name: str) -> Strategy:
     """A strategy by its name; a module of one's own may lie in the current folder."""
     from outblas.autotune.search.strategy import strategy_of
@@ -318,13 +313,6 @@ def _workloads(
         cast(Any, texts["weights"] or "warm"),
         texts["epilogue"] or "",
     )
-
-
-def _check_kernels(kernels: str, workloads: list[Workload]) -> None:
-    from outblas.autotune.search.target import of
-    from outblas.autotune.sweeps.sweep import check_targets
-
-    check_targets([of(name) for name in split(kernels)], workloads)
 
 
 def parse_budget(text: str) -> float | None:
@@ -381,11 +369,19 @@ def _shown_sweep(
     kernels: str, workloads: list[Workload], options: SweepOptions, store: Store, *, quiet: bool
 ) -> dict[str, Any]:
     """Runs the sweep under a live view, and shows what came of it."""
+    from outblas.autotune.search.gpu import current
     from outblas.autotune.sweeps.sweep import sweep
     from outblas.cli.tune_view import LiveView
 
     first = workloads[0]
-    names = split(kernels) or _default_kernels(options, first)
+    names, arch = split(kernels), current().arch
+    if options.gpus == "cpu" and options.engine == "local":
+        arch = 0
+    elif not names and arch == 0:
+        raise ValueError(
+            "--kernels is empty, expected names: without a GPU here there is no default"
+        )
+    names = names or tune_preview.default_kernels(arch, first)
     layouts = dict.fromkeys(w.layout for w in workloads if not (w.grouped and w.layout == "tn"))
     shapes: Any = list(dict.fromkeys(w.grouped or w.shape for w in workloads))
     with LiveView(quiet=quiet) as view:
@@ -402,16 +398,3 @@ def _shown_sweep(
     if not quiet:
         tune_result.show(result)
     return tune_result.record(result)
-
-
-def _default_kernels(options: SweepOptions, workload: Workload) -> list[str]:
-    import torch
-
-    if options.gpus == "cpu" and options.engine == "local":
-        return ["portable"]
-    if not torch.cuda.is_available():
-        raise ValueError(
-            "--kernels is empty, expected names: without a GPU here there is no default"
-        )
-    major, minor = torch.cuda.get_device_capability()
-    return tune_preview.default_kernels(10 * major + minor, workload)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from outblas.cli.common import NONE, note, split, table
 
 if TYPE_CHECKING:
     from outblas.autotune.lookup import TuningIndex
-    from outblas.autotune.named_configs import ChosenConfig
     from outblas.autotune.search.plan import Plan
     from outblas.autotune.store.records import Gpu, Workload
     from outblas.autotune.sweeps.options import SweepOptions
@@ -31,11 +29,13 @@ def gpu_of(name: str | None, gpus: str | None) -> Gpu:
 
 
 def default_kernels(arch: int, workload: Workload) -> list[str]:
-    """The kernels that `matmul` chooses from on an architecture, for calls as of a workload."""
+    """The kernels that `matmul` chooses from on an architecture, for calls as of a workload; 0 is
+    the CPU.
+    """
     from outblas.autotune.search.prune import with_epilogues
     from outblas.runtime.default_kernel import candidates
 
-    names = list(candidates(arch, workload.dtype))
+    names = list(candidates(arch, workload.dtype)) if arch else ["portable"]
     return with_epilogues(names) if workload.epilogue else names
 
 
@@ -47,8 +47,8 @@ def dry_run(
     from outblas.autotune.search.strategy import ModelRanked, strategy_of
     from outblas.autotune.search.target import of
 
-    default = ["portable"] if gpu.arch == 0 else default_kernels(gpu.arch, workloads[0])
-    targets = [of(name) for name in split(kernels) or default]
+    names = split(kernels) or default_kernels(gpu.arch, workloads[0])
+    targets = [of(name) for name in names]
     strategy = strategy_of(options.strategy)
     ranked = isinstance(strategy, ModelRanked)
     order = "the model" if ranked else type(strategy).__name__
@@ -115,18 +115,6 @@ def _show_plan(
     )
 
 
-@dataclass(frozen=True)
-class _Explanation:
-    """What `matmul` chooses for a workload, the kernels that it passes over, and the places where
-    it looks.
-    """
-
-    choice: ChosenConfig
-    passed_over: tuple[str, ...]
-    steps: tuple[tuple[str, str], ...]
-    remarks: tuple[str, ...]
-
-
 def explain(
     workloads: Sequence[Workload], gpu: Gpu, store: Path | None, *, quiet: bool
 ) -> dict[str, Any]:
@@ -137,26 +125,17 @@ def explain(
 
     mode = lookup.mode(None, os.environ.get("OUTBLAS_TUNE"))
     index = lookup.TuningIndex(gpu, store)
-    choices = []
-    for workload in workloads:
-        explanation = _explanation(index, workload, mode)
-        choices.append(
-            {
-                "workload": str(workload),
-                "kernel": explanation.choice.kernel,
-                "config": explanation.choice.config,
-                "why": explanation.choice.why,
-                "steps": [{"place": place, "found": text} for place, text in explanation.steps],
-                "passed_over": list(explanation.passed_over),
-                "remarks": list(explanation.remarks),
-            }
-        )
-        if not quiet:
-            _show_explanation(explanation, workload, gpu)
+    choices = [_explanation(index, workload, mode) for workload in workloads]
+    if not quiet:
+        for choice in choices:
+            _show_explanation(choice, gpu)
     return {"gpu": gpu.name, "mode": mode, "choices": choices}
 
 
-def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanation:
+def _explanation(index: TuningIndex, workload: Workload, mode: str) -> dict[str, Any]:
+    """What `matmul` chooses for a workload, the kernels that it passes over, and the places where
+    it looks.
+    """
     from outblas.autotune import named_configs
     from outblas.autotune.lookup import is_faster
     from outblas.autotune.search import prune
@@ -180,29 +159,32 @@ def _explanation(index: TuningIndex, workload: Workload, mode: str) -> _Explanat
     if choice is None:
         rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
         cause = "nothing that was tuned applies" if looks_up else "OUTBLAS_TUNE is off"
-        why = f"{cause}, so the fixed rule decides"
-        choice = named_configs.ChosenConfig(rule, "", why)
-    return _Explanation(
-        choice,
-        tuple(passed_over),
-        steps=tuple(index.steps(workload)) if looks_up else (),
-        remarks=tuple(named_configs.remarks(choice.kernel, workload)),
-    )
+        choice = named_configs.ChosenConfig(rule, "", f"{cause}, so the fixed rule decides")
+    steps = index.steps(workload) if looks_up else []
+    return {
+        "workload": str(workload),
+        "kernel": choice.kernel,
+        "config": choice.config,
+        "why": choice.why,
+        "steps": [{"place": place, "found": text} for place, text in steps],
+        "passed_over": passed_over,
+        "remarks": named_configs.remarks(choice.kernel, workload),
+    }
 
 
-def _show_explanation(explanation: _Explanation, workload: Workload, gpu: Gpu) -> None:
+def _show_explanation(choice: dict[str, Any], gpu: Gpu) -> None:
     from outblas.autotune.named_configs import short
 
     steps = [
-        (place, text.replace(",", ", ").replace(",  ", ", ")) for place, text in explanation.steps
+        (step["place"], step["found"].replace(",", ", ").replace(",  ", ", "))
+        for step in choice["steps"]
     ]
-    table(f"{workload} on {gpu.name}", ("source", "what it says"), steps)
-    for line in explanation.passed_over:
+    table(f"{choice['workload']} on {gpu.name}", ("source", "what it says"), steps)
+    for line in choice["passed_over"]:
         note(f"Passed over: {line}", None)
-    choice = explanation.choice
-    config = short(choice.kernel, choice.config) if choice.config else ""
-    shown = config.replace(",", ", ") if config else "its default config"
-    taken = "torch" if choice.kernel == "torch" else f"{choice.kernel} with {shown}"
-    note(f"matmul takes {taken}: {choice.why}.", None)
-    for line in explanation.remarks:
+    kernel, config = choice["kernel"], short(choice["kernel"], choice["config"])
+    if kernel != "torch":
+        kernel = f"{kernel} with {config.replace(',', ', ') or 'its default config'}"
+    note(f"matmul takes {kernel}: {choice['why']}.", None)
+    for line in choice["remarks"]:
         note(f"{line}.", None)

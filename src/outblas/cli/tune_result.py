@@ -132,8 +132,5 @@ def _outcome_record(outcome: Outcome) -> dict[str, Any]:
         "failed": sum(not trial.ok for trial in outcome.trials),
         "finished": outcome.finished,
         "unlocked": outcome.unlocked,
-        "unmeasured": [
-            {"kernel": left.kernel, "config": left.config, "reason": left.reason}
-            for left in outcome.unmeasured
-        ],
+        "unmeasured": [asdict(left) for left in outcome.unmeasured],
     }
