@@ -62,6 +62,7 @@ KINDS = {  # of one operand, or of all where operands must agree
     "None": 1,
     "numpy": 1,
 }
+OPAQUE = ("list", "float", "None", "numpy", "duck")  # kinds that are no tensors
 WHOLE = ("meta", "fake", "two")  # kinds that all tensors of a call are of together (as a rule)
 LAYOUTS = {
     "contiguous": 8,
@@ -118,11 +119,8 @@ def is_heavy(spec: dict) -> bool:
 
 def is_fused(spec: dict) -> bool:
     """Whether torch has no one function for a call."""
-    extra = (
-        ("residual", "aux")
-        if spec["call"] in ("linear", "Linear", "patch")
-        else ("bias", "residual", "aux")
-    )
+    extra = ["residual", "aux"]
+    extra += [] if spec["call"] in ("linear", "Linear", "patch") else ["bias"]
     return "activation" in spec or "out_dtype" in spec or any(n in spec["tensors"] for n in extra)
 
 
@@ -143,29 +141,27 @@ class Maker:
         return self.rng.random() < share
 
     # ---- tensors
+    def mostly(self, dtype: str, share: float = 0.96) -> str:
+        return dtype if self.chance(share) else self.dtype()
+
     def dtype(self, *, inexact: bool = False) -> str:
         rng = self.rng
         if inexact or self.chance(0.86):
             return rng.choice([*FLOATS, "float32", *([] if self.chance(0.6) else COMPLEX)])
         return rng.choice([*INTEGERS, *INTEGERS, "bool", *FP8])
 
-    def tensor(self, shape, dtype: str, *, kinds: bool = True) -> dict:
+    def tensor(self, shape, dtype: str) -> dict:
         layout = pick(self.rng, LAYOUTS)
         if layout == "imag" and dtype not in ("float32", "float64"):
             layout = "contiguous"
-        found = {
-            "shape": list(shape),
-            "dtype": dtype,
-            "layout": layout,
-            "seed": self.rng.randrange(2**31),
-        }
+        seed = self.rng.randrange(2**31)
+        found = {"shape": list(shape), "dtype": dtype, "layout": layout, "seed": seed}
         fill = pick(self.rng, FILLS)
         if fill != "normal":
             found["fill"] = fill
         if self.chance(0.06) and (dtype in COMPLEX or dtype in FLOATS):
-            found["lazy"] = self.rng.choice(
-                ["neg", "conj", "neg conj"] if dtype in COMPLEX else ["neg"]
-            )
+            lazy = ["neg", "conj", "neg conj"] if dtype in COMPLEX else ["neg"]
+            found["lazy"] = self.rng.choice(lazy)
         return found
 
     def shapes(self) -> tuple[list[int], list[int]]:
@@ -211,11 +207,8 @@ class Maker:
         ordinary kinds.
         """
         rng, kind = self.rng, pick(self.rng, SCALARS)
-        if (
-            dtype in (*INTEGERS, "bool", *FP8)
-            and kind in ("nan", "inf", "huge")
-            and self.chance(0.8)
-        ):
+        is_wild = dtype in (*INTEGERS, "bool", *FP8) and kind in ("nan", "inf", "huge")
+        if is_wild and self.chance(0.8):
             kind = "int"
         if spec["call"].startswith("op.") and kind == "complex" and dtype not in COMPLEX:
             kind = "float"
@@ -251,20 +244,15 @@ class Maker:
                 spec["batch_invariant"] = False
         transform = pick(rng, TRANSFORMS)
         out = "out" in t or "aux" in t or name.endswith("_out")
-        if (
-            transform
-            and not out
-            and setting in ("", "no_grad", "deterministic")
-            and base != "scaled_mm"
-        ):
+        is_usual = setting in ("", "no_grad", "deterministic") and base != "scaled_mm"
+        if transform and not out and is_usual:
             self.transform(spec, transform)
         else:
             self.kinds(spec)
             self.gradients(spec)
         self.sober(spec)
-        if base != "scaled_mm" and (
-            "transform" in spec or out or "bias" in t
-        ):  # torch has few products of fp8 on the CPU
+        # torch has few products of fp8 on the CPU
+        if base != "scaled_mm" and ("transform" in spec or out or "bias" in t):
             for tensor in t.values():
                 tensor["dtype"] = "bfloat16" if tensor["dtype"] in FP8 else tensor["dtype"]
         if "transform" not in spec:
@@ -282,9 +270,10 @@ class Maker:
         for name in ("alpha", "beta"):
             kind = spec.get(name, {}).get("kind")
             differentiated = "gradients" in spec or "transform" in spec
-            if (kind in ("huge", "inf") and differentiated) or (
-                kind in ("huge", "nan", "inf", "complex") and unread
-            ):
+            wild = ["huge", "inf"] * differentiated + ["huge", "nan", "inf", "complex"] * bool(
+                unread
+            )
+            if kind in wild:
                 spec[name] = {"kind": "int", "value": 2}
 
     def of_matmul(self, spec: dict) -> None:
@@ -310,11 +299,8 @@ class Maker:
     def product(self, spec: dict, a: list[int], b: list[int], c: list[int] | None) -> None:
         rng, dtype = self.rng, self.dtype()
         plain = spec["call"] in ("op.matmul", "op.matmul_out", "op.addmm", "op.addmm_out")
-        with_extra = (
-            not plain
-            and dtype not in FP8
-            and (self.chance(0.35) or spec["call"].startswith("op.gemm"))
-        )
+        with_extra = not plain and dtype not in FP8
+        with_extra = with_extra and (self.chance(0.35) or spec["call"].startswith("op.gemm"))
         if with_extra and self.chance(0.5):
             spec["activation"] = rng.choice(ACTIVATIONS) if self.chance(0.97) else "tanh"
             if self.chance(0.01) and not spec["call"].startswith("op."):
@@ -325,10 +311,10 @@ class Maker:
             if c and c[-1] != 1:
                 c[-1] *= 2
         tensors = spec["tensors"] = {"a": self.tensor(a, dtype)}
-        other = dtype if self.chance(0.96) else self.dtype()
+        other = self.mostly(dtype)
         tensors["b"] = self.tensor(b, other)
         if c is not None:
-            tensors["c"] = self.tensor(c, dtype if self.chance(0.96) else self.dtype())
+            tensors["c"] = self.tensor(c, self.mostly(dtype))
         wide = None
         if c is None and spec["call"] != "linear" and self.chance(0.12):
             wide = rng.choice(["float32", "float32", dtype, "float64", "bfloat16"])
@@ -336,9 +322,8 @@ class Maker:
         x_shape = product_shape(a, b)
         self.epilogue(spec, x_shape, wide or dtype, with_extra)
         shape = [*x_shape[:-1], x_shape[-1] // gate] if x_shape else []
-        if spec["call"].endswith("_out") or (
-            not spec["call"].startswith("op.") and self.chance(0.17)
-        ):
+        is_public = not spec["call"].startswith("op.")
+        if spec["call"].endswith("_out") or (is_public and self.chance(0.17)):
             self.out(spec, shape, wide or dtype)
 
     def epilogue(self, spec: dict, x_shape, dtype: str, with_extra: bool) -> None:
@@ -349,12 +334,10 @@ class Maker:
         tensors = spec["tensors"]
         if "bias" not in tensors and self.chance(0.6):
             bias = x_shape[-1:] if self.chance(0.4) else self.broadcast(x_shape)
-            tensors["bias"] = self.tensor(bias, dtype if self.chance(0.96) else self.dtype())
+            tensors["bias"] = self.tensor(bias, self.mostly(dtype))
         if self.chance(0.4):
             residual = shape if self.chance(0.5) else self.broadcast(shape)
-            tensors["residual"] = self.tensor(
-                residual, dtype if self.chance(0.96) else self.dtype()
-            )
+            tensors["residual"] = self.tensor(residual, self.mostly(dtype))
         takes_aux = spec["call"] in ("matmul", "addmm", "op.gemm_out")
         if takes_aux and self.chance(0.25):
             tensors["aux"] = self.written(x_shape, dtype)
@@ -399,20 +382,16 @@ class Maker:
         if with_extra and self.chance(0.5):
             spec["activation"] = rng.choice(ACTIVATIONS)
             columns *= halves(spec["activation"])
-        lead = [
-            rng.choice([0, 1, 2, 3, 5, 8])
-            for _ in range(rng.choices([0, 1, 2, 3], [2, 6, 3, 1])[0])
-        ]
-        x, w = (
-            self.damaged([*lead, inner]),
-            self.damaged([columns, inner] if self.chance(0.95) else [inner]),
-        )
+        rank = rng.choices([0, 1, 2, 3], [2, 6, 3, 1])[0]
+        lead = [rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rank)]
+        x = self.damaged([*lead, inner])
+        w = self.damaged([columns, inner] if self.chance(0.95) else [inner])
         tensors = spec["tensors"] = {"a": self.tensor(x, dtype)}
-        tensors["b"] = self.tensor(w, dtype if self.chance(0.96) else self.dtype())
+        tensors["b"] = self.tensor(w, self.mostly(dtype))
         x_shape = [*x[:-1], *w[:-1]]
         if self.chance(0.6):
             bias = w[:-1] if self.chance(0.8) else self.broadcast(x_shape)
-            tensors["bias"] = self.tensor(bias, dtype if self.chance(0.97) else self.dtype())
+            tensors["bias"] = self.tensor(bias, self.mostly(dtype, 0.97))
         self.epilogue(spec, x_shape, dtype, with_extra)
         if spec["call"] == "linear" and self.chance(0.1):
             gate = halves(spec.get("activation"))
@@ -426,14 +405,12 @@ class Maker:
             spec["activation"] = rng.choice(ACTIVATIONS)
             columns *= halves(spec["activation"])
         lead = [rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rng.choices([0, 1, 2], [1, 6, 3])[0])]
-        spec["tensors"] = {
-            "a": self.tensor(
-                self.damaged([*lead, inner]), dtype if self.chance(0.96) else self.dtype()
-            ),
+        tensors = spec["tensors"] = {
+            "a": self.tensor(self.damaged([*lead, inner]), self.mostly(dtype)),
             "b": self.tensor([columns, inner], dtype) | {"kind": "parameter"},
         }
         if self.chance(0.7):
-            spec["tensors"]["bias"] = self.tensor([columns], dtype) | {"kind": "parameter"}
+            tensors["bias"] = self.tensor([columns], dtype) | {"kind": "parameter"}
         if self.chance(0.2):
             spec["functional_call"] = True
 
@@ -464,18 +441,15 @@ class Maker:
         scales = ([rows, 1], [1, columns]) if per_row else rng.choice([([], []), ([1], [1, 1])])
         if in_blocks:
             of_rows, of_columns, terms = (-(-n // 128) for n in (rows, columns, inner))
-            scales = (
-                [rng.choice([rows, of_rows]), terms],
-                [terms, rng.choice([columns, of_columns])],
-            )
+            scale_a = [rng.choice([rows, of_rows]), terms]
+            scales = scale_a, [terms, rng.choice([columns, of_columns])]
         for name, shape in zip(("scale_a", "scale_b"), scales, strict=True):
             dtype = "float32" if self.chance(0.97) else rng.choice(["float64", "bfloat16"])
             tensors[name] = self.tensor(self.damaged(shape), dtype) | {"fill": "positive"}
         dtype = rng.choice(["bfloat16", "float16", "float32"])
         if self.chance(0.9):
-            spec["out_dtype"] = (
-                dtype if self.chance(0.95) else rng.choice(["float64", "float8_e4m3fn"])
-            )
+            others = ["float64", "float8_e4m3fn"]
+            spec["out_dtype"] = dtype if self.chance(0.95) else rng.choice(others)
         else:
             dtype = "bfloat16"
         self.epilogue(spec, [rows, columns], dtype, self.chance(0.4))
@@ -495,20 +469,16 @@ class Maker:
         }
         for t in spec["tensors"].values():  # at infinity, formulas that are right elsewhere differ
             t["fill"] = "integers" if t.get("fill") == "integers" else "normal"
-            t["layout"] = (
-                "expanded" if t["layout"] == "overlapping" else t["layout"]
-            )  # oneDNN's gelu takes none
+            if t["layout"] == "overlapping":  # which oneDNN's gelu does not take
+                t["layout"] = "expanded"
 
     # ---- how
     def kinds(self, spec: dict) -> None:
         tensors = spec["tensors"]
         kind = pick(self.rng, KINDS)
         read = [n for n in tensors if n not in ("out", "aux") and "kind" not in tensors[n]]
-        if not kind or (
-            "out" in tensors
-            and kind in ("meta", "fake", "nested", "sparse", "two")
-            and self.chance(0.8)
-        ):
+        is_rare = "out" in tensors and kind in ("meta", "fake", "nested", "sparse", "two")
+        if not kind or (is_rare and self.chance(0.8)):
             return
         if kind == "fake" and any("alias" in t for t in tensors.values()):
             return
@@ -519,55 +489,50 @@ class Maker:
         else:
             chosen = [self.rng.choice(read or ["a"])]
         if spec["call"] in ("Linear", "patch"):
-            if kind in WHOLE:
-                return
             chosen = ["a"]
-        if kind in ("list", "float", "None", "numpy", "duck") and spec["call"].startswith("op."):
-            return
-        if kind in ("two", "nested") and spec.get("setting") == "inference":
-            return  # torch cannot make views of such tensors there
-        if kind == "duck" and ({"out", "bias"} & set(tensors) or "alpha" in spec or "beta" in spec):
-            return
-        if kind == "duck" and (spec["call"] == "scaled_mm" or is_fused(spec)):
+        if self.impossible(spec, kind):
             return
         for name in chosen:
             t = tensors.get(name)
             if t is None or "alias" in t:
                 continue
-            if kind == "nested" and (len(t["shape"]) != 3 or t["dtype"] not in FLOATS):
-                continue
-            if kind == "sparse" and (len(t["shape"]) != 2 or t["dtype"] not in FLOATS):
-                continue
-            if kind in ("nested", "sparse") and any(
-                x.get("alias") == name for x in tensors.values()
-            ):
-                continue  # it has no memory as an out of strides would have
+            if rank := {"nested": 3, "sparse": 2}.get(kind):
+                shared = any(x.get("alias") == name for x in tensors.values())
+                if len(t["shape"]) != rank or t["dtype"] not in FLOATS or shared:
+                    continue  # it has no memory as an out of strides would have
             t["kind"] = kind
             if kind in ("cow", "nested", "sparse", "numpy", "list"):
                 t["layout"] = "contiguous"
                 t.pop("lazy", None)
+
+    @staticmethod
+    def impossible(spec: dict, kind: str) -> bool:
+        """Whether a call has no tensors of a kind."""
+        tensors = spec["tensors"]
+        if spec["call"] in ("Linear", "patch") and kind in WHOLE:
+            return True
+        if kind in OPAQUE and spec["call"].startswith("op."):
+            return True
+        if kind in ("two", "nested") and spec.get("setting") == "inference":
+            return True  # torch cannot make views of such tensors there
+        named = {"out", "bias", "alpha", "beta"} & {*tensors, *spec}
+        return kind == "duck" and (bool(named) or spec["call"] == "scaled_mm" or is_fused(spec))
 
     def gradients(self, spec: dict) -> None:
         tensors = spec["tensors"]
         can = [
             name
             for name, t in tensors.items()
-            if name not in ("out", "aux")
-            and t["dtype"] in FLOATS + COMPLEX
-            and "alias" not in t
-            and t.get("kind", "") not in ("list", "float", "None", "numpy", "duck", "meta", "fake")
+            if name not in ("out", "aux") and t["dtype"] in FLOATS + COMPLEX and "alias" not in t
         ]
+        can = [n for n in can if tensors[n].get("kind") not in (*OPAQUE, "meta", "fake")]
         writes = "out" in tensors or "aux" in tensors or spec["call"].endswith("_out")
         if not can or not self.chance(0.05 if writes else 0.45):
             return
         of = [name for name in can if self.chance(0.6)] or [self.rng.choice(can)]
-        layout = self.rng.choice(
-            ["contiguous", "contiguous", "transposed", "steps", "expanded", "overlapping"]
-        )
-        if (
-            any(name in str(spec.get("activation")) for name in ("gelu", "geglu"))
-            and layout == "overlapping"
-        ):
+        layouts = ["contiguous", "contiguous", "transposed", "steps", "expanded", "overlapping"]
+        layout, activation = self.rng.choice(layouts), str(spec.get("activation"))
+        if layout == "overlapping" and ("gelu" in activation or "geglu" in activation):
             layout = "expanded"  # oneDNN's gelu, where it is used, takes no such gradient
         spec["gradients"] = {"of": of, "layout": layout, "seed": self.rng.randrange(2**31)}
         wide = all(tensors[name]["dtype"] in ("float64", "complex128") for name in can)
@@ -588,9 +553,8 @@ class Maker:
             size = self.rng.choice([1, 2, 3])
             dims = spec["in_dims"] = {}
             for name, t in tensors.items():
-                if self.chance(0.6) or (
-                    name == list(tensors)[-1] and not any(d is not None for d in dims.values())
-                ):
+                is_last = name == list(tensors)[-1]
+                if self.chance(0.6) or (is_last and set(dims.values()) <= {None}):
                     dims[name] = self.rng.randrange(len(t["shape"]) + 1)
                     t["shape"].insert(dims[name], size)
                 else:
@@ -611,22 +575,21 @@ class Maker:
         spec.pop("repeat", None)
 
     def compilable(self, spec: dict) -> bool:
-        ordinary = all("kind" not in t and "alias" not in t for t in spec["tensors"].values())
-        kinds = {spec[n]["kind"] for n in ("alpha", "beta") if n in spec}
-        ordinary = ordinary and kinds <= {"int", "float", "zero"}
-        ordinary = ordinary and all(t["dtype"] in FLOATS + FP8 for t in spec["tensors"].values())
-        ordinary = ordinary and len({t["dtype"] for t in spec["tensors"].values()}) == 1
-        ordinary = ordinary and not ("gradients" in spec and "out" in spec["tensors"])
-        ordinary = (
-            ordinary and len(spec["tensors"]["b"]["shape"]) > 1 if "b" in spec["tensors"] else False
-        )
-        ordinary = (
-            ordinary
-            and spec["call"] not in ("patch", "Linear", "scaled_mm")
-            and "setting" not in spec
-        )
+        tensors = spec["tensors"]
+        dtypes = {t["dtype"] for t in tensors.values()}
+        scalars = {spec[n]["kind"] for n in ("alpha", "beta") if n in spec}
         spec.pop("repeat", None)
-        return ordinary and "transform" not in spec and "names" not in spec
+        return (
+            all("kind" not in t and "alias" not in t for t in tensors.values())
+            and scalars <= {"int", "float", "zero"}
+            and len(dtypes) == 1
+            and dtypes <= {*FLOATS, *FP8}
+            and not ("gradients" in spec and "out" in tensors)
+            and "b" in tensors
+            and len(tensors["b"]["shape"]) > 1
+            and spec["call"] not in ("patch", "Linear", "scaled_mm")
+            and not {"setting", "transform", "names"} & spec.keys()
+        )
 
 
 def product_shape(a: list[int], b: list[int]) -> list[int]:
