@@ -54,8 +54,7 @@ bench-host: $(READY)
 # Builds the C++ module outblas_native into build/native for the torch that is installed, and runs the tests of eager
 # calls, of layers and of `enable` with it. NATIVE_TESTS selects others.
 NATIVE_TESTS ?= tests/torch_ops/test_native.py tests/torch_ops/test_eager.py tests/torch_ops/test_observers.py \
-    tests/torch_ops/test_eager_lazy_clones.py tests/torch_ops/test_autograd.py tests/torch_ops/test_enable.py \
-    tests/torch_ops/test_plan_keys.py tests/torch_ops/test_autocast_vmap.py tests/torch_ops/test_slow_path.py \
+    tests/torch_ops/test_autograd.py tests/torch_ops/test_enable.py tests/torch_ops/test_plan_keys.py \
     tests/api/test_nn.py
 
 NATIVE_PROCESSES ?= 2

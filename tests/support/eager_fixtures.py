@@ -6,21 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.core.problem import Launch
 from outblas.runtime import dispatch, launcher
 from outblas.torch_ops import ops
 
+from .warm_calls import stand_in_launcher
+
 Tensor = torch.Tensor
-
-
-def stand_in_launcher(*_: object, no_product: bool) -> Launch:
-    """A launcher of what has a kernel's place: torch, as the interpreter takes milliseconds."""
-
-    def launch(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, *_: object) -> None:
-        assert c is None, "the stand-in adds nothing"
-        torch.matmul(a, b, out=out)
-
-    return launch
 
 
 @pytest.fixture(params=["torch's product", "portable"])

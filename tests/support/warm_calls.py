@@ -1,10 +1,15 @@
-"""Calls that are made until they are warm, and a look at whether they took the short way."""
+"""Calls that are made until they are warm, what stands for a kernel, and a look at whether they took
+the short way.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from outblas import addmm, linear, matmul
+from outblas.core.epilogue import apply
+from outblas.core.problem import Launch, Problem
 from outblas.kernels import portable
 
 Tensor = torch.Tensor
@@ -54,6 +59,23 @@ SHORT_WAY_CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = 
     ),
     "parameter": (lambda: matmul(A, torch.nn.Parameter(B, requires_grad=False)), lambda: A @ B),
 }
+
+
+def stand_in_launcher(problem: Problem, *_: object, no_product: bool) -> Launch:
+    """A launcher of what has a kernel's place, as the interpreter takes milliseconds. It calls no
+    product of torch, which a test may have overridden.
+    """
+
+    def launch(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any, *epilogue: Any
+    ) -> None:
+        x = alpha * (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+        x = x if c is None else x + beta * c
+        bias, residual, _ = epilogue or (None, None, None)
+        x = x if bias is None else x + bias
+        out.copy_(apply(x, problem.epilogue.activation, residual))
+
+    return launch
 
 
 def warm(call: Callable[[], object]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.warm_calls import stand_in_launcher
 
 import outblas
 from outblas import linear, matmul
@@ -22,7 +23,6 @@ from outblas.core.problem import Launch, Problem
 from outblas.runtime import dispatch, fallback, launcher
 from outblas.torch_ops import aten, native
 
-pytest_plugins = ("support.eager_fixtures",)
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 Tensor = torch.Tensor
@@ -33,40 +33,27 @@ RESIDUAL = torch.randn(6, 4)
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The package, where plans of CPU tensors run torch's product, or what stands in for it."""
+    """The package, where plans of CPU tensors run what stands in for a kernel."""
     if native._package is None:
         pytest.skip("needs outblas-native")
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
-    monkeypatch.setattr(launcher, "best_launcher", best_launcher)
+    monkeypatch.setattr(launcher, "best_launcher", stand_in_launcher)
     dispatch.clear_cache()
     yield native._package
     dispatch.clear_cache()
 
 
-def best_launcher(problem: Problem, *_: object, no_product: bool) -> Launch:
-    """A launcher of what has a kernel's place."""
-    rectify = problem.epilogue.activation == "relu"
-
-    def launch(
-        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any, *epilogue: Any
-    ) -> None:
-        # No product of torch, which a test may have overridden.
-        x = alpha * (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
-        x = x if c is None else x + beta * c
-        bias, residual, _ = epilogue or (None, None, None)
-        x = x if bias is None else x + bias
-        x = x.relu() if rectify else x
-        out.copy_(x if residual is None else x + residual)
-
-    return launch
-
-
-def hits(package: Any, call: Callable[[], object]) -> int:
-    """Calls twice, and returns how many calls of products the second one computed in C++."""
-    call()
+def computed(package: Any, call: Callable[[], object]) -> int:
+    """Returns how many products of a call are computed in C++."""
     before = package.counts()[1]
     call()
     return int(package.counts()[1]) - before
+
+
+def hits(package: Any, call: Callable[[], object]) -> int:
+    """Calls twice, and returns how many products of the second call are computed in C++."""
+    call()
+    return computed(package, call)
 
 
 # ---- which calls are computed
@@ -133,11 +120,7 @@ def test_gradients_that_products_add_are_left_to_python(package: Any) -> None:
             y = linear(x, w)
         y.backward(grad)
 
-    step()
-    before = package.counts()[1]
-    step()
-
-    assert package.counts()[1] == before + 1, "the gradient of x"
+    assert hits(package, step) == 1, "the gradient of x"
     torch.testing.assert_close(w.grad, torch.ones(4, 5) + 2 * (torch.ones(4, 6) @ A))
 
 
@@ -147,15 +130,9 @@ def test_the_oldest_plan_is_forgotten(package: Any, monkeypatch: pytest.MonkeyPa
     for rows in (1, 2, 3):
         linear(A[:rows], W)
 
-    computed = [hits_once(package, rows) for rows in (2, 3, 1)]
+    counts = [computed(package, lambda n=n: linear(A[:n], W)) for n in (2, 3, 1)]  # type: ignore[misc]
 
-    assert computed == [1, 1, 0]
-
-
-def hits_once(package: Any, rows: int) -> int:
-    before = package.counts()[1]
-    linear(A[:rows], W)
-    return int(package.counts()[1]) - before
+    assert counts == [1, 1, 0]
 
 
 def test_new_memory_is_filled_where_torch_fills_it(package: Any) -> None:
@@ -163,9 +140,7 @@ def test_new_memory_is_filled_where_torch_fills_it(package: Any) -> None:
     linear(A, W)
     torch.use_deterministic_algorithms(True)
     try:
-        before = package.counts()[1]
-        torch.testing.assert_close(linear(A, W), A @ W.t())
-        assert package.counts()[1] == before + 1
+        assert computed(package, lambda: torch.testing.assert_close(linear(A, W), A @ W.t())) == 1
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -175,7 +150,7 @@ def ffi_launcher(kernel: Any, *arguments: Any, launched: list[str]) -> Callable[
     """A launcher whose launches say that they call a function of TVM FFI."""
 
     def best(problem: Problem, *_: object, no_product: bool) -> Launch:
-        python = best_launcher(problem, no_product=no_product)
+        python = stand_in_launcher(problem, no_product=no_product)
 
         def launch(*given: Any) -> None:
             launched.append("by Python")
@@ -290,30 +265,25 @@ def test_a_kernel_of_tvm_ffi_is_called_with_views(
     assert seen == [([0, 1, 2], None, 7, 1.0, 0.0, 2.5)] * 2
 
 
-def test_a_kernel_that_fails_is_launched_by_python(
-    package: Any, monkeypatch: pytest.MonkeyPatch
+# Functions with what they return, and the arguments that a launch says it gives them.
+UNUSED: dict[str, tuple[int, tuple[Any, ...]]] = {
+    "a kernel that fails": (-1, VIEWS),
+    "more arguments than there is room for": (0, VIEWS * 9),
+    "a dtype that no kernel has": (0, (FfiView(0, torch.int64, (1,), (1,)),)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_cannot_be_called_is_launched_by_python(
+    name: str, package: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[str] = []
-    best = ffi_launcher(Kernel(lambda *_: -1), *VIEWS, launched=launched)
+    returned, arguments = UNUSED[name]
+    best = ffi_launcher(Kernel(lambda *_: returned), *arguments, launched=launched)
     monkeypatch.setattr(launcher, "best_launcher", best)
 
     for _ in range(2):
         torch.testing.assert_close(linear(A, W, BIAS), A @ W.t() + BIAS)
-
-    assert launched == ["by Python"] * 2
-
-
-@pytest.mark.parametrize("described", [VIEWS * 9, (FfiView(0, torch.int64, (1,), (1,)),)])
-def test_other_arguments_are_left_to_python(
-    package: Any, monkeypatch: pytest.MonkeyPatch, described: tuple[Any, ...]
-) -> None:
-    """More of them than there is room for, and dtypes that no kernel has."""
-    launched: list[str] = []
-    best = ffi_launcher(Kernel(lambda *_: 0), *described, launched=launched)
-    monkeypatch.setattr(launcher, "best_launcher", best)
-
-    for _ in range(2):
-        torch.testing.assert_close(linear(A, W), A @ W.t())
 
     assert launched == ["by Python"] * 2
 
@@ -412,25 +382,20 @@ def test_an_output_that_overlaps_an_operand_is_left_to_python(package: Any) -> N
     assert within.data_ptr() % 16 == beside.data_ptr() % 16 == apart.data_ptr() % 16
     with aten._enable(RULES):
         torch.mm(a, b, out=apart)
-        before = package.counts()[1]
-        torch.mm(a, b, out=beside)
-        torch.mm(a, b, out=within)
 
-    assert package.counts()[1] == before + 1, "what lies beside the operand is computed"
+        assert computed(package, lambda: torch.mm(a, b, out=beside)) == 1
+        assert computed(package, lambda: torch.mm(a, b, out=within)) == 0
 
 
 def test_products_of_a_choice_are_torchs(package: Any) -> None:
     """A kernel is chosen while others are timed beside torch's product."""
     with aten._enable(RULES):
         torch.mm(A, W.t())
-        before = package.counts()[1]
         native.set_choosing(True)
         try:
-            torch.mm(A, W.t())
+            assert computed(package, lambda: torch.mm(A, W.t())) == 0
         finally:
             native.set_choosing(False)
-
-        assert package.counts()[1] == before
 
 
 # ---- whether it is used
@@ -456,15 +421,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return load
 
 
-def test_a_package_that_fits_is_used(installed: Callable[[str], Any]) -> None:
-    assert installed(FITS).TORCH == VERSION
-
-
-def test_a_package_that_is_switched_off_is_not_used(
+def test_a_package_that_fits_is_used_unless_it_is_switched_off(
     installed: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert installed(FITS).TORCH == VERSION
     monkeypatch.setenv("OUTBLAS_NATIVE", "0")
-
     assert installed(FITS) is None
 
 
