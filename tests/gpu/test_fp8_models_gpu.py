@@ -152,3 +152,15 @@ def test_layers_multiply_the_dequantized_operands(rows: int, dtype: torch.dtype)
 
         assert y.dtype == dtype
         assert distance(y, reference(layer, x)) < CLOSE[dtype]
+
+
+def test_gradients_under_vmap_are_those_of_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTBLAS_STRICT")
+    linear = torch.nn.Linear(512, 256, device="cuda", dtype=torch.bfloat16)
+    layer, x = FP8Linear.from_linear(linear), torch.randn(4, 16, 512, device="cuda").bfloat16()
+    gradient = torch.func.grad(lambda x: layer(x).float().sin().sum())
+
+    batched = torch.func.vmap(gradient)(x)
+
+    single = torch.stack([gradient(rows) for rows in x])
+    torch.testing.assert_close(batched, single, rtol=0.02, atol=0.02)

@@ -79,6 +79,7 @@ def test_a_simt_config_that_is_valid_is_right(config: SimtConfig) -> None:
 
 
 # ---- mma.sync
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", turing_rungs.NAMES)
@@ -198,6 +199,7 @@ def drawn_configs(kernel: str, draw: random.Random) -> Iterator[HopperConfig]:
 
 
 @pytest.mark.sm90
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kernel", HOPPER)
 def test_configs_run_or_say_why_not(kernel: str) -> None:

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.gradients import COLD_THEN_WARM, stored_gradient
+from support.gradients import (
+    COLD_THEN_WARM,
+    GRADIENT_KINDS,
+    assert_gradients_of_a_kind_are_torchs,
+    stored_gradient,
+)
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -106,11 +111,40 @@ def test_the_gradient_of_a_weight_is_written_where_it_stays(
         assert stored_gradient(w).stride() == w.stride(), f"call {call}"
 
 
-# ---- gradients that are added in place
 def integers(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(-1, 2, shape, device="cuda").to(dtype)
 
 
+def one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    """What `grouped` computes, each group by a product of its own."""
+    return torch.cat((a[:5] @ b[0], a[5:] @ b[2]))
+
+
+def grouped(a: Tensor, b: Tensor) -> Tensor:
+    offs = torch.tensor([5, 5, 24], dtype=torch.int32, device="cuda")
+    return outblas.grouped_mm(a, b, offs=offs)
+
+
+OF_KINDS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
+    "linear": (linear, nn.functional.linear, ((4, 6, 64), (32, 64), (32,))),
+    "grouped_mm": (grouped, one_by_one, ((24, 64), (3, 64, 32))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("kind", GRADIENT_KINDS)
+@pytest.mark.parametrize("name", OF_KINDS)
+def test_a_gradient_may_be_of_any_kind(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OUTBLAS_STRICT")
+    ours, theirs, shapes = OF_KINDS[name]
+    tensors = [integers(*shape, dtype=BF16).requires_grad_() for shape in shapes]
+
+    assert_gradients_of_a_kind_are_torchs(kind, ours, theirs, tensors)
+
+
+# ---- gradients that are added in place
 @pytest.mark.parametrize("other_stream", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "rows", "columns", "dtype"),

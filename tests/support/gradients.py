@@ -77,7 +77,8 @@ def assert_gradients_of_a_kind_are_torchs(
         found = []
         for function in (ours, torchs):
             y = function(*tensors)
-            g = GRADIENT_KINDS[kind](torch.arange(1.0, y.numel() + 1).view(y.shape) % 7 - 3)
+            values = torch.arange(1.0, y.numel() + 1, device=y.device).view(y.shape) % 7 - 3
+            g = GRADIENT_KINDS[kind](values.to(y.dtype))
             found.append(
                 torch.autograd.grad(
                     y, tensors, g, create_graph=create_graph, is_grads_batched=kind == "batched"
