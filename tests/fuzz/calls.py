@@ -24,7 +24,6 @@ from .spec import COMPLEX, FLOATS, is_fused
 
 Tensor = torch.Tensor
 WRITTEN = "out", "aux"
-OPAQUE = "list", "float", "None", "numpy", "duck"  # kinds that are no tensors
 MEMORY = "", "parameter", "subclass", "function", "inference"  # kinds whose memory can be looked at
 
 
@@ -38,9 +37,8 @@ class Outcome:
     second: dict[str, Tensor | None] = field(default_factory=dict)
     gradient_error: BaseException | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    faults: list[str] = field(
-        default_factory=list
-    )  # what no outcome may have: memory that changed, say
+    # What no outcome may have: memory that changed, say.
+    faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         if self.error is not None:
@@ -52,10 +50,8 @@ class Outcome:
 
 def described(error: BaseException) -> str:
     text = str(error).strip()
-    inner = re.search(
-        r"making fake tensor call.*?: got (\w+)\(['\"](.*?)['\"]\)\n", text, re.DOTALL
-    )
-    if inner:  # what Dynamo makes of an error
+    of_dynamo = r"making fake tensor call.*?: got (\w+)\(['\"](.*?)['\"]\)\n"
+    if inner := re.search(of_dynamo, text, re.DOTALL):
         return f"{inner[1]}: {inner[2]}"
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
@@ -107,14 +103,14 @@ def dtype_of(spec: dict) -> torch.dtype | None:
 
 def layer(spec: dict, t: dict, cls: type, **how: Any) -> Any:
     """A linear layer that has these parameters, which `functional_call` may bring."""
-    made = cls(2, 2, bias="bias" in t, **how)
+    module = cls(2, 2, bias="bias" in t, **how)
     brought = {"weight": t["b"]} | ({"bias": t["bias"]} if "bias" in t else {})
-    made.out_features, made.in_features = t["b"].shape
+    module.out_features, module.in_features = t["b"].shape
     if spec.get("functional_call"):
-        return lambda x: torch.func.functional_call(made, brought, (x,))
+        return lambda x: torch.func.functional_call(module, brought, (x,))
     for name, p in brought.items():
-        setattr(made, name, p)
-    return made
+        setattr(module, name, p)
+    return module
 
 
 def by_outblas(spec: dict, t: dict) -> Any:
@@ -136,12 +132,9 @@ def by_outblas(spec: dict, t: dict) -> Any:
         return layer(spec, t, outblas.Linear, activation=spec.get("activation"))(t["a"])
     positional, how = passed(spec, t)
     optional = ["residual", "out", "aux", *(["bias"] if name != "linear" else [])]
+    options = "activation", "kernel", "use_fast_accum", "batch_invariant"
     how |= {n: t[n] for n in optional if n in t}
-    how |= {
-        n: spec[n]
-        for n in ("activation", "kernel", "use_fast_accum", "batch_invariant")
-        if n in spec
-    }
+    how |= {n: spec[n] for n in options if n in spec}
     how |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
     if "out_dtype" in spec:
         how["out_dtype"] = dtype_of(spec)
@@ -178,14 +171,11 @@ def by_torch(spec: dict, t: dict) -> Any:
     activation = spec.get("activation")
     t = {n: x for n, x in t.items() if x is not None or n not in ("bias", "residual", "out", "aux")}
     linear = name == "linear" and ("out" in t or ("bias" in t and ndim(spec, t, "bias") != 1))
-    if (is_fused(spec) or name == "scaled_mm" or linear) and not all(
-        isinstance(x, Tensor) for x in t.values()
-    ):
+    are_tensors = all(isinstance(x, Tensor) for x in t.values())
+    if (is_fused(spec) or name == "scaled_mm" or linear) and not are_tensors:
         raise TypeError("expected tensors")
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError("activation")
-    if activation and activation not in FUNCTIONS and activation not in GATED:
-        raise ValueError("activation")
+    if activation and activation not in (*FUNCTIONS, *GATED):
+        raise (ValueError if isinstance(activation, str) else TypeError)("activation")
     if name == "activation_backward":
         return backward_of(t["grad"], t["a"], activation)
     if name in ("Linear", "patch"):
@@ -197,24 +187,17 @@ def by_torch(spec: dict, t: dict) -> Any:
         return plain(spec, t)
     if name == "scaled_mm" and not activation and "residual" not in t and not spec.get("composed"):
         scales = t["scale_a"], t["scale_b"]
-        fast = spec.get("use_fast_accum", False)
-        how = {
-            "bias": t.get("bias"),
-            "out_dtype": dtype_of(spec) or torch.bfloat16,
-            "use_fast_accum": fast,
-        }
-        return torch._scaled_mm(t["a"], t["b"], *scales, **how)
-    grows = torch.is_grad_enabled() and any(
+        how = {"bias": t.get("bias"), "use_fast_accum": spec.get("use_fast_accum", False)}
+        wide = dtype_of(spec) or torch.bfloat16
+        return torch._scaled_mm(t["a"], t["b"], *scales, out_dtype=wide, **how)
+    if not any(n in t for n in WRITTEN):
+        return composed(spec, t, activation)
+    if torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in t.values()
-    )
-    if grows and any(n in t for n in WRITTEN):
-        raise RuntimeError(
-            "functions with out=... arguments don't support automatic differentiation"
-        )
-    if any(n in t for n in WRITTEN):  # autocast leaves calls with out= alone
-        with torch.autocast(spec.get("device", "cpu"), enabled=False):
-            return composed(spec, t, activation)
-    return composed(spec, t, activation)
+    ):
+        raise RuntimeError("functions with out=... arguments don't support differentiation")
+    with torch.autocast(spec.get("device", "cpu"), enabled=False):  # it leaves out= alone
+        return composed(spec, t, activation)
 
 
 def composed(spec: dict, t: dict, activation: str | None) -> Any:
@@ -258,9 +241,8 @@ def plain(spec: dict, t: dict) -> Any:
     positional, named = passed(spec | {"call": name}, t, by_torch=True)
     if name == "addmm" and spec["call"].startswith("op."):  # as operators read their arguments
         scalars = {n: scalar(spec.get(n), 1) for n in ("beta", "alpha")}
-        found = (torch.ops.aten.addmm.out if how else torch.ops.aten.addmm)(
-            *positional, **scalars, **how
-        )
+        addmm = torch.ops.aten.addmm.out if how else torch.ops.aten.addmm
+        found = addmm(*positional, **scalars, **how)
     elif name == "addmm":
         named |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
         found = cast(Callable[..., Any], torch.addmm)(*positional, **named, **how)
@@ -302,32 +284,36 @@ def scales_of_values(t: dict) -> list[Tensor]:
     return found
 
 
+def fit_together(spec: dict, t: dict) -> None:
+    """The rules for fp8 operands and their scales."""
+    a, b, scale_a, scale_b = (t[n] for n in ("a", "b", "scale_a", "scale_b"))
+    if not {a.dtype, b.dtype} <= {torch.float8_e4m3fn, torch.float8_e5m2}:
+        raise RuntimeError("expected fp8 operands")
+    if {scale_a.dtype, scale_b.dtype} != {torch.float32}:
+        raise RuntimeError("expected float32 scales")
+    if a.dim() != 2 or b.dim() != 2:
+        raise RuntimeError("expected matrices")
+    (M, K), N = a.shape, b.shape[1]
+    if (scale_a.numel() == 1 or tuple(scale_a.shape) == (M, 1)) and (
+        scale_b.numel() == 1 or tuple(scale_b.shape) == (1, N)
+    ):
+        return
+    of_rows, of_columns, terms = (-(-n // BLOCK) for n in (M, N, K))
+    of_a, of_b = [(M, terms), (of_rows, terms)], [(terms, N), (terms, of_columns)]
+    if tuple(scale_a.shape) not in of_a or tuple(scale_b.shape) not in of_b:
+        raise RuntimeError("expected one scale, or one a row or a column, or blocks of both")
+    if spec.get("use_fast_accum"):
+        raise RuntimeError("expected sums in float32 with scales of blocks")
+
+
 def before_activation(spec: dict, t: dict) -> Tensor:
     name, bias, wide = spec["call"].removeprefix("op."), t.get("bias"), dtype_of(spec)
     if name == "scaled_mm":
-        dtype = wide or torch.bfloat16
-        if any(t[n].dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) for n in ("a", "b")):
-            raise RuntimeError("expected fp8 operands")
-        if any(t[n].dtype != torch.float32 for n in ("scale_a", "scale_b")):
-            raise RuntimeError("expected float32 scales")
-        if t["a"].dim() != 2 or t["b"].dim() != 2:
-            raise RuntimeError("expected matrices")
-        (M, K), N = t["a"].shape, t["b"].shape[1]
-        in_blocks = not (
-            (t["scale_a"].numel() == 1 or tuple(t["scale_a"].shape) == (M, 1))
-            and (t["scale_b"].numel() == 1 or tuple(t["scale_b"].shape) == (1, N))
-        )
-        of_rows, of_columns, terms = (-(-n // BLOCK) for n in (M, N, K))
-        if in_blocks and (
-            tuple(t["scale_a"].shape) not in ((M, terms), (of_rows, terms))
-            or tuple(t["scale_b"].shape) not in ((terms, N), (terms, of_columns))
-        ):
-            raise RuntimeError("expected one scale, or one a row or a column, or blocks of both")
-        if in_blocks and spec.get("use_fast_accum"):
-            raise RuntimeError("expected sums in float32 with scales of blocks")
+        fit_together(spec, t)
         scale_a, scale_b = scales_of_values(t)
         x = NoGradient.apply((t["a"].float() * scale_a) @ (t["b"].float() * scale_b))
-        return x.to(dtype) if bias is None else x.to(dtype) + bias
+        x = x.to(wide or torch.bfloat16)
+        return x if bias is None else x + bias
     if name == "linear":
         inside = bias is not None and ndim(spec, t, "bias") == 1
         x = F.linear(t["a"], t["b"], bias if inside else None)
@@ -348,9 +334,7 @@ def before_activation(spec: dict, t: dict) -> Tensor:
 def write(out: Tensor, y: Tensor) -> Tensor:
     """What `out=` of a function of torch's takes, but that it does not resize."""
     if out.shape != y.shape or out.dtype != y.dtype:
-        raise RuntimeError(
-            f"out is {tuple(out.shape)} {out.dtype}, expected {tuple(y.shape)} {y.dtype}"
-        )
+        raise RuntimeError("out has another shape or dtype than the result")
     return out.copy_(y)
 
 
@@ -385,10 +369,8 @@ def backward_of(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 def derivative(x: Tensor, function: str) -> Tensor:
     if x.is_complex() and function != "silu":
         raise NotImplementedError(f"{function} of complex numbers")
-    if function == "relu":
-        return torch.ops.aten.threshold_backward(
-            torch.ones_like(x), x, 0
-        )  # its derivative is 0, and not None
+    if function == "relu":  # its derivative is 0, and not None
+        return torch.ops.aten.threshold_backward(torch.ones_like(x), x, 0)
     if function == "silu":
         s = 1 / (1 + torch.exp(-x))
         return s * (1 + x * (1 - s))
@@ -485,9 +467,8 @@ def make(spec: dict, call: Any) -> Outcome:
     behind.
     """
     ours = call is by_outblas
-    mode = (
-        FakeTensorMode() if any(t.get("kind") == "fake" for t in spec["tensors"].values()) else None
-    )
+    is_fake = any(t.get("kind") == "fake" for t in spec["tensors"].values())
+    mode = FakeTensorMode() if is_fake else None
     needs = tuple(spec.get("gradients", {}).get("of", ()))
     outcome = Outcome()
     with warnings.catch_warnings():
@@ -573,9 +554,8 @@ def broken(spec: dict, error: BaseException) -> bool:
     """Whether torch may have broken memory that nobody may look at any more: a lazy clone's that it
     resized.
     """
-    kinds = [
-        spec["tensors"][t["alias"]].get("kind") for t in spec["tensors"].values() if "alias" in t
-    ]
+    tensors = spec["tensors"]
+    kinds = [tensors[t["alias"]].get("kind") for t in tensors.values() if "alias" in t]
     return "COW.cpp" in str(error) or "cow" in kinds
 
 
@@ -611,32 +591,24 @@ def look(spec: dict, t: dict, watched: dict, versions: dict, outcome: Outcome) -
 def differentiate(spec: dict, t: dict, outcome: Outcome) -> None:
     how = spec.get("gradients")
     y = outcome.results[0]
-    if (
-        not how
-        or "transform" in spec
-        or not isinstance(y, Tensor)
-        or not y.requires_grad
-        or y.layout != torch.strided
-    ):
+    if not how or "transform" in spec or not isinstance(y, Tensor) or not y.requires_grad:
         return
-    if y.is_meta or y.is_nested or spec["tensors"]["a"].get("kind") in ("fake", "nested"):
+    if y.layout != torch.strided or y.is_meta or y.is_nested:
+        return
+    if spec["tensors"]["a"].get("kind") in ("fake", "nested"):
         return
     leaves = {name: t[name] for name in how["of"] if t[name].requires_grad}
     grad = tensors.lay(tuple(y.shape), y.dtype, how["layout"], "normal", how["seed"], y.device)
     try:
         if how.get("double"):
             grad = grad.detach().requires_grad_()
-            first = torch.autograd.grad(
-                y, list(leaves.values()), grad, create_graph=True, allow_unused=True
-            )
+            wanted = list(leaves.values())
+            first = torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True)
             outcome.gradients = dict(zip(leaves, first, strict=True))
-            total = sum(
-                ((g.abs() ** 2).sum() for g in first if g is not None and g.requires_grad),
-                y.new_zeros(()),
-            )
+            squares = [g.abs() ** 2 for g in first if g is not None and g.requires_grad]
+            total = sum((square.sum() for square in squares), y.new_zeros(()))
             if total.requires_grad:
-                wanted = [*leaves.values(), grad]
-                second = torch.autograd.grad(total.real, wanted, allow_unused=True)
+                second = torch.autograd.grad(total.real, [*wanted, grad], allow_unused=True)
                 outcome.second = dict(zip([*leaves, "grad"], second, strict=True))
         else:
             y.backward(grad)
@@ -656,19 +628,12 @@ def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None
     """Results and gradients in float64; or for their error bounds those of the sums of all
     magnitudes.
     """
-    plain_specs = {
-        name: {k: v for k, v in s.items() if k not in ("kind", "alias", "requires_grad")}
-        for name, s in spec["tensors"].items()
-        if name not in WRITTEN
-    }
-    built = {name: upcast(tensors.base(s)) for name, s in plain_specs.items()}
+    read = {name: t for name, t in spec["tensors"].items() if name not in WRITTEN}
+    built = {name: upcast(tensors.base(t)) for name, t in read.items()}
     if magnitude:
         built = {name: x.abs() for name, x in built.items()}
-    needs = (
-        spec.get("gradients", {}).get("of", ())
-        if spec.get("setting") not in ("no_grad", "inference")
-        else ()
-    )
+    needs = spec.get("gradients", {}).get("of", ())
+    needs = () if spec.get("setting") in ("no_grad", "inference") else needs
     built = {name: x.detach().requires_grad_(name in needs) for name, x in built.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -678,24 +643,16 @@ def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None
     y = results[0]
     if leaves and y.requires_grad and not spec["gradients"].get("double"):
         how = spec["gradients"]
-        dtype = RESULT.get(spec["call"]) or spec.get("out_dtype") or spec["tensors"]["a"]["dtype"]
-        dtype = (
-            "bfloat16"
-            if spec.get("setting") == "autocast" and dtype in FLOATS and dtype != "float64"
-            else dtype
-        )
-        grad = upcast(
-            tensors.lay(tuple(y.shape), getattr(torch, dtype), how["layout"], "normal", how["seed"])
-        )
-        grad = grad.abs() if magnitude else grad
-        found = torch.autograd.grad(
-            y, [built[n] for n in leaves], grad.to(y.dtype), allow_unused=True
-        )
+        dtype = spec.get("out_dtype") or spec["tensors"]["a"]["dtype"]
+        if spec.get("setting") == "autocast" and dtype in FLOATS and dtype != "float64":
+            dtype = "bfloat16"
+        kind, shape = getattr(torch, dtype), tuple(y.shape)
+        grad = upcast(tensors.lay(shape, kind, how["layout"], "normal", how["seed"]))
+        grad = (grad.abs() if magnitude else grad).to(y.dtype)
+        wanted = [built[n] for n in leaves]
+        found = torch.autograd.grad(y, wanted, grad, allow_unused=True)
         gradients = dict(zip(leaves, found, strict=True))
     return results, gradients
-
-
-RESULT: dict[str, str] = {}
 
 
 def exact(spec: dict, t: dict, magnitude: bool) -> list:
@@ -721,16 +678,11 @@ def exact(spec: dict, t: dict, magnitude: bool) -> list:
         x = x + t["c"] * beta
     if "bias" in t:
         x = x + t["bias"]
-    if not magnitude:
-        y = epilogue(x, activation, t.get("residual"))
+    if magnitude and activation:
+        gate, other = x.chunk(2, -1) if activation in GATED else (x, 1)
+        y = epilogue(1.2 * gate * other, None, t.get("residual"))
     else:
-        y = x
-        if activation in GATED:
-            gate, other = x.chunk(2, -1)
-            y = 1.2 * gate * other
-        elif activation:
-            y = 1.2 * x
-        y = y if "residual" not in t else y + t["residual"]
+        y = epilogue(x, activation, t.get("residual"))
     aux = name == "gemm_aux" or "aux" in spec["tensors"]
     return [y, x] if aux else [y]
 

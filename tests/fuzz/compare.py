@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from . import calls
-from .calls import OPAQUE, Outcome, described
-from .spec import is_fused
+from .calls import Outcome, described
+from .spec import OPAQUE, is_fused
 
 Tensor = torch.Tensor
 
@@ -32,28 +32,17 @@ class Difference:
 
 def differences(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
     # What is handed to one function of torch is refused as late as torch refuses it.
-    alike = (
-        ours.error is not None
-        and described(ours.error) == described(theirs.error)
-        and not is_fused(spec)
-    )
-    found = [
-        Difference("memory", fault)
-        for fault in ours.faults
-        if not (alike and fault in theirs.faults)
-    ]
+    alike = ours.error is not None and not is_fused(spec)
+    alike = alike and described(ours.error) == described(theirs.error)
+    faults = [fault for fault in ours.faults if not (alike and fault in theirs.faults)]
+    found = [Difference("memory", fault) for fault in faults]
     if ours.error is not None or theirs.error is not None:
-        return found + of_errors(
-            spec, ours.error, theirs.error, "raises", compiled="compile" in spec
-        )
+        compiled = "compile" in spec
+        return found + of_errors(spec, ours.error, theirs.error, "raises", compiled=compiled)
     found += of_facts(spec, ours, theirs)
     if len(ours.results) != len(theirs.results):
-        return [
-            *found,
-            Difference(
-                "results", f"{len(ours.results)} results, torch's are {len(theirs.results)}"
-            ),
-        ]
+        counts = f"{len(ours.results)} results, torch's are {len(theirs.results)}"
+        return [*found, Difference("results", counts)]
     truths = Truths(spec)
     for i, pair in enumerate(zip(ours.results, theirs.results, strict=True)):
         found += of_results(spec, *pair, i, truths)
@@ -79,20 +68,14 @@ def of_errors(
         return [Difference(f"only outblas {what}", described(ours))]
     if compiled:  # whose errors are the compiler's
         return []
-    if isinstance(ours, type(theirs)) or (
-        type(theirs) is NotImplementedError and isinstance(ours, RuntimeError)
-    ):
+    kind = RuntimeError if type(theirs) is NotImplementedError else type(theirs)
+    if isinstance(ours, kind) or another_fault(spec, ours, theirs):
         return []
-    if another_fault(spec, ours, theirs):
+    slips = IndexError, AssertionError, AttributeError, KeyError, OverflowError
+    if isinstance(ours, TypeError | ValueError | RuntimeError) and isinstance(theirs, slips):
         return []
-    clear = isinstance(ours, TypeError | ValueError | RuntimeError)
-    if clear and isinstance(
-        theirs, IndexError | AssertionError | AttributeError | KeyError | OverflowError
-    ):
-        return []  # which torch lets slip
-    return [
-        Difference("another type of error", f"{described(ours)} | torch: {type(theirs).__name__}")
-    ]
+    text = f"{described(ours)} | torch: {type(theirs).__name__}"
+    return [Difference("another type of error", text)]
 
 
 _SCALAR = r"\b(alpha|beta|number|overflow|[Bb]oolean|invalid combination|converted|finite)"
@@ -119,10 +102,8 @@ def another_fault(spec: dict, ours: BaseException, theirs: BaseException) -> boo
         (kinds, _TENSOR),
         (spec.get("activation") in (3, "tanh"), _ACTIVATION),
     ]
-    found = [
-        bool(re.search(p, str(ours))) != bool(re.search(p, str(theirs))) for on, p in wrong if on
-    ]
-    return any(found)
+    patterns = [pattern for is_wrong, pattern in wrong if is_wrong]
+    return any(bool(re.search(p, str(ours))) != bool(re.search(p, str(theirs))) for p in patterns)
 
 
 def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
@@ -134,28 +115,22 @@ def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
                 found.append(Difference("fact", "out is not what is returned"))
         elif name == "functions":
             if bool(mine) != bool(other):
-                found.append(
-                    Difference("fact", f"__torch_function__ is called with {mine}, torch: {other}")
-                )
+                text = f"__torch_function__ is called with {mine}, torch: {other}"
+                found.append(Difference("fact", text))
         elif name.startswith("version") and other is None:
             continue
-        elif (
-            name.endswith("copy-on-write")
-            and (mine or copied(spec))
-            and not any(t.numel() for t in ours.results)
-        ):
-            # nothing is written, for which products of torch leave memory shared, and copies do not
-            continue
         elif mine != other:
-            found.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
+            # Where nothing is written, products of torch leave memory shared, and copies do not.
+            unwritten = not any(t.numel() for t in ours.results)
+            if not (name.endswith("copy-on-write") and (mine or copied(spec)) and unwritten):
+                found.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
     return found
 
 
 def copied(spec: dict) -> bool:
     """Whether what goes to `out` is computed elsewhere first, by outblas or by `composed`."""
-    return is_fused(spec) or any(
-        t.get("kind") in ("subclass", "function") for t in spec["tensors"].values()
-    )
+    kinds = {t.get("kind") for t in spec["tensors"].values()}
+    return is_fused(spec) or bool(kinds & {"subclass", "function"})
 
 
 def undefined(spec: dict) -> bool:
@@ -169,11 +144,8 @@ def undefined(spec: dict) -> bool:
 
 def promised(spec: dict) -> bool:
     """Whether torch promises that a result is contiguous."""
-    return (
-        "out" not in spec["tensors"]
-        and "transform" not in spec
-        and spec["call"] != "op.activation_backward"
-    )
+    is_new = "out" not in spec["tensors"] and "transform" not in spec
+    return is_new and spec["call"] != "op.activation_backward"
 
 
 def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> list[Difference]:
@@ -192,33 +164,19 @@ def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> 
         mine, other = getattr(ours, trait), getattr(theirs, trait)
         if mine != other:
             found.append(Difference(trait, f"result's {trait} is {mine}, torch: {other}"))
-    if (ours.grad_fn is None) != (theirs.grad_fn is None):
-        found.append(
-            Difference(
-                "grad_fn", f"{ours.grad_fn is not None}, torch: {theirs.grad_fn is not None}"
-            )
-        )
-    if ours.is_inference() != theirs.is_inference():
-        found.append(
-            Difference("inference", f"{ours.is_inference()}, torch: {theirs.is_inference()}")
-        )
+    grows = ours.grad_fn is not None, theirs.grad_fn is not None
+    if grows[0] != grows[1]:
+        found.append(Difference("grad_fn", f"{grows[0]}, torch: {grows[1]}"))
+    inference = ours.is_inference(), theirs.is_inference()
+    if inference[0] != inference[1]:
+        found.append(Difference("inference", f"{inference[0]}, torch: {inference[1]}"))
     strided = ours.layout == torch.strided and not ours.is_nested and promised(spec)
     if strided and theirs.is_contiguous() and not ours.is_contiguous():
-        found.append(
-            Difference(
-                "strides", f"{ours.stride()}, torch: {theirs.stride()} for {tuple(ours.shape)}"
-            )
-        )
-    kinds = {
-        t.get("kind") for t in spec["tensors"].values()
-    }  # beside a meta tensor torch computes nothing
-    if (
-        found
-        or ours.is_meta
-        or "meta" in kinds
-        or spec["tensors"]["a"].get("kind") == "fake"
-        or "shape" in {d.kind for d in found}
-    ):
+        text = f"{ours.stride()}, torch: {theirs.stride()} for {tuple(ours.shape)}"
+        found.append(Difference("strides", text))
+    # Beside a meta tensor torch computes nothing.
+    kinds = {t.get("kind") for t in spec["tensors"].values()}
+    if found or ours.is_meta or "meta" in kinds or spec["tensors"]["a"].get("kind") == "fake":
         return found
     if undefined(spec):
         return found
@@ -236,27 +194,22 @@ def of_gradients(
         if (mine is None) != (other is None):
             zero = all(t is None or not bool(t.detach().abs().any()) for t in (mine, other))
             kind = "None or zero gradient" if zero else "missing gradient"
-            given = (
-                "None" if mine is None else f"{tuple(mine.shape)}",
-                "None" if other is None else "a tensor",
-            )
-            found.append(Difference(kind, f"{what} is {given[0]}, torch: {given[1]}"))
+            of_ours = "None" if mine is None else f"{tuple(mine.shape)}"
+            of_torch = "None" if other is None else "a tensor"
+            found.append(Difference(kind, f"{what} is {of_ours}, torch: {of_torch}"))
             continue
         if mine is None or other is None:
             continue
         traits = "shape", "dtype", "layout", "requires_grad"
-        wrong = [t for t in traits if getattr(mine, t) != getattr(other, t)]
+        pairs = [(t, getattr(mine, t), getattr(other, t)) for t in traits]
+        wrong = [f"{t} is {x}, torch: {y}" for t, x, y in pairs if x != y]
         if wrong:
-            text = ", ".join(
-                f"{t} is {getattr(mine, t)}, torch: {getattr(other, t)}" for t in wrong
-            )
-            found.append(Difference("gradient", f"{what}: {text}"))
+            found.append(Difference("gradient", f"{what}: {', '.join(wrong)}"))
             continue
         accumulated = order == "gradients" and not spec["gradients"].get("double")
         if mine.layout == torch.strided and accumulated and significant(mine) != significant(other):
-            found.append(
-                Difference("gradient strides", f"{what}: {mine.stride()}, torch: {other.stride()}")
-            )
+            text = f"{what}: {mine.stride()}, torch: {other.stride()}"
+            found.append(Difference("gradient strides", text))
         key = (order, name) if order == "gradients" else None
         found += of_values(spec, mine, other, what, key, truths)
     return found
@@ -270,11 +223,7 @@ def significant(t: Tensor) -> list[int]:
 # ---- values
 def dense(t: Tensor) -> Tensor:
     if t.is_nested:
-        return (
-            torch.cat([part.reshape(-1) for part in t.detach().unbind()])
-            if t.size(0)
-            else torch.zeros(0)
-        )
+        return torch.cat([torch.zeros(0), *(part.reshape(-1) for part in t.detach().unbind())])
     t = t.detach()
     if hasattr(t, "a") and type(t).__name__ == "TwoTensor":
         t = t.a
@@ -300,39 +249,24 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 
 def exactly(spec: dict) -> bool:
     """Whether outblas hands the call to the very function of torch."""
-    name = spec["call"].removeprefix("op.")
-    if spec.get("device", "cpu") != "cpu" or name not in (
-        "matmul",
-        "addmm",
-        "matmul_out",
-        "addmm_out",
-    ):
+    name, tensors = spec["call"].removeprefix("op."), spec["tensors"]
+    if spec.get("device", "cpu") != "cpu" or name.removesuffix("_out") not in ("matmul", "addmm"):
         return False
-    if any(n in spec for n in ("kernel", "activation", "out_dtype", "transform", "compile")):
+    if {"kernel", "activation", "out_dtype", "transform", "compile"} & spec.keys():
         return False
-    if any(
-        "lazy" in t or t["layout"] == "imag" or t.get("kind") == "two"
-        for t in spec["tensors"].values()
-    ):  # operators get copies that lie otherwise: an imaginary part may negate
+    if {"bias", "residual", "aux"} & tensors.keys():
         return False
-    if "out" in spec["tensors"] and copied(spec):
+    if spec.get("setting") in ("dispatch_mode", "autocast"):
         return False
-    if spec.get("setting") == "dispatch_mode":
-        return False
-    if (
-        any(n in spec["tensors"] for n in ("bias", "residual", "aux"))
-        or spec.get("setting") == "autocast"
-    ):
-        return False
-    out = spec["tensors"].get("out")
+    for t in tensors.values():  # operators get copies that lie otherwise, and may negate
+        if "lazy" in t or t["layout"] == "imag" or t.get("kind") == "two":
+            return False
+    out = tensors.get("out")
     if out is None:
         return True
-    rank = max(len(spec["tensors"][n]["shape"]) for n in ("a", "b"))
-    return (
-        out["layout"] in ("contiguous", "offset")
-        and "alias" not in out
-        and len(out["shape"]) == rank
-    )
+    rank = max(len(tensors[n]["shape"]) for n in ("a", "b"))
+    is_plain = out["layout"] in ("contiguous", "offset") and "alias" not in out
+    return is_plain and len(out["shape"]) == rank and not copied(spec)
 
 
 class Truths:
@@ -344,13 +278,8 @@ class Truths:
 
     def of(self, key: tuple | None, *, magnitude: bool) -> Tensor | None:
         spec = self.spec
-        kinds = {t.get("kind", "") for t in spec["tensors"].values()} - {
-            "",
-            "parameter",
-            "subclass",
-            "function",
-            "cow",
-        }
+        usual = {"", "parameter", "subclass", "function", "cow"}
+        kinds = {t.get("kind", "") for t in spec["tensors"].values()} - usual
         if key is None or "transform" in spec or kinds:
             return None
         if key[0] == "gradients" and spec["call"] == "op.activation_backward":
@@ -394,8 +323,8 @@ def of_values(
     right, scale = (truths.of(key, magnitude=m) for m in (False, True))
     narrow = torch.finfo(mine.dtype)
     unit, k = narrow.eps, inner(spec)
-    wide = upcast = torch.complex128 if mine.is_complex() else torch.float64
-    mine, other = mine.to(wide), other.to(upcast)
+    wide = torch.complex128 if mine.is_complex() else torch.float64
+    mine, other = mine.to(wide), other.to(wide)
     # What accumulates in fp32 may lose a little of every sum; what is stored, a few roundings.
     share = 4 * unit + (2 * k * 2**-24 if narrow.bits <= 32 and unit > 1e-10 else 2 * k * unit)
     if spec.get("setting") == "autocast":
@@ -410,7 +339,6 @@ def of_values(
         largest = float(finite.abs().max()) if finite.numel() else 1.0
         share = 8 * (share + 1e-12) * max(1.0, largest) * max(1.0, k**0.5)
         limit = torch.full(mine.shape, min(share, 1e300), dtype=torch.float64)
-        wanted = [other]
     else:
         right, scale = right.cpu(), scale.cpu()
         scale = scale.abs() if scale.is_complex() else scale
@@ -418,28 +346,19 @@ def of_values(
         # Where infinities meet zeros, the sum of magnitudes is none, and the values may be finite.
         unknown = 8 * share * k * (1 + right.abs().double())
         limit = torch.where(limit.isnan(), unknown, limit)
-        wanted = [right.to(wide)]
+        right = right.to(wide)
         far = scale.nan_to_num(float("inf")) > narrow.max / 4  # may overflow on either way
-        wanted_also = other
-        bad_far = (
-            far & ~near(mine, wanted_also, limit) & ~mine.abs().ge(narrow.max / 8) & mine.isfinite()
-        )
-        bad = (
-            ~far & ~near(mine, wanted[0], limit) & ~near(mine, wanted_also, torch.zeros_like(limit))
-        )
-        bad = bad | (bad_far & other.isfinite() & right.isfinite())
+        bad_far = far & ~near(mine, other, limit) & ~mine.abs().ge(narrow.max / 8)
+        bad_far = bad_far & mine.isfinite() & other.isfinite() & right.isfinite()
+        bad = ~far & ~near(mine, right, limit) & ~near(mine, other, torch.zeros_like(limit))
+        bad = bad | bad_far
         if not bad.any():
             return []
         place = tuple(bad.nonzero()[0].tolist())
-        text = f"{complex(mine[place]):.6g} at {place}, expected {complex(wanted[0][place]):.6g}"
-        return [
-            Difference(
-                "values",
-                f"{what}: {text}, torch: {complex(other[place]):.6g}, within "
-                f"{float(limit[place].real):.2g}",
-            )
-        ]
-    bad = ~near(mine, wanted[0], limit)
+        got, want, theirs = (f"{complex(t[place]):.6g}" for t in (mine, right, other))
+        text = f"{what}: {got} at {place}, expected {want}, torch: {theirs}"
+        return [Difference("values", f"{text}, within {float(limit[place].real):.2g}")]
+    bad = ~near(mine, other, limit)
     if right is None and special(
         spec
     ):  # squares of such numbers cancel, and their sum has no digit that is certain

@@ -270,9 +270,8 @@ class Maker:
         for name in ("alpha", "beta"):
             kind = spec.get(name, {}).get("kind")
             differentiated = "gradients" in spec or "transform" in spec
-            wild = ["huge", "inf"] * differentiated + ["huge", "nan", "inf", "complex"] * bool(
-                unread
-            )
+            wild = ["huge", "inf"] if differentiated else []
+            wild += ["huge", "nan", "inf", "complex"] if unread else []
             if kind in wild:
                 spec[name] = {"kind": "int", "value": 2}
 
