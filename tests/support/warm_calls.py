@@ -1,5 +1,5 @@
-"""Calls that are made until they are warm, what stands for a kernel, and a look at whether they took
-the short way.
+"""Calls that are made until they are warm, what stands for a kernel, and a look at whether they
+took the short way.
 """
 
 from collections.abc import Callable

@@ -9,8 +9,6 @@ import torch
 from support.every_function import (
     A8,
     B8,
-    BATCH,
-    COUNTS,
     E4M3,
     EXPERTS,
     GROUP_SCALES,
@@ -37,68 +35,43 @@ def sevens() -> Tensor:
 
 
 # ---- schemas
-CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "matmul": (ops.matmul.default, (A, B)),
-    "matmul batched": (ops.matmul.default, (A.expand(3, 6, 5), B)),
-    "matmul 1-D": (ops.matmul.default, (A[0], B)),
-    "matmul wide": (ops.matmul.default, (A.half(), B.half(), torch.float32)),
-    "matmul named": (ops.matmul.default, (A, B, None, "portable", "block_m=32")),
-    "matmul_out": (ops.matmul_out.default, (A, B, torch.empty(6, 4))),
-    "addmm": (ops.addmm.default, (C, A, B, 0.5, 2.0)),
-    "addmm row": (ops.addmm.default, (C[0], A, B)),
-    "addmm_out": (ops.addmm_out.default, (C, A, B, torch.empty(6, 4), 0.5, 2.0)),
-    "gemm": (ops.gemm.default, (A, B, None, C[0], C, 1, 1, "gelu")),
-    "gemm gated": (ops.gemm.default, (A, B, C[0], None, None, 0.5, 2.0, "swiglu")),
-    "gemm_aux": (ops.gemm_aux.default, (A, B, None, C[0], None, 1, 1, "silu")),
-    "gemm_out": (
-        ops.gemm_out.default,
-        (torch.empty(6, 4), torch.empty(6, 4), A, B, None, C[0], None, 1, 1, "gelu"),
-    ),
-    "activation_backward": (ops.activation_backward.default, (C[:, :2], C, "geglu")),
-}
 BIASES, INDEX = torch.randn(2, 16), torch.arange(6)
 BESIDE = BIASES, torch.randn(6, 8), INDEX, INDEX.flip(0), torch.rand(6), "swiglu"
-GROUPS = {
-    "grouped_mm": (ops.grouped_mm.default, (ROWS, EXPERTS, OFFS)),
-    "grouped_gemm": (ops.grouped_gemm.default, (ROWS, EXPERTS, OFFS, *BESIDE)),
-    "grouped_gemm_aux": (ops.grouped_gemm_aux.default, (ROWS, EXPERTS, OFFS, *BESIDE)),
-    "grouped_gemm_to_aux_out": (
-        ops.grouped_gemm_to_aux.default,
-        (torch.zeros(6, 16), ROWS, EXPERTS, OFFS, *BESIDE),
-    ),
-    "grouped_gemm with counts_out": (
-        ops.grouped_gemm.default,
-        (BATCH, EXPERTS, *[None] * 6, "swiglu", None, "", False, COUNTS),
-    ),
-    "moe_mlp": (
-        ops.moe_mlp.default,
-        (ROWS, EXPERTS, torch.randn(2, 8, 8), ROUTES, WEIGHTS, "swiglu", BIASES, None),
-    ),
-    "moe_mlp of transposed matrices": (
-        ops.moe_mlp.default,
-        (ROWS, EXPERTS.mT.contiguous().mT, torch.randn(2, 8, 8), ROUTES, WEIGHTS, "swiglu"),
-    ),
-    "quantize_out": (ops.quantize.default, (torch.randn(130, 200), "1x128")),
+CALLS: dict[str, tuple[Any, ...]] = {
+    "matmul": (A.expand(3, 6, 5), B),
+    "matmul_out": (A, B, torch.empty(6, 4)),
+    "addmm": (C[0], A, B, 0.5, 2.0),
+    "addmm_out": (C, A, B, torch.empty(6, 4), 0.5, 2.0),
+    "gemm": (A, B, C[0], None, None, 0.5, 2.0, "swiglu"),
+    "gemm_aux": (A, B, None, C[0], None, 1, 1, "silu"),
+    "gemm_out": (torch.empty(6, 4), torch.empty(6, 4), A, B, None, C[0], None, 1, 1, "gelu"),
+    "activation_backward": (C[:, :2], C, "geglu"),
+    "grouped_mm": (ROWS, EXPERTS, OFFS),
+    "grouped_gemm": (ROWS, EXPERTS, OFFS, *BESIDE),
+    "grouped_gemm_aux": (ROWS, EXPERTS, OFFS, *BESIDE),
+    "grouped_gemm_to_aux": (torch.zeros(6, 16), ROWS, EXPERTS, OFFS, *BESIDE),
+    "moe_mlp": (ROWS, EXPERTS, torch.randn(2, 8, 8), ROUTES, WEIGHTS, "swiglu", BIASES, None),
+    "quantize": (torch.randn(130, 200), "1x128"),
 }
-CALLS |= GROUPS
-CALLS_WITH_GRADIENTS = [name for name in CALLS if "_out" not in name]
-BLOCK_SCALES = torch.ones(6, 3), torch.ones(3, 2)
-OF_FP8: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "scaled_mm": (ops.scaled_mm.default, (A8, B8, ONE, ONE)),
-    "scaled_mm with scales of blocks": (
-        ops.scaled_mm.default,
-        (torch.zeros(6, 300).to(E4M3), torch.zeros(200, 300).to(E4M3).t(), *BLOCK_SCALES),
+WITHOUT_GRADIENTS = "matmul_out", "addmm_out", "gemm_out", "grouped_gemm_to_aux", "quantize"
+OF_FP8: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "scales of blocks": (
+        "scaled_mm",
+        (
+            *(torch.zeros(6, 300).to(E4M3), torch.zeros(200, 300).to(E4M3).t()),
+            *(torch.ones(6, 3), torch.ones(3, 2)),
+        ),
     ),
-    "scaled_mm with gradients": (
-        ops.scaled_mm.default,
+    "gradients": (
+        "scaled_mm",
         (A8, B8, ONE, ONE, torch.ones(8).bfloat16().requires_grad_(), None, False, "gelu"),
     ),
-    "scaled_mm_quantized": (
-        ops.scaled_mm_quantized.default,
+    "an fp8 result": (
+        "scaled_mm_quantized",
         (A8, B8, ONE, ONE, "1x128", torch.randn(8), True, False, "gelu"),
     ),
-    "scaled_grouped_mm": (
-        ops.scaled_grouped_mm.default,
+    "groups": (
+        "scaled_grouped_mm",
         (ROWS.to(E4M3), EXPERTS.to(E4M3), *GROUP_SCALES, OFFS),
     ),
 }
@@ -106,20 +79,15 @@ OF_FP8: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name: str) -> None:
-    operator, arguments = CALLS[name]
-
-    torch.library.opcheck(operator, arguments)
-
-
-@pytest.mark.parametrize("name", CALLS_WITH_GRADIENTS)
-def test_opcheck_where_tensors_need_gradients(name: str) -> None:
-    operator, arguments = CALLS[name]
-    leaves = tuple(
-        t.clone().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t
-        for t in arguments
+    """With gradients where the operator has them."""
+    arguments = tuple(
+        t.clone().requires_grad_(t.is_floating_point() and name not in WITHOUT_GRADIENTS)
+        if isinstance(t, Tensor)
+        else t
+        for t in CALLS[name]
     )
 
-    torch.library.opcheck(operator, leaves)
+    torch.library.opcheck(getattr(ops, name).default, arguments)
 
 
 @pytest.mark.parametrize("name", OF_FP8)
@@ -127,9 +95,9 @@ def test_opcheck_of_fp8(name: str) -> None:
     """The check of the schema knows no fp8."""
     operator, arguments = OF_FP8[name]
     checks = ["test_autograd_registration", "test_faketensor"]
-    checks += ["test_aot_dispatch_dynamic"] * ("grouped" not in name)
+    checks += ["test_aot_dispatch_dynamic"] * ("grouped" not in operator)
 
-    torch.library.opcheck(operator, arguments, test_utils=checks)
+    torch.library.opcheck(getattr(ops, operator).default, arguments, test_utils=checks)
 
 
 # ---- what operators write
@@ -168,20 +136,20 @@ def test_versions_of_what_is_written_grow(operator: str, kind: str) -> None:
 
 
 # ---- scalars
-TOO_LARGE = {
-    "addmm": lambda: ops.addmm(C, A, B, 1, 1e39),
-    "addmm_out": lambda: ops.addmm_out(C, A, B, torch.empty(6, 4), 1, 1e39),
-    "gemm": lambda: ops.gemm(A, B, C, C[0], None, 1, 1e39),
-    "gemm_aux": lambda: ops.gemm_aux(A, B, C, None, None, 1, 1e39, "gelu"),
-    "gemm_out": lambda: ops.gemm_out(torch.empty(6, 4), None, A, B, C, C[0], None, 1, 1e39),
-}
+TOO_LARGE: list[Callable[[], object]] = [
+    lambda: ops.addmm(C, A, B, 1, 1e39),
+    lambda: ops.addmm_out(C, A, B, torch.empty(6, 4), 1, 1e39),
+    lambda: ops.gemm(A, B, C, C[0], None, 1, 1e39),
+    lambda: ops.gemm_aux(A, B, C, None, None, 1, 1e39, "gelu"),
+    lambda: ops.gemm_out(torch.empty(6, 4), None, A, B, C, C[0], None, 1, 1e39),
+]
 
 
-@pytest.mark.parametrize("operator", TOO_LARGE)
-def test_a_scalar_that_float32_cannot_hold_is_refused(operator: str) -> None:
+def test_a_scalar_that_float32_cannot_hold_is_refused() -> None:
     """A kernel would take it for infinity."""
-    with pytest.raises(OperandError, match=r"beta is 1e\+39, expected a number that float32 can"):
-        TOO_LARGE[operator]()
+    for call in TOO_LARGE:
+        with pytest.raises(OperandError, match=r"beta is 1e\+39, expected a number that float32"):
+            call()
 
 
 # ---- activations and epilogues
@@ -229,15 +197,15 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError, OperandError])
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_error_is_caught_as_torchs_and_as_ours(name: str, error: type[Exception]) -> None:
+def test_an_error_is_caught_as_torchs_and_as_ours(name: str) -> None:
     out = sevens()
 
-    with pytest.raises(error) as caught:
+    with pytest.raises(OperandError) as caught:
         REFUSED[name](out)
 
-    assert type(caught.value) is OperandError
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value, ValueError)
     assert out.eq(7).all()
 
 
@@ -274,19 +242,18 @@ def operands_for(lazy: str) -> list[Tensor]:
 
 
 @lazy_views
-@pytest.mark.parametrize("lazy_operand", [False, True], ids=["plain a", "lazy a"])
 @pytest.mark.parametrize("operator", PRODUCTS)
-def test_operators_write_through_lazy_views(operator: str, lazy_operand: bool, lazy: str) -> None:
+def test_operators_write_through_lazy_views(operator: str, lazy: str) -> None:
     write, product = PRODUCTS[operator]
-    view, (a, b, c) = LAZY_VIEWS[lazy], operands_for(lazy)
-    a = view(a) if lazy_operand else a
-    out = view(torch.full((6, 4), torch.nan, dtype=a.dtype))
-    version = out._version
+    view, (plain, b, c) = LAZY_VIEWS[lazy], operands_for(lazy)
+    for a in (plain, view(plain)):
+        out = view(torch.full((6, 4), torch.nan, dtype=a.dtype))
+        version = out._version
 
-    write(out, a, b, c)
+        write(out, a, b, c)
 
-    assert torch.equal(out, product(a, b, c))
-    assert out._version > version
+        assert torch.equal(out, product(a, b, c))
+        assert out._version > version
 
 
 @lazy_views
@@ -300,35 +267,21 @@ def test_a_lazy_view_may_be_addend_and_out(lazy: str) -> None:
     assert torch.equal(out, want)
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        pytest.param(
-            lambda out: ops.matmul_out(A[:, :4], B, torch._neg_view(out)),
-            r"a.shape\[1\] is 4",
-            id="inner size",
-        ),
-        pytest.param(
-            lambda out: ops.matmul_out(A[:5], B, torch._neg_view(out)), "out.shape", id="rows"
-        ),
-        pytest.param(
-            lambda out: ops.matmul_out(out, B[:4], torch._neg_view(out)),
-            "out overlaps a in memory",
-            id="overlap",
-        ),
-        pytest.param(
-            lambda out: ops.matmul_out(A, B, torch._neg_view(out[:1].expand(6, 4))),
-            "elements share memory",
-            id="expanded",
-        ),
-    ],
-)
-def test_a_lazy_view_that_does_not_fit_is_not_written(
-    write: Callable[[Tensor], object], message: str
-) -> None:
+WRONG_VIEWS: dict[str, Callable[[Tensor], object]] = {
+    r"a.shape\[1\] is 4": lambda out: ops.matmul_out(A[:, :4], B, torch._neg_view(out)),
+    "out.shape": lambda out: ops.matmul_out(A[:5], B, torch._neg_view(out)),
+    "out overlaps a in memory": lambda out: ops.matmul_out(out, B[:4], torch._neg_view(out)),
+    "elements share memory": lambda out: ops.matmul_out(
+        A, B, torch._neg_view(out[:1].expand(6, 4))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_VIEWS)
+def test_a_lazy_view_that_does_not_fit_is_not_written(message: str) -> None:
     out = sevens()
 
     with pytest.raises(OperandError, match=message):
-        write(out)
+        WRONG_VIEWS[message](out)
 
     assert out.eq(7).all()

@@ -24,7 +24,6 @@ from outblas.kernels import portable
 from outblas.runtime.dispatch import Call
 from outblas.torch_ops import ops
 
-pytest_plugins = ("support.inductor",)
 pytestmark = pytest.mark.filterwarnings(
     "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
 )
@@ -46,16 +45,15 @@ class Perceptron(torch.nn.Module):
         return addmm(self.down.bias, x, square, alpha=0.5)
 
 
-@pytest.mark.usefixtures("scalar_inductor")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static first", "dynamic"])
-def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> None:
+def test_compiled_training_is_one_graph(dynamic: bool | None) -> None:
+    """On a GPU Inductor generates code for it."""
     torch._dynamo.reset()
     model = Perceptron()
     parameters = list(model.parameters())
-    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
-    for rows in (6, 6, 9):
+    for rows in (6, 9):
         x = torch.randn(rows, 8)
         got, want = compiled(x), model(x)
         torch.testing.assert_close(got, want)
@@ -158,15 +156,11 @@ def quantized_product(x: Tensor) -> Tensor:
 # of a group are one program, because each program takes a second.
 UNBACKED: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "products": {
-        "by columns": lambda x, y: matmul(x.t().contiguous().t(), SQUARE),
         "inner size": lambda x, y: matmul(x.t(), y),
         "columns": lambda x, y: matmul(SQUARE, x.t(), bias=y[:, 0]),
-        "vector": lambda x, y: matmul(x[:, 0], y),
         "batch": lambda x, y: matmul(x.view(-1, 4, 4), y.view(-1, 4, 4)),
         "batch and one": lambda x, y: matmul(x.view(-1, 4, 4), SQUARE[None, :4, :4]),
-        "batch of batches": lambda x, y: matmul(x.view(-1, 1, 4, 4), DOWN[:, :4, :4]),
         "residual": lambda x, y: matmul(x, SQUARE, residual=y),
-        "residual of a row": lambda x, y: matmul(x, SQUARE, residual=(ROW * x.sum())[None]),
         "column bias": lambda x, y: matmul(x, SQUARE, bias=y[:, :1], activation="gelu"),
         "gated pairs": lambda x, y: matmul(SQUARE, torch.cat((x, x)).t(), activation="swiglu"),
         "addend": lambda x, y: addmm(y, x, SQUARE, beta=2),
@@ -249,36 +243,14 @@ def test_sizes_that_a_run_tells_to_differ_are_refused() -> None:
 
 
 # ---- exported programs
-@pytest.fixture(scope="module", params=[False, True], ids=["non-strict", "strict"])
-def exported(request: pytest.FixtureRequest) -> tuple[torch.export.ExportedProgram, Perceptron]:
-    """A program of a variable number of rows, and its model."""
+def test_an_exported_program_keeps_our_operators_and_takes_other_sizes() -> None:
     model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)
-    program = torch.export.export(
-        model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=request.param
-    )
-    return program, model
-
-
-Exported = tuple[torch.export.ExportedProgram, Perceptron]
-
-
-@pytest.mark.parametrize(("operator", "calls"), [("gemm", 2), ("addmm", 1), ("matmul", 1)])
-def test_an_exported_program_keeps_our_operators(
-    operator: str, calls: int, exported: Exported
-) -> None:
-    program, _ = exported
-
-    targets = [str(node.target) for node in program.graph.nodes]
-
-    assert targets.count(f"outblas.{operator}.default") == calls
-
-
-@pytest.mark.parametrize("decomposed", [False, True], ids=["as exported", "decomposed"])
-def test_an_exported_program_takes_other_sizes(decomposed: bool, exported: Exported) -> None:
-    program, model = exported
     x = torch.randn(31, 8)
 
-    if decomposed:
-        program = program.run_decompositions()
+    program = torch.export.export(model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}})
 
+    targets = [str(node.target) for node in program.graph.nodes]
+    for operator, calls in (("gemm", 2), ("addmm", 1), ("matmul", 1)):
+        assert targets.count(f"outblas.{operator}.default") == calls
     torch.testing.assert_close(program.module()(x), model(x))
+    torch.testing.assert_close(program.run_decompositions().module()(x), model(x))
