@@ -338,15 +338,16 @@ class TuningIndex:
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:
         """Returns the steps of the choice in words: each place that was searched, and what it
-        contains.
+        contains; of the epilogue and of cold weights those places that have something.
         """
         bare = bare_of(workload)
-        steps = self._places(workload) if workload.epilogue else []
-        for origin in ORIGINS:
-            steps.append((origin, self._contents(self._from(origin, bare), bare)))
-        cold = replace(bare, weights="cold")
-        if any(entry.workload.kind == cold.kind for entry in self.entries):
-            steps += self._places(cold)
+        steps = []
+        for asked in dict.fromkeys((workload, bare, replace(bare, weights="cold"))):
+            for origin in ORIGINS:
+                entries = self._from(origin, asked)
+                if entries or asked == bare:
+                    place = f"{origin}, {asked.conditions}" if asked.conditions else origin
+                    steps.append((place, self._contents(entries, asked)))
         ranked = self._by_model(bare)
         message = "no config that won at some shape runs here"
         if ranked:
@@ -355,16 +356,6 @@ class TuningIndex:
                 "predicted to be the fastest here"
             )
         return [*steps, ("model", message)]
-
-    def _places(self, workload: Workload) -> list[tuple[str, str]]:
-        """Returns a step for each place that has something about a workload's conditions."""
-        places = {origin: self._from(origin, workload) for origin in ORIGINS}
-        steps = [
-            (f"{origin}, {workload.conditions}", self._contents(entries, workload))
-            for origin, entries in places.items()
-            if entries
-        ]
-        return steps or [(f"tuned, {workload.conditions}", self._contents([], workload))]
 
     def _from(self, origin: str, workload: Workload) -> list[TunedEntry]:
         kind = workload.kind

@@ -24,7 +24,9 @@ from outblas.autotune.sweeps import engine
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Sweep
 
-RESTARTS = 3  # actors that die in a row without a result before their GPU is given up
+# Actors that die in a row without a result before their GPU is given up: more than a config may
+# take with it.
+RESTARTS = 5
 CONNECT_SECONDS = 10.0
 
 

@@ -26,14 +26,17 @@ from typing import Any
 import pytest
 from support import lean_worker
 from support.faulty_kernel import Config, notes
-from support.sweeps import H100, SUBJECT, WORKLOAD, descendants, gone, soon
+from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, descendants, gone, soon
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.isolated import MeasureWorker
 from outblas.autotune.measure.processes import WorkerProcess
+from outblas.autotune.measure.progress import Progress
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
+from outblas.autotune.sweeps import engine
 from outblas.autotune.sweeps.outcome import Job, Outcome
+from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import tune
 from outblas.base.configs import from_text
 
@@ -52,6 +55,8 @@ class LeanWorker(MeasureWorker):
     """A measuring worker whose process multiplies nothing."""
 
     def _call(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function.__name__ == "describe":
+            return H100
         lean = getattr(lean_worker, function.__name__)
         if function.__name__ in ("screen", "enter"):
             return super()._call(seconds, lean, arguments[0][1])
@@ -254,3 +259,23 @@ def test_a_full_disk_ends_a_sweep_which_goes_on_when_there_is_room(path: Path) -
     assert 2 <= check(path) < CONFIGS
     assert drive(path).finished
     assert check(path) == CONFIGS
+
+
+def test_an_interrupt_ends_a_sweep_and_its_workers(
+    path: Path, running: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does to a program that goes on, and had opened the store itself."""
+    monkeypatch.setattr(engine, "MeasureWorker", LeanWorker)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.screened == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with Store(path) as store:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(SUBJECT, 16, store=store, progress=interrupt, **OPTIONS)
+        assert soon(lambda: not running())
+        count = len(store.trials())
+        assert 3 <= count < CONFIGS
+        time.sleep(0.3)
+        assert len(store.trials()) == count

@@ -40,33 +40,24 @@ def parsed(line: str, code: int = 0) -> Any:
 
 
 @pytest.mark.interpreter
-def test_a_sweep_in_the_interpreter_finds_and_stores_a_winner(path: Path, tmp_path: Path) -> None:
+def test_a_sweep_in_the_interpreter_finds_and_stores_a_winner(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_here(monkeypatch)
     saved = tmp_path / "found.json"
 
-    found = parsed(f"--shapes 16 --trials 2 --store {path} {PLAIN} --save {saved}")
+    found = parsed(
+        f"--shapes 16 --trials 1 --store {path} {PLAIN} --epilogue bias+relu --save {saved}"
+    )
 
     assert json.loads(saved.read_text()) == found
     assert (found["finished"], found["failures"], found["store"]) == (True, [], str(path))
     (winner,), (outcome,) = found["winners"], found["outcomes"]
-    assert winner["kernel"] == "portable"
-    assert (outcome["workload"], outcome["failed"]) == ("16 float32 nn", 0)
-    with Store(path, read_only=True) as store:
-        assert len(store.trials()) == outcome["new"] == outcome["trials"] >= 2
-        assert [w.config for w in store.winners()] == [winner["config"]]
-
-
-@pytest.mark.interpreter
-def test_a_sweep_with_an_epilogue_says_and_stores_what_it_was(path: Path) -> None:
-    line = f"--shapes 16 --trials 1 --store {path} {PLAIN} --epilogue bias+relu"
-
-    found = parsed(line)
-
-    (winner,), (outcome,) = found["winners"], found["outcomes"]
+    assert (winner["kernel"], winner["workload"]["epilogue"]) == ("portable", "bias+relu")
     assert (outcome["workload"], outcome["failed"]) == ("16 float32 nn bias+relu", 0)
-    assert winner["workload"]["epilogue"] == "bias+relu"
-    assert squeezed("16 nn bias+relu") in squeezed(tune(line).stdout)
     with Store(path, read_only=True) as store:
-        assert {str(trial.workload) for trial in store.trials()} == {"16 float32 nn bias+relu"}
+        assert len(store.trials()) == outcome["new"] == outcome["trials"] >= 1
+        assert [w.config for w in store.winners()] == [winner["config"]]
 
 
 # What is said of a sweep.

@@ -22,12 +22,15 @@ class FakeProcesses:
 
     `unready`: so many of the next ones cannot be started. `endings`: with which status the next
     calls end without an answer, or None for each that is answered; the import of a kernel always
-    is. While they are `stuck`, a call ends only when its process is terminated.
+    is, unless it is `unloadable`. While they are `stuck`, a call ends only when its process is
+    terminated. `limits` has the seconds of the last call of each function.
     """
 
     unready: int = 0
     endings: list[str | None] = field(default_factory=list)
     stuck: bool = False
+    unloadable: bool = False
+    limits: dict[Callable[..., Any], float] = field(default_factory=dict)
     started: int = 0
     calls: list[Callable[..., Any]] = field(default_factory=list)  # that any of them was given
 
@@ -58,7 +61,11 @@ class FakeProcess:
         processes = self._processes
         if self._ended.is_set():
             raise WorkerDied("idle", "it has ended")
+        processes.limits[function] = seconds
         if function in (worker.load, compile_pool._load):
+            if processes.unloadable:
+                self._ended.set()
+                raise WorkerDied("crash", "a bad day")
             return None
         processes.calls.append(function)
         if processes.stuck:

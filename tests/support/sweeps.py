@@ -4,64 +4,25 @@ killed.
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outblas.autotune.search import gpu
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import Trial, Workload
+from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import Sweep, sweep
-from support.paths import TESTS
 
 SUBJECT = TuneTarget("faulty", "support.faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
 H100 = gpu.imagined("h100")
 OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
 
-SCRIPT = f"""
-import json, sys, time
-sys.path.insert(0, {str(TESTS)!r})
-from pathlib import Path
-from support.faulty_kernel import notes
-from outblas.autotune.store.store import Store
-from support.sweeps import active_children, run, soon
-"""
-
 
 def run(path: Path | Store, **options: Any) -> Sweep:
     return sweep(SUBJECT, 16, store=path, **({"top_k": 2} | OPTIONS | options))
-
-
-def stored(path: Path) -> list[Trial]:
-    with Store(path, read_only=True) as store:
-        return store.trials()
-
-
-def start(code: str, path: Path) -> subprocess.Popen[str]:
-    """Runs a script that has no `if __name__ == "__main__"`, with a store's path; each run leaves a
-    line in "ran".
-    """
-    script = path.with_name("script.py")
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(f"open({str(path.with_name('ran'))!r}, 'a').write('ran\\n')\n{SCRIPT}{code}")
-    command = [sys.executable, str(script), str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@dataclass(frozen=True)
-class Child:
-    pid: int
-
-
-def active_children() -> list[Child]:
-    """Processes that this one has started, and that those have, that have not ended."""
-    return [Child(process) for process in descendants(os.getpid()) if not gone(process)]
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from support import fused_kernel
+from support import faulty_kernel, fused_kernel
 from support.fake_process import COMPILE_SECONDS, FakeProcesses
 from support.faulty_kernel import Config
 from support.sweeps import SUBJECT, WORKLOAD, soon
@@ -90,7 +91,6 @@ def test_who_waits_for_compiles_is_released_when_the_pool_closes(
     assert len(processes.calls) == 1
 
 
-@pytest.mark.long
 def test_a_config_is_compiled_with_its_epilogue_and_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,8 +100,25 @@ def test_a_config_is_compiled_with_its_epilogue_and_without(
     workload = Workload(24, 32, 16, "float32", layout="nn", epilogue="bias+gelu+residual")
     target = TuneTarget("fused", "support.fused_kernel")
 
-    with Compilers(1) as compilers:
-        compiled = compilers.submit(target, workload, to_text(fused_kernel.Config()), 90)
-        assert compiled.result(100).status == "ok"
+    assert compile_pool._compile(target, workload, to_text(fused_kernel.Config()), 90).seconds
 
     assert log.read_text() == "bias, gelu, residual\n\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (ValueError("no luck"), "failed", "ValueError: no luck"),
+        (MemoryError(), "compile crash", "out of memory: the compile process reached its limit"),
+        (OSError("disk"), "ok", ""),  # the measuring process compiles
+    ],
+    ids=["raises", "memory", "disk"],
+)
+def test_what_an_error_of_a_compile_says_about_its_config(
+    error: Exception, status: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faulty_kernel, "precompile", Mock(side_effect=error))
+
+    compiled = compile_pool._compile(SUBJECT, WORKLOAD, to_text(Config()), 90)
+
+    assert (compiled.status, compiled.reason, compiled.seconds) == (status, reason, None)

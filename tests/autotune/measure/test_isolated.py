@@ -15,38 +15,37 @@ from support.sweeps import H100, SUBJECT, WORKLOAD, run, soon
 
 from outblas.autotune.measure import isolated, worker
 from outblas.autotune.measure.isolated import Cancelled, MeasureWorker, WorkerDied
+from outblas.autotune.measure.processes import START_SECONDS
 from outblas.autotune.measure.worker import Screened
-from outblas.autotune.search.target import TuneTarget
 from outblas.base import cache
 from outblas.base.configs import to_text
 
 pytest_plugins = ("support.fake_process",)
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
-SLOW_IMPORT = TuneTarget("slow", "support.slow_import")
 
 
-def screened(bench: MeasureWorker, target: TuneTarget = SUBJECT, number: int = 0) -> Screened:
+def screened(bench: MeasureWorker) -> Screened:
     """What a worker finds of a config. Raises WorkerDied."""
-    return bench.screen(WORKLOAD, (target, to_text(Config(number=number))), None)
+    return bench.screen(WORKLOAD, (SUBJECT, to_text(Config())), None)
 
 
-# ---- the import of a kernel, in real processes
-@pytest.mark.long
-def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+# ---- the import of a kernel
+def test_the_import_of_a_kernel_is_no_part_of_a_trial(processes: FakeProcesses) -> None:
     """The first trial of each worker would otherwise count as a hang where a DSL takes long to
     import.
     """
-    monkeypatch.setenv("SLOW_IMPORT", "4")
-    with MeasureWorker("cpu", trial_seconds=3) as bench:
-        assert screened(bench, SLOW_IMPORT).status == "ok"
-        bench.stop()
-        monkeypatch.setenv("SLOW_IMPORT_CRASHES", "1")
-        for _ in range(2):
-            with pytest.raises(WorkerDied, match=r"slow cannot be imported.*SIGABRT") as death:
-                screened(bench, SLOW_IMPORT)
-            assert death.value.status == "killed", "a config is called guilty"
-        assert bench.restarts == 2, "a worker was started for a kernel that cannot be imported"
+    bench = MeasureWorker("cpu", trial_seconds=3)
+    assert screened(bench).status == "ok"
+    assert processes.limits[worker.load] == START_SECONDS > processes.limits[worker.screen]
+
+    bench.stop()
+    processes.unloadable = True
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match="faulty cannot be imported: a bad day") as death:
+            screened(bench)
+        assert death.value.status == "killed", "a config is called guilty"
+    assert processes.started == 2, "a worker was started for a kernel that cannot be imported"
 
 
 # ---- processes that are played

@@ -104,6 +104,12 @@ def test_a_config_with_a_fault_is_found_out(
     assert (result.us is None) == (status != "ok")
 
 
+def test_operands_that_cannot_be_had_are_an_error_with_the_reason() -> None:
+    """fp32 cannot hold the sums of so long a K."""
+    with pytest.raises(worker.NotOpen, match=r"expected K < 2\*\*24"):
+        worker.open_bench(Workload(1, 1, 1 << 24, "float32"), on_gpu=False)
+
+
 def recorded(calls: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which notes its calls."""
 

@@ -29,8 +29,7 @@ pytestmark = [
 ]
 TUNED = TuneTarget("tuned", "support.tuned")
 SHAPES = [(32, 32, 32), (16, 32, 16)]
-TRIALS = 4  # that are asked for, of each shape
-MEASURED = TRIALS + 1  # the config that the kernel chooses itself is measured too
+TRIALS = 3  # that are asked for, of each shape
 
 
 @pytest.fixture(scope="module")
@@ -84,39 +83,25 @@ def run(
 
 
 def test_a_killed_actor_costs_time_alone(folder: Path, path: Path) -> None:
-    """That of the first shape is killed while it measures its third config."""
+    """That of the first shape is killed while it measures its third config. The strategy need not
+    be importable there: the driver has it.
+    """
     (folder / "kill-32x32x32").touch()
     snapshots: list[Progress] = []
 
     with Store(path) as store:
-        result = run(store, snapshots.append, shapes=len(SHAPES))
-        trials, winners = store.trials(), store.winners()
-        again = run(store, shapes=1)
+        result = run(store, snapshots.append, shapes=len(SHAPES), strategy=tuned.SameRows())
+        trials = store.trials()
 
     assert not (folder / "kill-32x32x32").exists(), "no actor was killed"
     assert result.finished
     assert {winner.workload.shape for winner in result.winners} == set(SHAPES)
-    assert [outcome.new for outcome in result.outcomes] == [MEASURED] * len(SHAPES)
     assert {trial.status for trial in trials} == {"ok"}
     assert (folder / "victim").read_text() in {trial.config for trial in trials}
-    assert len(winners) == len(SHAPES)
+    for outcome in result.outcomes:
+        assert outcome.new == len(outcome.plan.ranked) > 2
+        assert len({candidate.footprint.tile_m for candidate in outcome.plan.ranked}) <= 2
     assert {snapshot.stage for snapshot in snapshots} >= {"waiting", "screening", "finals", "done"}
-    assert [outcome.new for outcome in again.outcomes] == [0]
-
-
-# Strategies.
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_strategy_of_ones_own_works_on_a_cluster(store: Store) -> None:
-    """It need not be importable there: the driver has it."""
-    found = run(store, strategy=tuned.SameRows())
-
-    (outcome,) = found.outcomes
-    assert found.finished
-    assert isinstance(outcome.job.strategy, tuned.SameRows)
-    assert len({candidate.footprint.tile_m for candidate in outcome.plan.ranked}) <= 2
-    assert outcome.new == len(outcome.plan.ranked) > 1
 
 
 # Interrupts and errors of the caller.
@@ -134,12 +119,6 @@ def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
 
     actor = Path("/proc") / (folder / "actors").read_text().split()[-1]
     assert soon(lambda: not actor.exists())
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_kernel_that_no_worker_can_run_is_the_callers_error(store: Store) -> None:
-    with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
-        run(store, kernel="hopper.hilbert")
 
 
 def test_without_ray_the_error_says_what_to_install(
