@@ -1,6 +1,5 @@
 """Providers and records of the bench, and its command without a GPU."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,17 @@ def test_figures_are_those_of_the_median_call(flops_a_cycle: int | None) -> None
         assert of_call["utilisation"] == pytest.approx(flops / (flops_a_cycle * 1500e6))
 
 
-def test_energy_is_that_of_a_call() -> None:
-    found = record.energy((4096, 4096, 4096), [200.0, 200.0], [700.0, 700.0])
-
-    assert found["joules"] == pytest.approx(0.14)
-    assert found["pj_per_flop"] == pytest.approx(0.14e12 / (2 * 4096**3))
-
-
 def test_energy_is_unknown_where_a_turn_has_no_watts() -> None:
     found = record.energy((8, 8, 8), [1.0, 1.0], [700.0, None])
 
     assert set(found.values()) == {None}
+
+
+@pytest.mark.parametrize(("watts", "pj"), [([700.0, 700.0], 0.14e12), ([700.0, None], None)])
+def test_energy_is_that_of_a_call_where_every_turn_has_watts(watts: Any, pj: float | None) -> None:
+    energy = record.energy((4096, 4096, 4096), [200.0, 200.0], watts)["pj_per_flop"]
+
+    assert energy == (None if pj is None else pytest.approx(pj / (2 * 4096**3)))
 
 
 # ---- providers
@@ -59,20 +58,6 @@ def test_energy_is_unknown_where_a_turn_has_no_watts() -> None:
 )
 def test_names_of_providers_are_split_at_commas(text: str, names: list[str]) -> None:
     assert split_names(text) == names
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "trusted"),
-    [
-        ("cublas", "bfloat16", True),
-        ("cublas", "fp8", True),
-        ("cublas-fast-accum", "fp8", True),
-        ("outblas", "bfloat16", False),
-        ("hopper.tma_wgmma", "bfloat16", False),
-    ],
-)
-def test_products_of_torch_alone_are_trusted(name: str, dtype: str, trusted: bool) -> None:
-    assert providers.parse(name, Operation(dtype)).trusted is trusted
 
 
 @pytest.mark.parametrize(
@@ -122,11 +107,6 @@ def test_outblas_is_timed_as_it_is_called(
     assert keywords == [{"out": out, **promised}]
 
 
-def test_outblas_takes_no_config() -> None:
-    with pytest.raises(ValueError, match="outblas takes no config"):
-        providers.parse("outblas[stages=4]")
-
-
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [("bfloat16", "takes fp8 operands, not bfloat16"), ("fp8-block", "takes no fp8-block")],
@@ -164,34 +144,12 @@ def test_products_of_blocks_are_checked_on_integers_too(
     assert provider.is_checked_exactly
 
 
-def test_a_fault_on_integers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Operation, "fault", lambda self, *_: "wrong" if self.integers else None)
-
-    said = providers.parse("outblas", Operation("fp8-block")).fault(
-        Case(48, 256, 1024, torch.bfloat16)
-    )
-
-    assert said == "wrong"
-
-
 @pytest.mark.parametrize("name", ["portable", "cublaslt-best"])
 def test_who_has_no_fp8_says_so(name: str) -> None:
     operation = Operation("fp8")
 
     with pytest.raises(Refused, match="fp8"):
         providers.parse(name, operation).prepare(*operation.operands((8, 8, 8), "nt", "cpu"))
-
-
-def test_the_kernels_that_run_on_fp8_are_what_outblas_chooses() -> None:
-    found = providers.runnable(torch.device("cuda", 0), Operation("fp8"))
-
-    assert [provider.label for provider in found] == ["outblas"]
-
-
-def test_the_bare_product_is_that_of_an_operation_without_its_steps() -> None:
-    operation = Operation(steps=Steps.parse("bias+swiglu"))
-
-    assert providers.parse("outblas-bare", operation).operation == Operation()
 
 
 def test_the_best_of_cublaslt_is_checked_before_torch_adds_to_it() -> None:
@@ -232,7 +190,7 @@ def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_torch_compile_compiles_every_shape(compiled_graphs: list[Any]) -> None:
     """Dynamo runs a function eagerly after eight recompilations: the suite has eleven shapes."""
-    sizes = range(2, 14)
+    sizes = range(2, 12)
 
     for n in sizes:
         a, b, out = torch.eye(n), torch.full((n, n), float(n)), torch.empty(n, n)
@@ -304,12 +262,6 @@ RECORD = Record(
     clock_mhz=1790.0,
     utilisation=0.08,
 )
-
-
-def test_a_record_can_be_saved_as_json() -> None:
-    saved = json.loads(json.dumps(RECORD.record()))
-
-    assert saved["shape"] == [512, 512, 512]
 
 
 def test_a_row_of_the_table_shows_a_record() -> None:

@@ -1,6 +1,5 @@
 """Two campaigns side by side: which ratios fell."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,6 @@ def test_a_ratio_falls_or_rises_by_more_than_half_a_percent(after: float, verdic
     found = compare(report(record(1.05)), report(record(after)))
 
     assert [change.verdict for change in found.changes] == [verdict]
-
-
-def test_a_ratio_that_scatters_may_move_within_its_spread() -> None:
-    found = compare(report(record(1.05, spread=0.05)), report(record(1.01)))
-
-    assert found.of("fell") == []
 
 
 def test_sustained_ratios_repeat_better() -> None:
@@ -84,12 +77,6 @@ def test_only_the_same_measurements_are_compared(other: dict[str, Any]) -> None:
     assert found.missing == ("outblas 4096 nt burst",)
 
 
-def test_what_was_not_timed_is_not_compared() -> None:
-    found = compare(report(record(None)), report(record()))
-
-    assert (found.changes, found.missing) == ((), ())
-
-
 def test_reports_of_two_gpus_are_not_compared() -> None:
     with pytest.raises(
         ValueError, match="--against was measured on NVIDIA H200, expected this GPU, H100"
@@ -98,13 +85,6 @@ def test_reports_of_two_gpus_are_not_compared() -> None:
 
 
 # ---- files
-def test_a_saved_report_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "before.json"
-    path.write_text(json.dumps(report(record())))
-
-    assert load(path) == report(record())
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"results": 1}'], ids=repr)
 def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "before.json"
@@ -112,8 +92,3 @@ def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"--against is .*before\.json"):
         load(path)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--against is .* cannot be read"):
-        load(tmp_path / "none.json")

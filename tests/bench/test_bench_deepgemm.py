@@ -46,17 +46,6 @@ def prepared(operation: Operation = OPERATION) -> Any:
     return providers.parse("deepgemm", operation).prepare(*operands)
 
 
-def test_deepgemm_is_given_the_weight_as_it_is_stored(stub: Stub) -> None:
-    _, b, _ = OPERATION.operands(SHAPE, "nt", "cpu")
-
-    prepared()()
-
-    ((_, (weight, scales)),) = stub.calls
-    assert torch.equal(weight.float(), b.t().float())
-    assert (weight.is_contiguous(), scales.is_contiguous()) == (True, True)
-    assert scales.shape == (2, 4)
-
-
 def test_the_columns_of_the_scales_of_a_are_aligned(stub: Stub) -> None:
     prepared()()
 
@@ -73,15 +62,6 @@ def test_its_products_pass_the_check(stub: Stub, monkeypatch: pytest.MonkeyPatch
     assert said is None
     assert provider.is_checked_exactly
     assert len(stub.calls) == 2, "on integers and on normal data"
-
-
-def test_a_call_takes_other_weights(stub: Stub) -> None:
-    call = prepared()
-    other = OPERATION.operands(SHAPE, "nt", "cpu")[1].clone()
-
-    call(other)
-
-    assert stub.calls[0][1][0].data_ptr() == other.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -155,49 +135,14 @@ def test_deepgemm_is_given_the_group_of_each_row(grouped_stub: GroupedStub) -> N
     assert groups.dtype == torch.int32
 
 
-def test_operands_of_groups_lie_as_deepgemm_loads_them(grouped_stub: GroupedStub) -> None:
-    prepared_groups()()
-
-    (((a, scale_a), (weights, scales), _),) = grouped_stub.calls
-    assert (a.is_contiguous(), weights.is_contiguous(), scales.is_contiguous()) == (True,) * 3
-    assert (weights.shape, scales.shape) == ((3, 144, 256), (3, 2, 2))
-    assert (scale_a.shape, scale_a.stride()) == ((384, 2), (1, 384))
-
-
-def test_a_call_of_groups_takes_other_weights(grouped_stub: GroupedStub) -> None:
-    call = prepared_groups()
-    other = torch.zeros_like(GROUPS.integers("cpu")[1])
-
-    assert not call(other).any()
-    assert grouped_stub.calls[0][1][0].is_contiguous()
-
-
 def test_groups_that_are_no_multiples_are_refused(grouped_stub: GroupedStub) -> None:
     with pytest.raises(Refused, match="deepgemm takes groups of multiples of 128 rows, not 130"):
         prepared_groups(ScaledTask(GroupedWorkload(3, 390, 144, 256), "nt"))
 
 
-def test_groups_without_rows_are_multiples(grouped_stub: GroupedStub) -> None:
-    task = ScaledTask(GroupedWorkload(1, 128, 144, 256), "nt")
-    a, b, scale_a, scale_b, _ = task.integers("cpu")
-    ends = torch.tensor([0, 128, 128], dtype=torch.int32)
-    weights = torch.cat([b.float().mT] * 3).to(b.dtype).mT
-    scales = torch.cat([scale_b.mT] * 3).mT
-
-    provider = grouped_providers.parse("deepgemm", OPERATION)
-    provider.prepare(a, weights, scale_a, scales, ends)()
-
-    assert grouped_stub.calls[0][2].tolist() == [1] * 128
-
-
 def test_groups_of_terms_are_refused(grouped_stub: GroupedStub) -> None:
     with pytest.raises(Refused, match="deepgemm takes groups of rows, not of terms"):
         prepared_groups(ScaledTask(GroupedWorkload(3, 384, 144, 256, form="terms"), "nt"))
-
-
-def test_a_deepgemm_without_groups_is_refused(stub: Stub) -> None:
-    with pytest.raises(Refused, match=r"deep_gemm has neither m_grouped_gemm.* nor m_grouped_fp8_"):
-        prepared_groups()
 
 
 def in_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

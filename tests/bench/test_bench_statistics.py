@@ -67,16 +67,6 @@ def test_a_median_within_the_tolerance_is_a_tie_however_sure(
     assert ratio([1.004] * 20, [1.0] * 20).verdict(tolerance) == verdict
 
 
-def test_a_median_that_is_not_sure_is_a_tie() -> None:
-    unsure = ratio([0.9] * 9 + [1.1] * 6, [1.0] * 15)
-
-    assert unsure.verdict(BURST_TOLERANCE) == "tied"
-
-
-def test_equal_times_are_tied_without_any_tolerance() -> None:
-    assert ratio([1.0] * 15, [1.0] * 15).verdict(0.0) == "tied"
-
-
 # ---- ratios
 def test_ratio_cancels_drift() -> None:
     machine = Machine({"base": 100.0, "other": 80.0}, seed=1, drift=1.0, noise=0.0)
@@ -126,14 +116,6 @@ def test_the_sure_bounds_of_a_ratio_enclose_the_median(rounds: int) -> None:
 
 # ---- schedules
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_every_round_has_every_provider(n: int) -> None:
-    names = [f"p{i}" for i in range(n)]
-
-    for order in schedule.rounds(names, 2 * n):
-        assert sorted(order) == names
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
 def test_every_provider_has_every_place_equally_often(n: int) -> None:
     orders = list(schedule.rounds([f"p{i}" for i in range(n)], 2 * n))
 
@@ -164,7 +146,3 @@ def test_turns_put_the_base_around_every_other() -> None:
 
     assert order[::2] == ["base"] * 7
     assert order[1::2] == ["a", "b", "b", "a", "a", "b"]
-
-
-def test_turns_of_the_base_alone() -> None:
-    assert schedule.turns("base", [], 2) == ["base", "base", "base"]

@@ -20,16 +20,6 @@ def test_the_scales_have_the_shapes_and_strides_that_torch_takes() -> None:
     assert (found.a.stride(1), found.b.stride(0)) == (1, 1)
 
 
-def test_a_block_reaches_the_largest_value_of_fp8() -> None:
-    found = block_scaled.quantised((4, 256, 256), "cpu")
-
-    of_a = found.a.float().abs().view(4, 2, 128).amax(2)
-    of_b = found.b.float().abs().view(2, 128, 2, 128).amax((1, 3))
-
-    assert of_a.unique().tolist() == [448.0]
-    assert of_b.unique().tolist() == [448.0]
-
-
 def test_normal_values_come_back_within_the_error_of_fp8() -> None:
     source_a, source_b, _ = normal(SHAPE, "nt", torch.bfloat16, device="cpu")
 
@@ -70,20 +60,6 @@ def test_sums_of_a_block_of_integers_fit_the_tensor_cores() -> None:
     assert 128 * found.a.float().abs().max() * found.b.float().abs().max() <= 2**13
 
 
-def test_the_scales_of_integers_differ_and_are_powers_of_two() -> None:
-    found = block_scaled.integers((64, 512, 1024), "cpu")
-
-    assert found.scale_a.unique().tolist() == [0.5, 1.0, 2.0]
-    assert found.scale_b.unique().tolist() == [0.5, 1.0, 2.0]
-
-
 def test_a_sum_that_leaves_no_room_for_integers_is_refused() -> None:
     with pytest.raises(ValueError, match="K is 2097152, expected at most 1048576 for exact sums"):
         block_scaled.integers((1, 1, 1 << 21), "cpu")
-
-
-@pytest.mark.parametrize("make", [block_scaled.quantised, block_scaled.integers])
-def test_operands_are_the_same_every_time(make: object) -> None:
-    first, second = make(SHAPE, "cpu"), make(SHAPE, "cpu")  # type: ignore[operator]
-
-    assert all(torch.equal(x.float(), y.float()) for x, y in zip(first, second, strict=True))

@@ -101,14 +101,6 @@ def test_names_at_the_ends_of_close_lines_do_not_collide() -> None:
     assert not charts.clipped(figure)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.0, "1.000"), (0.1, "0.100"), (0.00964, "0.00964"), (0.01, "0.0100"), (1e-5, "1.00e-05")],
-)
-def test_no_ratio_is_written_as_zero(value: float, text: str) -> None:
-    assert plotting.ratio(value) == text
-
-
 # ---- files
 def test_an_svg_is_an_image_with_a_title_and_a_description(drawn: ElementTree.Element) -> None:
     title, description = drawn.find(f"{SVG}title"), drawn.find(f"{SVG}desc")
@@ -119,19 +111,6 @@ def test_an_svg_is_an_image_with_a_title_and_a_description(drawn: ElementTree.El
     assert description.text == "One line < another."
     assert drawn.get("role") == "img"
     assert drawn.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
-
-
-def test_the_ids_of_two_charts_on_a_page_differ() -> None:
-    other = small_figure()
-    plotting.describe(other, "Something else.")
-    other.axes[0].set_title("another panel")
-
-    ids = [
-        re.findall(r'<(?:title|desc) id="([^"]+)"', plotting.svg(f))
-        for f in (small_figure(), other)
-    ]
-
-    assert not set(ids[0]) & set(ids[1])
 
 
 def test_a_layout_that_differs_in_its_last_bit_makes_the_same_file() -> None:
@@ -160,14 +139,6 @@ def test_every_colour_of_a_chart_has_one_for_the_dark(drawn: ElementTree.Element
     for part, colour in used:
         dark = f"{part}: {plotting.DARK[colour]} !important"
         assert f'[style*="{part}: {colour}"] {{ {dark} }}' in rules
-
-
-def test_text_has_a_colour_of_its_own(drawn: ElementTree.Element) -> None:
-    """Text without one is black, in the dark too."""
-    texts = list(drawn.iter(f"{SVG}text"))
-
-    assert texts
-    assert [t.text for t in texts if "fill: #" not in (t.get("style") or "")] == []
 
 
 def test_a_png_is_opaque(tmp_path: Path) -> None:

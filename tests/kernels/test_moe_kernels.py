@@ -2,13 +2,14 @@
 functions, and what they are compiled to.
 """
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from support.covering import covering
 
 from outblas.base.compat import triton_private
-from outblas.base.compiling import CompileForbidden
 from outblas.core.epilogue import ACTIVATIONS, GATED
 from outblas.kernels import moe as kernels
 from outblas.kernels.passes import compile_for
@@ -38,8 +39,11 @@ def routing(tokens: int, k: int, experts: int) -> Tensor:
 # ---- routing
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
-@shapes
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    list(zip(SHAPES.values(), [torch.int32, torch.int64] * 2, strict=True)),
+    ids=SHAPES,
+)
 def test_slots_are_sorted_by_expert_in_their_order(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -97,9 +101,15 @@ def test_rows_beyond_the_last_expert_are_not_written() -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
-@shapes
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("weight_dtype", [None, torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "weight_dtype"),
+    covering(
+        SHAPES,
+        {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32},
+        {"none": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64},
+        of=2,
+    ),
+)
 def test_the_rows_of_a_token_are_weighted_and_summed(
     shape: tuple[int, ...], dtype: torch.dtype, weight_dtype: torch.dtype | None
 ) -> None:
@@ -123,8 +133,10 @@ def test_the_rows_of_a_token_are_weighted_and_summed(
 # ---- the activation
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
-@shapes
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("shape", "activation"),
+    list(zip(itertools.cycle(SHAPES.values()), ACTIVATIONS, strict=False)),
+)
 def test_gradients_of_an_activation_and_of_weights(shape: tuple[int, ...], activation: str) -> None:
     tokens, k, experts, _, columns = shape
     offs, _, slot_of_row = passes.route(routing(tokens, k, experts), experts)
@@ -146,27 +158,6 @@ def test_gradients_of_an_activation_and_of_weights(shape: tuple[int, ...], activ
             want = leaf.grad[:end], h[:end].detach(), torch.zeros(tokens, k)
         for one, other in zip(got, want, strict=True):
             torch.testing.assert_close(one.double(), other.double(), atol=1e-5, rtol=1e-5)
-
-
-# ---- launches on a GPU
-class OnGpu(int):
-    """An argument of a kernel, as if it lay on a GPU."""
-
-    device = torch.device("cuda", 0)
-
-
-def test_no_kernel_is_loaded_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-
-    with pytest.raises(RuntimeError, match=r"outblas\.warmup\(function, \*args\) puts it there"):
-        kernels._launch(kernels.dispatch_kernel, (1,), (OnGpu(3),), {})
-
-
-def test_no_kernel_is_compiled_where_nothing_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
-
-    with pytest.raises(CompileForbidden, match="the kernels between the products of experts"):
-        kernels._launch(kernels.dispatch_kernel, (1,), (OnGpu(3),), {})
 
 
 # ---- machine code
@@ -208,8 +199,7 @@ COMPILED: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 
 @pytest.mark.compile
 @pytest.mark.oldest_triton
-@pytest.mark.parametrize("arch", [75, 90])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(("name", "arch"), [("activation", 75), *((name, 90) for name in COMPILED)])
 def test_every_kernel_compiles_without_spills(name: str, arch: int) -> None:
     kernel, types, constants = COMPILED[name]
     if arch < 80:

@@ -194,17 +194,6 @@ def test_a_pack_is_asked_for_what_triton_would_compile_anew(
     assert {name: getattr(second, name) for name in differs} == differs
 
 
-def test_a_kernel_of_a_pack_is_not_loaded_while_a_graph_is_captured(
-    kernel: Kernel, served: list[TritonVariant], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passes, "capturing", lambda device: True)
-
-    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
-        start(Passes("kernels", kernel), kernel, tensor(), tensor(), 32)
-
-    assert served == []
-
-
 # ---- what is planned without a GPU
 def of_quantize(device: str) -> None:
     for recipe in ("tensorwise", "rowwise", "1x128", "128x128"):

@@ -12,31 +12,19 @@ from typing import Any
 import pytest
 import torch
 from support.covering import covering
-from support.portable_builds import BF16, DEVICES, check, copies, form
+from support.portable_builds import BF16, check, copies, form
 
 from outblas.core.problem import problem
 from outblas.device import cubin
 from outblas.kernels.portable import Config, compile_for, plan
-from outblas.kernels.portable_config import TENSOR_CORE, candidates
 
 pytestmark = pytest.mark.compile
 
 FP32 = torch.float32
-LAYOUTS = ("nn", "nt", "tn", "tt")
 SQUARE = Config(64, 64, 64, 8, 4, 2)
 
 
-# ---- presets
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_preset_fits_an_h100(layout: str) -> None:
-    assert candidates(form(layout=layout), *DEVICES[90][1:]) == TENSOR_CORE
-
-
 # ---- architectures and dtypes
-
-
 @pytest.mark.parametrize(
     ("tf32", "arch", "layout"),
     covering(
@@ -55,8 +43,6 @@ def test_fp32_is_ieee_unless_tf32_is_asked_for(tf32: bool, arch: int, layout: st
 
 
 # ---- alignment
-
-
 @pytest.mark.parametrize(
     ("first", "widths"),
     [pytest.param(0, {16}, id="aligned"), pytest.param(4, {8, 16}, id="8 bytes behind")],
@@ -68,20 +54,6 @@ def test_an_unaligned_address_is_never_copied_wide(first: int, widths: set[int])
     compiled = compile_for(problem(a, aligned, torch.empty_like(aligned)), SQUARE, 90)
 
     assert set(copies(compiled)) == widths
-
-
-def test_launches_that_start_inside_a_tensor_are_unaligned() -> None:
-    """The third batch dimension is walked on the host, in steps of 4 elements (8 bytes)."""
-    a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16).as_strided(
-        (2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1)
-    )
-    b = torch.empty(4, 64, 64, dtype=BF16)
-    given = problem(a, b, torch.empty(2, 3, 4, 64, 64, dtype=BF16))
-    assert len(given.batch) == 3
-
-    compiled = compile_for(given, SQUARE, 90)
-
-    assert set(copies(compiled)) == {8, 16}
 
 
 # ---- offsets and sizes
@@ -107,14 +79,7 @@ def test_a_stride_beyond_32_bits_compiles() -> None:
     check(problem(a, b, b), SQUARE)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 64), (64, 1, 64), (64, 64, 1)], ids=str)
-def test_sizes_of_one_compile(shape: tuple[int, int, int]) -> None:
-    check(form(*shape), Config(16, 16, 16, 8, 4, 2))
-
-
 # ---- what is compiled
-
-
 def test_interpreting_does_not_change_what_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from support.portable_builds import DEVICES, KIB, form
 
 from outblas.core.problem import Problem, problem
 from outblas.kernels import portable_config
-from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
+from outblas.kernels.portable import Config, choose, invalid_reason, plan, unsupported
 from outblas.kernels.portable_config import cycles, uses_fma, vector
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -81,18 +81,6 @@ def test_invalid_configs_say_why(change: dict[str, int], complaint: str) -> None
 # ---- presets
 
 
-@pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
-@pytest.mark.parametrize("limit", [limit for _, _, limit in DEVICES.values()])
-def test_every_preset_fits_or_says_why(limit: int, dtype: torch.dtype) -> None:
-    for config in CANDIDATES:
-        reason = invalid_reason(config, dtype, limit)
-
-        if config.shared_memory(dtype) <= limit:
-            assert reason is None, config
-        else:
-            assert f"the device has {limit}" in str(reason), config
-
-
 SHAPES = [
     (1, 1, 1),
     (16, 4096, 4096),
@@ -154,18 +142,3 @@ def test_loads_are_as_wide_as_strides_and_extents_allow(
     given: Problem, operand: str, arch: int, width: int
 ) -> None:
     assert vector(given, operand, arch) == width
-
-
-@pytest.mark.parametrize(("operand", "width"), [("a", 4), ("b", 8)], ids=["8 bytes", "16 bytes"])
-def test_a_vector_is_not_wider_than_its_address_is_aligned(operand: str, width: int) -> None:
-    """A begins 8 bytes into a row, B 16."""
-    rows = torch.empty(64, 72, dtype=FP16)
-    given = problem(rows[:, 4:68], rows[:, 8:72].mT, torch.empty(64, 64, dtype=FP16))
-
-    assert vector(given, operand, 90) == width
-
-
-def test_elements_with_gaps_are_loaded_singly() -> None:
-    gaps = torch.empty(64, 128, dtype=FP16)[:, ::2]
-
-    assert vector(problem(gaps, gaps, gaps), "a", 90) == 1

@@ -2,15 +2,15 @@
 are compiled to.
 """
 
-import re
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from support.covering import covering
 from support.fp8 import E4M3, E5M2
 
 from outblas.base.compat import triton_private
-from outblas.base.compiling import CompileForbidden
 from outblas.core.quantization import RECIPES
 from outblas.kernels import quantize as kernels
 from outblas.kernels.passes import compile_for
@@ -18,7 +18,7 @@ from outblas.torch_ops import quantize as module
 
 Tensor = torch.Tensor
 
-recipes = pytest.mark.parametrize("recipe", RECIPES)
+NAMES = tuple(RECIPES)
 formats = pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 
 
@@ -54,11 +54,16 @@ SHAPES = {
 
 @pytest.mark.interpreter
 @pytest.mark.oldest_triton
-@recipes
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "recipe"),
+    [
+        pytest.param(shape, NAMES[(i + turn) % len(NAMES)], id=f"{name}-{turn}")
+        for turn in (0, 1)
+        for i, (name, shape) in enumerate(SHAPES.items())
+        if len(shape) > 1 or NAMES[(i + turn) % len(NAMES)] != "128x128"
+    ],
+)
 def test_kernels_round_as_torch_does(shape: tuple[int, ...], recipe: str) -> None:
-    if recipe == "128x128" and len(shape) < 2:
-        pytest.skip("there are no blocks of rows")
     x = (torch.randn(shape) * 10).bfloat16()
 
     assert_same(x, recipe, E4M3)
@@ -73,8 +78,10 @@ def test_every_16_bit_number_is_rounded_as_torch_does(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.interpreter
-@recipes
-@pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    ("recipe", "special"),
+    list(zip(NAMES, itertools.cycle([torch.inf, -torch.inf, torch.nan]), strict=False)),
+)
 def test_what_is_not_finite_takes_no_part_in_a_scale(recipe: str, special: float) -> None:
     x = torch.randn(9, 130)
     x[2, 3] = special
@@ -83,9 +90,15 @@ def test_what_is_not_finite_takes_no_part_in_a_scale(recipe: str, special: float
 
 
 @pytest.mark.interpreter
-@recipes
-@formats
-@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "power_of_two"),
+    covering(
+        {"e4m3": E4M3, "e5m2": E5M2},
+        {recipe: recipe for recipe in NAMES},
+        {"any": False, "power of two": True},
+        of=2,
+    ),
+)
 def test_magnitudes_of_all_of_float32(dtype: torch.dtype, recipe: str, power_of_two: bool) -> None:
     x = torch.randn(9, 130) * torch.logspace(-45, 38, 130)
 
@@ -93,8 +106,12 @@ def test_magnitudes_of_all_of_float32(dtype: torch.dtype, recipe: str, power_of_
 
 
 @pytest.mark.interpreter
-@recipes
-@pytest.mark.parametrize("order", ["transposed", "every second", "inner dimension", "expanded"])
+@pytest.mark.parametrize(
+    ("recipe", "order"),
+    list(
+        zip(NAMES, ["transposed", "every second", "inner dimension", "expanded"] * 2, strict=False)
+    ),
+)
 def test_strides_are_free(recipe: str, order: str) -> None:
     wide = torch.randn(40, 2, 136)
     x = {
@@ -113,27 +130,6 @@ def test_a_row_that_no_program_holds_takes_two_passes(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "AT_A_TIME", 128)
 
     assert_same(torch.randn(5, 300), "rowwise", E4M3)
-
-
-# ---- launches on a GPU
-class OnGpu(int):
-    """An argument of a kernel, as if it lay on a GPU."""
-
-    device = torch.device("cuda", 0)
-
-
-def test_no_kernel_is_loaded_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-
-    with pytest.raises(RuntimeError, match=r"outblas\.warmup\(function, \*args\) puts it there"):
-        kernels._launch(kernels.tile_kernel, (1,), (OnGpu(3),), {})
-
-
-def test_no_kernel_is_compiled_where_nothing_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
-
-    with pytest.raises(CompileForbidden, match="the kernels that quantize to fp8"):
-        kernels._launch(kernels.tile_kernel, (1,), (OnGpu(3),), {})
 
 
 # ---- machine code
@@ -186,19 +182,11 @@ def compiled(name: str, arch: int, mantissa: int = 3) -> Any:
 
 @pytest.mark.compile
 @pytest.mark.oldest_triton
-@pytest.mark.parametrize("arch", [75, 90])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    ("name", "arch"), [("1x128", 75), ("rowwise", 75), *((name, 90) for name in COMPILED)]
+)
 def test_every_kernel_compiles_without_spills(name: str, arch: int) -> None:
     found = compiled(name, arch)
 
     _, log = triton_private.assemble(found.asm["ptx"], found.metadata._asdict(), arch)
     assert "0 bytes spill stores, 0 bytes spill loads" in log
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(("mantissa", "name"), [(3, "e4m3x2"), (2, "e5m2x2")])
-def test_gpus_that_can_round_to_fp8_do(mantissa: int, name: str) -> None:
-    """The fp8 instructions of sm_89 and later make two values at a time."""
-    ptx = compiled("1x128", 90, mantissa).asm["ptx"]
-
-    assert len(re.findall(rf"cvt\.rn\.satfinite\.{name}\.f32", ptx)) == 16

@@ -3,13 +3,11 @@ types of their arguments, and configs that travel.
 """
 
 import ast
-import pickle
 import re
 import textwrap
 from typing import Any
 
 import pytest
-import torch
 from support.rungs import NAMES, own, problem, rung
 
 from outblas.base import registry
@@ -54,19 +52,8 @@ def test_an_invalid_config_says_why(text: str, reason: str) -> None:
     assert str(invalid_reason(config)).startswith(reason)
 
 
-def test_a_config_that_needs_more_shared_memory_than_there_is_says_so() -> None:
-    reason = invalid_reason(own("simt.warptile"), 16000)
-
-    assert reason == "needs 16896 bytes of shared memory, but the device has 16000"
-
-
 def test_tensors_on_the_cpu_are_refused() -> None:
     assert "needs CUDA tensors" in str(registry.load("simt.pipelined").unsupported(problem()))
-
-
-def test_a_dtype_that_a_rung_does_not_take_is_refused() -> None:
-    with pytest.raises(ValueError, match="dtype is int8, expected float32 or bfloat16"):
-        registry.load("simt.pipelined").artifact(dtype=torch.int8)
 
 
 def test_a_config_of_another_kernel_is_refused() -> None:
@@ -103,19 +90,6 @@ def test_a_config_that_a_rung_cannot_take_is_refused(
         registry.load(kernel).artifact(config)
 
 
-# ---- configs
-@pytest.mark.parametrize("name", GLUON)
-def test_configs_travel_between_processes(name: str) -> None:
-    config = own(name)
-
-    assert pickle.loads(pickle.dumps(config)) == config
-
-
-@pytest.mark.parametrize(("name", "registers"), [("simt.shared", 32), ("simt.warptile", 255)])
-def test_registers_of_a_thread_are_limited_by_the_ctas_asked_for(name: str, registers: int) -> None:
-    assert own(name).max_registers == registers
-
-
 # ---- types of arguments
 def specialized(name: str, given: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constants of a rung's kernel and the types of its arguments."""
@@ -147,14 +121,6 @@ def test_loops_end_beyond_32_bits_where_k_is_near_them(name: str) -> None:
     K = 2**31 - 8 * own(name).block_k
 
     assert grid.needs_int64(problem("nt", (1, 1, K), rung(name).dtype), own(name))
-
-
-def test_strides_that_are_known_take_no_argument() -> None:
-    _, types = specialized("simt.shared", problem())
-
-    assert types["c"] == "constexpr"
-    assert types["strides"].a == ("constexpr", "constexpr", "i32", "constexpr")
-    assert set(types["strides"].c) == {"constexpr"}
 
 
 # ---- bodies

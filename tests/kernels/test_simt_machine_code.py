@@ -26,8 +26,6 @@ def _shared(shared_store: Store) -> None:
 
 
 # ---- every rung
-
-
 @pytest.mark.parametrize("name", STAGED)
 def test_shared_memory_is_what_the_formula_says(name: str) -> None:
     stages = 2 if name == "simt.pipelined" else 1

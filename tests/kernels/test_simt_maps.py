@@ -4,12 +4,10 @@ import itertools
 from collections import Counter
 
 import pytest
-import torch
 from support.rungs import own, problem, valid_configs
 
 from outblas.base import registry
 from outblas.device.mapping import Mapping
-from outblas.kernels import simt_access
 from outblas.kernels.simt_config import SimtConfig
 from outblas.kernels.simt_maps import Maps, maps
 
@@ -42,14 +40,6 @@ def test_maps_hold_every_output_once(config: SimtConfig) -> None:
     assert held == Counter(elements(config.block_m, config.block_n)), config
 
 
-@anywhere
-def test_maps_are_of_32_lanes_and_the_warps_of_a_config(config: SimtConfig) -> None:
-    mapping = maps_of(config).outputs
-
-    assert len(mapping.lanes) == 5, config
-    assert 2 ** len(mapping.warps) == config.num_warps, config
-
-
 @pytest.mark.parametrize(
     "config",
     [config for config in CONFIGS if config.block_k > 1],
@@ -80,39 +70,6 @@ def test_aligned_operands_are_copied_by_vectors(
     mapping = getattr(maps(own("simt.vectorized"), problem(layout)), operand)
 
     assert mapping.registers[:2] == bases
-
-
-def test_operands_that_are_not_aligned_are_not_copied_by_vectors() -> None:
-    mapping = maps(own("simt.vectorized"), problem(shape=(128, 128, 126))).a
-
-    assert mapping.registers[:2] != ALONG_ROWS
-
-
-# ---- accesses
-
-
-@pytest.mark.parametrize(
-    ("kernel", "changes", "dtype", "name", "size"),
-    [
-        pytest.param(
-            "simt.register", {}, torch.float16, "out store", 8, id="16-bit outputs leave 4 at once"
-        ),
-        pytest.param(
-            "simt.naive",
-            {"thread_n": 4, "piece_n": 4, "warp_n": 4},
-            torch.float32,
-            "B load",
-            4,
-            id="plain loads are of single elements",
-        ),
-    ],
-)
-def test_bytes_of_an_access_to_global_memory(
-    kernel: str, changes: dict[str, int], dtype: torch.dtype, name: str, size: int
-) -> None:
-    requests = simt_access.in_global(own(kernel, **changes), problem(dtype=dtype))
-
-    assert requests[name].bytes == size
 
 
 # ---- what an artifact says of them
