@@ -1,0 +1,366 @@
+"""What transforms make of calls: autocast, vmap and torch.func give of our functions what they give
+of torch's, or of single calls; neither vmap nor torch's default dtype changes a bit of a result.
+Where bits are compared, operands are small integers, whose products are exact in any order, so that
+what rounds is the epilogue.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import vmap
+from torch.func import grad, hessian, jacrev
+
+from outblas import (
+    FP8Linear,
+    OperandError,
+    addmm,
+    grouped_mm,
+    linear,
+    matmul,
+    moe_mlp,
+    quantize,
+    scaled_grouped_mm,
+    scaled_mm,
+)
+from outblas.core.epilogue import apply
+from outblas.torch_ops import ops
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::outblas.FallbackWarning",
+    "ignore::DeprecationWarning",
+    "ignore:There is a performance drop",
+)
+
+Tensor = torch.Tensor
+Shape = tuple[int, ...]
+Function = Callable[..., Tensor]
+FP8 = torch.float8_e4m3fn
+A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
+
+
+# ---- autocast
+X = torch.randn(3, 6, 5)
+# Functions of ours and of torch, and their operands, of which `narrow` makes some narrow already.
+AUTOCAST_CALLS: dict[str, tuple[Function, Function, Callable[[torch.dtype], tuple[Any, ...]]]] = {
+    "matmul": (matmul, torch.matmul, lambda narrow: (X, W.t())),
+    "matmul of a narrow operand": (matmul, torch.matmul, lambda narrow: (X.to(narrow), W.t())),
+    "matmul of float64": (matmul, torch.matmul, lambda narrow: (X.double(), W.t().double())),
+    "addmm": (addmm, torch.addmm, lambda narrow: (BIAS, X[0], W.t())),
+    "linear": (linear, torch.nn.functional.linear, lambda narrow: (X, W, BIAS)),
+    "linear of a narrow operand": (
+        linear,
+        torch.nn.functional.linear,
+        lambda narrow: (X.to(narrow), W, BIAS),
+    ),
+    "linear without bias": (linear, torch.nn.functional.linear, lambda narrow: (X, W)),
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST_CALLS)
+def test_autocast_casts_and_has_gradients_as_torch_does(name: str) -> None:
+    ours, torchs, operands = AUTOCAST_CALLS[name]
+
+    def gradients(y: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y.sum(), (W, BIAS), allow_unused=True, materialize_grads=True)
+
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            got, want = ours(*operands(dtype)), torchs(*operands(dtype))
+
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(gradients(got), gradients(want), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_keeps_the_dtype_that_a_call_asks_for(dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", dtype=dtype):
+        wide = matmul(A, W.t(), out_dtype=torch.float32, bias=BIAS.to(dtype))
+
+    assert wide.dtype == torch.float32
+
+
+# ---- bits
+class Call(NamedTuple):
+    """A function of the number K of terms, which returns one of tensors, and their shapes."""
+
+    function: Callable[..., Any]
+    shapes: Callable[[int], list[Shape]]
+
+
+INDEX = torch.tensor([[0, 1], [2, 0], [1, 1], [2, 3]])
+OFFS, COUNTS = (torch.tensor(ends, dtype=torch.int32) for ends in ([2, 2, 4], [1, 0, 4]))
+LAYER = FP8Linear.from_linear(torch.nn.Linear(4, 6))
+CALLS: dict[str, Call] = {
+    "matmul": Call(matmul, lambda K: [(6, K), (K, 4)]),
+    "matmul of vectors": Call(matmul, lambda K: [(K,), (K,)]),
+    "matmul of a batch": Call(matmul, lambda K: [(3, 6, K), (K, 4)]),
+    "matmul in fp32": Call(
+        lambda a, b: matmul(a, b, out_dtype=torch.float32), lambda K: [(6, K), (K, 4)]
+    ),
+    "matmul with an epilogue": Call(
+        lambda a, b, bias, c: matmul(a, b, bias=bias, activation="gelu", residual=c),
+        lambda K: [(6, K), (K, 4), (4,), (6, 4)],
+    ),
+    "matmul of a gated pair": Call(
+        lambda a, b, bias: matmul(a, b, bias=bias, activation="swiglu"),
+        lambda K: [(6, K), (K, 4), (6, 1)],
+    ),
+    "matmul of a vector and a gated pair": Call(
+        lambda a, b, bias: matmul(a, b, bias=bias, activation="swiglu"),
+        lambda K: [(6, K), (K,), (6,)],
+    ),
+    "addmm": Call(addmm, lambda K: [(6, 4), (6, K), (K, 4)]),
+    "addmm with factors": Call(
+        lambda c, a, b: addmm(c, a, b, alpha=0.3, beta=0.7), lambda K: [(4,), (6, K), (K, 4)]
+    ),
+    "addmm with an epilogue": Call(
+        lambda c, a, b, r: addmm(c, a, b, alpha=0.3, activation="silu", residual=r),
+        lambda K: [(6, 4), (6, K), (K, 4), (4,)],
+    ),
+    "linear": Call(linear, lambda K: [(6, K), (4, K), (4,)]),
+    "linear with an epilogue": Call(
+        lambda x, w, bias, r: linear(x, w, bias, activation="gelu", residual=r),
+        lambda K: [(2, 3, K), (4, K), (4,), (2, 3, 4)],
+    ),
+    "groups of rows": Call(
+        lambda a, b, bias: grouped_mm(a, b, offs=OFFS, bias=bias, activation="gelu"),
+        lambda K: [(4, K), (3, K, 6), (3, 6)],
+    ),
+    "groups of batches": Call(grouped_mm, lambda K: [(3, 4, K), (3, K, 6)]),
+    "counted rows": Call(
+        lambda a, b: grouped_mm(a.detach(), b.detach(), counts=COUNTS)[2],
+        lambda K: [(3, 4, K), (3, K, 6)],
+    ),
+    "moe_mlp": Call(
+        lambda x, up, down, w: moe_mlp(x, up, down, INDEX, w),
+        lambda K: [(4, K), (3, K, 4), (3, 2, K), (4, 2)],
+    ),
+    "scaled_mm": Call(
+        lambda a, b, r: scaled_mm(
+            *(a.to(FP8), b.to(FP8), a.new_ones((), dtype=torch.float32)),
+            *(a.new_ones((), dtype=torch.float32),),
+            activation="gelu",
+            residual=r.bfloat16(),
+        ),
+        lambda K: [(6, K), (K, 4), (6, 4)],
+    ),
+    "scaled_mm to fp8": Call(
+        lambda a, b: scaled_mm(
+            *(a.to(FP8), b.to(FP8), a.new_ones((), dtype=torch.float32)),
+            *(a.new_ones((), dtype=torch.float32),),
+            out_dtype=FP8,
+            out_recipe="1x128",
+        ),
+        lambda K: [(6, K), (K, 4)],
+    ),
+    "quantize": Call(lambda x: quantize(x, "1x128"), lambda K: [(6, K)]),
+    "quantize tensorwise": Call(lambda x: quantize(x, "tensorwise"), lambda K: [(6, K)]),
+    "scaled_grouped_mm": Call(
+        lambda a, b: scaled_grouped_mm(
+            *(a.to(FP8), b.to(FP8)),
+            a.new_ones((4, -(-a.shape[1] // 128)), dtype=torch.float32),
+            a.new_ones((3, -(-a.shape[1] // 128), 1), dtype=torch.float32),
+            offs=OFFS,
+        ),
+        lambda K: [(4, K), (3, K, 6)],
+    ),
+    "FP8Linear": Call(LAYER, lambda K: [(6, 4)]),
+}
+# Those whose result has no row of K values.
+PRODUCTS = [name for name in CALLS if not name.startswith(("quantize", "moe_mlp", "FP8Linear"))]
+COUNT = 3  # calls under vmap
+DTYPES = torch.float32, torch.bfloat16
+
+
+def integers(shape: Shape, dtype: torch.dtype) -> Tensor:
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def assert_same_bits(got: Any, want: Any) -> None:
+    for result, wanted in zip(outputs(got), outputs(want), strict=True):
+        assert result.dtype == wanted.dtype
+        torch.testing.assert_close(result.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_under_vmap(name: str) -> None:
+    call = CALLS[name]
+    for K, dtype in itertools.product((5, 0), DTYPES):
+        batches = [integers((COUNT, *shape), dtype) for shape in call.shapes(K)]
+        alone = [(i,) for i in range(len(batches))]
+        for mapped in {tuple(range(len(batches))), *alone}:  # all of the tensors, each one alone
+            dims = tuple(0 if i in mapped else None for i in range(len(batches)))
+            tensors = [t if dim == 0 else t[0] for t, dim in zip(batches, dims, strict=True)]
+
+            got = vmap(call.function, dims)(*tensors)
+
+            for i in range(COUNT):
+                single = [t[i] if dim == 0 else t for t, dim in zip(tensors, dims, strict=True)]
+                assert_same_bits(tuple(t[i] for t in outputs(got)), call.function(*single))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_no_terms_is_that_of_zeros(name: str) -> None:
+    call = CALLS[name]
+    for dtype in DTYPES:
+        empty = [integers(shape, dtype) for shape in call.shapes(0)]
+        zeros = [
+            t if t.numel() else torch.zeros(shape, dtype=dtype)
+            for t, shape in zip(empty, call.shapes(5), strict=True)
+        ]
+
+        assert_same_bits(call.function(*empty), call.function(*zeros))
+
+
+@pytest.fixture
+def default_dtypes() -> Iterator[list[torch.dtype]]:
+    """Default dtypes that a test sets."""
+    yield [torch.float64, torch.bfloat16]
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_and_gradients_under_another_default_dtype(
+    name: str, default_dtypes: list[torch.dtype]
+) -> None:
+    call = CALLS[name]
+
+    def results(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            plain = outputs(call.function(*tensors))
+        recorded = outputs(call.function(*tensors))
+        wide = [t for t in recorded if t.requires_grad and t.dtype != FP8]
+        if not wide:
+            return (*plain, *recorded)
+        try:
+            gradients = torch.autograd.grad(
+                wide,
+                tensors,
+                [t.detach() for t in wide],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        except NotImplementedError:  # there are none
+            gradients = ()
+        return (*plain, *recorded, *gradients)
+
+    leaves = [[integers(s, dtype).requires_grad_() for s in call.shapes(5)] for dtype in DTYPES]
+    want = [results(tensors) for tensors in leaves]
+    for default in default_dtypes:
+        torch.set_default_dtype(default)
+        for tensors, expected in zip(leaves, want, strict=True):
+            assert_same_bits(results(tensors), expected)
+
+
+# ---- dimensions that vmap maps, and what it refuses
+@pytest.mark.parametrize("shape_b", [(5,), (5, 4), (3, 5, 4)], ids=str)
+def test_vmap_over_any_dimension(shape_b: Shape) -> None:
+    def operand(shape: Shape, dim: int | None) -> Tensor:
+        return torch.randn(shape if dim is None else (*shape[:dim], 7, *shape[dim:]))
+
+    for shape_a in ((5,), (6, 5), (2, 1, 6, 5)):
+        shapes = shape_a, shape_b
+        for dims in itertools.product(*((None, *range(len(shape) + 1)) for shape in shapes)):
+            if dims != (None, None):
+                operands = list(map(operand, shapes, dims))
+                got, want = vmap(matmul, dims)(*operands), vmap(torch.matmul, dims)(*operands)
+                torch.testing.assert_close(got, want, msg=f"in_dims {dims}: {{}}".format)
+
+
+# Calls that must raise under vmap as they do without: shapes of operands, and which are mapped.
+Dims = tuple[int | None, ...]
+WRONG: dict[str, tuple[Function, list[Shape], Dims]] = {
+    "shape of c": (
+        lambda c, a, b: addmm(c, a, b, beta=0),
+        [(2, 7), (2, 3, 4), (2, 4, 5)],
+        (0,) * 3,
+    ),
+    "c of too many dimensions": (addmm, [(2, 1, 3, 5), (2, 3, 4), (4, 5)], (0, 0, None)),
+    "a of one dimension": (addmm, [(5,), (2, 4), (4, 5)], (None, 0, None)),
+    "a of three dimensions": (addmm, [(5,), (2, 3, 4), (2, 4, 5)], (None, None, 0)),
+    "inner sizes of addmm": (addmm, [(2, 5), (3, 4), (3, 5)], (0, None, None)),
+    "no dimensions": (matmul, [(2, 3, 4, 1), (2,)], (0, 0)),
+    "inner sizes": (matmul, [(2, 3, 4), (2, 5, 4)], (0, 0)),
+    "dtypes": (lambda a, b: matmul(a, b.double()), [(2, 3, 4), (4, 5)], (0, None)),
+    "dtype of c": (
+        lambda c, *ab: addmm(c.bfloat16(), *ab),
+        [(2, 5), (2, 3, 4), (2, 4, 5)],
+        (0,) * 3,
+    ),
+    "batches": (matmul, [(2, 3, 3, 4), (2, 2, 4, 5)], (0, 0)),
+    "odd columns": (lambda a, b: matmul(a, b, activation="swiglu"), [(2, 3, 4), (4, 5)], (0, None)),
+    "bias": (
+        lambda a, b, bias: matmul(a, b, bias=bias),
+        [(3, 4), (4, 5), (2, 7)],
+        (None, None, 0),
+    ),
+    "residual": (
+        lambda a, b, residual: matmul(a, b, residual=residual),
+        [(3, 4), (4, 5), (2, 2, 3, 5)],
+        (None, None, 0),
+    ),
+    "derivative": (lambda g, x: ops.activation_backward(g, x, "gelu"), [(2,), (2, 2)], (0, None)),
+    "derivative of a pair": (
+        lambda g, x: ops.activation_backward(g, x, "swiglu"),
+        [(1,), (2,)],
+        (None, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_vmap_checks_each_call(name: str) -> None:
+    call, shapes, dims = WRONG[name]
+    operands = [torch.randn(shape) for shape in shapes]
+    with pytest.raises(OperandError) as plain:
+        call(*(t if dim is None else t[0] for t, dim in zip(operands, dims, strict=True)))
+
+    with pytest.raises(OperandError) as mapped:
+        vmap(call, dims)(*operands)
+
+    assert str(mapped.value) == str(plain.value)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (1.5, 2.9), (2, 0.5)])
+def test_vmap_of_integers_is_that_of_one_call(alpha: float, beta: float) -> None:
+    a, b, c = (torch.randint(-9, 9, s, dtype=torch.int8) for s in ((3, 6, 5), (5, 4), (6, 4)))
+
+    def call(a: Tensor) -> Tensor:
+        return addmm(c, a, b, alpha=alpha, beta=beta)
+
+    assert torch.equal(vmap(call)(a), torch.stack([call(t) for t in a]))
+
+
+# ---- torch.func
+MAPPED_X = None, None, 0
+TRANSFORMS: dict[str, Callable[[Function], Any]] = {
+    "grad": lambda f: grad(f, (0, 1, 2)),
+    "vmap of grad": lambda f: vmap(grad(f, (0, 1)), MAPPED_X),
+    "grad of vmap": lambda f: grad(lambda *t: vmap(f, MAPPED_X)(*t).sum()),
+    "grad of grad": lambda f: grad(lambda *t: grad(f)(*t).square().sum()),
+    "jacrev of vmap": lambda f: jacrev(vmap(f, MAPPED_X)),
+    "hessian": lambda f: hessian(f, 1),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_gradients(name: str) -> None:
+    """Of a scalar, as a function of a weight, a bias and an input."""
+    given = [torch.randn(shape).double() for shape in ((4, 5), (4,), (7, 3, 5))]
+
+    def ours(w: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        return linear(x, w, bias, activation="gelu").square().sum()
+
+    def torchs(w: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        return apply(torch.nn.functional.linear(x, w, bias), "gelu", None).square().sum()
+
+    got = TRANSFORMS[name](ours)(*given)
+
+    torch.testing.assert_close(got, TRANSFORMS[name](torchs)(*given))
