@@ -182,60 +182,52 @@ def test_cold_weights_have_a_share_of_the_bandwidth_of_a_copy() -> None:
 
 
 # ---- groups
-GROUPS = "8x4096x512x1024:zipf,8x4096x512x1024:terms"
+ROWS_AND_TERMS = "8x4096x512x1024:zipf,8x4096x512x1024:terms"
+# Groups of rows that torch does not take as they are, and groups without terms.
+SCALED = "16x1000x512x1024:zipf,16x1040x512x1024:zipf:terms,4x512x512x1024"
+on_hopper = pytest.mark.sm90
 
 
-def grouped_records(text: str, *names: str, mode: str = "burst") -> dict[tuple[str, str], Record]:
-    """The records of providers beside torch's grouped_mm, by provider and form."""
-    chosen = [grouped_providers.parse(name) for name in ("torch", *names)]
-    campaign = Campaign(chosen, Operation("bfloat16"), SHORT_ROUNDS)
-    tasks = grouped.tasks(grouped_shapes.parse(text), ["nt"], False, Operation())
-    return {(r.provider, str(r.form)): r for r in campaign.run_tasks(tasks, [mode])}
+def grouped_records(dtype: str, shapes: str, names: tuple[str, ...], mode: str) -> list[Record]:
+    """The records of providers beside torch's grouped_mm, or its products of single groups, which
+    are right.
+    """
+    operation = Operation(dtype)
+    base, *others = (grouped_providers.parse(name, operation) for name in ("torch", *names))
+    tasks = list(grouped.tasks(grouped_shapes.parse(shapes), ["nt"], False, operation))
+    assert [task.case(operation).fault(base.prepare) for task in tasks] == [None] * len(tasks)
+    campaign = Campaign([base, *others], operation, SHORT_ROUNDS)
+    return list(campaign.run_tasks(tasks, [mode]))
 
 
 @pytest.mark.parametrize(
-    "names",
-    [("outblas", "portable"), pytest.param(("hopper.grouped",), marks=pytest.mark.sm90)],
-    ids=", ".join,
+    ("dtype", "shapes", "names"),
+    [
+        ("bfloat16", ROWS_AND_TERMS, ("outblas", "portable")),
+        pytest.param("bfloat16", ROWS_AND_TERMS, ("hopper.grouped",), marks=on_hopper),
+        pytest.param(
+            "fp8-block", SCALED, ("outblas", "hopper.grouped", "portable"), marks=on_hopper
+        ),
+    ],
 )
-def test_groups_are_checked_and_timed_beside_torchs(names: tuple[str, ...]) -> None:
-    found = grouped_records(GROUPS, *names)
+def test_groups_are_checked_and_timed_beside_torchs(
+    dtype: str, shapes: str, names: tuple[str, ...]
+) -> None:
+    records = grouped_records(dtype, shapes, names, "burst")
 
-    assert {key: record.check for key, record in found.items()} == {
-        (name, form): "–" if name == "torch" else "exact"
+    assert [(record.provider, record.check) for record in records] == [
+        (name, "–" if name == "torch" else "exact")
+        for _ in shapes.split(",")
         for name in ("torch", *names)
-        for form in ("rows", "terms")
-    }
-    assert all(record.us and record.ratio for record in found.values())
+    ]
+    assert all(record.us and record.ratio for record in records)
 
 
 def test_groups_are_timed_with_cold_weights() -> None:
-    record = grouped_records("8x256x4096x4096", "outblas", mode="cold")["outblas", "rows"]
+    _, record = grouped_records("bfloat16", "8x256x4096x4096", ("outblas",), "cold")
 
     assert record.bandwidth_share is not None
     assert 0.05 < record.bandwidth_share < 1.3
-
-
-# Groups of rows that torch does not take as they are, and groups without terms.
-SCALED_GROUPS = "16x1000x512x1024:zipf,16x1040x512x1024:zipf:terms,4x512x512x1024"
-
-
-@pytest.mark.sm90
-def test_scaled_groups_are_checked_and_timed_beside_torchs_single_products() -> None:
-    names = "torch", "outblas", "hopper.grouped", "portable"
-    operation = Operation("fp8-block")
-    chosen = [grouped_providers.parse(name, operation) for name in names]
-    campaign = Campaign(chosen, operation, SHORT_ROUNDS)
-    tasks = grouped.tasks(grouped_shapes.parse(SCALED_GROUPS), ["nt"], False, operation)
-
-    records = list(campaign.run_tasks(tasks, ["burst"]))
-
-    assert [(r.provider, r.check) for r in records] == [
-        (name, "–" if name == "torch" else "exact") for _ in tasks for name in names
-    ]
-    assert all(record.us and record.ratio for record in records)
-    base = grouped_providers.parse("torch", operation)
-    assert [task.case(operation).fault(base.prepare) for task in tasks] == [None] * len(tasks)
 
 
 def test_the_products_of_a_backward_pass_are_timed() -> None:

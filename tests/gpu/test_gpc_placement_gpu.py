@@ -50,98 +50,81 @@ def test_probes_see_gpcs_and_each_pair_of_sms_once() -> None:
     assert sorted(table.tolist()) == list(range(64))
 
 
-class OtherWork:
-    """Work beside what is tested: on sixteen SMs, as NCCL's, one launch after another, each with so
-    much shared memory that nothing of ours has room beside it.
+@pytest.fixture
+def end_other_work() -> Iterator[Callable[[], None]]:
+    """Work beside what is tested, until it is called: on sixteen SMs, as NCCL's, one launch after
+    another, each with so much shared memory that nothing of ours has room beside it.
     """
+    variant = smid_probe.ProbeVariant(1)
+    occupy = compile.load(variant, lambda: smid_probe.compile_variant(variant))
+    sms, ended = torch.empty(16, dtype=torch.int32, device=DEVICE), threading.Event()
 
-    def __init__(self) -> None:
-        variant = smid_probe.ProbeVariant(1)
-        self._occupy = compile.load(variant, lambda: smid_probe.compile_variant(variant))
-        self._sms = torch.empty(16, dtype=torch.int32, device=DEVICE)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._launch)
-        torch.cuda.synchronize()
-        self._thread.start()
-
-    def end(self) -> None:
-        """Returns when the last launch has ended."""
-        self._ended.set()
-        self._thread.join()
-
-    def _launch(self) -> None:
+    def launch() -> None:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            while not self._ended.is_set():
+            while not ended.is_set():
                 for _ in range(50):
-                    self._occupy(self._sms, 1)
+                    occupy(sms, 1)
                 stream.synchronize()
 
+    def end() -> None:
+        ended.set()
+        thread.join()
 
-@pytest.fixture
-def other_work() -> Iterator[OtherWork]:
-    """Work on sixteen SMs, until the test ends it or is over."""
-    work = OtherWork()
-    yield work
-    work.end()
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=launch)
+    thread.start()
+    yield end
+    end()
 
 
-class CheckedCall:
-    """A product of 16x8 tiles, planned when it is made; each call of it checks its result."""
-
-    config = Config(
-        tile_m=64,
-        tile_n=128,
-        consumers=1,
-        producer_registers=0,
-        consumer_registers=0,
-        stages=8,
-        cluster_m=1,
-    )
-    grid = 16, 8
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        operands = [torch.randint(-4, 5, (1024, 1024), device=DEVICE) for _ in range(2)]
-        self._a, self._b = (operand.bfloat16() for operand in operands)
-        self._expected = (self._a.double() @ self._b.double()).bfloat16()
-        self._out = torch.empty_like(self._a)
-        watched, placements = gpc_placement.watched, []
-
-        def record(bind: Any, placement: gpc_placement.Placement) -> Any:
-            placements.append(placement)
-            return watched(bind, placement)
-
-        monkeypatch.setattr(gpc_placement, "watched", record)
-        self._launch = gemm.plan(problem(self._a, self._b, self._out), self.config)
-        (self.placement,) = placements
-
-    def __call__(self) -> None:
-        self._out.fill_(torch.nan)
-        self._launch(self._a, self._b, None, self._out, 1.0, 0.0)
-        assert torch.equal(self._out, self._expected)
-
-    def until_final(self, seconds: float) -> None:
-        """Calls until there is no better table, for so long at most, and once with that table."""
-        until = time.monotonic() + seconds
-        while not self.placement.observation.final and time.monotonic() < until:
-            self()
-        self()
+# Of a product of 16x8 tiles.
+CONFIG = Config(
+    tile_m=64,
+    tile_n=128,
+    consumers=1,
+    producer_registers=0,
+    consumer_registers=0,
+    stages=8,
+    cluster_m=1,
+)
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
 def test_a_call_planned_beside_other_work_gets_the_table_of_one_that_is_planned_later(
-    new_context: Callable[[], None], other_work: OtherWork, monkeypatch: pytest.MonkeyPatch
+    new_context: Callable[[], None],
+    end_other_work: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """200 calls run beside that work, the others alone, for a minute at most. All are right."""
-    call = CheckedCall(monkeypatch)
+    a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
+    expected, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
+    watched, placements = gpc_placement.watched, []
+
+    def record(bind: Any, placement: gpc_placement.Placement) -> Any:
+        placements.append(placement)
+        return watched(bind, placement)
+
+    monkeypatch.setattr(gpc_placement, "watched", record)
+    launch = gemm.plan(problem(a, b, out), CONFIG)
+    (placement,) = placements
+
+    def call() -> None:
+        out.fill_(torch.nan)
+        launch(a, b, None, out, 1.0, 0.0)
+        assert torch.equal(out, expected)
+
     for _ in range(200):
         call()
-    other_work.end()
-    call.until_final(seconds=60)
-    assert call.placement.final
+    end_other_work()
+    until = time.monotonic() + 60
+    while not placement.observation.final and time.monotonic() < until:
+        call()
+    call()
+    assert placement.final
     new_context()
 
-    later = gpc_placement.Placement(call.config, *call.grid, DEVICE)
+    later = gpc_placement.Placement(CONFIG, 16, 8, DEVICE)
 
     assert later.final
-    assert later.observation.locations() == call.placement.observation.locations()
+    assert later.observation.locations() == placement.observation.locations()

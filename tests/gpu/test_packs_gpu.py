@@ -1,4 +1,6 @@
-"""Calls that a pack serves on a GPU, in a process that may compile nothing, are right."""
+"""Calls that a pack serves on a GPU, in a process that may compile nothing, are right: products of
+all kinds, and those of whole models.
+"""
 
 import os
 import subprocess
@@ -10,8 +12,10 @@ import torch
 from support.paths import ROOT
 
 from outblas.base import machines
+from outblas.base.shapes import LAYERS
 from outblas.core.products import parse_line
 from outblas.packing import build
+from outblas.packing.products import of_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
 
@@ -152,37 +156,81 @@ check("experts", got, wanted)
 """
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of `LINES` for this GPU."""
+def gpu() -> str:
     machine = machines.of_device(torch.cuda.get_device_name())
     if machine is None:
         pytest.skip("no table lists this GPU")
-    folder = tmp_path_factory.mktemp("pack")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
-        build.build([parse_line(line) for line in LINES], folder / "x", gpu=machine.name)
-    return folder / "x"
+    return machine.name
 
 
-def test_a_process_that_may_compile_nothing_is_served(built: Path, tmp_path: Path) -> None:
-    """No call goes to torch, and no cache is made."""
+def check_served(pack: Path, folder: Path, *arguments: str) -> str:
+    """Runs a program that may compile nothing, with a pack: no call goes to torch, and no cache is
+    made. Returns what it printed.
+    """
     how = {
-        "OUTBLAS_PACK": str(built),
+        "OUTBLAS_PACK": str(pack),
         "OUTBLAS_COMPILE": "never",
         "OUTBLAS_STRICT": "1",
-        "OUTBLAS_CACHE_DIR": str(tmp_path / "none"),
-        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "OUTBLAS_CACHE_DIR": str(folder / "none"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-
     done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM],
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", *arguments],
         cwd=ROOT,
         env={**os.environ, **how},
         capture_output=True,
         text=True,
         check=False,
     )
-
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "none").exists()
+    assert not (folder / "none").exists()
+    return done.stdout
+
+
+def test_products_of_all_kinds_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
+    build.build([parse_line(line) for line in LINES], tmp_path / "x", gpu=gpu())
+
+    check_served(tmp_path / "x", tmp_path, PROGRAM)
+
+
+# Operands are small integers, whose sums float32 holds: each result is rounded once, and torch's is
+# the same bits.
+PROGRAM_OF_MODEL = """
+import sys
+import torch, outblas
+from outblas.core.products import parse_line
+
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+def integers(*shape):
+    return torch.randint(-2, 3, shape, device="cuda", dtype=torch.int8).bfloat16()
+
+count = 0
+for line in sys.argv[1:]:
+    products = parse_line(line)
+    weight = integers(products.N, products.K)
+    for M in products.each_M():
+        x = integers(M, products.K)
+        expected = torch.mm(x, weight.t())
+        for call in ("cold", "warm"):
+            assert torch.equal(outblas.linear(x, weight), expected), (call, M, line)
+        count += 1
+print(count)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", LAYERS)
+def test_every_number_of_rows_of_a_model_is_served(model: str, tmp_path: Path) -> None:
+    """By a pack that is built without a GPU, with 1 to 512 rows."""
+    path, products = tmp_path / "model.outblas", of_model(model, "1-512")
+    command = [sys.executable, "-m", "outblas", "pack", "build", "--model", model]
+    command += ["--rows", "1-512", "--gpu", gpu(), "-o", str(path)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, check=True)
+
+    printed = check_served(path, tmp_path, PROGRAM_OF_MODEL, *map(str, products))
+
+    assert int(printed) == 512 * len(products)
+    assert not (tmp_path / "triton").exists()

@@ -92,25 +92,6 @@ def test_gradients_are_as_good_as_torchs(activation: Activation | None, dtype: t
         assert all(map(torch.equal, by_us(operands, activation, arriving), first)), f"call {call}"
 
 
-@pytest.mark.parametrize("activation", [None, "gelu"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_the_gradient_of_a_weight_is_written_where_it_stays(
-    compiled: bool, activation: Activation | None
-) -> None:
-    """`.grad` is the tensor that reaches the leaf: autograd copies nothing, cold or warm."""
-    x, w = normal(4, 100, 264, dtype=BF16), normal(256, 264, dtype=BF16).requires_grad_()
-    reached: list[int] = []
-    w.register_hook(lambda g: reached.append(g.data_ptr()))
-    function = torch.compile(linear, fullgraph=True) if compiled else linear
-
-    for call in COLD_THEN_WARM:
-        reached.clear()
-        w.grad = None
-        function(x, w, activation=activation).float().sum().backward()
-        assert [stored_gradient(w).data_ptr()] == reached, f"call {call}"
-        assert stored_gradient(w).stride() == w.stride(), f"call {call}"
-
-
 def integers(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(-1, 2, shape, device="cuda").to(dtype)
 
@@ -222,20 +203,6 @@ def test_compiled_training_is_one_graph(mode: str, dtype: torch.dtype) -> None:
 
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["inductor"]["cudagraph_skips"]
-
-
-@pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
-def test_a_training_step_in_a_cuda_graph(dtype: torch.dtype) -> None:
-    model, x = Perceptron(dtype), normal(200, 512, dtype=dtype)
-    outblas.warmup(trained, model, x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = trained(model, x)
-
-    x.copy_(normal(200, 512, dtype=dtype))
-    graph.replay()
-
-    assert all(map(torch.equal, captured, trained(model, x)))
 
 
 NO_WARMUP = r"outblas\.warmup\(function"
