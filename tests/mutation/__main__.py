@@ -1,7 +1,7 @@
 """Plants faults in copies of the kernels' sources, and says which test catches each.
 
 python -m tests.mutation                     all faults; fails where one is not caught
-python -m tests.mutation --only 'split_k*'   some of them
+python -m tests.mutation --only 'Split-K*'   some of them
 """
 
 import argparse
@@ -106,12 +106,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", metavar="PATTERN", default="*", help="faults, as 'split_k*'")
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="faults, as 'Split-K*'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="side by side")
     options = parser.parse_args(arguments)
-    faults = [fault for fault in FAULTS if fnmatch.fnmatchcase(fault.name, options.only)]
+    faults = [fault for fault in FAULTS if fnmatch.fnmatchcase(fault.what, options.only)]
     if not faults:
-        parser.error(f"no fault is called {options.only}")
+        parser.error(f"no fault says {options.only}")
 
     def check_baseline(check: Check) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="outblas-mutation-") as folder:
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def plant(fault: Fault) -> Outcome:
         outcome = try_fault(ROOT, PACKAGE, fault)
-        print(f"{outcome.verdict:8}  {fault.name}: {outcome.test}", flush=True)
+        print(f"{outcome.verdict:8}  {fault.what} {outcome.test}", flush=True)
         return outcome
 
     checks = list(dict.fromkeys(fault.check for fault in faults))
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = [f for f, o in zip(faults, outcomes, strict=True) if o.verdict != CAUGHT]
     print(f"{len(faults) - len(missed)} of {len(faults)} faults are caught")
     for fault in missed:
-        print(f"not caught: {fault.name}. {fault.what}")
+        print(f"not caught: {fault.what}")
     return 1 if missed else 0
 
 

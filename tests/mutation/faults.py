@@ -31,14 +31,12 @@ class Check(NamedTuple):
 class Fault(NamedTuple):
     """One text of a source file, replaced by another.
 
-    name: unique among all faults, for `--only`.
     file: the source file, from the folder of the package that the faults are of.
     old, new: the text, which the file has exactly once, and what takes its place.
     check: the tests of which one has to fail.
-    what: a sentence that says what goes wrong.
+    what: a sentence that says what goes wrong, unique among all faults, for `--only`.
     """
 
-    name: str
     file: str
     old: str
     new: str
@@ -49,11 +47,11 @@ class Fault(NamedTuple):
         """The file's text with the fault in it. Raises StaleFault where the fault does not fit."""
         path = folder / self.file
         if not path.is_file():
-            raise StaleFault(f"{self.name}: there is no {path}")
+            raise StaleFault(f"{self.what} there is no {path}")
         source = path.read_text(encoding="utf-8")
         if source.count(self.old) != 1:
             raise StaleFault(
-                f"{self.name}: {path} has its text {source.count(self.old)} times, "
+                f"{self.what} {path} has its text {source.count(self.old)} times, "
                 f"expected once:\n{self.old}"
             )
         return source.replace(self.old, self.new)
@@ -81,7 +79,6 @@ GROUP_STORES = Check("test_grouped_protocol.py", "own or registers")
 
 FAULTS = (
     Fault(
-        "missing_wait_for_first_stage",
         "parts/roles.py",
         "    if cutlass.const_expr(in_flight > 0 or overwrite):\n"
         "        pipeline.consumer_wait(state)\n",
@@ -90,7 +87,6 @@ FAULTS = (
         "Consumers do not wait for the first stage of a tile.",
     ),
     Fault(
-        "pipeline_wraps_early",
         "parts/pipeline.py",
         "wrapped = index == self.stages",
         "wrapped = index == self.stages - 1",
@@ -98,7 +94,6 @@ FAULTS = (
         "The last stage of the pipeline is never used by who advances step by step.",
     ),
     Fault(
-        "wrong_phase_at_the_tail",
         "gemm/pipeline.py",
         "                cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)\n",
         "                cute.arch.mbarrier_wait(self.empty + state.index, state.phase)\n",
@@ -106,7 +101,6 @@ FAULTS = (
         "The producer's tail waits for a phase that never ends.",
     ),
     Fault(
-        "stages_without_barriers",
         "gemm/pipeline.py",
         "for first in cutlass.range_constexpr(0, self.stages, 4):",
         "for first in cutlass.range_constexpr(0, self.stages - 3, 4):",
@@ -114,7 +108,6 @@ FAULTS = (
         "The barriers of the last stages are not initialised.",
     ),
     Fault(
-        "arrival_count_one_short",
         "gemm/pipeline.py",
         'cute.arch.mbarrier_init(self.empty + stage, counts["empty"])',
         'cute.arch.mbarrier_init(self.empty + stage, max(counts["empty"] - 1, 1))',
@@ -122,7 +115,6 @@ FAULTS = (
         "A stage counts as empty one arrival before all have read it.",
     ),
     Fault(
-        "two_warps_announce",
         "gemm/tma_load.py",
         "        if cutlass.const_expr(announces and scales is None):\n"
         "            pipeline.arrive_and_expect_tx(state)\n",
@@ -131,7 +123,6 @@ FAULTS = (
         "Both warps that load arrive at a stage that expects one arrival.",
     ),
     Fault(
-        "missing_producer_acquire",
         "gemm/tma_load.py",
         "        pipeline.producer_acquire(state)\n"
         "        if cutlass.const_expr(announces and scales is None):\n",
@@ -140,7 +131,6 @@ FAULTS = (
         "Stages are filled before they are empty.",
     ),
     Fault(
-        "k_tile_one_further_backwards",
         "gemm/tma_load.py",
         "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
         "k_tile = begin + i + backwards * (count - 2 * i)",
@@ -148,7 +138,6 @@ FAULTS = (
         "Backwards along K, every k tile is the one after it.",
     ),
     Fault(
-        "multicast_mask_of_the_other_operand",
         "gemm/tma_load.py",
         "cta.coord.mask_b",
         "cta.coord.mask_a",
@@ -156,16 +145,13 @@ FAULTS = (
         "B is multicast to the CTAs that share A.",
     ),
     Fault(
-        "columns_of_the_next_tile",
         "gemm/tma_load.py",
-        "from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), loads.operand_b.tensor)",
-        "from_column = cute.domain_offset((column + 8, 0, *(0 for _ in rest)), "
-        "loads.operand_b.tensor)",
+        "load_of_columns(cta, (work.column, 0), (work.matrix,) * self.traits.batched)",
+        "load_of_columns(cta, (work.column + 8, 0), (work.matrix,) * self.traits.batched)",
         SCHEDULES,
         "The tensor map of B begins 8 columns too far.",
     ),
     Fault(
-        "rows_of_the_first_matrix",
         "gemm/tma_load.py",
         "loads.tAgA[None, work.m, None, work.matrix]",
         "loads.tAgA[None, work.m, None, 0]",
@@ -173,7 +159,6 @@ FAULTS = (
         "Every matrix of a batch multiplies the first A.",
     ),
     Fault(
-        "source_stages_not_skipped",
         "gemm/epilogue_load.py",
         "work, epilogue_config.tile_n, number)\n        state = pipeline.advance(state)\n",
         "work, epilogue_config.tile_n, number)\n"
@@ -182,7 +167,6 @@ FAULTS = (
         "The warp that does not load the source goes on with the source's stages.",
     ),
     Fault(
-        "source_bytes_of_one_consumer",
         "gemm/epilogue_load.py",
         "state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)",
         "state, len(batch) * subtile_bytes(epilogue_config, dtype)",
@@ -190,7 +174,6 @@ FAULTS = (
         "Of the source's bytes those of one consumer are announced.",
     ),
     Fault(
-        "source_stage_not_released",
         "gemm/epilogue_load.py",
         "    if cutlass.const_expr((number + 1) % per == 0 or ends):\n",
         "    if cutlass.const_expr((number + 1) % per == 0):\n",
@@ -198,7 +181,6 @@ FAULTS = (
         "The last stage of a tile's source is not released where it is not full.",
     ),
     Fault(
-        "one_source_stage_awaited",
         "gemm/epilogue_load.py",
         "    for each in stage_states(source, pipeline, state):\n",
         "    for each in stage_states(source, pipeline, state)[:1]:\n",
@@ -206,7 +188,6 @@ FAULTS = (
         "In pingpong the turn passes when the first stage of the source has landed.",
     ),
     Fault(
-        "empty_source_stage_kept",
         "gemm/epilogue_load.py",
         "for state in states[-(-count // per) :]:",
         "for state in states[-(-count // per) + 1 :]:",
@@ -214,7 +195,6 @@ FAULTS = (
         "A narrow tile keeps the first of the source's stages that it leaves empty.",
     ),
     Fault(
-        "turn_given_to_oneself",
         "gemm/mma_order.py",
         "    following = 1 - consumer.index\n",
         "    following = consumer.index\n",
@@ -222,7 +202,6 @@ FAULTS = (
         "In the ordered sequence a consumer gives the turn to itself.",
     ),
     Fault(
-        "named_barrier_too_small",
         "gemm/mma_order.py",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=WARPGROUP",
@@ -230,7 +209,6 @@ FAULTS = (
         "A consumer's own threads complete the named barrier on which it awaits its turn.",
     ),
     Fault(
-        "pingpong_consumers_share_tiles",
         "gemm/consumer.py",
         "first, stride = consumer.index, 2",
         "first, stride = consumer.index, 1",
@@ -238,7 +216,6 @@ FAULTS = (
         "In pingpong each consumer takes every tile from its first on.",
     ),
     Fault(
-        "pingpong_forgets_source_stages",
         "gemm/consumer.py",
         "stages_per_tile = cta.scheduler.params.k_tiles + cta.source_stages",
         "stages_per_tile = cta.scheduler.params.k_tiles",
@@ -246,7 +223,6 @@ FAULTS = (
         "In pingpong a consumer passes over the other's k tiles, and not over its source.",
     ),
     Fault(
-        "consumer_forgets_source_stages",
         "gemm/consumer.py",
         "    for _ in cutlass.range_constexpr(cta.source_stages):\n",
         "    for _ in cutlass.range_constexpr(0):\n",
@@ -254,7 +230,6 @@ FAULTS = (
         "A consumer takes the source's stages for those of the next tile.",
     ),
     Fault(
-        "cluster_k_stores_one_part",
         "gemm/consumer.py",
         "own = work._replace(column=work.column + cta.coord.cta_k_in_cluster * width)",
         "own = work._replace(column=work.column)",
@@ -262,7 +237,6 @@ FAULTS = (
         "All CTAs that share K store their part of the columns at the first one's.",
     ),
     Fault(
-        "split_k_partial_lost",
         "gemm/splitk_reduce.py",
         "for p in cutlass.range(partition.total, unroll=",
         "for p in cutlass.range(partition.total - 1, unroll=",
@@ -270,7 +244,6 @@ FAULTS = (
         "Of small tiles whoever comes last adds all partial sums but those of the last partition.",
     ),
     Fault(
-        "split_k_first_partial_again",
         "gemm/splitk_reduce.py",
         "add_partial(reduction, acc, 0, partition.workspace_index + p, stride)",
         "add_partial(reduction, acc, 0, partition.workspace_index, stride)",
@@ -278,7 +251,6 @@ FAULTS = (
         "Of small tiles whoever comes last adds the first partition's sums over and over.",
     ),
     Fault(
-        "split_k_other_partial_lost",
         "gemm/splitk_reduce.py",
         "range(partition.index + 1, partition.total, unroll=1)",
         "range(partition.index + 1, partition.total - 1, unroll=1)",
@@ -286,7 +258,6 @@ FAULTS = (
         "Of large tiles whoever comes last leaves out the sums of the last partition.",
     ),
     Fault(
-        "split_k_own_sums_first",
         "gemm/splitk_reduce.py",
         "for p in cutlass.range(partition.index, unroll=1):",
         "for p in cutlass.range(partition.index - 1, -1, -1):",
@@ -294,7 +265,6 @@ FAULTS = (
         "Partitions before the own one are added in the reverse order of K.",
     ),
     Fault(
-        "split_k_negative_zero",
         "gemm/splitk_reduce.py",
         "            before.fill(0.0)\n",
         "            before.fill(-0.0)\n",
@@ -302,7 +272,6 @@ FAULTS = (
         "A sum of negative zeros is a negative one, if the first partition comes last.",
     ),
     Fault(
-        "split_k_negative_zero_of_the_second",
         "gemm/splitk_reduce.py",
         "Float32(0.0) + received[v] + ",
         "received[v] + ",
@@ -310,7 +279,6 @@ FAULTS = (
         "A sum of negative zeros is a negative one, if the second partition comes last.",
     ),
     Fault(
-        "stream_k_never_written",
         "gemm/splitk_reduce.py",
         "seen == partition.total - 1)",
         "seen >= 0)",
@@ -318,7 +286,6 @@ FAULTS = (
         "Nobody writes partial sums: each takes the others for done.",
     ),
     Fault(
-        "split_k_counter_shared",
         "gemm/splitk_reduce.py",
         "return partition.split_tile * reduction.units + reduction.unit",
         "return partition.split_tile * reduction.units",
@@ -326,7 +293,6 @@ FAULTS = (
         "Warpgroups that share a tile count on one counter.",
     ),
     Fault(
-        "split_k_verdict_of_the_first_consumer",
         "gemm/splitk_reduce.py",
         "return reduction.arrived[consumer.index] == partition.total - 1",
         "return reduction.arrived[0] == partition.total - 1",
@@ -334,7 +300,6 @@ FAULTS = (
         "Every consumer goes by how many came before the first one.",
     ),
     Fault(
-        "cluster_k_wrong_phase",
         "gemm/cluster_reduce.py",
         "cute.arch.mbarrier_wait(free, (iteration - 1) & 1)",
         "cute.arch.mbarrier_wait(free, iteration & 1)",
@@ -342,7 +307,6 @@ FAULTS = (
         "Sums are sent to a peer that may still read those of the tile before.",
     ),
     Fault(
-        "cluster_k_senders_collide",
         "gemm/cluster_reduce.py",
         "sender = own - 1 if own > part else own",
         "sender = 0",
@@ -350,7 +314,6 @@ FAULTS = (
         "All peers send their sums to one place.",
     ),
     Fault(
-        "cluster_k_wrong_peer",
         "gemm/cluster_reduce.py",
         "peer = cta.coord.multicast_rank + part * cta.config.multicast_size",
         "peer = cta.coord.multicast_rank + part",
@@ -358,7 +321,6 @@ FAULTS = (
         "In a cluster that also multicasts, sums go to CTAs of another tile.",
     ),
     Fault(
-        "cluster_k_arrives_at_the_end",
         "gemm/cluster_reduce.py",
         "    if peer and again:\n",
         "    if peer:\n",
@@ -366,7 +328,6 @@ FAULTS = (
         "After the last tile CTAs arrive at barriers of peers that have ended.",
     ),
     Fault(
-        "ladder_steps_one_more",
         "persistent.py",
         "            count -= 1\n",
         "            count -= 0\n",
@@ -374,7 +335,6 @@ FAULTS = (
         "A CTA of the ladder computes tile -1 where it has none left.",
     ),
     Fault(
-        "ladder_grid_swapped",
         "persistent.py",
         "return tile // cta.grid.tiles_n, tile % cta.grid.tiles_n",
         "return tile % cta.grid.tiles_n, tile // cta.grid.tiles_n",
@@ -382,7 +342,6 @@ FAULTS = (
         "The ladder takes columns of the table's tiles for rows.",
     ),
     Fault(
-        "ladder_missing_arrive",
         "cluster_multicast.py",
         "        if lane < self.cluster:\n",
         "        if lane < 1:\n",
@@ -390,7 +349,6 @@ FAULTS = (
         "Of a cluster's CTAs only the first hears that a stage is empty.",
     ),
     Fault(
-        "split_k_partition_lost",
         "gemm/tile_scheduler.py",
         "items = params.tiles * params.partitions if",
         "items = params.tiles * (params.partitions - 1) if",
@@ -398,7 +356,6 @@ FAULTS = (
         "Split-K computes one partition too few.",
     ),
     Fault(
-        "split_k_ends_early",
         "gemm/tile_scheduler.py",
         "count = (part + 1) * params.k_tiles // params.divmods.partitions - begin",
         "count = params.k_tiles // params.divmods.partitions",
@@ -406,7 +363,6 @@ FAULTS = (
         "Split-K drops the k tiles that partitions do not share evenly.",
     ),
     Fault(
-        "split_k_workspace_shared",
         "gemm/tile_scheduler.py",
         "workspace_index = tile * params.partitions",
         "workspace_index = tile",
@@ -414,7 +370,6 @@ FAULTS = (
         "Partial sums of neighbouring tiles have one place in the workspace.",
     ),
     Fault(
-        "cluster_k_ends_early",
         "gemm/tile_scheduler.py",
         "count = (part + 1) * k_tiles // config.cluster_k - begin",
         "count = k_tiles // config.cluster_k",
@@ -422,7 +377,6 @@ FAULTS = (
         "A cluster that shares K drops the k tiles that its CTAs do not share evenly.",
     ),
     Fault(
-        "stream_k_ends_early",
         "gemm/tile_scheduler.py",
         "count = cutlass.min(end - low, params.k_tiles) - begin",
         "count = cutlass.min(end - low, params.k_tiles - 1) - begin",
@@ -430,7 +384,6 @@ FAULTS = (
         "Stream-K drops the last k tile of a tile that it cuts.",
     ),
     Fault(
-        "block_scales_released_unread",
         "gemm/promotion.py",
         "    if cutlass.const_expr(cta.traits.block_b != 1):\n"
         "        pipeline.consumer_release(state.index)\n"
@@ -445,7 +398,6 @@ FAULTS = (
         "A stage is released before its scales of columns are read.",
     ),
     Fault(
-        "block_scales_lack_a_source_s_stages",
         "gemm/scale_loads.py",
         "in cutlass.range_constexpr(cta.source_stages):",
         "in ():",
@@ -453,7 +405,6 @@ FAULTS = (
         "The warp that copies scales skips the stages of the epilogue's source.",
     ),
     Fault(
-        "block_scales_of_no_group",
         "gemm/block_scales.py",
         "    return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))\n",
         "    return cta\n",
@@ -461,7 +412,6 @@ FAULTS = (
         "A work tile of a group has the scales of the whole call.",
     ),
     Fault(
-        "scales_of_any_row_read_from_a_granule_on",
         "gemm/block_scales.py",
         "row += work.first_row(cta.config.tile_m) % GRANULE",
         "row += 0",
@@ -469,7 +419,6 @@ FAULTS = (
         "Rows of a group that begins between multiples of 4 have the scales of others.",
     ),
     Fault(
-        "grouped_x_of_whole_tiles",
         "gemm/epilogue_store.py",
         "elif cutlass.const_expr(work.end_row is not None):",
         "elif cutlass.const_expr(work.end_row is not None and not stores.aux):",
@@ -477,7 +426,6 @@ FAULTS = (
         "TMA stores x of a tile that reaches into the next group.",
     ),
     Fault(
-        "grouped_registers_of_whole_tiles",
         "gemm/consumer.py",
         "        extents = (work.end_row, extents[1])\n",
         "        pass\n",
@@ -485,7 +433,6 @@ FAULTS = (
         "Ragged columns are stored over those of the next group.",
     ),
     Fault(
-        "grouped_halves_are_the_gate",
         "gemm/tma_load.py",
         "*((part,) * (parts - 1))",
         "*((0,) * (parts - 1))",
