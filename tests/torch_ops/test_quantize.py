@@ -47,33 +47,22 @@ def parts(x: Tensor, recipe: str) -> dict[tuple[int, ...], Tensor]:
 @recipes
 @formats
 @pytest.mark.parametrize("x_dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_scale_is_the_largest_magnitude_over_the_largest_value(
+def test_values_and_scales_are_the_tensor_again(
     recipe: str, dtype: torch.dtype, x_dtype: torch.dtype
 ) -> None:
+    """A scale is the largest magnitude over the largest value."""
     x = torch.randn(200, 300).to(x_dtype)
 
     values, scale = quantize(x, recipe, dtype=dtype)
 
     expected = parts(x, recipe)
-    assert values.dtype == dtype
-    assert scale.dtype == torch.float32
-    assert scale.numel() == len(expected)
+    assert (values.dtype, scale.dtype, scale.numel()) == (dtype, torch.float32, len(expected))
     for index, part in expected.items():
         assert scale[index] == part.float().abs().max() / MOST[dtype]
-
-
-@recipes
-@formats
-def test_values_times_scales_are_the_tensor_again(recipe: str, dtype: torch.dtype) -> None:
-    x = torch.randn(200, 300)
-
-    values, scale = quantize(x, recipe, dtype=dtype)
-
-    wide = spread(scale, recipe, x.shape).double()
+    wide, x = spread(scale, recipe, x.shape).double(), x.double()
     unit = 2.0**-4 if dtype == E4M3 else 2.0**-3  # half a unit of the last place, relative
     least = 2.0**-10 if dtype == E4M3 else 2.0**-17  # half the least value
-    error = (values.double() * wide - x.double()).abs()
-    assert (error <= x.double().abs() * unit * (1 + 1e-6) + least * wide).all()
+    assert ((values.double() * wide - x).abs() <= x.abs() * unit * (1 + 1e-6) + least * wide).all()
 
 
 @recipes
@@ -246,41 +235,29 @@ class OnGpu:
         return 2
 
 
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Lets torch say that it knows CUDA, and torch's functions return what they are."""
+class Kernels:
+    """What is registered to quantize on a GPU."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def quantize(self, *given: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return "kernels"
+
+
+@pytest.mark.filterwarnings("ignore:outblas", "ignore::outblas.FallbackWarning")
+def test_kernels_compute_what_is_on_a_gpu_and_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are to be had; else torch does."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(module, "by_torch", lambda *given: "torch")
-    return monkeypatch
 
+    def computed(elements: int, error: Exception | None = None) -> Any:
+        monkeypatch.setattr(hooks.quantize_kernels, "_loaded", Kernels(error))
+        return module.compute(OnGpu(elements), "1x128")  # type: ignore[arg-type]
 
-@pytest.mark.parametrize(("elements", "expected"), [(8, "kernels"), (0, "torch")])
-def test_kernels_compute_what_is_on_a_gpu_and_not_empty(
-    elements: int, expected: str, on_gpu: pytest.MonkeyPatch
-) -> None:
-    class Kernels:
-        quantize = staticmethod(lambda *given: "kernels")
-
-    on_gpu.setattr(hooks.quantize_kernels, "_loaded", Kernels)
-
-    found: Any = module.compute(OnGpu(elements), "1x128")  # type: ignore[arg-type]
-
-    assert found == expected
-
-
-@pytest.mark.parametrize("error", [ImportError("no triton"), CompileForbidden("a kernel")])
-@pytest.mark.filterwarnings("ignore:outblas")
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-def test_torch_computes_where_kernels_are_not_to_be_had(
-    error: Exception, on_gpu: pytest.MonkeyPatch
-) -> None:
-    class Kernels:
-        @staticmethod
-        def quantize(*given: Any) -> Any:
-            raise error
-
-    on_gpu.setattr(hooks.quantize_kernels, "_loaded", Kernels)
-
-    found: Any = module.compute(OnGpu(8), "1x128")  # type: ignore[arg-type]
-
-    assert found == "torch"
+    assert computed(8) == "kernels"
+    assert computed(0) == "torch"
+    assert computed(8, ImportError("no triton")) == "torch"
+    assert computed(8, CompileForbidden("a kernel")) == "torch"
